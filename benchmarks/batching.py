@@ -29,8 +29,8 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.models import registry
 from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.events import Event, JobDone, ModelLoaded, Prewarmed
-from hyimg_cli.spec.run import BatchConfig, OutputConfig, RunConfig
 
 SETTINGS = {
     "alone": BatchConfig(max_size=1),

@@ -27,9 +27,9 @@ from hyimg_cli.journal.provenance import hardware, versions
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
+from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobDone
 from hyimg_cli.spec.job import Size, VideoJob
-from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
 
 sys.path.append(str(Path(__file__).parents[1] / "recipes" / "build-tiny-video"))
 SIZE, LENGTHS = Size(480, 832), (41, 121)

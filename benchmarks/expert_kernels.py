@@ -42,7 +42,7 @@ from hyimg_cli.kernels.experts import plain_experts
 from hyimg_cli.kernels.formats import Stack, empty_stack
 from hyimg_cli.kernels.routed import routed_experts
 from hyimg_cli.kernels.rowwise import PLAIN, Rowwise, rowwise
-from hyimg_cli.spec.run import Quantization
+from hyimg_cli.settings.run import Quantization
 
 # By its place, where it is not run as a script.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -39,8 +39,8 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.watch import Limits
 from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.run import ModelChoice, OutputConfig, ParallelConfig, RunConfig
 from hyimg_cli.spec.events import JobDone, ReplicaDied
-from hyimg_cli.spec.run import ModelChoice, OutputConfig, ParallelConfig, RunConfig
 
 # A stopped replica is to be noticed within a trial's patience, not within a minute.
 _LIMITS, _BEAT_S = Limits(silence_s=20.0), 1.0

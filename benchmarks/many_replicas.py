@@ -21,10 +21,10 @@ from hyimg_cli.journal.keys import ReplicaFacts, key_of
 from hyimg_cli.journal.provenance import hardware
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
+from hyimg_cli.settings.run import ModelChoice, OutputConfig, ParallelConfig, RunConfig
 from hyimg_cli.spec.events import JobDone, JobStarted, Outcome, OutputFile
 from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import ModelChoice, OutputConfig, ParallelConfig, RunConfig
 
 _AT_ONCE = 64
 

@@ -33,8 +33,8 @@ from hyimg_cli.journal.edited import finish
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.provenance import hardware, versions
 from hyimg_cli.media.carried import encoded
+from hyimg_cli.settings.run import OutputConfig
 from hyimg_cli.spec.job import Encoding, ImageJob, KeepOutside, SizeRequest, TextSampling
-from hyimg_cli.spec.run import OutputConfig
 
 # Of the embedded model: what it was trained to do, and a background, which is an edit of the whole.
 EDITS = ("make the circle blue", "make the circle green", "make the circle yellow")

@@ -29,9 +29,9 @@ from hyimg_cli.engine.session import Session
 from hyimg_cli.journal.provenance import hardware, versions
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
+from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.events import DenoiseStep, PhaseStarted, Prewarmed
 from hyimg_cli.spec.job import ImageJob, Job, Size, SizeRequest, TextSampling, VideoJob
-from hyimg_cli.spec.run import BatchConfig, OutputConfig, RunConfig
 
 SIDE = 256
 STEPS = 20

@@ -25,8 +25,8 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.models import registry
 from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobDone, ModelLoaded
-from hyimg_cli.spec.run import BatchConfig, OutputConfig, RunConfig
 
 SHAPES = ("circle", "square", "triangle", "star", "ring", "cross", "heart", "diamond")
 STEPS = (8,)

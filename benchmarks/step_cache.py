@@ -21,7 +21,7 @@ from typing import Any
 from hyimg_cli.journal.provenance import hardware, versions
 from hyimg_cli.measure.bench.scenario import SCENARIOS
 from hyimg_cli.measure.pairs import BENCH_JSON
-from hyimg_cli.spec.step_cache import StepCache
+from hyimg_cli.spec.step_cache import StepCache, count_full
 
 INTERVALS = (2, 3, 4, 5)
 KINDS = ("pictures", "films")
@@ -92,7 +92,7 @@ def _manifest(kind: str, folder: Path) -> Path:
 def _row(entry: dict[str, Any], timing: dict[str, Any], interval: int) -> dict[str, Any]:
     """One step count: passes, distances (worst and median), and what the clock says."""
     steps = timing["steps"]
-    full = StepCache(interval=interval).count_full(steps)
+    full = count_full(StepCache(interval=interval), steps)
 
     def distance(name: str) -> list[Any]:
         row = next(row for row in entry["precision"] if row["name"].endswith(name))

@@ -1,26 +1,27 @@
 """What `hyimg plan` says a manifest takes, beside the clock of the command that runs it.
 
-Rates come from runs of other manifests (the packaged ones, `--from runs`), or from `plan --measure`
-of each manifest itself (`--from measurement`). Then each held-out manifest is planned and run, in
-fresh processes and in turn, so that what else the machine does falls on all of them alike. The
-clock is that of the whole command, from its start to its exit.
+Rates come from runs of other manifests: the packaged ones. Then each held-out manifest is planned
+and run, in fresh processes and in turn, so that what else the machine does falls on all of them
+alike. The clock is that of the whole command, from its start to its exit; with `--processor` the
+command's and the estimate's seconds are both the processor's, for a machine that others use too.
 
-    python benchmarks/time_forecast.py --runs 5 --out benchmarks/results/time-forecast.json
+    OMP_NUM_THREADS=1 python benchmarks/time_forecast.py --runs 5 [--processor] --out FILE
 """
 
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.engine.timing.machine import Processors
 from hyimg_cli.journal.provenance import hardware, versions
 
 _RECIPES = Path(__file__).parent.parent / "recipes"
@@ -28,13 +29,19 @@ _SHAPES = ("circle", "square", "triangle")
 _COLOURS = ("red", "blue", "green", "yellow", "black", "white")
 # Runs that leave the rates: the packaged manifests.
 _KNOWN = ("quickstart", "quickstart-video")
+_KNOWN_RUNS = 3
+# The command with another clock in its estimates.
+_BY_PROCESSOR = (
+    "import time; from hyimg_cli.engine.eta import Eta; "
+    "Eta.__init__.__kwdefaults__['clock'] = time.process_time; "
+    "from hyimg_cli.cli.app import main; main()"
+)
 
 
 def main() -> None:
     """Measure, print a table, and write everything as JSON."""
     arguments = _arguments()
-    sides = ("runs", "measurement") if arguments.rates == "both" else (arguments.rates,)
-    found = [one for side in sides for one in _measured(side, arguments.runs)]
+    found = _measured(arguments.runs, by_processor=arguments.processor)
     for one in found:
         print(_said(one))
     if arguments.out:
@@ -44,49 +51,40 @@ def main() -> None:
             "hardware": hardware(),
             "versions": versions(),
             "threads": os.environ.get("OMP_NUM_THREADS"),
+            "clock": "processor" if arguments.processor else "wall",
             "manifests": found,
         }
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def _measured(rates: str, runs: int) -> list[dict[str, Any]]:
+def _measured(runs: int, *, by_processor: bool) -> list[dict[str, Any]]:
+    hyimg = partial(_hyimg, by_processor=by_processor)
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
+        cache = place / "cache"
         manifests = {name: _written(place, name, lines) for name, lines in _held_out().items()}
-        kept = {name: place / f"cache-{name}" for name in manifests}
-        for name, manifest in manifests.items():
-            if rates == "measurement":
-                _hyimg("plan", manifest, "--measure", "-q", "-o", place / "none", cache=kept[name])
-            else:
-                kept[name] = place / "cache"
-        if rates == "runs":
-            for number in range(2):
-                for known in _KNOWN:
-                    out = place / f"{known}-{number}"
-                    _hyimg("generate", known, "-q", "-o", out, cache=place / "cache")
-        found: dict[str, list[dict[str, Any]]] = {name: [] for name in manifests}
+        for number in range(_KNOWN_RUNS):
+            for known in _KNOWN:
+                hyimg("generate", known, "-q", "-o", place / f"{known}-{number}", cache=cache)
+        found: dict[str, list[dict[str, float]]] = {name: [] for name in manifests}
         for number in range(runs):
             for name, manifest in manifests.items():
                 out = place / f"{name}-{number}"
-                plan = _hyimg("plan", manifest, "--json", "-o", out, cache=kept[name])
-                before, began = Processors.read(), time.perf_counter()
+                plan, _ = hyimg("plan", manifest, "--json", "-o", out, cache=cache)
                 # Of its own it would learn: it leaves nothing.
-                _hyimg("generate", manifest, "-q", "-o", out, cache=None)
-                took = time.perf_counter() - began
-                others = Processors.read().others_since(before)
-                said = {k: v for k, v in json.loads(plan)["time"].items() if k != "phases"}
-                found[name].append({"said": said, "took_s": took, "others_with_run": others})
-        return [{"manifest": name, "rates": rates, "runs": of} for name, of in found.items()]
+                _, took = hyimg("generate", manifest, "-q", "-o", out, cache=None)
+                said = json.loads(plan)["time"]["seconds"]
+                found[name].append({"said_s": said, "took_s": took, "load": os.getloadavg()[0]})
+        return [{"manifest": name, "runs": of} for name, of in found.items()]
 
 
 def _said(one: dict[str, Any]) -> str:
-    ratios = [run["said"]["seconds"] / run["took_s"] for run in one["runs"]]
-    inside = sum(run["said"]["low"] <= run["took_s"] <= run["said"]["high"] for run in one["runs"])
+    ratios = [run["took_s"] / run["said_s"] for run in one["runs"]]
     took = [run["took_s"] for run in one["runs"]]
     return (
-        f"{one['manifest']} by {one['rates']}: took {statistics.median(took):.1f} s "
-        f"({min(took):.1f} to {max(took):.1f}); said/took {statistics.median(ratios):.2f} "
-        f"({min(ratios):.2f} to {max(ratios):.2f}); inside the spread {inside} of {len(ratios)}"
+        f"{one['manifest']}: took {statistics.median(took):.1f} s ({min(took):.1f} to "
+        f"{max(took):.1f}); taken/said {statistics.median(ratios):.2f} ({min(ratios):.2f} to "
+        f"{max(ratios):.2f})"
     )
 
 
@@ -132,16 +130,25 @@ def _written(place: Path, name: str, lines: list[dict[str, Any]]) -> Path:
     return path
 
 
-def _hyimg(*arguments: object, cache: Path | None) -> str:
+def _hyimg(*arguments: object, cache: Path | None, by_processor: bool) -> tuple[str, float]:
+    """What a command prints, and the seconds that it took."""
     kept = ["--no-disk-cache"] if cache is None else ["--cache-dir", str(cache)]
-    command = [sys.executable, "-m", "hyimg_cli", *map(str, arguments), *kept]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    program = ["-c", _BY_PROCESSOR] if by_processor else ["-m", "hyimg_cli"]
+    command = [sys.executable, *program, *map(str, arguments), *kept]
+    began = _clock(by_processor=by_processor)
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return done.stdout, _clock(by_processor=by_processor) - began
+
+
+def _clock(*, by_processor: bool) -> float:
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime if by_processor else time.perf_counter()
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="of each held-out manifest")
-    parser.add_argument("--from", dest="rates", default="both", help="runs, measurement, or both")
+    parser.add_argument("--processor", action="store_true", help="by the processor's seconds")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
     return parser.parse_args()
 

@@ -39,10 +39,10 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.media.video import write_video
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import LatentVideoModel
+from hyimg_cli.settings.run import CacheConfig, ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobDone
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import CacheConfig, ModelChoice, OutputConfig, RunConfig
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "recipes" / "build-tiny-video"))
 PROMPTS = ('a red ball with "HI" on it', "a blue cube", "")

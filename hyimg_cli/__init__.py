@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hyimg_cli.engine.session import Session
     from hyimg_cli.journal.journal import RunFolder
     from hyimg_cli.manifest.manifest import read_manifest
-    from hyimg_cli.spec.run import OutputConfig, RunConfig
+    from hyimg_cli.settings.run import OutputConfig, RunConfig
 
 # Before numpy is imported: the threads of its products wait at full speed for the next one, on
 # cores that torch has threads of its own for.
@@ -23,8 +23,8 @@ __version__ = "0.1.0"
 __all__ = ["OutputConfig", "RunConfig", "RunFolder", "Session", "make_plan", "read_manifest"]
 
 _HOME = {
-    "OutputConfig": "hyimg_cli.spec.run",
-    "RunConfig": "hyimg_cli.spec.run",
+    "OutputConfig": "hyimg_cli.settings.run",
+    "RunConfig": "hyimg_cli.settings.run",
     "RunFolder": "hyimg_cli.journal.journal",
     "Session": "hyimg_cli.engine.session",
     "make_plan": "hyimg_cli.engine.runner",

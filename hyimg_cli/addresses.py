@@ -8,6 +8,8 @@ from pathlib import Path
 
 # One letter would be a drive; a Path makes one slash of two.
 ADDRESS_PATTERN = "([A-Za-z][A-Za-z0-9+.-]+):/"
+# Paths that only a shell or Windows understands.
+FOREIGN_PATTERN = r"~/|[A-Za-z]:[\\/]"
 
 
 def scheme_of(name: str) -> str:
@@ -35,7 +37,8 @@ def joined(folder: Path, name: str) -> Path:
     if scheme_of(name):
         return Path(name)
     path = folder / name
-    return path.absolute() if address_of(path) and not address_of(folder) else path
+    needs_dot = re.match(f"{ADDRESS_PATTERN}|{FOREIGN_PATTERN}", str(path))
+    return path.absolute() if needs_dot and not address_of(folder) else path
 
 
 def shown_place(place: Path) -> str:

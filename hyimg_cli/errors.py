@@ -15,6 +15,7 @@
     │   ├── OutputError           exit 1     the result is not a picture (not finite, constant)
     │   ├── RankError             exit 1     a rank that worked on the job died or failed
     │   └── ReplicaError          exit 1     two replicas died while they worked on the job
+    ├── ConsecutiveErrors         exit 1     so many jobs failed in a row that the run ended
     └── Interrupted               exit 130   stopped by a signal; resumable
 
 Each says what was wrong, where, and what to do. `cli/app.py` alone turns them into exit codes.
@@ -110,8 +111,8 @@ class StorageError(MachineError):
 
 
 class JournalError(StorageError):
-    """Somebody else removed or changed `results.jsonl` while a run wrote it. No line is missing
-    that could be put back; the run stops there, and resumes.
+    """Somebody else removed or changed `results.jsonl` while a run wrote it: the run stops there,
+    and resumes.
     """
 
     default_code = "storage.journal"
@@ -153,6 +154,12 @@ class ReplicaError(JobError):
     """Two replicas died, one after the other, while they worked on the job."""
 
     default_code = "replica"
+
+
+class ConsecutiveErrors(HyimgError):
+    """So many jobs failed in a row, by what they share, that the run ended; resumable."""
+
+    default_code = "run.consecutive-errors"
 
 
 class Interrupted(HyimgError):

@@ -1,9 +1,10 @@
-"""Files that are read within bounds, files that stand whole or not at all, and the disk's refusals
-in plain words.
+"""Files that are read within bounds, files that stand whole or not at all and where they were meant
+to, and the disk's refusals in plain words.
 
 Below every room that reads or writes files: rooms of one layer may not import each other. Whatever
 a user names, or has in a folder that they name, is opened by `opened` alone: a pipe, a device or a
-socket would let a run wait for ever.
+socket would let a run wait for ever. What is written or removed in such a folder passes
+`refuse_links`: a link in it may lead to files of others.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from typing import Any, BinaryIO
 
 from hyimg_cli import remote
 from hyimg_cli.addresses import address_of
-from hyimg_cli.errors import StorageError
+from hyimg_cli.errors import OutputFolderError, StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -64,7 +65,8 @@ _OWN_STREAM = re.compile(r"/dev/stdin|/(dev|proc/self)/fd/[0-9]+")
 class UnfitFile(OSError):
     """A name that stands for no regular file, or for one of more bytes than are read of its kind.
 
-    `strerror` says so in plain words; `errno` is EINVAL or EFBIG.
+    `strerror` says so in plain words; `errno` is EINVAL, EFBIG, or ELOOP where a link is in the way
+    of what is to be written.
     """
 
     strerror: str
@@ -173,10 +175,17 @@ def _opened(path: Path, most: int | None, *, may_stream: bool) -> io.BufferedRea
 
 
 def descriptor_of(path: Path, flags: int, most: int | None = None) -> int:
-    """A descriptor of a regular file, opened with `flags`. Raises as `opened` does."""
+    """A descriptor of a regular file, opened with `flags`; to write, of no link. Raises as `opened`
+    does.
+    """
     # It is looked at first, since opening alone rewinds a tape; what counts is what was opened.
     if os.path.exists(path) or not flags & os.O_CREAT:
         refuse_unfit(path, os.stat(path), most)
+    if flags & (os.O_WRONLY | os.O_RDWR):
+        flags |= os.O_NOFOLLOW
+        if path.is_symlink():
+            what = "this is a link: what is written there would land in another file"
+            raise UnfitFile(errno.ELOOP, what, str(path))
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
     try:
         refuse_unfit(path, os.fstat(descriptor), most)
@@ -198,6 +207,15 @@ def refuse_unfit(path: Path, status: os.stat_result, most: int | None = None) ->
         raise UnfitFile(errno.EFBIG, what, str(path))
 
 
+def refuse_links(place: Path, folder: Path) -> None:
+    """Pass a place in `folder` in which to write or remove; links that lead to the folder itself
+    are its user's. Raises UnfitFile where one in it leads out.
+    """
+    root = os.path.realpath(folder)
+    if os.path.commonpath((root, os.path.realpath(place))) != root:
+        raise UnfitFile(errno.ELOOP, "a link leads out of the folder", str(place))
+
+
 def nearest_existing(path: Path) -> Path:
     """The path, or the nearest above it that is there: what it would be made in."""
     return next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
@@ -216,8 +234,9 @@ def replace_file(
     `syncs_folder` off: the name is made to last by who calls, for many files at a time.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    remove(temporary)
     try:
-        with open(temporary, "wb", buffering=0) as file:
+        with open(temporary, "xb", buffering=0) as file:
             for piece in (data,) if isinstance(data, bytes) else data:
                 write_all(file.fileno(), piece)
             if is_lasting:
@@ -294,7 +313,7 @@ def is_of_the_disk(number: int | None) -> bool:
     return number in (*_FULL, *_FORBIDDEN, *_REFUSED)
 
 
-def storage_error(error: OSError, folder: Path) -> StorageError:
+def storage_error(error: OSError, folder: Path) -> StorageError | OutputFolderError:
     """Explain an error of the disk for `folder`, in plain words."""
     if address_of(folder):
         hint = "look at the address, the credentials and the network, and run the command again"
@@ -302,9 +321,11 @@ def storage_error(error: OSError, folder: Path) -> StorageError:
         return StorageError(what, where=folder, hint=hint, code="storage.store", retryable=True)
     if isinstance(error, UnfitFile):
         hint = "take it away, or choose another folder with -o"
-        return StorageError(
-            error.strerror, where=error.filename, hint=hint, code="storage.not-a-file"
+        is_link = error.errno == errno.ELOOP
+        kind, code = (
+            (OutputFolderError, "output.link") if is_link else (StorageError, "storage.not-a-file")
         )
+        return kind(error.strerror, where=error.filename, hint=hint, code=code)
     if error.errno in _FULL:
         hint = "free some space and run the same command again: it resumes"
         return StorageError("the disk is full", where=folder, hint=hint, code="storage.full")

@@ -158,5 +158,10 @@ def as_os_errors(address: str) -> Iterator[None]:
 
 
 def _words(error: BaseException) -> str:
+    if type(error).__name__ == "NoCredentialsError":
+        return (
+            "no credentials are set here: run aws configure, or set AWS_PROFILE, or "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(text.split())

@@ -20,10 +20,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from PIL import Image
 
+from hyimg_cli import remote
+
 WriteManifest = Callable[..., Path]
+REPOSITORY = Path(__file__).parent.parent
 CACHE = Path(tempfile.gettempdir()) / f"hyimg-tests-{os.getpid()}"
 # What a machine that was set up for torch alone may lack: no picture is made with them.
-MAY_LACK = ("av", "diffusers", "lpips", "pydantic")
+MAY_LACK = ("av", "diffusers", "lpips")
 
 
 # A busy machine makes an example slow, not wrong. And each run has the same examples: others may
@@ -120,6 +123,17 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         if name != "HYIMG_GOLDENS":
             monkeypatch.delenv(name)
     monkeypatch.setenv("HYIMG_CACHE_DIR", str(CACHE / secrets.token_hex(8)))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_in_the_repository(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """Fails a test that writes beside the sources: outside `tmp_path`, by a relative name."""
+    # Else a store in a relative folder, of a test before, keeps what this one reads.
+    monkeypatch.setattr(remote, "_copies", [])
+    before = os.listdir(REPOSITORY)
+    yield
+    left = [name for name in os.listdir(REPOSITORY) if name not in before and name[0] != "."]
+    assert not left, f"in {REPOSITORY}"
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from hyimg_cli.errors import CheckpointError, Interrupted, MachineError
 from hyimg_cli.files import replace_file
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import job_keys
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import (
     DenoiseStep,
@@ -37,7 +38,6 @@ from hyimg_cli.spec.events import (
 )
 from hyimg_cli.spec.job import Job, VideoJob
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import RunConfig
 
 PACE_S = float(os.environ.get("PACE_S", "0.01"))
 LAST = int(os.environ.get("LAST", "0"))

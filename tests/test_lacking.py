@@ -18,18 +18,17 @@ from hyimg_cli.cli.eval import evaluate
 from hyimg_cli.cli.replay import replay
 from hyimg_cli.doctor.check import Subject, examined
 from hyimg_cli.doctor.tools import film, lpips
-from hyimg_cli.spec.run import OutputConfig, RunConfig
+from hyimg_cli.settings.run import OutputConfig, RunConfig
 
 TESTS = Path(__file__).parent
 # Where nothing is found a library is missing as it is on such a machine; then both in one process,
-# since importing torch and transformers takes most of the time of either. pydantic is missing where
-# typer is one that needs none: this one may. Such a one may lack a name for the parser's errors.
-COMMANDS_LACK = tuple(sorted({*MAY_LACK} - {"pydantic"}))
+# since importing torch and transformers takes most of the time of either. An older typer lacks a
+# name for the parser's errors.
 BARE = f"""
 import sys
 from importlib.machinery import PathFinder
 
-find, lacking = PathFinder.find_spec, {COMMANDS_LACK}
+find, lacking = PathFinder.find_spec, {MAY_LACK}
 PathFinder.find_spec = lambda name, *rest: None if name in lacking else find(name, *rest)
 
 import pytest
@@ -38,9 +37,6 @@ del typer.TyperException
 from hyimg_cli.cli import app
 
 assert app.run(["generate", "quickstart", "--limit", "1", "-o", sys.argv[1]]) == 0
-lacking = {MAY_LACK}
-for name in [name for name in sys.modules if name.partition(".")[0] == "pydantic"]:
-    del sys.modules[name]
 options = ["-p", "no:cacheprovider", "-p", "no:timeout", "--assert=plain", "-q"]
 sys.exit(pytest.main([*options, "--collect-only", "-m", "gpu", {str(TESTS)!r}]))
 """

@@ -30,7 +30,7 @@ from hyimg_cli.loading.checkpoint import INDEX_FILE, weight_files
 from hyimg_cli.manifest.resolved import lines_beside
 from hyimg_cli.media.images import write_png
 from hyimg_cli.models import registry
-from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.settings.run import ModelChoice
 from shapes.cases import ANY_FORM, Case, Subject
 from shapes.network import FORMS, build, quantization_of
 from shapes.run import Run, said

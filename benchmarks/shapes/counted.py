@@ -28,8 +28,8 @@ from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.sampling import Draw, choose
 from hyimg_cli.pipelines.image.stages import Decoded, ImageStages
+from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
 from shapes.fake import FakeGpu
 from shapes.network import build, quantization_of
 from shapes.scale import Scale, Workload, source, workload

@@ -12,7 +12,7 @@ from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.placement import stays_wide
 from hyimg_cli.models.hunyuan_image3.weights import without_weights
-from hyimg_cli.spec.run import Quantization
+from hyimg_cli.settings.run import Quantization
 from shapes.scale import Workload
 
 FORMS = ("fp8", "dense")

@@ -25,8 +25,8 @@ from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.prewarm import prewarm, writing_rows
 from hyimg_cli.pipelines.image.stages import Decoded, ImageStages, encoded_by
+from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
 from shapes.network import quantization_of
 from shapes.scale import Scale, Workload, source
 from shapes.timing import Deadline

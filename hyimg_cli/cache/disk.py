@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from hyimg_cli.errors import StorageError
-from hyimg_cli.files import UnfitFile, opened
+from hyimg_cli.files import UnfitFile, opened, refuse_links
 
 Value = TypeVar("Value")
 SOURCE_IMAGES = "source-images"
 SOURCE_FILES = "source-files"
+CHECKED_SOURCES = "checked-sources"
 PROMPT_EMBEDDINGS = "prompt-embeddings"
 START_PICTURES = "start-pictures"
 RATES = "rates"
@@ -31,6 +32,7 @@ QUANTIZED_WEIGHTS = "quantized-weights"
 KINDS = (
     SOURCE_IMAGES,
     SOURCE_FILES,
+    CHECKED_SOURCES,
     PROMPT_EMBEDDINGS,
     START_PICTURES,
     RATES,
@@ -129,6 +131,7 @@ class DiskStore:
         if path is None or not self.takes_more or len(header) + len(data) > self._budget:
             return
         try:
+            refuse_links(path.parent, path.parent.parent)
             _write_whole(path, header, data)
             self._unseen -= len(header) + len(data)
             if self._unseen < 0:
@@ -142,23 +145,8 @@ class DiskStore:
         if path is not None:
             self._notes.append(f"a damaged entry of the disk cache ({kind}) was removed")
             with contextlib.suppress(OSError):
+                refuse_links(path.parent, path.parent.parent)
                 path.unlink(missing_ok=True)
-
-    def keys(self, kind: str) -> list[str]:
-        """Of every entry of a kind; none where the folder cannot be read."""
-        try:
-            return [entry.key for entry in self._entries(kind)]
-        except OSError:
-            return []
-
-    def trim(self, kind: str, most: int) -> None:
-        """Remove the least recently used entries of a kind, all but `most`."""
-        try:
-            of_kind = self._entries(kind)
-            for entry in of_kind[: max(0, len(of_kind) - most)]:
-                self._remove(entry)
-        except OSError as error:
-            self._refused(error)
 
     def take_notes(self) -> tuple[str, ...]:
         """Faults since the last call, in words for a result line."""
@@ -202,6 +190,7 @@ class DiskStore:
             return None
         # Another process may have evicted it meanwhile, or another user may own it.
         with contextlib.suppress(OSError):
+            refuse_links(path.parent, path.parent.parent)
             _touch(path)
         return data
 
@@ -221,10 +210,10 @@ class DiskStore:
         assert path is not None, "a listed entry lies in a folder"
         path.unlink(missing_ok=True)
 
-    def _entries(self, of_kind: str | None = None) -> list[Entry]:
+    def _entries(self) -> list[Entry]:
         found = [
             Entry(kind, name, status.st_size, status.st_mtime_ns)
-            for kind, name, status in self._files(of_kind)
+            for kind, name, status in self._files()
             if _KEY.fullmatch(name)
         ]
         return sorted(found, key=lambda entry: (entry.used_ns, entry.key))
@@ -237,11 +226,10 @@ class DiskStore:
             if self._folder and is_temporary and status.st_mtime_ns < oldest_ns:
                 (self._folder / kind / name).unlink(missing_ok=True)
 
-    def _files(self, of_kind: str | None = None) -> Iterator[tuple[str, str, os.stat_result]]:
+    def _files(self) -> Iterator[tuple[str, str, os.stat_result]]:
         """Kind, name and status of the regular files that stand where entries do."""
         for kind in _listed(self._folder) if self._folder else []:
-            is_meant = of_kind in (None, kind.name) and _KIND.fullmatch(kind.name)
-            if is_meant and kind.is_dir(follow_symlinks=False):
+            if _KIND.fullmatch(kind.name) and kind.is_dir(follow_symlinks=False):
                 for file in _listed(Path(kind.path)):
                     with contextlib.suppress(FileNotFoundError):
                         if file.is_file(follow_symlinks=False):
@@ -290,7 +278,7 @@ def _write_whole(path: Path, *parts: bytes) -> None:
 def _touch(path: Path) -> None:
     """Mark `path` as used now. Both times are set: disks keep the time of access as they like."""
     now = time.time_ns()
-    os.utime(path, ns=(now, now))
+    os.utime(path, ns=(now, now), follow_symlinks=False)
 
 
 def _listed(folder: Path) -> list[os.DirEntry[str]]:

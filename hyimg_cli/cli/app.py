@@ -17,7 +17,7 @@ from hyimg_cli.cli.commands import COMMANDS, LazyCommand, refuse_later
 from hyimg_cli.cli.completion import joined_values
 from hyimg_cli.errors import HyimgError, StorageError, UsageError
 from hyimg_cli.files import is_of_the_disk
-from hyimg_cli.settings.kinds import nearest
+from hyimg_cli.settings.values import nearest
 from hyimg_cli.spec.printed import log_printable
 
 INTERNAL_ERROR = 101

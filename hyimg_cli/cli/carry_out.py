@@ -13,17 +13,13 @@ from pathlib import Path
 from hyimg_cli.addresses import address_of, shown_place
 from hyimg_cli.cli import render
 from hyimg_cli.cli.progress import Report
-from hyimg_cli.cli.sentences import UNMARKED
+from hyimg_cli.cli.sentences import UNMARKED, toys
 from hyimg_cli.cli.stopping import Stopper, stoppable
 from hyimg_cli.cli.views import view_of
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import placed, refuse_missing_device, replicas_of, session_for
+from hyimg_cli.engine.eta import Eta, KeptRates
 from hyimg_cli.engine.sources import SourcesSeen, refuse_hopeless, seen, turned_sizes
-from hyimg_cli.engine.timing.estimate import undisturbed
-from hyimg_cli.engine.timing.left import TimeLeft
-from hyimg_cli.engine.timing.machine import process_age_s
-from hyimg_cli.engine.timing.observed import KeptTimings, conditions, kept_timings
-from hyimg_cli.engine.timing.watch import Watch
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import JobFolder
@@ -33,10 +29,10 @@ from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.report.follower import Follower
 from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Event
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import RunConfig
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +56,6 @@ class Order:
 
 def carry_out(order: Order, style: render.Style) -> int:
     """Runs what is left of the manifest, shows it, and returns the exit code."""
-    began = time.perf_counter() - process_age_s()
     order = replace(order, config=placed(order.config))
     manifest, settings, config = order.manifest, order.settings, order.config
     accepted = runner.accept(manifest, settings)
@@ -83,34 +78,37 @@ def carry_out(order: Order, style: render.Style) -> int:
             policy=order.policy,
             found=found,
         )
+        render.remarks(toys(run.plan.jobs, settings), style)
         counts = runner.Summary.before(run)
         with (
-            _watched(run.plan, config, began) as watch,
+            _keep_rates(run.plan, config, style) as eta,
             _page(settings, config.output.folder, style) as follow,
         ):
-            with _report(order, run.plan, counts, style) as report:
+            with _report(order, eta, run.plan, counts, style) as report:
                 report.outcomes((*run.invalid, *run.untried))
                 if run.to_finish:
                     from hyimg_cli.engine.again import finished_again  # imports scipy
 
                     outcomes = finished_again(folder, run.to_finish, config)
                     report.finished_again(stopper.between(outcomes), follow)
-                if run.plan.jobs and not (run.untried and config.failure.fail_fast):
+                if run.plan.jobs and not run.is_over:
                     place = asdict(config.model.place or here())
                     folder.write_run(run_info(manifest, settings, run.plan) | {"place": place})
-                    run_plan(run.plan, folder, config, stopper, (watch.add, report.show, follow))
-            with _told("after the last job"):
-                folder.confirm()
+                    run_plan(run.plan, folder, config, stopper, (eta.add, report.show, follow))
+            folder.confirm()
             stopper.session = None  # from here on a signal stops at once
     return 1 if counts.failed or counts.invalid or counts.gated else 0
 
 
-def look_at_sources(jobs: Sequence[Job], config: RunConfig, style: render.Style) -> SourcesSeen:
-    """The jobs' sources that are there; those that are not are told.
+def look_at_sources(
+    jobs: Sequence[Job], config: RunConfig, style: render.Style, *, fetches: bool = False
+) -> SourcesSeen:
+    """The jobs' sources that can be read; those that cannot are told. `fetches`: see `seen`.
 
     Raises UsageError where no job has its sources, and the folder holds no result of any.
     """
-    found = seen(jobs)
+    tell = str if style.is_quiet else render.note
+    found = seen(jobs, config.cache, fetches=fetches, tell=tell)
     if not style.is_quiet:
         for text in found.named():
             render.note(text)
@@ -154,40 +152,28 @@ def _told(what: str, then: str = "") -> Iterator[None]:
         logger.info(what, exc_info=error)
 
 
-def _report(order: Order, plan: Plan, counts: runner.Summary, style: render.Style) -> Report:
+def _report(
+    order: Order, eta: Eta, plan: Plan, counts: runner.Summary, style: render.Style
+) -> Report:
     """Display of the run, with the time that is left of it."""
     config = order.config
-    left, replicas = _time_left(plan, config), replicas_of(plan, config)
-    view = view_of(style, counts.left, left, replicas=replicas)
+    view = view_of(style, counts.left, eta, replicas=replicas_of(plan, config))
     place = shown_place(config.output.folder)
     return Report(counts, style, view, place=place, again=order.again, retry=order.retry)
 
 
-def _time_left(plan: Plan, config: RunConfig) -> TimeLeft:
-    """Estimate of the time left, from what earlier runs have taken."""
-    models = dict.fromkeys(group.model for group in plan.groups)
-    replicas = replicas_of(plan, config)
-    return TimeLeft(
-        plan,
-        earlier=undisturbed(kept_timings(models, config, KeptTimings(config)), config, replicas),
-        replicas=replicas,
-        revision=config.model.revision,
-    )
-
-
 @contextmanager
-def _watched(plan: Plan, config: RunConfig, began: float) -> Iterator[Watch]:
-    """Keep the times of this run for the next plan, however it ends."""
-    watch = Watch(plan, config, began=began)
+def _keep_rates(plan: Plan, config: RunConfig, style: render.Style) -> Iterator[Eta]:
+    """Estimate of the time left, by earlier runs; what this one took is kept, however it ends."""
+    kept = KeptRates(config)
+    # The processor's seconds stand for the age of a process that has only read its manifest.
+    eta = Eta(plan, config, kept.read(plan), age_s=time.process_time())
     try:
-        yield watch
+        yield eta
     finally:
         with _told("no rates are kept of this run"):
-            store = KeptTimings(config)
-            for model, timing in watch.timings():
-                store.keep(conditions(model, config), timing)
-            for note in store.take_notes():
-                render.note(note)
+            kept.keep(plan, eta.rates())
+            render.remarks(kept.take_notes(), style)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """`hyimg check`: every fault of a manifest and of the files it names, without loading a model."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -15,6 +14,7 @@ from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.units import counted
 
@@ -26,22 +26,23 @@ def check(ctx: typer.Context) -> None:
     render.log_to_stderr(ctx.params["verbose"])
     style, settings = render.style_of(ctx.params), o.settings_of(ctx.params)
     selection = selection_of(ctx.params)
-    manifest = inputs.manifest_of(ctx.params)
+    manifest = inputs.manifest_of(ctx.params, settings)
     jobs, in_lines = runner.examine(manifest, settings)
     _show(in_lines, style)
     if not in_lines:  # a faulty line may be of the other kind
         render.remarks(without_effect(settings, jobs), style)
     # A pattern that matches no job ends here, behind the faults that may be why.
     chosen = selection.of(jobs, settings["revision"].value).jobs
-    found = seen(chosen, decode=True)
+    config = o.run_config(settings, o.output_folder(ctx.params, settings, manifest.name))
+    tell = str if style.is_quiet else render.note
+    found = seen(chosen, config.cache, fetches=True, tell=tell)
     in_files = faults(found, chosen)
     _show(in_files, style)
     if not (style.as_json or style.is_quiet):
         render.remarks(turned_sizes(found, chosen), style)
         for text in found.sentences():
             render.note(text)
-    folder = o.output_folder(ctx.params, settings, manifest.name)
-    in_folder = [] if in_lines else _refused(chosen, found, folder, settings, ctx.params)
+    in_folder = [] if in_lines else _refused(chosen, found, config, settings, ctx.params)
     _show(in_folder, style)
     _close(len(chosen), len(in_lines) + len(in_files) + len(in_folder), style)
     is_refused = in_lines or in_folder
@@ -51,18 +52,18 @@ def check(ctx: typer.Context) -> None:
 def _refused(
     jobs: Sequence[Job],
     found: SourcesSeen,
-    folder: Path,
+    config: RunConfig,
     settings: Mapping[str, Setting],
     given: Mapping[str, Any],
 ) -> list[HyimgError]:
     """Why the run would not begin, if so: there are no sources, or the folder which is named for
     the results holds others by the same ids.
     """
-    run = run_folder(folder)
+    run = run_folder(config.output.folder)
     try:
         refuse_hopeless(found, jobs, run.results())
         if settings["output_dir"].value is not None:
-            runner.sift(run, jobs, o.run_config(settings, folder), resume_policy_of(given))
+            runner.sift(run, jobs, config, resume_policy_of(given))
     except UsageError as error:
         return [error]
     return []

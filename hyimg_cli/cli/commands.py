@@ -13,7 +13,6 @@ from typer.core import TyperCommand
 from typer.main import get_command
 
 from hyimg_cli.cli import help as pages
-from hyimg_cli.cli.run_options import run_command
 from hyimg_cli.errors import UsageError
 
 # Of those that take the options of a run not even the help page needs the module.
@@ -22,7 +21,8 @@ OF_A_RUN = {
     "was.",
     "check": "Name every fault of a manifest. Exit code 2: it would not run; 1: only some pictures "
     "are unreadable.",
-    "plan": "Show what generate would do, without loading a model or writing anything.",
+    "plan": "Show what generate would do, without loading a model or writing anything. Exit code "
+    "3: a model does not fit into memory_gb.",
 }
 # The first sentence of each command's own help.
 OTHERS = {
@@ -68,6 +68,8 @@ class LazyCommand(TyperCommand):
         """The command with its parameters, for the parser and the help page."""
         assert self.name is not None
         if self.name in OF_A_RUN:
+            from hyimg_cli.cli.run_options import run_command  # reads every setting
+
             return _built(self.name, run_command(self._run), COMMANDS[self.name])
         found = _function(self.name)
         if isinstance(found, typer.Typer):

@@ -17,8 +17,8 @@ from hyimg_cli.measure.eval import breaches, given_gates, summary, to_record, wr
 from hyimg_cli.measure.pairs import VARIANTS, Pairing, find_pairs, newest_bench
 from hyimg_cli.quality.backbones import NETS
 from hyimg_cli.quality.metrics import PIXEL_METRICS, SHARES
-from hyimg_cli.settings.kinds import BadValue
 from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.settings.values import BadValue
 from hyimg_cli.spec.job import KeepOutside
 
 if TYPE_CHECKING:
@@ -172,10 +172,18 @@ def _bench_now() -> Path:
     from hyimg_cli.measure.bench.scenario import read_scenario
 
     scenario, folder = read_scenario(_COMPARISON), Path("runs") / f"bench-{_COMPARISON}"
-    render.note("no bench folder here: comparing KV reuse with recompute")
+    manifest = packaged.read(str(scenario.manifest))
+    # Each variant warms up once for every number of steps.
+    count = 2 * len(manifest.lines) * len(scenario.steps) * (scenario.repeats + 1)
+    steps = ", ".join(map(str, scenario.steps))
+    render.note(
+        f"no bench folder here: running hyimg bench --compare {_COMPARISON} first, into {folder}: "
+        f"over {count} pictures of {steps} steps by the embedded model; how long that takes is not "
+        "known yet. To measure pictures that are there: hyimg eval METRIC A B"
+    )
     carried_out(
         scenario,
-        packaged.read(str(scenario.manifest)),
+        manifest,
         {},
         folder=folder,
         weights=None,

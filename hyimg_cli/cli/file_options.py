@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hyimg_cli.cli.options import folder, option
-from hyimg_cli.settings.table import MODEL, RUN
+from hyimg_cli.settings.panels import MODEL, RUN
 
 _REPLAY = "What is replayed"
 
@@ -36,7 +36,8 @@ ImagesFrom = Annotated[
     option(
         "--images-from",
         panel=_REPLAY,
-        help="Folder of the source images. Default: beside FILE, then where its run found them.",
+        help="Folder of the files that it was made from. Default: beside FILE, then where its run "
+        "found them.",
     ),
 ]
 AllowChanged = Annotated[

@@ -21,17 +21,16 @@ def generate(ctx: typer.Context) -> None:
     """Run the jobs, or with --dry-run plan them."""
     render.log_to_stderr(ctx.params["verbose"])
     if ctx.params["dry_run"]:
-        show_plan(ctx.params)
-    else:
-        style = render.style_of(ctx.params)
-        render.remarks(left_whole(ctx.params["shard"]), style)
-        raise typer.Exit(carry_out(_order(ctx.params, ctx.obj or ()), style))
+        raise typer.Exit(show_plan(ctx.params))
+    style = render.style_of(ctx.params)
+    render.remarks(left_whole(ctx.params["shard"]), style)
+    raise typer.Exit(carry_out(_order(ctx.params, ctx.obj or ()), style))
 
 
 def _order(given: Mapping[str, Any], arguments: Sequence[str]) -> Order:
     settings = o.settings_of(given)
     selection, policy = selection_of(given), resume_policy_of(given)
-    manifest = inputs.manifest_of(given)
+    manifest = inputs.manifest_of(given, settings)
     folder = o.output_folder(given, settings, manifest.name)
     # A shard's folder is beside the one that is named.
     place = shown_place(o.output_folder({**given, "shard": None}, settings, manifest.name))

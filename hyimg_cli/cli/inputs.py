@@ -1,24 +1,37 @@
 """Inputs of a command line: a manifest, or pictures and prompts that stand for one."""
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.errors import HyimgError, ManifestError, UsageError
+from hyimg_cli.journal.bucket import run_folder
+from hyimg_cli.journal.past_run import recorded_names
 from hyimg_cli.manifest.edits import manifest_of_prompts, prompts_of
 from hyimg_cli.manifest.manifest import Manifest
-from hyimg_cli.manifest.sources import Sources, is_pattern, is_picture_name, sources
+from hyimg_cli.manifest.sources import Sources, is_pattern, is_picture_name, is_raw_name, sources
+from hyimg_cli.media.images import RAW_HINT
+from hyimg_cli.settings.precedence import Setting
 
 _WITH_PROMPT = 'say what to do with them: --prompt "make the background white"'
 
 
-def manifest_of(given: Mapping[str, Any]) -> Manifest:
-    """The manifest of a command line. Raises UsageError where there is none, or it is unclear."""
+def manifest_of(
+    given: Mapping[str, Any], settings: Mapping[str, Setting] | None = None
+) -> Manifest:
+    """The manifest of a command line; `settings`: those of the run that it is for.
+
+    Raises UsageError where there is none, or it is unclear.
+    """
     if given["prompt"]:
         found, prompts = pictures_and_prompts(given)
-        return manifest_of_prompts(found, prompts, given.get("task"))
+        recorded_by = partial(_recorded_names, given, settings or {})
+        return manifest_of_prompts(found, prompts, given.get("task"), recorded_by)
     if given.get("task"):
         what = "--task goes with pictures and --prompt; the lines of a manifest have their own"
         raise UsageError(what, hint="leave --task out", code="usage.task")
@@ -31,6 +44,17 @@ def manifest_of(given: Mapping[str, Any]) -> Manifest:
         )
     _refuse_pictures(names)
     return packaged.read(names[0])
+
+
+def _recorded_names(
+    given: Mapping[str, Any], settings: Mapping[str, Setting], manifest_name: str
+) -> Mapping[str, str] | None:
+    """The names of results in the run's folder, by id; None where files are named by a template."""
+    if settings and settings["name"].origin != "default":
+        return None
+    if not settings or "output_dir" not in given:  # no run: a shell completes, or texts are written
+        return {}
+    return recorded_names(run_folder(o.output_folder(given, settings, manifest_name)))
 
 
 def pictures_and_prompts(given: Mapping[str, Any]) -> tuple[Sources | None, list[str]]:
@@ -47,7 +71,8 @@ def pictures_and_prompts(given: Mapping[str, Any]) -> tuple[Sources | None, list
     try:
         if names:
             _refuse_manifest(names)
-            found = sources(names, is_recursive=given["recursive"])
+            hint = _quoted(given["prompt"][-1:], names)
+            found = sources(names, is_recursive=given["recursive"], if_missing=hint)
     except UsageError as error:
         faults += _each(error)
     if faults:
@@ -58,15 +83,31 @@ def pictures_and_prompts(given: Mapping[str, Any]) -> tuple[Sources | None, list
     return found, prompts
 
 
+def _quoted(prompt: Sequence[str], names: Sequence[str]) -> str:
+    """A hint where the names that are no files may be words of a prompt without its quotes."""
+    if any(" " in text for text in prompt):
+        return ""
+    words = [name for name in names if not (os.path.lexists(name) or is_pattern(name))]
+    is_text = all(word.isprintable() and not {"/", "."} & set(word[:-1]) for word in words)
+    given = [name for name in names if name not in words]
+    command = shlex.join([*given, "--prompt"])
+    text = " ".join([*prompt, *words]).replace('"', "'")
+    return f'quote a prompt of several words: {command} "{text}"' if words and is_text else ""
+
+
 def _each(error: UsageError) -> tuple[HyimgError, ...]:
     return error.faults if isinstance(error, ManifestError) else (error,)
 
 
 def _refuse_pictures(names: Sequence[str]) -> None:
     """Raises UsageError for what is to be edited, where nobody says how."""
-    what = ""
-    if len(names) > 1:
-        what = f"{len(names)} files are given; a manifest stands alone, and pictures need a prompt"
+    what, hint = "", _WITH_PROMPT
+    if is_raw_name(names[0]) and not os.path.isdir(names[0]):
+        what = "RAW pictures of cameras are not read"
+        hint = RAW_HINT.format(names[0], os.path.splitext(names[0])[0])
+    elif len(names) > 1:
+        what = f"{len(names)} names are given; a manifest stands alone, and pictures need a prompt"
+        hint = _quoted((), names) or hint
     elif is_pattern(names[0]):
         what = "a pattern stands for pictures, and there is no prompt"
     elif is_picture_name(names[0]) and not os.path.isdir(names[0]):
@@ -75,7 +116,7 @@ def _refuse_pictures(names: Sequence[str]) -> None:
         what = "this is a folder, and there is no prompt"
     if what:
         where = ", ".join(names[:3])
-        raise UsageError(what, where=where, hint=_WITH_PROMPT, code="manifest.no-prompt")
+        raise UsageError(what, where=where, hint=hint, code="manifest.no-prompt")
 
 
 def _refuse_manifest(names: Sequence[str]) -> None:

@@ -25,15 +25,20 @@ from hyimg_cli.cli.shard import folder_of, shard_named
 from hyimg_cli.errors import UsageError
 from hyimg_cli.remote import keep_copies_in
 from hyimg_cli.settings.config import configured, refuse_conflicts
-from hyimg_cli.settings.kinds import BadValue, Folder, OneOf, RunPlace, Truth
+from hyimg_cli.settings.kinds import FOLDER, RUN_FOLDER, Kind
+from hyimg_cli.settings.option import CHECKPOINT, Declaration
+from hyimg_cli.settings.panels import RUN
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.settings.recipe import FOLDERS_OWN, read_folders_own, read_recipe
-from hyimg_cli.settings.table import CHECKPOINT, RUN, SETTINGS, Declaration
-from hyimg_cli.spec.job import TASKS, VIDEO_TASKS
-from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.settings.values import BadValue
+from hyimg_cli.spec.job import AnyTask
 
 STYLE = "Style"
 _CHOICE = "Selection"
+_FOLDER, _RUN_FOLDER = Kind(str, FOLDER), Kind(str, RUN_FOLDER)
+_TASK = Kind(AnyTask)
 
 
 def option(*names: str, panel: str, help: str, is_basic: bool = False, **more: Any) -> Any:
@@ -48,7 +53,7 @@ def option(*names: str, panel: str, help: str, is_basic: bool = False, **more: A
 def folder(text: str) -> Path:
     """The place that a flag names; an empty name, as of an unset variable, is not this folder."""
     try:
-        return Path(Folder().parse(text))
+        return Path(_FOLDER.parse(text))
     except BadValue as bad:
         raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
 
@@ -56,7 +61,7 @@ def folder(text: str) -> Path:
 def place(text: str) -> Path:
     """The same of a run's results, which may lie at an address."""
     try:
-        return joined(Path(), RunPlace().parse(text))
+        return joined(Path(), _RUN_FOLDER.parse(text))
     except BadValue as bad:
         raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
 
@@ -64,7 +69,7 @@ def place(text: str) -> Path:
 def task_named(text: str) -> str:
     """One of the tasks that a line may have."""
     try:
-        return str(OneOf((*TASKS, *VIDEO_TASKS)).parse(text))
+        return str(_TASK.parse(text))
     except BadValue as bad:
         raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
 
@@ -88,7 +93,7 @@ def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 def _parameter(row: Declaration) -> inspect.Parameter:
     """A setting's flag: text, which its kind reads, or a truth."""
-    is_truth = isinstance(row.kind, Truth)
+    is_truth = row.kind.is_truth
     metavar = None if is_truth else f"<{row.kind.metavar}>"
     facts = "; ".join(filter(None, (row.kind.allowed, _default(row))))
     help = f"{row.help}  [{facts}]" if facts else row.help
@@ -221,17 +226,6 @@ AssumeThink = Annotated[
 HelpAll = Annotated[
     bool,
     typer.Option("--help-all", is_eager=True, callback=show_all, help="Show every flag and exit."),
-]
-
-
-Measure = Annotated[
-    bool,
-    option(
-        "--measure",
-        panel=RUN,
-        is_basic=True,
-        help="plan: run two jobs of each shape for their seconds.",
-    ),
 ]
 
 

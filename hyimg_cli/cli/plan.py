@@ -9,55 +9,55 @@ import typer
 from hyimg_cli.cli import inputs, render
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli.carry_out import look_at_sources
-from hyimg_cli.cli.plan_time import estimated, time_as_json, time_lines
 from hyimg_cli.cli.selection import resume_policy_of, selection_of
 from hyimg_cli.cli.shard import left_whole
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import replicas_of
-from hyimg_cli.engine.forecast import VideoForecast, forecast, video_forecast
-from hyimg_cli.engine.timing.machine import Processors
+from hyimg_cli.engine.eta import Eta, KeptRates
+from hyimg_cli.engine.forecast import PictureForecast, VideoForecast, forecast, video_forecast
+from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.consumed import without_effect
-from hyimg_cli.manifest.cost import Cost, PlanCost
+from hyimg_cli.manifest.cost import Cost
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.manifest.shards import Shard
-from hyimg_cli.manifest.video_cost import VideoCost
 from hyimg_cli.memory.fit import judged
 from hyimg_cli.memory.footprint import Footprint, footprints, video_need
 from hyimg_cli.memory.offload import HOPELESS_TEXT_S, link_of, traffic
 from hyimg_cli.memory.present import present, stated
 from hyimg_cli.memory.tensor_ranks import RankFootprint, rank_footprints
 from hyimg_cli.models import registry
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Group, Plan
-from hyimg_cli.spec.run import RunConfig
-from hyimg_cli.spec.units import bytes_text, counted, duration_text, flops_text
+from hyimg_cli.spec.units import bytes_text, counted, duration_text, flops_text, time_text
 
 # Dense bfloat16, by NVIDIA's data sheets of H100 SXM and H200.
 _H100_FLOPS = 989e12
+# The stages of a run in words.
+_STAGES = {"load": "start and load", "decode": "decode and write"}
 
 
 def plan(ctx: typer.Context) -> None:
     """Show what generate would do, without loading a model or writing anything."""
     render.log_to_stderr(ctx.params["verbose"])
-    show_plan(ctx.params)
+    raise typer.Exit(show_plan(ctx.params))
 
 
-def show_plan(given: Mapping[str, Any]) -> None:
-    """Prints the plan of what is left of a manifest; only reads, and measures where asked."""
-    processors = Processors.read()
+def show_plan(given: Mapping[str, Any]) -> int:
+    """Print the plan of what is left of a manifest, and return the exit code; only reads."""
     style = render.style_of(given)
     render.remarks(left_whole(given["shard"]), style)
     settings = o.settings_of(given)
-    manifest = inputs.manifest_of(given)
+    manifest = inputs.manifest_of(given, settings)
     accepted = runner.accept(manifest, settings)
     if not accepted.invalid:  # a faulty line may be of the other kind
         render.remarks(without_effect(settings, accepted.jobs), style)
     config = o.run_config(settings, o.output_folder(given, settings, manifest.name))
     chosen = selection_of(given).of(accepted.jobs, config.model.revision)
     jobs, shard = chosen.jobs, chosen.shard
-    found = look_at_sources(jobs, config, style)
+    found = look_at_sources(jobs, config, style, fetches=True)
     rest = runner.sift(run_folder(config.output.folder), jobs, config, resume_policy_of(given))
     to_run = [job for job in rest.to_run if not found.error_of(job)]
     order = make_plan(to_run, runner.cards(config.model.revision))
@@ -70,10 +70,14 @@ def show_plan(given: Mapping[str, Any]) -> None:
     )
     by_rank = rank_footprints(memory, config)
     replicas = replicas_of(order, config)
-    time_of = estimated(order, costs, config, style, since=processors, measure=given["measure"])
+    too_large = dict(_too_large(order, config, replicas))
+    code = MachineError.exit_code if too_large else 0
+    kept = KeptRates(config)
+    eta = Eta(order, config, kept.read(order))
+    render.remarks(kept.take_notes(), style)
     if given["as_json"]:
         facts = _as_json(order, costs, videos) | _held(memory, components, by_rank)
-        facts |= {"replicas": replicas, "time": time_as_json(time_of)}
+        facts |= {"replicas": replicas, "time": _time_as_json(eta), "too_large": too_large}
         if config.model.cpu_offload != "none":
             facts |= {"on_gpu_bytes": {name: _at_a_time(name, config) for name in components}}
         if shard:
@@ -87,7 +91,7 @@ def show_plan(given: Mapping[str, Any]) -> None:
                 "finished_again": [job.custom_id for job in rest.to_finish],
             }
         )
-        return
+        return code
     if shard:
         render.line(_shard_line(shard))
     for text in _lines(order, costs, videos, think=given["assume_think"]):
@@ -95,17 +99,43 @@ def show_plan(given: Mapping[str, Any]) -> None:
     before = f", {len(rest.done)} done before" if rest.done else ""
     before += f", {len(rest.to_finish)} finished again without a model" if rest.to_finish else ""
     render.line(f"all: {counted(len(order.groups), 'group')}{before}")
-    for text in time_lines(time_of):
+    for text in _time_lines(eta):
         render.line(text)
     held = tuple(_memory_lines(memory, components, by_rank))
     for text in (
         *held,
-        *_too_large_lines(order, config, replicas),
+        *(f"  {model} does not fit into {why}" for model, why in too_large.items()),
         *_replica_lines(replicas, config),
         *_limit_lines(components, config, bool(memory)),
         *_expert_lines(order, config, think=given["assume_think"]),
     ):
         render.line(text)
+    return code
+
+
+def _time_as_json(eta: Eta) -> dict[str, Any] | None:
+    """Seconds of the whole command and by stage; None where no run tells them."""
+    if eta.unknown:
+        return None
+    stages = eta.stages_s
+    return {"seconds": sum(stages.values()), "runs": eta.runs, "stages": stages}
+
+
+def _time_lines(eta: Eta) -> Iterator[str]:
+    """How long the plan takes, or what would tell that."""
+    if eta.unknown:
+        models = ", ".join(eta.unknown)
+        yield f"time: unknown: no earlier run of {models} here had these settings and such jobs"
+        yield "  run a few first (hyimg generate with --limit 4), then plan the rest"
+        return
+    if not eta.total:
+        yield "time: nothing is left to run"
+        return
+    stages = eta.stages_s
+    seconds = time_text(sum(stages.values()))
+    yield f"time: about {seconds}, from {counted(eta.runs, 'earlier run')}"
+    parts = ((_STAGES.get(name, name), seconds) for name, seconds in stages.items())
+    yield "  " + ", ".join(f"{name} {time_text(s)}" for name, s in parts if s >= 0.05)
 
 
 def _shard_line(shard: Shard) -> str:
@@ -185,8 +215,8 @@ def _replica_lines(count: int, config: RunConfig) -> Iterator[str]:
         yield "  tokens and encodes are one process's; replicas read what they share once each"
 
 
-def _too_large_lines(order: Plan, config: RunConfig, replicas: int) -> Iterator[str]:
-    """Of models that do not fit into `memory_gb`, what would make them fit."""
+def _too_large(order: Plan, config: RunConfig, replicas: int) -> Iterator[tuple[str, str]]:
+    """Models that do not fit into `memory_gb`, with that and what would make them fit."""
     there = stated(config, replicas=replicas)
     if there is None:
         return
@@ -194,7 +224,7 @@ def _too_large_lines(order: Plan, config: RunConfig, replicas: int) -> Iterator[
         jobs = order.jobs_of_model(model)
         found = judged(model, jobs, config, there)
         if not found.is_enough:
-            yield f"  {model} does not fit into {bytes_text(there.free)}: {found.remedy}"
+            yield model, f"{bytes_text(there.free)}: {found.remedy}"
 
 
 def _limit_lines(
@@ -254,12 +284,14 @@ def _at_a_time(model: str, config: RunConfig) -> int:
     return video_need(card, config).weights
 
 
-def _as_json(order: Plan, costs: PlanCost, videos: Sequence[VideoForecast]) -> dict[str, Any]:
+def _as_json(
+    order: Plan, costs: PictureForecast, videos: Sequence[VideoForecast]
+) -> dict[str, Any]:
     pictures, films = iter(costs.groups), iter(videos)
     groups = [
         {"model": group.model, "size_class": group.size_class}
         | {"custom_ids": [job.custom_id for job in group.jobs]}
-        | (asdict(next(pictures).cost) if isinstance(group, Group) else _of_film(next(films)))
+        | (asdict(next(pictures)) if isinstance(group, Group) else _of_film(next(films)))
         for group in order.groups
     ]
     shared = {"shared_kv_bytes": costs.shared_kv_bytes}
@@ -267,25 +299,23 @@ def _as_json(order: Plan, costs: PlanCost, videos: Sequence[VideoForecast]) -> d
 
 
 def _of_film(video: VideoForecast) -> dict[str, Any]:
-    decode = asdict(video.decode) | {"received_bytes": video.decode.received_bytes}
-    spread = {"decode": decode, "branches": video.branches, "branch_ranks": video.branch_ranks}
-    spread["context_ranks"] = video.context_ranks
-    memory = {"memory": asdict(video.memory), "cards": dict(video.cards)}
-    return asdict(video.cost) | spread | memory | {"without_negative": video.without_negative}
+    facts = asdict(video)
+    facts["decode"]["received_bytes"] = video.decode.received_bytes
+    return {name: fact for name, fact in facts.items() if name not in ("tokens", "heads")}
 
 
 def _lines(
-    order: Plan, costs: PlanCost, videos: Sequence[VideoForecast], *, think: int
+    order: Plan, costs: PictureForecast, videos: Sequence[VideoForecast], *, think: int
 ) -> Iterator[str]:
     """The plan as text: one paragraph for each group, then all pictures together."""
     pictures, films = iter(costs.groups), iter(videos)
     for number, group in enumerate(order.groups, 1):
         yield f"group {number}: {group.model}, size {group.size_class}"
         is_image = isinstance(group, Group)
-        yield from _cost_lines(next(pictures).cost) if is_image else _video_lines(next(films))
+        yield from _cost_lines(next(pictures)) if is_image else _video_lines(next(films))
     if len(videos) > 1:
-        flops = sum(video.cost.denoise_flops for video in videos)
-        yield f"all videos: {counted(sum(video.cost.jobs for video in videos), 'job')}"
+        flops = sum(video.denoise_flops for video in videos)
+        yield f"all videos: {counted(sum(video.jobs for video in videos), 'job')}"
         yield f"  denoise: {_floor_text(flops)}"
     if costs.groups:
         yield "all pictures:"
@@ -296,18 +326,17 @@ def _lines(
 
 
 def _video_lines(video: VideoForecast) -> Iterator[str]:
-    cost = video.cost
-    frames, rows, columns = cost.latent_grid
-    steps, calls = _steps_text(cost), cost.denoise_forwards
+    frames, rows, columns = video.latent_grid
+    steps, calls = _steps_text(video), video.denoise_forwards
     forwards = f"{steps}, {counted(calls, 'forward')}"
-    yield f"  {counted(cost.jobs, 'job')}, {forwards} over {frames} x {rows} x {columns} latents"
-    yield f"  denoise: {_floor_text(cost.denoise_flops)}"
-    yield f"  text: {counted(cost.prompts, 'distinct prompt')} to embed, once"
-    shapes = " ".join(f"{height}x{width}" for height, width in cost.tile_shapes)
-    down, across = cost.tiles
+    yield f"  {counted(video.jobs, 'job')}, {forwards} over {frames} x {rows} x {columns} latents"
+    yield f"  denoise: {_floor_text(video.denoise_flops)}"
+    yield f"  text: {counted(video.prompts, 'distinct prompt')} to embed, once"
+    shapes = " ".join(f"{height}x{width}" for height, width in video.tile_shapes)
+    down, across = video.tiles
     yield f"  decode: {down} x {across} tiles a video, in latents {shapes}"
     yield from _rank_lines(video)
-    latents = f"up to {bytes_text(cost.latents_bytes)} of latents until a video's file is written"
+    latents = f"up to {bytes_text(video.latents_bytes)} of latents until a video's file is written"
     memory, decode = video.memory, video.memory.decode
     yield (
         f"  memory beside weights: about {bytes_text(memory.denoise.work)} to denoise, "
@@ -319,7 +348,7 @@ def _video_lines(video: VideoForecast) -> Iterator[str]:
             f"  {counted(video.without_negative, 'job')} with guidance and no negative prompt: the "
             "model's authors use a long one (--negative-prompt)"
         )
-    yield f"  files: about {bytes_text(cost.disk_bytes)}, and {latents}"
+    yield f"  files: about {bytes_text(video.disk_bytes)}, and {latents}"
 
 
 def _card_text(card: str, flags: str | None) -> str:
@@ -328,7 +357,7 @@ def _card_text(card: str, flags: str | None) -> str:
     return f"a GPU of {card} takes it" + (f" with {flags}" if flags else "")
 
 
-def _steps_text(cost: Cost | VideoCost) -> str:
+def _steps_text(cost: Cost | VideoForecast) -> str:
     steps, left_out = counted(cost.denoise_steps, "denoise step"), cost.denoise_steps
     left_out -= cost.full_steps
     return f"{steps}, {left_out} of them estimated by a lossy step cache," if left_out else steps

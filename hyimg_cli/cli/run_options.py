@@ -32,7 +32,6 @@ def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]
         limit: o.Limit = None,
         shard: o.Shard = None,
         assume_think: o.AssumeThink = 256,
-        measure: o.Measure = False,
         progress: o.Progress = "auto",
         as_json: o.AsJson = False,
         quiet: o.Quiet = False,

@@ -1,10 +1,13 @@
 """Sentences about a run: its events, its finished jobs, its end."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
+from hyimg_cli.engine.eta import Eta
 from hyimg_cli.engine.runner import Summary, work_s
-from hyimg_cli.engine.timing.left import TimeLeft
+from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.settings.run import TOYS
 from hyimg_cli.spec.events import (
     ModelLoaded,
     ModelLoading,
@@ -15,14 +18,16 @@ from hyimg_cli.spec.events import (
     ReplicaDied,
     VideoFile,
 )
+from hyimg_cli.spec.job import Job, VideoJob
 from hyimg_cli.spec.units import time_text
 
+logger = logging.getLogger(__name__)
 Readiness: TypeAlias = (
     ModelLoading | ModelLoaded | ModelReleased | Prewarmed | PromptsReady | ReplicaDied
 )
 
 
-def status(left: TimeLeft, loading: str = "") -> str:
+def status(left: Eta, loading: str = "") -> str:
     """How far a run is: what is done, how long it took, how long the rest will take."""
     parts = [loading or f"{left.done} of {left.total} done", f"{time_text(left.elapsed_s)} so far"]
     rate = left.seconds_per_job
@@ -30,7 +35,7 @@ def status(left: TimeLeft, loading: str = "") -> str:
     return f"{', '.join(parts)}, {left_text(left)}"
 
 
-def left_text(left: TimeLeft) -> str:
+def left_text(left: Eta) -> str:
     """Time left in words, also where it is not known."""
     seconds = left.left_s
     return "time left: unknown" if seconds is None else f"about {time_text(seconds)} left"
@@ -49,6 +54,14 @@ UNMARKED = (
     "--no-metadata: the files do not say that a model made them, which the EU's AI Act asks for "
     "(article 50)"
 )
+
+
+def toys(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> Iterator[str]:
+    """A sentence where nobody named a model, so that one of the package draws the jobs."""
+    by_default = (job for job in jobs if "model" not in job.user_fields)
+    names = {"video_model" if isinstance(job, VideoJob) else "model" for job in by_default}
+    if said := [TOYS[name] for name in sorted(names) if settings[name].origin == "default"]:
+        yield "; ".join(said)
 
 
 def summary(counts: Summary, place: str) -> str:
@@ -116,7 +129,7 @@ def finished(outcome: Outcome) -> str:
         text = f"{outcome.custom_id}: failed[{outcome.error.code}]: {outcome.error.message}{hint}"
     else:
         text = f"{outcome.custom_id}: {_made(outcome)}"
-    return "; ".join((text, *outcome.warnings))
+    return "; ".join((text, *outcome.warnings, *outcome.notes))
 
 
 def _made(outcome: Outcome) -> str:
@@ -126,7 +139,10 @@ def _made(outcome: Outcome) -> str:
         return f"{len(outcome.cot_token_ids or ())} tokens in {seconds}"
     paths = ", ".join(file.path for file in outcome.outputs)
     is_video = any(isinstance(file, VideoFile) for file in outcome.outputs)
-    reuse = f", KV reuse {outcome.kv_reuse.status}" if outcome.kv_reuse and not is_video else ""
+    status = outcome.kv_reuse.status if outcome.kv_reuse and not is_video else ""
+    # A hit is as it should be.
+    is_told = status and (status != "hit" or logger.isEnabledFor(logging.INFO))
+    reuse = f", KV reuse {status}" if is_told else ""
     cache = outcome.step_cache
     lossy = "" if cache is None else f", {cache.estimated} of them estimated: lossy"
     return f"{paths} in {seconds}, {outcome.denoise_steps} steps{lossy}{reuse}"

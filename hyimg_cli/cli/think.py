@@ -14,15 +14,18 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli.carry_out import run_plan
 from hyimg_cli.cli.progress import Report
 from hyimg_cli.cli.selection import selection_of
+from hyimg_cli.cli.sentences import toys
 from hyimg_cli.cli.stopping import stoppable
 from hyimg_cli.cli.views import view_of
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import placed, refuse_missing_device, replicas_of
+from hyimg_cli.engine.eta import Eta
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.settings.table import MODEL, RUN, SAMPLING, SETTINGS
-from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.settings.panels import MODEL, RUN, SAMPLING
+from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.settings.table import SETTINGS
 
 # Of the settings that a run takes, those that only a picture's making or its folder reads.
 _NOT_HERE = (
@@ -91,7 +94,7 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     path: Path = given["output"]
     for name in given["inputs"] or ():
         _refuse_itself(name, path)
-    accepted = runner.accept(inputs.manifest_of(given), settings)
+    accepted = runner.accept(inputs.manifest_of(given, settings), settings)
     config = placed(_config(o.run_config(settings, path.parent)))
     refuse_missing_device(config)
     jobs = selection_of(given).of(accepted.jobs, config.model.revision).jobs
@@ -104,11 +107,13 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
         plan = make_plan(left.to_write, runner.cards(config.model.revision))
         run = runner.PreparedRun(plan, left.done, (), accepted.invalid)
         counts = replace(runner.Summary.before(run), noun="text", done=len(left.as_they_are))
-        view = view_of(style, counts.left, replicas=replicas_of(plan, config))
+        render.remarks(toys(plan.jobs, settings), style)
+        eta = Eta(plan, config)
+        view = view_of(style, counts.left, eta, replicas=replicas_of(plan, config))
         with Report(counts, style, view, place=str(path), again=again, retry=again) as report:
             report.outcomes(accepted.invalid)
             if plan.jobs:
-                run_plan(plan, file, config, stopper, [report.show])
+                run_plan(plan, file, config, stopper, [eta.add, report.show])
     return 1 if counts.failed or counts.invalid else 0
 
 

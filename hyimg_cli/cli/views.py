@@ -19,8 +19,8 @@ from rich.progress import (
 from hyimg_cli.cli.render import Style, note
 from hyimg_cli.cli.sentences import Readiness, finished, loading_text, ready, status
 from hyimg_cli.cli.underway import Underway
-from hyimg_cli.engine.timing.left import TimeLeft
-from hyimg_cli.engine.timing.weights_read import WeightsRead
+from hyimg_cli.engine.eta import Eta
+from hyimg_cli.engine.weights_read import WeightsRead
 from hyimg_cli.spec.events import (
     Event,
     JobDone,
@@ -29,7 +29,6 @@ from hyimg_cli.spec.events import (
     PromptEmbedded,
     PromptsReady,
 )
-from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.printed import printable
 
 # Between looks at what changes without an event, and between plain lines that say how far it is.
@@ -55,10 +54,10 @@ class View:
 class LiveView(View):
     """One that also moves between events: a thread looks at it a few times a second."""
 
-    def __init__(self, total: int, left: TimeLeft | None = None, *, replicas: int = 1) -> None:
-        """`left` knows what is left of a run; without one, nobody does."""
+    def __init__(self, total: int, left: Eta, *, replicas: int = 1) -> None:
+        """`left`: of a run whose events it is told before they are shown here."""
         self._total = total
-        self._left = left or TimeLeft(Plan(()))
+        self._left = left
         self._has_replicas = replicas > 1
         self._lock = Lock()
         self._is_over = threading.Event()
@@ -76,7 +75,6 @@ class LiveView(View):
 
     def show(self, event: Event) -> None:
         with self._lock:
-            self._left.add(event)
             if isinstance(event, ModelLoading):
                 self._read = WeightsRead(of_children=self._has_replicas)
                 self._loading = event
@@ -117,7 +115,7 @@ class PlainView(LiveView):
     def __init__(
         self,
         total: int,
-        left: TimeLeft | None = None,
+        left: Eta,
         *,
         replicas: int = 1,
         clock: Callable[[], float] = time.monotonic,
@@ -146,7 +144,7 @@ class RichView(LiveView):
     has jobs.
     """
 
-    def __init__(self, total: int, left: TimeLeft | None = None, *, replicas: int = 1) -> None:
+    def __init__(self, total: int, left: Eta, *, replicas: int = 1) -> None:
         super().__init__(total, left, replicas=replicas)
         columns: list[str | ProgressColumn] = [
             TextColumn("{task.description}", markup=False),
@@ -221,10 +219,12 @@ class RichView(LiveView):
         self._progress.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
-def view_of(style: Style, total: int, left: TimeLeft | None = None, *, replicas: int = 1) -> View:
+def view_of(style: Style, total: int, left: Eta, *, replicas: int = 1) -> View:
     """The view that fits: Rich on a terminal, a line for each finished job elsewhere."""
     if style.is_quiet or style.progress == "none":
         return View()
-    if style.progress == "rich" or (style.progress == "auto" and sys.stderr.isatty()):
+    # A terminal of which nothing is known, as in an editor, shows no bar at all.
+    has_bars = sys.stderr.isatty() and not Console(stderr=True).is_dumb_terminal
+    if style.progress == "rich" or (style.progress == "auto" and has_bars):
         return RichView(total, left, replicas=replicas)
     return PlainView(total, left, replicas=replicas)

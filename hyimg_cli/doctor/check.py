@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.settings.run import RunConfig
 
 # `failed`: the chosen models cannot run here. `warning`: they can, something else is missing.
 Status = Literal["ok", "warning", "failed"]

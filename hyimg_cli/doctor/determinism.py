@@ -10,8 +10,8 @@ from hyimg_cli.doctor.trial import bare, drawn
 from hyimg_cli.engine import runner
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.manifest import manifest_of
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import RunConfig
 
 # Texts and prompts of other lengths: the first one's rows have other company in each forward.
 _PROMPTS = ("a red circle", "a blue square above a green circle", "a dog", "two yellow stars")

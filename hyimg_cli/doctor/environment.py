@@ -14,7 +14,7 @@ from hyimg_cli import __version__
 from hyimg_cli.doctor.check import Check, Subject
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.journal.provenance import cores, cpu_name
-from hyimg_cli.spec.run import ParallelConfig
+from hyimg_cli.settings.run import ParallelConfig
 from hyimg_cli.spec.units import bytes_text
 
 OURS = "hyimg-cli"

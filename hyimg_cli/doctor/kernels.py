@@ -16,7 +16,7 @@ from hyimg_cli.doctor.check import Check, Subject
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.fit import FORMS
-from hyimg_cli.spec.run import Quantization
+from hyimg_cli.settings.run import Quantization
 
 if TYPE_CHECKING:
     import torch

@@ -23,9 +23,9 @@ from hyimg_cli.memory.tensor_ranks import refuse_unsplit
 from hyimg_cli.memory.videos import decode_bytes
 from hyimg_cli.models import registry
 from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.run import Quantization, RunConfig
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import Job, VideoJob
-from hyimg_cli.spec.run import Quantization, RunConfig
 from hyimg_cli.spec.units import bytes_text
 
 Card = ModelCard | VideoCard

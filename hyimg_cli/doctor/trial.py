@@ -17,9 +17,9 @@ from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.media.images import write_png
 from hyimg_cli.models import registry
+from hyimg_cli.settings.run import CacheConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobDone, JobFailed
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import CacheConfig, OutputConfig, RunConfig
 
 if TYPE_CHECKING:
     from hyimg_cli.engine.session import Session

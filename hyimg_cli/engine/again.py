@@ -1,20 +1,23 @@
 """Redraws that are kept, put back on their sources in another way: no model is loaded."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from PIL import Image
+from pydantic import TypeAdapter
 
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.edited import edit_warnings, finish
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import finishing_key
 from hyimg_cli.manifest.file_names import BESIDE
-from hyimg_cli.spec.events import BranchTokens, Failure, Outcome, ReuseReport, StepCacheReport
+from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.spec.events import Failure, Outcome
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import RunConfig
+
+_OUTCOME = TypeAdapter(Outcome)
 
 
 def finished_again(
@@ -37,7 +40,8 @@ def _finished(
     kept = {name: old[name] for name in BESIDE if name in old and name != "mask"}
     sha256 = {name: old["sha256"][name] for name in kept if name in old["sha256"]}
     edit = kept | {"kind": "unfinished", "sha256": sha256}
-    before = _outcome(entry)
+    extra = {name: value for name, value in entry.items() if name.startswith("x_")}
+    before = _OUTCOME.validate_python({**entry, "outputs": (), "error": None, "extra": extra})
     # What was said of the former finishing does not hold for this one.
     said = tuple(text for text in before.warnings if text not in set(edit_warnings(_whole(old))))
     before = replace(
@@ -61,18 +65,3 @@ def _pixels(folder: RunFolder, path: str) -> np.ndarray:
 
 def _whole(edit: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return edit if "gates" in edit else None
-
-
-def _outcome(entry: Mapping[str, Any]) -> Outcome:
-    """A line of the journal, which this version wrote, as an outcome."""
-    names = {field.name for field in fields(Outcome)}
-    known = {name: value for name, value in entry.items() if name in names}
-    extra = {name: value for name, value in entry.items() if name.startswith("x_")}
-    reuse = known.get("kv_reuse")
-    if isinstance(reuse, Mapping):
-        branches = tuple(BranchTokens(**branch) for branch in reuse["branches"])
-        known["kv_reuse"] = ReuseReport(**(dict(reuse) | {"branches": branches}))
-    if isinstance(known.get("step_cache"), Mapping):
-        known["step_cache"] = StepCacheReport(**known["step_cache"])
-    known["warnings"] = tuple(known.get("warnings") or ())
-    return Outcome(**(known | {"outputs": (), "error": None, "extra": extra}))

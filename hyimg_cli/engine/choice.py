@@ -10,9 +10,10 @@ from typing import Protocol
 from hyimg_cli.errors import require
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.past_run import read_run_info
+from hyimg_cli.settings.run import Place, RunConfig
 from hyimg_cli.spec.events import Event
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import Place, RunConfig
+from hyimg_cli.spec.uncollected import uncollected
 
 
 class RunsPlans(Protocol):
@@ -74,6 +75,7 @@ def _admit_ray(address: str) -> None:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
+@uncollected()
 def session_for(config: RunConfig) -> RunsPlans:
     """The one that `config` asks for. Raises MachineError where GPUs are missing."""
     # Imported here: `--help` must not wait for torch, and replicas need none in this process.

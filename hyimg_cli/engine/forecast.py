@@ -8,41 +8,31 @@ rests on an assumed length.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
+from typing import NamedTuple
 
 from hyimg_cli.cache.disk import SOURCE_IMAGES, DiskStore
 from hyimg_cli.errors import CheckpointError, HyimgError, SourceImageError
 from hyimg_cli.journal.keys import UNREADABLE, precision, source_digest, source_key
 from hyimg_cli.kv.segments import Segment, TextSegment
 from hyimg_cli.kv.tree import KVTree
-from hyimg_cli.manifest.cost import JobTokens, PlanCost, cost
+from hyimg_cli.manifest.cost import Cost, JobTokens, job_cost, total_cost
 from hyimg_cli.manifest.texts import TextIdentity, text_identity
-from hyimg_cli.manifest.video_cost import VideoCost, video_cost
 from hyimg_cli.media.images import size_of, stretched_digest
+from hyimg_cli.memory.footprint import kv_bytes_per_token
 from hyimg_cli.memory.videos import CARDS, VideoNeeds, fitting, video_needs, with_tiles
 from hyimg_cli.models import registry
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import ImageJob, Size
-from hyimg_cli.spec.plan import Plan, VideoGroup
-from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 from hyimg_cli.spec.uncollected import uncollected
-from hyimg_cli.tiling.tiles import DecodeForecast
+from hyimg_cli.spec.work import film_bytes, video_work
+from hyimg_cli.tiling.tiles import DecodeForecast, Tiling, tile_plan
 from hyimg_cli.tiling.tiles import video_forecast as decode_forecast
 
-_NOTHING = JobTokens(
-    ar_prefill=0,
-    shared_prefix=0,
-    positive=0,
-    negative=0,
-    step_rows=0,
-    branches=1,
-    image_encodes=0,
-    assumed_think=0,
-)
 
-
-@dataclass(frozen=True)
-class Sized:
+class Sized(NamedTuple):
     """The K/V of some tokens as a number of bytes."""
 
     tokens: int
@@ -53,32 +43,61 @@ class Sized:
         return self.tokens * self.bytes_per_token
 
     def split(self, at: int) -> "tuple[Sized, Sized]":
-        return (
-            replace(self, tokens=at),
-            replace(self, tokens=self.tokens - at),
-        )
+        return self._replace(tokens=at), self._replace(tokens=self.tokens - at)
+
+
+@dataclass(frozen=True)
+class PictureForecast:
+    """The cost of each group of pictures in plan order, and of all.
+
+    `shared_kv_bytes`: K/V that jobs may share, held when the last one has been counted.
+    """
+
+    groups: tuple[Cost, ...]
+    total: Cost
+    shared_kv_bytes: int
 
 
 @uncollected()
-def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanCost:
+def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PictureForecast:
     """Forecast the pictures of `plan`; source images are looked at, not decoded."""
-    ahead = Forecast(config, assumed_think)
-    card_of = cache(lambda model: registry.model_card(model, config.model.revision))
-    costs = cost(plan, ahead.tokens, card_of)
-    return replace(costs, shared_kv_bytes=ahead.tree.held_bytes)
+    ahead, groups = Forecast(config, assumed_think), []
+    for group in plan.groups:
+        if isinstance(group, Group):
+            width = registry.model_card(group.model, config.model.revision).kv_bytes_per_token
+            groups.append(total_cost(job_cost(job, ahead.tokens(job), width) for job in group.jobs))
+    return PictureForecast(tuple(groups), total_cost(groups), ahead.tree.held_bytes)
 
 
 @dataclass(frozen=True)
 class VideoForecast:
-    """The work of a group of videos, how each decode is spread over the run's ranks, and how
-    many ranks have one of its guidance branches (`branches`, the most that a job has), or a part of
-    each one's `tokens` and `heads` of attention (`context_ranks`).
+    """The work of a group of videos.
 
-    `memory`: of one of them on its device; `cards`: by a GPU's size, the flags with which it fits.
+    `latent_grid`: latent frames, rows, columns. Of the `denoise_steps` a step cache leaves
+    `full_steps` to the transformer. `denoise_forwards`: the transformer's, every branch counted;
+    `denoise_flops`: of these, the least that they compute. `tiles`: rows and columns of tiles in
+    the VAE's decode; `tile_shapes`: the distinct ones, rows and columns of latents. `prompts`:
+    distinct texts to embed if none is on disk. `disk_bytes`: a rough size of the files;
+    `latents_bytes`: of what is kept of one video until its file is written. `decode`: how it is
+    spread over the run's ranks. `branches`: guidance branches, the most that a job has, on
+    `branch_ranks`; `context_ranks` have a part of each one's `tokens` and `heads` of attention.
+    `memory`: of one video on its device; `cards`: by a GPU's size, the flags with which it fits.
     `without_negative`: jobs that the model's authors would have given a negative prompt.
     """
 
-    cost: VideoCost
+    model: str
+    size_class: str
+    jobs: int
+    latent_grid: tuple[int, int, int]
+    denoise_steps: int
+    full_steps: int
+    denoise_forwards: int
+    denoise_flops: int
+    tiles: tuple[int, int]
+    tile_shapes: tuple[tuple[int, int], ...]
+    prompts: int
+    disk_bytes: int
+    latents_bytes: int
     decode: DecodeForecast
     branches: int
     branch_ranks: int
@@ -101,15 +120,30 @@ def _of_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
     is_wide = card.has_float32_vae or precision(config.model)[1] == "float32"
     ranks, width = config.parallel.vae_ranks, 4 if is_wide else 2
     branches = max(job.branch_count for job in group.jobs)
-    is_cut = config.model.tiles_decodes
-    cut = with_tiles(card, config.model) if is_cut else _whole(card, group)
+    cut = with_tiles(card, config.model) if config.model.tiles_decodes else _whole(card, group)
+    decode = decode_forecast(cut, group.size, group.num_frames, ranks, width)
+    works = [video_work(job, card) for job in group.jobs]
+    first, with_frames = works[0], config.output.frames != "none"
+    tiles = tile_plan(Tiling.of_card(cut.tiles, cut.pixels_per_cell), *first.grid[1:]).tiles
     return VideoForecast(
-        cost=video_cost(group, cut, with_frames=config.output.frames != "none"),
-        decode=decode_forecast(cut, group.size, group.num_frames, ranks, width),
+        model=group.model,
+        size_class=group.size_class,
+        jobs=len(group.jobs),
+        latent_grid=first.grid,
+        denoise_steps=sum(work.steps for work in works),
+        full_steps=sum(work.full_steps for work in works),
+        denoise_forwards=sum(work.forwards for work in works),
+        denoise_flops=sum(work.flops for work in works),
+        tiles=(decode.down, decode.across),
+        tile_shapes=tuple(dict.fromkeys(tile.shape for tile in tiles)),
+        prompts=len({text for job in group.jobs for text in job.texts}),
+        disk_bytes=film_bytes(sum(work.pixels for work in works), with_frames=with_frames),
+        latents_bytes=first.latents_bytes,
+        decode=decode,
         branches=branches,
         branch_ranks=min(branches, config.parallel.cfg_ranks),
         context_ranks=config.parallel.context_ranks,
-        tokens=card.tokens(group.jobs[0]),
+        tokens=first.tokens,
         heads=card.context_heads,
         memory=video_needs(group.jobs[0], card, config.model, ranks=config.parallel.context_ranks),
         cards={name: fitting(group.jobs[0], card, config, room) for name, room in CARDS.items()},
@@ -133,7 +167,11 @@ class Forecast:
         self._config, self._assumed_think = config, assumed_think
         self._seen: set[tuple[str, str]] = set()
         self._digest_of, self._size_of = cache(source_digest), cache(_source_size)
-        self._kv_bytes = cache(partial(_kv_bytes_per_token, config=config))
+        self._kv_bytes = cache(
+            lambda model: kv_bytes_per_token(
+                registry.model_card(model, config.model.revision), config
+            )
+        )
         # Texts by number, and those that are left in the tree for others.
         self._texts: dict[TextIdentity, int] = {}
         self._left: set[int] = set()
@@ -147,7 +185,7 @@ class Forecast:
         try:
             return self._tokens(job)
         except HyimgError:
-            return _NOTHING
+            return JobTokens()
 
     def _tokens(self, job: ImageJob) -> JobTokens:
         sizes = [self._size_of(path) for path in job.images]
@@ -245,9 +283,3 @@ def _source_size(path: str) -> Size:
         return size_of(path)
     except SourceImageError:
         return Size(1, 1)
-
-
-def _kv_bytes_per_token(model: str, config: RunConfig) -> int:
-    """Bytes of one token's K/V in the dtype that the run will choose."""
-    stored = registry.model_card(model, config.model.revision).kv_bytes_per_token
-    return stored * 2 if precision(config.model)[1] == "float32" else stored

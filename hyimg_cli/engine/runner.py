@@ -4,12 +4,13 @@ No model is loaded here; `Session` does that with the plan that `prepare` return
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
+from hyimg_cli.engine.failures import FailureLimit
 from hyimg_cli.engine.sources import SourcesSeen, seen, untried
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
 from hyimg_cli.journal.differences import differing
@@ -29,6 +30,7 @@ from hyimg_cli.memory.tensor_ranks import refuse_wrong
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import configured
 from hyimg_cli.settings.precedence import Setting, settle
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.events import (
     Event,
@@ -44,7 +46,6 @@ from hyimg_cli.spec.events import (
 )
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import RunConfig
 from hyimg_cli.spec.uncollected import uncollected
 from hyimg_cli.spec.units import counted
 
@@ -100,6 +101,7 @@ class Accepted:
 class PreparedRun:
     """Jobs that a session has to do, and those that need none. `to_finish`: their redraws are
     there, and are put back on their sources. `gated_before`: done ones that are beyond a gate.
+    `is_over`: by one of the `untried`, no other is to be done.
     """
 
     plan: Plan
@@ -109,6 +111,7 @@ class PreparedRun:
     untried: tuple[Outcome, ...] = ()
     to_finish: tuple[ImageJob, ...] = ()
     gated_before: int = 0
+    is_over: bool = False
 
 
 @dataclass
@@ -328,7 +331,7 @@ def prepare(
 
     Raises StorageError where the disk cannot hold what is left, before anything is loaded.
     """
-    found = found or seen(jobs)
+    found = found or seen(jobs, config.cache)
     for model in sorted({job.model for job in jobs}):
         # A checkpoint that is not all there is told of before anything is written.
         registry.fingerprint(model, config.model.revision)
@@ -342,7 +345,7 @@ def prepare(
     folder.supersede(rest.former)
     folder.write_resolved(accepted.jobs)
     _record(folder, accepted.invalid)
-    untried = tuple(_untried(folder, rest.to_run, found, config))
+    untried, is_over = _untried(folder, rest.to_run, found, config)
     plan = planner.make_plan(to_run, cards(config.model.revision))
     results = folder.results()
     return PreparedRun(
@@ -353,21 +356,23 @@ def prepare(
         untried,
         tuple(rest.to_finish),
         sum(bool((results[name].get("edit") or {}).get("gates")) for name in rest.done),
+        is_over,
     )
 
 
 def _untried(
     folder: RunFolder, jobs: Iterable[Job], found: SourcesSeen, config: RunConfig
-) -> Iterator[Outcome]:
-    """Records the jobs whose sources cannot be read; where a run ends at a failure, one of them."""
-    attempts = folder.attempts()
+) -> tuple[tuple[Outcome, ...], bool]:
+    """Record the jobs whose sources cannot be read; True where one of them ends the run."""
+    attempts, limit = folder.attempts(), FailureLimit(config.failure)
+    outcomes: list[Outcome] = []
     for job in jobs:
         if error := found.error_of(job):
-            outcome = untried(job, error, attempts.get(job.custom_id, 0), config)
-            folder.append(outcome)
-            yield outcome
-            if config.failure.fail_fast:
-                return
+            outcomes.append(untried(job, error, attempts.get(job.custom_id, 0), config))
+            folder.append(outcomes[-1])
+            if limit.ends_run(JobFailed(outcomes[-1])):
+                return tuple(outcomes), True
+    return tuple(outcomes), False
 
 
 @dataclass(frozen=True)

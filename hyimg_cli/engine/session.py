@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 
 from hyimg_cli.cache.disk import DiskStore
+from hyimg_cli.engine.failures import FailureLimit
 from hyimg_cli.errors import Interrupted, MachineError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import finishing_key, key_of, source_digests
@@ -27,8 +28,10 @@ from hyimg_cli.pipelines.outcomes import Facts, failed
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import WriteBehind
 from hyimg_cli.pipelines.request import Finished, Lost
+from hyimg_cli.pipelines.torch_settings import torch_settings
 from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 from hyimg_cli.remote import keep_copies_in
+from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.events import (
     Event,
     GroupStarted,
@@ -43,7 +46,6 @@ from hyimg_cli.spec.events import (
 )
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
-from hyimg_cli.spec.run import ModelChoice, RunConfig
 
 # After such an error every later call on the device fails too.
 _DEVICE_FAULTS: tuple[type[Exception], ...] = (
@@ -99,7 +101,8 @@ class Session:
     def run(
         self, plan: Plan, folder: JobFolder | None = None, *, whole: Plan | None = None
     ) -> Generator[Event, None, None]:
-        """Every job of the plan. A job's failure is an event; the session's own is raised.
+        """Every job of the plan. A job's failure is an event; the session's own is raised, and so
+        is ConsecutiveErrors behind the last event of a run that jobs' failures ended.
 
         Without a `folder` pixels are made and dropped: outcomes name no files. `whole`: the plan
         that `plan` is a piece of; what all of its jobs need at once is made ready with the model.
@@ -109,19 +112,18 @@ class Session:
         self._attempts = folder.attempts() if folder else {}
         if folder:
             folder.make_places(plan.jobs)
-        self._is_over = False
+        self._is_over, limit = False, FailureLimit(self._config.failure)
         for group in plan.groups:
-            for event in self._ready(group, whole or plan):
-                yield event
+            with torch_settings(self._config.model, draws=isinstance(group, Group)):
+                for event in self._ready(group, whole or plan):
+                    yield event
+                    self._stop_if_asked()
                 self._stop_if_asked()
-            self._stop_if_asked()
-            yield GroupStarted(group.model, group.size_class, len(group.jobs))
-            # Of no job's time: loading, and what was made ready for other groups.
-            for event in self._tried(group.jobs, plan, time.perf_counter()):
-                yield event
-                if isinstance(event, JobFailed) and self._config.failure.fail_fast:
-                    self._is_over = True
+                yield GroupStarted(group.model, group.size_class, len(group.jobs))
+                # Of no job's time: loading, and what was made ready for other groups.
+                yield from self._tried(group.jobs, plan, time.perf_counter(), limit)
             if self._is_over:
+                limit.raise_fault()
                 return
 
     def _stop_if_asked(self) -> None:
@@ -151,18 +153,25 @@ class Session:
             other.release()
             yield ModelReleased(name, needed.total, there.free)
 
-    def _tried(self, jobs: Sequence[Job], plan: Plan, started: float) -> Iterator[Event]:
+    def _tried(
+        self, jobs: Sequence[Job], plan: Plan, started: float, limit: FailureLimit
+    ) -> Iterator[Event]:
         """A group's events; failures that may pass are tried again behind the others."""
+        again: dict[str, JobFailed] = {}
         for retries_left in range(self._config.failure.max_retries, -1, -1):
-            again: list[Job] = []
             for event in self._group(jobs, started):
+                is_final = True
+                if isinstance(event, JobDone | JobFailed):
+                    again.pop(event.outcome.custom_id, None)
                 if isinstance(event, JobFailed) and _may_pass(event) and retries_left:
-                    again.append(plan.by_id[event.outcome.custom_id])
-                else:
+                    is_final, again[event.outcome.custom_id] = False, event
+                self._is_over |= limit.ends_run(event, is_final=is_final)
+                if is_final:
                     yield event
-            if not again:
-                return
-            jobs = again
+            if self._is_over or not again:
+                break
+            jobs = [plan.by_id[name] for name in again]
+        yield from again.values()  # of a run that is over
 
     def _group(self, jobs: Sequence[Job], started: float) -> Iterator[Event]:
         with ThreadPoolExecutor(1) as writer:

@@ -2,23 +2,32 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from hyimg_cli.addresses import address_of
+from hyimg_cli.cache.disk import CHECKED_SOURCES, DiskStore
 from hyimg_cli.errors import HyimgError, SourceImageError, UsageError
 from hyimg_cli.journal.keys import finishing_key, key_of, source_digests
 from hyimg_cli.media.carried import depth_fault, region_of
-from hyimg_cli.media.images import probe_image, size_of
+from hyimg_cli.media.images import probe_image
+from hyimg_cli.settings.run import CacheConfig, RunConfig
+from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Failure, Outcome
-from hyimg_cli.spec.job import ImageJob, Job, KeepOutside, Size, SizeRequest, VideoJob
-from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.job import ImageJob, Job, KeepOutside, Size, SizeRequest
 from hyimg_cli.spec.units import counted
 
 # So many are named.
 MOST_NAMED = 10
+# Decoded at a time: one may take 400 MB.
+_AT_ONCE = 4
+_TOLD_AFTER_S = 2.0
 _MISSING = "source.missing"
 
 
@@ -90,23 +99,101 @@ def _is_turned(asked: SizeRequest, source: Size) -> bool:
     return (ratio > 1) == (turned > 1) and abs(math.log(ratio / turned)) < 0.05
 
 
-def seen(jobs: Sequence[Job], *, decode: bool = False) -> SourcesSeen:
-    """The jobs' source pictures, each looked at once: unless `decode`, at its head alone but where
-    a video starts from it, which costs nothing beside the video, and not at those of a store.
+def seen(
+    jobs: Sequence[Job],
+    config: CacheConfig | None = None,
+    *,
+    fetches: bool = False,
+    tell: Callable[[str], object] = str,
+) -> SourcesSeen:
+    """The jobs' source pictures, each decoded; one that was whole is known until its file changes.
+
+    Those of a store only where `fetches`: else their jobs find out when their turn comes.
     """
-    starts = {path for job in jobs if isinstance(job, VideoJob) for path in job.images}
-    sizes: dict[str, Size] = {}
-    errors: dict[str, SourceImageError] = {}
-    for path in dict.fromkeys(path for job in jobs for path in job.images):
-        if address_of(path) and not decode:
-            continue  # a request each: their jobs find out when their turn comes
+    paths = dict.fromkeys(path for job in jobs for path in job.images)
+    found = _probed([path for path in paths if fetches or not address_of(path)], config, tell)
+    sizes = {path: one for path, one in found.items() if isinstance(one, Size)}
+    errors = {path: one for path, one in found.items() if isinstance(one, SourceImageError)}
+    return SourcesSeen(sizes, errors, dict(_unfit(jobs, sizes)))
+
+
+def _probed(
+    paths: Sequence[str], config: CacheConfig | None, tell: Callable[[str], object]
+) -> dict[str, Size | SourceImageError]:
+    """Size of each picture as it is read, or why it cannot be."""
+    known = _WholePictures(config or CacheConfig())
+    marks = {path: known.mark_of(path) for path in paths}
+    found: dict[str, Size | SourceImageError] = {
+        path: size for path in paths if (size := known.size_of(path, marks[path]))
+    }
+    left, began, is_told = [path for path in paths if path not in found], time.monotonic(), False
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
+        # Each reader has warnings ignored, which is the process's: behind the last they are back.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for path, one in zip(left, pool.map(_probe, left), strict=True):
+                found[path] = one
+                if isinstance(one, Size):
+                    known.add(path, marks[path], one)
+                if not is_told and time.monotonic() - began > _TOLD_AFTER_S:
+                    is_told = True
+                    tell(f"reading {counted(len(left), 'source')}, each once until it changes")
+    finally:
+        pool.shutdown(cancel_futures=True)
+        known.keep()
+    return {path: found[path] for path in paths}
+
+
+def _probe(path: str) -> Size | SourceImageError:
+    try:
+        return probe_image(Path(path))[0]
+    except SourceImageError as error:
+        return error
+
+
+class _WholePictures:
+    """Pictures of this machine that were decoded without a fault: an entry of the disk cache for
+    each folder, by name the marks of the file as it was then, and its size.
+    """
+
+    def __init__(self, config: CacheConfig) -> None:
+        self._store = DiskStore(config.folder, config.budget_bytes)
+        self._folders: dict[str, dict[str, list[int]]] = {}
+        self._changed: set[str] = set()
+
+    def mark_of(self, path: str) -> list[int] | None:
+        """What changes with the file; None for one of a store, or that cannot be looked at."""
         try:
-            is_whole = decode or path in starts
-            sizes[path] = probe_image(Path(path))[0] if is_whole else size_of(path)
-        except SourceImageError as error:
-            errors[path] = error
-    unfit = dict(_unfit(jobs, sizes))
-    return SourcesSeen(sizes, errors, unfit)
+            status = os.stat(path)
+        except (OSError, ValueError):
+            return None
+        return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+    def size_of(self, path: str, mark: list[int] | None) -> Size | None:
+        known = self._of(os.path.dirname(path)).get(os.path.basename(path), ()) if mark else ()
+        return Size(*known[4:]) if mark and known[:4] == mark else None
+
+    def add(self, path: str, mark: list[int] | None, size: Size) -> None:
+        if mark:
+            folder, name = os.path.split(path)
+            self._of(folder)[name] = [*mark, size.height, size.width]
+            self._changed.add(folder)
+
+    def keep(self) -> None:
+        for folder in self._changed:
+            data = json.dumps(self._of(folder)).encode()
+            self._store.write(CHECKED_SOURCES, _key(folder), data)
+
+    def _of(self, folder: str) -> dict[str, list[int]]:
+        if folder not in self._folders:
+            data = self._store.read(CHECKED_SOURCES, _key(folder))
+            self._folders[folder] = json.loads(data) if data else {}
+        return self._folders[folder]
+
+
+def _key(folder: str) -> str:
+    return digest.of_bytes(os.fsencode(os.path.abspath(folder)))
 
 
 def _unfit(
@@ -115,11 +202,11 @@ def _unfit(
     """Jobs that cannot keep their source: no 8-bit picture could be equal to it, or their region is
     none of its.
     """
-    depth = cache(depth_fault)
+    depth, region = cache(depth_fault), cache(_region_fault)
     for job in jobs:
         if not isinstance(job, ImageJob) or job.outside is None or job.kept_image not in sizes:
             continue
-        error = depth(Path(job.kept_image)) or _region_fault(job.outside, sizes[job.kept_image])
+        error = depth(Path(job.kept_image)) or region(job.outside, sizes[job.kept_image])
         if error is not None:
             yield job.custom_id, error
 

@@ -23,7 +23,7 @@ from hyimg_cli.finishing.planes import (
 )
 from hyimg_cli.finishing.region import BlurredView, Found, region, views
 from hyimg_cli.finishing.registration import Motion, registered
-from hyimg_cli.finishing.verdict import Kind, Measures, chroma_of, rim_of, structure_of
+from hyimg_cli.finishing.verdict import Kind, Measures, chroma_of, cie76, rim_of, structure_of
 
 _RIM = 3.0
 # A registration without the edit that says something else is believed.
@@ -41,8 +41,9 @@ class Edit:
     """What a redraw did to its source.
 
     `mask` [Y, X], in the drawn size: what was edited, within the region that was given, if any;
-    `found` wherever it is. `still` is where what was shown lies, `placement` where the redraw does,
-    its motion within. `seen`: the motion as it was found, also where it was too far to be
+    `found` without that limit. `reasons`: why all of the picture was edited, which a region may
+    limit to a `local` edit. `still` is where what was shown lies, `placement` where the redraw
+    does, its motion within. `seen`: the motion as it was found, also where it was too far to be
     undone, and `motion` is none. `spill`: the part of what was found that lies outside that region.
     `outside`: how far the redraw itself is from the source outside the mask, mean and 99th
     percentile.
@@ -95,22 +96,26 @@ def edit_of(
     moved = drift.undone(moved, r)
     found = region(moved, r, views(r), valid)
     measures = _measures(r, m, moved, drift, found, too_far is not None)
-    mask, spill = found.mask, None
+    reasons, light, spill = measures.reasons, found.light, None
+    mask = edited = np.ones_like(found.mask) if reasons else found.mask
     if own is not None:
-        spill = float((found.mask & ~own).sum() / found.mask.sum()) if found.mask.any() else 0.0
-        mask = own if mode == _INSTEAD else found.mask & own
-    reasons, light = measures.reasons, found.light
-    if own is not None and mode == _INSTEAD and reasons:
-        # The user knows where; drift of a picture that is another one altogether is none.
-        reasons, drift, moved = (), unmoved(drift), motion.applied(m)
-        light = np.zeros_like(light)
-    kind: Kind = "global" if reasons else "local" if mask.any() else "none"
+        spill = float((edited & ~own).sum() / edited.sum()) if edited.any() else 0.0
+        mask = own if mode == _INSTEAD else edited & own
+    is_limited = given is not None and (mode == _INSTEAD or bool((given <= 127).any()))
+    if is_limited and reasons:
+        # Drift of a picture that is another one altogether is none.
+        drift, moved, light = unmoved(drift), motion.applied(m), np.zeros_like(light)
+        # With `instead` the user knows where, and nothing is to be told.
+        reasons = reasons if mode == _LIMIT else ()
+    kind: Kind = "local" if mask.any() else "none"
     difference = _distance(r, m, mask)
+    if reasons and not is_limited:
+        kind, difference = "global", _distance(r, m, found.mask)
     return Edit(
         kind,
         reasons,
         mask,
-        found.mask,
+        edited,
         placement,
         placement.moved(motion.zoom, motion.shift),
         drift,
@@ -143,9 +148,7 @@ def put_back(
             for top in rows
         ]
         return Result(np.concatenate(strips), np.full((height, width), 255, np.uint8))
-    is_whole = bool(edit.measures.reasons)
-    left = np.ones_like(edit.mask) if is_whole else edit.mask | edit.found
-    what = layers(edit.reference, edit.drawn, edit.mask, left, edit.light)
+    what = layers(edit.reference, edit.drawn, edit.mask, edit.mask | edit.found, edit.light)
     limit = None if given is None else numbers(given > 127)
     return Result(
         *composite(source, drawn, reference, edit.still, edit.placement, edit.drift, what, limit)
@@ -243,13 +246,10 @@ def _apart(a: Motion, b: Motion, shape: tuple[int, ...]) -> float:
 
 def _distance(r: Plane, m: Plane, mask: Mask) -> tuple[float, float]:
     """CIE 1976 between the redraw as it was drawn and the reference, outside the mask."""
-    from skimage.color import deltaE_cie76, rgb2lab
-
     outside = ~mask[::2, ::2]
     if not outside.any():
         return 0.0, 0.0
-    labs = [rgb2lab(levels[:, ::2, ::2][:, outside].T / 255) for levels in (r, m)]
-    difference = deltaE_cie76(*labs)
+    difference = cie76(*(levels[:, ::2, ::2][:, outside].T for levels in (r, m)))
     return float(difference.mean()), float(np.quantile(difference, 0.99))
 
 

@@ -108,8 +108,8 @@ def mapped_back(
     return np.asarray(Image.fromarray(part).resize(size, Image.Resampling.LANCZOS, box))
 
 
-def shown(source: Pixels, placement: Placement) -> Pixels:
-    """What the model was shown of the source."""
+def shown(source: Pixels | Image.Image, placement: Placement) -> Pixels:
+    """What the model was shown of the source, in the source's channels."""
     (top, bottom), (left, right) = (
         [
             min(float(axis.length), max(0.0, (at + axis.offset) / axis.scale))
@@ -119,4 +119,5 @@ def shown(source: Pixels, placement: Placement) -> Pixels:
     )
     box = (left, top, right, bottom)
     size = placement.x.drawn, placement.y.drawn
-    return np.asarray(Image.fromarray(source).resize(size, Image.Resampling.LANCZOS, box))
+    image = source if isinstance(source, Image.Image) else Image.fromarray(source)
+    return np.asarray(image.resize(size, Image.Resampling.LANCZOS, box))

@@ -6,13 +6,15 @@ from typing import Literal
 
 import numpy as np
 
-from hyimg_cli.finishing.planes import Mask, Plane, blurred, opponent, scale_of
+from hyimg_cli.finishing.planes import Mask, Pixels, Plane, blurred, opponent, scale_of
 
 Kind = Literal["local", "none", "global"]
 _MOST_DRIFT, _MOST_NOISE, _MOST_AREA, _MOST_RIM = 9.0, 5.0, 0.55, 0.6
 # Below this correlation less than half of the power outside is the source's.
 _LEAST_STRUCTURE, _FLAT, _CHROMA, _LEAST_CHROMA = 0.7, 1.0, (0.6, 1.5), 6.0
 _MOST_REGIONS = 30
+# Rows that are compared at a time, and pixels among them whose distances are measured.
+_STRIP, _SAMPLE = 256, 20_000
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,39 @@ class Measures:
             yield "moved: the picture was zoomed or shifted"
 
 
+@dataclass
+class Change:
+    """How far pixels of a result are from those of its source, gathered part by part."""
+
+    pixels: int = 0
+    differing: int = 0
+    _distances: float = 0.0
+
+    def add(self, before: Pixels, after: Pixels, differs: Mask, of: int) -> None:
+        """Measure the pixels [Y, X, 3], or [Y, X, 4] with alpha, that differ among so many."""
+        self.pixels += of
+        for top in range(0, len(before), _STRIP):
+            rows = slice(top, top + _STRIP)
+            if not (count := int(differs[rows].sum())):
+                continue
+            self.differing += count
+            each = slice(None, None, 1 + count // _SAMPLE)
+            some = (_on_white(levels[rows][differs[rows]][each]) for levels in (before, after))
+            self._distances += count * float(cie76(*some).mean())
+
+    @property
+    def mean_de(self) -> float:
+        """Mean distance (CIE 1976) of all pixels, to four digits: 0 only where it is."""
+        return float(f"{self._distances / max(1, self.pixels):.4g}")
+
+
+def cie76(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Distances of levels [N, 3]."""
+    from skimage.color import deltaE_cie76, rgb2lab
+
+    return np.asarray(deltaE_cie76(*(rgb2lab(levels / 255) for levels in (before, after))))
+
+
 def structure_of(reference: Plane, drawn: Plane, mask: Mask) -> float | None:
     """Correlation of band-passed lightness outside the mask; None where that is flat."""
     scale, free = scale_of(mask.shape), ~mask
@@ -85,6 +120,12 @@ def rim_of(mask: Mask) -> float:
     """Part of the outermost pixels that the mask has."""
     rim = np.concatenate([mask[0], mask[-1], mask[:, 0], mask[:, -1]])
     return float(rim.mean())
+
+
+def _on_white(levels: np.ndarray) -> np.ndarray:
+    """Levels [N, 3] of such with alpha, or as they are."""
+    alpha = levels[:, 3:] / 255
+    return levels[:, :3] * alpha + 255 * (1 - alpha) if alpha.size else levels
 
 
 def _shown(value: float) -> str:

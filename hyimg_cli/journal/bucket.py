@@ -32,7 +32,7 @@ from hyimg_cli.errors import MachineError, OutputFolderError, StorageError
 from hyimg_cli.files import json_of
 from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.journal.job_files import OUTPUTS, files_of_result
-from hyimg_cli.journal.journal import RESOLVED, RESULTS, RunFolder, outcome_to_json, outcomes_in
+from hyimg_cli.journal.journal import RESOLVED, RunFolder, outcome_to_json, outcomes_in
 from hyimg_cli.remote import as_os_errors, located
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
@@ -87,9 +87,9 @@ class PartJournal:
     def confirm(self) -> None:
         """Nothing: nobody but the next run can write behind the last part."""
 
-    def append(self, lines: Sequence[tuple[str, bytes]]) -> None:
+    def append(self, lines: Sequence[bytes]) -> None:
         """Adds lines in one part. Raises StorageError where another run has taken over."""
-        self._create(b"".join(line for _, line in lines))
+        self._create(b"".join(lines))
 
     def _create(self, data: bytes) -> None:
         name, part = self._name(self._next), self._signed(data)
@@ -199,7 +199,7 @@ class BucketFolder(RunFolder):
     def write_results(self, lines: Iterable[bytes]) -> None:
         """Adds lines to the journal, all in one part: the last one of a job counts."""
         with self._errors():
-            self._append([(RESULTS, b"".join(lines))])
+            self._append([b"".join(lines)])
 
     def bring(self, name: str, local: Path) -> None:
         """Puts a file of this machine under a name in the folder."""
@@ -228,10 +228,10 @@ class BucketFolder(RunFolder):
         shots = sum(name.startswith(f"{frames}/") for name in self._sizes) if with_frames else 0
         return not (with_frames and "num_frames" in output) or shots == output["num_frames"]
 
-    def _append(self, lines: Sequence[tuple[str, bytes]]) -> None:
+    def _append(self, lines: Sequence[bytes]) -> None:
         super()._append(lines)
         if self._known is not None:
-            self._known += b"".join(line for _, line in lines)
+            self._known += b"".join(lines)
 
     def _publish(self, outcomes: Sequence[Outcome]) -> None:
         """Puts the files of done jobs, checked once more, then takes them from this machine."""

@@ -3,14 +3,13 @@
 import contextlib
 import fcntl
 import os
-import shutil
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from hyimg_cli.errors import OutputFolderError
-from hyimg_cli.files import descriptor_of, storage_error, write_all
+from hyimg_cli.files import descriptor_of, remove, storage_error, write_all
 
 
 def locked(path: Path) -> int:
@@ -67,10 +66,7 @@ def make_folders(path: Path) -> None:
 def remove_temporaries(folder: Path, of: str = "[0-9]*") -> None:
     """Removes what a killed run had not yet given its final name; `of`: one process's alone."""
     for leftover in folder.glob(f".*.{of}.tmp"):
-        if leftover.is_dir():
-            shutil.rmtree(leftover)
-        else:
-            leftover.unlink(missing_ok=True)
+        remove(leftover)
 
 
 @contextlib.contextmanager

@@ -16,13 +16,14 @@ import numpy as np
 
 from hyimg_cli.errors import OutputError, SourceImageError
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.manifest.resolved import job_to_json
+from hyimg_cli.journal.keys import mask_print
+from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media import carried, images
 from hyimg_cli.media.carried import Bytes, Carried, read_carried, region_of
 from hyimg_cli.media.metadata import PictureFacts, PictureText, picture_text, retold
+from hyimg_cli.settings.run import OutputConfig
 from hyimg_cli.spec.events import OutputFile
 from hyimg_cli.spec.job import Encoding, ImageJob, KeepOutside, Size
-from hyimg_cli.spec.run import OutputConfig
 
 if TYPE_CHECKING:
     from hyimg_cli.finishing.outside import Edit, Result
@@ -44,10 +45,10 @@ def keep_redraw(
     size = Size(*drawn.shape[:2])
     text = None
     if facts is not None:
-        text = picture_text(job, job_to_json(job), facts, size, images.pixel_digest(drawn))
+        text = picture_text(job, public_line(job), facts, size, images.pixel_digest(drawn))
     edit: Record = {"kind": "unfinished", "sha256": {}}
     for name, pixels, said in (("plain", drawn, text), ("shown", reference, None)):
-        path = folder.place_for(job, _named_size(job, size), f".{name}.png")
+        path = folder.place_for(job, f".{name}.png")
         edit[name] = path.relative_to(folder.folder).as_posix()
         edit["sha256"][name] = images.saved(path, carried.encoded(pixels, _PNG, said))
     return edit
@@ -71,6 +72,7 @@ def finish(
     # It brings scipy: 0.3 s of each start for jobs that keep nothing.
     from hyimg_cli.finishing.outside import edit_of, put_back
     from hyimg_cli.finishing.placement import Placement
+    from hyimg_cli.finishing.verdict import Change
 
     outside, path = job.outside, Path(job.kept_image)
     assert outside is not None, "the job keeps what is outside an edit"
@@ -85,12 +87,17 @@ def finish(
     given = region_of(outside, size)
     placement = Placement.stretched((size.height, size.width), drawn.shape[:2])
     found = edit_of(drawn, reference, placement, given=given, mode=outside.region_mode)
-    edit |= told(found, outside)
+    edit |= told(found)
     if found.kind == "global" and outside.on_global == "fail":
         hint = "the plain picture is kept; on_global keep takes it, a region limits it"
         what = f"the whole picture was edited: {', '.join(found.reasons)}"
         raise OutputError(what, hint=hint, code="outside.global")
-    result = put_back(source.pixels, drawn, reference, found, given)
+    result, change = put_back(source.pixels, drawn, reference, found, given), Change()
+    if found.kind == "global":
+        # Nothing was kept, so all of it counts; of any other edit what is outside is equal.
+        change.add(source.pixels, result.pixels, result.matte > 0, result.matte.size)
+    edit["change"] = {"mean_de": change.mean_de}
+    edit["gates"] = list_breaches(edit, outside)
     return _written(folder, job, source, found, result, edit, config)
 
 
@@ -101,8 +108,9 @@ def edit_warnings(edit: Mapping[str, Any] | None) -> Iterator[str]:
     if edit["kind"] == "none":
         found = "the edit lies outside the region" if edit["spill"] else "no edit was found"
         yield f"{found}: the result is the source; what was drawn is beside it"
-    if edit["kind"] == "global":
-        yield f"the whole picture was edited ({', '.join(edit['reasons'])}): nothing was kept"
+    elif edit["reasons"]:
+        kept = "nothing was kept" if edit["kind"] == "global" else "only the region was taken"
+        yield f"the whole picture was edited ({', '.join(edit['reasons'])}): {kept}"
     yield from (f"gate: {breach}" for breach in edit["gates"])
 
 
@@ -135,10 +143,10 @@ def _written(
         "outside_differing_pixels": differing,
         "box": _box(result.matte),
     }
-    path = folder.place_for(job, size, ".mask.png")
+    path = folder.place_for(job, ".mask.png")
     edit["mask"] = path.relative_to(folder.folder).as_posix()
     edit["sha256"]["mask"] = images.saved(path, carried.encoded(result.matte, _PNG, None))
-    path = folder.place_for(job, size, job.encoding.suffix)
+    path = folder.place_for(job, job.encoding.suffix)
     saved = images.saved(path, data)
     relative = path.relative_to(folder.folder).as_posix()
     return OutputFile(relative, saved, sha256, size.width, size.height, job.seed)
@@ -149,14 +157,16 @@ def _text(
 ) -> PictureText | None:
     """What the plain picture says of itself, of the result."""
     text = images.text_of(folder.folder / edit["plain"])
-    return retold(text, job_to_json(job), size, sha256) if text.record else PictureText("", "", "")
+    if not text.record:
+        return PictureText("", "", "")
+    return retold(text, public_line(job), mask_print(job), size, sha256)
 
 
-def told(found: "Edit", outside: KeepOutside) -> Record:
-    """The line's `edit`: what was found, and which gates it does not pass."""
+def told(found: "Edit") -> Record:
+    """The line's `edit`, as far as a redraw tells it."""
     measures, motion = found.measures, found.seen
     drawn = found.mask.shape
-    told = {
+    return {
         "kind": found.kind,
         "reasons": list(found.reasons),
         "area": round(float(found.mask.mean()), 5),
@@ -172,24 +182,20 @@ def told(found: "Edit", outside: KeepOutside) -> Record:
         "unseen": round(max(0.0, found.placement.unseen), 4) if measures.moved else 0.0,
         "spill": None if found.spill is None else round(found.spill, 4),
     }
-    gates = {
-        "max_outside_change": found.outside[0],
-        "max_edited_area": float(found.mask.mean()),
-        "max_spill": found.spill,
-    }
-    return told | {"gates": list(_breaches(gates, outside))}
 
 
-def _breaches(values: Mapping[str, float | None], outside: KeepOutside) -> Iterator[str]:
-    judged = {
-        "max_outside_change": "the redraw's own change outside, mean CIE76",
-        "max_edited_area": "the edited part of the picture",
-        "max_spill": "the part of the edit outside the region",
+def list_breaches(edit: Mapping[str, Any], outside: KeepOutside) -> list[str]:
+    """The gates that an `edit` does not pass, each with its value."""
+    values = {
+        "max_outside_change": ("the mean change (CIE76) outside", edit["change"]["mean_de"]),
+        "max_edited_area": ("the edited part of the picture", edit["area"]),
+        "max_spill": ("the part of the edit outside the region", edit["spill"]),
     }
-    for name, value in values.items():
-        limit = getattr(outside, name)
-        if limit is not None and value is not None and value > limit:
-            yield f"{name} {limit:g}: {judged[name]} is {value:.4g}"
+    return [
+        f"{name} {limit:g}: {what} is {value:.4g}"
+        for name, (what, value) in values.items()
+        if (limit := getattr(outside, name)) is not None and value is not None and value > limit
+    ]
 
 
 def _shift(zoom: tuple[float, float], shift: tuple[float, float], shape: tuple[int, ...]) -> float:
@@ -202,11 +208,3 @@ def _box(matte: Bytes) -> list[int] | None:
     if not rows.size:
         return None
     return [int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1]
-
-
-def _named_size(job: ImageJob, drawn: Size) -> Size:
-    """The result's size, by which files may be named; where the source is gone by now, any."""
-    try:
-        return images.probe_image(Path(job.kept_image), decode=False)[0]
-    except SourceImageError:
-        return drawn

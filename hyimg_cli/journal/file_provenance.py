@@ -5,20 +5,21 @@ from functools import cache
 import torch
 
 from hyimg_cli import __version__
-from hyimg_cli.journal.keys import model_print, pixel_settings, precision
+from hyimg_cli.journal.keys import mask_print, model_print, pixel_settings, precision
 from hyimg_cli.journal.provenance import versions
 from hyimg_cli.media.metadata import Provenance
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import Job
-from hyimg_cli.spec.run import RunConfig
 
 
 def file_provenance(job: Job, config: RunConfig) -> Provenance:
     """Everything known in this process that decides the bits of the job's file."""
     kind = precision(config.model)[0]
+    settings = pixel_settings(job, config) | mask_print(job) | {"device": kind}
     return Provenance(
         version=__version__,
         model_fingerprint=model_print(job, config),
-        settings=pixel_settings(job, config) | {"device": kind} | _processor(kind),
+        settings=settings | _processor(kind),
         packages=_packages(),
     )
 

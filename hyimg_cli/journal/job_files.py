@@ -1,23 +1,19 @@
 """The files of jobs in an output folder: what they are called, and whose a name was before."""
 
+import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import PurePosixPath
+from functools import cache
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hyimg_cli.errors import OutputFolderError
-from hyimg_cli.manifest.file_names import BESIDE, path_of
-from hyimg_cli.settings.file_names import SIDES, UNKNOWN, clashes, finished
+from hyimg_cli.manifest.file_names import BESIDE, name_of, path_of
+from hyimg_cli.settings.file_names import clashes
 from hyimg_cli.spec.job import Job
 
 OUTPUTS = "outputs"
 _Results = Mapping[str, Mapping[str, Any]]
-
-
-def name_of(job: Job, width: int | str, height: int | str) -> str:
-    """The name of the job's file where it has these sides."""
-    sides = {"width": width, "height": height}
-    return finished(job.file_name, {"custom_id": job.custom_id} | sides)
 
 
 def files_of(output: Mapping[str, Any]) -> list[str]:
@@ -40,6 +36,15 @@ def files_of_result(entry: Mapping[str, Any]) -> list[str]:
     return [*(file for one in _outputs(entry) for file in files_of(one)), *files_of_edit(entry)]
 
 
+def names_in(results: _Results) -> dict[str, str]:
+    """What the file of each result is called, by custom_id: its path below `outputs`."""
+    return {
+        custom_id: str(PurePosixPath(output["path"]).relative_to(OUTPUTS).with_suffix(""))
+        for custom_id, entry in results.items()
+        for output in _outputs(entry)
+    }
+
+
 def former_files(jobs: Iterable[Job], results: _Results) -> dict[str, list[str]]:
     """By job the files of its earlier result, without those that another result names, too."""
     owners = Counter(file for entry in results.values() for file in files_of_result(entry))
@@ -54,12 +59,9 @@ def former_files(jobs: Iterable[Job], results: _Results) -> dict[str, list[str]]
 
 def is_renamed(job: Job, entry: Mapping[str, Any]) -> bool:
     """True where a done job's file is called otherwise by now, but for its format."""
-    for output in _outputs(entry):
-        width, height = (output.get(side, UNKNOWN) for side in SIDES)
-        path = PurePosixPath(output["path"])
-        if f"{OUTPUTS}/{name_of(job, width, height)}" != str(path).removesuffix(path.suffix):
-            return True
-    return False
+    paths = (PurePosixPath(output["path"]) for output in _outputs(entry))
+    name = f"{OUTPUTS}/{name_of(job)}"
+    return any(str(path).removesuffix(path.suffix) != name for path in paths)
 
 
 def refuse_files_of_others(jobs: Sequence[Job], results: _Results, own: Collection[str]) -> None:
@@ -83,6 +85,23 @@ def refuse_files_of_others(jobs: Sequence[Job], results: _Results, own: Collecti
                 where=job.source_line,
                 hint="choose another folder with -o, or another --name",
                 code="output.other-file",
+            )
+
+
+def refuse_sources(folder: Path, jobs: Sequence[Job], to_run: Sequence[Job]) -> None:
+    """Raises OutputFolderError where a file of `to_run` would take a source picture's place."""
+    outputs, real = os.path.realpath(folder / OUTPUTS), cache(os.path.realpath)
+    paths = dict.fromkeys(image for job in jobs for image in job.images)
+    sources = [f"{real(os.path.dirname(path))}/{os.path.basename(path)}" for path in paths]
+    sources = [path for path in sources if path.startswith(f"{outputs}/") and os.path.exists(path)]
+    targets = [f"{outputs}/{path_of(job)}" for job in to_run] if sources else []
+    for later, earlier in clashes([*sources, *targets]):
+        if earlier < len(sources) <= later:
+            raise OutputFolderError(
+                f'the result of "{to_run[later - len(sources)].custom_id}" would replace a source',
+                where=sources[earlier],
+                hint="choose another folder with -o, or another --name",
+                code="output.source",
             )
 
 

@@ -29,6 +29,7 @@ from hyimg_cli.files import (
     JOURNAL_BYTES,
     LATENTS_BYTES,
     bytes_of,
+    refuse_links,
     remove,
     replace_file,
     replacing,
@@ -41,18 +42,19 @@ from hyimg_cli.journal.job_files import (
     files_of_result,
     former_files,
     is_renamed,
-    name_of,
     refuse_files_of_others,
+    refuse_sources,
 )
 from hyimg_cli.journal.journal_file import JournalFile, entry_of, whole_lines
 from hyimg_cli.journal.outcome_shape import fault_in
-from hyimg_cli.manifest.file_names import path_of
+from hyimg_cli.manifest.fields import PATH_FIELDS
+from hyimg_cli.manifest.file_names import name_of, path_of
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
-from hyimg_cli.settings.file_names import UNKNOWN, fault_of
+from hyimg_cli.settings.file_names import fault_of
 from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
-from hyimg_cli.spec.job import FINISHING, ImageJob, Job, Size
+from hyimg_cli.spec.job import FINISHING, ImageJob, Job
 from hyimg_cli.spec.units import counted
 
 RESULTS = "results.jsonl"
@@ -61,14 +63,13 @@ MISSING = "missing.jsonl"
 RUN = "run.json"
 LATENTS = "latents"
 LOCK = ".lock"
+# How a job differs from its result where a source image is gone.
+NOT_FOUND = "source image not found"
 _encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 # Files that are written at the same time.
 _WRITERS = 8
 # Of a resolved job, what never changes its file.
-_NOT_IN_KEY = (
-    *("custom_id", "images", "model", "metadata", "name", "written", "lora", "camera"),
-    *FINISHING,
-)
+_NOT_IN_KEY = ("custom_id", "metadata", "name", "written", *PATH_FIELDS, *FINISHING)
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,13 @@ class JobFolder(ABC):
     def path_for(self, name: str, suffix: str = ".png") -> Path:
         """Where a file of this name goes: a picture, or a video with what stands beside it."""
         assert not fault_of(name), f"{name!r} never passed the manifest's check"
-        assert UNKNOWN not in name, "a file is named when its size is known"
         return self.folder / OUTPUTS / f"{name}{suffix}"
 
-    def place_for(self, job: Job, size: Size, suffix: str) -> Path:
-        """The same for a job's file of this size; its folder is made. Raises as `make_places`, and
-        JobError where a folder has the file's name, or that of a video's sidecar.
+    def place_for(self, job: Job, suffix: str) -> Path:
+        """The same for a job's file; its folder is made. Raises as `make_places`, and JobError
+        where a folder has the file's name, or that of a video's sidecar.
         """
-        path = self.path_for(name_of(job, size.width, size.height), suffix)
+        path = self.path_for(name_of(job), suffix)
         self._make_place(path.parent)
         places = (path, path.with_suffix(".json")) if suffix == ".mp4" else (path,)
         self.refuse_folders(str(place.relative_to(self.folder)) for place in places)
@@ -118,30 +118,30 @@ class JobFolder(ABC):
     def latents_for(self, custom_id: str) -> Path:
         """Where an unfinished video's latents wait; their folder is made by who writes them."""
         assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
-        return self.folder / LATENTS / f"{custom_id.replace('/', '~')}.safetensors"
+        return self.inside(f"{LATENTS}/{custom_id.replace('/', '~')}.safetensors")
+
+    def inside(self, name: str) -> Path:
+        """A place in the folder, to be written or removed. Raises OutputFolderError where a link
+        leads out of it on the way there.
+        """
+        path = self.folder / name
+        with disk_errors(self.folder):
+            refuse_links(path.parent, self.folder)
+        return path
 
     def make_places(self, jobs: Iterable[Job]) -> None:
-        """Makes the folders below `outputs` that names lead to, as far as they are known.
+        """Makes the folders below `outputs` that names lead to.
 
         Raises OutputFolderError where a file stands in the way, or a link leads elsewhere.
         """
         for place in sorted({os.path.dirname(path_of(job)) for job in jobs}):
-            if UNKNOWN not in place:
-                self._make_place(self.folder / OUTPUTS / place)
+            self._make_place(self.folder / OUTPUTS / place)
 
     def _make_place(self, place: Path) -> None:
-        outputs = self.folder / OUTPUTS
-        if place == outputs:
-            return
         with disk_errors(self.folder):
-            if not place.resolve().is_relative_to(outputs.resolve()):
-                raise OutputFolderError(
-                    "a link leads out of the output folder",
-                    where=place,
-                    hint="take it away, or choose another folder with -o",
-                    code="output.link",
-                )
-            make_folders(place)
+            refuse_links(place, self.folder)
+            if place != self.folder / OUTPUTS:
+                make_folders(place)
 
     @abstractmethod
     def attempts(self) -> dict[str, int]:
@@ -151,8 +151,8 @@ class JobFolder(ABC):
     def append(self, outcome: Outcome) -> None:
         """Adds a line to the journal; it is on disk when this returns.
 
-        Raises JournalError where somebody else removed or changed the journal meanwhile: the line
-        is in it all the same. Any other StorageError: nothing of the line is left.
+        Raises JournalError where somebody else removed or changed the journal: it is left as it is.
+        Any other StorageError: nothing of the line is left.
         """
 
     @abstractmethod
@@ -179,8 +179,8 @@ class JobFolder(ABC):
 class Journal(Protocol):
     """Where lines are added: a file, or parts in an object store."""
 
-    def append(self, lines: Sequence[tuple[str, bytes]]) -> None:
-        """Adds lines, each with its job: on disk when this returns. Raises StorageError."""
+    def append(self, lines: Sequence[bytes]) -> None:
+        """Adds lines: on disk when this returns. Raises StorageError."""
 
     def confirm(self) -> None:
         """Raises StorageError where it is no longer as this run left it."""
@@ -205,6 +205,8 @@ class RunFolder(JobFolder):
         Raises OutputFolderError where another run holds it, StorageError where it is read-only.
         """
         with disk_errors(self.folder):
+            for name in (LATENTS, OUTPUTS):
+                refuse_links(self.folder / name, self.folder)
             make_folders(self.folder / OUTPUTS)
             self._take_lock()
             try:
@@ -300,9 +302,10 @@ class RunFolder(JobFolder):
 
     def bring(self, name: str, local: Path) -> None:
         """Puts a file of this machine under a name in the folder, by a link where the disk can."""
+        path = self.inside(name)
         with disk_errors(self.folder):
-            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-            with replacing(self.folder / name) as temporary:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as temporary:
                 try:
                     os.link(local, temporary)
                 except OSError:
@@ -356,14 +359,14 @@ class RunFolder(JobFolder):
     def _put(self, made: Made) -> None:
         for output in made.outcome.outputs:
             for name in files_of(asdict(output))[1:]:
-                remove(self.folder / name)  # an earlier film's would tell of another job
+                remove(self.inside(name))  # an earlier film's would tell of another job
         for name, data in made.files.items():
             path = self.folder / name
             self._make_place(path.parent)
             replace_file(path, data, syncs_folder=False)
 
     def _record(self, outcomes: Sequence[Outcome]) -> None:
-        lines = [(one.custom_id, json_line(outcome_to_json(one))) for one in outcomes]
+        lines = [json_line(outcome_to_json(one)) for one in outcomes]
         done = [one for one in outcomes if one.status == "done"]
         with disk_errors(self.folder):
             self._publish([one for one in outcomes if one.status == "done" or one.edit])
@@ -377,11 +380,11 @@ class RunFolder(JobFolder):
     def _publish(self, done: Sequence[Outcome]) -> None:
         """Nothing: files are made where they belong."""
 
-    def _append(self, lines: Sequence[tuple[str, bytes]]) -> None:
+    def _append(self, lines: Sequence[bytes]) -> None:
         self._held_journal().append(lines)
 
     def _remove(self, name: str) -> None:
-        remove(self.folder / name)
+        remove(self.inside(name))
 
     def supersede(self, former: Mapping[str, list[str]]) -> None:
         """Files of earlier results, by job: they go once the job's new line is on disk."""
@@ -404,6 +407,10 @@ def outcomes_in(data: bytes, file: Path, first: int = 1) -> Iterator[tuple[dict[
     A last line that a kill cut off is passed over. Raises OutputFolderError for any other line that
     is no outcome.
     """
+    if not data:
+        return
+    # It brings pydantic: 0.2 s of a start that reads no line.
+
     for number, line in enumerate(whole_lines(data).split(b"\n"), first):
         if not line.strip():
             continue
@@ -546,6 +553,7 @@ def resume(
         raise _other_jobs(folder, others, counts, len(jobs), len(resumption.done))
     if results:
         refuse_files_of_others(resumption.to_run, results, {job.custom_id for job in jobs})
+    refuse_sources(folder.folder, jobs, resumption.to_run)
     return replace(resumption, former=former_files(resumption.to_run, results))
 
 
@@ -567,12 +575,14 @@ def _other_jobs(
     rest = total - len(others)
     kept = f" and keeps the {'other' if done == rest else 'done'} {done}" if done else ""
     those = "it" if len(others) == 1 else "those"
+    hint = f"--force makes {those} again{kept}; -o names another folder; run.json has the old flags"
+    if NOT_FOUND in counts:
+        hint = "put the source images back, or name another folder with -o"
     return OutputFolderError(
         f"{len(others)} of {counted(total, 'job')} {differ}{f' ({named})' if named else ''} from "
         f'what is done in this folder, "{others[0].custom_id}" first',
         where=folder.place,
-        hint=f"--force makes {those} again{kept}; -o names another folder; run.json has the flags "
-        "of before",
+        hint=hint,
         code="output.other-job",
     )
 

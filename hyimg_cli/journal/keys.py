@@ -14,19 +14,19 @@ from hyimg_cli.journal.provenance import versions
 from hyimg_cli.media.images import MAX_SOURCE_BYTES
 from hyimg_cli.models import lora_files, registry
 from hyimg_cli.settings.config import in_key
+from hyimg_cli.settings.run import ModelChoice, OutputConfig, Place, RunConfig
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import FINISHING, ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import ModelChoice, OutputConfig, Place, RunConfig
 
 UNREADABLE = "unreadable"
 # The word of clips that are denoised together: of models that can.
 CLIPS = "clips"
 _DEVICES = Path("/dev")
-# Counts up when the same image, weights and packages lead to other rows.
-_SOURCE_FORMAT = 2
+# Counts up when the same image, weights and packages lead to other rows, or notes on them.
+_SOURCE_FORMAT = 3
 # Counts up when the same redraw is put back otherwise.
-_FINISHING_FORMAT = 2
+_FINISHING_FORMAT = 3
 
 
 def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
@@ -54,9 +54,13 @@ def finishing_key(job: Job, output: OutputConfig) -> str:
         return ""
     facts = {name: getattr(outside, name) for name in FINISHING}
     facts |= {"metadata": output.metadata, "keep_gps": output.keep_gps and output.metadata}
-    if outside.mask:
-        facts["region"] = source_digest(outside.mask)
-    return digest.of_json(facts | {"format": _FINISHING_FORMAT})
+    return digest.of_json(facts | mask_print(job) | {"format": _FINISHING_FORMAT})
+
+
+def mask_print(job: Job) -> dict[str, str]:
+    """The digest of the mask that is the region of a job's edit, as `region`; else nothing."""
+    outside = job.outside if isinstance(job, ImageJob) else None
+    return {"region": source_digest(outside.mask)} if outside and outside.mask else {}
 
 
 def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:

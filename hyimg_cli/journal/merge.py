@@ -92,9 +92,7 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
         found = {folder: _outcomes(folder) for folder in sources}
         told: dict[str, dict[Path, dict[str, Any]]] = {}
         for folder in sources:
-            own = _resolved(folder)
-            moved = lines_moved(own.values(), folder, into)
-            for name, line in zip(own, moved, strict=True):
+            for name, line in _resolved(folder, into).items():
                 told.setdefault(name, {})[folder] = line
         order = dict.fromkeys([*told, *(name for some in found.values() for name in some)])
         chosen: dict[str, _Found] = {}
@@ -136,9 +134,11 @@ def _outcomes(folder: Path) -> dict[str, _Found]:
     }
 
 
-def _resolved(folder: Path) -> dict[str, dict[str, Any]]:
+def _resolved(folder: Path, into: Path) -> dict[str, dict[str, Any]]:
+    """Lines of a folder's jobs by custom_id, their paths led from `into`."""
     try:
-        return dict(resolved_jobs(folder))
+        lines = dict(resolved_jobs(folder))
+        return dict(zip(lines, lines_moved(lines.values(), folder, into), strict=True))
     except (OSError, ValueError):
         raise OutputFolderError(
             "its manifest.resolved.jsonl cannot be read",

@@ -4,20 +4,19 @@ Any part may be missing, damaged, or of another run: who asks checks.
 """
 
 import os
-from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from hyimg_cli.files import JOURNAL_BYTES, SETTINGS_BYTES, json_of, opened, text_of
+from hyimg_cli.journal.job_files import names_in
 from hyimg_cli.journal.journal import RESOLVED, RUN, RunFolder
-from hyimg_cli.settings.kinds import shown
+from hyimg_cli.settings.file_names import fault_of, finished, read_template
+from hyimg_cli.settings.values import BadValue, shown
+from hyimg_cli.spec.job import BY_ID
 
 _FRAME = " frame "
-_SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 
 
 def read_run_info(folder: Path) -> dict[str, Any]:
@@ -36,6 +35,25 @@ def resolved_jobs(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     return ((entry["custom_id"], entry) for _, entry in _resolved(folder))
 
 
+def readable_jobs(folder: Path) -> dict[str, dict[str, Any]]:
+    """The same lines; none where one cannot be read."""
+    try:
+        return dict(resolved_jobs(folder))
+    except (OSError, ValueError):
+        return {}
+
+
+def recorded_names(run: RunFolder) -> dict[str, str]:
+    """What each job's file is called in a run's folder, or will be, by custom_id."""
+    names = {}
+    for custom_id, entry in readable_jobs(run.place).items():
+        with suppress(BadValue):
+            template = read_template(entry.get("name", BY_ID))
+            names[custom_id] = finished(template, {"custom_id": custom_id})
+    names |= names_in(run.results())
+    return {custom_id: name for custom_id, name in names.items() if not fault_of(name)}
+
+
 def _resolved(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The same lines, each with the byte that it begins at."""
     at = 0
@@ -51,44 +69,31 @@ def _resolved(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 class ResolvedJobs(Mapping[str, tuple[int, dict[str, Any]]]):
-    """`resolved_jobs` by custom_id, each with its place, read when it is asked for: a job takes 24
-    bytes until then. `folders`: those that sources are in, as they are written.
+    """`resolved_jobs` by custom_id, each with its place, read when it is asked for. `folders`:
+    those that sources are in, as they are written.
     """
 
     def __init__(self, folder: Path) -> None:
         """Raises as `resolved_jobs` does."""
         self._folder = folder
         self.folders: set[str] = set()
-        hashes, starts = array("q"), array("q")
-        for at, entry in _resolved(folder):
-            hashes.append(hash(entry["custom_id"]))
-            starts.append(at)
+        self._places: dict[str, tuple[int, int]] = {}
+        for place, (at, entry) in enumerate(_resolved(folder)):
+            self._places[entry["custom_id"]] = place, at
             self.folders.update(map(os.path.dirname, entry.get("images", ())))
-        self._starts = starts
-        found = np.array(hashes, np.int64)
-        self._order = np.argsort(found, kind="stable")
-        self._hashes = found[self._order]
 
     def __getitem__(self, name: str) -> tuple[int, dict[str, Any]]:
-        first, end = (np.searchsorted(self._hashes, hash(name), side) for side in _SIDES)
-        for place in map(int, self._order[first:end][::-1]):
-            with opened(self._folder / RESOLVED, JOURNAL_BYTES) as file:
-                file.seek(self._starts[place])
-                entry: dict[str, Any] = json_of(file.readline().decode())
-            if entry["custom_id"] == name:
-                return place, entry
-        raise KeyError(name)
+        place, at = self._places[name]
+        with opened(self._folder / RESOLVED, JOURNAL_BYTES) as file:
+            file.seek(at)
+            entry: dict[str, Any] = json_of(file.readline().decode())
+        return place, entry
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(name for name, _ in resolved_jobs(self._folder)))
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len(np.unique(self._hashes))
-
-    def left(self, names: Iterable[str]) -> int:
-        """Number of jobs that are not among the names."""
-        hashes = np.fromiter(map(hash, names), np.int64)
-        return len(np.setdiff1d(self._hashes, hashes))
+        return len(self._places)
 
 
 def output_files(folder: Path, *, by_frame: bool = False) -> dict[str, Path]:

@@ -13,6 +13,7 @@ from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.models import registry
 from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.uncollected import uncollected
 
 PACKAGES = ("torch", "transformers", "diffusers", "safetensors", "tokenizers", "numpy", "pillow")
 CPU_FACTS = Path("/proc/cpuinfo")
@@ -77,6 +78,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+@uncollected()
 def _gpu_names() -> list[str]:
     import torch
 

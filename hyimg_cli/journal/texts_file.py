@@ -30,9 +30,9 @@ class TextsFile(JobFolder):
     """The file at `path`. Reading needs no lock; writing needs `with`, which takes it."""
 
     def __init__(self, path: Path, jobs: Sequence[Job]) -> None:
-        """`jobs`: all that may be appended."""
+        """`jobs`: all that may be appended. A link here is its user's own."""
         super().__init__(path.parent)
-        self._path = path
+        self._path = path.resolve() if path.is_symlink() else path
         self._jobs = {job.custom_id: job for job in jobs}
         self._lock: int | None = None
         self._file: JournalFile | None = None
@@ -121,22 +121,22 @@ class TextsFile(JobFolder):
     def append_as_is(self, job: Job) -> None:
         """Adds the line of a job that has no text to write."""
         (line,) = lines_beside([job], self.folder)
-        self._append(job.custom_id, line)
+        self._append(line)
 
     def append(self, outcome: Outcome) -> None:
         """A job that failed has no line: it is tried again by the next run."""
         job = self._jobs[outcome.custom_id]
         if outcome.status == "done" and isinstance(job, ImageJob):
-            self._append(job.custom_id, text_line(job, outcome, self.folder))
+            self._append(text_line(job, outcome, self.folder))
 
     def store(self, made: Sequence[Made]) -> None:
         for one in made:
             self.append(one.outcome)
 
-    def _append(self, custom_id: str, line: Mapping[str, Any]) -> None:
+    def _append(self, line: Mapping[str, Any]) -> None:
         assert self._file is not None, "the file is written without its lock"
         with disk_errors(self._path):
-            self._file.append([(custom_id, json_line(line))])
+            self._file.append([json_line(line)])
 
 
 def text_line(job: ImageJob, outcome: Outcome, folder: Path) -> dict[str, Any]:

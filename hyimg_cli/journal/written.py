@@ -1,7 +1,7 @@
 """A job's pixels as a file in its folder, with what it says about itself."""
 
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.manifest.resolved import job_to_json
+from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media import images
 from hyimg_cli.media.metadata import PictureFacts, picture_text
 from hyimg_cli.spec.events import OutputFile
@@ -18,8 +18,8 @@ def write_picture(
     size, pixel_sha256 = Size(*pixels.shape[:2]), images.pixel_digest(pixels)
     text = None
     if facts is not None:
-        text = picture_text(job, job_to_json(job), facts, size, pixel_sha256)
-    path = folder.place_for(job, size, job.encoding.suffix)
+        text = picture_text(job, public_line(job), facts, size, pixel_sha256)
+    path = folder.place_for(job, job.encoding.suffix)
     sha256 = images.write_picture(path, pixels, job.encoding, text)
     relative = path.relative_to(folder.folder).as_posix()
     return OutputFile(relative, sha256, pixel_sha256, size.width, size.height, job.seed)

@@ -6,9 +6,9 @@ itself and what is before it, otherwise each sees everything.
 
 # Legend: T new token, H query head, K kv head, D head width, S slot
 import logging
-import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hyimg_cli.errors import MachineError
-from hyimg_cli.spec.run import SdpaBackend
+from hyimg_cli.settings.run import SdpaBackend
 
 _LOG = logging.getLogger(__name__)
 RowAttention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
@@ -54,13 +54,6 @@ class AttentionChoice:
 def row_attention(device: torch.device) -> RowAttention:
     """The attention for a layer on `device`; asked once, when the model is built."""
     return fused_attention if device.type == "cuda" else masked_attention
-
-
-def plan_for_all_lengths() -> None:
-    """Have cuDNN make one plan for keys of any length that lie slot by slot, unless the environment
-    says otherwise. torch reads it once, at its first attention by cuDNN.
-    """
-    os.environ.setdefault("TORCH_CUDNN_SDPA_AVOID_RECOMPILE", "1")
 
 
 class PinnedAttention:
@@ -138,7 +131,7 @@ def use_flash(backend: SdpaBackend, device: torch.device) -> None:
     """
     from torch.nn import attention
 
-    active = getattr(attention, "current_flash_attention_impl", lambda: None)()
+    active = _active_flash()
     if backend not in _PACKAGES:
         if backend == "flash" and active is not None:
             attention.restore_flash_attention_impl()
@@ -160,6 +153,29 @@ def use_flash(backend: SdpaBackend, device: torch.device) -> None:
             "sdpa_backend out",
             code="machine.attention",
         )
+
+
+@contextmanager
+def restored_flash() -> Iterator[None]:
+    """Have torch's flash attention be the present one again at the end."""
+    from torch.nn import attention
+
+    before = _active_flash()
+    try:
+        yield
+    finally:
+        if _active_flash() != before:
+            attention.restore_flash_attention_impl()
+            if before is not None:
+                attention.activate_flash_attention_impl(before)
+
+
+def _active_flash() -> str | None:
+    """The package's name in torch, None where flash attention is torch's own."""
+    from torch.nn import attention
+
+    active: str | None = getattr(attention, "current_flash_attention_impl", lambda: None)()
+    return active
 
 
 def warn_of_slow_kernel(device: torch.device, dtype: torch.dtype) -> None:

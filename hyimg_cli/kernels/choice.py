@@ -27,7 +27,7 @@ from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks, Stack
 from hyimg_cli.kernels.routed import quack_experts, routed_experts, scaled_experts
 from hyimg_cli.kernels.rows import group_multiple
 from hyimg_cli.kernels.rowwise import rowwise
-from hyimg_cli.spec.run import Quantization
+from hyimg_cli.settings.run import Quantization
 
 # Each row reads its experts anew: near here reading them once for all rows is as fast.
 MOST_FEW_ROWS = ExpertRow.most_few

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import MachineError
-from hyimg_cli.spec.run import Quantization
+from hyimg_cli.settings.run import Quantization
 
 _LOG = logging.getLogger(__name__)
 Capability = tuple[int, int]

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from hyimg_cli.cache.disk import QUANTIZED_WEIGHTS, DiskStore
 from hyimg_cli.loading.readers import StoredTensor
+from hyimg_cli.settings.run import CacheConfig
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.run import CacheConfig
 from hyimg_cli.spec.units import bytes_text
 
 logger = logging.getLogger(__name__)

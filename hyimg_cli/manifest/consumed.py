@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 
+from hyimg_cli.settings.option import JobKind
 from hyimg_cli.settings.precedence import Setting, as_given
-from hyimg_cli.settings.table import SETTINGS, JobKind
+from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.job import ImageJob, Job, KeepOutside, VideoJob
 
 _KINDS: tuple[tuple[JobKind, type[Job]], ...] = (("pictures", ImageJob), ("videos", VideoJob))
@@ -24,6 +25,10 @@ def without_effect(settings: Mapping[str, Setting], jobs: Sequence[Job]) -> Iter
     pictures = [job for job in jobs if isinstance(job, ImageJob)]
     yield from _idle_encoding(settings, pictures)
     yield from _idle_outside(settings, pictures)
+    named = sum("name" in job.user_fields for job in jobs)
+    if named and _is_given(settings["name"]):
+        flag, jobs_named = as_given(settings["name"]), f"{named} of {len(jobs)} jobs"
+        yield f"{flag} is not used for {jobs_named}: their lines have a name"
 
 
 def _is_given(setting: Setting) -> bool:

@@ -1,13 +1,11 @@
-"""Cost of a plan, in tokens, denoise steps and bytes, with and without sharing. No torch."""
+"""Cost of pictures in tokens, denoise steps and bytes, with and without sharing. No torch."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import NamedTuple
 
-from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.step_cache import count_full
 
 
@@ -26,14 +24,14 @@ class JobTokens(NamedTuple):
     while they draw, where one lies in another's memory.
     """
 
-    ar_prefill: int
-    shared_prefix: int
-    positive: int
-    negative: int
-    step_rows: int
-    branches: int
-    image_encodes: int
-    assumed_think: int
+    ar_prefill: int = 0
+    shared_prefix: int = 0
+    positive: int = 0
+    negative: int = 0
+    step_rows: int = 0
+    branches: int = 1
+    image_encodes: int = 0
+    assumed_think: int = 0
     ar_shared: int = 0
     positive_shared: int = 0
     texts: int = 0
@@ -73,48 +71,8 @@ class Cost:
     kv_bytes_peak: int = 0
 
 
-@dataclass(frozen=True)
-class GroupCost:
-    """The cost of one group of the plan."""
-
-    model: str
-    size_class: str
-    cost: Cost
-
-
-@dataclass(frozen=True)
-class PlanCost:
-    """The cost of each group of pictures in plan order, and of all.
-
-    `shared_kv_bytes`: K/V that jobs may share, held when the last one has been counted.
-    """
-
-    groups: tuple[GroupCost, ...]
-    total: Cost
-    shared_kv_bytes: int = 0
-
-
-def cost(
-    plan: Plan, tokens_of: Callable[[ImageJob], JobTokens], card_of: Callable[[str], ModelCard]
-) -> PlanCost:
-    """Cost of the pictures of `plan`. `tokens_of` gives a job's rows, `card_of` the bytes of one
-    row's K/V.
-    """
-    groups = tuple(
-        GroupCost(
-            group.model, group.size_class, _group_cost(group, tokens_of, card_of(group.model))
-        )
-        for group in plan.groups
-        if isinstance(group, Group)
-    )
-    return PlanCost(groups=groups, total=_summed(group.cost for group in groups))
-
-
-def _group_cost(group: Group, tokens_of: Callable[[ImageJob], JobTokens], card: ModelCard) -> Cost:
-    return _summed(_job_cost(job, tokens_of(job), card.kv_bytes_per_token) for job in group.jobs)
-
-
-def _job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int) -> Cost:
+def job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int) -> Cost:
+    """The cost of one job of so many rows."""
     unshared = tokens.positive + tokens.negative
     # The positive branch begins with what the AR stage read and wrote; the negative one begins like
     # the positive one.
@@ -143,7 +101,8 @@ def _job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int) -> Cost
     )
 
 
-def _summed(costs: Iterable[Cost]) -> Cost:
+def total_cost(costs: Iterable[Cost]) -> Cost:
+    """The cost of all; nothing costs nothing."""
     names = [field.name for field in fields(Cost)]
     by_name = dict(zip(names, zip(*map(attrgetter(*names), costs), strict=True), strict=False))
     sums = {name: sum(column) for name, column in by_name.items()}

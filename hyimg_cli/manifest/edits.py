@@ -6,21 +6,27 @@ there as the same jobs.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hyimg_cli.errors import HyimgError, ManifestError
 from hyimg_cli.files import SETTINGS_BYTES, bytes_of
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, manifest_of
-from hyimg_cli.manifest.names import ids_of_files, in_id, short
+from hyimg_cli.manifest.names import ids_of_files, in_id, names_of_files, short
 from hyimg_cli.manifest.sources import Sources
 from hyimg_cli.media.images import SUFFIXES
+from hyimg_cli.settings.file_names import braced
 
 _BOM = b"\xef\xbb\xbf"
 _NO_FOLDER = "prompts"
+# A single word that ends like the name of a file, as a slip of the pen in prompts.txt does.
+_LIKE_A_FILE = re.compile(r"\S*[\w/-]\.([A-Za-z]{1,5})")
+_MANIFESTS = ("jsonl", "csv", "tsv")
 
 
 def prompts_of(given: Sequence[str]) -> list[str]:
@@ -33,6 +39,12 @@ def prompts_of(given: Sequence[str]) -> list[str]:
     for text in given:
         if text.lower().endswith(".txt") and "\n" not in text:
             prompts += _lines_of(Path(text), faults)
+        elif file := _LIKE_A_FILE.fullmatch(text):
+            what = f"{text} looks like a file, and prompts are read from .txt files"
+            hint = f"name a .txt file with a prompt per line; to draw the word: --prompt '{text} '"
+            if file[1].lower() in _MANIFESTS:
+                hint = f"a manifest needs no --prompt: hyimg generate {text}"
+            faults.append(fault("prompt-file", what, where="--prompt", hint=hint))
         elif text.strip():
             prompts.append(text)
         else:
@@ -58,40 +70,53 @@ def _lines_of(path: Path, faults: list[HyimgError]) -> list[str]:
 
 
 def manifest_of_prompts(
-    found: Sources | None, prompts: Sequence[str], task: str | None = None
+    found: Sources | None,
+    prompts: Sequence[str],
+    task: str | None = None,
+    recorded_by: Callable[[str], Mapping[str, str] | None] = lambda name: {},
 ) -> Manifest:
     """Jobs that edit each picture by each prompt; without pictures, jobs of the prompts alone.
 
     Its name, and so the default folder of its results, is the pictures' folder and a digest of the
-    prompts. `task`: what becomes of them, if not an edit or a picture.
+    prompts. `task`: what becomes of them, if not an edit or a picture. `recorded_by`: what files of
+    its results are called already, by the manifest's name; None: they are called by a template.
     """
     title = str(found.base) if found else _NO_FOLDER
     folder = Path(os.path.abspath(found.base)).name if found else _NO_FOLDER
-    data = json_lines(found, prompts, Path(), task)
     asked = json.dumps([*prompts, task] if task else list(prompts))
     name = f"{in_id(folder) if folder else _NO_FOLDER}-{short(asked)}"
+    data = json_lines(found, prompts, Path(), task, recorded_by(name))
     return manifest_of(data, title, name)
 
 
 def json_lines(
-    found: Sources | None, prompts: Sequence[str], folder: Path, task: str | None = None
+    found: Sources | None,
+    prompts: Sequence[str],
+    folder: Path,
+    task: str | None = None,
+    recorded: Mapping[str, str] | None = MappingProxyType({}),
 ) -> bytes:
     """The lines of such a manifest that stands in `folder`."""
-    entries = _of_pictures(found, prompts, folder) if found else _of_prompts(prompts)
+    entries = _of_pictures(found, prompts, folder, recorded) if found else _of_prompts(prompts)
     said = {"task": task} if task else {}
     lines = (json.dumps(entry | said, ensure_ascii=False) + "\n" for entry in entries)
     return "".join(lines).encode()
 
 
-def _of_pictures(found: Sources, prompts: Sequence[str], folder: Path) -> Iterator[dict[str, Any]]:
+def _of_pictures(
+    found: Sources, prompts: Sequence[str], folder: Path, recorded: Mapping[str, str] | None
+) -> Iterator[dict[str, Any]]:
     place = _from(folder)
     ids = ids_of_files(found.files, SUFFIXES)
+    names = ids if recorded is None else names_of_files(ids, recorded)
     # The first prompt's jobs keep their names when others come behind it.
     marks = ["", *(f"-{short(prompt)}" for prompt in prompts[1:])]
     for name, path in found.files.items():
         image = place(path)
         for prompt, mark in zip(prompts, marks, strict=True):
-            yield {"custom_id": f"{ids[name]}{mark}", "prompt": prompt, "images": [image]}
+            job = {"custom_id": f"{ids[name]}{mark}", "prompt": prompt, "images": [image]}
+            own = {} if names[name] == ids[name] else {"name": braced(f"{names[name]}{mark}")}
+            yield job | own
 
 
 def _of_prompts(prompts: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -3,22 +3,25 @@ endpoint.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/images/edits", "body": {"prompt": …, …}}
 
-The endpoint tells the task. What a server would do with a body beyond our own fields is either kept
-in the results as it was (`x_user`), of no effect at the one value that hyimg can give (`quality`:
-auto), or a fault of the line.
+The endpoint tells the task; of videos, so does a picture to start from. What a server would do with
+a body beyond our own fields is either kept in the results as it was (`x_user`), of no effect at the
+one value that hyimg can give (`quality`: auto), or a fault of the line.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hyimg_cli.settings.kinds import BadValue, nearest, shown
+from hyimg_cli.settings.values import BadValue, nearest, shown
 
 KEYS = ("method", "url", "body")
-TASK_OF_URL = {
-    "/v1/images/edits": "it2i",
-    "/v1/images/generations": "t2i",
-    "/v1/videos": "t2v",
+# Without pictures, and with them.
+TASKS_OF_URL = {
+    "/v1/images/edits": ("it2i", "it2i"),
+    "/v1/images/generations": ("t2i", "t2i"),
+    "/v1/videos": ("t2v", "i2v"),
 }
+_PICTURES = {name: name for name in ("image", "images", "image_path")}
+_PICTURES |= {"input_reference": "image_path"}
 # Words for the server alone: they reach the result line, and change no pixel.
 _KEPT = ("user", "response_format")
 # What a server could be asked for, and the values that ask for what hyimg does anyway.
@@ -32,8 +35,7 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
 }
 _INSTEAD = {
     "extra_body": "put its fields into body itself",
-    "input_reference": "t2v makes a video from its prompt alone",
-    "mask": "with keep_outside: region, a box or the path of a mask",
+    "mask": "write region, a box or the path of a mask",
     "seconds": "give num_frames and fps",
 }
 
@@ -48,27 +50,30 @@ def unwrapped(entry: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises BadValue, with the slug `openai-envelope`, where the envelope itself is wrong.
     """
-    task, body = _task(entry), entry.get("body")
+    tasks, body = _tasks(entry), entry.get("body")
     if not isinstance(body, dict):
         raise _wrong(f"body is {shown(body)}", "give the request's fields as an object")
-    if body.get("task", task) != task:
-        what = f"the endpoint is for {task}, the body says {shown(body['task'])}"
+    if body.get("task", tasks[0]) not in tasks:
+        names = " and ".join(dict.fromkeys(tasks))
+        what = f"the endpoint is for {names}, the body says {shown(body['task'])}"
         raise _wrong(what, "take task out of the body")
     beside = {key: value for key, value in entry.items() if key not in KEYS}
     if twice := sorted(beside.keys() & body.keys()):
         raise _wrong(f"{twice[0]} is there twice", "keep one of them")
-    return beside | {"task": task} | dict(_own(body))
+    own = dict(_own(body))
+    has_pictures = bool(own.keys() & _PICTURES.keys())
+    return beside | {"task": tasks[has_pictures]} | own
 
 
-def _task(entry: Mapping[str, Any]) -> str:
+def _tasks(entry: Mapping[str, Any]) -> tuple[str, str]:
     url, method = entry.get("url"), entry.get("method", "POST")
     if method != "POST":
         raise _wrong(f"method is {shown(method)}", 'a job is "POST"')
-    if not isinstance(url, str) or url not in TASK_OF_URL:
-        close = nearest(url, TASK_OF_URL) if isinstance(url, str) else None
-        hint = f"did you mean {close}?" if close else f"known: {', '.join(TASK_OF_URL)}"
+    if not isinstance(url, str) or url not in TASKS_OF_URL:
+        close = nearest(url, TASKS_OF_URL) if isinstance(url, str) else None
+        hint = f"did you mean {close}?" if close else f"known: {', '.join(TASKS_OF_URL)}"
         raise _wrong(f"{shown(url)} is not an endpoint of pictures or videos", hint)
-    return TASK_OF_URL[url]
+    return TASKS_OF_URL[url]
 
 
 def _own(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -83,8 +88,11 @@ def _own(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             _require(key, value, _FIXED[key])
         elif key in _KEPT:
             yield f"x_{key}", value
-        elif key in ("image", "images"):
-            yield key, [_path(one) for one in value] if isinstance(value, list) else _path(value)
+        elif key in _PICTURES:
+            yield (
+                _PICTURES[key],
+                [_path(one) for one in value] if isinstance(value, list) else _path(value),
+            )
         else:
             yield key, value
 

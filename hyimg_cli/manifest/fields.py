@@ -2,23 +2,24 @@
 
 from dataclasses import dataclass
 
-from hyimg_cli.manifest.written import Note
+from annotated_types import Interval
+
+from hyimg_cli.manifest.written import NOTE
 from hyimg_cli.settings.kinds import (
+    ANYTHING,
+    CUSTOM_ID,
+    MATRIX,
     MAX_SEED,
     MAX_SIDE,
     MIN_SIDE,
-    Anything,
-    CustomId,
-    Integer,
-    Integers,
     Kind,
-    Matrix,
-    OneOf,
-    Paths,
-    Text,
+    integers,
+    text,
 )
-from hyimg_cli.settings.table import SETTINGS, TABLES, JobKind
-from hyimg_cli.spec.job import TASKS, VIDEO_TASKS
+from hyimg_cli.settings.option import JobKind
+from hyimg_cli.settings.paths import CAMERA, MODEL_NAME, SOURCES, PathForm
+from hyimg_cli.settings.table import SETTINGS, TABLES
+from hyimg_cli.spec.job import TASKS, AnyTask
 
 
 @dataclass(frozen=True)
@@ -32,27 +33,61 @@ class Field:
     only: JobKind | None = None
 
 
+_SIDE = Kind(int, Interval(ge=MIN_SIDE, le=MAX_SIDE))
 _OWN = (
-    Field("custom_id", CustomId(), "Name of the job and its file.", ("id", "request_id")),
-    Field("task", OneOf((*TASKS, *VIDEO_TASKS)), "Default: it2i where there are images, or t2i."),
-    Field("prompt", Text("prompt"), "What to show, or to change in the images."),
+    Field(
+        "custom_id",
+        Kind(str, CUSTOM_ID),
+        "Name of the job and its file.",
+        ("id", "request_id"),
+    ),
+    Field("task", Kind(AnyTask), "Default: it2i where there are images, or t2i."),
+    Field("prompt", Kind(str, text("prompt")), "What to show, or to change in the images."),
     Field(
         "images",
-        Paths(),
+        Kind(tuple[str, ...], SOURCES),
         "Source pictures, in order; of i2v first and last frame.",
         ("image", "image_path"),
     ),
-    Field("model", Text("model"), "Checkpoint of this job: a folder or a hub id."),
-    Field("seeds", Integers(1000, MAX_SEED, is_distinct=True), "A result for each seed."),
-    Field("matrix", Matrix(), "A job for each combination of values: lists of them, by field."),
-    Field("width", Integer(MIN_SIDE, MAX_SIDE), "With height, instead of size."),
-    Field("height", Integer(MIN_SIDE, MAX_SIDE), "With width, instead of size."),
-    Field("cot_text", Text("text"), "Text before the picture, given.", only="pictures"),
-    Field("cot_token_ids", Integers(65536, 2**31 - 1), "The same as tokens.", only="pictures"),
-    Field("ratio_index", Integer(0, 999), "The size of a given text.", only="pictures"),
-    Field("written", Note(), "What hyimg think notes of its text.", only="pictures"),
-    Field("camera", Text("camera"), "Path that an i2v follows: poses.npy, or keys.", only="videos"),
-    Field("metadata", Anything(), "Copied to the result."),
+    Field(
+        "model",
+        Kind(str, MODEL_NAME),
+        "Checkpoint of this job: a folder or a hub id.",
+    ),
+    Field("seeds", integers(1000, MAX_SEED, is_distinct=True), "A result for each seed."),
+    Field(
+        "matrix",
+        Kind(dict[str, list[object]], MATRIX),
+        "A job for each combination of values: lists of them, by field.",
+    ),
+    Field("width", _SIDE, "With height, instead of size."),
+    Field("height", _SIDE, "With width, instead of size."),
+    Field(
+        "cot_text",
+        Kind(str, text("text")),
+        "Text before the picture, given.",
+        only="pictures",
+    ),
+    Field("cot_token_ids", integers(65536, 2**31 - 1), "The same as tokens.", only="pictures"),
+    Field(
+        "ratio_index",
+        Kind(int, Interval(ge=0, le=999)),
+        "The size of a given text.",
+        only="pictures",
+    ),
+    Field(
+        "written",
+        Kind(dict[str, object], NOTE),
+        "What hyimg think notes of its text.",
+        only="pictures",
+    ),
+    Field(
+        "camera",
+        Kind(str, CAMERA),
+        "Path that an i2v follows: poses.npy, or keys.",
+        only="videos",
+    ),
+    Field("metadata", Kind(str, ANYTHING), "Copied to the result."),
 )
 _SHARED = (
     Field(row.name, row.kind, row.help, row.aliases, row.only)
@@ -61,6 +96,10 @@ _SHARED = (
 )
 FIELDS = (*_OWN, *_SHARED)
 BY_NAME = {name: field for field in FIELDS for name in (field.name, *field.aliases)}
+# Fields that name files.
+PATH_FIELDS = {
+    field.name: field.kind.form for field in FIELDS if isinstance(field.kind.form, PathForm)
+}
 # What a matrix may combine.
 IN_MATRIX = {
     name: field
@@ -71,14 +110,13 @@ AR_FIELDS = ("ar_seed", "temperature", "top_k", "top_p", "max_new_tokens")
 # Of them, what only a choice by chance looks at.
 SAMPLED_FIELDS = ("ar_seed", "top_k", "top_p")
 COT_FIELDS = ("cot_text", "cot_token_ids")
-_WHY = {
-    "negative_prompt": "HunyuanImage-3 has no negative prompt; its unconditional branch uses <cfg>",
-}
+# Of fields that do not show that a video is meant: why a picture has none.
+OF_EITHER = {"negative_prompt": "no picture model takes a negative prompt"}
 
 
 def _only(kind: JobKind, tasks: str) -> dict[str, str]:
     return {
-        field.name: _WHY.get(field.name, f"it belongs to {tasks}")
+        field.name: OF_EITHER.get(field.name, f"it belongs to {tasks}")
         for field in FIELDS
         if field.only == kind
     }

@@ -1,6 +1,4 @@
-"""The names of all jobs' files, filled in as far as they are known before anything is drawn, and
-those that would meet in one file.
-"""
+"""The names of all jobs' files, and those that would meet in one file."""
 
 import os
 from collections import Counter
@@ -12,9 +10,16 @@ from pathlib import PurePath
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest
-from hyimg_cli.settings.file_names import UNKNOWN, clashes, fault_of, filled, finished, fit
+from hyimg_cli.settings.file_names import (
+    clashes,
+    fault_of,
+    filled,
+    finished,
+    fit,
+    tells_results_apart,
+)
 from hyimg_cli.settings.precedence import Setting
-from hyimg_cli.spec.job import BY_ID, ImageJob, Job, VideoJob
+from hyimg_cli.spec.job import BY_ID, ImageJob, Job
 
 # What stands beside the result of an edit that keeps its source.
 BESIDE = ("mask", "plain", "shown")
@@ -31,8 +36,11 @@ def named(
         # No two have one id, in any spelling.
         return [job for job in jobs if job.source_line not in beside], list(beside.values())
     below = cache(partial(_below, os.path.abspath(manifest.folder)))
-    numbered = _numbered(manifest, jobs)
-    found = [replace(job, file_name=_name(job, below, n)) for n, job in numbered]
+    results = Counter(job.source_line for job in jobs)
+    found = [
+        replace(job, file_name=_name(job, below, number, is_alone=results[job.source_line] == 1))
+        for number, job in _numbered(manifest, jobs)
+    ]
     faults = dict(_faults(found, setting)) | dict(_beside(found))
     return [job for job in found if job.source_line not in faults], list(faults.values())
 
@@ -51,15 +59,20 @@ def _beside(jobs: Sequence[Job]) -> Iterator[tuple[str, HyimgError]]:
     for later, earlier in clashes(paths):
         if earlier < len(sides) <= later:
             job, owner = jobs[later - len(sides)], sides[paths[earlier]]
-            what = f'{_shown(paths[later])} stands beside the result of "{owner.custom_id}"'
+            what = f'"{paths[later]}" stands beside the result of "{owner.custom_id}"'
             where = f"{job.source_line}: custom_id"
             hint = "call it otherwise: no name ends in .mask, .plain or .shown there"
             yield job.source_line, fault("duplicate-name", what, where=where, hint=hint)
 
 
 def path_of(job: Job) -> str:
-    """The job's file below `outputs`, a side of a picture `UNKNOWN`."""
-    return finished(job.file_name, {"custom_id": job.custom_id}) + suffix_of(job)
+    """The job's file below `outputs`."""
+    return name_of(job) + suffix_of(job)
+
+
+def name_of(job: Job) -> str:
+    """The same without its suffix."""
+    return finished(job.file_name, {"custom_id": job.custom_id})
 
 
 def suffix_of(job: Job) -> str:
@@ -83,10 +96,14 @@ def _numbered(manifest: Manifest, jobs: Sequence[Job]) -> Iterator[tuple[int, Jo
         next_number[job.source_line] += 1
 
 
-def _name(job: Job, below: Callable[[str], str], number: int) -> str:
-    """The template of the job's name, with all that is known of it but the id, which stands in the
-    job: a name that is the id alone stays as it is.
+def _name(job: Job, below: Callable[[str], str], number: int, *, is_alone: bool) -> str:
+    """The template of the job's name with all but the id, which stands in the job: a name that is
+    the id alone stays as it is. One that several results of a line would have ends in their number,
+    as their ids do.
     """
+    template = job.file_name
+    if not (is_alone or tells_results_apart(template)):
+        template += f"-{job.custom_id.rpartition('-')[2]}"
     source = job.images[0] if job.images else None
     values: dict[str, str | int] = {
         "stem": job.custom_id if source is None else fit(PurePath(source).stem),
@@ -94,9 +111,7 @@ def _name(job: Job, below: Callable[[str], str], number: int) -> str:
         "index": number,
         "seed": job.seed,
     }
-    if isinstance(job, VideoJob):
-        values |= {"height": job.size.height, "width": job.size.width}
-    return filled(job.file_name, values)
+    return filled(template, values)
 
 
 def _below(own: str, folder: str) -> str:
@@ -111,22 +126,16 @@ def _faults(jobs: Sequence[Job], setting: Setting) -> Iterator[tuple[str, HyimgE
     """Faults of the names, by the job's line."""
     paths = [path_of(job) for job in jobs]
     for job, path in zip(jobs, paths, strict=True):
-        if what := fault_of(path.removesuffix(suffix_of(job))):
-            yield job.source_line, _fault(job, setting, "bad-name", f"{_shown(path)}: {what}", "")
+        if what := fault_of(name_of(job)):
+            yield job.source_line, _fault(job, setting, "bad-name", f'"{path}": {what}', "")
     for later, earlier in clashes(paths):
         job, twin = jobs[later], jobs[earlier]
         is_own = twin.source_line == job.source_line
         other = "another file of this line" if is_own else f"the file of {twin.source_line}"
-        what, hint = f"{_shown(paths[later])} is {other}", "add {custom_id} or {seed} to the name"
+        what, hint = f'"{paths[later]}" is {other}', "add {custom_id} or {seed} to the name"
         if paths[later] != paths[earlier]:
-            what = f"{_shown(paths[later])} may be {other}, {_shown(paths[earlier])}"
-        if UNKNOWN in paths[later] + paths[earlier]:
-            hint += ": sizes are known once a picture is drawn"
+            what = f'"{paths[later]}" may be {other}, "{paths[earlier]}"'
         yield job.source_line, _fault(job, setting, "duplicate-name", what, hint)
-
-
-def _shown(path: str) -> str:
-    return f'"{path.replace(UNKNOWN, "?")}"'
 
 
 def _fault(job: Job, setting: Setting, slug: str, what: str, hint: str) -> HyimgError:

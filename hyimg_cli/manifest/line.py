@@ -22,13 +22,15 @@ from hyimg_cli.manifest.fields import (
     BY_NAME,
     COT_FIELDS,
     NOT_IN,
+    OF_EITHER,
     SAMPLED_FIELDS,
     Field,
 )
 from hyimg_cli.manifest.matrix import Axis, AxisValue, axes_of
 from hyimg_cli.manifest.names import in_id
 from hyimg_cli.manifest.written import fault_of_tags, has_its_ids, is_as_written
-from hyimg_cli.settings.kinds import BadValue, Text, nearest, shown, size_request
+from hyimg_cli.settings.kinds import as_json, size_request
+from hyimg_cli.settings.values import BadValue, nearest, shown
 from hyimg_cli.spec.job import VIDEO_TASKS, SizeRequest
 
 Same = TypeVar("Same", bound=Hashable)
@@ -45,7 +47,7 @@ _WITHOUT_IMAGES = {
 }
 # How other tools call the part of a picture that an edit is meant for.
 _MASKS = ("mask", "masks", "mask_image", "mask_path", "mask_url", "inpaint_mask", "image_mask")
-_MASKED = "with keep_outside: region"
+_MASKED = "write region"
 # What other tools can be asked for, by the names that they have for it.
 _NOT_SUPPORTED = {
     "strength of an edit": (
@@ -299,7 +301,7 @@ class Line:
 
     def _take_extra(self, key: str, value: Any) -> None:
         try:
-            BY_NAME["metadata"].kind.read(value)
+            as_json(value)
             self.extra[key] = value
         except BadValue as bad:
             self.add(bad.slug, bad.what, field=_plain(key), hint=bad.hint)
@@ -320,7 +322,7 @@ class Line:
         name, kind = known.name, known.kind
         try:
             if is_cell:
-                typed = kind.parse(value if isinstance(kind, Text) else value.strip())
+                typed = kind.parse(value if kind.is_text else value.strip())
             else:
                 typed = kind.read(value)
         except BadValue as bad:
@@ -362,6 +364,7 @@ class Line:
         self._check_task()
         self._check_foreign()
         self._check_counts()
+        self._check_region()
         if self.fields.get("task") not in VIDEO_TASKS:
             self._check_text()
 
@@ -408,11 +411,11 @@ class Line:
         if "task" in self.refused:
             return
         task = self.fields.get("task", "t2i")
-        hint = "take the field out"
-        if not (task in VIDEO_TASKS or "task" in self.given):
-            hint += f', or set "task": "{"i2v" if "images" in self.given else "t2v"}"'
         foreign = NOT_IN[task]
         for name in sorted(self.given & foreign.keys()):
+            hint = "take the field out"
+            if not (task in VIDEO_TASKS or "task" in self.given or name in OF_EITHER):
+                hint += f', or set "task": "{"i2v" if "images" in self.given else "t2v"}"'
             self.add("foreign-field", foreign[name], field=name, hint=hint)
 
     def _check_counts(self) -> None:
@@ -420,6 +423,12 @@ class Line:
             if {"seeds", other} <= self.given:
                 hint = f"give {other} or seeds"
                 self.add("conflict", f"{other} beside seeds", field=other, hint=hint)
+
+    def _check_region(self) -> None:
+        """Turn keep_outside on for a region, unless the line says otherwise."""
+        if "region" in self.fields and not self.fields.setdefault("keep_outside", True):
+            what = "keep_outside is false, and a region needs it"
+            self.add("conflict", what, field="region", hint="take one of the two out")
 
     def _check_text(self) -> None:
         """Checks the fields about the text that the AR stage writes or is given."""

@@ -12,8 +12,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Literal, TextIO
 
+from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import HyimgError, UsageError
-from hyimg_cli.files import MANIFEST_BYTES, bounded, bytes_of
+from hyimg_cli.files import MANIFEST_BYTES, SETTINGS_BYTES, bounded, bytes_of
 from hyimg_cli.manifest.line import Line, ManifestLine, child_ids, fault
 from hyimg_cli.manifest.table import DELIMITERS, read_table
 from hyimg_cli.settings.kinds import is_custom_id
@@ -24,6 +25,20 @@ from hyimg_cli.spec.units import counted
 _STEM_LENGTH = 100
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _BOM = b"\xef\xbb\xbf"
+# So many lines in a row that are no JSON objects are those of a file of another kind.
+_MOST_UNREAD = 1000
+_NO_LIST = "write one JSON object per line, and no list around them"
+# What people give in place of a manifest, by its first bytes: what it is, and what to do.
+_OTHER_FILES = {
+    b"PK\3\4": ("a spreadsheet or a zip", 'save a spreadsheet as "CSV UTF-8"; unpack a zip'),
+    b"\xd0\xcf\x11\xe0": ("a spreadsheet", 'save it as "CSV UTF-8"'),
+    b"PAR1": (
+        "a Parquet file",
+        "make a CSV of it: python -c \"import pandas; pandas.read_parquet('{0}')"
+        ".to_csv('{1}.csv', index=False)\"",
+    ),
+    b"\x1f\x8b": ("a file packed by gzip", "unpack it: gunzip -k {0}"),
+}
 _HINT = "give a .jsonl, .csv, .tsv or .txt file, or - for standard input"
 
 
@@ -54,6 +69,10 @@ def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Man
     else:
         path = Path(path)
         data = _bytes_at(path)
+        for start, (kind, hint) in _OTHER_FILES.items():
+            if data.startswith(start):
+                hint = hint.format(path, str(path).removesuffix(path.suffix))
+                raise fault("other-file", f"this is {kind}, not a manifest", where=path, hint=hint)
         title, stem, folder = path.name, path.stem, path.parent
     reading = _Reading(title, _id_stem(stem), suffix=Path(title).suffix.lower())
     return _manifest(reading, data, folder)
@@ -137,12 +156,16 @@ class _Reading:
         elif self.suffix in DELIMITERS:
             self._read_table(data)
         elif first in (b"[", b"{") and self.suffix != ".txt":
-            hint = "write one JSON object per line, and no list around them"
-            self._refuse_file("not-json-lines", "its JSON is spread over lines", hint)
+            self._refuse_file("not-json-lines", "its JSON is spread over lines", _NO_LIST)
         else:
+            unread = 0
             for number, raw in enumerate(_lines_of(data), 1):
                 if raw.strip():
-                    self._read_line(number, raw.strip())
+                    unread = 0 if self._read_line(number, raw.strip()) else unread + 1
+                if unread == _MOST_UNREAD:
+                    what = f"{unread:,} lines in a row are not JSON objects; the rest was not read"
+                    self._refuse_file("not-json-lines", what, _NO_LIST)
+                    break
             self._name_the_nameless()
 
     def _refuse_file(self, slug: str, what: str, hint: str) -> None:
@@ -160,13 +183,18 @@ class _Reading:
             self._take(line, record.number)
         self._name_the_nameless()
 
-    def _read_line(self, number: int, raw: bytes) -> None:
+    def _read_line(self, number: int, raw: bytes) -> bool:
+        """Take a line; False if nothing could be read in it."""
         line = Line(f"{self.title}:{number}")
-        if self.suffix == ".txt":
+        if len(raw) > SETTINGS_BYTES:
+            what = f"the line has {len(raw):,} bytes; up to {SETTINGS_BYTES:,} are read"
+            line.add("too-long", what, hint=_NO_LIST)
+        elif self.suffix == ".txt":
             line.read_prompt(raw)
         else:
             line.read_object(raw)
         self._take(line, number)
+        return bool(line.given or line.extra or line.unknown)
 
     def _take(self, line: Line, number: int) -> None:
         """Keeps a line, or those that its matrix makes of it; of one with a fault the id alone."""
@@ -274,5 +302,5 @@ def _bytes_at(path: Path) -> bytes:
 
 
 def _unreadable(error: Exception, where: Path | str) -> UsageError:
-    what = f"the manifest cannot be read: {error}"
-    return fault("unreadable", what, where=where, hint=_HINT)
+    what = f"the manifest cannot be read: {getattr(error, 'strerror', None) or error}"
+    return fault("unreadable", what, where=where, hint="" if address_of(where) else _HINT)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyimg_cli.manifest.fields import IN_MATRIX
-from hyimg_cli.settings.kinds import BadValue, nearest, shown
+from hyimg_cli.settings.values import BadValue, nearest, shown
 
 MOST = 1000
 

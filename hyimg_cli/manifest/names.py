@@ -1,13 +1,16 @@
-"""Ids of jobs made of names that people gave: of files, of values.
+"""Ids of jobs made of names that people gave, of files or of values, and names of their results.
 
 An id is a function of the name alone, so that it stays when files come or go. A name that can stand
-as it is does; one of which something had to be replaced ends in a digest of all of it.
+as it is does; one of which something had to be replaced ends in a digest of all of it. The name of
+a result is for people: it is that of the picture, as far as no other has it.
 """
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
+from hyimg_cli.settings.file_names import fault_of, fit, folded
 from hyimg_cli.spec import digest
 
 # Names without a mark of their kind; others have it behind them, so that cat.jpg stays cat beside
@@ -37,6 +40,47 @@ def ids_of_files(names: Iterable[str], suffixes: Iterable[str]) -> dict[str, str
         claimed.add(own.casefold())
         ids[name] = own
     return ids
+
+
+def names_of_files(ids: Mapping[str, str], recorded: Mapping[str, str]) -> dict[str, str]:
+    """What the results of each picture are called: as it is; where two would meet, the one whose
+    id that is keeps it, and others get their type behind it, then a digest.
+
+    `ids`: by the picture's name. `recorded`: names of results that are there, by id: they stay.
+    """
+    there = {name: _recorded(own, recorded) for name, own in ids.items()}
+    names = {name: own for name, own in there.items() if own}
+    taken = {folded(own) for own in recorded.values()}
+    ways = {name: _ways(name, ids[name]) for name in ids if name not in names}
+    tried = dict.fromkeys(ways, 0)
+    while True:
+        found = {name: ways[name][tried[name]] for name in ways}
+        claims = Counter(map(folded, found.values()))
+        met = [
+            name
+            for name, own in found.items()
+            if tried[name] < len(ways[name]) - 1
+            and (folded(own) in taken or (claims[folded(own)] > 1 and own != ids[name]))
+        ]
+        if not met:
+            return names | found
+        for name in met:
+            tried[name] += 1
+
+
+def _recorded(own: str, recorded: Mapping[str, str]) -> str:
+    """The name that a job's result has already, or its first result; empty where it has none."""
+    first = recorded.get(f"{own}-0", "")
+    return recorded.get(own) or (first.removesuffix("-0") if first.endswith("-0") else "")
+
+
+def _ways(name: str, own: str) -> tuple[str, ...]:
+    """Names for a picture's results, the next one for where one is taken; the last is its id."""
+    stem, _, suffix = name.rpartition(".")
+    plain = re.sub(r"(^|/)-", r"\1_", fit(stem))  # a name that begins so is a flag to a shell
+    marked = f"{plain}-{suffix.lower()}"
+    fit_ones = (way for way in (plain, marked, f"{marked}-{short(name)}") if not fault_of(way))
+    return (*fit_ones, own)
 
 
 def in_id(text: str) -> str:

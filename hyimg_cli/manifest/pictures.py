@@ -9,8 +9,9 @@ from typing import cast
 
 from hyimg_cli.errors import HyimgError, SourceImageError
 from hyimg_cli.manifest.fields import COT_FIELDS
-from hyimg_cli.manifest.line import unconsumed
+from hyimg_cli.manifest.line import fault, unconsumed
 from hyimg_cli.manifest.resolved_line import Child, ResolvedLine, moved
+from hyimg_cli.media.carried import check_region
 from hyimg_cli.media.images import size_of
 from hyimg_cli.spec.card import ModelCard, SamplingDefaults
 from hyimg_cli.spec.job import (
@@ -86,8 +87,11 @@ class PictureLine(ResolvedLine):
         """What does not go with an edit that keeps its source outside, or only with one."""
         fields = self.fields
         if not self._keeps_outside:
+            why = "it goes with keep_outside"
+            if not fields.get("images"):
+                why = "there is no source image to keep"
             for name in sorted({"kept_source", *FINISHING} & self.line.given):
-                yield self.unused(name, "it goes with keep_outside")
+                yield self.unused(name, why)
             return
         number, images = self.value("kept_source"), fields["images"]
         if number > len(images):
@@ -105,7 +109,19 @@ class PictureLine(ResolvedLine):
             for name in ("region_mode", "max_spill"):
                 if name in self.line.given:
                     yield self.unused(name, "there is no region")
+        yield from self._region_faults()
         yield from self._size_faults()
+
+    def _region_faults(self) -> Iterator[HyimgError]:
+        """A region that is not one of the kept source; what cannot be read is told later."""
+        source = self._kept_size()
+        try:
+            if source is not None:
+                check_region(self._outside()[0], source)
+        except SourceImageError as error:
+            if error.code == "source.region":
+                place = f"{self.line.where}: region"
+                yield fault("region", error.what, where=place, hint=error.hint)
 
     def _size_faults(self) -> Iterator[HyimgError]:
         """Another size than the one that the kept source is fitted to."""
@@ -134,12 +150,9 @@ class PictureLine(ResolvedLine):
     def _outside(self) -> tuple[KeepOutside, SizeRequest]:
         """How the edit is put back on its source, and the size that it is drawn in."""
         values = {name: self.value(name) for name in ("kept_source", *FINISHING)}
-        region = KeepOutside(region=values["region"] or "")
-        if region.mask and "region" in self.line.given:
-            region = KeepOutside(region=str(self.folder / region.mask))
         source = self._kept_size()
         size = self._size() if source is None else self._bucket_request(source)
-        return KeepOutside(**(values | {"region": region.region})), size
+        return KeepOutside(**values | {"region": values["region"] or ""}), size
 
     def _bucket_request(self, source: Size) -> SizeRequest:
         size = self.card.kept_size(source)
@@ -196,14 +209,12 @@ class PictureLine(ResolvedLine):
 
     def _size(self) -> SizeRequest:
         """As asked for, or the one that a given text's ratio stands for: its nearest is itself."""
-        index = self.fields.get("ratio_index")
-        if index is None:
+        size = self._of_ratio(self.fields.get("ratio_index"))
+        if size is None:
             return cast(SizeRequest, self.value("size"))
-        size = self._of_ratio(index)
-        assert size is not None, "faults come first"
         return SizeRequest(size.height, size.width)
 
-    def _of_ratio(self, index: int) -> Size | None:
+    def _of_ratio(self, index: int | None) -> Size | None:
         """The size that a ratio token stands for; None where the model has no such ratio."""
         sizes = (b.size for b in self.card.buckets if b.ratio_index == index)
         return next(sizes, None)

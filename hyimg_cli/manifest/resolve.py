@@ -2,23 +2,26 @@
 
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from functools import cache, lru_cache, partial
+from dataclasses import replace
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import HyimgError
+from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.manifest.pictures import PictureLine
-from hyimg_cli.manifest.resolved_line import ResolvedLine, placed
+from hyimg_cli.manifest.resolved_line import ResolvedLine
 from hyimg_cli.manifest.videos import VideoLine
-from hyimg_cli.settings.kinds import is_custom_id, shown
+from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.settings.precedence import Setting, as_given
+from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import VIDEO_TASKS, Job
 
 _OWN = ("model", "video_model")
-# Kinds of lines that are told apart, and sets of pictures whose paths are kept for the next line.
+# Kinds of lines that are told apart, and values with paths that are kept for the next line.
 _LINES_NEAR = 1024
 
 
@@ -35,21 +38,28 @@ def resolve_jobs(
     becomes a fault of the line.
     """
     pictures, videos = _looked_up_once(card_of), _looked_up_once(video_card_of)
-    located, is_allowed = cache(partial(_located, manifest.folder)), cache(_allowed(settings))
+    is_allowed = cache(_allowed(settings))
     jobs: list[Job] = []
     faults: list[HyimgError] = []
-    paths = lru_cache(_LINES_NEAR)(partial(placed, manifest.folder))
+
+    @lru_cache(_LINES_NEAR)
+    def resolved_paths(name: str, value: Hashable) -> Any:
+        return PATH_FIELDS[name].resolve_paths(value, manifest.folder)
+
+    settings = _from_here(settings)
     claimed: dict[str, str] = {}
     # Without a number from outside each line has the ids that it was read with.
     makes_ids = settings["n"].value > 1
     # The job of one line of each kind.
     of_kind: dict[Hashable, Job] = {}
     for line in manifest.lines:
-        fields = line.fields
-        is_video, named = fields["task"] in VIDEO_TASKS, fields.get("model")
+        written = line.fields
+        paths = PATH_FIELDS.keys() & written.keys()
+        fields = written | {name: resolved_paths(name, written[name]) for name in paths}
+        is_video, named = fields["task"] in VIDEO_TASKS, "model" in fields
         own = settings["video_model" if is_video else "model"].value
-        model = located(named) if named else own
-        weights = _weights_of(fields, manifest.folder)
+        model = fields.get("model", own)
+        weights = _weights_of(written, fields)
         if refused := [one for one in weights if not is_allowed(one[2])]:
             field, name, _ = refused[0]
             faults.append(_not_allowed(f"{line.where}: {field}", name, settings["allow_model"]))
@@ -62,7 +72,7 @@ def resolve_jobs(
             faults.append(fault("model", card.what, where=place, hint=card.hint))
             continue
         kind: type[ResolvedLine] = VideoLine if is_video else PictureLine
-        resolved = kind(line, fields, settings, model, card, manifest.folder, paths)
+        resolved = kind(line, fields, settings, model, card)
         known = None if makes_ids else resolved.kind()
         if known is not None and (twin := of_kind.get(known)):
             jobs.append(resolved.like(twin))
@@ -120,14 +130,25 @@ def _allowed(settings: Mapping[str, Setting]) -> Callable[[str], bool]:
     return lambda model: _place(model) in known
 
 
-def _weights_of(fields: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, str, str]]:
+def _from_here(settings: Mapping[str, Setting]) -> Mapping[str, Setting]:
+    """The settings, their paths led from the working folder."""
+    own = {
+        name: replace(one, value=kind.resolve_paths(one.value, Path()))
+        for name, kind in PATH_FIELDS.items()
+        if (one := settings.get(name)) and one.value
+    }
+    return {**settings, **own}
+
+
+def _weights_of(
+    written: Mapping[str, Any], fields: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
     """Field, name and place of the model and the LoRAs that a line names."""
-    if named := fields.get("model"):
-        yield "model", named, _located(folder, named)
-    for one in fields.get("lora", ()):
+    if "model" in fields:
+        yield "model", written["model"], fields["model"]
+    for one, there in zip(written.get("lora", ()), fields.get("lora", ()), strict=True):
         if one.file:
-            beside = str(folder / one.file)
-            yield "lora", one.file, beside if os.path.isfile(beside) else one.file
+            yield "lora", one.file, there.file
 
 
 def _place(name: str) -> str:
@@ -143,12 +164,3 @@ def _not_allowed(where: str, name: str, allowed: Setting) -> HyimgError:
         where=where,
         hint=f"{as_given(allowed)} has: {names}",
     )
-
-
-def _located(folder: Path, name: str) -> str:
-    """A line's model; a path, like those of images, begins at the manifest's folder.
-
-    One that leads nowhere from there is left as it is: a name, or a path from here.
-    """
-    beside = folder / name
-    return str(beside) if name.split("/")[0] in (".", "..") and os.path.isdir(beside) else name

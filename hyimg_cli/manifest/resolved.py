@@ -3,21 +3,20 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cache, lru_cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from hyimg_cli.addresses import address_of, joined
+from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.spec.job import (
     BY_ID,
     GUIDANCE_FIELDS,
-    POSES_SUFFIX,
     Encoding,
     ImageJob,
     Job,
     KeepOutside,
-    Lora,
     SizeRequest,
     VideoJob,
 )
@@ -27,6 +26,8 @@ _VIDEO = (
     *("num_frames", "fps", "num_inference_steps", "guidance_scale", "guidance_scale_2"),
     "flow_shift",
 )
+# The user's own data belongs to the result line; it may hold anything. A file has its name.
+_PRIVATE = ("metadata", "name")
 # Paths of sources that are kept for the next line.
 _PATHS_NEAR = 1024
 _PICTURE = (
@@ -60,17 +61,12 @@ def _video_fields(job: VideoJob) -> dict[str, Any]:
     if job.images:
         entry |= {"images": list(job.images), "fit": job.fit}
     if job.lora:
-        entry["lora"] = lora_text(job.lora)
+        entry["lora"] = PATH_FIELDS["lora"].to_json(job.lora)
     if job.scheduler is not None:
         entry["scheduler"] = job.scheduler
     if job.camera:
         entry["camera"] = job.camera
     return entry
-
-
-def lora_text(loras: Iterable[Lora]) -> str:
-    """LoRAs as a line writes them."""
-    return ";".join(map(str, loras))
 
 
 def _image_fields(job: ImageJob) -> dict[str, Any]:
@@ -115,39 +111,50 @@ def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
     from_folder = _leading_from(folder)
     for job in jobs:
         entry = job_to_json(job)
-        if job.images:
-            entry["images"] = [from_folder(Path(image)) for image in job.images]
-        if isinstance(job, ImageJob) and job.outside is not None and job.outside.mask:
-            entry["region"] = from_folder(Path(job.outside.mask))
-        if isinstance(job, VideoJob) and job.lora:
-            placed = (
-                replace(one, file=from_folder(Path(one.file))) if os.path.isfile(one.file) else one
-                for one in job.lora
-            )
-            entry["lora"] = lora_text(placed)
-        if isinstance(job, VideoJob) and job.camera_files:
-            entry["camera"] = _with_dots(from_folder(Path(job.camera)))
-        if _is_folder(job.model):
-            entry["model"] = _with_dots(from_folder(Path(os.path.expanduser(job.model))))
-        yield entry
+        if _is_folder(job.model):  # a flag's may have no dots in front
+            entry["model"] = os.path.abspath(os.path.expanduser(job.model))
+        yield map_paths(entry, lambda path: from_folder(Path(path)))
 
 
 def lines_moved(
     lines: Iterable[Mapping[str, Any]], former: Path, folder: Path
 ) -> Iterator[dict[str, Any]]:
-    """Lines of a manifest in the folder `former` for one in `folder`."""
+    """Lines of a manifest in the folder `former`, which may be anybody's, for one in `folder`.
+    Raises BadValue.
+    """
     from_folder = _leading_from(folder)
     for line in lines:
-        moved = dict(line)
-        if "images" in line:
-            moved["images"] = [from_folder(joined(former, image)) for image in line["images"]]
-        if KeepOutside(region=str(line.get("region") or "")).mask:
-            moved["region"] = from_folder(former / line["region"])
-        if str(line.get("camera", "")).endswith(POSES_SUFFIX):
-            moved["camera"] = _with_dots(from_folder(former / line["camera"]))
-        if line.get("model", "").startswith("."):
-            moved["model"] = _with_dots(from_folder(former / line["model"]))
-        yield moved
+        for name in PATH_FIELDS.keys() & line.keys():
+            PATH_FIELDS[name].read(line[name])
+        yield map_paths(line, lambda path: from_folder(joined(former, path)))
+
+
+def public_line(job: Job) -> dict[str, Any]:
+    """`job_to_json` without the user's own data, and of paths the last name alone."""
+    line = {
+        name: value
+        for name, value in job_to_json(job).items()
+        if name not in _PRIVATE and not name.startswith("x_")
+    }
+    # Of a checkpoint there may be more to tell.
+    return map_paths(line, lambda path: PurePath(path).name) | {"model": _public_name(job.model)}
+
+
+def _public_name(model: str) -> str:
+    """A hub id as it is, also that of a folder in the hub's cache; any other by its last name."""
+    hub = PurePath(model).parent
+    if hub.name == "snapshots" and hub.parent.name.startswith("models--"):
+        return hub.parent.name.removeprefix("models--").replace("--", "/", 1)
+    is_folder = model.startswith(("/", ".", "~")) or model.count("/") > 1
+    return PurePath(model).name if is_folder else model
+
+
+def map_paths(line: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """A line, each path in it changed."""
+    kinds = {name: kind for name, kind in PATH_FIELDS.items() if name in line}
+    return dict(line) | {
+        name: kind.to_json(kind.map_paths(line[name], change)) for name, kind in kinds.items()
+    }
 
 
 def _leading_from(folder: Path) -> Callable[[Path], str]:
@@ -164,10 +171,6 @@ def _leading_from(folder: Path) -> Callable[[Path], str]:
         return str(there) if address_of(folder) else os.path.relpath(there, start)
 
     return leading
-
-
-def _with_dots(path: str) -> str:
-    return path if path.startswith(("..", "/")) else f"./{path}"
 
 
 def _is_folder(model: str) -> bool:

@@ -4,12 +4,10 @@ What is wrong with it only for this model and these settings, and the jobs that 
 kinds' of jobs: `pictures`, `videos`.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from hyimg_cli.addresses import joined, shown_place
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.line import ManifestLine, child_ids, fault
 from hyimg_cli.settings.kinds import MAX_SEED
@@ -17,7 +15,7 @@ from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.card import ModelCard, SamplingDefaults, VideoCard, VideoDefaults
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import Job
-from hyimg_cli.spec.step_cache import FEWEST_STEPS, StepCache
+from hyimg_cli.spec.step_cache import FEWEST_STEPS, StepCache, count_full
 
 
 @dataclass(frozen=True)
@@ -32,16 +30,13 @@ class Child:
 
 @dataclass(frozen=True)
 class ResolvedLine:
-    """A line over the settings over its model's card."""
+    """A line over the settings over its model's card; paths lead from the working folder."""
 
     line: ManifestLine
     fields: Mapping[str, Any]
     settings: Mapping[str, Setting]
     model: str
     card: ModelCard | VideoCard
-    # Where paths of images begin, and how they lead from there.
-    folder: Path
-    placed: Callable[[tuple[str, ...]], tuple[str, ...]]
 
     def faults(self) -> Iterator[HyimgError]:
         """Faults of the line for this model and these settings alone."""
@@ -88,7 +83,8 @@ class ResolvedLine:
     @property
     def images(self) -> tuple[str, ...]:
         """Paths of the line's pictures."""
-        return self.placed(self.fields.get("images", ()))
+        found: tuple[str, ...] = self.fields.get("images", ())
+        return found
 
     @property
     def child_ids(self) -> list[str]:
@@ -131,7 +127,7 @@ class ResolvedLine:
         elif steps < FEWEST_STEPS:
             what = f"a step cache of {steps} steps: from {FEWEST_STEPS} on it may be worth its loss"
             yield self.fault("step-cache", what, "step_cache", hint)
-        elif rule.count_full(steps) == steps:
+        elif count_full(rule, steps) == steps:
             what = f"all of {steps} steps would be full"
             yield self.fault("step-cache", what, "step_cache", hint)
 
@@ -144,11 +140,6 @@ class ResolvedLine:
         """The fault of a field that would change nothing."""
         what = f"no stage would use it: {reason}"
         return self.fault("unconsumed", what, name, "take the field out")
-
-
-def placed(folder: Path, images: tuple[str, ...]) -> tuple[str, ...]:
-    """Paths as they lead from a folder."""
-    return tuple(shown_place(joined(folder, image)) for image in images)
 
 
 def moved(seed: int, by: int) -> int:

@@ -9,12 +9,12 @@ import hashlib
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 
 from hyimg_cli.manifest.planner import side_by_side
 from hyimg_cli.manifest.texts import text_of
 from hyimg_cli.spec.card import ModelCard, VideoCard
-from hyimg_cli.spec.job import ImageJob, Job, Size, SizeRequest, VideoJob
+from hyimg_cli.spec.job import ImageJob, Job, VideoJob
+from hyimg_cli.spec.work import picture_work, video_work
 
 # A written token costs a forward of its own: about as much as so many rows of a denoise step.
 _ROWS_OF_A_TOKEN = 256
@@ -98,42 +98,18 @@ def planned_work(
 
     A picture's size that the model will choose counts as a square, its text as an assumed length.
     """
-    pictures, videos = cache(partial(_rows, card_of)), cache(partial(_operations, video_card_of))
 
     def weight(job: Job) -> int:
         if isinstance(job, VideoJob):
-            steps = job.full_steps * job.branch_count
-            return videos(job.model, job.size, job.num_frames, steps)
+            card = video_card_of(job.model)
+            film = video_work(job, card)
+            forward = card.forward.flops(film.grid) or math.prod(film.grid)
+            return max(1, forward * film.levels * job.branch_count // _VIDEO_UNIT)
+        work = picture_work(job, card_of(job.model))
         written = min(_ASSUMED_TEXT, job.text.max_new_tokens) if job.writes_text else 0
-        guided = job.guidance_scale > 1
-        return pictures(job.model, job.size, job.full_steps, guided, len(job.images), written)
+        return work.denoise + work.read + written * _ROWS_OF_A_TOKEN
 
     return weight
-
-
-def _rows(
-    card_of: Callable[[str], ModelCard],
-    model: str,
-    size: SizeRequest,
-    steps: int,
-    is_guided: bool,
-    images: int,
-    written: int,
-) -> int:
-    card = card_of(model)
-    bucket = card.bucket_of(size) or card.nearest_bucket(1, 1)
-    cells = math.prod(card.latent_grid(bucket.size))
-    branches = 2 if is_guided and not card.is_distilled else 1
-    read = images * (cells + card.source_vit_tokens)
-    return steps * branches * cells + read + written * _ROWS_OF_A_TOKEN
-
-
-def _operations(
-    card_of: Callable[[str], VideoCard], model: str, size: Size, frames: int, steps: int
-) -> int:
-    card = card_of(model)
-    grid = card.latent_grid(size, frames)
-    return max(1, (card.forward.flops(grid) or math.prod(grid)) * steps // _VIDEO_UNIT)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 from hyimg_cli.addresses import scheme_of
 from hyimg_cli.errors import HyimgError, ManifestError
 from hyimg_cli.manifest.line import fault
-from hyimg_cli.media.images import SUFFIXES
-from hyimg_cli.settings.kinds import shown
+from hyimg_cli.media.images import RAW_HINT, RAW_SUFFIXES, SUFFIXES
+from hyimg_cli.settings.values import shown
 
 _RESULTS = "results.jsonl"
 _NAMED = 3
@@ -40,9 +40,16 @@ def is_picture_name(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
-def sources(arguments: Sequence[str], *, is_recursive: bool) -> Sources:
-    """The pictures that the arguments name. Raises ManifestError with every fault of them."""
-    search = _Search(is_recursive)
+def is_raw_name(name: str) -> bool:
+    """Tell by its suffix if a file is what a camera took, which is not read."""
+    return os.path.splitext(name)[1].lower() in RAW_SUFFIXES
+
+
+def sources(arguments: Sequence[str], *, is_recursive: bool, if_missing: str = "") -> Sources:
+    """The pictures that the arguments name. Raises ManifestError with every fault of them;
+    `if_missing`: what to do where one is not there.
+    """
+    search = _Search(is_recursive, if_missing)
     bases: dict[str, Path] = {}
     for argument in arguments:
         base = search.add(argument)
@@ -57,9 +64,11 @@ def sources(arguments: Sequence[str], *, is_recursive: bool) -> Sources:
 @dataclass
 class _Search:
     is_recursive: bool
+    if_missing: str
     # By their absolute path, the path as it was given.
     found: dict[str, Path] = field(default_factory=dict)
     others: list[str] = field(default_factory=list)
+    raw: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     linked: list[str] = field(default_factory=list)
     runs: list[str] = field(default_factory=list)
@@ -86,12 +95,14 @@ class _Search:
             hint = 'write one: {"prompt": "…", "images": ["ADDRESS"]}'
             self._refuse("pictures at an address are named by a manifest", name, hint)
         elif not name or "\0" in name or not os.path.lexists(name):
-            self._refuse("there is no such file or folder", name or '""', "")
+            self._refuse("there is no such file or folder", name or '""', self.if_missing)
         else:
             self._add_file(name)
 
     def _add_file(self, name: str) -> None:
-        if not is_picture_name(name):
+        if is_raw_name(name):
+            self.raw.append(name)
+        elif not is_picture_name(name):
             self.others.append(name)
         elif not _is_text(name):
             self._refuse("the file's name is not UTF-8", shown(name), "rename it")
@@ -141,6 +152,7 @@ class _Search:
         """Sentences on the files left out, one for each reason."""
         for names, one, many in (
             (self.others, "file is no picture", "files are no pictures"),
+            (self.raw, "RAW picture is not read", "RAW pictures are not read"),
             (self.left_out, "folder is left out without --recursive", ""),
             (self.linked, "linked folder is left out", ""),
             (self.runs, "folder of an earlier run is left out", ""),
@@ -155,7 +167,10 @@ class _Search:
 
 def _none_found(arguments: Sequence[str], search: _Search) -> HyimgError:
     hint = "a picture is known by its suffix: .jpg, .png, .webp, .tiff, .heic, .avif, …"
-    if search.left_out:
+    if search.raw:
+        first = Path(search.raw[0])
+        hint = RAW_HINT.format(first, first.with_suffix(""))
+    elif search.left_out:
         hint = "--recursive looks into the folders below, too"
     what = "; ".join(("there is no picture here", *search.notes()))
     return fault("no-pictures", what, where=", ".join(arguments[:_NAMED]), hint=hint)

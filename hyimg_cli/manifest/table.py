@@ -5,6 +5,7 @@ Where a record stands is the line of the file on which it begins; its texts may 
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.files import MANIFEST_BYTES
 from hyimg_cli.manifest.fields import BY_NAME
 from hyimg_cli.manifest.line import MOST_UNKNOWN, fault, not_a_field
-from hyimg_cli.settings.kinds import shown
+from hyimg_cli.settings.values import shown
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
@@ -91,7 +92,7 @@ def _columns(
     number: int, row: Sequence[str], title: str, faults: list[HyimgError]
 ) -> list[str | None]:
     """The field that each column holds; None for one that none knows."""
-    names = [name.strip() for name in row]
+    names = [_as_field(name.strip()) for name in row]
     place = f"{title}:{number}"
     if not any(name in BY_NAME for name in names):
         hint = "for example custom_id,prompt,images,seed"
@@ -121,6 +122,12 @@ def _columns(
         what = f"{unknown - MOST_UNKNOWN:,} more columns are no fields"
         faults.append(fault("unknown-field", what, where=place))
     return columns
+
+
+def _as_field(name: str) -> str:
+    """A column's name as the field it means: `Image` and `Custom ID` of a spreadsheet too."""
+    own = re.sub(r"[\s-]+", "_", name.lower())
+    return own if own in BY_NAME else name
 
 
 def _record(number: int, row: Sequence[str], columns: Sequence[str | None]) -> Row:

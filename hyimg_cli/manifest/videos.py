@@ -3,15 +3,19 @@
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from hyimg_cli.addresses import joined, shown_place
 from hyimg_cli.errors import HyimgError, SourceImageError
 from hyimg_cli.manifest.resolved_line import Child, ResolvedLine
 from hyimg_cli.media.images import size_of
 from hyimg_cli.settings.kinds import MAX_SIDE
+from hyimg_cli.settings.paths import is_hub_file
+from hyimg_cli.settings.precedence import as_given
 from hyimg_cli.spec.card import VideoCard
-from hyimg_cli.spec.job import POSES_SUFFIX, Fit, Lora, Size, SizeRequest, VideoJob
+from hyimg_cli.spec.job import Fit, Lora, Size, SizeRequest, VideoJob
+
+_LORA_IN_LINE = "paths in a manifest are relative to it"
+_LORA_OF_FLAG = "takes a path from the working folder, or OWNER/REPOSITORY/FILE of the hub"
 
 
 @dataclass(frozen=True)
@@ -104,20 +108,10 @@ class VideoLine(ResolvedLine):
         height = math.sqrt(own.height * own.width * ratio)
         return Size(self._on_grid(height), self._on_grid(height / ratio))
 
-    def _lora(self) -> tuple[Lora, ...]:
-        """The line's, whose paths begin at the manifest's folder, or the setting's."""
-        asked: tuple[Lora, ...] = self.value("lora") or ()
-        if "lora" not in self.fields:
-            return asked
-        beside = {one: self.folder / one.file for one in asked if one.file}
-        return tuple(
-            replace(one, file=str(beside[one])) if os.path.isfile(beside.get(one, "")) else one
-            for one in asked
-        )
-
     def _lora_faults(self) -> Iterator[HyimgError]:
         """Faults of LoRAs for another number of transformers, and of files that are not there."""
-        loras, has_two = self._lora(), self.card.defaults.guidance_scale_2 is not None
+        loras: tuple[Lora, ...] = self.value("lora") or ()
+        has_two = self.card.defaults.guidance_scale_2 is not None
         places = {one.on for one in loras}
         if loras and has_two and places != {"high", "low"}:
             what = "this model has two transformers, and a LoRA of theirs is a pair of files"
@@ -127,21 +121,11 @@ class VideoLine(ResolvedLine):
             what = "this model has one transformer, neither high nor low"
             yield self.fault("lora", what, "lora", "write the file alone")
         for one in loras:
-            is_there = os.path.isfile(os.path.expanduser(one.file))
-            if one.file and not is_there and not _is_of_hub(one.file):
-                what = f"there is no LoRA file {one.file}"
-                hint = "paths in a manifest are relative to it"
+            if one.file and not os.path.isfile(one.file) and not is_hub_file(one.file):
+                what, hint = f"LoRA file not found: {one.file}", _LORA_IN_LINE
+                if "lora" not in self.line.given:
+                    hint = f"{as_given(self.settings['lora'])} {_LORA_OF_FLAG}"
                 yield self.fault("lora", what, "lora", hint)
-
-    def _camera(self) -> str:
-        """The line's keys as they are, or the path of its poses, which begins at the manifest's
-        folder; of a folder the poses in it.
-        """
-        said: str = self.fields.get("camera", "")
-        path = shown_place(joined(self.folder, said)) if said else ""
-        if os.path.isdir(path):
-            return f"{path}/poses{POSES_SUFFIX}"
-        return path if said.endswith(POSES_SUFFIX) else said
 
     def _fit(self) -> Fit | None:
         """How pictures become frames: as asked, or as the checkpoint's authors do it."""
@@ -166,9 +150,9 @@ class VideoLine(ResolvedLine):
             fps=self.value("fps"),
             guidance_scale_2=self.value("guidance_scale_2") if has_two else None,
             fit=self._fit(),
-            lora=self._lora(),
+            lora=self.value("lora") or (),
             scheduler=self.value("scheduler"),
-            camera=self._camera(),
+            camera=self.fields.get("camera", ""),
             **self.shared(),
         )
 
@@ -179,11 +163,6 @@ def _picture_size(path: str) -> Size | None:
         return size_of(path)
     except SourceImageError:
         return None
-
-
-def _is_of_hub(name: str) -> bool:
-    """True for OWNER/REPOSITORY/FILE."""
-    return not name.startswith((".", "/", "~")) and name.count("/") >= 2
 
 
 def _nearest(pixels: int, multiple: int) -> list[int]:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from hyimg_cli.settings.kinds import Anything, BadValue, shown
+from hyimg_cli.settings.kinds import Form, as_json, json_in
+from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import BOT_TASKS, ImageJob
 
@@ -24,15 +25,16 @@ _LISTS = ("ending", "lengths", "withdrawn")
 _SECTION = re.compile(r"<(\w+)>.*?</\1>", re.DOTALL)
 
 
-class Note(Anything):
-    """The note of a written text. Its other keys are for people."""
+def read_note(value: Any) -> Any:
+    """The note of a written text. Its other keys are for people. Raises BadValue."""
+    as_json(value)
+    if not (isinstance(value, dict) and _is_whole(value)):
+        what = f"{shown(value)} is no note of hyimg think"
+        raise BadValue(what, "leave it as it was written, or take it out", "written")
+    return value
 
-    def read(self, value: Any) -> Any:
-        super().read(value)
-        if not (isinstance(value, dict) and _is_whole(value)):
-            what = f"{shown(value)} is no note of hyimg think"
-            raise BadValue(what, "leave it as it was written, or take it out", "written")
-        return value
+
+NOTE = Form(read_note, {}, parse=lambda cell: read_note(json_in(cell)))
 
 
 def _is_whole(note: Mapping[str, Any]) -> bool:

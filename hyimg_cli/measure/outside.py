@@ -2,7 +2,8 @@
 result of editing it.
 """
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -12,92 +13,185 @@ from scipy import ndimage
 
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.finishing.outside import edit_of
-from hyimg_cli.finishing.placement import Placement, shown
-from hyimg_cli.finishing.planes import distance_to, numbers, resized, scale_of
-from hyimg_cli.journal.edited import told
-from hyimg_cli.media.carried import Bytes, read_carried, region_of
-from hyimg_cli.media.images import read_image, stretch
+from hyimg_cli.finishing.placement import AxisMap, Placement, shown
+from hyimg_cli.finishing.planes import Mask, distance_to, scale_of
+from hyimg_cli.finishing.verdict import Change
+from hyimg_cli.journal.edited import list_breaches, told
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.measure.replay.run_folder import run_of
+from hyimg_cli.media.carried import Bytes, check_region, on_white, own_picture, region_of
+from hyimg_cli.media.images import Picture, Pixels
+from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import KeepOutside, Size
 
-# Pictures are compared in at most so many pixels; equality is counted in all of them.
-_AREA, _LEAST_SIDE = 1_200_000, 8
+# Edits are found in at most so many pixels; all of them are compared, so many at a time.
+_AREA, _LEAST_SIDE, _STRIP = 1_200_000, 8, 4_000_000
 # Ratios that are further apart were cut, not stretched.
 _SAME_RATIO = 0.02
-# So far from an edit, for a megapixel, what hangs together with it is its blend into the source.
-_BLEND = 64.0
+# So far from an edit, for a megapixel, what hangs together with it is its blend into the source,
+# in which rounding leaves gaps.
+_BLEND, _GAP = 64.0, 3
+_OUTSIDE = {
+    "matte": "where the matte of the run is 0",
+    "region": "what the region leaves out",
+    "found": "all but the edit that was found and what hangs together with it: an estimate",
+    "whole": "nothing: the whole picture was edited, and all of it counts",
+}
+Record = dict[str, Any]
 
 
-def outside_of(source: Path, result: Path, outside: KeepOutside) -> dict[str, Any]:
-    """The `edit` of a result line, as far as two files tell it; a result of the source's own size
-    is also compared pixel by pixel outside the edit, or outside the region that stands for it, in
-    its alpha too; not where 8 bits a channel of RGB cannot tell.
+def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
+    """The `edit` of a result line, as far as two files tell it.
 
-    Raises SourceImageError for a file that is no picture, or a region that is not the source's.
+    `outside_by`: what is outside was decided by the `matte` that the run of this result recorded,
+    by a `region` that stands for the edit, or by the edit that was `found`. Pixels are compared as
+    the files have them, with alpha; not in other sizes, nor where 8 bits a channel of RGB cannot
+    tell. Raises SourceImageError for a file that is no picture, a region that is not the source's,
+    or a matte that was changed.
     """
-    own, other = (read_image(path) for path in (source, result))
-    height, width = own.pixels.shape[:2]
-    size = Size(height, width)
-    drawn = other.pixels
-    part = sqrt(min(1.0, _AREA / (drawn.shape[0] * drawn.shape[1])))
-    sides = Size(*(max(_LEAST_SIDE, round(side * part)) for side in drawn.shape[:2]))
-    if drawn.shape[:2] != (sides.height, sides.width):
-        drawn = stretch(drawn, sides)
-    ratio = (height / width) / (drawn.shape[0] / drawn.shape[1])
-    fit = Placement.stretched if abs(ratio - 1) < _SAME_RATIO else Placement.covered
-    place = fit((height, width), drawn.shape[:2])
-    given = region_of(outside, size)
-    found = edit_of(drawn, shown(own.pixels, place), place, given=given, mode=outside.region_mode)
-    record = told(found, outside) | {"unseen": round(max(0.0, place.unseen), 4)}
-    before, after = (_numbers(path) for path in (source, result))
-    if before is None or after is None or before.shape != after.shape:
+    (own, is_exact), (other, is_other_exact) = own_picture(source), own_picture(result)
+    size, can_count = Size(own.height, own.width), is_exact and is_other_exact
+    can_count &= own.size == other.size
+    given = _given(outside, result, size)
+    stands = given is not None and outside.region_mode == "instead"
+    recorded = _recorded(result, size) if can_count and not stands else None
+    if recorded is not None:
+        record, edited = recorded
+        rows_of, columns = np.arange(size.height), np.arange(size.width)
+        if given is not None:
+            spilled = int((edited & (given <= 127)).sum())
+            record["spill"] = round(spilled / max(1, int(edited.sum())), 4)
+    else:
+        drawn, place = _drawn(other, size)
+        before = on_white(shown(own, place))
+        found = edit_of(drawn, before, place, given=given, mode=outside.region_mode)
+        record = told(found) | {"unseen": round(max(0.0, place.unseen), 4)}
+        edited, rows_of, columns = found.mask, _drawn_at(place.y), _drawn_at(place.x)
+        if can_count and found.kind == "local":
+            edited = _with_blend(own, other, edited, place)
+    is_whole = record["kind"] == "global"
+    change, differing = Change(), 0
+    if not can_count:
+        counts = ~edited | is_whole
+        change.add(before, drawn, counts, int(counts.sum()))
+    for rows, a, b, differs in _strips(own, other) if can_count else ():
+        counts = ~edited[rows_of[rows, None], columns] | is_whole
+        if given is not None:
+            counts = given[rows] <= 127 if stands else counts | (given[rows] <= 127)
+        differing += int(differs.sum())
+        change.add(a, b, differs & counts, int(counts.sum()))
+    record["outside_by"] = "region" if stands else "matte" if recorded is not None else "found"
+    record["change"] = {"mean_de": change.mean_de}
+    record["gates"] = list_breaches(record, outside)
+    if not can_count:
         return record | {"outside_equal": None, "outside_differing_pixels": None}
-    differs = (before != after).any(axis=2)
-    mask = resized(numbers(found.mask), (height, width)) > 0.5
-    # A blend has gaps where rounding gives the source again.
-    near = ndimage.maximum_filter(differs | mask, 7)
-    labels, _ = ndimage.label(near, np.ones((3, 3)))
-    own_labels = np.unique(labels[mask])
-    blend = np.isin(labels, own_labels[own_labels > 0])
-    free = ~(blend & (distance_to(mask) <= _BLEND * scale_of((height, width))))
-    if given is not None and outside.region_mode == "instead":
-        free = given <= 127
-    count = int((differs & free).sum())
     return record | {
-        "outside_equal": count == 0,
-        "outside_differing_pixels": count,
-        "outside_pixels": int(free.sum()),
-        "differing_pixels": int(differs.sum()),
+        "outside_equal": None if is_whole else change.differing == 0,
+        "outside_differing_pixels": None if is_whole else change.differing,
+        "outside_pixels": 0 if is_whole else change.pixels,
+        "differing_pixels": differing,
     }
-
-
-def _numbers(path: Path) -> Bytes | None:
-    """RGBA [H, W, 4] as the file has it; None where it has more than 8 bits tell."""
-    try:
-        own = read_carried(path).own
-    except SourceImageError:
-        return None
-    colours = own if own.ndim == 3 else np.repeat(own[..., None], 3, axis=2)
-    opaque = np.full((*own.shape[:2], 4 - colours.shape[2]), 255, np.uint8)
-    return np.concatenate([colours, opaque], axis=2)
 
 
 def lines(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The record as rows of a table."""
+    is_whole = record["kind"] == "global"
     rows = [("kind", str(record["kind"])), ("edited area", f"{record['area']:.2%}")]
     rows += [("reason", reason) for reason in record["reasons"]]
-    rows.append(("regions", str(record["regions"])))
-    if record["outside_equal"] is not None:
-        of = f"{record['outside_differing_pixels']:,} of {record['outside_pixels']:,}"
-        rows.append(("pixels that differ outside", of))
-        rows.append(("pixels that differ", f"{record['differing_pixels']:,}"))
-    else:
+    rows.append(("outside is", _OUTSIDE["whole" if is_whole else record["outside_by"]]))
+    if "differing_pixels" not in record:
         why = "not compared: other sizes, or more than 8 bits a channel of RGB"
         rows.append(("pixels that differ outside", why))
-    redraw, moved = record["redraw"], record["moved"]
-    rows.append(("change outside (CIE76)", f"mean {redraw['mean_de']}, 99 % {redraw['p99_de']}"))
-    rows.append(("drift of colour (CIE76)", str(record["drift"])))
-    unsure = "" if moved["sure"] else "; the picture says too little to be sure"
-    rows.append(("moved", f"{moved['shift_px']} pixels, zoom {moved['zoom']:+}{unsure}"))
+    else:
+        if not is_whole:
+            of = f"{record['outside_differing_pixels']:,} of {record['outside_pixels']:,}"
+            rows.append(("pixels that differ outside", of))
+        rows.append(("pixels that differ", f"{record['differing_pixels']:,}"))
+    rows.append(("change outside (CIE76)", f"mean {record['change']['mean_de']:g}"))
+    if moved := record.get("moved"):
+        unsure = "" if moved["sure"] else "; the picture says too little to be sure"
+        rows.append(("regions", str(record["regions"])))
+        rows.append(("drift of colour (CIE76)", str(record["drift"])))
+        rows.append(("moved", f"{moved['shift_px']} pixels, zoom {moved['zoom']:+}{unsure}"))
     if record["spill"] is not None:
         rows.append(("edit outside the region", f"{record['spill']:.2%}"))
     return rows
+
+
+def _given(outside: KeepOutside, result: Path, size: Size) -> Bytes | None:
+    """The region [H, W]. The matte of the result itself allows whatever is not 0, as in its run."""
+    if Path(outside.mask).name != f"{result.stem}.mask.png":
+        return region_of(outside, size)
+    check_region(outside, size)
+    matte = np.asarray(own_picture(Path(outside.mask))[0].convert("L"))
+    return np.where(matte > 0, np.uint8(255), np.uint8(0))
+
+
+def _recorded(result: Path, size: Size) -> tuple[Record, Mask] | None:
+    """What the run of a result recorded: its verdict, and where it edited [H, W]; None where no
+    line names this file, or it is not of this size any more.
+    """
+    place = Path(os.path.abspath(result))
+    run = run_of(place)
+    name = place.relative_to(run).as_posix()
+    for entry in RunFolder(run).results().values():
+        edit = entry.get("edit") or {}
+        if "mask" in edit and any(file["path"] == name for file in entry["outputs"]):
+            break
+    else:
+        return None
+    path = run / str(edit["mask"])
+    try:
+        is_own = digest.of_file(path) == edit["sha256"]["mask"]
+        # Versions before this one recorded the area of what was found of an edit of the whole.
+        area = 1.0 if edit["kind"] == "global" else float(edit["area"])
+        record = {"kind": str(edit["kind"]), "reasons": [*map(str, edit["reasons"])], "area": area}
+    except (OSError, KeyError, TypeError, ValueError):
+        is_own = False
+    if not is_own:
+        what = "the matte is not the one that its run wrote"
+        hint = "run the same command again: it writes the matte anew"
+        raise SourceImageError(what, where=path, hint=hint, code="source.matte")
+    matte = np.asarray(own_picture(path)[0])
+    is_of_this = matte.shape == (size.height, size.width)
+    return (record | {"spill": None}, matte > 0) if is_of_this else None
+
+
+def _drawn(image: Picture, size: Size) -> tuple[Pixels, Placement]:
+    """A result as a redraw of a source of this size: small enough to find an edit in it."""
+    part = sqrt(min(1.0, _AREA / (image.width * image.height)))
+    y, x = (max(_LEAST_SIDE, round(side * part)) for side in (image.height, image.width))
+    pixels = shown(image, Placement.stretched((image.height, image.width), (y, x)))
+    is_stretched = abs((size.height / size.width) / (y / x) - 1) < _SAME_RATIO
+    fit = Placement.stretched if is_stretched else Placement.covered
+    return on_white(pixels), fit((size.height, size.width), (y, x))
+
+
+def _with_blend(own: Picture, other: Picture, mask: Mask, place: Placement) -> Mask:
+    """The edit [Y, X] and what differs near it and hangs together with it."""
+    differs, y, x = mask.copy(), _drawn_at(place.y), _drawn_at(place.x)
+    for rows, _, _, other_here in _strips(own, other):
+        at = np.nonzero(other_here)
+        differs[y[rows][at[0]], x[at[1]]] = True
+    gap = max(1, round(_GAP * place.y.scale))
+    labels, _ = ndimage.label(ndimage.maximum_filter(differs, 2 * gap + 1), np.ones((3, 3)))
+    own_labels = np.unique(labels[mask])
+    near = distance_to(mask) <= _BLEND * scale_of((own.height, own.width)) * place.y.scale
+    return np.asarray(np.isin(labels, own_labels[own_labels > 0]) & near)
+
+
+def _drawn_at(axis: AxisMap) -> np.ndarray:
+    """By pixel of the source the drawn one that it lies in."""
+    at = axis.scale * (np.arange(axis.length) + 0.5) - axis.offset
+    return np.asarray(np.clip(at.astype(int), 0, axis.drawn - 1))
+
+
+def _strips(a: Picture, b: Picture) -> Iterator[tuple[slice, Bytes, Bytes, Mask]]:
+    """Some rows of two pictures of one size at a time, as RGBA [Y, X, 4], and where they differ."""
+    step = max(1, _STRIP // a.width)
+    for top in range(0, a.height, step):
+        rows = slice(top, min(top + step, a.height))
+        box = (0, rows.start, a.width, rows.stop)
+        left, right = (np.asarray(one.crop(box).convert("RGBA")) for one in (a, b))
+        # Four bytes at once: a reduction over so short an axis is slow.
+        yield rows, left, right, (left.view(np.uint32) != right.view(np.uint32))[..., 0]

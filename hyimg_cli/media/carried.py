@@ -6,7 +6,8 @@ pictures, and those of several frames.
 """
 
 import io
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,17 @@ from PIL import ExifTags, Image, ImageFile, ImageOps
 
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.media import formats
-from hyimg_cli.media.images import Pixels, bits_of, bytes_of_source, grey_of, opened_picture
+from hyimg_cli.media.images import (
+    Picture,
+    Pixels,
+    bits_of,
+    bytes_of_source,
+    grey_of,
+    open_source,
+    opened_picture,
+    read_image,
+    size_of,
+)
 from hyimg_cli.media.metadata import PictureText
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Encoding, KeepOutside, Size
@@ -92,15 +103,35 @@ def read_carried(path: Path, *, keep_gps: bool = False) -> Carried:
     with opened_picture(path, io.BytesIO(data)) as image:
         if why := _depth(image):
             raise _too_deep(path, why)
-        try:
-            icc, exif = image.info.get("icc_profile"), _exif(image, keep_gps=keep_gps)
-            image.load()
-            upright = ImageOps.exif_transpose(image)
-            own = np.asarray(_own(upright))
-        except Exception as error:  # Pillow's decoders raise nearly anything
-            what = "the picture is damaged or ends too early"
-            raise SourceImageError(what, where=path, code="source.truncated") from error
-    return Carried(_on_white(own), own, digest.of_bytes(data), icc, exif)
+        with _damaged(path):
+            image.load()  # first: a PNG that was asked for its EXIF hides that it is damaged
+        icc, exif = image.info.get("icc_profile"), _exif(image, keep_gps=keep_gps)
+        own = np.asarray(_own(path, image))
+    return Carried(on_white(own), own, digest.of_bytes(data), icc, exif)
+
+
+def own_picture(path: Path) -> tuple[Picture, bool]:
+    """A picture upright, in its own channels, grey, RGB or RGBA, and true; where these have more
+    than 8 bits, as `read_image` has it, and false. Raises SourceImageError.
+    """
+    with open_source(path) as file, opened_picture(path, file) as image:
+        if not _depth(image):
+            return _own(path, image), True
+    return Image.fromarray(read_image(path).pixels), False
+
+
+def on_white(own: Bytes) -> Pixels:
+    """Grey, RGB or RGBA as a model is shown it: RGB, on white where it is clear."""
+    if own.ndim == 2:
+        return np.repeat(own[..., None], 3, axis=2)
+    if own.shape[2] == 3:
+        return own
+    pixels, has_clear = own[..., :3].copy(), own[..., 3].min(axis=1) < 255
+    if has_clear.any():
+        layer = Image.fromarray(own[has_clear])
+        white = Image.new("RGBA", layer.size, "white")
+        pixels[has_clear] = np.asarray(Image.alpha_composite(white, layer).convert("RGB"))
+    return pixels
 
 
 def depth_fault(path: Path) -> SourceImageError | None:
@@ -115,33 +146,41 @@ def region_of(outside: KeepOutside, size: Size) -> Bytes | None:
     """The region that a user gave of a source of this size [H, W], white where an edit may be; None
     where there is none. Raises SourceImageError.
     """
+    check_region(outside, size)
     if outside.box is not None:
         left, top, right, bottom = outside.box
-        if right > size.width or bottom > size.height:
-            what = f"the source is {size}, and the region {outside.region} goes beyond it"
-            hint = "give LEFT,TOP,RIGHT,BOTTOM in the source's pixels"
-            raise SourceImageError(what, where=outside.region, hint=hint, code="source.region")
         levels = np.zeros((size.height, size.width), np.uint8)
         levels[top:bottom, left:right] = 255
         return levels
-    return _mask(Path(outside.mask), size) if outside.mask else None
+    return _mask(Path(outside.mask)) if outside.mask else None
 
 
-def _mask(path: Path, size: Size) -> Bytes:
+def check_region(outside: KeepOutside, size: Size) -> None:
+    """Raise SourceImageError, `source.region` where a region goes beyond a source of this size; a
+    mask is judged by its head.
+    """
+    what = ""
+    if outside.box is not None:
+        hint = "give LEFT,TOP,RIGHT,BOTTOM in the source's pixels"
+        if outside.box[2] > size.width or outside.box[3] > size.height:
+            what = f"the source is {size}, and the region {outside.region} goes beyond it"
+    elif outside.mask and (own := size_of(outside.mask)) != size:
+        what = f"the mask is {own}, and its source {size}"
+        hint = "give a mask in the source's size, upright, white where an edit may be"
+    if what:
+        raise SourceImageError(what, where=outside.region, hint=hint, code="source.region")
+
+
+def _mask(path: Path) -> Bytes:
     with opened_picture(path, io.BytesIO(bytes_of_source(path))) as image:
         try:
             levels = np.asarray(_as_levels(image))
         except Exception as error:
             what = "the mask is damaged or ends too early"
             raise SourceImageError(what, where=path, code="source.truncated") from error
-    what = hint = ""
-    if levels.shape != (size.height, size.width):
-        what = f"the mask is {levels.shape[1]}x{levels.shape[0]}, and its source {size}"
-        hint = "give a mask in the source's size, upright, white where an edit may be"
-    elif not (levels > 127).any():
+    if not (levels > 127).any():
         what = f"the mask is black: its brightest level is {levels.max()} of 255"
         hint = "paint white where an edit may be"
-    if what:
         raise SourceImageError(what, where=path, hint=hint, code="source.region")
     return levels
 
@@ -174,12 +213,28 @@ def _too_deep(path: Path, why: str) -> SourceImageError:
     return SourceImageError(what, where=path, hint=hint, code="source.source-depth")
 
 
-def _own(image: Image.Image) -> Image.Image:
-    if image.has_transparency_data:
-        layer = image.convert("RGBA")
-        is_opaque = layer.getchannel("A").getextrema() == (255, 255)
-        return layer.convert("RGB") if is_opaque else layer
-    return image.convert("L") if image.mode in ("1", "L") else image.convert("RGB")
+def _own(path: Path, image: ImageFile.ImageFile) -> Picture:
+    """A picture's own channels, upright; it is copied only where it must be."""
+    with _damaged(path):
+        image.load()
+        ImageOps.exif_transpose(image, in_place=True)
+        kind = "L" if image.mode in ("1", "L") else "RGB"
+        if image.has_transparency_data:
+            layer = image if image.mode == "RGBA" else image.convert("RGBA")
+            if layer.getchannel("A").getextrema() != (255, 255):
+                return layer
+            return layer.convert("RGB")
+        return image if image.mode == kind else image.convert(kind)
+
+
+@contextmanager
+def _damaged(path: Path) -> Iterator[None]:
+    """Raises SourceImageError for what a decoder raises."""
+    try:
+        yield
+    except Exception as error:  # Pillow's decoders raise nearly anything
+        what = "the picture is damaged or ends too early"
+        raise SourceImageError(what, where=path, code="source.truncated") from error
 
 
 def _unmixed(alpha: Bytes, drawn: Pixels) -> Bytes:
@@ -199,19 +254,6 @@ def _colours_on_white() -> Bytes:
     drawn = np.arange(256, dtype=np.float32)
     colour = np.clip(np.round((drawn - 255 * (1 - part)) / part), 0, 255)
     return colour.astype(np.uint8).ravel()
-
-
-def _on_white(own: Bytes) -> Pixels:
-    if own.ndim == 2:
-        return np.repeat(own[..., None], 3, axis=2)
-    if own.shape[2] == 3:
-        return own
-    pixels, has_clear = own[..., :3].copy(), own[..., 3].min(axis=1) < 255
-    if has_clear.any():
-        layer = Image.fromarray(own[has_clear])
-        white = Image.new("RGBA", layer.size, "white")
-        pixels[has_clear] = np.asarray(Image.alpha_composite(white, layer).convert("RGB"))
-    return pixels
 
 
 def _as_levels(image: Image.Image) -> Image.Image:

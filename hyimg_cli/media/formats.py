@@ -1,7 +1,8 @@
 """Pictures as bytes of a PNG, a JPEG or a WebP, and where each keeps what it says about itself.
 
     PNG         text chunks: `parameters`, `hyimg` (the record), and the XMP packet
-    JPEG, WebP  EXIF UserComment: the parameters; the XMP packet: the record, too
+    JPEG, WebP  EXIF UserComment: the parameters; the XMP packet: the record, too, but for one that
+                is too long for a segment of a JPEG: that is in its comments (COM)
 
 Pixels are uint8 arrays [H, W, 3], RGB. Equal pixels and texts give equal bytes with the same
 libraries.
@@ -24,24 +25,22 @@ from hyimg_cli.spec.job import Encoding
 _FULL_COLOUR = 90
 # Source: the EXIF standard, and piexif, by which other tools read the comment.
 _UNICODE, _COMMENT_CODING = b"UNICODE\0", "utf-16-be"
-# EXIF of a JPEG is one segment of 65,533 bytes; the comment is nearly all of it.
-_MOST_COMMENT_BYTES = 65_000
-_CUT = "… (cut: the XMP packet has all of it)"
+# EXIF of a JPEG is one segment of 65,533 bytes, a character up to four of them.
+_MOST_CHARACTERS = 16_000
+_CUT = "… (cut: the record has all of it)"
+_COMMENT, _PIECE_BYTES = b"hyimg ", 65_000
 
 
 def png(pixels: NDArray[np.uint8], texts: Mapping[str, str]) -> bytes:
     """A PNG with a text chunk for each of `texts`, by keyword."""
-    chunks = PngImagePlugin.PngInfo()
-    for keyword, text in texts.items():
-        _add(chunks, keyword, text)
-    return _saved(pixels, format="PNG", pnginfo=chunks)
+    return _saved(pixels, format="PNG", pnginfo=_chunks(texts))
 
 
 def encoded(pixels: NDArray[np.uint8], encoding: Encoding, text: PictureText | None) -> bytes:
     """The picture's file; `text`: what it says about itself."""
     match encoding.format:
         case "png":
-            return png(pixels, {} if text is None else _chunks(text))
+            return png(pixels, _texts(text))
         case "jpeg":
             assert encoding.quality is not None, "a JPEG always loses something"
             colour = "4:4:4" if encoding.quality >= _FULL_COLOUR else "4:2:0"
@@ -68,10 +67,8 @@ def lossless(
     if encoding.format == "png":
         if text is not None and exif:
             more["exif"] = exif
-        chunks = PngImagePlugin.PngInfo()
-        for keyword, said in ({} if text is None else _chunks(text)).items():
-            _add(chunks, keyword, said)
         # Half the time of Pillow's own level, for a file that is a few hundredths larger.
+        chunks = _chunks(_texts(text))
         return _data(pixels, format="PNG", pnginfo=chunks, compress_level=3, **more)
     if text is not None:
         more |= _in_webp(text) if text.record else {}
@@ -84,24 +81,28 @@ def text_in(image: ImageFile.ImageFile) -> PictureText:
 
     Raises what Pillow does for a damaged PNG.
     """
+    packet = image.info.get("xmp", b"")
     if isinstance(image, PngImagePlugin.PngImageFile):
         texts = {str(keyword): str(text) for keyword, text in image.text.items()}
-        packet = image.info.get("xmp", b"")
-        record = texts.get(KEYWORD, "")
-        return PictureText(texts.get(PARAMETERS, ""), record, xmp.source_type_in(packet))
-    packet = image.info.get("xmp", b"")
-    segments = [data for name, data in getattr(image, "applist", ()) if name == "APP1"]
-    record = xmp.record_in(packet, segments)
-    return PictureText(_comment(image), record, xmp.source_type_in(packet))
+        parameters, record = texts.get(PARAMETERS, ""), texts.get(KEYWORD, "")
+    else:
+        segments = getattr(image, "applist", ())
+        own = [data for name, data in segments if name == "COM" and data.startswith(_COMMENT)]
+        said = b"".join(data.removeprefix(_COMMENT) for data in own).decode("utf-8", "replace")
+        extended = (data for name, data in segments if name == "APP1")
+        parameters, record = _comment(image), said or xmp.record_in(packet, extended)
+    return PictureText(parameters, record, xmp.source_type_in(packet))
 
 
-def _add(chunks: PngImagePlugin.PngInfo, keyword: str, text: str) -> None:
-    add = chunks.add_itxt if keyword == xmp.PNG_KEYWORD else chunks.add_text
-    add(keyword, text)
+def _chunks(texts: Mapping[str, str]) -> PngImagePlugin.PngInfo:
+    chunks = PngImagePlugin.PngInfo()
+    for keyword, text in texts.items():
+        (chunks.add_itxt if keyword == xmp.PNG_KEYWORD else chunks.add_text)(keyword, text)
+    return chunks
 
 
-def _chunks(text: PictureText) -> dict[str, str]:
-    if not text.record:
+def _texts(text: PictureText | None) -> dict[str, str]:
+    if text is None or not text.record:
         return {}
     packet = xmp.packet(text.source_type).decode()
     return {PARAMETERS: text.parameters, KEYWORD: text.record, xmp.PNG_KEYWORD: packet}
@@ -110,8 +111,15 @@ def _chunks(text: PictureText) -> dict[str, str]:
 def _in_jpeg(text: PictureText | None) -> dict[str, Any]:
     if text is None:
         return {}
-    packet, segments = xmp.for_jpeg(text.source_type, text.record)
-    return {"exif": _exif(_short(text.parameters)), "xmp": packet, "extra": segments}
+    packet, comments = xmp.packet(text.source_type, text.record), b""
+    if len(packet) > xmp.MOST_IN_JPEG:
+        packet, data = xmp.packet(text.source_type), text.record.encode()
+        pieces = (
+            _COMMENT + data[start : start + _PIECE_BYTES]
+            for start in range(0, len(data), _PIECE_BYTES)
+        )
+        comments = b"".join(b"\xff\xfe" + (len(one) + 2).to_bytes(2) + one for one in pieces)
+    return {"exif": _exif(_short(text.parameters)), "xmp": packet, "extra": comments}
 
 
 def _in_webp(text: PictureText | None) -> dict[str, Any]:
@@ -123,12 +131,10 @@ def _in_webp(text: PictureText | None) -> dict[str, Any]:
 
 def _short(parameters: str) -> str:
     """The parameters where a JPEG's EXIF can hold them; else with a prompt that is cut."""
-    if len(parameters.encode(_COMMENT_CODING)) <= _MOST_COMMENT_BYTES:
-        return parameters
     prompt, _, settings = parameters.rpartition("\n")
-    kept = _MOST_COMMENT_BYTES - len(f"{_CUT}\n{settings}".encode(_COMMENT_CODING))
-    start = prompt.encode(_COMMENT_CODING)[:kept].decode(_COMMENT_CODING, "ignore")
-    return f"{start}{_CUT}\n{settings}"
+    if len(prompt) <= _MOST_CHARACTERS:
+        return parameters
+    return f"{prompt[:_MOST_CHARACTERS]}{_CUT}\n{settings}"
 
 
 def _exif(comment: str, carried: bytes = b"") -> Image.Exif:

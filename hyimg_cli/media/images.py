@@ -29,6 +29,8 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Encoding, Size
 
 Pixels = NDArray[np.uint8]
+# As Pillow holds it: colours take four bytes a pixel.
+Picture = Image.Image
 MAX_SOURCE_PIXELS = 100_000_000
 MAX_SOURCE_BYTES = 1_000_000_000
 MAX_ASPECT = 200
@@ -43,6 +45,15 @@ SUFFIXES = frozenset(
         *(".heic", ".heics", ".heif", ".heifs", ".hif"),
     )
 )
+# Of cameras: their first picture is a thumbnail, which Pillow would take some for.
+RAW_SUFFIXES = frozenset(
+    (
+        *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dng", ".erf", ".fff", ".iiq", ".kdc", ".mef"),
+        *(".mrw", ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf"),
+        *(".srw", ".x3f"),
+    )
+)
+RAW_HINT = "convert them first, for example: magick {0} {1}.jpg"
 # What phones write, which Pillow reads with a library beside it; some AVIF begins so, too.
 _HEIF = re.compile(rb"....ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
 # Enough for what a file says of its channels.
@@ -81,12 +92,15 @@ def probe_image(path: Path, *, decode: bool = True) -> tuple[Size, tuple[str, ..
     `decode` off looks at the header alone: damage further on and notes on pixels stay unseen.
     Raises SourceImageError.
     """
-    if decode:
-        image, notes = _decoded(path, bytes_of_source(path))
-        return Size(image.height, image.width), notes
-    with _open_file(path) as file, opened_picture(path, file) as image:
-        is_on_side = _orientation(image) in _SIDEWAYS
-        return Size(*(image.size if is_on_side else image.size[::-1])), ()
+    with open_source(path) as file, opened_picture(path, file) as image:
+        size, notes = image.size, tuple[str, ...]()
+        if decode:
+            # All of a JPEG's data are read, for an eighth of its pixels.
+            image.draft(image.mode, (1, 1))
+            _, notes = _as_read(path, image)
+        # A TIFF's size is upright as it is.
+        is_on_side = image.format != "TIFF" and _orientation(image) in _SIDEWAYS
+        return Size(*(size if is_on_side else size[::-1])), notes
 
 
 def size_of(path: str) -> Size:
@@ -127,7 +141,7 @@ def own_numbers(path: Path) -> NDArray[Any]:
 
     Raises SourceImageError.
     """
-    with _open_file(path) as file, opened_picture(path, file) as image:
+    with open_source(path) as file, opened_picture(path, file) as image:
         try:
             return np.asarray(image)
         except _DECODER_ERRORS as error:
@@ -136,10 +150,14 @@ def own_numbers(path: Path) -> NDArray[Any]:
 
 def grey_of(image: Image.Image) -> Image.Image:
     """8-bit grey from one wide number per pixel: 16-bit integers, or fractions up to 1 or 255."""
-    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
-    highest = values.max() if image.mode == "F" else 65535
+    numbers = np.asarray(image)
+    highest = np.nan_to_num(numbers).max() if image.mode == "F" else 65535
     scale = 255.0 if highest <= 1 else 1.0 if highest <= 255 else 255 / 65535
-    return Image.fromarray(np.clip(np.round(values * scale), 0, 255).astype(np.uint8))
+    levels = np.empty(numbers.shape, np.uint8)
+    # Row by row: as float64 a large picture takes eight bytes a pixel, several times.
+    for row, values in zip(levels, numbers, strict=True):
+        row[:] = np.clip(np.round(np.nan_to_num(values.astype(np.float64)) * scale), 0, 255)
+    return Image.fromarray(levels)
 
 
 def read_small(path: Path, side: int) -> Image.Image:
@@ -147,7 +165,7 @@ def read_small(path: Path, side: int) -> Image.Image:
 
     A JPEG is decoded at a fraction of its size. Raises SourceImageError.
     """
-    with _open_file(path) as file, opened_picture(path, file) as image:
+    with open_source(path) as file, opened_picture(path, file) as image:
         try:
             image.draft("RGB", (2 * side, 2 * side))
             upright, _ = _as_rgb(ImageOps.exif_transpose(image))
@@ -162,7 +180,7 @@ def text_of(path: Path) -> PictureText:
 
     Raises SourceImageError for a file that is no picture, or a damaged PNG.
     """
-    with _open_file(path) as file, opened_picture(path, file) as image:
+    with open_source(path) as file, opened_picture(path, file) as image:
         try:
             return formats.text_in(image)
         except _DECODER_ERRORS as error:
@@ -183,6 +201,14 @@ def fit_cover(pixels: Pixels, size: Size) -> Pixels:
     left = round((new_width - size.width) / 2)
     resized = Image.fromarray(pixels).resize((new_width, new_height), Image.Resampling.LANCZOS)
     return np.array(resized.crop((left, top, left + size.width, top + size.height)))
+
+
+def cut_off(source: Size, size: Size) -> str:
+    """What `fit_cover` cuts off, as the end of a sentence; empty for equal shapes."""
+    ratio = size.width * source.height / (size.height * source.width)
+    lost = 1 - min(ratio, 1 / ratio)
+    sides, of = ("left and right", "width") if ratio < 1 else ("top and bottom", "height")
+    return f"; {sides} cut off, {lost:.0%} of the {of}" if lost >= 0.005 else ""
 
 
 def stretch(pixels: Pixels, size: Size) -> Pixels:
@@ -245,7 +271,8 @@ def bytes_of_source(path: Path) -> bytes:
         return bytes_of(path, MAX_SOURCE_BYTES)
 
 
-def _open_file(path: Path) -> io.BufferedReader:
+def open_source(path: Path) -> io.BufferedReader:
+    """The same to be read from. Raises SourceImageError."""
     with _file_faults(path):
         return opened(path, MAX_SOURCE_BYTES)
 
@@ -259,6 +286,8 @@ def _file_faults(path: Path) -> Iterator[None]:
         if path.is_symlink():
             raise _fault("missing", "this link leads nowhere", path) from error
         hint = "paths in a manifest are relative to it"
+        if "\\" in path.name:
+            hint += ", with forward slashes"
         raise _fault("missing", "there is no such file", path, hint) from error
     except IsADirectoryError as error:
         raise _fault("is-a-folder", "this is a folder", path, "name a picture in it") from error
@@ -272,6 +301,9 @@ def _file_faults(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def opened_picture(path: Path, file: IO[bytes]) -> Iterator[ImageFile.ImageFile]:
     """The picture in `file`, not decoded yet, its size and kind checked."""
+    if path.suffix.lower() in RAW_SUFFIXES:
+        hint = RAW_HINT.format(path.name, path.stem)
+        raise _fault("raw", "RAW pictures of cameras are not read", path, hint)
     start = file.read(16)
     if not start:
         raise _fault("empty", "the file is empty", path, "copy or save it again")
@@ -324,19 +356,27 @@ def _check_size(path: Path, width: int, height: int) -> None:
 def _decoded(path: Path, data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
     """The first frame as an upright RGB picture, and what was changed on the way."""
     with opened_picture(path, io.BytesIO(data)) as image:
-        try:
-            notes = _file_notes(image)
-            image.load()
-            rgb, more = _as_rgb(ImageOps.exif_transpose(image))
-        except _DECODER_ERRORS as error:
-            raise _truncated(path) from error
+        return _as_read(path, image)
+
+
+def _as_read(path: Path, image: ImageFile.ImageFile) -> tuple[Image.Image, tuple[str, ...]]:
+    """The same of an opened picture. Raises SourceImageError."""
+    try:
+        notes = _file_notes(image)
+        image.load()
+        rgb, more = _as_rgb(ImageOps.exif_transpose(image))
+    except _DECODER_ERRORS as error:
+        raise _truncated(path) from error
     return rgb, (*notes, *more)
 
 
 def _file_notes(image: ImageFile.ImageFile) -> list[str]:
     """Notes on what will be changed, as far as it shows before decoding."""
-    count = getattr(image, "n_frames", 1)
-    bits = bits_of(image)
+    count, bits = getattr(image, "n_frames", 1), bits_of(image)
+    if image.format == "PNG":
+        # NOTE: its EXIF may stand behind its pixels. Asked for it, Pillow decodes; where that fails
+        # it passes the damaged picture the next time.
+        image.load()
     notes = {
         f"first of {count} frames": count > 1,
         "EXIF orientation applied": _orientation(image) != _UPRIGHT,

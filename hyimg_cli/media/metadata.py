@@ -14,13 +14,11 @@ from pathlib import PurePath
 from typing import Any
 
 from hyimg_cli.media import xmp
-from hyimg_cli.spec.job import POSES_SUFFIX, ImageJob, Size
+from hyimg_cli.spec.job import ImageJob, Size
 
 FORMAT = 2
 # The PNG text chunks that hold the parameters and the record.
 PARAMETERS, KEYWORD = "parameters", "hyimg"
-# The user's own data belongs to the result line; it may hold anything. A file has its name.
-_LEFT_OUT = ("metadata", "name")
 # No XML holds these, no file half a surrogate pair.
 _ESCAPED = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
@@ -71,32 +69,37 @@ class PictureFacts:
 
 
 def picture_text(
-    job: ImageJob, resolved: Mapping[str, Any], facts: PictureFacts, size: Size, pixel_sha256: str
+    job: ImageJob, line: Mapping[str, Any], facts: PictureFacts, size: Size, pixel_sha256: str
 ) -> PictureText:
-    """Metadata of the job's picture of this size and these pixels. `resolved` is the job as a
-    manifest line.
-    """
-    record = _record(job, resolved, facts) | {"size": str(size), "pixel_sha256": pixel_sha256}
+    """Metadata of the job's picture of this size and these pixels. `line`: the job's public one."""
+    record = _record(job, line, facts) | {"size": str(size), "pixel_sha256": pixel_sha256}
     source_type = xmp.EDITED if job.task == "it2i" else xmp.MADE
     return PictureText(_parameters(job, facts, size), _json(record), source_type)
 
 
 def retold(
-    text: PictureText, resolved: Mapping[str, Any], size: Size, pixel_sha256: str
+    text: PictureText,
+    line: Mapping[str, Any],
+    region: dict[str, str],
+    size: Size,
+    pixel_sha256: str,
 ) -> PictureText:
-    """The same of another picture that was made of this one, by a job that draws the same."""
-    record = json.loads(text.record) | {"job": _public(resolved)}
-    record |= {"size": str(size), "pixel_sha256": pixel_sha256}
+    """The same of another picture that was made of this one, by a job that draws the same.
+    `region`: what its settings say of that.
+    """
+    record = json.loads(text.record) | {"job": line}
+    settings = {name: word for name, word in record["settings"].items() if name != "region"}
+    record |= {"settings": settings | region, "size": str(size), "pixel_sha256": pixel_sha256}
     parameters = re.sub(r"(?<=, Size: )[0-9]+x[0-9]+(?=, )", str(size), text.parameters)
     return PictureText(parameters, _json(record), text.source_type)
 
 
 def video_text(
-    resolved: Mapping[str, Any], provenance: Provenance, source_sha256: Sequence[str] = ()
+    line: Mapping[str, Any], provenance: Provenance, source_sha256: Sequence[str] = ()
 ) -> str:
     """Contents of an MP4's `comment` and of its sidecar file: the job as JSON, and what made it."""
     sources = {"source_sha256": list(source_sha256)} if source_sha256 else {}
-    return _json({"format": FORMAT, "job": _public(resolved), **provenance.to_json(), **sources})
+    return _json({"format": FORMAT, "job": line, **provenance.to_json(), **sources})
 
 
 def _json(record: Mapping[str, Any]) -> str:
@@ -125,10 +128,10 @@ def _quoted(text: str) -> str:
     return json.dumps(plain, ensure_ascii=False) if set(plain) & set(',:\n"') else plain
 
 
-def _record(job: ImageJob, resolved: Mapping[str, Any], facts: PictureFacts) -> dict[str, Any]:
+def _record(job: ImageJob, line: Mapping[str, Any], facts: PictureFacts) -> dict[str, Any]:
     return {
         "format": FORMAT,
-        "job": _public(resolved),
+        "job": line,
         **facts.provenance.to_json(),
         # Where the text is given the job has no bot_task, but a dynamic system prompt hangs on it.
         "bot_task": job.bot_task,
@@ -137,32 +140,3 @@ def _record(job: ImageJob, resolved: Mapping[str, Any], facts: PictureFacts) -> 
         "cot_text": facts.cot_text,
         "cot_token_ids": None if facts.cot_token_ids is None else list(facts.cot_token_ids),
     }
-
-
-def _public(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """A job without the user's own data and without paths."""
-    job = {
-        name: value
-        for name, value in resolved.items()
-        if name not in _LEFT_OUT and not name.startswith("x_")
-    }
-    if "images" in job:
-        job["images"] = [PurePath(image).name for image in job["images"]]
-    if "region" in job:
-        job["region"] = PurePath(job["region"]).name
-    if str(job.get("camera", "")).endswith(POSES_SUFFIX):
-        job["camera"] = PurePath(job["camera"]).name
-    if "lora" in job:
-        parts = (re.sub(r"^((?:high|low)=)?.*/", r"\1", part) for part in job["lora"].split(";"))
-        job["lora"] = ";".join(parts)
-    job["model"] = _public_name(job["model"])
-    return job
-
-
-def _public_name(model: str) -> str:
-    """A hub id as it is, also that of a folder in the hub's cache; any other by its last name."""
-    hub = PurePath(model).parent
-    if hub.name == "snapshots" and hub.parent.name.startswith("models--"):
-        return hub.parent.name.removeprefix("models--").replace("--", "/", 1)
-    is_folder = model.startswith(("/", ".", "~")) or model.count("/") > 1
-    return PurePath(model).name if is_folder else model

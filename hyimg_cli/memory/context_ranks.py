@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.models.registry import video_card
+from hyimg_cli.settings.run import CONTEXT_BACKENDS, RunConfig
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import Job, VideoJob
-from hyimg_cli.spec.run import CONTEXT_BACKENDS, RunConfig
+from hyimg_cli.spec.work import video_work
 
 _FLAG = "--context-parallel-size"
 
@@ -44,7 +45,7 @@ def _refuse_settings(config: RunConfig) -> None:
 
 def _refuse_uneven(job: VideoJob, card: VideoCard, ranks: int) -> None:
     """Passes heads and tokens that ranks can share evenly."""
-    heads, tokens = card.context_heads, card.tokens(job)
+    heads, tokens = card.context_heads, video_work(job, card).tokens
     if not heads:
         raise _refused(
             f"{card.name} is not split: the library has a plan for Wan's transformer alone",

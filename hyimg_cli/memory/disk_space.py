@@ -6,10 +6,10 @@ from pathlib import Path
 
 from hyimg_cli.errors import StorageError
 from hyimg_cli.files import nearest_existing
-from hyimg_cli.manifest.video_cost import disk_bytes, latents_bytes
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.spec.work import film_bytes, video_work
 
 
 def refuse_full_disk(
@@ -24,9 +24,11 @@ def refuse_full_disk(
     if not jobs:
         return
     _refuse_broken_cache(config.cache.folder)
-    needed = disk_bytes(jobs, with_frames=config.output.frames != "none")
+    works = [video_work(job, card_of(job.model)) for job in jobs]
+    pixels = sum(work.pixels for work in works)
+    needed = film_bytes(pixels, with_frames=config.output.frames != "none")
     # Latents of the one that is under way, beside the copy that replaces them.
-    needed += 2 * max(latents_bytes(job, card_of(job.model)) for job in jobs)
+    needed += 2 * max(work.latents_bytes for work in works)
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise StorageError(

@@ -14,8 +14,8 @@ from hyimg_cli.memory.footprint import Need, need
 from hyimg_cli.memory.gpu_settings import OFFLOAD, OFFLOAD_EXPERTS, refuse_offload_on_ranks
 from hyimg_cli.memory.present import Present, present
 from hyimg_cli.memory.tensor_ranks import refuse_unsplit
+from hyimg_cli.settings.run import OFFLOADS, Quantization, RunConfig
 from hyimg_cli.spec.job import ImageJob, Job
-from hyimg_cli.spec.run import OFFLOADS, Quantization, RunConfig
 from hyimg_cli.spec.units import bytes_text
 
 # In the order of what they change.

@@ -23,15 +23,15 @@ from typing import NamedTuple
 
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import by_graphs, precision
-from hyimg_cli.manifest.video_cost import velocity_bytes
 from hyimg_cli.manifest.written import Replay
 from hyimg_cli.memory.present import makes_dense
 from hyimg_cli.models.registry import model_card, sequences, video_card
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard, Working
 from hyimg_cli.spec.job import ImageJob, Job, Size, SizeRequest, VideoJob
 from hyimg_cli.spec.plan import Group, Plan
-from hyimg_cli.spec.run import RunConfig
 from hyimg_cli.spec.uncollected import uncollected
+from hyimg_cli.spec.work import video_work
 
 _BF16_BYTES = 2
 # Behind a context's text: its closing tag and what opens the picture, up to the ratio token.
@@ -184,7 +184,7 @@ def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 
         films = [job for job in jobs if isinstance(job, VideoJob)]
         videos = video_card(model, revision, config.model.components)
         own = video_need(videos, config, films)
-        kept = max(velocity_bytes(job, videos) for job in films)
+        kept = max(video_work(job, videos).velocity_bytes for job in films)
         return replace(own, work=own.work + kept)
     card = model_card(model, revision)
     weights, waiting = held_weights(card, config), waiting_weights(card, config)
@@ -203,7 +203,8 @@ def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()
     """
     kind, dtype = precision(config.model)
     sizes = card.loaded_bytes(dtype, config.model.quantization)
-    work = max((card.work_bytes(job, dtype) for job in jobs), default=0)
+    width = 2 if dtype == "float32" else 1
+    work = max((video_work(job, card).kv_bytes * width for job in jobs), default=0)
     work *= config.batch.clips
     if config.model.cpu_offload != "none" and kind == "cuda":
         there = dict(sizes)
@@ -225,21 +226,15 @@ def in_groups(card: VideoCard, nbytes: int) -> int:
     return nbytes * _BLOCKS // max(card.blocks, _BLOCKS)
 
 
-def share_of(job: ImageJob, card: ModelCard, config: RunConfig) -> JobBytes:
-    """The bytes of one job on the device and in the dtype of `config`; of several sets of ranks, on
-    one.
-
-    A job whose sequence cannot be built fails later, for its own reason, and takes nothing.
-    """
-    return _share(job, card, config, _kv_bytes(card, config), working(card, config).row)
-
-
-def _kv_bytes(card: ModelCard, config: RunConfig) -> int:
-    """Bytes of one token's K/V."""
+def kv_bytes_per_token(card: ModelCard, config: RunConfig) -> int:
+    """Bytes of one token's K/V in the dtype that the run will choose."""
     return card.kv_bytes_per_token * _width(config) // _BF16_BYTES
 
 
 def _share(job: ImageJob, card: ModelCard, config: RunConfig, kv: int, row: int) -> JobBytes:
+    """The bytes of one job on the device and in the dtype of `config`; of several sets of ranks, on
+    one. A job whose sequence cannot be built fails later, for its own reason, and takes nothing.
+    """
     square, revision = [Size(1, 1)] * len(job.images), config.model.revision
     replay = Replay.of(job)  # a text that is fed again is held as the one that is written
     job = replay.job if replay else job
@@ -300,7 +295,7 @@ def needs(
     the `held_prefixes` that are there already.
     """
     # Asked for once: there may be many jobs.
-    kv, row = _kv_bytes(card, config), working(card, config).row
+    kv, row = kv_bytes_per_token(card, config), working(card, config).row
     shares = Counter(_share(job, card, config, kv, row) for job in jobs)  # few are different
     share = JobBytes(*map(max, zip(*shares, strict=True))) if shares else JobBytes()
     if prefixes is None:

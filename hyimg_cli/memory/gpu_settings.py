@@ -7,8 +7,8 @@ from importlib.util import find_spec
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.keys import precision
+from hyimg_cli.settings.run import ModelChoice, ParallelConfig, RunConfig
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
-from hyimg_cli.spec.run import ModelChoice, ParallelConfig, RunConfig
 
 UTILIZATION = "--gpu-memory-utilization"
 OFFLOAD = "--cpu-offload"

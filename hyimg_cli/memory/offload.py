@@ -11,9 +11,9 @@ from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.footprint import held_weights, need, needs, usable
 from hyimg_cli.memory.present import Present
 from hyimg_cli.models.registry import model_card
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import RunConfig
 
 # Of locked memory over PCIe 4.0 x16; what is not measured is taken to be so.
 STATED_BYTES_S = 25e9

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hyimg_cli.journal.keys import here, precision
 from hyimg_cli.kernels.expert_table import takes_scaled
 from hyimg_cli.memory.gpu_settings import UTILIZATION
-from hyimg_cli.spec.run import RunConfig
+from hyimg_cli.settings.run import RunConfig
 
 if TYPE_CHECKING:
     import torch

@@ -11,8 +11,8 @@ from hyimg_cli.memory.gpu_settings import refuse_in_session
 from hyimg_cli.memory.present import available_bytes, gpu_free_bytes
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.parallel.devices import gpus_of
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import RunConfig
 
 
 def batch_sizes(

@@ -8,8 +8,8 @@ from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.footprint import Footprint
 from hyimg_cli.memory.gpu_settings import OFFLOAD_EXPERTS
 from hyimg_cli.models.registry import model_card, sequences
+from hyimg_cli.settings.run import ModelChoice, ParallelConfig, RunConfig
 from hyimg_cli.spec.job import ImageJob, Job
-from hyimg_cli.spec.run import ModelChoice, ParallelConfig, RunConfig
 
 _FLAG, _CFG_FLAG = "--tensor-parallel-size", "--cfg-parallel-size"
 _DEVICES = ("auto", "cpu", "cuda", "cuda:0")

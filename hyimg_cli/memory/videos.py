@@ -18,12 +18,16 @@ from itertools import product
 
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.footprint import TRANSFORMERS, Need, in_groups
+from hyimg_cli.settings.run import OFFLOADS, QUANTIZATIONS, ModelChoice, RunConfig
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.spec.run import OFFLOADS, QUANTIZATIONS, ModelChoice, RunConfig
+from hyimg_cli.spec.work import video_work
 
 # Bytes of the cards that users ask about; the driver has some of each.
 CARDS = {"24 GB": 24_000_000_000, "48 GB": 48_000_000_000}
+
+# Of a pixel in 16 bits.
+_PIXEL_BYTES = 3 * 2
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,9 @@ def video_needs(
     if choice.cpu_offload == "group":
         transformers = [in_groups(card, size) for size in transformers]
     largest, together = max(transformers, default=0), sum(transformers) + vae
-    grid = card.latent_grid(job.size, job.num_frames)
-    width = 2 if dtype == "float32" else 1
+    work, width = video_work(job, card), 2 if dtype == "float32" else 1
     # K/V and the chunk at work, or all of the video's rows.
-    step = card.work_bytes(job, dtype) or card.forward.working_bytes(grid) * width // ranks
+    step = work.kv_bytes * width or card.forward.working_bytes(work.grid) * width // ranks
     return VideoNeeds(
         text=Need(max(encoders, default=0) if turns else sum(encoders)),
         denoise=Need(largest if turns else together, step),
@@ -64,11 +67,20 @@ def video_needs(
 
 
 def decode_bytes(job: VideoJob, card: VideoCard, choice: ModelChoice) -> int:
-    """Activations of a video's decode at their peak."""
-    dtype = precision(choice)[1]
-    return with_tiles(card, choice).decode_bytes(
-        job.size, job.num_frames, dtype, in_tiles=choice.tiles_decodes
-    )
+    """Activations of a decode at their peak: of what is decoded at once, and beside it the video,
+    unless its frames leave one latent frame at a time; in tiles two rows of them too.
+    """
+    tiles, size, frames = with_tiles(card, choice).tiles, job.size, job.num_frames
+    tile, area = tiles.tile_cells * card.pixels_per_cell, size.height * size.width
+    cuts = choice.tiles_decodes and max(size.height, size.width) > tile
+    at_once = min(size.height, tile) * min(size.width, tile) if cuts else area
+    overlap = tiles.tile_cells / tiles.stride_cells
+    rows = 2 * min(size.height, tile) * size.width * overlap if cuts else 0
+    leaves = not (cuts or card.decode.per_frame_pixel)
+    beside = (area + int(rows)) * (card.frame_stride if leaves else frames) * _PIXEL_BYTES
+    own = card.decode.per_pixel + frames * card.decode.per_frame_pixel
+    is_wide = precision(choice)[1] == "float32" or card.has_float32_vae
+    return (at_once * own + beside) * (2 if is_wide else 1)
 
 
 def with_tiles(card: VideoCard, choice: ModelChoice) -> VideoCard:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading.checkpoint import TensorInfo
 from hyimg_cli.manifest.cost import JobTokens
+from hyimg_cli.settings.run import ModelChoice, Quantization
 from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
-from hyimg_cli.spec.run import ModelChoice, Quantization
 
 if TYPE_CHECKING:
     from hyimg_cli.models.latent_video import LatentVideoModel

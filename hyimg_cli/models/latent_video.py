@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
+from hyimg_cli.settings.run import DecodeTiles
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import Fit, Size, VideoJob
-from hyimg_cli.spec.run import DecodeTiles
 from hyimg_cli.tiling.decode import TiledVae
 from hyimg_cli.tiling.tiles import Tiling
 
@@ -51,13 +51,14 @@ class PromptEmbedding:
     """One string, or view of a picture, as the transformer reads it: named tensors on the CPU,
     valid tokens only.
 
-    A negative prompt is embedded like a positive one. Read-only. `notes` go into the job's line
-    (a prompt that was cut).
+    A negative prompt is embedded like a positive one. Read-only. `notes` and `warnings` go into the
+    job's line: notes of a prompt (that it was cut) as warnings, too.
     """
 
     key: str
     tensors: Mapping[str, Tensor]
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.settings.paths import is_hub_file
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Lora
 
@@ -18,9 +19,7 @@ def lora_file(name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_file():
         return path
-    owner, _, rest = name.partition("/")
-    repository, _, file = rest.partition("/")
-    if name.startswith((".", "/", "~")) or not (owner and repository and file):
+    if not is_hub_file(name):
         raise CheckpointError(
             "there is no such LoRA file",
             where=name,
@@ -29,6 +28,7 @@ def lora_file(name: str) -> Path:
         )
     from huggingface_hub import hf_hub_download
 
+    owner, repository, file = name.split("/", 2)
     try:
         return Path(hf_hub_download(f"{owner}/{repository}", file))
     except Exception as error:  # the hub client raises a family of its own, OSError and ValueError
@@ -41,15 +41,28 @@ def lora_file(name: str) -> Path:
         ) from None
 
 
+def in_cache(name: str) -> Path | None:
+    """Where a file of the hub lies in its cache; None where it does not. Asks nobody."""
+    from huggingface_hub import try_to_load_from_cache
+
+    owner, repository, file = name.split("/", 2)
+    try:
+        found = try_to_load_from_cache(f"{owner}/{repository}", file)
+    except ValueError:  # a name that no repository has
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
 def in_key(loras: tuple[Lora, ...]) -> str:
     """What of LoRAs decides pixels: the bytes of each file, its header too, whatever its name;
     where it goes, by which weight; that they stay beside the weights.
     """
-    parts = [f"{lora.on or 'on'}={_digest(lora.file)}@{lora.weight:g}" for lora in loras]
+    parts = [f"{lora.on or 'on'}={file_digest(lora.file)}@{lora.weight:g}" for lora in loras]
     return ";".join(("beside 1", *parts))
 
 
-def _digest(name: str) -> str:
+def file_digest(name: str) -> str:
+    """Digest of a file's bytes; of no file `none`, of one that cannot be had `unreadable`."""
     if not name:
         return "none"
     try:

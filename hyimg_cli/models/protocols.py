@@ -27,12 +27,15 @@ from hyimg_cli.spec.job import ImageJob
 
 @dataclass(frozen=True)
 class Encoded:
-    """A source image as the network sees it. `shape` and `rows` are the family's own."""
+    """A source image as the network sees it. `shape` and `rows` are the family's own; `notes` are
+    on how it was fitted, `warnings` on what failed on the way.
+    """
 
     digest: str
     shape: Any
     rows: Any
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass
@@ -102,13 +105,14 @@ class BranchSequence:
 @dataclass(frozen=True)
 class Canvas:
     """A picture to be drawn: its size, the family's own layout, and the branches' sequences, the
-    conditional one first. `notes` go into the job's line.
+    conditional one first. `notes` and `warnings` go into the job's line.
     """
 
     bucket: Bucket
     layout: Any
     branches: tuple[BranchSequence, ...]
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def layout_of(self, own: BranchSequence) -> Any:
         return self.layout if own.layout is None else own.layout

@@ -7,9 +7,7 @@ needed here.
 
 import math
 import os
-import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -19,10 +17,11 @@ from typing import TYPE_CHECKING, Literal, cast
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.models.family import Family, ImageCheckpoint, Reading, VideoCheckpoint
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import Job, VideoJob
-from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.spec.uncollected import uncollected
 
 if TYPE_CHECKING:
     from hyimg_cli.models.latent_video import LatentVideoModel
@@ -104,8 +103,7 @@ def sequences(model: str, revision: str | None = None) -> ImageCheckpoint:
 @lru_cache(maxsize=8)
 def _sequences(_from: str, model: str, revision: str | None) -> ImageCheckpoint:
     folder = resolve_model(model, revision, with_weights=False)
-    with _of_anybody(folder):
-        return cast(ImageCheckpoint, _family(folder, "pictures").open(folder, model))
+    return cast(ImageCheckpoint, _family(folder, "pictures").open(folder, model))
 
 
 def _films(
@@ -118,11 +116,10 @@ def _films(
 @lru_cache(maxsize=8)
 def _video(_from: str, model: str, revision: str | None, components: str | None) -> VideoCheckpoint:
     folder = resolve_model(model, revision, with_weights=False)
-    with _of_anybody(folder):
-        family = _family(folder, "videos")
-        if components is not None and family.open_with is not None:
-            return family.open_with(folder, model, Path(components).expanduser())
-        return cast(VideoCheckpoint, family.open(folder, model))
+    family = _family(folder, "videos")
+    if components is not None and family.open_with is not None:
+        return family.open_with(folder, model, Path(os.path.expanduser(components)))
+    return cast(VideoCheckpoint, family.open(folder, model))
 
 
 def model_card(model: str, revision: str | None = None) -> ModelCard:
@@ -147,14 +144,12 @@ def fingerprint(model: str, revision: str | None = None, components: str | None 
 def _fingerprint(_from: str, model: str, revision: str | None, components: str | None) -> str:
     folder = resolve_model(model, revision, with_weights=False)
     if components is not None:
-        with _of_anybody(folder):
-            both = _family(folder).fingerprint_with
-            if both is not None:
-                return both(folder, Path(components).expanduser())
+        both = _family(folder).fingerprint_with
+        if both is not None:
+            return both(folder, Path(os.path.expanduser(components)))
     if folder.parent.name == "snapshots":
         return digest.of_bytes(f"hub:{folder.name}".encode())
-    with _of_anybody(folder):
-        return _family(folder).fingerprint(folder)
+    return _family(folder).fingerprint(folder)
 
 
 @dataclass(frozen=True)
@@ -171,8 +166,7 @@ def stored_weights(model: str, revision: str | None = None) -> dict[str, StoredW
     Raises CheckpointError where a file is missing, cut short, or not what its index says.
     """
     folder = resolve_model(model, revision, with_weights=False)
-    with _of_anybody(folder):
-        return {part: _counted(found) for part, found in _family(folder).tensors(folder).items()}
+    return {part: _counted(found) for part, found in _family(folder).tensors(folder).items()}
 
 
 def reading(model: str, revision: str | None = None) -> Reading | None:
@@ -188,8 +182,7 @@ def refuse_other_weights(model: str, revision: str | None = None) -> None:
     family knows. Imports torch. Raises CheckpointError.
     """
     folder = resolve_model(model, revision, with_weights=False)
-    with _of_anybody(folder):
-        _family(folder).refuse_wrong(folder)
+    _family(folder).refuse_wrong(folder)
 
 
 def _counted(tensors: Mapping[str, checkpoint.TensorInfo]) -> StoredWeights:
@@ -205,42 +198,22 @@ def check(job: Job, revision: str | None = None, components: str | None = None) 
         sequences(job.model, revision).check(job)
 
 
+@uncollected()
 def load(
     choice: ModelChoice, *, is_batch_invariant: bool = True, pool: "RankPool | None" = None
 ) -> "MixedModel":
     """The loaded model; see `ImageCheckpoint.load`. Imports torch."""
-    _compute_by(choice)
     resolve_model(choice.model, choice.revision)  # fetches the weights, too
     known = sequences(choice.model, choice.revision)
-    with _of_anybody(resolve_model(choice.model, choice.revision)):
-        return known.load(choice, is_batch_invariant=is_batch_invariant, pool=pool)
+    return known.load(choice, is_batch_invariant=is_batch_invariant, pool=pool)
 
 
+@uncollected()
 def load_video(choice: ModelChoice, *, is_fast: bool = True) -> "LatentVideoModel":
     """The loaded video model; see `VideoCheckpoint.load`. Imports torch."""
-    _compute_by(choice)
     resolve_model(choice.model, choice.revision)
     known = _films(choice.model, choice.revision, choice.components)
-    with _of_anybody(resolve_model(choice.model, choice.revision)):
-        return known.load(choice, is_fast=is_fast)
-
-
-@contextmanager
-def _of_anybody(folder: Path) -> Iterator[None]:
-    """Raises CheckpointError where values of a checkpoint's files lead to an error that nobody
-    foresaw: any number, text or list may stand there in place of any other.
-    """
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        raise CheckpointError(
-            f"its files do not fit together: {type(error).__name__}: {error}",
-            where=folder,
-            hint="download or copy the checkpoint again; if it is as released, report this with "
-            f"{Path(where.filename).name}:{where.lineno}",
-            code="checkpoint.unfit",
-        ) from error
+    return known.load(choice, is_fast=is_fast)
 
 
 def _fetched(model: str, revision: str | None, *, with_weights: bool) -> Path:
@@ -260,9 +233,3 @@ def _fetched(model: str, revision: str | None, *, with_weights: bool) -> Path:
             code="checkpoint.missing",
             retryable=True,
         ) from None
-
-
-def _compute_by(choice: ModelChoice) -> None:
-    from hyimg_cli.parallel.devices import set_determinism
-
-    set_determinism(choice.deterministic)

@@ -18,13 +18,16 @@ from queue import SimpleQueue
 
 from hyimg_cli.parallel.launch import packed
 from hyimg_cli.parallel.watch import Beat
+from hyimg_cli.spec.uncollected import uncollected
 
 
 def main() -> None:
     """Have a module do the work: its `main` is given the parent."""
     module, line, beat_s = sys.argv[1:]
     parent = Parent(int(line), float(beat_s))
-    import_module(module).main(parent)
+    with uncollected():
+        imported = import_module(module)
+    imported.main(parent)
 
 
 class Parent:

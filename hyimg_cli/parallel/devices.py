@@ -1,11 +1,13 @@
-"""GPUs that torch finds: how many there are, and which of them a model is put on."""
+"""GPUs that torch finds, which of them a model is put on, and whether they are deterministic."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from hyimg_cli.errors import MachineError
-from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.settings.run import ModelChoice
 
 
 def gpu_count() -> int:
@@ -58,15 +60,18 @@ def gpus_of(choice: ModelChoice) -> list[torch.device]:
     return [torch.device(name)]
 
 
-def set_float32_convolutions(choice: ModelChoice, device: str) -> None:
-    """Say how this process's GPUs convolve float32: in TF32, unless a VAE is to have all its bits.
-
-    That is torch's own default, said on purpose; products of matrices, a router's among them, keep
-    all bits in either case.
-    """
-    if device != "cpu":
-        torch.backends.cudnn.allow_tf32 = choice.vae_dtype != "float32"
-        torch.backends.cuda.matmul.allow_tf32 = False
+@contextmanager
+def restored_environment(*names: str) -> Iterator[None]:
+    """Have environment variables as they were at the end, whatever is set inside."""
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def set_determinism(is_deterministic: bool) -> None:

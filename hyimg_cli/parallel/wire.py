@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from hyimg_cli.errors import HyimgError, RankError
-from hyimg_cli.parallel.devices import set_determinism
+from hyimg_cli.parallel.devices import restored_environment, set_determinism
 from hyimg_cli.parallel.launch import Launched
 from hyimg_cli.parallel.watch import Beat, Limits, Steps, StepWatch
 
@@ -181,11 +181,7 @@ def loopback() -> Iterator[None]:
         "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update({name: value for name, value in wanted.items() if before[name] is None})
-    try:
+    with restored_environment(*wanted):
+        for name, value in wanted.items():
+            os.environ.setdefault(name, value)
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)

@@ -165,4 +165,4 @@ class MemoryPolicy:
     def _note(self, requests: Requests, note: str) -> None:
         logger.warning("%s: %s", ", ".join(one.job.custom_id for one in requests), note)
         for request in requests:
-            request.notes.append(note)
+            request.warnings.append(note)

@@ -40,19 +40,19 @@ def done(
 ) -> Outcome:
     """The line of a finished job; whatever was degraded on the way is among its warnings.
 
-    `warnings` stand behind its notes; `said` are the fields that its kind of job alone knows.
+    `warnings` stand behind its own; `said` are the fields that its kind of job alone knows.
     """
     outputs = (output,) if output else ()
     return Outcome(
-        status="done", outputs=outputs, **_common(work, facts, *work.notes, *warnings), **said
+        status="done", outputs=outputs, **_common(work, facts, *work.warnings, *warnings), **said
     )
 
 
 def failed(lost: Lost[Job], facts: Facts) -> Outcome:
     """The line of a failed job. An error that is not ours is a bug: its traceback is logged."""
-    notes = (*lost.notes, *lost.request.notes_if_lost)
+    warnings = (*lost.warnings, *lost.request.warnings_if_lost)
     failure = _failure(lost.job, lost.error)
-    return Outcome(status="failed", error=failure, **_common(lost, facts, *notes))
+    return Outcome(status="failed", error=failure, **_common(lost, facts, *warnings))
 
 
 def _common(work: Work[Job], facts: Facts, *warnings: str) -> dict[str, Any]:
@@ -70,6 +70,7 @@ def _common(work: Work[Job], facts: Facts, *warnings: str) -> dict[str, Any]:
         "edit": work.request.edit,
         "finishing_key": facts.finishing_key,
         "warnings": tuple(dict.fromkeys(warnings)),
+        "notes": tuple(dict.fromkeys(work.request.notes)),
     }
 
 

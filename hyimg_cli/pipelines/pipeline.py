@@ -16,9 +16,9 @@ from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.pipelines.gpu_lock import ModelRanks
 from hyimg_cli.pipelines.outcomes import Facts
 from hyimg_cli.pipelines.request import Finished, Lost
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Event, ModelLoaded, Outcome, OutputFile, Prewarmed, Progress
 from hyimg_cli.spec.job import Job
-from hyimg_cli.spec.run import RunConfig
 
 Model = TypeVar("Model", bound=MixedModel | LatentVideoModel)
 OneJob = TypeVar("OneJob", bound=Job)

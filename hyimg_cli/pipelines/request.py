@@ -11,16 +11,18 @@ OneJob = TypeVar("OneJob", bound=Job, covariant=True)
 
 @dataclass(eq=False)
 class Request(Generic[OneJob]):
-    """A job that has begun: its clock, and the notes that will stand in its line.
+    """A job that has begun: its clock, and what its line will say: `warnings` of what was degraded,
+    `notes` on how its inputs were read.
 
-    `notes_if_lost` stand there too where it fails: what its next attempt need not do. `edit`: what
-    is known of how its picture was put back on its source.
+    `warnings_if_lost` stand there too where it fails: what its next attempt need not do. `edit`:
+    what is known of how its picture was put back on its source.
     """
 
     job: OneJob
     clock: PhaseClock
+    warnings: list[str] = field(default_factory=list)
+    warnings_if_lost: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    notes_if_lost: list[str] = field(default_factory=list)
     edit: dict[str, Any] | None = None
 
 
@@ -39,8 +41,8 @@ class Work(Generic[OneJob]):
         return self.request.clock
 
     @property
-    def notes(self) -> list[str]:
-        return self.request.notes
+    def warnings(self) -> list[str]:
+        return self.request.warnings
 
 
 @dataclass(eq=False)

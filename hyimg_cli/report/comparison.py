@@ -36,20 +36,13 @@ def markdown(entry: Entry) -> str:
 
 
 def _tables(entry: Entry) -> dict[str, Any]:
-    """Content of both forms: rows of cells, each with its tone."""
+    """Content of both forms: rows of cells."""
     return {
         "entry": entry,
         "labels": _labels(entry),
-        "speedups": [(_speedup(timing), "") for timing in entry["timings"]],
+        "speedups": [_speedup(timing) for timing in entry["timings"]],
         "phases": [_bars(timing) for timing in entry["timings"]],
-        "budget": [(_budget(row), "") for row in entry["precision"]],
-        "divergences": [
-            (
-                tuple(one[key] for key in ("custom_id", "stage", "where", "what")),
-                "bad" if one["is_fault"] else "",
-            )
-            for one in entry["divergences"]
-        ],
+        "budget": [_budget(row) for row in entry["precision"]],
     }
 
 

@@ -25,6 +25,8 @@ class Pictures(Protocol):
 
     def output(self, output: Entry) -> Record: ...
 
+    def link(self, path: str) -> str: ...
+
 
 def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Record:
     """One result; `place` is that of its job in the manifest."""
@@ -37,6 +39,7 @@ def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Recor
         "sources": [pictures.source(str(path)) for path in asked.get("images") or ()],
         "outputs": [pictures.output(output) for output in result.get("outputs") or ()],
         "mask": _mask(result, pictures),
+        "redraw": _redraw(result, pictures),
         "texts": list(_texts(result)),
         "facts": list(_facts(asked, result)),
         "settings": list(_settings(asked)),
@@ -56,6 +59,13 @@ def _mask(result: Entry, pictures: Pictures) -> Record | None:
     size: Entry = next(iter(result.get("outputs") or ()), {})
     sides = {name: size[name] for name in ("width", "height") if name in size}
     return pictures.output({"path": edit["mask"], "sha256": digests.get("mask")} | sides)
+
+
+def _redraw(result: Entry, pictures: Pictures) -> Record | None:
+    """What the model drew, where an edit was put back on its source."""
+    path = str((result.get("edit") or {}).get("plain") or "")
+    link = pictures.link(path) if path else ""
+    return {"name": path.rpartition("/")[2], "link": link} if link else None
 
 
 def _error(error: Entry | None) -> Record | None:
@@ -82,6 +92,7 @@ def _facts(asked: Entry, result: Entry) -> Iterator[tuple[str, str]]:
         yield "outside the edit", "every pixel is the source's"
     if result.get("attempt", 1) > 1:
         yield "attempt", str(result["attempt"])
+    yield from (("note", str(text)) for text in result.get("notes") or ())
 
 
 def _settings(asked: Entry) -> Iterator[tuple[str, str]]:

@@ -18,13 +18,21 @@ from typing import Any
 
 from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import OutputFolderError, UsageError
-from hyimg_cli.files import JOURNAL_BYTES, bytes_of, opened, replace_file, storage_error
+from hyimg_cli.files import (
+    JOURNAL_BYTES,
+    bytes_of,
+    opened,
+    refuse_links,
+    replace_file,
+    storage_error,
+)
 from hyimg_cli.journal.journal import RESOLVED, RESULTS, RUN, outcomes_in
 from hyimg_cli.journal.journal_file import whole_lines
 from hyimg_cli.journal.past_run import ResolvedJobs, read_run_info
 from hyimg_cli.report.page import render
 from hyimg_cli.report.records import Entry, Pictures, Record, record
 from hyimg_cli.report.thumbnails import LinkedPictures
+from hyimg_cli.settings.run import TOYS
 
 NAME, DATA = "report.html", "report"
 FORMAT = 1
@@ -88,7 +96,7 @@ class RunPage:
         data files that changed.
         """
         self._pictures.limit(thumbnails_s)
-        self._status |= {one["custom_id"]: str(one.get("status")) for one in results}
+        self._status |= {one["custom_id"]: status_of(one) for one in results}
         first = len(self._records)
         self._records += [""] * len(results)
         work = [*enumerate(results, first), *self._waiting.items()]
@@ -125,6 +133,7 @@ class RunPage:
                 return False
         except OSError:
             pass  # not there, longer, or no file: it is replaced
+        refuse_links(path.parent, self._folder)
         replace_file(path, data, is_lasting=False)
         return True
 
@@ -168,16 +177,25 @@ def record_of(result: Entry, jobs: ResolvedJobs, pictures: Pictures) -> Record:
     return record(place, asked, result, pictures)
 
 
+def status_of(result: Entry) -> str:
+    """A result's status; `gated` where it is done and beyond a gate."""
+    status = str(result.get("status"))
+    is_gated = status == "done" and (result.get("edit") or {}).get("gates")
+    return "gated" if is_gated else status
+
+
 def index(folder: Path, jobs: ResolvedJobs, status: Mapping[str, str]) -> Record:
     """Summary of the run, for the head of the page."""
-    counts = Counter(status.values())
+    counts, info = Counter(status.values()), read_run_info(folder)
     return {
         "format": FORMAT,
         "title": title(folder),
-        "done": counts["done"],
+        "done": counts["done"] + counts["gated"],
         "failed": counts["failed"],
-        "left": jobs.left(status),
-        "environment": list(_environment(read_run_info(folder))),
+        "gated": counts["gated"],
+        "left": len(jobs.keys() - status.keys()),
+        "toys": list(_toys(info)),
+        "environment": list(_environment(info)),
     }
 
 
@@ -185,6 +203,15 @@ def title(folder: Path) -> str:
     """The name of the run's manifest, or of its folder."""
     manifest = _object(read_run_info(folder), "manifest")
     return str(manifest.get("name") or folder.resolve().name)
+
+
+def _toys(info: Mapping[str, Any]) -> Iterator[str]:
+    """What a reader must know where nobody named the model that drew."""
+    flags, models = _object(info, "flags"), _object(info, "models")
+    for name, said in TOYS.items():
+        flag = _object(flags, name)
+        if flag.get("origin") == "default" and str(flag.get("value")) in models:
+            yield said
 
 
 def _environment(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,15 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.report.page import render
 from hyimg_cli.report.records import Entry, Record
-from hyimg_cli.report.run_page import asked_in, call, index, record_of, shared_folder, title
+from hyimg_cli.report.run_page import (
+    asked_in,
+    call,
+    index,
+    record_of,
+    shared_folder,
+    status_of,
+    title,
+)
 from hyimg_cli.report.thumbnails import as_jpeg, is_video, name_of, small
 
 # Longest side of a picture inside, and the bytes of a file that is taken as it is.
@@ -31,7 +39,7 @@ def single_file(folder: Path, *, most_mb: float = MOST_MB) -> str:
     """
     asked = asked_in(folder)
     results = RunFolder(folder).results()
-    status = {name: str(result.get("status")) for name, result in results.items()}
+    status = {name: status_of(result) for name, result in results.items()}
     pictures = EmbeddedPictures(folder, shared_folder(asked), int(most_mb * 1e6))
     order = {name: n for n, name in enumerate(dict.fromkeys((*asked, *results)))}
     found = sorted(results.values(), key=lambda result: order[result["custom_id"]])
@@ -69,6 +77,10 @@ class EmbeddedPictures:
         path = str(output.get("path"))
         facts = {name: output[name] for name in ("width", "height", "seed") if name in output}
         return facts | self._shown(path) | {"name": Path(path).name}
+
+    def link(self, path: str) -> str:
+        """Nothing: the page stands alone."""
+        return ""
 
     def _shown(self, path: str) -> Record:
         if path not in self._known:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from PIL import Image
 
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.files import replace_file
+from hyimg_cli.files import refuse_links, replace_file
 from hyimg_cli.media.frames import VIDEO_SUFFIXES, read_frames
 from hyimg_cli.media.images import probe_image, read_small
 from hyimg_cli.report.records import Entry, Record
@@ -63,6 +63,10 @@ class LinkedPictures:
         shown = self._shown(path, key, facts.get("width", 0), facts.get("height", 0))
         return facts | shown | ({"is_video": True} if is_video(path) else {})
 
+    def link(self, path: str) -> str:
+        """Where a file is, from the page; empty where there is none."""
+        return link_to(path) if os.path.isfile(self._folder / path) else ""
+
     def _shown(self, path: str, key: str, width: int = 0, height: int = 0) -> Record:
         """Link and thumbnail. A file that is gone is shown by the thumbnail it left, if any."""
         file, thumb = self._folder / path, f"{THUMBS}/{key[:24]}.jpg"
@@ -90,6 +94,7 @@ class LinkedPictures:
         return found | {"thumb": thumb}
 
     def _keep(self, thumb: Path, data: bytes, changed_ns: int) -> None:
+        refuse_links(thumb.parent, self._folder)
         thumb.parent.mkdir(exist_ok=True)
         replace_file(thumb, data, is_lasting=False)
         os.utime(thumb, ns=(changed_ns, changed_ns))

@@ -2,27 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from hyimg_cli.errors import UsageError
+from hyimg_cli.settings.option import Declaration, InKey, JobKind
 from hyimg_cli.settings.precedence import Setting, as_given
-from hyimg_cli.settings.table import SETTINGS, Declaration, InKey, JobKind
-from hyimg_cli.spec.run import RunConfig
-
-_PARTS: Mapping[str, type] = get_type_hints(RunConfig)
-
-
-def _filled(row: Declaration) -> tuple[str, str] | None:
-    """Part and field of RunConfig that a setting fills, where it does."""
-    name, part = row.fills or row.name, _PARTS.get(row.table)
-    is_there = part is not None and name in {field.name for field in fields(part)}
-    return (row.table, name) if is_there else None
-
-
-# Part and field of RunConfig by setting; some settings are read before there is a run.
-FILLED = {row.name: place for row in SETTINGS.values() if (place := _filled(row))}
+from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.settings.table import PARTS, SETTINGS
 
 
 def configured(
@@ -30,19 +18,19 @@ def configured(
 ) -> RunConfig:
     """The run that the settings describe: results in `folder`; without a cache's, no disk cache."""
     parts: dict[str, dict[str, Any]] = defaultdict(dict)
-    for name, (part, field) in FILLED.items():
-        parts[part][field] = settings[name].value
+    for name, row in SETTINGS.items():
+        parts[row.table][row.attribute] = settings[name].value
     if settings["cpu_offload"].origin == "default" and settings["enable_cpu_offload"].value:
         parts["model"]["cpu_offload"] = "model"
     parts["output"]["folder"] = folder
     parts["cache"]["folder"] = cache_folder
-    return RunConfig(**{part: _PARTS[part](**values) for part, values in parts.items()})
+    return RunConfig(**{part: PARTS[part](**values) for part, values in parts.items()})
 
 
 def in_config(name: str, config: RunConfig) -> Any:
     """The value that a run's configuration holds of a setting."""
-    part, field = FILLED[name]
-    return getattr(getattr(config, part), field)
+    row = SETTINGS[name]
+    return getattr(getattr(config, row.table), row.attribute)
 
 
 def in_key(config: RunConfig, kind: JobKind, decided: Mapping[str, Any]) -> dict[str, str]:
@@ -51,27 +39,29 @@ def in_key(config: RunConfig, kind: JobKind, decided: Mapping[str, Any]) -> dict
     `decided` has the values that a machine decides for "auto".
     """
     words: dict[str, str] = {}
-    for name, part in _key_parts(kind):
-        value = decided[name] if name in decided else in_config(name, config)
-        if value in part.words:
-            words[part.name] = part.words[value]
+    for row, part in _key_parts(kind):
+        value = decided[row.name] if row.name in decided else in_config(row.name, config)
+        word = part.words.get(value) if part.words else value if value != row.default else None
+        if word is not None:
+            words[part.name] = word
     return words
 
 
 def values_in_key(words: Mapping[str, str], kind: JobKind) -> dict[str, Any]:
     """Back from that part of the key: the settings by name, their defaults where it has no word."""
     values: dict[str, Any] = {}
-    for name, part in _key_parts(kind):
-        of_word = {word: value for value, word in part.words.items()}
-        values[name] = of_word.get(words.get(part.name, ""), SETTINGS[name].default)
+    for row, part in _key_parts(kind):
+        own = part.words or {value: value for value in row.kind.choices}
+        of_word = {word: value for value, word in own.items()}
+        values[row.name] = of_word.get(words.get(part.name, ""), row.default)
     return values
 
 
-def _key_parts(kind: JobKind) -> Iterator[tuple[str, InKey]]:
-    for name, row in SETTINGS.items():
+def _key_parts(kind: JobKind) -> Iterator[tuple[Declaration, InKey]]:
+    for row in SETTINGS.values():
         if isinstance(row.pixels, InKey) and row.only in (None, kind):
             other = row.pixels.of_videos if kind == "videos" else ""
-            yield name, replace(row.pixels, name=other) if other else row.pixels
+            yield row, replace(row.pixels, name=other) if other else row.pixels
 
 
 def refuse_conflicts(settings: Mapping[str, Setting]) -> None:

@@ -1,6 +1,6 @@
 """Names of a job's files: a template, filled from the job and its first source image.
 
-    {custom_id} {stem} {folder} {index} {seed} {width} {height}; {index:04}; {{ and }} for braces
+    {custom_id} {stem} {folder} {index} {seed}; {index:04}; {{ and }} for braces
 
 A name is a path below the run's `outputs`, without its suffix. It stays there, is of characters
 that any disk takes, and no part of it is hidden.
@@ -8,20 +8,17 @@ that any disk takes, and no part of it is hidden.
 
 import re
 import unicodedata
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from string import Formatter
 
-from hyimg_cli.settings.kinds import BadValue, Text, nearest, shown
+from hyimg_cli.settings.kinds import WRITTEN, Form, read_text
+from hyimg_cli.settings.values import BadValue, nearest, shown
 
-FIELDS = ("custom_id", "stem", "folder", "index", "seed", "width", "height")
+FIELDS = ("custom_id", "stem", "folder", "index", "seed")
 _TEXTS, _NUMBERS = FIELDS[:3], FIELDS[3:]
 _ANY: Mapping[str, str | int] = dict.fromkeys(_TEXTS, "x") | dict.fromkeys(_NUMBERS, 1)
-# Of a picture they are known once it is drawn.
-SIDES = ("width", "height")
-# In a path: a number that is not known yet.
-UNKNOWN = "\0"
+# Fields of earlier versions; of a picture they are known only once it is drawn.
+_SIDES = ("width", "height")
 # Below the 255 of most disks: a suffix, a process's number and ".tmp" stand around it for a while.
 MAX_PART_BYTES = 200
 _MAX_BYTES = 1000
@@ -29,35 +26,35 @@ _RESERVED = set('<>:"|?*\\')
 # What a run itself puts beside a file, and what a folder would hide.
 _OF_FILES = (".png", ".jpg", ".webp", ".mp4", ".json", ".frames", ".tmp")
 _SPEC = re.compile(r"0?[1-9]?[0-9]?d?")
-_DIGITS = re.compile(f"[0-9{UNKNOWN}]+")
 _HINT = f"its fields are {', '.join(f'{{{name}}}' for name in FIELDS)}"
 
 
-@dataclass(frozen=True)
-class NameTemplate(Text):
+def read_template(value: object) -> str:
     """A template of names. What it gives for a job may still be none: `fault_of` tells."""
+    template = read_text("name", value)
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as error:
+        hint = "write {{ and }} for braces themselves"
+        raise _bad(template, str(error).rstrip("."), hint) from None
+    for _, name, spec, conversion in parts:
+        if name is not None:
+            _check_field(template, name, spec or "", conversion)
+    fault = fault_of(finished(template, _ANY))
+    if template.startswith("/") or template.endswith("/"):
+        fault = "it begins or ends with a slash"
+    if fault:
+        raise _bad(template, fault, "it is a path below the run's outputs: {folder}/{stem}")
+    return template
 
-    noun: str = "name"
 
-    def read(self, value: object) -> str:
-        template = super().read(value)
-        try:
-            parts = list(Formatter().parse(template))
-        except ValueError as error:
-            hint = "write {{ and }} for braces themselves"
-            raise _bad(template, str(error).rstrip("."), hint) from None
-        for _, name, spec, conversion in parts:
-            if name is not None:
-                _check_field(template, name, spec or "", conversion)
-        fault = fault_of(finished(template, _ANY))
-        if template.startswith("/") or template.endswith("/"):
-            fault = "it begins or ends with a slash"
-        if fault:
-            raise _bad(template, fault, "it is a path below the run's outputs: {folder}/{stem}")
-        return template
+NAME_TEMPLATE = Form(read_template, WRITTEN)
 
 
 def _check_field(template: str, name: str, spec: str, conversion: str | None) -> None:
+    if name in _SIDES:
+        hint = f"leave it out: each result line has the size; {_HINT}"
+        raise _bad(template, f"{{{name}}} is no longer a field", hint)
     if name not in FIELDS:
         close = nearest(name, FIELDS)
         guess = f"did you mean {{{close}}}? " if close else ""
@@ -74,19 +71,24 @@ def filled(template: str, values: Mapping[str, str | int]) -> str:
     """The template with these fields filled in; others stay. An empty folder leaves no slash."""
     pieces = []
     for literal, name, spec, _ in Formatter().parse(template):
-        pieces.append(_braced(literal))
+        pieces.append(braced(literal))
         if name is not None and name not in values:
             pieces.append(f"{{{name}{spec and ':'}{spec}}}")
         elif name is not None:
             value = values[name]
-            pieces.append(_braced(value if isinstance(value, str) else format(value, spec or "")))
+            pieces.append(braced(value if isinstance(value, str) else format(value, spec or "")))
     return "/".join(filter(None, "".join(pieces).split("/")))
 
 
 def finished(template: str, values: Mapping[str, str | int]) -> str:
-    """The name itself. `values` has every field but the sides that are not known yet."""
-    unknown = dict.fromkeys(SIDES, UNKNOWN)
-    return filled(template, {**unknown, **values}).replace("{{", "{").replace("}}", "}")
+    """The name itself; `values` has every field of the template."""
+    return filled(template, values).replace("{{", "{").replace("}}", "}")
+
+
+def tells_results_apart(template: str) -> bool:
+    """True if a template gives each result of a line a name of its own."""
+    fields = {name for _, name, _, _ in Formatter().parse(template)}
+    return not fields.isdisjoint(("custom_id", "index", "seed"))
 
 
 def fit(text: str) -> str:
@@ -108,7 +110,7 @@ def fault_of(name: str) -> str:
         return "a part of it begins with a dot"
     if any(folder.endswith((".", " ")) for folder in folders):
         return "a folder in it ends with a dot or a space"
-    if odd := sorted({c for c in name if c in _RESERVED or not (c.isprintable() or c == UNKNOWN)}):
+    if odd := sorted({c for c in name if c in _RESERVED or not c.isprintable()}):
         return f"it holds {shown(odd[0])}, which not every disk takes"
     if any(folder.casefold().endswith(_OF_FILES) for folder in folders):
         return "a folder in it ends like a file of a run"
@@ -117,34 +119,22 @@ def fault_of(name: str) -> str:
     return ""
 
 
+def folded(path: str) -> str:
+    """A path as disks compare it that know neither case nor ways to write an accent."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
+
+
 def clashes(paths: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Index of each path that is, or may become, an earlier one, with the index of that.
+    """Index of each path that is an earlier one, with the index of that.
 
-    On some disks case and the way an accent is written make no difference; an `UNKNOWN` number,
-    with the digits beside it, may come out as any number.
+    On some disks case and the way an accent is written make no difference.
     """
-    numbers: list[list[str]] = []
-    by_shape: dict[str, list[int]] = defaultdict(list)
+    seen: dict[str, int] = {}
     for index, path in enumerate(paths):
-        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
-        numbers.append(_DIGITS.findall(folded))
-        by_shape[_DIGITS.sub("#", folded)].append(index)
-    for members in by_shape.values():
-        unknown = {n for i in members for n, run in enumerate(numbers[i]) if UNKNOWN in run}
-        seen: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for index in members:
-            known = tuple(run for n, run in enumerate(numbers[index]) if n not in unknown)
-            twins = (i for i in seen[known] if _may_be_equal(numbers[index], numbers[i]))
-            twin = next(twins, None)
-            if twin is None:
-                seen[known].append(index)
-            else:
-                yield index, twin
+        if (twin := seen.setdefault(folded(path), index)) != index:
+            yield index, twin
 
 
-def _may_be_equal(a: Sequence[str], b: Sequence[str]) -> bool:
-    return all(x == y or UNKNOWN in x + y for x, y in zip(a, b, strict=True))
-
-
-def _braced(text: str) -> str:
+def braced(text: str) -> str:
+    """The template of a name that has no fields."""
     return text.replace("{", "{{").replace("}", "}}")

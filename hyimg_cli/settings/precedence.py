@@ -6,11 +6,12 @@ A manifest line stands above all of them, the checkpoint of its job below: `mani
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from hyimg_cli.errors import UsageError
-from hyimg_cli.settings.kinds import BadValue, nearest, shown
-from hyimg_cli.settings.table import CHECKPOINT, PREFIX, SETTINGS, Declaration
+from hyimg_cli.settings.option import CHECKPOINT, PREFIX, Declaration
+from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.settings.values import BadValue, nearest, shown
 from hyimg_cli.spec.job import SizeRequest
 
 Origin = Literal["line", "flag", "environment", "recipe", "hyimg.toml", "model", "default"]
@@ -52,7 +53,23 @@ def settle(
             if text := environ.get(variable):
                 settled[name] = Setting(name, _typed(row, text, where=variable), "environment")
                 break
+    _keep_by_region(settled)
     return settled
+
+
+def _keep_by_region(settled: dict[str, Setting]) -> None:
+    """Turn keep_outside on for a region, unless a stronger origin turned it off.
+
+    Raises UsageError where both come from the same place and contradict each other.
+    """
+    region, keep = settled["region"], settled["keep_outside"]
+    order = get_args(Origin)
+    if not region.value or keep.value or order.index(keep.origin) < order.index(region.origin):
+        return
+    if keep.origin == region.origin:
+        what = f"{as_given(region)} does not go with {as_given(keep)}: it needs keep_outside"
+        raise UsageError(what, hint="give one of the two", code="usage.region")
+    settled[keep.name] = Setting(keep.name, True, region.origin)
 
 
 def _default(row: Declaration) -> Setting:

@@ -10,8 +10,8 @@ from typing import Any
 
 from hyimg_cli.errors import RecipeError
 from hyimg_cli.files import SETTINGS_BYTES, text_of
-from hyimg_cli.settings.kinds import BadValue, nearest
-from hyimg_cli.settings.table import TABLES
+from hyimg_cli.settings.table import SETTINGS, TABLES
+from hyimg_cli.settings.values import BadValue, nearest
 
 FOLDERS_OWN = Path("hyimg.toml")
 # What a file that nobody named may not decide: which weights are loaded, and where is written.
@@ -94,5 +94,8 @@ def _recipe_settings(tables: Mapping[str, Any], title: str) -> Iterator[tuple[st
 
 def _unknown(shown_name: str, name: str, known: Iterable[str], *, where: str) -> RecipeError:
     close = nearest(name, known)
+    meant = next((row for row in SETTINGS.values() if name in (row.name, *row.aliases)), None)
     hint = f"did you mean {close}?" if close else f"known here: {', '.join(known)}"
+    if meant is not None:
+        hint = f"write {meant.name} below [{meant.table}]"
     return RecipeError(f"{shown_name} is not known", where=where, hint=hint, code="recipe.unknown")

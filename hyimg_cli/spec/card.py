@@ -11,8 +11,6 @@ from hyimg_cli.spec.job import Fit, Size, SizeRequest, VideoJob
 
 # Of a pixel in float32.
 PICTURE_BYTES = 3 * 4
-# The same in 16 bits.
-_PIXEL_BYTES = 3 * 2
 # Of a weight in 4 bits, with its part of a scale.
 _NF4_BYTES = 0.5625
 # Of a size that no ratio token stands for.
@@ -465,71 +463,6 @@ class VideoCard:
             name: int(counts[name] * of(name)) if name in counts else stored
             for name, stored in self.component_bytes
         }
-
-    def denoise_steps(self, job: VideoJob) -> int:
-        """Steps of a job: one a noise level, or a pass of a chunk."""
-        if self.chunks is None:
-            return job.num_inference_steps
-        return self.full_steps(job)
-
-    def evaluated(self, job: VideoJob) -> int:
-        """Noise levels that evaluate the model: all, without a step cache. Under one, the first
-        behind a change of transformers is among them.
-        """
-        if job.step_cache is None or self.switch is None:
-            return job.full_steps
-        return sum(job.step_cache.full_steps(self.switch.networks(job)))
-
-    def full_steps(self, job: VideoJob) -> int:
-        """Steps of a job, as `denoise_steps` has them, that evaluate the model."""
-        if self.chunks is None:
-            return self.evaluated(job)
-        frames, _, _ = self.latent_grid(job.size, job.num_frames)
-        return self.chunks.passes(frames, job.num_inference_steps)
-
-    def denoise_flops(self, job: VideoJob) -> int:
-        """Floating-point operations of a job's forwards, every branch counted."""
-        grid = self.latent_grid(job.size, job.num_frames)
-        if self.chunks is None:
-            return self.evaluated(job) * job.branch_count * self.forward.flops(grid)
-        count, passes = grid[0] // self.chunks.frames, job.num_inference_steps + 1
-        tokens = self.tokens(job) // count
-        # Of the chunks' tokens with those up to its end.
-        pairs = tokens**2 * count * (count + 1) // 2
-        last = tokens * self.forward.per_token + tokens**2 * count * self.forward.per_pair
-        per_pass = count * tokens * self.forward.per_token + pairs * self.forward.per_pair
-        return passes * per_pass - last
-
-    def tokens(self, job: VideoJob) -> int:
-        """Tokens of the video in a forward."""
-        grid = self.latent_grid(job.size, job.num_frames)
-        return math.prod(grid) // self.forward.cells_per_token
-
-    def work_bytes(self, job: VideoJob, dtype: str) -> int:
-        """Bytes that a job's K/V and chunk take beside the weights; 0 where nothing is known."""
-        if self.chunks is None:
-            return 0
-        tokens = self.tokens(job)
-        in_chunk = tokens * self.chunks.frames // self.latent_grid(job.size, job.num_frames)[0]
-        held = tokens * self.chunks.kv_bytes + in_chunk * self.chunks.live_bytes
-        return (held + self.chunks.fixed_bytes) * (2 if dtype == "float32" else 1)
-
-    def decode_bytes(self, size: Size, num_frames: int, dtype: str, *, in_tiles: bool) -> int:
-        """Activations of a decode at their peak: of what is decoded at once, and beside it the
-        video, unless its frames leave one latent frame at a time; in tiles two rows of them too.
-        """
-        tile = self.tiles.tile_cells * self.pixels_per_cell
-        area = size.height * size.width
-        cuts = in_tiles and max(size.height, size.width) > tile
-        at_once = min(size.height, tile) * min(size.width, tile) if cuts else area
-        overlap = self.tiles.tile_cells / self.tiles.stride_cells
-        rows = 2 * min(size.height, tile) * size.width * overlap if cuts else 0
-        leaves = not (cuts or self.decode.per_frame_pixel)
-        held = self.frame_stride if leaves else num_frames
-        beside = (area + int(rows)) * held * _PIXEL_BYTES
-        own = self.decode.per_pixel + num_frames * self.decode.per_frame_pixel
-        is_wide = dtype == "float32" or self.has_float32_vae
-        return (at_once * own + beside) * (2 if is_wide else 1)
 
     def latent_grid(self, size: Size, num_frames: int) -> tuple[int, int, int]:
         """Latent frames, rows and columns of a video."""

@@ -163,7 +163,8 @@ class Outcome:
     `cot_from`: the job that wrote the text, where that was another one. `written`: how the text of
     a job that ends with it came about. `edit`: what a redraw did to the source that it was put
     back on, and its files; `finishing_key` what must be equal for that to count. `sigmas`: of a
-    schedule that is not the checkpoint's own.
+    schedule that is not the checkpoint's own. `warnings`: what was degraded; `notes`: how its
+    inputs were read, which degrades nothing.
     """
 
     custom_id: str
@@ -189,6 +190,7 @@ class Outcome:
     parallel: ParallelReport | None = None
     peak_memory_mb: float | None = None
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     error: Failure | None = None
     replica: int | None = None
     edit: dict[str, Any] | None = None

@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
-from hyimg_cli.spec.step_cache import StepCache, count_full
+from hyimg_cli.spec.step_cache import StepCache
 
 Task = Literal["it2i", "t2i"]
 VideoTask = Literal["t2v", "i2v"]
+AnyTask = Literal[Task, VideoTask]
 BotTask = Literal["none", "think", "recaption", "think_recaption"]
 Format = Literal["png", "jpeg", "webp"]
 RegionMode = Literal["limit", "instead"]
@@ -28,8 +29,9 @@ GUIDANCE_FIELDS = (
     "guidance_renorm",
     "guidance_renorm_min",
 )
-# Of a file of camera poses.
+# Of a file of camera poses, and the name of the file beside it.
 POSES_SUFFIX = ".npy"
+INTRINSICS = f"intrinsics{POSES_SUFFIX}"
 # Its name is its id.
 BY_ID = "{custom_id}"
 _SUFFIXES: dict[Format, str] = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
@@ -199,11 +201,6 @@ class ImageJob:
         return self.bot_task != "none" and not self.has_given_text
 
     @property
-    def full_steps(self) -> int:
-        """Denoise steps that evaluate the model: all of them, without a step cache."""
-        return count_full(self.step_cache, self.num_inference_steps)
-
-    @property
     def has_given_text(self) -> bool:
         """True if the text before the picture is the job's own."""
         return self.cot_text is not None or self.cot_token_ids is not None
@@ -289,11 +286,6 @@ class VideoJob:
     user_fields: frozenset[str] = frozenset()
 
     @property
-    def full_steps(self) -> int:
-        """Denoise steps that evaluate the model; the switch of two transformers may add one."""
-        return count_full(self.step_cache, self.num_inference_steps)
-
-    @property
     def branch_count(self) -> int:
         """Forwards in a denoise step: at scale 1 the unconditional branch would not count.
 
@@ -302,12 +294,17 @@ class VideoJob:
         return 1 if self.guidance_scale == 1 else 2
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts that are embedded for it."""
+        return (self.prompt,) if self.branch_count == 1 else (self.prompt, self.negative_prompt)
+
+    @property
     def camera_files(self) -> tuple[str, ...]:
         """Paths of the camera's poses and of its intrinsics beside them; none of keys."""
         if not self.camera.endswith(POSES_SUFFIX):
             return ()
         folder, slash, _ = self.camera.rpartition("/")
-        return self.camera, f"{folder}{slash}intrinsics{POSES_SUFFIX}"
+        return self.camera, f"{folder}{slash}{INTRINSICS}"
 
 
 Job = ImageJob | VideoJob

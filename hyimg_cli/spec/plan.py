@@ -27,12 +27,7 @@ class VideoGroup:
 
     @property
     def size_class(self) -> str:
-        return size_class_of_video(self.size, self.num_frames)
-
-
-def size_class_of_video(size: Size, num_frames: int) -> str:
-    """A video's size and number of frames, in words."""
-    return f"{size}, {num_frames} frames"
+        return f"{self.size}, {self.num_frames} frames"
 
 
 @dataclass(frozen=True)

@@ -40,15 +40,11 @@ class StepCache:
             found.append(is_full or not any(found[1 - self.interval :]))
         return tuple(found)
 
-    def count_full(self, steps: int) -> int:
-        """Full ones of so many steps of one network."""
-        return sum(self.full_steps((None,) * steps))
-
     def copies(self, branches: int) -> int:
         """Tensors of the size of a job's latents that are kept between steps."""
         return (self.order + 1) * branches
 
 
 def count_full(rule: StepCache | None, steps: int) -> int:
-    """The steps of a job that evaluate its model, of so many."""
-    return steps if rule is None else rule.count_full(steps)
+    """The steps that evaluate a model, of so many of one network."""
+    return steps if rule is None else sum(rule.full_steps((None,) * steps))

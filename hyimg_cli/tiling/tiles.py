@@ -124,6 +124,11 @@ class Tile:
         """Latent cells; decoding costs in proportion to it."""
         return (self.bottom - self.top) * (self.right - self.left)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Latent rows and columns."""
+        return self.bottom - self.top, self.right - self.left
+
 
 @dataclass(frozen=True)
 class TilePlan:

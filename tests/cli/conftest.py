@@ -16,6 +16,7 @@ from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import job_keys
 from hyimg_cli.manifest.file_names import suffix_of
 from hyimg_cli.media.images import pixel_digest, write_picture
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import (
     DenoiseStep,
     Event,
@@ -30,9 +31,8 @@ from hyimg_cli.spec.events import (
     PhaseStarted,
     ThinkToken,
 )
-from hyimg_cli.spec.job import Encoding, ImageJob, Size
+from hyimg_cli.spec.job import Encoding, ImageJob
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import RunConfig
 
 
 class FakeSession:
@@ -101,7 +101,7 @@ class FakeSession:
     def _done(self, job: ImageJob) -> Outcome:
         pixels = np.full((16, 16, 3), job.seed % 256, dtype=np.uint8)
         # Of a video there is a picture in its place.
-        path = self.folder.place_for(job, Size(16, 16), suffix_of(job))
+        path = self.folder.place_for(job, suffix_of(job))
         sha256 = write_picture(path, pixels, getattr(job, "encoding", Encoding()), None)
         name = path.relative_to(self.folder.folder).as_posix()
         file = OutputFile(name, sha256, pixel_digest(pixels), 16, 16, job.seed)

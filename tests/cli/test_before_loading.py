@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from hyimg_cli.engine import sources
 from hyimg_cli.journal.journal import RunFolder
 
 Run = Callable[..., Any]
@@ -77,6 +79,81 @@ def test_a_retry_of_nothing_that_can_be_tried_loads_nothing(
     assert RunFolder(Path("out")).results()["gone"]["status"] == "done"
 
 
+def put_damaged(folder: Path) -> tuple[str, ...]:
+    """Pictures whose heads are whole: a photograph that ends too early, and a changed byte."""
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    for name in ("short.jpg", "short.png", "changed.png"):
+        Image.fromarray(noise).save(folder / name)
+        data = bytearray((folder / name).read_bytes())
+        if name.startswith("short"):
+            del data[len(data) // 2 :]
+        else:
+            data[len(data) // 2] ^= 0x55
+        (folder / name).write_bytes(data)
+    return "short.jpg", "short.png", "changed.png"
+
+
+def test_check_plan_and_generate_find_the_same_damage_and_load_nothing_for_it(
+    run_cli: Run, write_manifest: Write, write_picture: Write, fake_session: Any, tmp_path: Path
+) -> None:
+    write_picture("a.png")
+    damaged = put_damaged(tmp_path)
+    manifest = write_manifest(*edits("a.png", *damaged), *edits("gone.png"))
+    lines = [json.loads(line) for line in manifest.read_text().splitlines()]
+    write_manifest(*(line | {"custom_id": str(n)} for n, line in enumerate(lines)))
+    for command in ("check", "plan", "generate"):
+        ran = run_cli(command, manifest, "-o", "out")
+        assert "1 of 5 sources is missing\n3 of 5 sources are unreadable\n" in ran.err, command
+    assert fake_session.ran == ["0"]
+    codes = {name: line["error"] for name, line in RunFolder(Path("out")).results().items()}
+    assert [codes[str(n)]["code"] for n in (1, 2, 3)] == ["source.truncated"] * 3
+    ran = run_cli("generate", manifest, "-o", "out", "--retry-failed")
+    assert (ran.code, fake_session.ran) == (1, ["0"])
+
+
+def test_a_source_is_decoded_once_until_it_changes(
+    run_cli: Run,
+    write_manifest: Write,
+    write_picture: Write,
+    fake_session: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoded: list[str] = []
+    probe = sources.probe_image
+
+    def counted(path: Path) -> Any:
+        decoded.append(path.name)
+        return probe(path)
+
+    monkeypatch.setattr(sources, "probe_image", counted)
+    for name in ("a.png", "b.png"):
+        write_picture(name)
+    damaged = put_damaged(tmp_path)[0]
+    manifest = write_manifest(*edits("a.png", "b.png", damaged))
+    for command in ("check", "plan", "generate", "generate"):
+        assert "1 of 3 sources is unreadable" in run_cli(command, manifest, "-o", "out").err
+    assert sorted(decoded) == ["a.png", "b.png", *[damaged] * 4]
+    decoded.clear()
+    (tmp_path / "b.png").write_bytes((tmp_path / "b.png").read_bytes()[:-40])
+    assert "2 of 3 sources are unreadable" in run_cli("plan", manifest).err
+    assert sorted(decoded) == ["b.png", damaged]
+    decoded.clear()
+    run_cli("check", manifest, "--no-disk-cache")
+    assert sorted(decoded) == ["a.png", "b.png", damaged]
+
+
+def test_long_reading_of_sources_is_told(
+    run_cli: Run, write_manifest: Write, write_picture: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_TOLD_AFTER_S", -1.0)
+    write_picture("a.png")
+    manifest = write_manifest(*edits("a.png"))
+    assert "reading 1 source, each once until it changes\n" in run_cli("plan", manifest).err
+    assert "reading" not in run_cli("plan", manifest).err
+    assert "reading" not in run_cli("plan", manifest, "-q", "--no-disk-cache").err
+
+
 @pytest.mark.parametrize("command", ["generate", "plan"])
 def test_with_no_source_there_is_nothing_to_run(
     run_cli: Run, write_manifest: Write, fake_session: Any, tmp_path: Path, command: str
@@ -103,7 +180,11 @@ def test_where_no_job_can_keep_its_source_the_cause_and_what_to_do_are_told(
         ran = run_cli(command, *flags, *kept)
         assert (ran.code, fake_session.ran) == (2, [])
         assert "no job has its source" not in ran.err
-        assert "no job can be tried: 1 job cannot keep what is outside an edit" in ran.err
+        # A region beyond its source is a fault of its line, which the manifest is refused by.
+        of_line = "manifest.region" in ran.err
+        assert of_line is (flags[0] == "a.png")
+        refused = "no job can be tried: 1 job cannot keep what is outside an edit"
+        assert (refused in ran.err) is not of_line
         assert cause in ran.err
         assert hint in ran.err
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hyimg_cli.cache.disk import (
+    CHECKED_SOURCES,
     PROMPT_EMBEDDINGS,
     QUANTIZED_WEIGHTS,
     RATES,
@@ -16,7 +17,7 @@ from hyimg_cli.cache.disk import (
     DiskStore,
 )
 from hyimg_cli.cli import options
-from hyimg_cli.spec.run import CacheConfig
+from hyimg_cli.settings.run import CacheConfig
 
 Run = Callable[..., Any]
 
@@ -38,7 +39,8 @@ def test_list_and_size_count_what_is_there(run_cli: Run, folder: Path) -> None:
     size = DiskStore(folder, 1).size_bytes
     listed = run_cli("cache", "list", "--cache-dir", folder, "--json")
     assert (listed.code, listed.json_lines) == (
-        0, [{"kind": PROMPT_EMBEDDINGS, "entries": 0, "bytes": 0},
+        0, [{"kind": CHECKED_SOURCES, "entries": 0, "bytes": 0},
+            {"kind": PROMPT_EMBEDDINGS, "entries": 0, "bytes": 0},
             {"kind": QUANTIZED_WEIGHTS, "entries": 0, "bytes": 0},
             {"kind": RATES, "entries": 0, "bytes": 0},
             {"kind": SOURCE_FILES, "entries": 0, "bytes": 0},
@@ -49,6 +51,7 @@ def test_list_and_size_count_what_is_there(run_cli: Run, folder: Path) -> None:
     assert sized == {"folder": str(folder), "entries": 2, "bytes": size}
     text = run_cli("cache", "list", "--cache-dir", folder).out
     assert text.splitlines() == [
+        f"{CHECKED_SOURCES}  0 entries  0 bytes",
         f"{PROMPT_EMBEDDINGS}  0 entries  0 bytes", f"{QUANTIZED_WEIGHTS}  0 entries  0 bytes",
         f"{RATES}  0 entries  0 bytes",
         f"{SOURCE_FILES}  0 entries  0 bytes", f"{SOURCE_IMAGES}  2 entries  {size} bytes",

@@ -46,11 +46,14 @@ def _bytes(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None
 DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
     (_bytes("config.json", lambda _: b""), "config.json cannot be read"),
     (_bytes("config.json", lambda _: b"[]"), "config.json is not a JSON object"),
-    (_json("config.json", vae=[]), "a config value is of the wrong kind"),
-    (_json("config.json", moe_topk=99), "99 of 4 experts for a token"),
-    (_json("config.json", num_attention_heads=0), "0 attention heads"),
+    (_json("config.json", vae=[]), "vae is []; expected an object"),
+    (_json("config.json", moe_topk=99), "moe_topk is 99; expected a whole number from 1 to 4"),
+    (_json("config.json", num_attention_heads=0), "num_attention_heads is 0"),
     (_json("config.json", quantization_config={"quant_method": "gptq"}), "quantised by 'gptq'"),
-    (_json("generation_config.json", repetition_penalty=0), "repetition_penalty 0.0"),
+    (
+        _json("generation_config.json", repetition_penalty=0),
+        "repetition_penalty is 0; expected a number above 0",
+    ),
     (_json("generation_config.json", min_p=0.1), "min_p is 0.1, which is not implemented"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
     (_bytes("tokenizer.json", lambda data: data[:500]), "tokenizer.json cannot be read"),

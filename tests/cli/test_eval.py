@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,7 @@ def test_without_paths_and_bench_the_packaged_one_is_run(
     run_cli: Run, two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def carried_out(_scenario: Any, _manifest: Any, _flags: Any, *, folder: Path, **_: Any) -> None:
+        sys.stderr.write("the bench runs")
         folder.mkdir(parents=True)
         for side in two:
             side.rename(folder / side.name)
@@ -212,7 +214,11 @@ def test_without_paths_and_bench_the_packaged_one_is_run(
     monkeypatch.setattr("hyimg_cli.cli.eval.carried_out", carried_out)
     ran = run_cli("eval", "psnr", "--json")
     assert ran.code == 0
-    assert "no bench folder here" in ran.err
+    said, runs, _ = ran.err.partition("the bench runs")
+    assert runs
+    assert "no bench folder here: running hyimg bench --compare kv-reuse first" in said
+    assert "over 144 pictures of 1, 8, 50 steps" in said
+    assert "how long that takes is not known yet" in said
     assert "A against B of runs/bench-kv-reuse" in ran.err
     assert [entry.get("name") for entry in ran.json_lines] == ["other.png", "same.png", None]
 

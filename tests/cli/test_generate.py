@@ -48,6 +48,38 @@ def test_a_run_leaves_its_whole_folder(
     assert sorted(p.name for p in (out / "outputs").iterdir()) == [f"{n}.png" for n in ids(GOOD)]
 
 
+def test_a_toy_is_said_to_be_one_once_a_run(
+    run_cli: Run, write_manifest: Write, tmp_path: Path
+) -> None:
+    film = {"task": "t2v", "prompt": "a moving circle"}
+    out = tmp_path / "out"
+    command = ("generate", write_manifest(*GOOD), "-o", out)
+    first = run_cli(*command)
+    assert first.err.count("toy that ships with hyimg") == first.err.count("--model") == 1
+    assert first.err.index("toy") < first.err.index("[1/4]")
+    assert "name a checkpoint with --model" in (out / "report" / "index.js").read_text()
+    assert "toy that" not in run_cli("generate", write_manifest(*GOOD), "-o", out).err, (
+        "none is drawn"
+    )
+    assert (
+        "toy that" not in run_cli("generate", write_manifest(*GOOD), "-o", out, "--force", "-q").err
+    )
+    both = run_cli("generate", write_manifest(*GOOD, film), "-o", tmp_path / "both").err
+    (said,) = [line for line in both.splitlines() if "toy that" in line]
+    assert "--model" in said
+    assert "--video-model" in said
+
+
+def test_nobody_is_told_of_the_toy_that_they_name(
+    run_cli: Run, write_manifest: Write, tmp_path: Path
+) -> None:
+    flag = run_cli("generate", write_manifest(*GOOD), "--model", "tiny-image", "-o", "flag")
+    named = [job | {"model": "tiny-image"} for job in GOOD]
+    line = run_cli("generate", write_manifest(*named), "-o", "line")
+    assert "toy that" not in flag.err + line.err
+    assert "toy that" not in (tmp_path / "flag" / "report" / "index.js").read_text()
+
+
 def test_run_json_says_what_ran_and_where_settings_came_from(
     run_cli: Run, write_manifest: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,12 +323,11 @@ def clear_away(folder: Path) -> None:
 
 # What somebody does in a run's folder, and how many of its four jobs the next run has to draw.
 MEANWHILE: dict[str, tuple[Callable[[Path], object], int]] = {
-    "unlinked": (lambda out: (out / "results.jsonl").unlink(), 1),
-    "renamed": (lambda out: (out / "results.jsonl").rename(out / "saved.jsonl"), 1),
-    "edited": (lambda out: sed(out, b"nothing"), 1),
-    "a line less": (lambda out: sed(out, b"job-1"), 1),
-    "replaced": (lambda out: (out / "run.json").rename(out / "results.jsonl"), 1),
-    "truncated": (lambda out: os.truncate(out / "results.jsonl", 0), 1),
+    "unlinked": (lambda out: (out / "results.jsonl").unlink(), 4),
+    "renamed": (lambda out: (out / "results.jsonl").rename(out / "saved.jsonl"), 4),
+    "edited": (lambda out: sed(out, b"nothing"), 2),
+    "a line less": (lambda out: sed(out, b"job-1"), 3),
+    "truncated": (lambda out: os.truncate(out / "results.jsonl", 0), 4),
     "no outputs": (lambda out: clear_away(out / "outputs"), 4),
     "moved": (lambda out: out.rename(out.with_name("elsewhere")), 4),
     "removed": (clear_away, 4),
@@ -571,16 +602,13 @@ def test_a_page_that_cannot_be_made_is_told_and_changes_no_exit_code(
     assert counts_on_page(out) == (4, code, 0)
 
 
-def test_a_journal_that_goes_after_the_last_line_is_put_back_and_the_run_is_done(
-    run_cli: Run, write_manifest: Write, read_lines: ReadLines, fake_session: Any, tmp_path: Path
+def test_a_journal_that_goes_after_the_last_line_is_told(
+    run_cli: Run, write_manifest: Write, fake_session: Any
 ) -> None:
-    manifest, out = write_manifest(*GOOD), tmp_path / "runs/jobs"
     fake_session.meanwhile["close"] = lambda out: (out / "results.jsonl").unlink()
-    ran = run_cli("generate", manifest)
-    assert ran.code == 0
-    assert "after the last job: runs/jobs/results.jsonl: results.jsonl was removed" in ran.err
-    assert ids(read_lines(out / "results.jsonl")) == ids(GOOD)
-    assert counts_on_page(out) == (4, 0, 0)
+    ran = run_cli("generate", write_manifest(*GOOD))
+    assert ran.code == 3
+    assert "error[storage.journal]: results.jsonl was removed" in ran.err
 
 
 def test_a_picture_that_is_gone_by_then_fails_no_sheet(

@@ -103,21 +103,27 @@ def test_the_plan_says_what_is_on_the_gpu_at_a_time(run_cli: Run, write_manifest
 def test_the_plan_names_the_flag_that_makes_it_fit(
     run_cli: Run, write_manifest: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hyimg_cli.spec.run import BatchConfig
+    from hyimg_cli.settings.run import BatchConfig
 
     recipe = tmp_path / "small.toml"
     recipe.write_text("[batch]\nmemory_gb = 1\n")
     flags = ("--device", "cpu", "--recipe", recipe)
     manifest = write_manifest(PICTURE)
     facts = run_cli("plan", manifest, *flags, "--json").json_lines[0]["memory"]["tiny-image"]
-    assert "does not fit" not in run_cli("plan", manifest, *flags).out
+    ran = run_cli("plan", manifest, *flags)
+    assert (ran.code, "does not fit" in ran.out) == (0, False)
     for room, device, said in (
         (facts["least"] - 1, "cpu", "--quantization fp8 would fit with"),
         (10**6, "cpu", "free some, or use a machine with"),
         (10**6, "cuda", "more GPUs share it by --tensor-parallel-size"),
     ):
         monkeypatch.setattr(BatchConfig, "memory_bytes", property(lambda _self, room=room: room))
-        assert said in flat(run_cli("plan", manifest, "--recipe", recipe, "--device", device).out)
+        words = (manifest, "--recipe", recipe, "--device", device)
+        for command in (("plan",), ("generate", "--dry-run")):
+            ran = run_cli(*command, *words)
+            assert (ran.code, said in flat(ran.out)) == (3, True)
+        ran = run_cli("plan", *words, "--json")
+        assert (ran.code, said in ran.json_lines[0]["too_large"]["tiny-image"]) == (3, True)
 
 
 @pytest.mark.parametrize(

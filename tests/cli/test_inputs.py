@@ -1,5 +1,6 @@
 """Pictures and prompts in place of a manifest: what runs, by which names, and what is refused."""
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import processor_s
+from PIL import Image
 
 from hyimg_cli.journal.journal import RunFolder
 
@@ -43,6 +45,85 @@ def test_a_folder_is_edited_and_goes_on_when_files_come(
     fake_session.ran.clear()
     assert run_cli("generate", "photos", "--prompt", "x", "--recursive", "--seed", "7").code == 0
     assert len(fake_session.ran) == 2
+
+
+def outputs(folder: Path) -> list[str]:
+    top = folder / "outputs"
+    return sorted(str(path.relative_to(top)) for path in top.rglob("*.*"))
+
+
+def test_results_are_called_as_the_pictures(
+    run_cli: Run, photos: Path, write_picture: Write, fake_session: Any
+) -> None:
+    arguments = ("generate", "photos", "--prompt", "x", "--recursive", "-o", "out")
+    assert run_cli(*arguments).code == 0
+    assert outputs(Path("out")) == ["Foto ä (1).png", "cat-png.png", "cat.png", "sub/dog.png"]
+    (Path("photos") / "cat.jpg").unlink()
+    write_picture("photos/sub/dog.png")
+    fake_session.ran.clear()
+    assert run_cli(*arguments).code == 0
+    assert fake_session.ran == ["sub/dog-png"], "the others keep their names"
+    assert "sub/dog-png.png" in outputs(Path("out"))
+    assert run_cli(*arguments, "--n", "2", "-o", "two").code == 0
+    assert outputs(Path("two"))[:2] == ["Foto ä (1)-0.png", "Foto ä (1)-1.png"]
+
+
+def test_a_picture_that_comes_later_does_not_take_anothers_name(
+    run_cli: Run, write_picture: Write, fake_session: Any
+) -> None:
+    arguments = ("generate", "photos", "--prompt", "x", "-o", "out")
+    Path("photos").mkdir()
+    write_picture("photos/cat.png")
+    assert run_cli(*arguments).code == 0
+    write_picture("photos/cat.jpg")
+    assert run_cli(*arguments).code == run_cli("check", *arguments[1:]).code == 0
+    assert fake_session.ran == ["cat-png", "cat"]
+    assert outputs(Path("out")) == ["cat-jpg.png", "cat.png"]
+
+
+def test_a_folder_that_an_earlier_version_began_keeps_its_names(
+    run_cli: Run, photos: Path, fake_session: Any
+) -> None:
+    """Those of results, and those that were only planned."""
+    old = lines(run_cli("manifest", "photos", "--prompt", "x").out)
+    for job in old:
+        job.pop("name", None)
+    Path("old.jsonl").write_text("".join(json.dumps(job) + "\n" for job in old))
+    assert run_cli("generate", "old.jsonl", "-o", "out").code == 0
+    journal = Path("out/results.jsonl")
+    journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:2]))
+    fake_session.ran.clear()
+    assert run_cli("generate", "photos", "--prompt", "x", "-o", "out").code == 0
+    assert fake_session.ran == ["Foto-a-1-b9b0f196c0"]
+    assert outputs(Path("out")) == ["Foto-a-1-b9b0f196c0.png", "cat-png.png", "cat.png"]
+
+
+def test_a_result_never_takes_its_sources_place(
+    run_cli: Run, write_picture: Write, tmp_path: Path, fake_session: Any
+) -> None:
+    (tmp_path / "outputs").mkdir()
+    source = write_picture("outputs/Foto.png")
+    before = source.read_bytes()
+    for command in (
+        ("generate", "outputs", "--prompt", "x", "-o", "."),
+        ("check", "outputs", "--prompt", "x", "-o", "."),
+        ("generate", "outputs", "--prompt", "x", "-o", "../" + tmp_path.name, "--name", "foto"),
+    ):
+        ran = run_cli(*command, "--force")
+        assert (ran.code, "error[output.source]" in ran.err) == (2, True)
+    assert (source.read_bytes(), fake_session.ran) == (before, [])
+    assert run_cli("generate", "outputs", "--prompt", "x", "-o", ".", "--name", "b").code == 0
+
+
+def test_the_flag_for_names_wins_over_the_pictures_and_not_over_lines(
+    run_cli: Run, photos: Path, fake_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("photos", "--prompt", "x", "--seed", "7")
+    assert run_cli("generate", *arguments, "--name", "{custom_id}-{seed}", "-o", "out").code == 0
+    assert outputs(Path("out")) == ["Foto-a-1-b9b0f196c0-7.png", "cat-7.png", "cat-png-7.png"]
+    Path("jobs.jsonl").write_text(run_cli("manifest", *arguments[:3]).out)
+    ran = run_cli("check", "jobs.jsonl", "--name", "{custom_id}-x")
+    assert "--name is not used for 1 of 3 jobs: their lines have a name" in ran.err
 
 
 def test_the_manifest_written_is_the_one_that_runs(
@@ -126,6 +207,48 @@ def test_what_is_refused(
     ran = run_cli(*arguments.split())
     assert (ran.code, f"error[{code}]" in ran.err) == (2, True)
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ("photos --prompt make it blue", 'photos --prompt "make it blue"'),
+        ("--prompt make it blue photos", 'photos --prompt "make it blue"'),
+        ("photos make it blue.", 'photos --prompt "make it blue."'),
+        ("photos/cat.jpg nowhere/cat.jpg --prompt blue", ""),
+        ("photos --prompt prompts.tx", "name a .txt file with a prompt per line"),
+        ("photos --prompt jobs.jsonl", "hyimg generate jobs.jsonl"),
+        ("jobs.xlsx", 'save a spreadsheet as "CSV UTF-8"'),
+        ("jobs.parquet", "pandas.read_parquet('jobs.parquet').to_csv('jobs.csv', index=False)"),
+        ("lists/jobs.jsonl.gz", "gunzip -k lists/jobs.jsonl.gz"),
+        ("raw/a.NEF", "magick raw/a.NEF raw/a.jpg"),
+        ("raw/a.NEF --prompt x", "magick raw/a.NEF raw/a.jpg"),
+        ("raw --prompt x", "magick raw/a.NEF raw/a.jpg"),
+        ("raw.jsonl", "magick a.NEF a.jpg"),
+        ("upper.jsonl", 'did you mean "prompt"?'),
+    ],
+)
+def test_what_newcomers_give_gets_words_of_its_own(
+    run_cli: Run, photos: Path, arguments: str, hint: str
+) -> None:
+    Path("jobs.xlsx").write_bytes(b"PK\3\4\0\0")
+    Path("jobs.parquet").write_bytes(b"PAR1\0")
+    for folder in ("lists", "raw"):
+        Path(folder).mkdir()
+    Path("lists/jobs.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "x"}'))
+    # A thumbnail stands first in it, which other programs take for the picture.
+    Image.new("RGB", (16, 12)).save("raw/a.NEF", "TIFF")
+    Path("raw.jsonl").write_text('{"prompt": "x", "images": ["raw/a.NEF"]}\n')
+    Path("upper.jsonl").write_text('{"Prompt": "x"}\n')
+    ran = run_cli("check", *arguments.split())
+    told = [line for line in ran.err.splitlines() if line.startswith("  hint: ")]
+    assert ran.code == 2
+    assert hint in told[0] if hint else not told
+
+
+def test_one_word_may_be_a_prompt(run_cli: Run) -> None:
+    for text in ("blue", "blue.", "Mr.", "a.b c", "prompts.tx ", "3.5"):
+        assert run_cli("check", "--prompt", text).code == 0
 
 
 def test_a_folder_with_a_packaged_name_is_a_folder_with_a_prompt(

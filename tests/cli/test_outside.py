@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from hyimg_cli.journal.edited import finish
 from hyimg_cli.measure.replay.verdict import answer_to, verdict
 from hyimg_cli.media.images import pixel_digest, text_of
 from hyimg_cli.media.recorded import read_described
+from hyimg_cli.spec.digest import of_file
 from hyimg_cli.spec.events import Outcome
 
 Run = Callable[..., Any]
@@ -189,12 +192,11 @@ def test_a_source_that_is_gone_fails_and_loses_no_picture(home: Path, run_cli: R
 @pytest.mark.parametrize(
     ("more", "what", "hint"),
     [
-        ({"mask": "m.png"}, '"mask" is not a field', "with keep_outside: region"),
+        ({"mask": "m.png"}, '"mask" is not a field', "write region, a box"),
         ({"format": "jpeg"}, "cannot hold in a JPEG", "use png, or webp with lossless"),
         ({"format": "webp"}, "cannot hold in a WebP with losses", "lossless"),
         ({"size": "64x32"}, "draws in the size of its source, 64x64", "leave it out"),
         ({"region": [5, 0, 3, 9]}, "is empty", "LEFT,TOP,RIGHT,BOTTOM"),
-        ({"region": "0,0,500,9"}, "goes beyond it", "in the source's pixels"),
         ({"kept_source": 2}, "kept_source 2 of 1 image", "counted from 1"),
         ({"infer_align_image_size": False}, "seen whole", "take the field out"),
         ({"max_spill": 0.1}, "there is no region", "take the field out"),
@@ -211,6 +213,76 @@ def test_check_knows_it_before_a_model_loads(
     assert hint in ran.err
 
 
+@pytest.mark.parametrize("command", ["check", "plan", "generate"])
+def test_a_source_that_was_deleted_since_is_told_as_not_found(
+    home: Path, run_cli: Run, command: str
+) -> None:
+    (home / "in" / "red.png").unlink()
+    ran = run_cli(command, home / "jobs.jsonl", "-o", home / "run", *FLAGS[:2])
+    assert ran.code == 2
+    assert "1 of 1 job differs (source image not found: 1) from what is done" in ran.err
+    assert "hint: put the source images back, or name another folder with -o" in ran.err
+
+
+BARE = {name: value for name, value in JOB.items() if name != "keep_outside"}
+
+
+def test_a_region_implies_keep_outside(home: Path, run_cli: Run) -> None:
+    """In a line, as a flag, and where the texts alone are written."""
+    half = ("--region", "0,0,64,128")
+    before = line_of(home)["key"]
+    for line, flags in ((BARE | {"region": "0,0,64,128"}, ()), (BARE, half)):
+        command = ("generate", write(home, line), "-o", home / "run", *FLAGS, *flags)
+        assert run_cli(*command).code == 0
+        assert line_of(home)["key"] == before
+        assert line_of(home)["edit"]["spill"] > 0.2
+    assert run_cli("think", write(home, line), "-o", home / "texts.jsonl").code == 0
+    # What is nearer to the job says more, as with any setting.
+    recipe = home / "r.toml"
+    recipe.write_text('[outside]\nregion = "0,0,64,128"\n')
+    for line, flags, keeps in (
+        (BARE | {"keep_outside": False}, half, False),
+        (BARE | {"region": "0,0,64,128"}, ("--no-keep-outside",), True),
+        (BARE, ("--recipe", recipe), True),
+        (BARE, ("--recipe", recipe, "--no-keep-outside"), False),
+    ):
+        plan = run_cli("plan", write(home, line), "-o", home / "run", *flags)
+        assert ("1 job differs" not in plan.err) == keeps
+
+
+@pytest.mark.parametrize("command", ["check", "plan", "generate"])
+def test_a_region_beyond_its_source_is_refused_before_any_line_runs(
+    home: Path, run_cli: Run, command: str
+) -> None:
+    Image.new("L", (50, 50), 255).save(home / "small.png")
+    place = ("-o", home / "new", *FLAGS[:2])
+    lines = [BARE | {"region": "0,0,128,129"}, BARE | {"custom_id": "b", "region": "small.png"}]
+    ran = run_cli(command, write(home, *lines, BARE | {"custom_id": "c"}), *place)
+    assert ran.code == 2
+    said = "the source is 128x128, and the region 0,0,128,129 goes beyond it"
+    assert f"error[manifest.region]: {said}\n  --> jobs.jsonl:1: region\n" in ran.err
+    assert "the mask is 50x50, and its source 128x128\n  --> jobs.jsonl:2: region\n" in ran.err
+    assert not (home / "new").exists()
+    ran = run_cli(command, write(home, BARE), *place, "--region", "0,0,200,9")
+    assert (ran.code, "region 0,0,200,9 goes beyond it" in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "flags", "what"),
+    [
+        (JOB | {"keep_outside": False, "region": "0,0,9,9"}, (), "keep_outside is false"),
+        (BARE, ("--region", "0,0,9,9", "--no-keep-outside"), "--no-keep-outside"),
+        (PLAIN | {"region": "0,0,9,9"}, (), "there is no source image to keep"),
+    ],
+)
+def test_a_region_that_nothing_would_use_is_refused(
+    home: Path, run_cli: Run, line: dict[str, Any], flags: Any, what: str
+) -> None:
+    ran = run_cli("check", write(home, line), *flags)
+    assert ran.code == 2
+    assert what in ran.err
+
+
 def test_eval_does_the_same_for_any_two_pictures(home: Path, run_cli: Run) -> None:
     line = line_of(home)
     result = home / "run" / line["outputs"][0]["path"]
@@ -225,6 +297,104 @@ def test_eval_does_the_same_for_any_two_pictures(home: Path, run_cli: Run) -> No
     assert plain.code == 1
     assert "gate: max_edited_area 0.01" in plain.err
     assert run_cli("eval", "outside", SOURCE).code == 2
+
+
+def outside_of(run_cli: Run, *given: Any) -> dict[str, Any]:
+    return json.loads(run_cli("eval", "outside", *given, "--json").out)
+
+
+def test_eval_of_a_result_goes_by_the_matte_that_its_run_recorded(home: Path, run_cli: Run) -> None:
+    line, run = line_of(home), home / "run"
+    result, matte = run / line["outputs"][0]["path"], run / line["edit"]["mask"]
+    by_region = (result, "--region", matte, "--region-mode", "instead")
+    for given in ((result,), by_region, (result, "--region", matte)):
+        found = outside_of(run_cli, SOURCE, *given, "--max-outside-change", 0)
+        assert (found["outside_equal"], found["outside_differing_pixels"]) == (True, 0)
+        assert (found["change"], found["gates"]) == ({"mean_de": 0.0}, [])
+    assert found["outside_pixels"] == (np.array(Image.open(matte)) == 0).sum()
+    found = outside_of(run_cli, SOURCE, result)
+    assert (found["outside_by"], found["area"]) == ("matte", line["edit"]["area"])
+    # A pixel that is changed afterwards, right beside the edit, is found.
+    levels, pixels = np.array(Image.open(matte)), np.array(Image.open(result))
+    y, x = np.argwhere((levels == 0) & np.roll(levels > 0, 1, axis=1))[0]
+    pixels[y, x] ^= 1
+    Image.fromarray(pixels).save(result)
+    ran = run_cli("eval", "outside", SOURCE, result, "--max-outside-change", 0)
+    assert (ran.code, "pixels that differ outside: 1 of" in ran.out) == (1, True)
+    assert "outside is: where the matte of the run is 0" in ran.out
+    # What decides is the matte, as its run wrote it.
+    levels[y, x] = 1
+    Image.fromarray(levels).save(matte)
+    ran = run_cli("eval", "outside", SOURCE, result)
+    assert (ran.code, "the matte is not the one that its run wrote" in ran.err) == (2, True)
+    line["edit"]["sha256"]["mask"] = of_file(matte)
+    (run / "results.jsonl").write_text(json.dumps(line) + "\n")
+    assert outside_of(run_cli, SOURCE, result)["outside_equal"]
+
+
+def test_eval_of_a_picture_that_is_another_one_lets_no_gate_pass(
+    home: Path, run_cli: Run, tmp_path: Path
+) -> None:
+    """Whoever made it: nothing of it is outside, so all of it counts."""
+    (negative,) = pictures(tmp_path, 255 - np.array(Image.open(SOURCE).convert("RGB")))
+    run, line = home / "run", line_of(home)
+    result = run / line["outputs"][0]["path"]
+    shutil.copy(negative, result)
+    line["edit"]["kind"] = "global"
+    line["edit"]["area"] = 0.0  # as versions before this one wrote it
+    (run / "results.jsonl").write_text(json.dumps(line) + "\n")
+    for file, by in ((negative, "found"), (result, "matte")):
+        ran = run_cli("eval", "outside", SOURCE, file, "--max-edited-area", 0.9, "--json")
+        (found,) = ran.json_lines
+        assert (ran.code, found["kind"], found["area"], found["outside_by"]) == (1, "global", 1, by)
+        assert found["outside_equal"] is None
+        assert found["change"]["mean_de"] > 50
+        ran = run_cli("eval", "outside", SOURCE, file, "--max-outside-change", 3)
+        assert (ran.code, "nothing: the whole picture was edited" in ran.out) == (1, True)
+
+
+def test_eval_of_a_region_counts_all_that_it_leaves_out(tmp_path: Path, run_cli: Run) -> None:
+    """Also its grey pixels, up to 127."""
+    own, region = np.full((60, 80), 120, np.uint8), np.zeros((60, 80), np.uint8)
+    other = own.copy()
+    other[10:40, 10:40] = 220
+    region[10:40, 10:30], region[10:40, 30:40] = 255, 127
+    files = pictures(tmp_path, own, other, region)
+    for mode in ("instead", "limit"):
+        given = (*files[:2], "--region", files[2], "--region-mode", mode)
+        found = outside_of(run_cli, *given)
+        assert found["outside_differing_pixels"] == 300
+        assert found["spill"] > 0.3
+    assert outside_of(run_cli, *files[:2])["outside_differing_pixels"] == 0
+
+
+PEAK = """
+import sys
+from pathlib import Path
+from hyimg_cli.measure import outside
+from hyimg_cli.spec.job import KeepOutside
+outside._AREA = 60_000
+for pair in (sys.argv[1:3], sys.argv[3:5]):
+    found = outside.outside_of(*map(Path, pair), KeepOutside())
+    peak = Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]
+    print(found["outside_differing_pixels"], peak)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from there")
+def test_eval_of_large_pictures_is_done_in_strips(tmp_path: Path) -> None:
+    """Beside the two pictures, of 4 bytes a pixel each as Pillow holds them, hardly anything."""
+    large = np.full((4000, 5000, 3), 90, np.uint8)
+    edited = large.copy()
+    edited[1000:1500, 2000:2500] = (200, 10, 10)
+    edited[3999, 4999] ^= 1
+    files = pictures(tmp_path, large[::16, ::16], edited[::16, ::16], large, edited)
+    ran = subprocess.run(
+        [sys.executable, "-c", PEAK, *map(str, files)], check=True, capture_output=True, text=True
+    )
+    (_, before), (differing, after) = (line.split() for line in ran.stdout.splitlines())
+    assert differing == "1"
+    assert (int(after) - int(before)) * 1024 < 18 * 4000 * 5000
 
 
 def pictures(folder: Path, *levels: np.ndarray) -> list[Path]:

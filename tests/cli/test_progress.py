@@ -1,15 +1,19 @@
 """Many jobs at work at once: a line for each phase, and none that outlives its jobs."""
 
+import logging
 import random
 from dataclasses import replace
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
 from hyimg_cli.cli import views
+from hyimg_cli.cli.render import Style
 from hyimg_cli.cli.sentences import finished, loading_text
 from hyimg_cli.cli.underway import Underway
-from hyimg_cli.engine.timing.left import TimeLeft
+from hyimg_cli.engine.eta import Eta
+from hyimg_cli.settings.run import OutputConfig, RunConfig
 from hyimg_cli.spec.events import (
     DenoiseStep,
     Event,
@@ -34,6 +38,13 @@ from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.units import time_text
 
 STEPS, JOBS = 4, 40
+CONFIG = RunConfig(OutputConfig(Path("out")))
+
+
+def show(view: views.LiveView, event: Event) -> None:
+    """Tell an event as a run does: first what counts, then what shows."""
+    view._left.add(event)
+    view.show(event)
 
 
 def end_of(name: str, *, is_failed: bool) -> Event:
@@ -66,7 +77,7 @@ def interleaved(count: int) -> list[Event]:
 
 
 def test_nothing_is_left_over_of_many_interleaved_jobs() -> None:
-    view = views.RichView(JOBS)
+    view = views.RichView(JOBS, Eta(Plan(()), CONFIG))
     with view:
         for event in interleaved(JOBS):
             view.show(event)
@@ -95,7 +106,9 @@ def test_a_job_that_ends_without_a_start_or_starts_again_leaves_nothing() -> Non
     assert list(underway.lines()) == []
 
 
-@pytest.mark.parametrize("view", [views.PlainView(2), views.RichView(2)])
+@pytest.mark.parametrize(
+    "view", [view(2, Eta(Plan(()), CONFIG)) for view in (views.PlainView, views.RichView)]
+)
 def test_what_was_made_ready_is_told(view: views.View, capsys: pytest.CaptureFixture[str]) -> None:
     view.show(ModelLoading("tiny"))
     assert "loading tiny\n" in capsys.readouterr().err
@@ -113,6 +126,18 @@ def test_what_was_made_ready_is_told(view: views.View, capsys: pytest.CaptureFix
 def test_a_failure_takes_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     views.View().show(end_of("a", is_failed=True))
     assert capsys.readouterr().err == "a: failed[job.fake]: told to\\nfail\n"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "kind"), [("dumb", views.PlainView), ("xterm", views.RichView)]
+)
+def test_a_terminal_without_bars_gets_lines(
+    terminal: str, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", terminal)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    nothing = Eta(Plan(()), RunConfig(OutputConfig(Path("out"))))
+    assert type(views.view_of(Style("auto", is_quiet=False, as_json=False), 1, nothing)) is kind
 
 
 class Clock:
@@ -163,13 +188,13 @@ def clock() -> Clock:
 @pytest.fixture
 def plain(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> views.PlainView:
     monkeypatch.setattr(views, "WeightsRead", Pages)
-    return views.PlainView(2, TimeLeft(two_jobs(), clock=clock), clock=clock)
+    return views.PlainView(2, Eta(two_jobs(), CONFIG, clock=clock), clock=clock)
 
 
 def test_plain_lines_say_how_far_a_run_is_at_least_every_half_minute(
     plain: views.PlainView, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain.show(ModelLoading("tiny-image", 91_400_000_000))
+    show(plain, ModelLoading("tiny-image", 91_400_000_000))
     for _ in range(70):
         clock.now += 1
         plain.tick()
@@ -179,10 +204,10 @@ def test_plain_lines_say_how_far_a_run_is_at_least_every_half_minute(
         "loading tiny-image: 91.4 of 91.4 GB, 30 s so far, time left: unknown",
         "loading tiny-image: 91.4 of 91.4 GB, 1 min so far, time left: unknown",
     ]
-    plain.show(GroupStarted("tiny-image", "auto", 2))
+    show(plain, GroupStarted("tiny-image", "auto", 2))
     for event in life_of("a", is_failed=False):
         clock.now += 10
-        plain.show(event)
+        show(plain, event)
     plain.tick()
     told = capsys.readouterr().err.splitlines()
     assert told[0].startswith("[1/2] a: ")
@@ -196,27 +221,27 @@ def test_plain_lines_say_how_far_a_run_is_at_least_every_half_minute(
 
 def test_loading_says_how_much_was_read(plain: views.PlainView) -> None:
     assert plain.loading == ""
-    plain.show(ModelLoading("tiny-image", 91_400_000_000))
+    show(plain, ModelLoading("tiny-image", 91_400_000_000))
     assert plain.loading == "loading tiny-image"
     plain.tick()
     assert plain.loading == "loading tiny-image: 12.3 of 91.4 GB"
-    plain.show(PromptEmbedded(1, 2))
+    show(plain, PromptEmbedded(1, 2))
     assert plain.loading
-    plain.show(ModelLoaded("tiny-image", 0.5, "cpu", "float32", 1000))
+    show(plain, ModelLoaded("tiny-image", 0.5, "cpu", "float32", 1000))
     assert plain.loading == ""
 
 
 def test_the_bars_say_rate_elapsed_and_left(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(views, "WeightsRead", Pages)
-    view = views.RichView(2, TimeLeft(two_jobs(), clock=clock))
-    view.show(ModelLoading("tiny-image", 91_400_000_000))
+    view = views.RichView(2, Eta(two_jobs(), CONFIG, clock=clock))
+    show(view, ModelLoading("tiny-image", 91_400_000_000))
     view.tick()
     assert view.bars == ["all jobs", "loading tiny-image"]
     assert view.counts == ["0/2, 0.0 s so far, time left: unknown", "12.3 of 91.4 GB"]
-    view.show(GroupStarted("tiny-image", "auto", 2))
+    show(view, GroupStarted("tiny-image", "auto", 2))
     for event in life_of("a", is_failed=False):
         clock.now += 10
-        view.show(event)
+        show(view, event)
     assert view.bars == ["all jobs"]
     assert view.counts[0].startswith("1/2, 1 min 50 s so far, 1 min 40 s a job, about ")
     before = view.counts[0]
@@ -260,6 +285,18 @@ def test_loading_in_words(read: int, nbytes: int, said: str) -> None:
 )  # fmt: skip
 def test_seconds_in_words(seconds: float, said: str) -> None:
     assert time_text(seconds) == said
+
+
+def test_notes_are_said_and_a_hit_of_reuse_with_v_alone(caplog: pytest.LogCaptureFixture) -> None:
+    picture = OutputFile("outputs/a.png", "", "", 64, 64, 1)
+    line = Outcome("a", "done", "key", outputs=(picture,), denoise_steps=9, notes=("turned",))
+    hit, part = (
+        replace(line, kv_reuse=ReuseReport(status, 0, 0, 0, ())) for status in ("hit", "partial")
+    )
+    assert finished(hit) == "a: outputs/a.png in 0.00 s, 9 steps; turned"
+    assert finished(part) == "a: outputs/a.png in 0.00 s, 9 steps, KV reuse partial; turned"
+    caplog.set_level(logging.INFO)
+    assert finished(hit) == "a: outputs/a.png in 0.00 s, 9 steps, KV reuse hit; turned"
 
 
 def test_reuse_is_not_said_of_a_video() -> None:

@@ -59,9 +59,10 @@ def test_the_plan_says_how_many_think_and_draw(
     assert (free["thinking"], free["drawing"]) == (4, 4)
     assert "4 thinking and 4 drawing together" in run_cli("plan", manifest, *device).out
     recipe = tmp_path / "small.toml"
-    recipe.write_text("[batch]\nmemory_gb = 1\n")
-    whole = run_cli("plan", manifest, *device, "--recipe", recipe, "--json").json_lines[0]
-    assert whole["memory"]["tiny-image"]["total"] <= 10**9
+    for memory_gb in (1, 1.5):
+        recipe.write_text(f"[batch]\nmemory_gb = {memory_gb}\n")
+        whole = run_cli("plan", manifest, *device, "--recipe", recipe, "--json").json_lines[0]
+        assert whole["memory"]["tiny-image"]["total"] <= memory_gb * 10**9
     refused = run_cli("plan", manifest, *device, "--recipe", write_bad(recipe))
     assert refused.code == 2
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, PngImagePlugin
+from safetensors.torch import save_file
 
 from hyimg_cli.cli import app
 from hyimg_cli.media.images import pixel_digest, read_image
@@ -25,6 +27,10 @@ JOBS = [
 ]  # fmt: skip
 FILM = {"custom_id": "film", "task": "t2v", "prompt": "a dog", "negative_prompt": "blur"}
 FILM |= {"size": "64x64", "num_frames": 5, "num_inference_steps": 2}
+# With files that are neither beside the result nor where its picture is.
+STYLED = FILM | {"custom_id": "styled", "lora": "loras/far/style.safetensors@-0.5"}
+KEPT = {"custom_id": "kept", "prompt": "make it blue", "images": ["in/red.png"], "seed": 2} | STEPS
+KEPT |= {"keep_outside": True, "region": "masks/left.png"}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("made")
     (home / "in").mkdir()
     Image.new("RGB", (64, 48), (220, 30, 30)).save(home / "in" / "red.png")
-    lines = "".join(json.dumps(job) + "\n" for job in (*JOBS, FILM))
+    (home / "masks").mkdir()
+    mask = Image.new("L", (64, 48), 0)
+    mask.paste(255, (0, 0, 40, 48))
+    mask.save(home / "masks" / "left.png")
+    (home / "loras" / "far").mkdir(parents=True)
+    layer, ones = "transformer.transformer_blocks.0.attn.to_q", torch.ones(2, 72)
+    matrices = {f"{layer}.lora_A.weight": ones, f"{layer}.lora_B.weight": ones.T.contiguous()}
+    save_file(matrices, home / "loras" / "far" / "style.safetensors")
+    lines = "".join(json.dumps(job) + "\n" for job in (*JOBS, FILM, STYLED, KEPT))
     (home / "jobs.jsonl").write_text(lines)
     flags = ["--device", "cpu", "--no-prewarm", "--no-report", "-q", "--cache-dir", str(home / "c")]
     assert app.run(["generate", str(home / "jobs.jsonl"), "-o", str(home / "run"), *flags]) == 0
@@ -168,7 +182,7 @@ def test_a_moved_picture_asks_for_its_sources(
     assert "error[replay.changed-image]" in ran.err
     ran = run_cli("replay", file, "--images-from", there, "--allow-changed", "--json")
     assert ran.code == 0
-    assert "note: red.png is not the recorded image" in ran.err
+    assert "note: red.png is not the recorded source image" in ran.err
     assert "a source image is another" in verdict_of(ran)["reasons"]
 
 
@@ -189,6 +203,21 @@ def test_a_film_comes_out_equal_before_compression(
     ran = run_cli("replay", moved / "film.json")
     assert ran.code == 0
     assert "no video beside film.json: nothing to compare with" in ran.err
+
+
+@pytest.mark.parametrize("file", ["styled.mp4", "kept.png"])
+def test_a_job_with_files_elsewhere_comes_out_equal(
+    run_cli: Run, made: Path, tmp_path: Path, file: str
+) -> None:
+    """A LoRA, and a region's mask: from the run's folder, and from one that was joined."""
+    again = ("--expect-equal", "-q", "-o", tmp_path / "again")
+    ran = run_cli("replay", made / "outputs" / file, *again)
+    assert ran.code == 0, ran.err
+    joined = tmp_path / "far" / "er" / "all"
+    assert run_cli("merge", made, "-o", joined).code == 0
+    assert run_cli("check", joined / "manifest.resolved.jsonl").code == 0
+    ran = run_cli("replay", joined / "outputs" / file, *again)
+    assert ran.code == 0, ran.err
 
 
 def test_nothing_of_a_run_is_written_over(run_cli: Run, made: Path, tmp_path: Path) -> None:

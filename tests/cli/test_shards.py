@@ -198,6 +198,28 @@ def test_what_stands_beside_a_result_and_is_gone_or_changed_stays_away(
     assert brought == ["a.mask.png", "a.png", "a.shown.png"]
 
 
+def test_a_film_brings_its_sidecar_and_every_frame(
+    run_cli: Run, write_manifest: Write, read_lines: ReadLines, tmp_path: Path
+) -> None:
+    run_cli("generate", write_manifest({"custom_id": "a", "prompt": "x"}), "-o", tmp_path / "one")
+    journal, outputs = tmp_path / "one/results.jsonl", tmp_path / "one/outputs"
+    (line,) = read_lines(journal)
+    (outputs / "a.png").rename(outputs / "a.mp4")
+    (outputs / "a.json").write_text("{}")
+    (outputs / "a.frames").mkdir()
+    frames = [f"{number:04}.png" for number in range(3)]
+    for name in frames:
+        (outputs / "a.frames" / name).write_text(name)
+    film = {"path": "outputs/a.mp4", "frames_path": "outputs/a.frames", "num_frames": 3, "fps": 8}
+    journal.write_text(json.dumps(line | {"outputs": [line["outputs"][0] | film]}) + "\n")
+    ran = run_cli("merge", tmp_path / "one", "-o", tmp_path / "all")
+    assert ran.code == 0, ran.err
+    brought = tmp_path / "all/outputs"
+    assert sorted(path.name for path in brought.iterdir()) == ["a.frames", "a.json", "a.mp4"]
+    assert sorted(path.name for path in (brought / "a.frames").iterdir()) == frames
+    assert [(brought / "a.frames" / name).read_text() for name in frames] == frames
+
+
 def test_a_job_has_the_manifest_line_of_the_folder_that_did_it(
     run_cli: Run, write_manifest: Write, read_lines: ReadLines, tmp_path: Path
 ) -> None:

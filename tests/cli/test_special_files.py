@@ -20,7 +20,7 @@ from special import MAKE, NAMES, put, within
 from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.manifest import manifest as manifests
 from hyimg_cli.measure.pairs import newest_bench
-from hyimg_cli.measure.replay.run_folder import frames_digest, images_there, refuse_other_runs
+from hyimg_cli.measure.replay.run_folder import files_there, frames_digest, refuse_other_runs
 from hyimg_cli.media.video import write_video
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
@@ -242,7 +242,7 @@ def test_what_is_only_looked_for_is_not_there(tmp_path: Path, kind: str) -> None
     film.parent.mkdir()
     film.write_bytes(b"film")
     with within(LIMIT_S):
-        assert (images_there(film, "film"), frames_digest(film)) == ([], "")
+        assert (files_there(film, "film", "images"), frames_digest(film)) == ([], "")
     (out / "results.jsonl").unlink()
     write_jobs(out / "results.jsonl", {"custom_id": "film", "status": "failed"})
     with within(LIMIT_S), pytest.raises(OutputFolderError):

@@ -18,9 +18,12 @@ from PIL import Image, PngImagePlugin
 
 import hyimg_cli
 from hyimg_cli.cli.views import RichView
+from hyimg_cli.engine.eta import Eta
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.models import registry
+from hyimg_cli.settings.run import OutputConfig, RunConfig
 from hyimg_cli.spec.events import ModelLoaded, ModelLoading, Outcome
+from hyimg_cli.spec.plan import Plan
 
 Run = Callable[..., Any]
 JOB = {"prompt": "a red circle", "num_inference_steps": 1, "bot_task": "none", "seed": 1}
@@ -179,7 +182,7 @@ def test_a_live_view_shows_names_as_they_are(monkeypatch: pytest.MonkeyPatch) ->
     """What Rich takes for markup is text, and no text steers."""
     monkeypatch.setattr(sys, "stderr", stderr := io.StringIO())
     monkeypatch.setenv("COLUMNS", "400")
-    with RichView(1) as view:
+    with RichView(1, Eta(Plan(()), RunConfig(OutputConfig(Path())))) as view:
         view.show(ModelLoading(f"./{EVIL}", 1000))
         assert SHOWN in view.bars[-1]
         view.show(ModelLoaded(f"./{EVIL}", 0.5, "cpu", "float32", 1000))
@@ -367,6 +370,33 @@ def test_a_folder_in_the_way_fails_its_job_alone(
     assert precious.exists()
 
 
+@pytest.mark.parametrize("task", ["t2i", "t2v"])
+def test_a_fault_that_all_jobs_share_ends_the_run(
+    run_cli: Run, write_manifest: Callable[..., Path], tmp_path: Path, task: str
+) -> None:
+    film = {"num_frames": 5, "size": "48x32"} if task == "t2v" else {"size": "1:1"}
+    shared = {"task": task, "prompt": "a dog", "num_inference_steps": 1, "n": 4} | film
+    manifest = write_manifest(shared | {"custom_id": "j"})
+    places = [tmp_path / "out" / "outputs" / f"j-{n}.{'mp4' if film.keys() > {'size'} else 'png'}"
+              for n in range(4)]  # fmt: skip
+    for place in places:
+        place.mkdir(parents=True)
+    flags = ("-o", "out", "--device", "cpu", "--no-prewarm", "--no-report", "--bot-task", "none")
+    words = ("generate", manifest, *flags, "--batching-max-size", "1")
+    ran = run_cli(*words, "--max-consecutive-errors", "2")
+    assert ran.code == 1, ran.err
+    assert "0 done, 2 failed, 0 skipped, 2 left" in ran.err
+    assert "error[run.consecutive-errors]: 2 errors in a row, all of them " in ran.err
+    assert "job.folder-in-the-way: outputs/j-" in ran.err
+    assert "resume with: hyimg generate" in ran.err
+    for place in places:
+        place.rmdir()
+    ran = run_cli(*words)
+    assert (ran.code, "2 done, 2 failed, 0 skipped" in ran.err) == (1, True), ran.err
+    ran = run_cli(*words, "--retry-failed")
+    assert (ran.code, "2 done, 0 failed, 2 skipped" in ran.err) == (0, True), ran.err
+
+
 def a_copy_of(model: str, folder: Path) -> Path:
     return Path(shutil.copytree(registry.resolve_model(model), folder))
 
@@ -405,15 +435,17 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "minus": (lambda p: rewritten(p / "config.json", hidden_size=-1), "hidden_size is -1"),
     "experts": (lambda p: rewritten(p / "config.json", num_experts=10**7), "num_experts is 1000"),
     "some": (lambda p: rewritten(p / "config.json", num_experts=9999, num_hidden_layers=9999),
-             "9999 layers of 9999 experts"),
+             "num_experts is 9999; expected a whole number from 1 to 10"),
     "layers": (lambda p: rewritten(p / "config.json", num_hidden_layers=10**9), "_layers is 100"),
-    "heads": (lambda p: rewritten(p / "config.json", num_attention_heads=0), "0 attention heads"),
-    "vae": (lambda p: rewritten(p / "config.json", vae="none"), "wrong kind"),
+    "heads": (lambda p: rewritten(p / "config.json", num_attention_heads=0),
+              "num_attention_heads is 0"),
+    "vae": (lambda p: rewritten(p / "config.json", vae="none"), "vae is 'none'"),
     "infinite": (lambda p: (p / "generation_config.json").write_text('{"top_k": Infinity}'),
-                 "wrong kind"),
+                 "top_k: Infinity is not a whole number"),
     "texts": (lambda p: rewritten(p / "generation_config.json", max_new_tokens=10**30),
               "is out of range"),
-    "card": (lambda p: rewritten(p / "card.json", ratio_indices=7), "do not fit together"),
+    "card": (lambda p: rewritten(p / "card.json", ratio_indices=7),
+             "ratio_indices is 7; expected a list"),
     "overlap": (lambda p: with_header(p / "model.safetensors", overlap), "where the one before"),
     "negative": (lambda p: with_header(p / "model.safetensors", negative), "is incomplete"),
     "cut": (lambda p: os.truncate(p / "model.safetensors", 10_000), "is damaged"),
@@ -453,9 +485,10 @@ VIDEO_DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "list": (lambda p: (p / "transformer" / "config.json").write_text("[1]"), "not a JSON object"),
     "layers": (lambda p: rewritten(p / "transformer" / "config.json", num_layers=10**7),
                "num_layers is 10000000"),
-    "text": (lambda p: rewritten(p / "vae" / "config.json", latent_channels="many"), "do not fit"),
+    "text": (lambda p: rewritten(p / "vae" / "config.json", latent_channels="many"),
+             "latent_channels is 'many'"),
     "shift": (lambda p: rewritten(p / "scheduler" / "scheduler_config.json", shift=[1]),
-              "do not fit"),
+              "shift is [1]; expected a number above 0"),
     "tokenizer": (lambda p: (p / "tokenizer" / "tokenizer.json").write_text("{}"),
                   "tokenizer.json cannot be read"),
 }  # fmt: skip
@@ -493,7 +526,7 @@ def record(tmp_path: Path) -> Callable[..., Path]:
         ({"model": "~nouser/x/y"}, "only the name of the model's folder is recorded"),
         ({"model": 5}, "is not text"),
         ({"images": ["p" * 5000]}, "is not in"),
-        ({"images": ["../a.png"]}, "is no name of an image"),
+        ({"images": ["../a.png"]}, "is no name of a source image"),
         ({"matrix": {"size": ["1:1", "2:1"]}}, "the record asks for several"),
         ({"n": 2}, "the record asks for several"),
         ({"custom_id": "../a"}, "cannot name a job"),

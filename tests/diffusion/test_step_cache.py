@@ -12,7 +12,7 @@ from hyimg_cli.diffusion.denoise import Track, denoise
 from hyimg_cli.diffusion.guidance import CFG
 from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.diffusion.step_cache import VelocityCache
-from hyimg_cli.spec.step_cache import StepCache
+from hyimg_cli.spec.step_cache import StepCache, count_full
 
 # Full steps as published code has them, by steps, interval, first and tail.
 PUBLISHED = {
@@ -39,7 +39,7 @@ def test_full_steps_are_the_published_ones(
     steps, interval, first, tail = numbers
     rule = StepCache(interval, first=first, tail=tail)
     assert [n for n, is_full in enumerate(rule.full_steps([0] * steps)) if is_full] == full
-    assert rule.count_full(steps) == len(full)
+    assert count_full(rule, steps) == len(full)
 
 
 def twin_of_the_rule(rule: StepCache, networks: Sequence[object]) -> list[bool]:
@@ -185,5 +185,5 @@ def test_rows_of_a_batch_keep_their_own_schedule() -> None:
     for number, rule in enumerate(rules):
         (alone,), forwards = drawn([number])
         assert torch.equal(alone, together[number])
-        full = 12 if rule is None else rule.count_full(12)
+        full = count_full(rule, 12)
         assert len(forwards) == sum(number in one for one in asked) == full

@@ -23,7 +23,7 @@ from hyimg_cli.memory import present
 from hyimg_cli.memory.footprint import need
 from hyimg_cli.models import registry
 from hyimg_cli.quality import backbones
-from hyimg_cli.spec.run import (
+from hyimg_cli.settings.run import (
     BatchConfig,
     CacheConfig,
     ModelChoice,

@@ -10,7 +10,7 @@ import torch
 
 from hyimg_cli.doctor import kernels
 from hyimg_cli.doctor.check import Check, Subject
-from hyimg_cli.spec.run import ModelChoice, OutputConfig, Quantization, RunConfig
+from hyimg_cli.settings.run import ModelChoice, OutputConfig, Quantization, RunConfig
 
 pytest.importorskip("triton", reason="without Triton nothing is built")
 

@@ -21,10 +21,10 @@ from hyimg_cli.journal.keys import precision
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import PromptEmbedding
 from hyimg_cli.pipelines.video import stages
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import Size, VideoJob
-from hyimg_cli.spec.run import ModelChoice
 from hyimg_cli.tiling.tiles import TileAxis, Tiling
 
 WIDTH = 8

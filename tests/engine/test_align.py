@@ -22,10 +22,10 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.align import Origin, aligned
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import Decoded
+from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.events import JobDone
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
-from hyimg_cli.spec.run import BatchConfig, OutputConfig, RunConfig
 
 WIDE = Size(47, 88)  # 48 x 90, at the area of 64 x 64
 

@@ -25,8 +25,8 @@ from hyimg_cli.models.hunyuan_image3.graphs import BUCKETS, DecodeGraphs, Decode
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import Decoded
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import ModelChoice
 
 # Both ways add up in another order, in float32: four layers of it.
 NEAR = {"rtol": 1e-4, "atol": 1e-4}

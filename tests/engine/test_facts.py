@@ -26,10 +26,10 @@ from hyimg_cli.journal.keys import ReplicaFacts, by_graphs, job_keys, precision
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.watch import Limits
+from hyimg_cli.settings.run import ModelChoice, OutputConfig, ParallelConfig, Place, RunConfig
 from hyimg_cli.spec.events import Event, JobStarted, ReplicaDied
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import ModelChoice, OutputConfig, ParallelConfig, Place, RunConfig
 
 GPU, BARE = Place(has_gpu=True, has_triton=True), Place(has_gpu=False, has_triton=False)
 

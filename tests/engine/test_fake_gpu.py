@@ -23,7 +23,7 @@ from hyimg_cli.models.hunyuan_image3 import card, row_chunks
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.vae import Vae
 from hyimg_cli.pipelines.image.sampling import Draw, choose
-from hyimg_cli.spec.run import Place
+from hyimg_cli.settings.run import Place
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 pytest.importorskip("triton", reason="what runs on a GPU is written in Triton")

@@ -20,8 +20,8 @@ from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.pipelines.image import sources
 from hyimg_cli.pipelines.image.sources import EncodedSources
 from hyimg_cli.pipelines.image.stages import Decoded
+from hyimg_cli.settings.run import CacheConfig
 from hyimg_cli.spec.job import SizeRequest
-from hyimg_cli.spec.run import CacheConfig
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 pytest.importorskip("triton", reason="what runs on a GPU is written in Triton")

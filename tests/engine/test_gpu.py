@@ -27,9 +27,9 @@ from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.pipelines.image.think import DecodeLoop
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.quality.metrics import psnr
+from hyimg_cli.settings.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import DenoiseStep, JobDone, Outcome
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
-from hyimg_cli.spec.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
 
 NO_CACHE = CacheConfig()
 pytestmark = [

@@ -23,9 +23,9 @@ from hyimg_cli.models.hunyuan_image3.graphs import BUCKETS, DecodeGraphs, bucket
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import Decoded
+from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobDone, JobStarted, Prewarmed
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
 
 Compute = Callable[[], Tensor]
 
@@ -157,8 +157,8 @@ def test_whatever_a_capture_does_the_numbers_are_the_same(
         for other in others:
             assert picture.text == other.text
             assert np.array_equal(picture.pixels, other.pixels)
-            assert not [note for note in other.notes if "graph" in note]
-        assert told[0] in picture.notes
+            assert not [note for note in other.warnings if "graph" in note]
+        assert told[0] in picture.warnings
 
 
 def test_only_texts_that_went_without_are_told(family: Any) -> None:
@@ -190,7 +190,7 @@ def test_steps_that_no_graph_can_hold_are_computed_and_told_once(
     for picture, other in zip(pictures, ends(jobs, with_graphs(family, None)), strict=True):
         assert picture.text == other.text
         assert np.array_equal(picture.pixels, other.pixels)
-        assert not [note for note in picture.notes if "graph" in note]
+        assert not [note for note in picture.warnings if "graph" in note]
 
 
 def test_where_no_step_can_be_captured_nothing_is_tried(

@@ -12,15 +12,18 @@ import torch
 from conftest import diagonal
 from engine.conftest import studio_of
 
+from hyimg_cli.errors import OutputError
+from hyimg_cli.kernels.transfer import Readback
 from hyimg_cli.kv.buffer import Buffer, Slice
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.memory.footprint import Together, needs
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import Decoded, ImageStages
+from hyimg_cli.pipelines.image.think import Decoding
 from hyimg_cli.pipelines.request import Lost
+from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.job import ImageJob, SizeRequest
-from hyimg_cli.spec.run import ModelChoice, OutputConfig, RunConfig
 
 SQUARE = SizeRequest(64, 64)
 Tell = Callable[..., Any]
@@ -286,8 +289,8 @@ def test_a_batch_that_does_not_fit_goes_on_in_halves(
     monkeypatch.setattr(family.network, "feed", small(3, feed))
     ends = _run(mixed, studio_of(family), 8, read_lag)
     assert _pixels(ends) == alone
-    noted = [e for e in ends.values() if isinstance(e, Decoded) and e.notes]
-    assert any("out of memory" in note for end in noted for note in end.notes)
+    noted = [e for e in ends.values() if isinstance(e, Decoded) and e.warnings]
+    assert any("out of memory" in note for end in noted for note in end.warnings)
 
 
 def test_a_fault_in_a_batch_fails_its_own_job_alone(
@@ -329,6 +332,62 @@ def test_a_failed_choice_is_made_again(
 
     monkeypatch.setattr(family.network, "text_logits", failing)
     ends = _run(mixed[:6], studio_of(family), 6, read_lag)
+    assert _pixels(ends) == expected
+
+
+@pytest.mark.parametrize("read_lag", [0, 1])
+@pytest.mark.parametrize("is_launched", [True, False])
+def test_tokens_that_cannot_be_read_fail_the_jobs_that_wait_for_them(
+    family: Any,
+    mixed: list[ImageJob],
+    alone: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    read_lag: int,
+    is_launched: bool,
+) -> None:
+    """Also where they are read because the next step has failed."""
+    logits, values, faults = family.network.text_logits, Readback.values, ["no ids this time"]
+    failing = iter([False, False, True])
+
+    def no_logits(hidden: Any) -> Any:
+        if not is_launched and next(failing, False):
+            raise RuntimeError("no logits this time")
+        return logits(hidden)
+
+    def no_ids(self: Readback) -> list[int]:
+        if faults and (is_launched or next(failing, None) is None):
+            raise OutputError(faults.pop(), code="output-image.test")
+        return values(self)
+
+    monkeypatch.setattr(family.network, "text_logits", no_logits)
+    monkeypatch.setattr(Readback, "values", no_ids)
+    ends = _run(mixed[:6], studio_of(family), 2, read_lag)
+    lost = {name: end.error for name, end in ends.items() if isinstance(end, Lost)}
+    assert 1 <= len(lost) <= 2
+    assert {getattr(error, "code", "") for error in lost.values()} == {"output-image.test"}
+    expected = {job.custom_id: alone[job.custom_id] for job in mixed[:6]}
+    assert _pixels(ends) == {name: px for name, px in expected.items() if name not in lost}
+
+
+@pytest.mark.parametrize("read_lag", [0, 1])
+def test_a_token_that_cannot_be_written_fails_its_own_job(
+    family: Any,
+    mixed: list[ImageJob],
+    alone: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    read_lag: int,
+) -> None:
+    accept, calls = Decoding.accept, iter(range(10**6))
+
+    def failing(self: Decoding, choice: Any, id_: int) -> None:
+        if next(calls) == 4:
+            raise RuntimeError("what follows it is not known")
+        accept(self, choice, id_)
+
+    monkeypatch.setattr(Decoding, "accept", failing)
+    ends = _run(mixed[:6], studio_of(family), 6, read_lag)
+    (lost,) = [name for name, end in ends.items() if isinstance(end, Lost)]
+    expected = {job.custom_id: alone[job.custom_id] for job in mixed[:6] if job.custom_id != lost}
     assert _pixels(ends) == expected
 
 
@@ -466,8 +525,8 @@ def test_branches_that_do_not_fit_wait_with_their_contexts(
     assert _pixels(dict(ends)) == expected
     assert [end.batch["denoise"] for end in ends.values()] == [2, 2, 2, 2, 1]
     assert [end.batch["think"] for end in ends.values()] == [5] * 5
-    assert "no memory to draw more than 2 together" in ends["0"].notes
-    assert not ends["4"].notes
+    assert "no memory to draw more than 2 together" in ends["0"].warnings
+    assert not ends["4"].warnings
 
 
 def test_memory_for_drawing_says_nothing_of_thinking(

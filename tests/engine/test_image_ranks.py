@@ -21,9 +21,7 @@ from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.pipelines import gpu_lock
 from hyimg_cli.pipelines.image import ranks as image_ranks
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline
-from hyimg_cli.spec.events import DenoiseStep, JobDone, JobFailed, ModelLoaded, Outcome
-from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import (
+from hyimg_cli.settings.run import (
     BatchConfig,
     FailurePolicy,
     ModelChoice,
@@ -31,6 +29,8 @@ from hyimg_cli.spec.run import (
     ParallelConfig,
     RunConfig,
 )
+from hyimg_cli.spec.events import DenoiseStep, JobDone, JobFailed, ModelLoaded, Outcome
+from hyimg_cli.spec.job import ImageJob
 
 NAMES = ("first", "second", "third")
 

@@ -13,8 +13,7 @@ from hyimg_cli.journal.keys import by_graphs, confirm_graphs, key_of, precision
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.footprint import needs
 from hyimg_cli.models import registry
-from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import (
+from hyimg_cli.settings.run import (
     BatchConfig,
     Graphs,
     ModelChoice,
@@ -22,6 +21,7 @@ from hyimg_cli.spec.run import (
     ParallelConfig,
     RunConfig,
 )
+from hyimg_cli.spec.job import ImageJob
 
 CONFIG = RunConfig(OutputConfig(Path()), model=ModelChoice(device="cpu"))
 

@@ -11,18 +11,17 @@ from typing import Any
 
 import pytest
 
+from hyimg_cli.engine.eta import Eta
 from hyimg_cli.engine.runner import examine, make_plan
-from hyimg_cli.engine.timing.left import TimeLeft
-from hyimg_cli.engine.timing.watch import Watch
 from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.manifest.texts import text_identity
 from hyimg_cli.memory.footprint import needs
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.texts import SharedTexts
 from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.run import OutputConfig, RunConfig
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Group
-from hyimg_cli.spec.run import OutputConfig, RunConfig
 
 SETTINGS = settle({}, {}, {})
 CONFIG = RunConfig(OutputConfig(Path("out")))
@@ -78,10 +77,10 @@ def test_who_follows_a_run_keeps_little_of_a_job() -> None:
     assert isinstance(group, Group)
     card = registry.model_card(group.model)
     with traced(count, most=285, peak=295):
-        watch, left = Watch(plan, CONFIG, began=0.0), TimeLeft(plan)
+        eta = Eta(plan, CONFIG)
         texts = SharedTexts(text_identity(job, card) for job in group.jobs)
         needed = needs(group.jobs, card, CONFIG)
-    assert (left.total, needed.jobs, watch is not texts) == (count, count, True)
+    assert (eta.total, needed.jobs, eta is not texts) == (count, count, True)
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -18,16 +18,15 @@ from hyimg_cli.memory.footprint import (
     footprint,
     held_weights,
     needs,
-    share_of,
     usable,
 )
 from hyimg_cli.memory.present import present
 from hyimg_cli.memory.room import batch_sizes
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import GeneratedText
+from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, ParallelConfig, RunConfig
 from hyimg_cli.spec.card import Working
 from hyimg_cli.spec.job import ImageJob, SizeRequest
-from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, ParallelConfig, RunConfig
 
 CONFIG = RunConfig(OutputConfig(Path()), model=ModelChoice(device="cpu", dtype="float32"))
 LARGE = Needs(40, JobBytes(context=10, branches=30, step=20, prefill=15), decode=25)
@@ -36,7 +35,7 @@ LARGE = Needs(40, JobBytes(context=10, branches=30, step=20, prefill=15), decode
 def test_counts_the_branches_of_a_job_without_text(family: Any, job: ImageJob) -> None:
     plain = replace(job, bot_task="none", size=SizeRequest(64, 64))
     layout = family.canvas(plain, [], GeneratedText()).layout
-    share, row = share_of(plain, family.card, CONFIG), 2 * family.card.activations["cpu"].row
+    share, row = needs([plain], family.card, CONFIG).share, 2 * family.card.activations["cpu"].row
     # float32 is twice the stored bfloat16
     assert share.branches == 2 * layout.live_stop * 2 * family.card.kv_bytes_per_token
     assert share.step == 2 * (layout.live_stop - layout.live_start) * row
@@ -52,7 +51,7 @@ def test_a_context_is_as_large_as_its_buffer(
     opening = family.prompter.opening(writes, shapes)
     room = family.prompter.text_budget(writes, opening.stop)
     buffer = family.new_buffer(opening.stop + room + 8)
-    assert share_of(writes, family.card, CONFIG).context == buffer.nbytes
+    assert needs([writes], family.card, CONFIG).share.context == buffer.nbytes
 
 
 @pytest.mark.parametrize(
@@ -119,7 +118,7 @@ def test_a_session_chooses_by_what_is_free(
 
 
 def test_a_job_that_cannot_be_counted_takes_nothing(family: Any, job: ImageJob) -> None:
-    assert share_of(replace(job, prompt="<img>"), family.card, CONFIG) == JobBytes()
+    assert needs([replace(job, prompt="<img>")], family.card, CONFIG).share == JobBytes()
     assert memory.free_bytes(family) > 0
     assert memory.peak_memory_mb(family.layer_devices) > 10
 
@@ -239,7 +238,7 @@ def test_the_plan_and_a_session_of_ranks_agree(
     held = registry.sequences(config.model.model).rank_bytes(2, "float32", "none")
     expected = held.first + ((2 * sets - 1) * held.other if device == "cpu" else 0)
     assert held_weights(large, config) == expected
-    one, alone = (share_of(job, large, each) for each in (config, CONFIG))
+    one, alone = (needs([job], large, each).share for each in (config, CONFIG))
     assert (one.context, one.branches * sets) == (alone.context, alone.branches)
 
 

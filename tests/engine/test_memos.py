@@ -11,9 +11,9 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3 import prompter as prompter_room
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
+from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobDone
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import BatchConfig, OutputConfig, RunConfig
 
 
 def _caches(jobs: list[ImageJob], out: Path) -> list[dict[str, dict[str, int]]]:

@@ -18,9 +18,9 @@ from hyimg_cli.memory.footprint import Together, prompt_tokens
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image import prewarm as module
 from hyimg_cli.pipelines.image.prewarm import Shape, prewarm, shape_of
+from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobDone, Prewarmed
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import BatchConfig, OutputConfig, RunConfig
 
 Tell = Callable[..., Any]
 

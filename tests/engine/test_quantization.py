@@ -20,7 +20,7 @@ from hyimg_cli.loading import packed
 from hyimg_cli.loading.checkpoint import TensorInfo
 from hyimg_cli.measure.bench.harness import compare
 from hyimg_cli.measure.bench.scenario import read_scenario
-from hyimg_cli.memory.footprint import footprint, share_of
+from hyimg_cli.memory.footprint import footprint, needs
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3 import card as card_module
 from hyimg_cli.models.hunyuan_image3.config import architecture
@@ -29,9 +29,9 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.quality.metrics import psnr
+from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.card import PICTURE_BYTES
 from hyimg_cli.spec.job import ImageJob, SizeRequest
-from hyimg_cli.spec.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
 
 FORMS = ("none", "fp8", "nf4")
 
@@ -135,7 +135,7 @@ def test_without_its_files_a_checkpoint_is_estimated_by_its_index(
 def test_memory_counts_the_jobs_that_work_together(job: ImageJob) -> None:
     card = replace(registry.model_card(registry.EMBEDDED), vae_bytes_per_pixel=1)
     jobs = [replace(job, custom_id=str(n)) for n in range(5)]
-    one = share_of(job, card, _config("fp8"))
+    one = needs([job], card, _config("fp8")).share
     alone, together = (footprint(jobs, card, _config("fp8", max_size=n)) for n in (1, 4))
     assert (alone.thinking, alone.drawing) == (1, 1)
     assert (together.thinking, together.drawing) == (4, 4)

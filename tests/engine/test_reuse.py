@@ -20,8 +20,8 @@ from hyimg_cli.models.protocols import Context, GeneratedText, LivePicture
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.branches import BranchBuilder
 from hyimg_cli.pipelines.image.prefixes import Prefixes
+from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.job import ImageJob, SizeRequest
-from hyimg_cli.spec.run import ReuseConfig
 
 REUSE, RECOMPUTE = ReuseConfig(), ReuseConfig(kv_reuse=False)
 SQUARE = SizeRequest(64, 64)

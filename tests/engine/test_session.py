@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from hyimg_cli.engine.session import Session
-from hyimg_cli.errors import Interrupted, JournalError, StorageError
+from hyimg_cli.errors import ConsecutiveErrors, Interrupted, JournalError, StorageError
 from hyimg_cli.journal.journal import RunFolder, outcome_to_json
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
-from hyimg_cli.pipelines.prefetch import WriteBehind
+from hyimg_cli.settings.run import BatchConfig, FailurePolicy, OutputConfig, RunConfig
 from hyimg_cli.spec.events import (
     PHASES,
     DenoiseStep,
@@ -33,7 +33,6 @@ from hyimg_cli.spec.events import (
     Outcome,
 )
 from hyimg_cli.spec.job import ImageJob, SizeRequest
-from hyimg_cli.spec.run import BatchConfig, FailurePolicy, OutputConfig, RunConfig
 
 Write = Callable[..., Path]
 
@@ -305,6 +304,81 @@ def test_fail_fast_stops_at_the_first_failure(jobs: list[ImageJob], tmp_path: Pa
     assert set(outcomes) == {"broken"}
 
 
+def _run_to_its_end(jobs: list[ImageJob], out: Path, **failure: Any) -> tuple[dict[str, str], str]:
+    """Status of each job that an event tells the end of, and the error that ended the run."""
+    config = RunConfig(
+        OutputConfig(out), batch=BatchConfig(prewarm=False), failure=FailurePolicy(**failure)
+    )
+    ended, why = {}, ""
+    with RunFolder(out) as folder:
+        try:
+            for event in Session(config).run(make_plan(jobs, registry.model_card), folder):
+                if isinstance(event, JobDone | JobFailed):
+                    ended[event.outcome.custom_id] = event.outcome.status
+        except ConsecutiveErrors as error:
+            why = f"{error.code}: {error}"
+        lines = {name: line["status"] for name, line in folder.results().items()}
+    assert ended == lines
+    return ended, why
+
+
+def test_so_many_errors_in_a_row_end_the_run_and_leave_the_rest(
+    jobs: list[ImageJob], tmp_path: Path
+) -> None:
+    broken = [replace(jobs[1], custom_id=f"b{n}", prompt="<img>", seed=n) for n in range(6)]
+    ended, why = _run_to_its_end(broken, tmp_path / "out", max_consecutive_errors=4)
+    assert list(ended.values()) == ["failed"] * 4
+    assert why.startswith(
+        "run.consecutive-errors: 4 errors in a row, all of them job.control-token: "
+    )
+    assert "<img>" in why
+    assert "--max-consecutive-errors 0" in why
+    ended, why = _run_to_its_end(broken, tmp_path / "on", max_consecutive_errors=0)
+    assert (len(ended), why) == (6, "")
+    ended, why = _run_to_its_end(broken, tmp_path / "more", max_consecutive_errors=7)
+    assert (len(ended), why) == (6, "")
+
+
+def test_a_success_between_errors_begins_the_count_anew(
+    jobs: list[ImageJob], tmp_path: Path
+) -> None:
+    """Also where it is drawn behind them: they fail as soon as they start."""
+    mixed = [
+        replace(jobs[1], custom_id=f"{n}", seed=n, prompt="x" if n == 2 else "<img>")
+        for n in range(6)
+    ]
+    ended, why = _run_to_its_end(mixed[:5], tmp_path / "out", max_consecutive_errors=3)
+    assert (ended["2"], len(ended), why) == ("done", 5, "")
+    ended, why = _run_to_its_end(mixed, tmp_path / "all", max_consecutive_errors=3)
+    assert (len(ended), why[:44]) == (5, "run.consecutive-errors: 3 errors in a row, a")
+
+
+def test_sources_that_cannot_be_read_are_not_counted(jobs: list[ImageJob], tmp_path: Path) -> None:
+    gone = [
+        replace(jobs[2], custom_id=f"{n}", images=(str(tmp_path / f"{n}.png"),)) for n in range(3)
+    ]
+    ended, why = _run_to_its_end(gone, tmp_path / "out", max_consecutive_errors=2)
+    assert (len(ended), why) == (3, "")
+
+
+def test_tries_that_would_be_repeated_are_counted_and_told(
+    jobs: list[ImageJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: Any) -> Any:
+        raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+
+    monkeypatch.setattr(HunyuanImage3, "opening", full)
+    some = [replace(jobs[1], custom_id=f"{n}", seed=n) for n in range(5)]
+    ended, why = _run_to_its_end(some, tmp_path / "a", max_retries=2, max_consecutive_errors=3)
+    assert list(ended.values()) == ["failed"] * 3
+    assert "3 errors in a row, all of them job.out-of-memory: tried to allocate 80 GiB" in why
+    ended, why = _run_to_its_end(some, tmp_path / "b", max_retries=2, max_consecutive_errors=7)
+    assert list(ended.values()) == ["failed"] * 5
+    assert "7 errors in a row" in why
+    ended, why = _run_to_its_end(some, tmp_path / "c", max_retries=1, fail_fast=True)
+    assert (list(ended.values()), why) == (["failed"] * 5, "")
+
+
 def test_a_full_disk_ends_the_run_with_one_clear_error(
     jobs: list[ImageJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,16 +392,9 @@ def test_a_full_disk_ends_the_run_with_one_clear_error(
     assert _run(jobs[1:2], tmp_path / "out")["plain"].status == "done"
 
 
-def test_what_is_drawn_when_the_journal_is_removed_has_its_line(
-    jobs: list[ImageJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_journal_that_is_removed_stops_the_run_and_the_next_one_makes_all(
+    jobs: list[ImageJob], tmp_path: Path
 ) -> None:
-    """The first line after it stops the run; pictures that wait for theirs get them too."""
-    finished = WriteBehind.finished
-
-    def late(self: Any, *, wait: bool) -> Any:
-        return finished(self, wait=True) if wait else ()
-
-    monkeypatch.setattr(WriteBehind, "finished", late)
     out = tmp_path / "out"
     plan = make_plan(jobs, registry.model_card)
     with RunFolder(out) as folder, Session(RunConfig(OutputConfig(out))) as session:
@@ -336,9 +403,8 @@ def test_what_is_drawn_when_the_journal_is_removed_has_its_line(
         (out / "results.jsonl").unlink()
         with pytest.raises(JournalError):
             list(events)
-    pictures = {path.stem for path in (out / "outputs").iterdir()}
-    assert RunFolder(out).results().keys() == pictures
-    assert len(pictures) > 1
+    assert RunFolder(out).results() == {}
+    assert {one.status for one in _run(jobs, out).values()} == {"done"}
 
 
 def test_lines_hold_what_the_conventions_name(jobs: list[ImageJob], tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from hyimg_cli.pipelines.image.memory_limits import MemoryLimits
 from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.pipelines.out_of_memory import Shortage
 from hyimg_cli.pipelines.request import Lost
+from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobDone, JobFailed, Outcome
 from hyimg_cli.spec.job import ImageJob, SizeRequest
-from hyimg_cli.spec.run import BatchConfig, OutputConfig, RunConfig
 
 FULL = torch.OutOfMemoryError("tried to allocate 80 GiB")
 
@@ -143,7 +143,7 @@ def test_a_decode_is_tried_again_without_the_shared_prefixes(
     monkeypatch.setattr(family, "decode_latents", full)
     ends = _run(jobs, studio_of(family, tree=tree), 4)
     assert _pixels(ends) == expected
-    assert "prefixes kept for other jobs" in " ".join(ends["0"].notes)  # type: ignore[union-attr]
+    assert "prefixes kept for other jobs" in " ".join(ends["0"].warnings)  # type: ignore[union-attr]
 
 
 def test_a_decode_waits_for_the_memory_of_others(
@@ -163,7 +163,7 @@ def test_a_decode_waits_for_the_memory_of_others(
     monkeypatch.setattr(family, "decode_latents", full)
     ends = _run(jobs, studio_of(family), 3, draw_size=2)
     assert _pixels(ends) == expected
-    noted = [name for name, end in ends.items() if "behind them" in str(end.notes)]  # type: ignore[union-attr]
+    noted = [name for name, end in ends.items() if "behind them" in str(end.warnings)]  # type: ignore[union-attr]
     assert noted == ["0", "1"]
 
 
@@ -226,6 +226,6 @@ def test_jobs_that_cannot_begin_wait_and_those_in_the_way_begin_anew(
     ends = _run(jobs, studio_of(family, tree=KVTree(10**9)), 4)
     assert not [end for end in ends.values() if isinstance(end, Lost)]
     assert _pixels(ends) == expected
-    notes = str([end.notes for end in ends.values() if isinstance(end, Decoded)])
+    notes = str([end.warnings for end in ends.values() if isinstance(end, Decoded)])
     assert ("began anew" in notes) == (room < 7), notes
     assert "no memory" in notes

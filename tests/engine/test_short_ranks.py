@@ -15,8 +15,8 @@ from hyimg_cli.models import registry
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.pipelines.request import Lost
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import ImageJob, SizeRequest
-from hyimg_cli.spec.run import ModelChoice
 
 # Rows of two pictures in a denoise step, with both branches, fit in; those of four do not.
 TWO_DRAW = 100
@@ -82,7 +82,7 @@ def test_a_short_rank_halves_its_batches(
     assert _pixels(ends) == expected
     batches = [end.batch["denoise"] for end in ends.values() if isinstance(end, Decoded)]
     assert batches == [2, 2, 2, 2]
-    notes = [note for end in ends.values() for note in end.notes]  # type: ignore[union-attr]
+    notes = [note for end in ends.values() for note in end.warnings]  # type: ignore[union-attr]
     assert any("out of memory" in note for note in notes)
     assert pool.member_pids == pids, "no rank has ended"
 

@@ -15,9 +15,9 @@ from hyimg_cli.media.images import SourceImage, read_image
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.pipelines.image.sources import EncodedSources, SourceEncoder, suits_prefetch
+from hyimg_cli.settings.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobDone, JobFailed, Outcome
 from hyimg_cli.spec.job import ImageJob, SizeRequest
-from hyimg_cli.spec.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
 
 Run = Callable[..., dict[str, Outcome]]
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import ExifTags, Image
 
 from hyimg_cli.cache import disk
 from hyimg_cli.engine.session import Session
@@ -20,9 +21,9 @@ from hyimg_cli.media.images import SourceImage, read_image
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.pipelines.image.sources import EncodedSources
+from hyimg_cli.settings.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobDone, JobFailed, Outcome
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
 
 
 @pytest.fixture
@@ -83,7 +84,21 @@ def test_pixels_are_the_same_off_cold_and_warm(
     assert _pixels(off) == _pixels(cold) == _pixels(warm)
     assert list(off[-1].cache["source_images"]) == ["memory_hits", "disk_hits", "misses"]
     assert (_counts(off), _counts(cold), _counts(warm)) == ((1, 0, 3), (1, 0, 3), (1, 3, 0))
-    assert [o.warnings for o in warm] == [o.warnings for o in off], "notes are kept with the rows"
+    assert [o.notes for o in warm] == [o.notes for o in off], "notes are kept with the rows"
+
+
+def test_how_a_picture_was_read_is_a_note_and_no_warning(
+    run: Callable[..., list[Outcome]], sources: tuple[str, ...]
+) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.new("RGB", (40, 80), "red").save(sources[0], exif=exif)
+    first, *_ = run(CacheConfig())
+    assert first.warnings == ()
+    assert first.notes == (
+        "EXIF orientation applied",
+        "80x40 fitted to 64x64: tiny-image knows 64x64; left and right cut off, 50% of the width",
+    )
 
 
 def test_a_damaged_entry_is_encoded_again_with_a_warning_in_one_line(
@@ -154,9 +169,9 @@ def test_whole_bytes_that_are_no_source_are_encoded_again(
     disk.DiskStore(tmp_path, 10**6).write(disk.SOURCE_IMAGES, key, b"foreign")
     kept = EncodedSources(CacheConfig(tmp_path))
     first, _ = kept.encoder(family, "print")(image)
-    assert [note for note in first.notes if "damaged" in note]
+    assert [note for note in first.warnings if "damaged" in note]
     again, _ = kept.encoder(family, "print")(image)
-    assert not [note for note in again.notes if "damaged" in note]
+    assert not [note for note in again.warnings if "damaged" in note]
     assert tuple(kept.counts().values()) == (1, 0, 1)
     assert encoded == ["digest"]
     fresh = EncodedSources(CacheConfig(tmp_path))

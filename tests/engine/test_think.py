@@ -13,9 +13,9 @@ from hyimg_cli.errors import JobError
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import Generated
+from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.events import ThinkToken
 from hyimg_cli.spec.job import ImageJob, SizeRequest
-from hyimg_cli.spec.run import ReuseConfig
 
 Tell = Callable[..., Any]
 

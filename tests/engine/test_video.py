@@ -31,6 +31,15 @@ from hyimg_cli.memory import present
 from hyimg_cli.memory.footprint import need
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import can_be_spread, takes_clips
+from hyimg_cli.settings.run import (
+    BatchConfig,
+    CacheConfig,
+    FailurePolicy,
+    ModelChoice,
+    OutputConfig,
+    ReuseConfig,
+    RunConfig,
+)
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import (
     PHASES,
@@ -48,15 +57,6 @@ from hyimg_cli.spec.events import (
     VideoFile,
 )
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
-from hyimg_cli.spec.run import (
-    BatchConfig,
-    CacheConfig,
-    FailurePolicy,
-    ModelChoice,
-    OutputConfig,
-    ReuseConfig,
-    RunConfig,
-)
 
 COLD = BatchConfig(prewarm=False)
 

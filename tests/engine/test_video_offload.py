@@ -13,9 +13,7 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.footprint import video_need
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.offload import Offload
-from hyimg_cli.spec.events import JobDone, JobFailed
-from hyimg_cli.spec.job import ImageJob, Size, VideoJob
-from hyimg_cli.spec.run import (
+from hyimg_cli.settings.run import (
     BatchConfig,
     ModelChoice,
     OutputConfig,
@@ -23,6 +21,8 @@ from hyimg_cli.spec.run import (
     ReuseConfig,
     RunConfig,
 )
+from hyimg_cli.spec.events import JobDone, JobFailed
+from hyimg_cli.spec.job import ImageJob, Size, VideoJob
 
 PLAIN = RunConfig(
     OutputConfig(Path("unused")),

@@ -26,9 +26,7 @@ from hyimg_cli.memory.footprint import video_need
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.video import ranks as video_ranks
 from hyimg_cli.pipelines.video.ranks import VideoRanks
-from hyimg_cli.spec.events import DenoiseStep, Event, JobDone, JobFailed, ModelLoaded, Outcome
-from hyimg_cli.spec.job import Size, VideoJob
-from hyimg_cli.spec.run import (
+from hyimg_cli.settings.run import (
     BatchConfig,
     FailurePolicy,
     ModelChoice,
@@ -37,6 +35,8 @@ from hyimg_cli.spec.run import (
     ReuseConfig,
     RunConfig,
 )
+from hyimg_cli.spec.events import DenoiseStep, Event, JobDone, JobFailed, ModelLoaded, Outcome
+from hyimg_cli.spec.job import Size, VideoJob
 
 COLD = BatchConfig(prewarm=False)
 TALL = Size(272, 48)

@@ -15,8 +15,8 @@ from engine.test_video import COLD, pixels, run
 from hyimg_cli.engine.session import Session
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline
+from hyimg_cli.settings.run import FailurePolicy, OutputConfig, ReuseConfig, RunConfig
 from hyimg_cli.spec.events import DenoiseStep
-from hyimg_cli.spec.run import FailurePolicy, OutputConfig, ReuseConfig, RunConfig
 
 STAGES: dict[str, tuple[type, str]] = {
     "encode": (FakeEncoder, "encode"),

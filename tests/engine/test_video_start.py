@@ -18,9 +18,9 @@ from tiny_video import write_start
 from hyimg_cli.engine.sources import seen
 from hyimg_cli.journal import keys
 from hyimg_cli.models.diffusers_video.wan import Wan
+from hyimg_cli.settings.run import CacheConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import Lora, Size, VideoJob
-from hyimg_cli.spec.run import CacheConfig, OutputConfig, RunConfig
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
+from hyimg_cli.settings.run import BatchConfig, CacheConfig, OutputConfig, ReuseConfig, RunConfig
 from hyimg_cli.spec.events import DenoiseStep, JobDone, JobFailed, Outcome
 from hyimg_cli.spec.job import Size, VideoJob
-from hyimg_cli.spec.run import BatchConfig, CacheConfig, OutputConfig, ReuseConfig, RunConfig
 
 COLD = BatchConfig(prewarm=False)
 PROMPTS = ("a dog on a beach", 'a sign that says "open"', "clouds")

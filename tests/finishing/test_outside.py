@@ -18,7 +18,7 @@ from hyimg_cli.finishing.registration import Motion
 from hyimg_cli.finishing.verdict import Measures, structure_of
 from hyimg_cli.journal.edited import told as line_of
 from hyimg_cli.media.images import fit_cover, stretch
-from hyimg_cli.spec.job import KeepOutside, Size
+from hyimg_cli.spec.job import Size
 
 AREA = 0.1e6
 
@@ -200,6 +200,28 @@ def test_a_region_limits_what_is_found_or_stands_for_it() -> None:
     assert np.abs(inside[0] - inside[1]).mean() > 10
 
 
+@pytest.mark.parametrize("mode", ["limit", "instead"])
+def test_an_edit_of_the_whole_in_a_region_stays_in_it(mode: str) -> None:
+    """Grey pixels of the region's mask, up to 127, are not allowed."""
+    night = made("night")
+    given = np.full(night.source.shape[:2], 127, np.uint8)
+    given[100:300, 200:400] = 128
+    edit, result = compared(night, given, mode=mode)
+    inside = given > 127
+    assert edit.kind == "local"
+    assert edit.mask.mean() == pytest.approx(inside.mean(), abs=0.01)
+    assert edit.spill == pytest.approx(1 - inside.mean(), abs=0.01)
+    assert bool(edit.reasons) == (mode == "limit"), "what else was edited is told"
+    assert np.array_equal(result.pixels[~inside], night.source[~inside])
+    assert not result.matte[~inside].any()
+    changed = np.abs(result.pixels.astype(int) - night.source).max(axis=2)
+    assert (changed[inside] > 5).mean() > 0.9
+    # A limit that leaves nothing out is none.
+    edit, result = compared(night, np.full_like(given, 255))
+    assert (edit.kind, edit.mask.mean(), edit.spill) == ("global", 1.0, 0.0)
+    assert result.matte.min() == 255
+
+
 def test_a_moved_redraw_is_moved_back() -> None:
     source = fitted(photograph("astronaut.png"), (384, 384))
     moved = np.asarray(
@@ -239,7 +261,7 @@ def test_a_redraw_that_moved_too_far_tells_how_far() -> None:
     assert edit.kind == "global"
     assert edit.reasons[-1].startswith("moved"), edit.reasons
     assert edit.motion == Motion()
-    moved = line_of(edit, KeepOutside())["moved"]
+    moved = line_of(edit)["moved"]
     assert moved["zoom"] == pytest.approx(256 / 240 - 1, abs=0.01)
 
 

@@ -22,12 +22,13 @@ from hyimg_cli.journal.bucket import BucketFolder, PartJournal, run_folder
 from hyimg_cli.journal.edited import finish, keep_redraw
 from hyimg_cli.journal.journal import RunFolder, resume
 from hyimg_cli.journal.keys import finishing_key
+from hyimg_cli.journal.past_run import recorded_names
 from hyimg_cli.media.carried import read_carried
 from hyimg_cli.media.images import stretch
+from hyimg_cli.settings.run import OutputConfig, RunConfig
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome, OutputFile, VideoFile
 from hyimg_cli.spec.job import KeepOutside
-from hyimg_cli.spec.run import OutputConfig, RunConfig
 
 PLACE = Path("s3://bucket/run")
 
@@ -116,17 +117,26 @@ def test_files_are_put_before_their_lines_and_all_is_read_again(endpoint: Endpoi
     assert bytes_of(PLACE / "outputs/a.png", 100) == b"a"
 
 
+@pytest.mark.usefixtures("endpoint")
+def test_names_of_results_are_found_there_made_or_planned() -> None:
+    with run_folder(PLACE) as folder:
+        folder._record([replace(done(folder, "Größe"), custom_id="a")])
+        planned = [{"custom_id": "a"}, {"custom_id": "b", "name": "{{ä}}"}, {"custom_id": "c"}]
+        folder.write_as_is([*planned, {"custom_id": "d", "name": "{width}"}, {"custom_id": "../e"}])
+    assert recorded_names(run_folder(PLACE)) == {"a": "Größe", "b": "{ä}", "c": "c"}
+
+
 def test_who_is_taken_for_dead_stops_at_its_next_line(endpoint: Endpoint) -> None:
     """It was frozen, and its lease ran out; no clock is asked."""
     system, root = remote.located("s3://bucket/run")
     first = PartJournal(system, root, "first")
-    first.append([("a", b'{"custom_id": "a"}\n')])
+    first.append([b'{"custom_id": "a"}\n'])
     second = PartJournal(system, root, "second")
     with pytest.raises(StorageError, match="another run writes here by now"):
-        first.append([("b", b'{"custom_id": "b"}\n')])
-    second.append([("c", b'{"custom_id": "c"}\n')])
+        first.append([b'{"custom_id": "b"}\n'])
+    second.append([b'{"custom_id": "c"}\n'])
     with pytest.raises(StorageError):
-        first.append([("b", b'{"custom_id": "b"}\n')])
+        first.append([b'{"custom_id": "b"}\n'])
     assert list(run_folder(PLACE).results()) == ["a", "c"]
 
 
@@ -142,7 +152,7 @@ def test_writers_that_take_over_from_each_other_lose_no_line_that_was_acknowledg
                 journal = PartJournal(system, root, f"{writer} {turn}")
                 for n in range(3):
                     name = f"{writer}-{turn}-{n}"
-                    journal.append([(name, json.dumps({"custom_id": name}).encode() + b"\n")])
+                    journal.append([json.dumps({"custom_id": name}).encode() + b"\n"])
                     acknowledged.append(name)
             except StorageError:
                 continue
@@ -299,6 +309,18 @@ def test_many_parts_are_joined_once_and_a_hole_is_told(
     system.rm_file("bucket/run/results/00000008.jsonl")
     with pytest.raises(OutputFolderError, match=r"part 00000008\.jsonl of the journal is missing"):
         run_folder(PLACE).results()
+
+
+@pytest.mark.usefixtures("endpoint")
+def test_without_credentials_it_is_said_how_to_set_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/dev/null")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    remote._system.cache_clear()
+    with pytest.raises(OSError, match="no credentials are set here: run aws configure"):
+        bytes_of(Path("s3://bucket/a.png"), 9)
 
 
 def test_what_is_read_is_kept_by_its_tag(

@@ -19,8 +19,8 @@ from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.media.carried import depth_fault, read_carried, region_of
 from hyimg_cli.media.images import own_numbers, pixel_digest, stretch, text_of
 from hyimg_cli.media.metadata import PictureFacts, Provenance
+from hyimg_cli.settings.run import OutputConfig
 from hyimg_cli.spec.job import Encoding, ImageJob, KeepOutside, Size, SizeRequest, TextSampling
-from hyimg_cli.spec.run import OutputConfig
 
 SIZE = Size(64, 96)
 FACTS = PictureFacts("tiny", Provenance("0.1.0", "abc"))
@@ -51,7 +51,7 @@ def job(path: Path, outside: KeepOutside | None = None, **more: Any) -> ImageJob
 
 def put_back(
     folder: Path, source: Path, *, is_whole: bool = False, keep_gps: bool = False,
-    metadata: bool = True, no_edit: bool = False,
+    metadata: bool = True, no_edit: bool = False, drift: float = 1,
     ink: tuple[int, int, int] = (40, 60, 210), **more: Any,
 ) -> tuple[Path, dict[str, Any]]:  # fmt: skip
     """A redraw that makes the disc blue (`ink`), or all of it dark, on the source in a file."""
@@ -62,6 +62,7 @@ def put_back(
         drawn = (drawn // 4).astype(np.uint8)
     elif not no_edit:
         drawn[np.hypot(y - 31.5, x - 44.5) < 14] = ink
+    drawn = np.clip(drawn * drift, 0, 255).astype(np.uint8)
     config = OutputConfig(folder, metadata=metadata, keep_gps=keep_gps)
     one = job(source, **more)
     with RunFolder(folder) as run:
@@ -180,10 +181,21 @@ def test_an_edit_of_the_whole_is_kept_or_fails(tmp_path: Path) -> None:
     path, edit = put_back(tmp_path / "out", source, is_whole=True)
     assert (edit["kind"], edit["outside_equal"]) == ("global", None)
     assert edit["reasons"]
+    assert edit["area"] == 1.0
     assert opened(path).shape == (101, 150, 3)
     fail = KeepOutside(on_global="fail")
     with pytest.raises(OutputError, match="whole picture was edited") as raised:
         put_back(tmp_path / "fail", source, is_whole=True, outside=fail)
+    # As its hint says: a region limits it.
+    limited = KeepOutside(on_global="fail", region="20,20,90,70", max_edited_area=0.3)
+    path, edit = put_back(tmp_path / "limited", source, is_whole=True, outside=limited)
+    assert (edit["kind"], edit["outside_equal"], edit["gates"]) == ("local", True, [])
+    own, found = opened(source), opened(path)
+    own[20:70, 20:90] = found[20:70, 20:90]
+    assert np.array_equal(own, found)
+    (said,) = edit_warnings(edit)
+    assert said.startswith("the whole picture was edited (")
+    assert said.endswith("): only the region was taken")
     assert raised.value.code == "outside.global"
     assert (tmp_path / "fail" / "outputs" / "a.plain.png").is_file()
     assert not (tmp_path / "fail" / "outputs" / "a.png").exists()
@@ -199,6 +211,22 @@ def test_gates_say_what_they_judge(tmp_path: Path) -> None:
         "max_spill 0.1",
     ]
     assert edit["spill"] > 0.3
+
+
+def test_a_gate_judges_what_the_result_changed_and_not_the_drift_that_was_undone(
+    tmp_path: Path,
+) -> None:
+    strict = KeepOutside(max_outside_change=0, max_edited_area=0.9)
+    source = saved(tmp_path, "RGB")
+    _, edit = put_back(tmp_path / "local", source, outside=strict, drift=1.06)
+    assert (edit["kind"], edit["gates"], edit["change"]) == ("local", [], {"mean_de": 0.0})
+    assert edit["redraw"]["mean_de"] > 2, "which is told apart"
+    _, edit = put_back(tmp_path / "whole", source, is_whole=True, outside=strict)
+    assert [text.split(":")[0] for text in edit["gates"]] == [
+        "max_outside_change 0",
+        "max_edited_area 0.9",
+    ]
+    assert edit["change"]["mean_de"] > 20
 
 
 def test_a_difference_outside_is_a_failure_and_the_redraw_stays(

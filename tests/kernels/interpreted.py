@@ -25,7 +25,7 @@ from hyimg_cli.kernels.routed import routed_experts
 from hyimg_cli.kernels.rowwise import PLAIN
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs
-from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.settings.run import ModelChoice
 
 
 def main() -> None:

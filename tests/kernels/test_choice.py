@@ -27,7 +27,7 @@ from hyimg_cli.kernels.choice import (
 from hyimg_cli.kernels.expert_table import ExpertRow, row_for
 from hyimg_cli.kernels.experts import plain_experts
 from hyimg_cli.kernels.formats import Format, empty_stack
-from hyimg_cli.spec.run import Quantization
+from hyimg_cli.settings.run import Quantization
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"

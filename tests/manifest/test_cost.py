@@ -1,14 +1,13 @@
-"""The cost of a plan, worked out by hand for jobs of known rows."""
+"""The cost of pictures, worked out by hand for jobs of known rows."""
 
 from collections.abc import Callable
 
-from hyimg_cli.manifest.cost import Cost, JobTokens, cost
-from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.spec.card import ModelCard
-from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.manifest.cost import Cost, JobTokens, job_cost, total_cost
+from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.step_cache import StepCache
 
-CardOf = Callable[[str], ModelCard]
+# Bytes of a row's K/V.
+WIDTH = 64
 # A prompt of 10 and a text of 5; the picture's branches of 20 begin with 15 and with 6 equal rows.
 WITH_TEXT = JobTokens(
     ar_prefill=10,
@@ -25,9 +24,8 @@ DISTILLED = WITH_TEXT._replace(
 )
 
 
-def test_one_job_by_hand(make_job: Callable[..., ImageJob], card_of: CardOf) -> None:
-    plan = make_plan([make_job(num_inference_steps=7)], card_of)
-    assert cost(plan, lambda job: WITH_TEXT, card_of).total == Cost(
+def test_one_job_by_hand(make_job: Callable[..., ImageJob]) -> None:
+    assert job_cost(make_job(num_inference_steps=7), WITH_TEXT, WIDTH) == Cost(
         jobs=1,
         denoise_steps=7,
         full_steps=7,
@@ -37,41 +35,32 @@ def test_one_job_by_hand(make_job: Callable[..., ImageJob], card_of: CardOf) -> 
         prefix_rows=(20 - 15) + (20 - 6),
         prefix_rows_unshared=40,
         denoise_rows=7 * 2 * 65,
-        kv_bytes_peak=(40 + 2 * 65) * 64,
+        kv_bytes_peak=(40 + 2 * 65) * WIDTH,
     )
 
 
-def test_a_step_cache_leaves_its_full_steps(
-    make_job: Callable[..., ImageJob], card_of: CardOf
-) -> None:
+def test_a_step_cache_leaves_its_full_steps(make_job: Callable[..., ImageJob]) -> None:
     job = make_job(num_inference_steps=20, step_cache=StepCache(3))
-    total = cost(make_plan([job], card_of), lambda job: WITH_TEXT, card_of).total
-    assert (total.denoise_steps, total.full_steps, total.denoise_rows) == (20, 9, 9 * 2 * 65)
+    one = job_cost(job, WITH_TEXT, WIDTH)
+    assert (one.denoise_steps, one.full_steps, one.denoise_rows) == (20, 9, 9 * 2 * 65)
 
 
 def test_a_job_without_text_and_guidance_shares_nothing(
-    make_job: Callable[..., ImageJob], card_of: CardOf
+    make_job: Callable[..., ImageJob],
 ) -> None:
-    total = cost(make_plan([make_job()], card_of), lambda job: DISTILLED, card_of).total
-    assert total.prefix_rows == total.prefix_rows_unshared == 20
-    assert total.denoise_rows == 4 * 65
+    one = job_cost(make_job(), DISTILLED, WIDTH)
+    assert one.prefix_rows == one.prefix_rows_unshared == 20
+    assert one.denoise_rows == 4 * 65
 
 
-def test_groups_add_up_and_the_peak_is_the_largest(
-    make_job: Callable[..., ImageJob], card_of: CardOf
-) -> None:
-    jobs = [make_job("a"), make_job("b", size=SizeRequest(96, 160)), make_job("c")]
-    rows = {"a": WITH_TEXT, "b": DISTILLED, "c": WITH_TEXT._replace(step_rows=100)}
-    costs = cost(make_plan(jobs, card_of), lambda job: rows[job.custom_id], card_of)
-    assert [(group.size_class, group.cost.jobs) for group in costs.groups] == [
-        ("auto", 2),
-        ("160x96", 1),
-    ]
-    assert costs.total.jobs == 3
-    assert costs.total.denoise_steps == 12
-    assert costs.total.denoise_rows == sum(group.cost.denoise_rows for group in costs.groups)
-    assert costs.total.kv_bytes_peak == (40 + 200) * 64 == costs.groups[0].cost.kv_bytes_peak
+def test_jobs_add_up_and_the_peak_is_the_largest(make_job: Callable[..., ImageJob]) -> None:
+    rows = (WITH_TEXT, DISTILLED, WITH_TEXT._replace(step_rows=100))
+    costs = [job_cost(make_job(), of_job, WIDTH) for of_job in rows]
+    total = total_cost(costs)
+    assert (total.jobs, total.denoise_steps) == (3, 12)
+    assert total.denoise_rows == sum(one.denoise_rows for one in costs)
+    assert total.kv_bytes_peak == (40 + 200) * WIDTH == costs[2].kv_bytes_peak
 
 
-def test_an_empty_plan_costs_nothing(card_of: CardOf) -> None:
-    assert cost(make_plan([], card_of), lambda job: WITH_TEXT, card_of).total == Cost()
+def test_no_jobs_cost_nothing() -> None:
+    assert total_cost([]) == Cost()

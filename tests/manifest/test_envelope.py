@@ -43,6 +43,18 @@ def wrapped(url: str, /, **body: Any) -> dict[str, Any]:
             {"task": "t2v", "prompt": "x", "num_frames": 9, "fps": 8, "x_sku": 4},
         ),
         (
+            wrapped(VIDEOS, prompt="x", input_reference={"image_url": "a.png"}),
+            {"task": "i2v", "prompt": "x", "images": ["a.png"]},
+        ),
+        (
+            wrapped(VIDEOS, prompt="x", task="i2v", images=["a.png", "b.png"]),
+            {"task": "i2v", "prompt": "x", "images": ["a.png", "b.png"]},
+        ),
+        (
+            wrapped(VIDEOS, prompt="x", image="a.png", num_frames=9),
+            {"task": "i2v", "prompt": "x", "image": "a.png", "num_frames": 9},
+        ),
+        (
             wrapped(PICTURES, prompt="x", output_format="jpeg", output_compression=80),
             {"task": "t2i", "prompt": "x", "format": "jpeg", "quality": 80},
         ),
@@ -69,6 +81,7 @@ def test_an_envelope_is_the_line_in_it(envelope: dict[str, Any], plain: dict[str
         ({"url": EDITS}, "body is null"),
         ({"body": {"prompt": "x"}}, "null is not an endpoint"),
         (wrapped(EDITS, prompt="x", task="t2i"), 'the endpoint is for it2i, the body says "t2i"'),
+        (wrapped(VIDEOS, prompt="x", task="t2i"), "the endpoint is for t2v and i2v, the body says"),
         (wrapped(EDITS, prompt="x", custom_id="b"), "custom_id is there twice"),
         (wrapped(PICTURES, prompt="x", quality="high"), 'quality is "high", which hyimg cannot'),
         (wrapped(PICTURES, prompt="x", stream=0), "stream is 0"),
@@ -97,7 +110,17 @@ def test_a_wrong_envelope_says_why(envelope: dict[str, Any], what: str) -> None:
             "bad-value",
             "stdin:1: image",
         ),
-        (wrapped(VIDEOS, prompt="x", images=["a.png"]), "foreign-field", "stdin:1: images"),
+        (
+            wrapped(VIDEOS, prompt="x", task="t2v", image="a.png"),
+            "foreign-field",
+            "stdin:1: images",
+        ),
+        (wrapped(VIDEOS, prompt="x", task="i2v"), "missing-field", "stdin:1: images"),
+        (
+            wrapped(VIDEOS, prompt="x", images=["a.png"], input_reference="b.png"),
+            "duplicate-field",
+            "stdin:1: image_path",
+        ),
     ],
 )
 def test_what_is_wrong_in_the_body_is_a_fault_of_its_field(

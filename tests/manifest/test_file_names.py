@@ -12,7 +12,6 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.file_names import path_of
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.resolved import job_to_json
-from hyimg_cli.settings.file_names import UNKNOWN
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.spec.job import Job
 
@@ -37,7 +36,7 @@ def examined(write_manifest: WriteManifest) -> Examined:
 
 
 def paths(jobs: list[Job]) -> list[str]:
-    return [path_of(job).replace(UNKNOWN, "?") for job in jobs]
+    return [path_of(job) for job in jobs]
 
 
 def told(faults: list[HyimgError]) -> list[tuple[str, str]]:
@@ -52,7 +51,7 @@ def test_by_default_a_file_has_the_id_of_its_job(examined: Examined) -> None:
 
 
 def test_every_field(examined: Examined, tmp_path: Path) -> None:
-    template = "{folder}/{stem}_{custom_id}_{seed}_{index:03}_{width}x{height}"
+    template = "{folder}/{stem}_{custom_id}_{seed}_{index:03}"
     jobs, faults = examined(
         A | {"id": "a", "images": ["in/deep/Foto ä (1).jpg", "other.png"], "seed": 5},
         A | {"id": "b", "seeds": [8, 9]},
@@ -62,11 +61,11 @@ def test_every_field(examined: Examined, tmp_path: Path) -> None:
     )
     assert not faults
     assert paths(jobs) == [
-        "in/deep/Foto ä (1)_a_5_001_?x?.png",
-        "b-0_b-0_8_002_?x?.png",
-        "b-1_b-1_9_003_?x?.png",
-        "c_c_1_004_64x32.mp4",
-        "d_d_6_005_?x?.png",
+        "in/deep/Foto ä (1)_a_5_001.png",
+        "b-0_b-0_8_002.png",
+        "b-1_b-1_9_003.png",
+        "c_c_1_004.mp4",
+        "d_d_6_005.png",
     ]
 
 
@@ -96,14 +95,14 @@ def test_the_folder_of_a_source_is_below_the_outputs(
 
 
 def test_a_line_and_a_resolved_line_say_a_name(examined: Examined) -> None:
-    lines = (A | {"id": "a", "name": "{custom_id}-{width}"}, A | {"id": "b", "images": "x{y}.png"})
+    lines = (A | {"id": "a", "name": "{custom_id}-x"}, A | {"id": "b", "images": "x{y}.png"})
     jobs, faults = examined(*lines, name="{stem}-{index}")
     assert not faults
-    assert paths(jobs) == ["a-?.png", "x{y}-2.png"]
+    assert paths(jobs) == ["a-x.png", "x{y}-2.png"]
     again, faults = examined(*map(job_to_json, jobs))
     assert not faults
     assert paths(again) == paths(jobs)
-    assert [job_to_json(job)["name"] for job in again] == ["{custom_id}-{width}", "x{{y}}-2"]
+    assert [job_to_json(job)["name"] for job in again] == ["{custom_id}-x", "x{{y}}-2"]
 
 
 def test_formats_have_their_suffixes(examined: Examined) -> None:
@@ -136,19 +135,11 @@ def test_both_lines_of_a_collision_are_named(examined: Examined) -> None:
     assert faults[0].hint == "add {custom_id} or {seed} to the name"
 
 
-def test_pictures_of_one_line_and_of_unknown_size(examined: Examined) -> None:
-    jobs, faults = examined(
-        A | {"id": "a", "n": 3, "name": "same"},
-        A | {"id": "b", "name": "{width}"},
-        A | {"id": "c", "name": "{width}"},
-        FILM | {"id": "d", "name": "{width}"},
-    )
-    assert [job.custom_id for job in jobs] == ["b", "d"]
-    assert told(faults) == [
-        ("jobs.jsonl:1: name", '"same.png" is another file of this line'),
-        ("jobs.jsonl:3: name", '"?.png" is the file of jobs.jsonl:2'),
-    ]
-    assert faults[1].hint.endswith("sizes are known once a picture is drawn")
+def test_pictures_of_one_line_are_numbered_as_their_ids(examined: Examined) -> None:
+    jobs, faults = examined(A | {"id": "a", "n": 3, "name": "same"}, A | {"id": "b"})
+    assert [job.custom_id for job in jobs] == ["a-0", "a-1", "a-2", "b"]
+    assert paths(jobs)[:3] == ["same-0.png", "same-1.png", "same-2.png"]
+    assert not faults
 
 
 def test_a_name_that_is_none_is_told_with_its_line(examined: Examined) -> None:

@@ -257,6 +257,18 @@ def test_one_fault_each(fields: dict[str, Any], code: str, place: str) -> None:
     assert fault.exit_code == 2
 
 
+@pytest.mark.parametrize("images", [{}, {"images": ["a.png"]}])
+@pytest.mark.parametrize("model", [{}, {"model": "owner/BAGEL"}])
+def test_a_negative_prompt_makes_no_video_of_a_picture(
+    images: dict[str, Any], model: dict[str, Any]
+) -> None:
+    fault = only_fault(negative_prompt="blur", **images, **model)
+    assert fault.what == "no picture model takes a negative prompt"
+    assert "task" not in fault.hint
+    # Frames are of a video alone: the task may have been forgotten.
+    assert 'set "task": "t2v"' in only_fault(num_frames=5).hint
+
+
 @pytest.mark.parametrize(
     "custom_id",
     [
@@ -442,6 +454,20 @@ def test_json_over_several_lines_is_one_fault() -> None:
     entries = [{"prompt": "a"}, {"prompt": "b"}]
     assert found(read(json.dumps(entries, indent=1))) == {("not-json-lines", "stdin")}
     assert found(read(json.dumps(entries[0], indent=1))) == {("not-json-lines", "stdin")}
+
+
+def test_a_file_that_is_no_json_lines_is_read_no_further() -> None:
+    """Each faulty line takes a thousand bytes, however short it is."""
+    manifest = read(line() + "x\n" * 3000)
+    assert (len(manifest.lines), len(manifest.faults)) == (1, 1001)
+    assert ("not-json-lines", "stdin") in found(manifest)
+    mixed = read(("x\n" * 900 + line()) * 2)
+    assert (len(mixed.lines), len(mixed.faults)) == (2, 1800)
+
+
+def test_a_line_of_many_bytes_is_not_parsed() -> None:
+    assert found(read("[" + "1," * 5_000_000)) == {("too-long", "stdin:1")}
+    assert not read(line(prompt="x" * 5_000_000)).faults
 
 
 def test_byte_order_mark_carriage_returns_and_blank_lines_do_no_harm() -> None:

@@ -1,11 +1,14 @@
 """A file's id depends on its name alone, is fit for any disk, and is no other file's."""
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyimg_cli.manifest.names import ids_of_files, in_id
+from hyimg_cli.manifest.names import ids_of_files, in_id, names_of_files
 from hyimg_cli.media.images import SUFFIXES
+from hyimg_cli.settings.file_names import fault_of, folded
 from hyimg_cli.settings.kinds import is_custom_id
 
 ENDINGS = sorted({suffix for one in SUFFIXES for suffix in (one, one.upper())})
@@ -48,6 +51,51 @@ def test_ids_stay_when_files_come_or_go(names: list[str], data: st.DataObject) -
     for name in some:
         if in_any_case.count(name.casefold()) == 1:
             assert part[name] == whole[name]
+
+
+def names(*files: str, recorded: Mapping[str, str] | None = None) -> list[str]:
+    found = names_of_files(ids_of_files(files, SUFFIXES), recorded or {})
+    return [found[file] for file in files]
+
+
+@given(FILES)
+def test_results_have_names_of_their_own_that_any_disk_takes(files: list[str]) -> None:
+    found = names(*files)
+    assert not [name for name in found if fault_of(name)]
+    assert len({folded(name) for name in found}) == len(files)
+
+
+@given(FILES, st.data())
+def test_names_of_results_that_are_there_stay(files: list[str], data: st.DataObject) -> None:
+    """Whichever pictures came first; those that come later get other names."""
+    ids = ids_of_files(files, SUFFIXES)
+    some = data.draw(st.lists(st.sampled_from(files), unique=True) if files else st.just([]))
+    first = names_of_files({file: ids[file] for file in some}, {})
+    later = names_of_files(ids, {ids[file]: name for file, name in first.items()})
+    assert {file: later[file] for file in some} == first
+    assert len({folded(name) for name in later.values()}) == len(files)
+
+
+def test_results_are_called_as_people_called_their_pictures() -> None:
+    assert names("Größe A\u0308.png", "Foto ä (1).jpg", "日本/b c.webp", "red-circle.png") == [
+        *("Größe \u00c4", "Foto ä (1)", "日本/b c", "red-circle")
+    ]
+    assert names('a"b?.jpg', "-rf.jpg", "x/-y.jpg", "tab\there.jpg") == [
+        *("a_b_", "_rf", "x/_y", "tab_here")
+    ]
+    assert names("cat.jpg", "cat.png", "Cat.webp", "CAT.JPG") == [
+        *("cat-jpg", "cat-png", "Cat-webp", "CAT")
+    ]
+    (long,) = names(f"{'ä' * 150}.jpg")
+    assert len(long) < 100
+
+
+def test_names_of_an_earlier_version_and_of_several_results_stay() -> None:
+    (own,) = ids("Größe.png")
+    assert names("Größe.png", recorded={own: own}) == [own]
+    assert names("Größe.png", recorded={f"{own}-0": "Größe-0", f"{own}-1": "Größe-1"}) == ["Größe"]
+    assert names("a.jpg", "a.png", recorded={"a-png": "a"}) == ["a-jpg", "a"]
+    assert names("a.jpg", recorded={"another": "A"}) == ["a-jpg"]
 
 
 @given(FILES)

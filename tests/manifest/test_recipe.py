@@ -16,9 +16,10 @@ from hyimg_cli.manifest.fields import AR_FIELDS
 from hyimg_cli.manifest.manifest import Manifest, read_manifest
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.resolved import size_text
+from hyimg_cli.settings.option import CHECKPOINT
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.settings.recipe import read_recipe
-from hyimg_cli.settings.table import CHECKPOINT, SETTINGS
+from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -168,8 +169,11 @@ def test_flags_that_are_no_settings_are_our_own_mistake() -> None:
         ("[sampling]\nseed = true", "run.toml: sampling.seed", "whole number"),
         ("[sampling]\nsize = 5", "run.toml: sampling.size", "auto"),
         ("[smapling]\nseed = 1", "run.toml", "sampling"),
-        ("seed = 1", "run.toml", "known here"),
-        ("[model]\nseed = 1", "run.toml: model.seed", ""),
+        ("seed = 1", "run.toml", "write seed below [sampling]"),
+        ("[model]\nseed = 1", "run.toml: model.seed", "write seed below [sampling]"),
+        ("[sampling]\nsteps = 4", "run.toml: sampling.steps", "write num_inference_steps below"),
+        ("steps = 4", "run.toml", "write num_inference_steps below [sampling]"),
+        ("x = 1", "run.toml", "known here"),
         ("[model", "run.toml", ""),
     ],
 )

@@ -139,12 +139,21 @@ def test_a_line_read_back_is_the_same_job(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "weight"), [("@-0.5", -0.5), ("@-2", -2.0), ("@0", 0.0), ("", 1.0)]
+)
+def test_a_weight_is_the_one_that_is_written(text: str, weight: float) -> None:
+    job = only(I2V, lora=f"a.safetensors{text}")
+    assert job.lora == (Lora("a.safetensors", weight),)
+    assert only(I2V, lora=job_to_json(job)["lora"]).lora == job.lora
+
+
+@pytest.mark.parametrize(
     ("card", "lora", "word"),
     [
         (PAIR, "a.safetensors", "a pair of files"),
         (PAIR, "high=a.safetensors", "a pair of files"),
         (I2V, "low=a.safetensors", "one transformer"),
-        (I2V, "missing.safetensors", "no LoRA file"),
+        (I2V, "missing.safetensors", "LoRA file not found: missing.safetensors"),
         (I2V, "a.bin", "only safetensors"),
     ],
 )

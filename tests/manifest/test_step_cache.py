@@ -12,14 +12,15 @@ from hyimg_cli.journal.journal import job_key
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.resolved import job_to_json
-from hyimg_cli.manifest.video_cost import velocity_bytes
-from hyimg_cli.memory.footprint import share_of
+from hyimg_cli.memory.footprint import needs
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import configured
-from hyimg_cli.settings.kinds import BadValue, StepCacheText
+from hyimg_cli.settings.kinds import STEP_CACHE
 from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.values import BadValue
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.step_cache import StepCache
+from hyimg_cli.spec.work import video_work
 
 PICTURE = {"custom_id": "picture", "prompt": "a circle", "num_inference_steps": 20}
 VIDEO = {**PICTURE, "custom_id": "video", "task": "t2v"}
@@ -35,9 +36,9 @@ VIDEO = {**PICTURE, "custom_id": "video", "task": "t2v"}
     ],
 )
 def test_a_text_and_the_numbers_it_stands_for(text: str, rule: StepCache | None) -> None:
-    assert StepCacheText().parse(text) == rule
+    assert STEP_CACHE.read(text) == rule
     if rule is not None:
-        assert StepCacheText().read(str(rule)) == rule
+        assert STEP_CACHE.read(str(rule)) == rule
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_a_text_and_the_numbers_it_stands_for(text: str, rule: StepCache | None)
 )
 def test_what_is_no_step_cache(text: Any) -> None:
     with pytest.raises(BadValue):
-        StepCacheText().read(text)
+        STEP_CACHE.read(text)
 
 
 def resolved(
@@ -127,9 +128,12 @@ def test_what_it_keeps_is_in_the_forecast() -> None:
     assert isinstance(video, VideoJob)
     card, films = registry.model_card("tiny-image"), registry.video_card("tiny-video")
     config = configured(settle({"device": "cpu"}, {}, {}), Path("out"), None)
-    off = share_of(replace(picture, step_cache=None), card, config)
+    off = needs([replace(picture, step_cache=None)], card, config).share
     rows, columns = card.latent_grid(card.buckets[0].size)
-    more = share_of(picture, card, config).branches - off.branches
+    more = needs([picture], card, config).share.branches - off.branches
     assert more == 2 * 2 * card.latent_channels * rows * columns * 4
     frames, rows, columns = films.latent_grid(video.size, 9)
-    assert velocity_bytes(video, films) == 4 * films.latent_channels * frames * rows * columns * 4
+    assert (
+        video_work(video, films).velocity_bytes
+        == 4 * films.latent_channels * frames * rows * columns * 4
+    )

@@ -71,6 +71,16 @@ def test_what_spreadsheets_write(read: Read) -> None:
     assert manifest.lines[1].fields["custom_id"] == "a-0004"
 
 
+def test_columns_are_known_in_any_case(read: Read) -> None:
+    manifest = read("Custom ID,Prompt,IMAGE,x_Shelf\na,make it red,a.png,A17\n")
+    (line,) = manifest.lines
+    assert line.fields == {
+        "custom_id": "a", "prompt": "make it red", "images": ("a.png",), "task": "it2i"
+    }  # fmt: skip
+    assert line.extra_json == '{"x_Shelf": "A17"}'
+    assert found(read("Prompt,prompt\nx,y\n"))[0][0] == "duplicate-field"
+
+
 def test_faults_stand_at_the_line_where_their_record_begins(read: Read) -> None:
     text = 'prompt,seed,sede\n"two\nlines",1,\n"and\nmore",x,\nok,2,,,extra\n,3,\n'
     assert found(read(text)) == [

@@ -15,12 +15,13 @@ from hyimg_cli.manifest.manifest import Manifest, read_manifest
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
-from hyimg_cli.manifest.video_cost import tile_lengths, video_cost
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.settings.recipe import read_recipe
 from hyimg_cli.spec.card import ModelCard, TileRule, VideoCard, VideoDefaults
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
 from hyimg_cli.spec.plan import Group, VideoGroup
+from hyimg_cli.spec.work import film_bytes, video_work
+from hyimg_cli.tiling.tiles import Tiling, tile_plan
 
 CARD = VideoCard(
     model="tiny-video",
@@ -269,18 +270,18 @@ def test_groups_by_model_size_and_frames(card_of: Callable[[str], ModelCard]) ->
 def test_tiles_start_a_stride_apart(
     grid: tuple[int, int], tiles: tuple[list[int], list[int]]
 ) -> None:
-    assert tile_lengths(*grid, CARD.tiles) == tiles
+    plan = tile_plan(Tiling.of_card(CARD.tiles, CARD.pixels_per_cell), *grid)
+    rows, columns = tiles
+    assert [tile.shape for tile in plan.tiles] == [(row, one) for row in rows for one in columns]
 
 
-def test_what_a_group_takes(card_of: Callable[[str], ModelCard]) -> None:
+def test_what_videos_take() -> None:
     jobs, _ = resolved({}, {"seed": 2}, {"prompt": "other", "guidance_scale": 1, "steps": 10})
-    (group,) = make_plan(jobs, card_of).groups
-    assert isinstance(group, VideoGroup)
-    cost = video_cost(group, CARD)
-    assert cost.latent_grid == (31, 30, 53)
-    assert (cost.denoise_steps, cost.denoise_forwards) == (110, 210)
-    assert cost.tiles == (3, 5)
-    assert set(cost.tile_shapes) == {(16, 16), (16, 5), (6, 16), (6, 5)}
-    assert cost.prompts == 3
-    assert cost.latents_bytes == 32 * 31 * 30 * 53 * 4
-    assert video_cost(group, CARD, with_frames=True).disk_bytes > 5 * cost.disk_bytes
+    works = [video_work(job, CARD) for job in jobs]
+    assert {work.grid for work in works} == {(31, 30, 53)}
+    assert [(work.steps, work.forwards) for work in works] == [(50, 100), (50, 100), (10, 10)]
+    assert [job.texts for job in jobs] == [("a cat", ""), ("a cat", ""), ("other",)]
+    assert {work.latents_bytes for work in works} == {32 * 31 * 30 * 53 * 4}
+    pixels = sum(work.pixels for work in works)
+    assert pixels == 3 * 121 * 480 * 848
+    assert film_bytes(pixels, with_frames=True) > 5 * film_bytes(pixels, with_frames=False) > 0

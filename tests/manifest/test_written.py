@@ -147,6 +147,14 @@ def test_other_slips_are_named(
     assert (fault.where, fault.code) == (f"stdin:1: {place}", f"manifest.{code}")
 
 
+def test_a_ratio_that_the_model_lacks_is_named_of_an_edit_that_keeps_its_source(
+    card_of: Any, write_picture: Any
+) -> None:
+    edit = {"images": [str(write_picture())], "keep_outside": True, "ratio_index": 77}
+    jobs, (fault,) = read(card_of, LINE | edit)
+    assert (jobs, fault.where, fault.code) == ([], "stdin:1: ratio_index", "manifest.out-of-range")
+
+
 def test_a_line_whose_text_was_taken_out_says_so(card_of: Any) -> None:
     left = {name: value for name, value in LINE.items() if not name.startswith("cot_")}
     _, faults = read(card_of, left)

@@ -1,5 +1,6 @@
 """Distances of pictures and videos are those of their pixels."""
 
+import csv
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -137,3 +138,12 @@ def test_the_summary_has_mean_and_worst(tmp_path: Path) -> None:
     lines = (tmp_path / "d.csv").read_text().splitlines()
     assert lines[0] == "name,a,b,kind,frames,psnr,max_abs"
     assert lines[1] == "x,a.png,b.png,image,1,inf,0.0"
+
+
+def test_a_name_with_commas_and_quotes_is_one_cell_of_a_csv(tmp_path: Path) -> None:
+    name = 'a red, "round" one'
+    write_csv(tmp_path / "d.csv", [to_record(spread_of(name, psnr=20.0, max_abs=8), CHOSEN)])
+    text = (tmp_path / "d.csv").read_text()
+    assert '"a red, ""round"" one",a.png' in text
+    (row,) = csv.DictReader(text.splitlines())
+    assert (row["name"], row["psnr"]) == (name, "20.0")

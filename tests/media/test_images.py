@@ -21,10 +21,11 @@ from PIL import Image, ImageCms
 from hyimg_cli import files
 from hyimg_cli.errors import SourceImageError, StorageError
 from hyimg_cli.media import images
-from hyimg_cli.media.carried import depth_fault
+from hyimg_cli.media.carried import depth_fault, read_carried
 from hyimg_cli.media.images import (
     MAX_ASPECT,
     MAX_SOURCE_PIXELS,
+    cut_off,
     fit_cover,
     pixel_digest,
     probe_image,
@@ -244,6 +245,33 @@ def test_exif_orientation(save: Save, orientation: int) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["a.jpg", "a.tif", "a.webp", "a.avif"])
+def test_a_turned_pictures_head_says_the_size_it_is_read_in(save: Save, name: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    path = save(two_tone(size=(64, 32)), name, exif=exif)
+    assert read_image(path).pixels.shape == (64, 32, 3)
+    assert probe_image(path)[0] == probe_image(path, decode=False)[0] == Size(64, 32)
+    assert probe_image(path)[1] == read_image(path).notes == ("EXIF orientation applied",)
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp", "a.tif"])
+def test_a_changed_byte_is_found_alike_by_looking_and_by_reading(save: Save, name: str) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (64, 80, 3), dtype=np.uint8)
+    path = save(Image.fromarray(noise), name)
+    whole, found = path.read_bytes(), set()
+    for at in range(len(whole) // 8, len(whole), len(whole) // 8):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        verdicts = []
+        for look in (probe_image, read_image, read_carried):
+            with contextlib.suppress(SourceImageError):
+                look(path)
+                verdicts.append(look)
+        assert len(verdicts) in (0, 3), at
+        found.add(len(verdicts))
+    assert 0 in found or name != "a.png"
+
+
 @pytest.mark.parametrize("value", [0, 9, 65535])
 def test_an_impossible_orientation_is_none(save: Save, value: int) -> None:
     exif = Image.Exif()
@@ -449,6 +477,18 @@ def test_fitting_gives_exactly_the_size(height: int, width: int, high: int, wide
     fitted = fit_cover(pixels, Size(high, wide))
     assert fitted.shape == (high, wide, 3)
     assert (fitted == 77).all(), "no border comes in"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (Size(30, 40), "; left and right cut off, 25% of the width"),
+        (Size(40, 30), "; top and bottom cut off, 25% of the height"),
+        (Size(401, 400), ""),
+    ],
+)
+def test_what_fitting_cuts_off_is_said(source: Size, said: str) -> None:
+    assert cut_off(source, Size(8, 8)) == said
 
 
 def test_a_picture_that_fits_is_left_alone() -> None:

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, replace
 from typing import Any
 
+from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media.metadata import PictureFacts, PictureText, Provenance, picture_text
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest, TextSampling
 
@@ -21,17 +22,10 @@ JOB = ImageJob(
     bot_task="think",
     ar_seed=1,
     text=TextSampling(0.6, 1024, 0.95, 64),
+    metadata_json='{"path": "/home/me/secret"}',
+    extra_json='{"x_path": "/home/me/secret"}',
 )
-RESOLVED: dict[str, Any] = {
-    "custom_id": "cat-001",
-    "task": "it2i",
-    "prompt": JOB.prompt,
-    "images": list(JOB.images),
-    "model": JOB.model,
-    "seed": 42,
-    "metadata": {"path": "/home/me/secret"},
-    "x_path": "/home/me/secret",
-}
+LINE = public_line(JOB)
 FACTS = PictureFacts(
     model_name="HunyuanImage-3.0-Instruct",
     provenance=Provenance("0.1.0", "0123456789abcdef", {"dtype": "float32"}, {"torch": "2.11.0"}),
@@ -42,8 +36,8 @@ FACTS = PictureFacts(
 )
 
 
-def text_of(resolved: dict[str, Any] = RESOLVED, facts: PictureFacts = FACTS) -> PictureText:
-    return picture_text(JOB, resolved, facts, Size(height=768, width=1024), "cc")
+def text_of(line: dict[str, Any] = LINE, facts: PictureFacts = FACTS) -> PictureText:
+    return picture_text(JOB, line, facts, Size(height=768, width=1024), "cc")
 
 
 def settings_in(parameters: str) -> dict[str, str]:
@@ -82,16 +76,16 @@ def test_the_record_has_the_job_and_what_became_of_it() -> None:
 
 
 def test_nothing_of_the_machine_and_of_the_users_own_data_is_told() -> None:
-    resolved = RESOLVED | {"name": "secret/{width}"}
-    for text in asdict(text_of(resolved)).values():
+    line = public_line(replace(JOB, file_name="secret/{seed}"))
+    for text in asdict(text_of(line)).values():
         assert "/home" not in text
         assert "/models" not in text
         assert "secret" not in text
 
 
 def test_a_hub_id_is_no_path() -> None:
-    resolved = RESOLVED | {"model": "tencent/HunyuanImage-3.0-Instruct"}
-    record = json.loads(text_of(resolved).record)
+    line = public_line(replace(JOB, model="tencent/HunyuanImage-3.0-Instruct"))
+    record = json.loads(text_of(line).record)
     assert record["job"]["model"] == "tencent/HunyuanImage-3.0-Instruct"
 
 
@@ -102,14 +96,14 @@ def test_a_model_name_with_commas_stays_one_setting() -> None:
 
 def test_what_no_file_and_no_xml_can_hold_is_an_escape() -> None:
     name = "\udce4\uffff é 犬.png"
-    record = text_of(RESOLVED | {"images": [name]}).record
+    record = text_of(LINE | {"images": [name]}).record
     assert r"\udce4\uffff é 犬.png" in record
     assert json.loads(record)["job"]["images"] == [name]
 
 
 def test_an_edit_and_a_picture_from_nothing_are_told_apart() -> None:
     """The addresses whole, as IPTC's list has them."""
-    made = picture_text(replace(JOB, task="t2i"), RESOLVED, FACTS, Size(1, 1), "")
+    made = picture_text(replace(JOB, task="t2i"), LINE, FACTS, Size(1, 1), "")
     start = "http://cv.iptc.org/newscodes/digitalsourcetype/"
     assert text_of().source_type == f"{start}compositeWithTrainedAlgorithmicMedia"
     assert made.source_type == f"{start}trainedAlgorithmicMedia"

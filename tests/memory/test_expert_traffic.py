@@ -18,8 +18,8 @@ from hyimg_cli.memory.gpu_settings import refuse_unfollowed
 from hyimg_cli.memory.offload import Link, spare_bytes, traffic
 from hyimg_cli.memory.present import Present
 from hyimg_cli.models.registry import model_card
+from hyimg_cli.settings.run import ModelChoice, OutputConfig, ParallelConfig, Place, RunConfig
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import ModelChoice, OutputConfig, ParallelConfig, Place, RunConfig
 
 GB = 10**9
 LINK = Link(25e9, is_measured=False)

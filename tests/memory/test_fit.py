@@ -26,9 +26,7 @@ from hyimg_cli.memory.footprint import Need, footprint, need
 from hyimg_cli.memory.present import Present, present
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image import pipeline as pictures
-from hyimg_cli.spec.job import Job
-from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import (
+from hyimg_cli.settings.run import (
     OFFLOADS,
     BatchConfig,
     ModelChoice,
@@ -36,6 +34,8 @@ from hyimg_cli.spec.run import (
     ParallelConfig,
     RunConfig,
 )
+from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.plan import Plan
 
 GB = 10**9
 CPU = RunConfig(OutputConfig(Path()), model=ModelChoice(device="cpu", dtype="bfloat16"))
@@ -114,7 +114,7 @@ def says_plan(machine: Machine, order: Plan, config: RunConfig) -> bool:
     free = machine.free * (machine.gpus if config.model.device == "balanced" else 1)
     gb: Any = Fraction(free, GB)
     config = replace(config, batch=replace(config.batch, memory_gb=gb))
-    return not list(planning._too_large_lines(order, config, replicas_of(order, config)))
+    return not list(planning._too_large(order, config, replicas_of(order, config)))
 
 
 def says_doctor(config: RunConfig, *, is_video: bool) -> bool:

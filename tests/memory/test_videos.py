@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from hyimg_cli.loading.config import Config
 from hyimg_cli.memory.videos import CARDS, decode_bytes, fitting, video_needs
 from hyimg_cli.models.diffusers_video.card import _HUNYUAN_DECODE, WAN_DECODE
 from hyimg_cli.models.diffusers_video.work import hunyuan_forward, wan_forward
+from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.card import TileRule, VideoCard, VideoDefaults
 from hyimg_cli.spec.job import Size, VideoJob
-from hyimg_cli.spec.run import ModelChoice, OutputConfig, RunConfig
 
 GPU = ModelChoice(device="cuda", dtype="bfloat16")
 SMALL, LARGE = Size(480, 832), Size(720, 1280)
@@ -33,7 +34,7 @@ WAN = VideoCard(
         ("vae", 127_000_000),
     ),
     defaults=DEFAULTS,
-    forward=wan_forward({}),
+    forward=wan_forward(Config({}, "")),
     blocks=40,
     decode=WAN_DECODE,
 )
@@ -51,7 +52,7 @@ HUNYUAN = replace(
         ("transformer", 8_330_000_000),
         ("vae", 1_260_000_000),
     ),
-    forward=hunyuan_forward({}),
+    forward=hunyuan_forward(Config({}, "")),
     blocks=54,
     decode=_HUNYUAN_DECODE,
 )

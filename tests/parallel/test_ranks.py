@@ -9,10 +9,8 @@ import rank_tasks
 import torch
 
 from hyimg_cli.errors import MachineError
-from hyimg_cli.models import registry
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.parallel.wire import Numerics
-from hyimg_cli.spec.run import ModelChoice
 
 
 def test_a_task_runs_on_all_or_on_the_first_ranks(pool: RankPool) -> None:
@@ -72,5 +70,3 @@ def test_members_are_deterministic_where_rank_0_is(
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     assert Numerics.of_this_process().is_deterministic
-    registry.load(ModelChoice(device="cpu"))
-    assert told[-1] is False, "a model that is loaded without it takes it back"

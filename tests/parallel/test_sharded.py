@@ -34,8 +34,8 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.branches import BranchBuilder, Branches
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.run import Quantization
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import Quantization
 
 # Largest difference over the largest value; sums over ranks round in another order.
 BOUND = {torch.float32: 2e-5, torch.bfloat16: 6e-2}

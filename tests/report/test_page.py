@@ -31,9 +31,8 @@ def bench_entry(text: str = "invented") -> dict[str, Any]:
     figures = dict.fromkeys(SHARES, 0.5)
     one = {"psnr": 29.0, "ssim": None, "lpips": None, "max_abs": 9, **figures}
     worst = {"psnr_min": 29.0, "ssim_min": None, "lpips_max": None, "max_abs": 9, **figures}
-    row = {"note": text, "missing": [], "pictures": 1, **worst}
+    row = {"missing": [], "pictures": 1, **worst}
     variant = {"lifetime": "session", "settings": {"kv_reuse": text}}
-    part = {"custom_id": text, "stage": text, "where": text, "what": text}
     return {
         "name": text,
         "question": f"Does it change the pictures? {text}",
@@ -57,9 +56,8 @@ def bench_entry(text: str = "invented") -> dict[str, Any]:
         ],
         "precision": [
             {"name": f"{text} vs B, 8 steps", "by_job": {"job": one}, **row},
-            {"name": text, "by_job": {}, "note": "", "pictures": 0, "missing": [text]},
+            {"name": text, "by_job": {}, "pictures": 0, "missing": [text]},
         ],
-        "divergences": [{**part, "is_fault": True}, {**part, "is_fault": False}],
         "jobs": [{"custom_id": "job", "prompt": text}],
         "notes": [text],
         "lpips": text,

@@ -17,6 +17,7 @@ from hyimg_cli.errors import OutputFolderError, StorageError, UsageError
 from hyimg_cli.media.images import read_image
 from hyimg_cli.report import thumbnails
 from hyimg_cli.report.run_page import RunPage
+from hyimg_cli.report.single_file import single_file
 from hyimg_cli.report.thumbnails import SIDE, small
 
 HOSTILE = "</script><img src=x onerror=alert(1)> \u2028 \ud800 {{ 7 * 7 }}"
@@ -54,7 +55,7 @@ def out(tmp_path: Path) -> Path:
 
 def test_a_record_has_all_that_belongs_to_a_job(out: Path) -> None:
     text = "<think>The user wants blue.</think><recaption>A blue picture.</recaption>"
-    line = done("a", cot_text=text, warnings=["was slow"], attempt=2)
+    line = done("a", cot_text=text, warnings=["was slow"], notes=["was turned"], attempt=2)
     write_run(out, [line], [asked("a", guidance_scale=2.5, model="/models/big")])
     assert RunPage(out).refresh()
     (found,) = records(out)
@@ -65,7 +66,7 @@ def test_a_record_has_all_that_belongs_to_a_job(out: Path) -> None:
     ]
     assert found["texts"] == [["recaption", "A blue picture."], ["think", "The user wants blue."]]
     facts = [["steps", "20"], ["time", "1.25 s"], ["KV reuse", "hit"], ["attempt", "2"]]
-    assert found["facts"] == facts
+    assert found["facts"] == [*facts, ["note", "was turned"]]
     assert ["guidance_scale", "2.5"] in found["settings"]
     assert ["model", "big"] in found["settings"]
     assert found["phases"][-1] == ["waited before", "3.000 s"]
@@ -83,6 +84,23 @@ def test_the_index_counts_what_is_done_failed_and_left(out: Path) -> None:
     assert not any(name.startswith("size") for name, _ in found["environment"])
     # A result whose job the manifest no longer has stands behind all others.
     assert [one["place"] for one in records(out)] == [0, 1, 3]
+
+
+def test_what_is_beyond_a_gate_is_counted_and_a_redraw_is_linked(out: Path) -> None:
+    edit = {"kind": "none", "gates": [], "plain": "outputs/a b.plain.png"}
+    breach = {"kind": "global", "gates": ["max_edited_area 0.5: …"], "plain": "outputs/lost.png"}
+    picture(out / "outputs" / "a b.plain.png", 3)
+    write_run(out, [done("a", edit=edit), done("b", edit=breach)], [asked("a"), asked("b")])
+    RunPage(out).refresh()
+    found = index(out)
+    assert (found["done"], found["failed"], found["gated"]) == (2, 0, 1)
+    assert "gated" in single_file(out)
+    redraws = [one.get("redraw") for one in records(out)]
+    assert redraws == [{"name": "a b.plain.png", "link": "outputs/a%20b.plain.png"}, None]
+    # As in a run that goes on: the last line of a job counts.
+    write_run(out, [done("a", edit=edit), done("b", edit=breach), done("b", edit=edit)], [])
+    RunPage(out).refresh()
+    assert index(out)["gated"] == 0
 
 
 def test_a_page_is_the_same_however_it_was_made(out: Path) -> None:

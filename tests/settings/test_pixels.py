@@ -52,6 +52,7 @@ OTHER: dict[str, dict[str, str]] = {
     "checkpoint_every": {"checkpoint_every": "1"},
     "report": {"report": "off"},
     "fail_fast": {"fail_fast": "on"},
+    "max_consecutive_errors": {"max_consecutive_errors": "1"},
     "max_retries": {"max_retries": "3"},
     "skip_invalid": {"skip_invalid": "on"},
     "name": {"name": "{seed}/{custom_id}"},

@@ -12,12 +12,13 @@ import pytest
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal import keys
 from hyimg_cli.models import registry
-from hyimg_cli.settings.config import FILLED, configured, values_in_key
+from hyimg_cli.settings.config import configured, values_in_key
+from hyimg_cli.settings.option import InKey
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.settings.recipe import read_recipe
-from hyimg_cli.settings.table import SETTINGS, InKey
+from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.card import ChunkRule
-from hyimg_cli.spec.run import RunConfig
 
 # Where in RunConfig each setting goes, with a value off its default.
 FILLS: dict[str, tuple[str, Any]] = {
@@ -50,7 +51,7 @@ FILLS: dict[str, tuple[str, Any]] = {
     "prefix_cache_mb": ("batch.prefix_cache_mb", 8),
     "prefix_cache_host_mb": ("batch.prefix_cache_host_mb", 9),
     "prewarm": ("batch.prewarm", False),
-    "memory_gb": ("batch.memory_gb", 10),
+    "memory_gb": ("batch.memory_gb", 25.8),
     "gpu_memory_utilization": ("batch.gpu_memory_utilization", 0.5),
     "disk_cache_mb": ("cache.budget_mb", 11),
     "keep_quantized": ("cache.keeps_weights", True),
@@ -65,23 +66,24 @@ FILLS: dict[str, tuple[str, Any]] = {
     "frames": ("output.frames", "png"),
     "checkpoint_every": ("output.checkpoint_every", 6),
     "fail_fast": ("failure.fail_fast", True),
+    "max_consecutive_errors": ("failure.max_consecutive_errors", 13),
     "max_retries": ("failure.max_retries", 12),
+    "video_model": ("model.video_model", "other"),
+    "disk_cache": ("cache.disk_cache", False),
+    "report": ("output.report", False),
+    "skip_invalid": ("failure.skip_invalid", True),
+    "allow_model": ("model.allow_model", ("other",)),
+    "name": ("output.name", "{stem}-{seed}"),
 }
-# What is read before there is a configuration, and fields of it that are no user's to set.
+# Folders, which depend on more than their setting, and another spelling of one.
 BEFORE: dict[str, Any] = {
-    "video_model": "other",
     "cache_dir": "other",
-    "disk_cache": False,
     "output_dir": "other",
-    "report": False,
     "enable_cpu_offload": True,
-    "skip_invalid": True,
-    "allow_model": ("other",),
-    "name": "{stem}-{seed}",
 }
+# Fields that are no user's to set.
 NO_SETTING = {
-    *("output.folder", "output.only_texts", "cache.folder", "batch.prefetches_sources"),
-    "model.place",
+    *("output.only_texts", "batch.prefetches_sources", "model.place"),
     *("model.weights_cache", "model.expert_room"),
 }
 # How each setting that changes pixels stands in the resume key: the words of folders that exist.
@@ -207,8 +209,9 @@ def test_every_field_is_some_settings() -> None:
     config = configured(settle({}, {}, {}), Path("out"), Path("cache"))
     parts = {part.name: getattr(config, part.name) for part in fields(config)}
     places = {f"{name}.{field.name}" for name, part in parts.items() for field in fields(part)}
-    assert places == {place for place, _ in FILLS.values()} | NO_SETTING
-    assert {f"{part}.{field}" for part, field in FILLED.values()} == places - NO_SETTING
+    declared = {name: f"{row.table}.{row.attribute}" for name, row in SETTINGS.items()}
+    assert {name: declared[name] for name in FILLS} == {n: place for n, (place, _) in FILLS.items()}
+    assert {*declared.values()} == places - NO_SETTING
     assert (config.output.folder, config.cache.folder) == (Path("out"), Path("cache"))
 
 

@@ -20,8 +20,8 @@ from tiny_video import TINY_VIDEO
 
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.spec.run import ModelChoice
 
 # One scene for every motion, of every shape and five colours.
 SEEN = (

@@ -42,8 +42,8 @@ from hyimg_cli.journal.provenance import cores
 from hyimg_cli.memory.present import of_each
 from hyimg_cli.parallel.tie import tie_to
 from hyimg_cli.parallel.watch import Beat
+from hyimg_cli.settings.run import Place, RunConfig
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import Place, RunConfig
 from hyimg_cli.spec.units import counted
 
 # Messages of one replica that wait for the run to look at them, and of all that are read at once.

@@ -13,8 +13,8 @@ from hyimg_cli.journal.provenance import cores
 from hyimg_cli.memory.fit import judged
 from hyimg_cli.memory.present import available_bytes, copies_of, of_each, present
 from hyimg_cli.parallel.launch import Launched, launched, packed
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import RunConfig
 
 # Messages of one replica, and of all, that wait for the run to look at them.
 _WAITING = 64

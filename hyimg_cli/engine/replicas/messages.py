@@ -16,9 +16,9 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.journal.journal import Made
 from hyimg_cli.journal.keys import ReplicaFacts
 from hyimg_cli.parallel.watch import BEAT_S, Beat
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Event
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import RunConfig
 
 SESSION = "hyimg_cli.engine.session:Session"
 

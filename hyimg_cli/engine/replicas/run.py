@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Self
 
 from hyimg_cli.engine.choice import replicas_of
+from hyimg_cli.engine.failures import FailureLimit
 from hyimg_cli.engine.replicas.job_queue import JobQueue
 from hyimg_cli.engine.replicas.local import LocalProcesses
 from hyimg_cli.engine.replicas.messages import (
@@ -36,17 +37,16 @@ from hyimg_cli.errors import (
     HyimgError,
     Interrupted,
     JobError,
-    JournalError,
     MachineError,
     StorageError,
 )
 from hyimg_cli.journal.journal import JobFolder, Made
 from hyimg_cli.journal.keys import ReplicaFacts, key_of, source_digests
 from hyimg_cli.parallel.watch import LIMITS, AwakeClock, Beat, Limits, StepWatch
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Event, JobDone, JobFailed, Outcome, ReplicaDied
 from hyimg_cli.spec.job import Job, VideoJob
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.run import RunConfig
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,8 @@ class Replicas:
         """Every job of the plan, as in `Session.run`; only as many replicas as there are jobs.
 
         A replica that dies costs nobody a job: what it had begun runs once more, alone. Raises
-        MachineError where all of them died, and where the machine has not what they need.
+        MachineError where all of them died, and where the machine has not what they need, and
+        ConsecutiveErrors as a session does: also for those of one replica.
         """
         if not plan.jobs:
             return
@@ -121,17 +122,19 @@ class Replicas:
 
     def _worked(self, dispatcher: "_Dispatcher") -> Iterator[Event]:
         dispatcher.start()
+        limit = FailureLimit(self._config.failure)
         try:
             while dispatcher.is_busy:
                 dispatcher.dispatch()
                 for event in dispatcher.events():
                     yield event
-                    if isinstance(event, JobFailed) and self._config.failure.fail_fast:
+                    if limit.ends_run(event):
                         yield from dispatcher.drained()
+                        limit.raise_fault()
                         return
                 self._stop_if_asked()
         except HyimgError as error:
-            if isinstance(error, StorageError) and not isinstance(error, JournalError):
+            if isinstance(error, StorageError):
                 raise  # nothing more can be written
             number = error.exit_code - 128 if isinstance(error, Interrupted) else signal.SIGTERM
             yield from dispatcher.drained(number)
@@ -204,11 +207,8 @@ class _Dispatcher:
     def events(self) -> Iterator[Event]:
         """What replicas have to say, once it is on disk; waits for it."""
         said = self.transport.events(self._look_s)
-        now, fault, lost = self._clock(), None, set()
-        try:
-            self._store([(n, message) for n, message in said if isinstance(message, Told)])
-        except JournalError as error:  # behind the lines
-            fault = error
+        now, lost = self._clock(), set()
+        self._store([(n, message) for n, message in said if isinstance(message, Told)])
         for number, message in said:
             worker = self._workers[number]
             if number not in lost:
@@ -216,8 +216,6 @@ class _Dispatcher:
                 yield from self._taken(worker, message)
                 if not worker.is_up and not isinstance(message, Beat | Waits):
                     lost.add(number)
-        if fault is not None:
-            raise fault
         yield from self._watched()
 
     def drained(self, number: int = signal.SIGTERM) -> Iterator[Event]:

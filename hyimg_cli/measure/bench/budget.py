@@ -26,13 +26,12 @@ Metrics = Sequence[Metric]
 
 @dataclass(frozen=True)
 class DistanceRow:
-    """One pair of runs, picture by picture. `note` says what a reader must know of it; `missing`
-    have no picture on one side, or one of another size.
+    """One pair of runs, picture by picture. `missing` have no picture on one side, or one of
+    another size.
     """
 
     name: str
     distances: Mapping[str, Distance]
-    note: str = ""
     missing: tuple[str, ...] = ()
 
     def values(self, metric: str) -> list[Any]:
@@ -68,7 +67,7 @@ class DistanceRow:
         }
         worst = self.worst() if by_job else {"pictures": 0}
         missing = list(self.missing)
-        return {"name": self.name, "note": self.note, **worst, "missing": missing, "by_job": by_job}
+        return {"name": self.name, **worst, "missing": missing, "by_job": by_job}
 
     def worst(self) -> dict[str, Any]:
         """The furthest of all jobs in each measure, and the median PSNR."""
@@ -84,9 +83,7 @@ class DistanceRow:
         }
 
 
-def row(
-    name: str, one: RunResult, other: RunResult, metrics: Metrics, note: str = ""
-) -> DistanceRow:
+def row(name: str, one: RunResult, other: RunResult, metrics: Metrics) -> DistanceRow:
     """The distances of two runs' pictures, for the jobs that both were given."""
     given = {o.custom_id for o in one.outcomes} & {o.custom_id for o in other.outcomes}
     found = run_pairs(one.folder, other.folder, by_frame=True)
@@ -99,7 +96,7 @@ def row(
         else:
             missing.append(pair.name)
     told = {job_of(name) for name in (*distances, *missing)}
-    return DistanceRow(name, distances, note, (*missing, *sorted(given - told)))
+    return DistanceRow(name, distances, (*missing, *sorted(given - told)))
 
 
 def bench_metrics(weights: Path | None) -> tuple[Metrics, str]:

@@ -1,12 +1,11 @@
 """One comparison from scenario to verdict.
 
     1 decide the text     A writes once; its tokens are forced into every run of both variants
-    2 look through        A and B once each, branches and steps recorded: where do they part?
-    3 time                per step count: warm-up, then A B A B ..; pictures kept
-    4 controls            other seed, other text, other source image, the same seed in a new session
-    5 judge
+    2 time                per step count: warm-up, then A B A B ..; pictures kept
+    3 control             other seed
+    4 judge
 
-Videos have no text stage and no source images: they take steps 3 to 5, frame by frame.
+Videos have no text stage: they take steps 2 to 4, frame by frame.
 """
 
 import shutil
@@ -16,17 +15,13 @@ from pathlib import Path
 
 from hyimg_cli.engine import runner
 from hyimg_cli.errors import JobError, UsageError
+from hyimg_cli.files import refuse_links
+from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.journal.past_run import output_files
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.measure.bench.budget import DistanceRow, Metrics, row
-from hyimg_cli.measure.bench.controls import (
-    LookedThrough,
-    looked_through,
-    same_work,
-    texts_of_others,
-    with_negatives,
-)
+from hyimg_cli.measure.bench.forced_text import Texts
 from hyimg_cli.measure.bench.runs import Run, RunResult, runs_of, shared_models
 from hyimg_cli.measure.bench.scenario import Scenario, Variant
 from hyimg_cli.measure.bench.verdict import FEWEST_RUNS, Comparison, Timed
@@ -35,9 +30,10 @@ from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import LoadModel
 from hyimg_cli.settings.config import configured
 from hyimg_cli.settings.precedence import Setting, settle
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import ImageJob, Job
-from hyimg_cli.spec.run import RunConfig
 
 Tell = Callable[[str], None]
 
@@ -61,6 +57,9 @@ def compare(
         if name in scenario.a.settings or name in scenario.b.settings:
             what = f"{name} is what sets the variants of {scenario.name} apart"
             raise UsageError(what, hint=f"leave --{name} and HYIMG_{name.upper()} out")
+    for name in ("runs", *VARIANTS):
+        with disk_errors(folder):
+            refuse_links(folder / name, folder)
     bench = _Bench(scenario, manifest, flags, folder / "runs", metrics, tell)
     try:
         return bench.carry_out()
@@ -89,29 +88,26 @@ class _Bench:
         both = self._jobs(scenario.a), self._jobs(scenario.b)
         jobs, plain = (_with_steps(own, scenario.main_steps) for own in both)
         configs = self._config(scenario.a), self._config(scenario.b)
-        looked = self._looked_through(configs, (_pictures(jobs), _pictures(plain)))
+        texts = self._decide_texts(configs[0], _pictures(jobs))
         with (
-            runs_of(scenario.a.lifetime, configs[0], looked.texts, self.load) as a,
-            runs_of(scenario.b.lifetime, configs[1], looked.texts, self.load) as b,
+            runs_of(scenario.a.lifetime, configs[0], texts, self.load) as a,
+            runs_of(scenario.b.lifetime, configs[1], texts, self.load) as b,
         ):
             timed = [self._timed(a, b, both, steps) for steps in scenario.steps]
             main = next((t for t in timed if t.steps == scenario.main_steps), timed[-1])
-            swaps = self._swaps((a, b), (jobs, plain), main)
             rivals = self._rivals(b, plain, timed) if scenario.least_psnr is not None else {}
         pairs, floors = self._rows_of(timed, main)
-        controls = self._controls(configs[0], jobs, looked, main.a[0])
+        other_seed = self._other_seed(configs[0], jobs, texts, main.a[0])
         self._keep(main)
         return Comparison(
             scenario=scenario,
             pairs=pairs,
             floors=floors,
-            controls=controls,
-            swaps=swaps,
+            other_seed=other_seed,
             rivals=rivals,
             timed=timed,
-            divergences=looked.divergences,
-            failures=list(dict.fromkeys([*looked.failures, *self.failures])),
-            same_work=() if scenario.same_work else same_work(main),
+            failures=list(dict.fromkeys(self.failures)),
+            same_work=() if scenario.same_work else _same_work(main),
             jobs=jobs,
             notes=self.notes,
             kept=self.scratch.parent,
@@ -158,27 +154,32 @@ class _Bench:
         # An MP4 loses what a comparison is about.
         return replace(config, output=replace(config.output, frames="png"))
 
-    def _looked_through(
-        self, configs: tuple[RunConfig, RunConfig], pictures: Sequence[Sequence[ImageJob]]
-    ) -> LookedThrough:
-        if not pictures[0]:
-            self.notes.append("videos: compared by frames; what is before them is not looked at")
-            return LookedThrough({})
-        self.tell(f"{len(pictures[0])} jobs; {self._labels[0]} writes the text for both")
-        is_lossy = self.scenario.least_psnr is not None
-        return looked_through(
-            configs, self._labels, pictures, self._place, self.load, is_lossy=is_lossy
-        )
+    def _decide_texts(self, config: RunConfig, pictures: Sequence[ImageJob]) -> Texts:
+        """The ids that A writes by itself, by job."""
+        if not pictures:
+            self.notes.append("videos: compared by frames")
+            return {}
+        label = self._labels[0]
+        self.tell(f"{len(pictures)} jobs; {label} writes the text for both")
+        with runs_of("session", config, {}, self.load) as run:
+            outcomes = self._run(label, run, pictures).outcomes
+        writers = {job.custom_id for job in pictures if job.writes_text}
+        return {
+            one.custom_id: one.cot_token_ids
+            for one in outcomes
+            if one.cot_token_ids and one.custom_id in writers
+        }
 
     def _timed(self, a: Run, b: Run, jobs: Sequence[Sequence[Job]], steps: int) -> Timed:
         """Warm-up apart, then A and B in turn. `jobs`: of each."""
-        turn = [(run, _with_steps(own, steps)) for run, own in zip((a, b), jobs, strict=True)]
-        for run, own in turn:
-            self._run(run, own)
+        own = [_with_steps(of_one, steps) for of_one in jobs]
+        turn = list(zip(self._labels, (a, b), own, strict=True))
+        for one in turn:
+            self._run(*one)
         turns = []
         for repeat in range(self.scenario.repeats):
             self.tell(f"{steps} steps: run {repeat + 1} of {self.scenario.repeats}")
-            turns.append([self._run(run, own) for run, own in turn])
+            turns.append([self._run(*one) for one in turn])
         return Timed(steps, *zip(*turns, strict=True))
 
     def _rivals(
@@ -191,19 +192,20 @@ class _Bench:
                 outcome.step_cache.full for outcome in one.a[0].outcomes if outcome.step_cache
             )
             self.tell(f"controls: {self._labels[1]} in {full} steps")
-            fewer = self._run(b, _with_steps(jobs, full))
+            fewer = self._run(self._labels[1], b, _with_steps(jobs, full))
             name = f"{self._labels[1]} in {full} steps, against {one.steps}"
-            found[one.steps] = self._row(name, one.b[0], fewer, "as many full steps as A has")
+            found[one.steps] = self._row(name, one.b[0], fewer)
         return found
 
-    def _run(self, run: Run, jobs: Sequence[Job]) -> RunResult:
-        """One run in a place of its own; what fails in any run is told in the verdict."""
-        result = run(jobs, self._place())
-        self.failures += result.failures
+    def _run(self, label: str, run: Run, jobs: Sequence[Job]) -> RunResult:
+        """One run in a folder of its own; what fails in any run is told in the verdict."""
+        self._count += 1
+        result = run(jobs, self.scratch / f"{self._count:04}")
+        self.failures += [f"{label} fails: {text}" for text in result.failures]
         return result
 
-    def _row(self, name: str, one: RunResult, other: RunResult, note: str = "") -> DistanceRow:
-        return row(name, one, other, self.metrics, note)
+    def _row(self, name: str, one: RunResult, other: RunResult) -> DistanceRow:
+        return row(name, one, other, self.metrics)
 
     def _rows_of(
         self, timed: Sequence[Timed], main: Timed
@@ -223,45 +225,15 @@ class _Bench:
         rows = [self._row(f"{label} twice", runs[0], other) for other in runs[1:] or runs]
         return min(rows, key=lambda one: one.psnr)
 
-    def _controls(
-        self, config: RunConfig, jobs: Sequence[Job], looked: LookedThrough, base: RunResult
-    ) -> dict[str, DistanceRow]:
-        """A with the same seed in a new session, another seed, and another text, against its own
-        timed run `base`.
-        """
-        self.tell("controls: same seed, other seed, other text")
-        label, texts = self._labels[0], looked.texts
+    def _other_seed(
+        self, config: RunConfig, jobs: Sequence[Job], texts: Texts, base: RunResult
+    ) -> DistanceRow:
+        """A with another seed, against its own timed run `base`."""
+        self.tell("control: other seed")
+        label = self._labels[0]
         reseeded = [replace(job, seed=(job.seed + 1) % 2**32) for job in jobs]
-        with runs_of("session", config, texts, self.load) as again:
-            same, differing = self._run(again, jobs), self._run(again, reseeded)
-        rows = {
-            "same seed": self._row(f"{label}, same seed twice, new session", base, same),
-            "other seed": self._row(f"{label}, other seed", base, differing),
-        }
-        swapped = texts_of_others(_pictures(jobs), texts)
-        if not swapped:
-            self.notes.append("different AR ids: no two jobs of one kind wrote different text")
-            return rows
-        with runs_of("session", config, {**texts, **swapped}, self.load) as swapping:
-            other = self._run(swapping, [job for job in jobs if job.custom_id in swapped])
-        note = "each job with the text of another of its kind"
-        return {**rows, "other text": self._row(f"{label}, different AR ids", base, other, note)}
-
-    def _swaps(
-        self, both: tuple[Run, Run], jobs: Sequence[Sequence[Job]], main: Timed
-    ) -> dict[str, DistanceRow]:
-        """Each variant with every source image turned into its negative, same text, same noise."""
-        edits = [[job for job in _pictures(own) if job.images] for own in jobs]
-        if not edits[0]:
-            self.notes.append("no job has a source image: nothing to swap")
-            return {}
-        self.tell("controls: other source images")
-        folder, bases = self.scratch / "negatives", (main.a[0], main.b[0])
-        changed = [_with_steps(with_negatives(own, folder), main.steps) for own in edits]
-        return {
-            label: self._row(f"{label}, other source image", base, self._run(run, own))
-            for label, run, base, own in zip(self._labels, both, bases, changed, strict=True)
-        }
+        with runs_of("session", config, texts, self.load) as run:
+            return self._row(f"{label}, other seed", base, self._run(label, run, reseeded))
 
     def _keep(self, main: Timed) -> None:
         """The first timed pictures of both variants, under equal names in `A` and `B`."""
@@ -274,10 +246,6 @@ class _Bench:
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy)
 
-    def _place(self) -> Path:
-        self._count += 1
-        return self.scratch / f"{self._count:04}"
-
 
 def _pictures(jobs: Sequence[Job]) -> list[ImageJob]:
     return [job for job in jobs if isinstance(job, ImageJob)]
@@ -285,3 +253,27 @@ def _pictures(jobs: Sequence[Job]) -> list[ImageJob]:
 
 def _with_steps(jobs: Sequence[Job], steps: int) -> list[Job]:
     return [replace(job, num_inference_steps=steps) for job in jobs]
+
+
+def _same_work(timed: Timed) -> tuple[str, ...]:
+    """The jobs for which both variants report the same counts: nothing sets them apart there."""
+    ours, theirs = (
+        {one.custom_id: _counts(one) for one in runs[-1].outcomes} for runs in (timed.a, timed.b)
+    )
+    same = [name for name in ours if ours[name] == theirs.get(name)]
+    # Some jobs may have nothing to share; a variant that shares nowhere is none.
+    return tuple(same) if len(same) == len(ours) else ()
+
+
+def _counts(outcome: Outcome) -> tuple[object, ...]:
+    """The counts of work in a job's line, without its seconds."""
+    reuse, spread = outcome.kv_reuse, outcome.parallel
+    tokens = None if reuse is None else (reuse.ar_shared_tokens, reuse.branches)
+    ranks = 0
+    if spread is not None:
+        decoding = len(spread.decode.ranks) if spread.decode else 1
+        branches = spread.branch_ranks * spread.tensor_ranks
+        ranks = max(branches, spread.context_ranks, decoding)
+    embedded, cache = outcome.cache.get("prompt_embeddings"), outcome.step_cache
+    full = None if cache is None else (cache.full, cache.estimated)
+    return tokens, outcome.batch, embedded, ranks, full

@@ -6,14 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from math import isfinite
 from pathlib import PurePath
 from statistics import median
 from typing import Any
 
 from hyimg_cli.files import replace_file
 from hyimg_cli.journal.provenance import hardware, portable, versions
-from hyimg_cli.measure.bench.divergence import Divergence
 from hyimg_cli.measure.bench.runs import RUN_PHASES, RunResult
 from hyimg_cli.measure.bench.scenario import Scenario
 from hyimg_cli.measure.bench.stats import Spread
@@ -65,7 +63,6 @@ def _as_json(found: Comparison, flags: Mapping[str, Any]) -> dict[str, Any]:
         "main_steps": scenario.main_steps,
         "timings": [_timing(timed, scenario) for timed in found.timed],
         "precision": [row.to_json() for row in found.rows],
-        "divergences": [_divergence(one) for one in found.divergences],
         "failures": list(found.failures),
         "jobs": [_job(job) for job in found.jobs],
         "notes": [*found.notes],
@@ -111,11 +108,6 @@ def _seconds(runs: Sequence[RunResult]) -> dict[str, Any]:
             (one.peak_memory_mb or 0.0 for run in runs for one in run.outcomes), default=0.0
         ),
     }
-
-
-def _divergence(one: Divergence) -> dict[str, Any]:
-    largest = one.max_abs if isfinite(one.max_abs) else None
-    return {**asdict(one), "max_abs": largest, "is_structural": one.is_structural}
 
 
 def _job(job: Job) -> dict[str, Any]:

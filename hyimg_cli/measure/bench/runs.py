@@ -22,13 +22,14 @@ from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest import planner
+from hyimg_cli.measure.bench.forced_text import ForcedText, Texts
 from hyimg_cli.measure.bench.idle import IdleWatch
-from hyimg_cli.measure.bench.observe import Decided, Observed, Passing
 from hyimg_cli.measure.bench.scenario import EMBED, LOAD, PREWARM, REST, START, Lifetime
 from hyimg_cli.memory.fit import room_for
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.pipelines.image.pipeline import LoadModel
+from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import (
     PHASES,
     JobDone,
@@ -38,12 +39,10 @@ from hyimg_cli.spec.events import (
     Prewarmed,
     PromptsReady,
 )
-from hyimg_cli.spec.job import ImageJob, Job
-from hyimg_cli.spec.run import ModelChoice, OutputConfig, RunConfig
+from hyimg_cli.spec.job import Job
 
 WORK = tuple(phase for phase in PHASES if phase != "queue")
 RUN_PHASES = (START, LOAD, EMBED, PREWARM, *WORK, REST)
-Texts = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,12 @@ def runs_of(lifetime: Lifetime, config: RunConfig, texts: Texts, load: LoadModel
         given = {name: tuple(ids) for name, ids in texts.items()}
         yield partial(_in_processes, config, given, 1 if lifetime == "process-per-job" else None)
         return
-    with Session(config, _behind(load, lambda model: Decided(model, texts))) as session:
+
+    def forced(choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel:
+        model = load(choice, is_batch_invariant=is_batch_invariant)
+        return cast(MixedModel, ForcedText(model, texts))
+
+    with Session(config, forced) as session:
 
         def run(jobs: Sequence[Job], folder: Path) -> RunResult:
             session.forget()
@@ -142,31 +146,6 @@ def _load(choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel:
         return registry.load(choice, is_batch_invariant=is_batch_invariant)
 
 
-def observed_run(
-    config: RunConfig,
-    texts: Texts,
-    jobs: Sequence[ImageJob],
-    folder: Path,
-    load: LoadModel,
-    *,
-    tries_tokens: bool = True,
-) -> tuple[RunResult, Observed]:
-    """A run that is looked through, in a session of its own; its seconds mean nothing."""
-    seen: list[Observed] = []
-    # A prewarmed shape would be looked through like a job.
-    config = replace(config, batch=replace(config.batch, prewarm=False))
-
-    def through(model: MixedModel) -> Observed:
-        decided = cast(MixedModel, Decided(model, texts))
-        seen.append(Observed(decided, tries_tokens=tries_tokens))
-        return seen[-1]
-
-    with Session(config, _behind(load, through)) as session:
-        result = timed_run(session, config, jobs, folder)
-    assert len(seen) == 1, "the jobs of a comparison are of one model"
-    return result, seen[0]
-
-
 def timed_run(session: Session, config: RunConfig, jobs: Sequence[Job], folder: Path) -> RunResult:
     """Every job once, in the order of a plan, pictures written to `folder`."""
     plan = planner.make_plan(jobs, cards(config.model.revision))
@@ -191,12 +170,3 @@ def timed_run(session: Session, config: RunConfig, jobs: Sequence[Job], folder: 
         phases_s[phase] += sum(outcome.share_s.get(phase, 0.0) for outcome in outcomes)
     phases_s[REST] = wall_s - sum(phases_s.values())
     return RunResult(folder, wall_s, idle.idle_s, phases_s, tuple(outcomes))
-
-
-def _behind(load: LoadModel, wrap: Callable[[MixedModel], Passing]) -> LoadModel:
-    """A loader whose models are behind `wrap`."""
-
-    def wrapped(choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel:
-        return cast(MixedModel, wrap(load(choice, is_batch_invariant=is_batch_invariant)))
-
-    return wrapped

@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import median
 
 from hyimg_cli.measure.bench.budget import DistanceRow
-from hyimg_cli.measure.bench.divergence import Divergence
 from hyimg_cli.measure.bench.runs import RUN_PHASES, RunResult
 from hyimg_cli.measure.bench.scenario import Scenario
 from hyimg_cli.measure.bench.stats import Interval, is_steady, median_interval
@@ -74,20 +73,17 @@ class Timed:
 class Comparison:
     """All that was found about the two variants of a scenario, and where their pictures lie.
 
-    `pairs`: by step count, A against B; `floors`: A against A, then B against B; `controls`: A
-    against itself with the same seed in a new session, another seed, another text; `swaps`: each
-    variant's pictures against those of other source images; `same_work`: jobs for which both
-    variants did the very same, where they should not; `rivals`: where A declares a loss, by step
-    count B against itself in as many steps as A evaluates.
+    `pairs`: by step count, A against B; `floors`: A against A, then B against B; `other_seed`:
+    A against itself with another one; `same_work`: jobs for which both variants did the very same,
+    where they should not; `rivals`: where A declares a loss, by step count B against itself in as
+    many steps as A evaluates.
     """
 
     scenario: Scenario
     pairs: Mapping[int, DistanceRow]
     floors: tuple[DistanceRow, DistanceRow]
-    controls: Mapping[str, DistanceRow]
-    swaps: Mapping[str, DistanceRow]
+    other_seed: DistanceRow
     timed: Sequence[Timed]
-    divergences: Sequence[Divergence] = ()
     failures: Sequence[str] = ()
     same_work: Sequence[str] = ()
     jobs: Sequence[Job] = ()
@@ -102,12 +98,7 @@ class Comparison:
     @property
     def rows(self) -> tuple[DistanceRow, ...]:
         """The precision budget from top to bottom."""
-        rest = (self.pairs.values(), self.rivals.values(), self.controls.values())
-        return (*self.floors, *(row for rows in rest for row in rows), *self.swaps.values())
-
-    @property
-    def other_seed(self) -> DistanceRow | None:
-        return self.controls.get("other seed")
+        return (*self.floors, *self.pairs.values(), *self.rivals.values(), self.other_seed)
 
     @property
     def worst(self) -> DistanceRow:
@@ -121,8 +112,7 @@ class Comparison:
         clock = [reason for timed in self.timed for reason in time_faults(timed, self.scenario)]
         unresolved = list(_unresolved(self))
         name = _by_pictures(self)
-        has_fault = any(one.is_fault for one in self.divergences)
-        if name == "differs" or has_fault or self.failures:
+        if name == "differs" or self.failures:
             return Verdict(
                 "differs", _said_once([*_differences(self), *faults, *clock, *unresolved])
             )
@@ -201,21 +191,14 @@ def _by_pictures(found: Comparison) -> VerdictName:
         return "differs" if any(_loss_faults(found)) else "as declared"
     # The plain variant's floor: one that A makes for itself by drawing at random excuses nothing.
     # Nor does any floor excuse what is as far apart as another seed.
-    seed = -inf if found.other_seed is None else found.other_seed.psnr
-    worst = found.worst.psnr
-    return "within floor" if worst >= found.floors[1].psnr and worst > seed else "differs"
+    worst, least = found.worst.psnr, found.floors[1].psnr
+    return "within floor" if worst >= least and worst > found.other_seed.psnr else "differs"
 
 
 def _differences(found: Comparison) -> Iterator[str]:
-    """The distance of the pictures, then each stage that parts by more than rounding, the cause
-    first; else where it begins.
-    """
+    """The distance of the pictures, and variants that do not repeat themselves."""
     yield from _loss_faults(found)
     yield from _distance(found)
-    causes = [str(one) for one in found.divergences if one.is_fault]
-    if not causes and found.divergences:
-        causes = [f"first differs at {found.divergences[0]}"]
-    yield from causes
     for label, floor in zip(found.labels, found.floors, strict=True):
         if not floor.is_identical:
             yield f"{label} does not repeat itself: {floor.psnr:.1f} dB from run to run"
@@ -229,7 +212,7 @@ def _loss_faults(found: Comparison) -> Iterator[str]:
     for steps, row in found.pairs.items():
         if row.psnr < least:
             yield f"{steps} steps: {row.psnr:.1f} dB, where {least:g} dB are declared"
-        if seed is not None and row.psnr <= seed.psnr:
+        if row.psnr <= seed.psnr:
             yield f"{steps} steps: {row.psnr:.1f} dB, no nearer than another seed"
         rival = found.rivals.get(steps)
         if rival is not None and row.psnr <= rival.psnr:
@@ -247,20 +230,14 @@ def _distance(found: Comparison) -> Iterator[str]:
     if floor != inf:
         side = "below" if worst.psnr < floor else "above"
         below = f"{abs(floor - worst.psnr):.1f} dB {side} the floor of {floor:.1f} dB"
-    if seed is not None and worst.psnr <= seed.psnr:
+    if worst.psnr <= seed.psnr:
         below += f"; another seed gives {seed.psnr:.1f} dB: no nearer than that"
     yield f"the pictures are {worst.psnr:.1f} dB apart, {below}"
 
 
 def _control_faults(found: Comparison) -> Iterator[str]:
-    """Inputs without influence, and variants without a difference."""
-    for label, swap in found.swaps.items():
-        if swap.unchanged:
-            yield (
-                f"other source images leave the pictures of {label} as they are "
-                f"({', '.join(swap.unchanged)}): the image does not reach the diffusion stage"
-            )
-    if found.other_seed is not None and found.other_seed.unchanged:
+    """A seed without influence, and variants without a difference."""
+    if found.other_seed.unchanged:
         yield f"another seed leaves {', '.join(found.other_seed.unchanged)} as it is"
     if found.same_work:
         jobs = ", ".join(found.same_work)

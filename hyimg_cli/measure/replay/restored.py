@@ -8,31 +8,33 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path, PurePath
 from typing import Any
 
 from hyimg_cli.errors import ManifestError, UsageError
 from hyimg_cli.journal.keys import by_graphs, source_digest
+from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.manifest.manifest import Manifest, manifest_of
-from hyimg_cli.measure.replay.run_folder import images_there, model_there, title_of
-from hyimg_cli.media.images import MAX_SOURCE_BYTES
+from hyimg_cli.measure.replay.run_folder import files_there, model_there, title_of
 from hyimg_cli.media.recorded import Described, Record
-from hyimg_cli.models import registry
+from hyimg_cli.models import lora_files, registry
 from hyimg_cli.settings.config import values_in_key
-from hyimg_cli.settings.kinds import shown
-from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import POSES_SUFFIX, VIDEO_TASKS, KeepOutside
-from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.settings.run import ModelChoice
+from hyimg_cli.settings.values import shown
+from hyimg_cli.spec.job import INTRINSICS, VIDEO_TASKS
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
 _ALLOW = "--allow-changed runs it all the same"
+# What the files of a field are, in messages.
+_NOUNS = {"images": "source image", "region": "mask", "camera": "camera path", "lora": "LoRA"}
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """Options of a replay: the folder of its images and camera path, model with its components, and
-    device, and whether other bytes than the recorded ones will do.
+    """Options of a replay: the folder of the files that its job reads, model with its components,
+    and device, and whether other bytes than the recorded ones will do.
     """
 
     images_from: Path | None = None
@@ -68,13 +70,10 @@ def restored(described: Described, wishes: Wishes) -> Restored:
     custom_id = str(as_recorded.lines[0].fields["custom_id"])
     model, notes = _model(described.path, record, custom_id, wishes)
     job = record.job | {"custom_id": custom_id, "model": model}
-    if "images" in job:
-        images, more = _images(described.path, record, custom_id, wishes)
-        job["images"], notes = images, [*notes, *more]
-        if KeepOutside(region=str(job.get("region", ""))).mask:
-            job["region"] = _beside(described.path, str(job["region"]), images, wishes)
-        if str(job.get("camera", "")).endswith(POSES_SUFFIX):
-            job["camera"] = _camera(described.path, record, images, wishes)
+    search = _Search(described.path, record, custom_id, wishes, notes=notes)
+    for name in PATH_FIELDS:
+        if name != "model" and name in job:
+            job[name] = search.find_files(name)
     settings = _settings(record, wishes.device)
     return Restored(_manifest(job, title), custom_id, settings, tuple(notes))
 
@@ -126,71 +125,77 @@ def _located_model(path: Path, recorded: str, custom_id: str, revision: str | No
     raise _fault("model", what, path, hint if there is None else f"{hint}; its run had {there}")
 
 
-def _images(
-    path: Path, record: Record, custom_id: str, wishes: Wishes
-) -> tuple[list[str], list[str]]:
-    """Path of each source image, checked against its recorded digest, and notes."""
-    images = record.job["images"]
-    names = [str(name) for name in (images if isinstance(images, list) else [images])]
-    digests: Sequence[str] = record.source_sha256
-    if digests and len(digests) != len(names):
-        raise _fault("damaged", "the record names other images than digests", path)
-    notes = [] if digests else ["digests of source images are not recorded: not checked"]
-    # Without a digest to know it by, no file is taken from where a folder of others leads.
-    there = images_there(path, custom_id) if digests else []
-    found = []
-    for number, name in enumerate(names):
-        if PurePath(name).name != name or name in ("", ".", ".."):
-            raise _fault("damaged", f"{shown(name)} is no name of an image", path)
-        # Where it may be, in the order of looking.
-        beside = [path.parent / name, *there[number : number + 1]]
-        places = [wishes.images_from / name] if wishes.images_from else beside
+@dataclass(frozen=True)
+class _Search:
+    """Looks for the files that a record names: in some folders by name, then by digest."""
+
+    path: Path
+    record: Record
+    custom_id: str
+    wishes: Wishes
+    # Folders in which files of earlier fields were found.
+    folders: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def find_files(self, name: str) -> Any:
+        """A field of the job with the recorded files in place of their names. Raises UsageError."""
+        kind, noun, digests = PATH_FIELDS[name], _NOUNS.get(name, name), _digests(self.record, name)
+        value = kind.read(self.record.job[name])
+        names = kind.names(value)
+        if digests and len(digests) != len(names):
+            raise _fault("damaged", f"the record names other {noun}s than digests", self.path)
+        if not digests and any(map(kind.is_path, names)):
+            self.notes.append(f"digests of {noun}s are not recorded: not checked")
+        # Without a digest to know it by, no file is taken from where a folder of others leads.
+        there = files_there(self.path, self.custom_id, name)[: len(names)] if digests else []
+        found = [self._find_file(name, *one) for one in zip_longest(names, digests, there)]
+        self.folders.extend(Path(file).parent for file in found if os.path.isabs(file))
+        return kind.to_json(kind.with_names(value, found))
+
+    def _find_file(self, field: str, name: str, sha256: str | None, there: Path | None) -> str:
+        is_path, noun = PATH_FIELDS[field].is_path(name), _NOUNS.get(field, field)
+        if not is_path and field != "lora":
+            return name
+        base, slug = PurePath(name).name, "image" if field == "images" else "file"
+        if (is_path and base != name) or base in ("", ".", ".."):
+            raise _fault("damaged", f"{shown(name)} is no name of a {noun}", self.path)
+        folders = [self.path.parent, *self.folders]
+        if self.wishes.images_from:
+            folders.insert(0, self.wishes.images_from)
+        fetched = None if is_path else lora_files.in_cache(name)
+        places = [*(folder / base for folder in folders), *filter(None, (there, fetched))]
         present = [place for place in places if os.path.isfile(place)]
         if not present:
-            folders = " nor in ".join(dict.fromkeys(str(place.parent) for place in places))
-            what = f"the source image {shown(name)} is not in {folders}"
-            raise _fault("missing-image", what, path, "give its folder with --images-from")
-        image = next((p for p in present if not digests or _digest(p) == digests[number]), None)
-        if image is None:
-            image = present[0]
-            what = f"{image.name} is not the recorded image: its bytes are others"
-            if not wishes.allow_changed:
+            missed = " nor in ".join(dict.fromkeys(str(place.parent) for place in places))
+            what = f"the {noun} {shown(name)} is not in {missed}"
+            raise _fault(f"missing-{slug}", what, self.path, "give its folder with --images-from")
+        same = (place for place in present if sha256 in (None, _digest(field, place)))
+        file = next(same, present[0])
+        if sha256 not in (None, _digest(field, file)):
+            what = f"{file.name} is not the recorded {noun}"
+            if not self.wishes.allow_changed:
                 hint = f"--images-from names the folder of the original; or {_ALLOW}"
-                raise _fault("changed-image", what, path, hint)
-            notes.append(what)
-        found.append(str(image.absolute()))
-    return found, notes
+                raise _fault(f"changed-{slug}", what, self.path, hint)
+            self.notes.append(what)
+        return str(file.absolute())
 
 
-def _camera(path: Path, record: Record, images: Sequence[str], wishes: Wishes) -> str:
-    """The file of a camera path, its intrinsics beside it, checked against the recorded digests."""
-    name = str(record.job["camera"])
-    camera = _beside(path, name, images, wishes)
-    files = (camera, str(Path(camera).with_name(f"intrinsics{POSES_SUFFIX}")))
-    is_other = ",".join(map(source_digest, files)) != record.provenance.settings.get("camera")
-    if is_other and not wishes.allow_changed:
-        what, hint = f"{name} is not the recorded camera path", "give its folder with --images-from"
-        raise _fault("changed-camera", what, path, f"{hint}; or {_ALLOW}")
-    return camera
+def _digests(record: Record, field: str) -> Sequence[str]:
+    """Recorded digests of a field's files, in order; none where there are none."""
+    recorded = record.provenance.settings.get(field)
+    if field == "images":
+        return record.source_sha256
+    if field == "lora":
+        return re.findall("=([0-9a-f]{64})@", recorded or "")
+    return [recorded] if recorded else []
 
 
-def _beside(path: Path, name: str, images: Sequence[str], wishes: Wishes) -> str:
-    """A file that the job reads beside its images, looked for by its name where they are."""
-    beside = [path.parent, *(Path(image).parent for image in images)]
-    places = [wishes.images_from] if wishes.images_from else beside
-    found = next((place / name for place in places if (place / name).is_file()), None)
-    if found is None or PurePath(name).name != name:
-        what = f"{name}, which the job reads beside its images, is not there"
-        raise _fault("missing-image", what, path, "give its folder with --images-from")
-    return str(found.absolute())
-
-
-def _digest(path: Path) -> str:
-    try:
-        return digest.of_file(path, MAX_SOURCE_BYTES)
-    except OSError as error:
-        what = f"it cannot be read: {error.strerror}"
-        raise _fault("unreadable-image", what, path) from None
+def _digest(field: str, path: Path) -> str:
+    """Digest of a file, of a camera's path also of what is beside it."""
+    if field == "lora":
+        return lora_files.file_digest(str(path))
+    files = [path, path.with_name(INTRINSICS)] if field == "camera" else [path]
+    return ",".join(source_digest(str(file)) for file in files)
 
 
 def _settings(record: Record, device: str) -> dict[str, Any]:

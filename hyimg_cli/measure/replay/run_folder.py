@@ -12,17 +12,21 @@ from hyimg_cli.errors import HyimgError, OutputFolderError
 from hyimg_cli.journal.job_files import OUTPUTS
 from hyimg_cli.journal.journal import RESOLVED, RESULTS, RunFolder
 from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
+from hyimg_cli.manifest.fields import PATH_FIELDS
+from hyimg_cli.settings.values import BadValue
 from hyimg_cli.spec import digest
 
 _TITLE = "replay of "
 
 
-def images_there(file: Path, custom_id: str) -> list[Path]:
-    """Source images of the job of `file`, in order, at the places where its run found them."""
-    images = _resolved(file, custom_id).get("images")
-    if not isinstance(images, list):
+def files_there(file: Path, custom_id: str, field: str) -> list[Path]:
+    """Files of a field of the job of `file`, in order, at the places where its run found them."""
+    kind = PATH_FIELDS[field]
+    try:
+        names = kind.names(kind.read(_resolved(file, custom_id).get(field)))
+    except BadValue:
         return []
-    return [_run_of(file) / image for image in images if isinstance(image, str)]
+    return [run_of(file) / name for name in names]
 
 
 def model_there(file: Path, custom_id: str) -> Path | None:
@@ -30,7 +34,7 @@ def model_there(file: Path, custom_id: str) -> Path | None:
     model = _resolved(file, custom_id).get("model")
     if not isinstance(model, str) or os.sep not in model:
         return None
-    place = _run_of(file) / model
+    place = run_of(file) / model
     return place if os.path.isdir(place) else None
 
 
@@ -39,7 +43,7 @@ def frames_digest(video: Path) -> str:
     empty where there is none.
     """
     try:
-        results = RunFolder(_run_of(video)).results()
+        results = RunFolder(run_of(video)).results()
         own = digest.of_file(video)
     except (OSError, HyimgError):
         return ""
@@ -72,12 +76,12 @@ def refuse_other_runs(folder: Path, custom_id: str) -> None:
 def _resolved(file: Path, custom_id: str) -> dict[str, Any]:
     """The line of the job in the run's resolved manifest; nothing where there is none."""
     with suppress(OSError, ValueError):  # what stands before the damage can be used
-        entries = resolved_jobs(_run_of(file))
+        entries = resolved_jobs(run_of(file))
         return next((entry for name, entry in entries if name == custom_id), {})
     return {}
 
 
-def _run_of(file: Path) -> Path:
+def run_of(file: Path) -> Path:
     """The folder of the run that wrote `file` somewhere below its `outputs`.
 
     Where there is none, the file's own folder, which holds no run's records.

@@ -17,10 +17,10 @@ from hyimg_cli.loading.checkpoint import (
     MOST_WIDTH,
     TensorInfo,
     promised_bytes,
-    read_json,
     refuse_many,
     tensor_index,
 )
+from hyimg_cli.loading.config import Config
 from hyimg_cli.spec.card import (
     PICTURE_BYTES,
     Bucket,
@@ -39,6 +39,7 @@ TOKEN_PIXELS = VAE_STRIDE * PATCH
 TILE_PIXELS = 512
 _BF16_BYTES = 2
 _RELEASED_SIDE = 64
+_MOST_SIDE = 4096
 _LATENT_TABLE, _VIT_TABLE = "latent_pos_embed.pos_embed", "vit_pos_embed.pos_embed"
 _VIT = "vit_model.vision_model."
 _VIT_POSITIONS = f"{_VIT}embeddings.position_embedding.weight"
@@ -169,35 +170,26 @@ class BagelShape:
 
 def read_architecture(folder: Path) -> BagelShape:
     """The network in `folder`. Raises CheckpointError for a key missing or unreleased."""
-    config = read_json(folder / "config.json")
-    parts = {
-        name: config.get(name) or read_json(folder / f"{name}.json")
+    config = Config.read(folder / "config.json")
+    llm, vit = (
+        config.table(name) if config.has(name) else Config.read(folder / f"{name}.json")
         for name in ("llm_config", "vit_config")
-    }
-    for values, only, name in (
-        (config, _ONLY_RELEASED, "config.json"),
-        (parts["llm_config"], _ONLY_RELEASED_LLM, "llm_config.json"),
-        (parts["vit_config"], _ONLY_RELEASED_VIT, "vit_config.json"),
+    )
+    for own, only in (
+        (config, _ONLY_RELEASED),
+        (llm, _ONLY_RELEASED_LLM),
+        (vit, _ONLY_RELEASED_VIT),
     ):
-        refuse_many(values, MOST_MODULES, folder / name)
-        _refuse_unreleased(values, only, f"{folder.name}/{name}")
-    try:
-        return _architecture(config, parts["llm_config"], parts["vit_config"], _headers(folder))
-    except KeyError as error:
-        what = f"config key {error} is missing"
-    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
-        what = f"a config value is of the wrong kind: {error}"
-    raise CheckpointError(what, where=folder, code="checkpoint.config")
+        refuse_many(own.values, MOST_MODULES, Path(own.where))
+        _refuse_unreleased(own, only)
+    return _architecture(config, llm, vit, _headers(folder))
 
 
-def _refuse_unreleased(values: Mapping[str, Any], only: Mapping[str, Any], where: str) -> None:
+def _refuse_unreleased(own: Config, only: Mapping[str, Any]) -> None:
     for key, released in only.items():
-        if values.get(key, released) != released:
-            raise CheckpointError(
-                f"{key} is {values[key]!r}; only {released!r} exists in released checkpoints",
-                where=where,
-                code="checkpoint.config",
-            )
+        value = own.values.get(key, released)
+        if value != released:
+            raise own.fault(key, value, f"{released!r}, the only one that was released")
 
 
 def _headers(folder: Path) -> Mapping[str, TensorInfo]:
@@ -211,70 +203,51 @@ def _headers(folder: Path) -> Mapping[str, TensorInfo]:
 
 
 def _architecture(
-    config: Mapping[str, Any],
-    llm: Mapping[str, Any],
-    vit: Mapping[str, Any],
-    found: Mapping[str, TensorInfo],
+    config: Config, llm: Config, vit: Config, found: Mapping[str, TensorInfo]
 ) -> BagelShape:
-    hidden, heads = int(llm["hidden_size"]), int(llm["num_attention_heads"])
-    decoder = DecoderShape(
-        hidden_size=hidden,
-        intermediate_size=int(llm["intermediate_size"]),
-        num_hidden_layers=int(llm["num_hidden_layers"]),
-        num_attention_heads=heads,
-        num_key_value_heads=int(llm["num_key_value_heads"]),
-        head_dim=int(llm.get("head_dim") or hidden // heads),
-        vocab_size=int(llm["vocab_size"]),
-        max_position_embeddings=int(llm["max_position_embeddings"]),
-        rope_theta=float(llm["rope_theta"]),
-        rms_norm_eps=float(llm["rms_norm_eps"]),
+    heads = llm.count("num_attention_heads")
+    decoder = llm.facts(
+        DecoderShape, head_dim=llm.count("head_dim", llm.count("hidden_size") // heads)
     )
-    stated = int(vit["num_hidden_layers"])
+    stated = vit.count("num_hidden_layers", least=2, most=MOST_MODULES)
     # The released loader drops the last of the layers that are stated: the file has one less.
     has_last = f"{_VIT}encoder.layers.{stated - 1}.layer_norm1.weight" in found
-    side = int(config.get("vit_max_num_patch_per_side", 70))
-    rows = found[_VIT_POSITIONS].shape[0] if _VIT_POSITIONS in found else side**2
-    vision = VisionShape(
-        hidden_size=int(vit["hidden_size"]),
-        intermediate_size=int(vit["intermediate_size"]),
+    side = config.count("vit_max_num_patch_per_side", 70, most=_MOST_SIDE)
+    rows = math.prod(found[_VIT_POSITIONS].shape[:1]) if _VIT_POSITIONS in found else side**2
+    vision = vit.facts(
+        VisionShape,
         num_hidden_layers=stated if has_last else stated - 1,
-        num_attention_heads=int(vit["num_attention_heads"]),
-        patch_size=int(vit["patch_size"]),
-        layer_norm_eps=float(vit.get("layer_norm_eps", 1e-6)),
+        layer_norm_eps=vit.number("layer_norm_eps", 1e-6, above=0),
         positions=rows,
         table_side=_side(found, _VIT_TABLE, side),
     )
-    transforms = config.get("image_transforms", {})
-    vae = {key: value for key, value in config.get("vae_config", {}).items() if key in _VAE_KEYS}
-    if "ch_mult" in vae:
-        vae["ch_mult"] = tuple(vae["ch_mult"])
-    autoencoder = AutoencoderShape(**vae)
+    vae = config.table("vae_config", {})
+    autoencoder = vae.facts(AutoencoderShape)
     # What a FLUX autoencoder is made of; whoever builds by other numbers does not come to an end.
-    if not (len(autoencoder.ch_mult) == 4 and 0 < max(autoencoder.widths) < MOST_WIDTH):
-        raise ValueError(f"ch {autoencoder.ch} and ch_mult {autoencoder.ch_mult}")
+    if not (len(autoencoder.ch_mult) == 4 and max(autoencoder.widths) < MOST_WIDTH):
+        raise vae.fault("ch_mult", autoencoder.ch_mult, f"four, and below {MOST_WIDTH:,} channels")
+    transforms = config.table("image_transforms", {})
     return BagelShape(
         decoder=decoder,
         vision=vision,
         vae=autoencoder,
         table_side=_side(found, _LATENT_TABLE, _RELEASED_SIDE),
-        vae_limits=SizeLimits(**transforms.get("vae", _limits(1024, 512, TOKEN_PIXELS))),
-        vit_limits=SizeLimits(**transforms.get("vit", _limits(980, 224, vision.patch_size))),
-        max_pixels=int(transforms.get("max_pixels", 14 * 14 * 9 * 1024)),
+        vae_limits=_limits(transforms, "vae", 1024, 512, TOKEN_PIXELS),
+        vit_limits=_limits(transforms, "vit", 980, 224, vision.patch_size),
+        max_pixels=transforms.count("max_pixels", 14 * 14 * 9 * 1024),
     )
 
 
-_VAE_KEYS = AutoencoderShape.__dataclass_fields__.keys()
-
-
-def _limits(max_size: int, min_size: int, stride: int) -> dict[str, int]:
-    return {"max_size": max_size, "min_size": min_size, "stride": stride}
+def _limits(transforms: Config, name: str, longest: int, shortest: int, stride: int) -> SizeLimits:
+    own = transforms.table(name, {"max_size": longest, "min_size": shortest, "stride": stride})
+    return own.facts(SizeLimits)
 
 
 def _side(found: Mapping[str, TensorInfo], name: str, otherwise: int) -> int:
     """Rows and columns of a square table of positions, from its rows."""
     if name not in found:
         return otherwise
-    rows = found[name].shape[0]
+    rows = math.prod(found[name].shape[:1])
     if math.isqrt(rows) ** 2 != rows:
         what = f"{name} has {rows} rows, which is no square"
         raise CheckpointError(what, code="checkpoint.mismatch")
@@ -286,7 +259,7 @@ def model_card(folder: Path, model: str, arch: BagelShape) -> ModelCard:
 
     A `card.json` beside the weights may name it, and say that it is untrained.
     """
-    extra = read_json(folder / "card.json") if (folder / "card.json").exists() else {}
+    extra = Config.read(folder / "card.json", is_optional=True)
     decoder, counts = arch.decoder, _weights(folder, arch.decoder)
     kv = decoder.num_hidden_layers * 2 * decoder.num_key_value_heads * decoder.head_dim
     row = 8 * decoder.hidden_size + 3 * decoder.intermediate_size
@@ -295,8 +268,8 @@ def model_card(folder: Path, model: str, arch: BagelShape) -> ModelCard:
     return ModelCard(
         model=model,
         family=FAMILY,
-        name=str(extra.get("name", folder.name)),
-        is_trained=bool(extra.get("trained", True)),
+        name=extra.text("name", folder.name),
+        is_trained=extra.flag("trained", True),
         is_distilled=False,
         buckets=_buckets(arch.max_side),
         pixels_per_cell=VAE_STRIDE,

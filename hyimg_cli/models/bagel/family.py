@@ -47,11 +47,11 @@ from hyimg_cli.models.protocols import (
     LivePicture,
     TextPrompt,
 )
-from hyimg_cli.parallel.devices import device_of, set_float32_convolutions
+from hyimg_cli.parallel.devices import device_of
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import ImageJob, Size
-from hyimg_cli.spec.run import ModelChoice
 
 _RETOKENISED = (
     "the written text's tokens are others when it is read again; those are prefilled, as published"
@@ -90,7 +90,6 @@ def load_family(
         device=torch.device(device),
         quantization=choice.quantization,
     )
-    set_float32_convolutions(choice, device)
     if is_batch_invariant and device == "cpu":
         network.decoder.row_multiple = invariant_multiple()
     return Bagel(network, PictureCodec(vae, in_tiles=bool(choice.vae_use_tiling)), prompter)
@@ -256,7 +255,7 @@ class Bagel:
         words = prompter.vocabulary
         read_again = text.ids is not None and list(words.encode(words.decode(text.ids)))
         is_other = text.ids is not None and read_again != words.inner(text.ids)
-        return Canvas(bucket, None, tuple(written), (_RETOKENISED,) if is_other else ())
+        return Canvas(bucket, None, tuple(written), warnings=(_RETOKENISED,) if is_other else ())
 
     def new_buffer(self, capacity: int) -> Buffer:
         return self.network.new_buffer(capacity)

@@ -23,9 +23,9 @@ from hyimg_cli.models.bagel.sequence import (
     segments,
     source_shape,
 )
+from hyimg_cli.settings.run import ModelChoice, Quantization
 from hyimg_cli.spec.card import NO_RATIO, Bucket, RankBytes
 from hyimg_cli.spec.job import GUIDANCE_FIELDS, ImageJob, Size
-from hyimg_cli.spec.run import ModelChoice, Quantization
 
 if TYPE_CHECKING:
     from hyimg_cli.models.bagel.family import Bagel

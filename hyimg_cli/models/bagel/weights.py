@@ -27,7 +27,7 @@ from hyimg_cli.loading.readers import StoredTensor, read_all
 from hyimg_cli.models.bagel.config import VAE_WEIGHTS, WEIGHTS, BagelShape, read_architecture
 from hyimg_cli.models.bagel.network import BagelNetwork
 from hyimg_cli.models.bagel.vae import autoencoder, stored_name, stored_shape
-from hyimg_cli.spec.run import Quantization
+from hyimg_cli.settings.run import Quantization
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 

@@ -9,8 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.errors import CheckpointError
-from hyimg_cli.loading.checkpoint import read_json
+from hyimg_cli.loading.config import Config
 from hyimg_cli.models.diffusers_video.layout import (
     HUNYUAN_VIDEO15,
     CheckpointLayout,
@@ -23,8 +22,8 @@ from hyimg_cli.models.diffusers_video.work import (
     wan_blocks,
     wan_forward,
     wan_heads,
+    wan_patch,
 )
-from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.card import (
     DecodeWork,
     StartRule,
@@ -41,8 +40,7 @@ _TILE_PIXELS = 256
 _STRIDE_PIXELS = 192
 _LANDSCAPE = Size(9, 16)
 _MAX_RATIO = 4.0
-# Defaults by which is counted.
-_COUNTS = {"num_frames", "fps", "num_inference_steps"}
+_MOST_PIXELS = 8192
 # Of the released autoencoders, counted without a GPU; others are taken to be as they are.
 _HUNYUAN_DECODE = DecodeWork(per_frame_pixel=1_796)
 WAN_DECODE = DecodeWork(per_pixel=10_500)
@@ -66,14 +64,14 @@ def video_card(folder: Path, model: str) -> VideoCard:
 def counted(card: VideoCard, layout: CheckpointLayout) -> VideoCard:
     """A card with what is counted in the checkpoint's files, and what its card.json says."""
     folder = layout.folder
-    extra = read_json(folder / "card.json") if (folder / "card.json").exists() else {}
+    extra = Config.read(folder / "card.json", is_optional=True)
     return replace(
         card,
-        name=str(extra.get("name", folder.name)),
-        is_trained=bool(extra.get("trained", True)),
+        name=extra.text("name", folder.name),
+        is_trained=extra.flag("trained", True),
         component_bytes=_component_bytes(layout),
         component_parameters=_component_parameters(layout),
-        defaults=_overridden(card.defaults, extra.get("defaults", {}), folder),
+        defaults=_overridden(card.defaults, extra.table("defaults", {})),
     )
 
 
@@ -104,18 +102,19 @@ def _crop_sizes(target_size: int, cell: int) -> Iterator[Size]:
 
 def _hunyuan(layout: CheckpointLayout, model: str) -> VideoCard:
     network, vae = layout.components["transformer"].config(), layout.components["vae"].config()
-    cell = int(vae.get("spatial_compression_ratio", 16))
-    target = int(network.get("target_size", 640))
+    cell = vae.count("spatial_compression_ratio", 16)
+    target = network.count("target_size", 640, least=cell, most=_MOST_PIXELS)
+    is_distilled = network.flag("use_meanflow", False)
     tile = _TILE_PIXELS // cell
     return VideoCard(
         model=model,
         family=layout.family,
         name="",
         is_trained=True,
-        size_multiple=cell * int(network.get("patch_size", 1)),
+        size_multiple=cell * network.count("patch_size", 1),
         pixels_per_cell=cell,
-        frame_stride=int(vae.get("temporal_compression_ratio", 4)),
-        latent_channels=int(vae.get("latent_channels", 32)),
+        frame_stride=vae.count("temporal_compression_ratio", 4),
+        latent_channels=vae.count("latent_channels", 32),
         max_prompt_tokens=HUNYUAN_MAX_TOKENS,
         tiles=TileRule(tile, tile - tile // 4, _TILE_PIXELS // 4),
         component_bytes=(),
@@ -124,13 +123,13 @@ def _hunyuan(layout: CheckpointLayout, model: str) -> VideoCard:
         decode=_HUNYUAN_DECODE,
         start=start_rule(target, cell) if layout.starts_from_pictures else None,
         needs_start=layout.starts_from_pictures,
-        is_distilled=bool(network.get("use_meanflow")),
+        is_distilled=is_distilled,
         defaults=VideoDefaults(
             size=default_size(target, cell),
             num_frames=121,
             fps=24,
             # Distilled to few steps, by its own training; its authors say 8 or 12.
-            num_inference_steps=12 if network.get("use_meanflow") else 50,
+            num_inference_steps=12 if is_distilled else 50,
             guidance_scale=_guidance(layout),
             flow_shift=_shift(layout, "shift", _SHIFT_OF_TARGET.get(target, 5.0)),
         ),
@@ -139,7 +138,7 @@ def _hunyuan(layout: CheckpointLayout, model: str) -> VideoCard:
 
 def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
     network, vae = layout.components["transformer"].config(), layout.components["vae"].config()
-    cell = int(vae.get("scale_factor_spatial", 8))
+    cell = vae.count("scale_factor_spatial", 8)
     tile, stride = _TILE_PIXELS // cell, _STRIDE_PIXELS // cell
     return VideoCard(
         model=model,
@@ -147,10 +146,10 @@ def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
         name="",
         is_trained=True,
         # The pipeline asks for 16, the patches for more where a latent cell is 16 pixels.
-        size_multiple=max(16, cell * int(network.get("patch_size", (1, 2, 2))[1])),
+        size_multiple=max(16, cell * wan_patch(network)[1]),
         pixels_per_cell=cell,
-        frame_stride=int(vae.get("scale_factor_temporal", 4)),
-        latent_channels=int(vae.get("z_dim", 16)),
+        frame_stride=vae.count("scale_factor_temporal", 4),
+        latent_channels=vae.count("z_dim", 16),
         max_prompt_tokens=WAN_MAX_TOKENS,
         tiles=TileRule(tile, stride, (tile - stride) * cell),
         component_bytes=(),
@@ -160,7 +159,7 @@ def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
         switch=_wan_switch(layout),
         decode=WAN_DECODE,
         start=_wan_start(layout),
-        needs_start=layout.starts_from_pictures and not layout.index.get("expand_timesteps"),
+        needs_start=layout.starts_from_pictures and not layout.expands_timesteps,
         defaults=_wan_defaults(layout),
         has_float32_vae=True,
         wants_negative=True,
@@ -174,23 +173,23 @@ def _wan_start(layout: CheckpointLayout) -> StartRule | None:
     """The 5B model makes the picture its first frame; others have channels for it. Tokens of a
     picture are read in a fixed number; the 2.2 pair reads none, and takes a last frame or not.
     """
-    if layout.index.get("expand_timesteps"):
+    if layout.expands_timesteps:
         return StartRule(1, 1, "stretch")
     if not layout.starts_from_pictures:
         return None
     network = layout.components["transformer"].config()
-    if network.get("image_dim") is None:
+    if not network.has("image_dim"):
         return StartRule(1, 2, "stretch")
-    count = 1 if network.get("pos_embed_seq_len") is None else 2
+    count = 2 if network.has("pos_embed_seq_len") else 1
     return StartRule(count, count, "stretch")
 
 
 def _wan_switch(layout: CheckpointLayout) -> SwitchRule | None:
-    ratio, scheduler = layout.index.get("boundary_ratio"), layout.components["scheduler"]
+    ratio, scheduler = layout.boundary_ratio, layout.components["scheduler"]
     if ratio is None:
         return None
-    levels = int(scheduler.config().get("num_train_timesteps", 1000))
-    return SwitchRule(float(ratio), levels, scheduler.class_name == _EULER)
+    levels = scheduler.config().count("num_train_timesteps", 1000)
+    return SwitchRule(ratio, levels, scheduler.class_name == _EULER)
 
 
 def _wan_defaults(layout: CheckpointLayout) -> VideoDefaults:
@@ -206,7 +205,7 @@ def _wan_defaults(layout: CheckpointLayout) -> VideoDefaults:
         guidance_scale=5.0,
         flow_shift=_shift(layout, key, 3.0),
     )
-    if layout.index.get("expand_timesteps"):
+    if layout.expands_timesteps:
         return replace(plain, size=Size(704, 1280), num_frames=121, fps=24)
     if "transformer_2" in layout.components:
         high, low = (4.0, 3.0) if start is None else (3.5, 3.5)
@@ -231,11 +230,11 @@ def _wan_defaults(layout: CheckpointLayout) -> VideoDefaults:
 def _guidance(layout: CheckpointLayout) -> float:
     """The guider's scale; 1, which is none, where it is switched off (a distilled checkpoint)."""
     guider = layout.components["guider"].config()
-    return float(guider.get("guidance_scale", 6.0)) if guider.get("enabled", True) else 1.0
+    return guider.number("guidance_scale", 6.0) if guider.flag("enabled", True) else 1.0
 
 
 def _shift(layout: CheckpointLayout, key: str, otherwise: float) -> float:
-    return float(layout.components["scheduler"].config().get(key, otherwise))
+    return layout.components["scheduler"].config().number(key, otherwise, above=0)
 
 
 def _component_bytes(layout: CheckpointLayout) -> tuple[tuple[str, int], ...]:
@@ -248,18 +247,13 @@ def _component_parameters(layout: CheckpointLayout) -> tuple[tuple[str, int], ..
     return tuple((name, count) for name, count in found if count is not None)
 
 
-def _overridden(defaults: VideoDefaults, values: dict[str, Any], folder: Path) -> VideoDefaults:
+def _overridden(defaults: VideoDefaults, values: Config) -> VideoDefaults:
     """`defaults` with the values of card.json: numbers by field name, a size as [height, width]."""
-    unknown = set(values) - {field.name for field in fields(VideoDefaults)}
-    if unknown:
-        raise CheckpointError(
-            f"card.json has unknown defaults: {', '.join(sorted(unknown))}",
-            where=folder,
-            code="checkpoint.card",
-        )
+    known = {field.name for field in fields(VideoDefaults)}
+    for name in values.values.keys() - known:
+        raise values.fault(name, values.values[name], f"one of {', '.join(sorted(known))}")
     changed: dict[str, Any] = {
-        key: Size(*value) if key == "size" else value for key, value in values.items()
+        name: Size(*values.counts(name, length=2)) if name == "size" else values.setting(name)
+        for name in values.values
     }
-    for name in _COUNTS & changed.keys():
-        SETTINGS[name].kind.read(changed[name])
     return replace(defaults, **changed)

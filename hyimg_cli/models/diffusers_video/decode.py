@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hyimg_cli.errors import MachineError, OutputError
 from hyimg_cli.models.latent_video import LatentDecoder, VideoVae
-from hyimg_cli.spec.run import DECODE_TILES, DecodeTiles
+from hyimg_cli.settings.run import DECODE_TILES, DecodeTiles
 from hyimg_cli.tiling.decode import decode_tiled
 from hyimg_cli.tiling.tiles import Tiling, tile_plan
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import checkpoint
+from hyimg_cli.loading.config import Config
 from hyimg_cli.spec import digest
 
 INDEX = "model_index.json"
@@ -90,9 +91,9 @@ class Component:
     def has_weights(self) -> bool:
         return self.name not in _WITHOUT_WEIGHTS
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Config:
         """Its configuration file. Raises CheckpointError where there is none."""
-        return checkpoint.read_json(self.folder / _CONFIGS.get(self.name, "config.json"))
+        return Config.read(self.folder / _CONFIGS.get(self.name, "config.json"))
 
     def identity(self) -> str:
         """A digest of everything in it that shapes what it computes."""
@@ -137,6 +138,21 @@ class CheckpointLayout:
         """True if its pipeline is one of image-to-video."""
         return str(self.index["_class_name"]).endswith(_START)
 
+    @property
+    def expands_timesteps(self) -> bool:
+        """True if every patch has a timestep of its own: Wan 2.2's 5B model."""
+        return self._index.flag("expand_timesteps", False)
+
+    @property
+    def boundary_ratio(self) -> float | None:
+        """Noise level from which on Wan 2.2's second transformer works; None of one alone."""
+        name = "boundary_ratio"
+        return self._index.number(name) if self._index.has(name) else None
+
+    @property
+    def _index(self) -> Config:
+        return Config(self.index, self.folder / INDEX)
+
     def fingerprint(self) -> str:
         """Changes when any file that matters does."""
         parts = [[c.name, c.identity()] for c in sorted(self.components.values(), key=_name)]
@@ -162,7 +178,7 @@ def read_layout(folder: Path) -> CheckpointLayout:
             code="checkpoint.missing",
         )
     index = checkpoint.read_json(folder / INDEX)
-    pipeline = index.get("_class_name")
+    pipeline = Config(index, folder / INDEX).text("_class_name")
     if pipeline not in _FAMILIES:
         raise CheckpointError(
             f"{INDEX} names the pipeline {pipeline!r}",
@@ -185,7 +201,7 @@ def read_layout(folder: Path) -> CheckpointLayout:
 def component_of(folder: Path, name: str, entry: Any, classes: frozenset[str]) -> Component:
     """The part that model_index.json names, of one of `classes`. Raises CheckpointError."""
     known = " or ".join(sorted(classes))
-    if not (isinstance(entry, list) and len(entry) == 2):
+    if not (isinstance(entry, list) and [type(one) for one in entry] == [str, str]):
         raise CheckpointError(
             f"{INDEX} names no {name}", where=folder, hint=f"expected {known}",
             code="checkpoint.component",

@@ -12,7 +12,6 @@ from tokenizers import Tokenizer
 from hyimg_cli.errors import CheckpointError, JobError
 from hyimg_cli.files import TABLE_BYTES, bytes_of
 from hyimg_cli.loading.checkpoint import readable
-from hyimg_cli.manifest.video_cost import strings
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
 
@@ -22,7 +21,7 @@ def check_texts(job: VideoJob, folder: Path, card: VideoCard) -> None:
     tokenizer = _tokenizer(folder)
     if tokenizer is None:
         return
-    for name, text in zip(("prompt", "negative_prompt"), strings(job), strict=False):
+    for name, text in zip(("prompt", "negative_prompt"), job.texts, strict=False):
         count = len(tokenizer.encode(text, add_special_tokens=False).ids)
         if count > card.max_prompt_tokens:
             raise JobError(

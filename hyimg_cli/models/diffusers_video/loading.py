@@ -11,8 +11,8 @@ from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.diffusers_video.offload import Offload
 from hyimg_cli.models.diffusers_video.weights import LoadTarget, check_weights
 from hyimg_cli.parallel.devices import device_of
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import VideoCard
-from hyimg_cli.spec.run import ModelChoice
 
 
 def load_video(

@@ -43,9 +43,9 @@ from hyimg_cli.models.latent_video import (
     VideoVae,
 )
 from hyimg_cli.models.lora_files import lora_file
+from hyimg_cli.settings.run import DecodeTiles, ModelChoice
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.spec.run import DecodeTiles, ModelChoice
 from hyimg_cli.tiling.tiles import Tiling
 
 
@@ -163,7 +163,7 @@ class DiffusersVideo(ABC):
     @cached_property
     def context(self) -> SplitTokens:
         """The transformers as ranks share their tokens."""
-        by_token = bool(self.layout.index.get("expand_timesteps"))
+        by_token = self.layout.expands_timesteps
         return SplitTokens(self.networks, self.device, by_token=by_token)
 
     def load_weights(self) -> None:

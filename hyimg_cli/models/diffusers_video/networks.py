@@ -13,7 +13,7 @@ from diffusers import BitsAndBytesConfig
 from hyimg_cli.errors import MachineError, require
 from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_weights, quiet
-from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.settings.run import ModelChoice
 
 
 def load_network(component: Component, place: LoadTarget, choice: ModelChoice) -> Any:

@@ -11,8 +11,8 @@ from hyimg_cli.models.diffusers_video.layout import is_video_checkpoint, read_la
 from hyimg_cli.models.diffusers_video.lengths import check_texts
 from hyimg_cli.models.diffusers_video.lora_names import check_loras
 from hyimg_cli.models.family import Family
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.spec.run import ModelChoice
 
 if TYPE_CHECKING:
     from hyimg_cli.models.latent_video import LatentVideoModel

@@ -50,7 +50,7 @@ class JobScheduler:
         """
         self.class_name = _EULER if is_euler else component.class_name
         if is_euler:
-            count = component.config().get("num_train_timesteps", 1000)
+            count = component.config().count("num_train_timesteps", 1000)
             self.scheduler: Any = FlowMatchEulerDiscreteScheduler(count, flow_shift)
         else:
             shift = {_SHIFT_NAMES[component.class_name]: flow_shift}

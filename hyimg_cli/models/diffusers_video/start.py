@@ -50,12 +50,12 @@ def start_reader(layout: CheckpointLayout) -> StartReader:
     """The rules of a checkpoint of image-to-video."""
     if layout.family == HUNYUAN_VIDEO15:
         return StartReader("image_encoder", "feature_extractor", sees_crop=True, has_mask=False)
-    reads = layout.components["transformer"].config().get("image_dim") is not None
+    reads = layout.components["transformer"].config().has("image_dim")
     return StartReader(
         image_encoder="image_encoder" if reads else "",
         processor="image_processor" if reads else "",
         sees_crop=False,
-        has_mask=not layout.index.get("expand_timesteps"),
+        has_mask=not layout.expands_timesteps,
     )
 
 
@@ -172,7 +172,7 @@ class StartEncoder(CheckpointEncoder):
             view.images[0][1], view.size, view.fit
         ):  # fmt: skip
             return None
-        stride = self.layout.components["vae"].config().get("scale_factor_temporal", 4)
+        stride = self.layout.components["vae"].config().count("scale_factor_temporal", 4)
         return latents_CFYX[:, : (view.num_frames - 1) // stride + 1].clone()
 
 

@@ -6,9 +6,9 @@ of a job, or into films that are quietly wrong.
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any
 
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.loading.config import Config
 from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, CheckpointLayout, Component
 
 _OTHER_PIPELINE = "download the checkpoint again: model_index.json and transformer are of two kinds"
@@ -38,11 +38,10 @@ def refuse_unsupported(layout: CheckpointLayout) -> None:
 
 def _refuse_quantized(component: Component) -> None:
     """A library would load it by a quantizer of its own, which nothing here was tested with."""
-    method = component.config().get("quantization_config")
-    if method is not None:
-        name = method.get("quant_method") if isinstance(method, dict) else None
+    method = component.config().table("quantization_config", {})
+    if method.values:
         raise CheckpointError(
-            f"the {component.name} is stored quantized ({name or 'by an unnamed method'})",
+            f"the {component.name} is stored quantized ({method.text('quant_method', 'unnamed')})",
             where=component.folder,
             hint="use the checkpoint as it was released",
             code="checkpoint.quantized",
@@ -52,11 +51,11 @@ def _refuse_quantized(component: Component) -> None:
 def _hunyuan(layout: CheckpointLayout) -> Iterator[tuple[str, str]]:
     network = layout.components["transformer"].config()
     expected = "i2v" if layout.starts_from_pictures else "t2v"
-    task = network.get("task_type", "t2v")
+    task = network.text("task_type", "t2v")
     if task != expected:
         # Its pipeline would run it, and not look at the picture, without a word.
         yield f"the transformer is for {task!r}, its pipeline for {expected!r}", _OTHER_PIPELINE
-    if network.get("use_meanflow") and expected == "t2v":
+    if network.flag("use_meanflow", False) and expected == "t2v":
         # Its pipeline for text-to-video leaves the second timestep out, without a word.
         what = (
             "the transformer is distilled to few steps (use_meanflow): it wants a second timestep"
@@ -64,25 +63,28 @@ def _hunyuan(layout: CheckpointLayout) -> Iterator[tuple[str, str]]:
         yield what, "use the t2v checkpoint that is not step-distilled"
 
 
-def _hunyuan_vae(vae: dict[str, Any]) -> Iterator[str]:
+def _hunyuan_vae(vae: Config) -> Iterator[str]:
     """Faults by which it could not be built, or would decode frames of another size."""
     cell, stride = (
-        vae.get("spatial_compression_ratio", 16),
-        vae.get("temporal_compression_ratio", 4),
+        vae.count("spatial_compression_ratio", 16),
+        vae.count("temporal_compression_ratio", 4),
     )
-    levels = len(vae.get("block_out_channels", range(5)))
+    levels = len(vae.counts("block_out_channels", (1,) * 5))
     yield from _wrong_cell(cell)
     if cell > 2 ** (levels - 1) or stride not in (1, 2, 4, 8, 16) or stride > cell:
         yield f"the VAE's {levels} levels cannot shrink {cell} pixels and {stride} frames to one"
-    if vae.get("out_channels", 3) != 3:
-        yield f"the VAE decodes {vae['out_channels']} channels, not red, green and blue"
+    if (channels := vae.count("out_channels", 3)) != 3:
+        yield f"the VAE decodes {channels} channels, not red, green and blue"
 
 
-def _wan_vae(vae: dict[str, Any]) -> Iterator[str]:
+def _wan_vae(vae: Config) -> Iterator[str]:
     """The same; the library reads the cell, its levels and the patch apart from each other."""
-    cell, stride = vae.get("scale_factor_spatial", 8), vae.get("scale_factor_temporal", 4)
-    patch, halves = vae.get("patch_size") or 1, vae.get("temperal_downsample", [False, True, True])
-    levels = len(vae.get("dim_mult", range(4)))
+    cell, stride = vae.count("scale_factor_spatial", 8), vae.count("scale_factor_temporal", 4)
+    patch, halves = (
+        vae.count("patch_size", 1),
+        vae.flags("temperal_downsample", (False, True, True)),
+    )
+    levels = len(vae.counts("dim_mult", (1,) * 4))
     yield from _wrong_cell(cell)
     if (cell, stride) != (2 ** (levels - 1) * patch, 2 ** sum(halves)):
         yield (
@@ -91,34 +93,35 @@ def _wan_vae(vae: dict[str, Any]) -> Iterator[str]:
         )
     if len(halves) != levels - 1:
         yield f"the VAE has {levels} levels, and says of {len(halves)} whether they halve frames"
-    if vae.get("out_channels", 3) != 3 * patch**2:
-        yield f"the VAE decodes {vae.get('out_channels', 3)} channels, not {3 * patch**2}"
+    if (channels := vae.count("out_channels", 3)) != 3 * patch**2:
+        yield f"the VAE decodes {channels} channels, not {3 * patch**2}"
+    expected = vae.count("z_dim", 16)
     for name in ("latents_mean", "latents_std"):
-        count, expected = len(vae.get(name, range(16))), vae.get("z_dim", 16)
+        count = len(vae.numbers(name, (1.0,) * 16))
         if count != expected:
             yield f"the VAE's {name} has {count} numbers for {expected} channels"
 
 
 def _wrong_cell(cell: int) -> Iterator[str]:
-    if cell < 1 or _SHARED_PIXELS % cell:
+    if _SHARED_PIXELS % cell:
         yield f"the VAE's latent cell of {cell} pixels does not divide tiles that share 64"
 
 
 def _wan(layout: CheckpointLayout) -> Iterator[tuple[str, str]]:
     network, vae = layout.components["transformer"].config(), layout.components["vae"].config()
-    taken, made = network.get("in_channels", 16), vae.get("z_dim", 16)
-    beside = layout.starts_from_pictures and not layout.index.get("expand_timesteps")
+    taken, made = network.count("in_channels", 16), vae.count("z_dim", 16)
+    beside = layout.starts_from_pictures and not layout.expands_timesteps
     expected = 2 * made + _MASK_CHANNELS if beside else made
     if taken != expected:
         kind = "image-to-video" if beside else "text-to-video"
         what = f"the transformer takes {taken} channels; for {kind} its VAE makes {expected}"
         yield what, _OTHER_PIPELINE
-    reads = network.get("image_dim") is not None or network.get("added_kv_proj_dim") is not None
+    reads = network.has("image_dim") or network.has("added_kv_proj_dim")
     encodes = {"image_encoder", "image_processor"} <= layout.components.keys()
     if reads and not encodes:
         what = "the transformer reads a picture's tokens, and nothing in the checkpoint makes them"
         yield what, _OTHER_PIPELINE
-    has_boundary = layout.index.get("boundary_ratio") is not None
+    has_boundary = layout.boundary_ratio is not None
     if has_boundary != ("transformer_2" in layout.components):
         is_there, is_not = ("boundary_ratio", "transformer_2")[:: 1 if has_boundary else -1]
         what = f"model_index.json has a {is_there} and no {is_not}: which network takes which step?"

@@ -49,7 +49,7 @@ class Wan(DiffusersVideo):
 
     def finished(self, latents_BCFYX: Tensor, start: Mapping[str, Tensor]) -> Tensor:
         """The 5B model keeps the picture itself for the first latent frame."""
-        if LATENTS not in start or not self.layout.index.get("expand_timesteps"):
+        if LATENTS not in start or not self.layout.expands_timesteps:
             return latents_BCFYX
         return _from_first(start[LATENTS][None].to(latents_BCFYX), latents_BCFYX)
 
@@ -128,7 +128,7 @@ class Wan(DiffusersVideo):
         if latents_CFYX is None:
             return None
         latents_1CFYX = latents_CFYX[None].to(dtype)
-        if self.layout.index.get("expand_timesteps"):
+        if self.layout.expands_timesteps:
             return latents_1CFYX
         stride, has_last = self.card.frame_stride, len(job.images) > 1
         given = frame_mask(job.num_frames, stride, has_last=has_last).to(latents_1CFYX)
@@ -137,7 +137,7 @@ class Wan(DiffusersVideo):
 
     def network_of(self, schedule: JobScheduler) -> list[int]:
         """From `boundary_ratio` on the second."""
-        ratio = self.layout.index.get("boundary_ratio")
+        ratio = self.layout.boundary_ratio
         if ratio is None or len(self.networks) == 1:
             return super().network_of(schedule)
         boundary = ratio * schedule.train_timesteps
@@ -145,7 +145,7 @@ class Wan(DiffusersVideo):
 
     def _timestep_rows(self, noise_1CFYX: Tensor) -> int | None:
         """Where the 5B model of 2.2 wants a timestep for every patch: how many there are."""
-        if not self.layout.index.get("expand_timesteps"):
+        if not self.layout.expands_timesteps:
             return None
         frames, height, width = noise_1CFYX.shape[2:]
         return int(frames * len(range(0, height, 2)) * len(range(0, width, 2)))

@@ -69,7 +69,7 @@ def check_weights(component: Component) -> int:
     cls = component_class(component)
     found = _without_ignored(tensor_index(component.folder, component.stem), cls)
     # Even without memory for their weights, modules that are not there take their time to build.
-    refuse_many(component.config(), max(len(found), _FEW), component.folder / "config.json")
+    refuse_many(component.config().values, max(len(found), _FEW), component.folder / "config.json")
     with torch.device("meta"), quiet():
         module = _empty(cls, component)
     expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
@@ -145,7 +145,7 @@ def load_tokenizer(component: Component) -> Any:
 def configured(component: Component, **changes: Any) -> Any:
     """A scheduler or guider from its configuration file, with `changes` to it."""
     cls: Any = component_class(component)
-    config = component.config() | changes
+    config = {**component.config().values, **changes}
     try:
         with quiet():
             return cls.from_config(config)
@@ -168,7 +168,7 @@ def _empty(cls: Any, component: Component) -> nn.Module:
     refuse_special(component.folder)
     try:
         if component.library == "diffusers":
-            module: nn.Module = cls.from_config(component.config())
+            module: nn.Module = cls.from_config(component.config().values)
         else:
             config = cls.config_class.from_pretrained(component.folder, local_files_only=True)
             module = cls(config)

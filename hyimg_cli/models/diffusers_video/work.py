@@ -5,9 +5,8 @@ top of (a prompt of 150 tokens is less than a hundredth of a film at 480p).
 """
 
 import math
-from typing import Any
 
-from hyimg_cli.errors import CheckpointError
+from hyimg_cli.loading.config import Config
 from hyimg_cli.spec.card import ForwardWork
 
 # A multiplication and its addition.
@@ -20,29 +19,34 @@ _WAN_TEXT_TOKENS = 512
 _TOKEN_WIDTHS = 25
 
 
-def hunyuan_blocks(network: dict[str, Any]) -> int:
+def hunyuan_blocks(network: Config) -> int:
     """Blocks of HunyuanVideo-1.5's transformer."""
-    return int(_Numbers(network)["num_layers", 54])
+    return network.count("num_layers", 54)
 
 
-def wan_blocks(network: dict[str, Any]) -> int:
+def wan_blocks(network: Config) -> int:
     """Blocks of Wan's transformer."""
-    return int(_Numbers(network)["num_layers", 40])
+    return network.count("num_layers", 40)
 
 
-def wan_heads(network: dict[str, Any]) -> int:
+def wan_heads(network: Config) -> int:
     """Heads of attention of Wan's transformer."""
-    return int(_Numbers(network)["num_attention_heads", 40])
+    return network.count("num_attention_heads", 40)
 
 
-def hunyuan_forward(network: dict[str, Any]) -> ForwardWork:
+def wan_patch(network: Config) -> tuple[int, ...]:
+    """Frames, rows and columns of cells that are a token of Wan's transformer."""
+    return network.counts("patch_size", (1, 2, 2), length=3)
+
+
+def hunyuan_forward(network: Config) -> ForwardWork:
     """HunyuanVideo-1.5: blocks of joint attention, in which video and text have weights apart."""
-    of = _Numbers(network)
-    width = of["num_attention_heads", 16] * of["attention_head_dim", 128]
-    layers, cells = hunyuan_blocks(network), of["patch_size_t", 1] * of["patch_size", 1] ** 2
+    width = network.count("num_attention_heads", 16) * network.count("attention_head_dim", 128)
+    layers = hunyuan_blocks(network)
+    cells = network.count("patch_size_t", 1) * network.count("patch_size", 1) ** 2
     # Queries, keys, values and output; the two layers of the MLP.
-    weights = 4 * width**2 + int(2 * of["mlp_ratio", 4] * width**2)
-    ends = cells * width * (of["in_channels", 65] + of["out_channels", 32])
+    weights = 4 * width**2 + int(2 * network.number("mlp_ratio", 4.0, above=0) * width**2)
+    ends = cells * width * (network.count("in_channels", 65) + network.count("out_channels", 32))
     return ForwardWork(
         cells_per_token=cells,
         per_token=_MAC * (layers * weights + ends),
@@ -51,37 +55,17 @@ def hunyuan_forward(network: dict[str, Any]) -> ForwardWork:
     )
 
 
-def wan_forward(network: dict[str, Any]) -> ForwardWork:
+def wan_forward(network: Config) -> ForwardWork:
     """Wan: blocks of self-attention, and of cross-attention to the text's 512 rows."""
-    of = _Numbers(network)
-    width = of["num_attention_heads", 40] * of["attention_head_dim", 128]
-    layers, cells = wan_blocks(network), math.prod(network.get("patch_size", (1, 2, 2)))
+    width = wan_heads(network) * network.count("attention_head_dim", 128)
+    layers, cells = wan_blocks(network), math.prod(wan_patch(network))
     # Self-attention has four matrices; of the other's, keys and values are the text's own.
-    weights = (4 + 2) * width**2 + 2 * width * of["ffn_dim", 13824]
+    weights = (4 + 2) * width**2 + 2 * width * network.count("ffn_dim", 13824)
     across = _PRODUCTS * _WAN_TEXT_TOKENS * width
-    ends = cells * width * (of["in_channels", 16] + of["out_channels", 16])
+    ends = cells * width * (network.count("in_channels", 16) + network.count("out_channels", 16))
     return ForwardWork(
         cells_per_token=cells,
         per_token=_MAC * (layers * (weights + across) + ends),
         per_pair=_MAC * _PRODUCTS * layers * width,
         token_bytes=_TOKEN_WIDTHS * width,
     )
-
-
-class _Numbers:
-    """Numbers of a transformer's configuration, by name and the class's own default."""
-
-    def __init__(self, network: dict[str, Any]) -> None:
-        self._network = network
-
-    def __getitem__(self, name_and_default: tuple[str, int]) -> Any:
-        """Raises CheckpointError where something else than a number stands there."""
-        name, otherwise = name_and_default
-        value = self._network.get(name, otherwise)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise CheckpointError(
-                f"transformer/config.json: {name} is {value!r}, not a number",
-                hint="download the checkpoint again, with its config.json files",
-                code="checkpoint.config",
-            )
-        return value

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading.checkpoint import (
@@ -12,6 +11,7 @@ from hyimg_cli.loading.checkpoint import (
     weight_bytes,
     weight_files,
 )
+from hyimg_cli.loading.config import Config
 from hyimg_cli.loading.packed import stored_index
 from hyimg_cli.models.family import Reading
 from hyimg_cli.models.hunyuan_image3.buckets import buckets
@@ -49,12 +49,14 @@ _FP8_FILLED_ROWS = 15
 
 def read_architecture(folder: Path) -> Architecture:
     """The network that `folder/config.json` describes."""
-    return architecture(read_json(folder / "config.json"), where=f"{folder.name}/config.json")
+    path = folder / "config.json"
+    return architecture(read_json(path), where=path)
 
 
 def read_generation(folder: Path) -> GenerationConfig:
     """The defaults in `folder/generation_config.json`."""
-    return generation_config(read_json(folder / "generation_config.json"))
+    path = folder / "generation_config.json"
+    return generation_config(read_json(path), where=path)
 
 
 def model_card(folder: Path, model: str) -> ModelCard:
@@ -64,14 +66,14 @@ def model_card(folder: Path, model: str) -> ModelCard:
     the sizes to the ratio indices that it was trained on.
     """
     arch, generation = read_architecture(folder), read_generation(folder)
-    extra = read_json(folder / "card.json") if (folder / "card.json").exists() else {}
+    extra = Config.read(folder / "card.json", is_optional=True)
     return ModelCard(
         model=model,
         family=FAMILY,
-        name=str(extra.get("name", folder.name)),
-        is_trained=bool(extra.get("trained", True)),
+        name=extra.text("name", folder.name),
+        is_trained=extra.flag("trained", True),
         is_distilled=arch.cfg_distilled,
-        buckets=_allowed(official_buckets(arch), extra, folder),
+        buckets=_allowed(official_buckets(arch), extra),
         pixels_per_cell=arch.vae_downsample_factor,
         source_vit_tokens=arch.vision.max_num_patches,
         kv_bytes_per_token=_kv_bytes(arch),
@@ -110,20 +112,11 @@ def official_buckets(arch: Architecture) -> tuple[Bucket, ...]:
     return buckets(arch.image_base_size, has_extras=not arch.is_base)
 
 
-def _allowed(
-    official: tuple[Bucket, ...], extra: dict[str, Any], folder: Path
-) -> tuple[Bucket, ...]:
-    if "ratio_indices" not in extra:
+def _allowed(official: tuple[Bucket, ...], extra: Config) -> tuple[Bucket, ...]:
+    if not extra.has("ratio_indices"):
         return official
-    wanted = set(extra["ratio_indices"])
-    allowed = tuple(bucket for bucket in official if bucket.ratio_index in wanted)
-    if len(allowed) != len(wanted) or not allowed:
-        raise CheckpointError(
-            f"card.json names ratio indices {sorted(wanted)}; known are 0 to {len(official) - 1}",
-            where=folder,
-            code="checkpoint.card",
-        )
-    return allowed
+    wanted = extra.counts("ratio_indices", least=0, most=len(official) - 1)
+    return tuple(bucket for bucket in official if bucket.ratio_index in wanted)
 
 
 def _weight_bytes(folder: Path) -> int:

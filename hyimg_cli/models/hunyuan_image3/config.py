@@ -4,13 +4,14 @@ Keys that the released code never reads are ignored. A key whose other values ex
 unreleased code is refused, so that a checkpoint we would compute wrongly does not load.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin, get_type_hints
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.loading.checkpoint import MOST_MODULES, MOST_WIDTH
+from hyimg_cli.loading.config import Config
 from hyimg_cli.spec.card import SamplingDefaults
 from hyimg_cli.spec.job import BOT_TASKS
 
@@ -20,10 +21,6 @@ VAE_CHUNK_BYTES = 1 << 29
 _MOST_EXPERTS = 100_000
 
 Template = Literal["instruct", "pretrain"]
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-Facts = TypeVar("Facts", bound="DataclassInstance")
 
 # Options with a single released value; anything else is another network.
 _ONLY_RELEASED: dict[str, Any] = {
@@ -91,7 +88,7 @@ _GENERATION_DEFAULTS: dict[str, Any] = {
     "repetition_penalty": 1.0,
 }
 # The same of config.json, where the key is not the name of a fact below.
-_CONFIG_DEFAULTS = {
+_CONFIG_DEFAULTS: dict[str, Any] = {
     "cond_token_attn_type": "full",
     "model_version": "HunyuanImage-3.0-Instruct",
     "num_shared_expert": 1,
@@ -182,22 +179,19 @@ class GenerationConfig:
     defaults: SamplingDefaults
 
 
-def architecture(config: Mapping[str, Any], *, where: str = "config.json") -> Architecture:
+def architecture(config: Mapping[str, Any], *, where: Path | str = "config.json") -> Architecture:
     """The network that `config` describes. Raises CheckpointError for a key missing or
-    unreleased.
+    unreleased, or a value that no network has.
     """
-    try:
-        _refuse_packed_otherwise(config, where)
-        _refuse_unreleased(config, where)
-        return _architecture(config)
-    except KeyError as error:
-        what = f"config key {error} is missing"
-    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
-        what = f"a config value is of the wrong kind: {error}"
-    raise CheckpointError(what, where=where, code="checkpoint.config")
+    own = Config(config, where)
+    _refuse_packed_otherwise(own)
+    _refuse_unreleased(own)
+    return _architecture(own)
 
 
-def generation_config(config: Mapping[str, Any]) -> GenerationConfig:
+def generation_config(
+    config: Mapping[str, Any], *, where: Path | str = "generation_config.json"
+) -> GenerationConfig:
     """Sampling defaults; a key that the file omits takes the released Instruct value, but the
     template is upstream's own, "pretrain".
 
@@ -207,48 +201,35 @@ def generation_config(config: Mapping[str, Any]) -> GenerationConfig:
         if config.get(key) not in (None, neutral):
             raise CheckpointError(
                 f"{key} is {config[key]!r}, which is not implemented",
-                where="generation_config.json",
+                where=where,
                 hint="take the key out: no released checkpoint has it",
                 code="checkpoint.config",
             )
     off = {key: value for key, value in _OFF.items() if config.get(key, value) is None}
-    try:
-        return _generation_config({k: v for k, v in config.items() if v is not None} | off)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise CheckpointError(
-            f"a value is of the wrong kind: {error}",
-            where="generation_config.json",
-            code="checkpoint.config",
-        ) from None
+    told = {key: value for key, value in config.items() if value is not None}
+    return _generation_config(Config(_GENERATION_DEFAULTS | told | off, where))
 
 
-def _generation_config(config: Mapping[str, Any]) -> GenerationConfig:
-    told = {key: config.get(key, default) for key, default in _GENERATION_DEFAULTS.items()}
-    template = told["sequence_template"]
-    if template not in ("instruct", "pretrain"):
-        raise ValueError(f"sequence_template {template!r} is not one of instruct, pretrain")
+def _generation_config(own: Config) -> GenerationConfig:
+    template = own.text("sequence_template")
+    if template not in get_args(Template):
+        raise own.fault("sequence_template", template, "instruct or pretrain")
     return GenerationConfig(
-        template=template,
+        template=cast(Template, template),
         defaults=SamplingDefaults(
-            num_inference_steps=_count("num_inference_steps", told["diff_infer_steps"]),
-            guidance_scale=float(told["diff_guidance_scale"]),
-            flow_shift=float(told["flow_shift"]),
-            bot_task=_bot_task(told["bot_task"]),
-            drop_think=bool(told["drop_think"]),
-            use_system_prompt=str(told["use_system_prompt"]),
-            temperature=float(told["temperature"]) if told["do_sample"] else 0.0,
-            top_k=int(told["top_k"]),
-            top_p=float(told["top_p"]),
-            max_new_tokens=_count("max_new_tokens", told["max_new_tokens"]),
-            repetition_penalty=_penalty(float(told["repetition_penalty"])),
+            num_inference_steps=own.setting("num_inference_steps", "diff_infer_steps"),
+            guidance_scale=own.setting("guidance_scale", "diff_guidance_scale"),
+            flow_shift=own.setting("flow_shift"),
+            bot_task=_bot_task(own),
+            drop_think=own.setting("drop_think"),
+            use_system_prompt=own.setting("use_system_prompt"),
+            temperature=own.setting("temperature") if own.flag("do_sample") else 0.0,
+            top_k=own.setting("top_k"),
+            top_p=own.setting("top_p"),
+            max_new_tokens=own.setting("max_new_tokens"),
+            repetition_penalty=own.number("repetition_penalty", above=0),
         ),
     )
-
-
-def _count(name: str, value: Any) -> int:
-    """A default that a user could give as well. Raises ValueError for one out of that range."""
-    count: int = SETTINGS[name].kind.read(int(value))
-    return count
 
 
 def defaulted(config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,140 +246,103 @@ def defaulted(config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[
     return absent | {k: v for k, v in _GENERATION_DEFAULTS.items() if k not in generation}
 
 
-def _penalty(value: float) -> float:
-    if not 0 < value < math.inf:
-        raise ValueError(f"repetition_penalty {value} is not above 0")
-    return value
-
-
-def _bot_task(name: str) -> str:
-    if name in BOT_TASKS:
-        return name
+def _bot_task(own: Config) -> str:
+    name = own.text("bot_task")
     if name in ("image", "auto", "img_ratio"):
         return "none"
-    raise ValueError(f"bot_task {name!r} is not one of {', '.join(BOT_TASKS)}")
+    if name not in BOT_TASKS:
+        raise own.fault("bot_task", name, f"one of {', '.join(BOT_TASKS)}")
+    return name
 
 
-def _refuse_packed_otherwise(config: Mapping[str, Any], where: str) -> None:
+def _refuse_packed_otherwise(own: Config) -> None:
     """Passes weights as they were released, and those that bitsandbytes has packed: their parts
     are known. Others' mean nothing without the program that made them.
     """
-    found = config.get("quantization_config") or {}
-    method = found.get("quant_method") or "bitsandbytes"
+    method = own.table("quantization_config", {}).text("quant_method", "bitsandbytes")
     if method != "bitsandbytes":
         raise CheckpointError(
             f"its weights are quantised by {method!r}, which is not read",
-            where=where,
+            where=own.where,
             hint="use the checkpoint as it was released, with --quantization fp8 or nf4, or one "
             "that transformers has saved with bitsandbytes (NF4, INT8)",
             code="checkpoint.quantized",
         )
 
 
-def _refuse_unreleased(config: Mapping[str, Any], where: str) -> None:
-    scaling = config.get("rope_scaling") or {}
-    flat = {**config, "rope_scaling type": scaling.get("type", scaling.get("rope_type"))}
+def _refuse_unreleased(own: Config) -> None:
+    scaling = own.table("rope_scaling", {})
+    kind = scaling.text("type", scaling.text("rope_type", "custom"))
+    flat = {**own.values, "rope_scaling type": kind}
     for key, released in (*_ONLY_RELEASED.items(), ("rope_scaling type", "custom")):
         value = flat.get(key, released)
         if value is not None and value != released:
             raise CheckpointError(
                 f"{key} is {value!r}; only {released!r} exists in released checkpoints",
-                where=where,
+                where=own.where,
                 code="checkpoint.config",
             )
 
 
-def _has_joint_source_span(kind: Any) -> bool:
-    if kind not in _SOURCE_SPANS:
-        known = ", ".join(_SOURCE_SPANS)
-        raise ValueError(f"cond_token_attn_type {kind!r} is not one of {known}")
-    return _SOURCE_SPANS[kind]
-
-
-def _architecture(config: Mapping[str, Any]) -> Architecture:
-    told = {**_CONFIG_DEFAULTS, **config}
-    layers = int(config["num_hidden_layers"])
-    heads = int(config["num_attention_heads"])
-    experts = int(config["num_experts"])
-    if not 0 < layers * experts <= _MOST_EXPERTS:
-        raise ValueError(f"{layers} layers of {experts} experts")
-    if heads < 1:
-        raise ValueError(f"{heads} attention heads")
-    chosen = _per_layer(config["moe_topk"], layers)
-    if not all(0 < k <= experts for k in chosen):
-        raise ValueError(f"{max(chosen)} of {experts} experts for a token")
-    head_dim = config.get("attention_head_dim") or config.get("head_dim")
-    down = config["vae_downsample_factor"]
+def _architecture(own: Config) -> Architecture:
+    layers = own.count("num_hidden_layers", most=MOST_MODULES)
+    heads = own.count("num_attention_heads")
+    experts = own.count("num_experts", most=max(1, _MOST_EXPERTS // layers))
+    head_dim = own.count("head_dim", own.count("hidden_size") // heads)
+    down = own.counts("vae_downsample_factor", length=2)
     if down[0] != down[1]:
-        raise CheckpointError(
-            f"vae_downsample_factor {down} is not square", code="checkpoint.config"
-        )
-    inner = config.get("moe_intermediate_size") or config["intermediate_size"]
-    return _typed(
+        raise own.fault("vae_downsample_factor", down, "two equal numbers")
+    spans = own.text("cond_token_attn_type", _CONFIG_DEFAULTS["cond_token_attn_type"])
+    if spans not in _SOURCE_SPANS:
+        raise own.fault("cond_token_attn_type", spans, f"one of {', '.join(_SOURCE_SPANS)}")
+    inner = "moe_intermediate_size" if own.has("moe_intermediate_size") else "intermediate_size"
+    version = own.text("model_version", _CONFIG_DEFAULTS["model_version"])
+    return own.facts(
         Architecture,
-        config,
-        num_key_value_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(head_dim or config["hidden_size"] // heads),
-        moe_topk=chosen,
-        num_shared_expert=_per_layer(told["num_shared_expert"], layers),
-        moe_intermediate_size=_per_layer(inner, layers),
-        pad_token_id=int(config.get("pad_token_id", config.get("pad_id", 0))),
-        vae_downsample_factor=int(down[0]),
-        has_joint_source_span=_has_joint_source_span(told["cond_token_attn_type"]),
-        is_base=told["model_version"] == "HunyuanImage-3.0",
-        vae=_typed(VaeArchitecture, config["vae"]),
-        vision=_vision(config["vit"], config["vit_processor"], config["vit_aligner"]),
+        num_hidden_layers=layers,
+        num_key_value_heads=own.count("num_key_value_heads", heads),
+        head_dim=own.count("attention_head_dim", head_dim),
+        moe_topk=_per_layer(own, "moe_topk", layers, most=experts),
+        num_shared_expert=_per_layer(own, "num_shared_expert", layers, 1, least=0),
+        moe_intermediate_size=_per_layer(own, inner, layers),
+        pad_token_id=own.count("pad_token_id", own.count("pad_id", 0, least=0), least=0),
+        vae_downsample_factor=down[0],
+        has_joint_source_span=_SOURCE_SPANS[spans],
+        # A sixteenth of it is the step from one size to the next.
+        image_base_size=own.count("image_base_size", Architecture.image_base_size, least=16),
+        is_base=version == "HunyuanImage-3.0",
+        vae=own.table("vae").facts(VaeArchitecture),
+        vision=_vision(own),
     )
 
 
-def _typed(cls: type[Facts], values: Mapping[str, Any], **known: Any) -> Facts:
-    """A dataclass of facts: those `known`, and the others from `values`, by name and as their type.
-
-    Raises KeyError for one without a default that is not there, TypeError or ValueError for a value
-    of another kind.
-    """
-    kinds = get_type_hints(cls)
-    read = {
-        field.name: _of_kind(kinds[field.name], values[field.name])
-        for field in fields(cls)
-        if field.name not in known and (field.name in values or field.default is MISSING)
-    }
-    return cls(**read, **known)
-
-
-def _of_kind(kind: Any, value: Any) -> Any:
-    if kind == float | None:
-        return None if value is None else float(value)
-    return tuple(value) if get_origin(kind) is tuple else kind(value)
+def _per_layer(
+    own: Config,
+    name: str,
+    layers: int,
+    default: int | None = None,
+    *,
+    least: int = 1,
+    most: int = MOST_WIDTH,
+) -> tuple[int, ...]:
+    """A number of each layer: a list, or one for all."""
+    if isinstance(own.values.get(name), list):
+        return own.counts(name, length=layers, least=least, most=most)
+    return (own.count(name, default, least=least, most=most),) * layers
 
 
-def _per_layer(value: int | Sequence[int], layers: int) -> tuple[int, ...]:
-    if isinstance(value, int):
-        return (value,) * layers
-    if len(value) != layers:
-        raise CheckpointError(
-            f"a per-layer list has {len(value)} entries for {layers} layers",
-            code="checkpoint.config",
-        )
-    return tuple(int(v) for v in value)
-
-
-def _vision(
-    vit: Mapping[str, Any], processor: Mapping[str, Any], aligner: Mapping[str, Any]
-) -> VisionArchitecture:
-    if aligner.get("projector_type", "mlp_gelu") != "mlp_gelu":
-        raise CheckpointError(
-            f"vit_aligner projector_type {aligner['projector_type']!r} is not released",
-            code="checkpoint.config",
-        )
-    return _typed(
+def _vision(own: Config) -> VisionArchitecture:
+    processor, aligner = own.table("vit_processor"), own.table("vit_aligner")
+    kind = aligner.text("projector_type", "mlp_gelu")
+    if kind != "mlp_gelu":
+        raise aligner.fault("projector_type", kind, "mlp_gelu, the only one that was released")
+    return own.table("vit").facts(
         VisionArchitecture,
-        vit,
-        max_num_patches=int(processor["max_num_patches"]),
-        aligner_depth=int(aligner.get("depth", 2)),
+        max_num_patches=processor.count("max_num_patches"),
+        aligner_depth=aligner.count("depth", 2, most=MOST_MODULES),
         processor=tuple(
             (key, tuple(value) if isinstance(value, list) else value)
-            for key, value in sorted(processor.items())
+            for key, value in sorted(processor.values.items())
             if key != "image_processor_type"
         ),
     )

@@ -21,7 +21,7 @@ from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kernels.transfer import Waiting, sent, to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
-from hyimg_cli.media.images import fit_cover, stretch
+from hyimg_cli.media.images import cut_off, fit_cover, stretch
 from hyimg_cli.models.hunyuan_image3 import stored
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.graphs import (
@@ -48,12 +48,12 @@ from hyimg_cli.models.protocols import (
     LivePicture,
     TextPrompt,
 )
-from hyimg_cli.parallel.devices import device_of, set_float32_convolutions
+from hyimg_cli.parallel.devices import device_of
 from hyimg_cli.parallel.ranks import RankPool
+from hyimg_cli.settings.run import ModelChoice, VaeDtype
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import ImageJob, Size
-from hyimg_cli.spec.run import ModelChoice, VaeDtype
 
 
 def load_family(
@@ -113,7 +113,6 @@ def load_family(
         card = replace(card, kv_bytes_per_token=kv_bytes)
     if is_batch_invariant and device == "cpu":
         network.make_batch_invariant(invariant_multiple())
-    set_float32_convolutions(choice, device)
     if is_one_gpu(device_map) and choice.sdpa_backend == "auto":
         warn_of_slow_kernel(network.device, dtype)
     if choice.vae_channels_last:
@@ -215,7 +214,10 @@ class HunyuanImage3:
     def _encoded(
         self, pixels: np.ndarray, digest: str, fit: Callable[[np.ndarray, Size], np.ndarray]
     ) -> Encoded:
-        bucket, note = self.prompter.fit(pixels.shape[0], pixels.shape[1])
+        height, width = pixels.shape[:2]
+        bucket, note = self.prompter.fit(height, width)
+        if note and fit is fit_cover:
+            note += cut_off(Size(height, width), bucket.size)
         inputs = vision_inputs(pixels, self.network.arch.vision)
         latents_1CYX = self._latents(fit(pixels, bucket.size), seed_from(digest))
         return Encoded(
@@ -300,12 +302,13 @@ class HunyuanImage3:
         layout = self.prompter.picture(job, _shapes(sources), text.ids, bucket)
         start, stop, known = layout.live_start, layout.live_stop, self.card.max_positions
         rows = (layout.ids, layout.unconditional_ids)[: self.prompter.branch_count(job)]
-        notes = [note] if note else []
+        warnings = []
         if stop > known:
             what = f"the picture reaches position {stop}; {known} positions are known to the model"
-            notes.insert(0, what)
+            warnings.append(what)
         branches = tuple(BranchSequence(ids, start, stop) for ids in rows)
-        return Canvas(bucket, layout, branches, tuple(notes))
+        notes = (note,) if note else ()
+        return Canvas(bucket, layout, branches, notes, tuple(warnings))
 
     def new_buffer(self, capacity: int) -> Buffer:
         return self.network.new_buffer(capacity)

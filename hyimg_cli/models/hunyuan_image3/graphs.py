@@ -34,7 +34,7 @@ from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.attention import StepRows, addresses, rows_at
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
-from hyimg_cli.spec.run import Quantization
+from hyimg_cli.settings.run import Quantization
 
 logger = logging.getLogger(__name__)
 Run = tuple[Sequence[int] | Tensor, Buffer]

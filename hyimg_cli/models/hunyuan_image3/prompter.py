@@ -37,9 +37,9 @@ from hyimg_cli.models.hunyuan_image3.vocabulary import (
     RATIO_COUNT_INSTRUCT,
     Vocabulary,
 )
+from hyimg_cli.settings.run import ModelChoice, Quantization
 from hyimg_cli.spec.card import Bucket, ModelCard, RankBytes
 from hyimg_cli.spec.job import ImageJob, Size
-from hyimg_cli.spec.run import ModelChoice, Quantization
 
 if TYPE_CHECKING:
     from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3

@@ -46,7 +46,7 @@ from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.models.hunyuan_image3.weights import load_share
 from hyimg_cli.parallel.ranks import Rank, RankPool
 from hyimg_cli.parallel.tensor import Share, Sums, spread
-from hyimg_cli.spec.run import CacheConfig, Quantization
+from hyimg_cli.settings.run import CacheConfig, Quantization
 
 PART = "layers"
 T = TypeVar("T")

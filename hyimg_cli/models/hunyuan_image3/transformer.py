@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from hyimg_cli.kernels.attention import (
     AttentionChoice,
     pinned,
-    plan_for_all_lengths,
     row_attention,
 )
 from hyimg_cli.kernels.decode_attention import DecodeAttention, decode_attention
@@ -73,8 +72,6 @@ class Transformer(nn.Module):
         """
         chosen = attention or AttentionChoice()
         self.kv_by_slot = chosen.kv_by_slot
-        if chosen.kv_by_slot:
-            plan_for_all_lengths()
         for layer in self.layers:
             layer.choose_kernels(chosen)
         device = self.layers[0].self_attn.qkv_proj.weight.device

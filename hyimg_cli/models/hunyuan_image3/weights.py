@@ -43,8 +43,8 @@ from hyimg_cli.models.hunyuan_image3.placement import (
 from hyimg_cli.models.hunyuan_image3.sharded import Cuts, shard, sum_over
 from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
 from hyimg_cli.parallel.tensor import Share, WeightCut
+from hyimg_cli.settings.run import CacheConfig, Quantization
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.run import CacheConfig, Quantization
 
 _EXPERT = re.compile(
     r"model\.layers\.(?P<layer>\d+)\.mlp\.experts\.(?P<expert>\d+)"

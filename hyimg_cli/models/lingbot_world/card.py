@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, replace
 
+from hyimg_cli.loading.config import Config
 from hyimg_cli.models.diffusers_video.card import WAN_DECODE, counted
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.work import wan_forward
@@ -31,7 +32,7 @@ def lingbot_card(layout: CheckpointLayout, model: str) -> VideoCard:
         max_prompt_tokens=shape.text_len,
         tiles=_NO_TILES,
         component_bytes=(),
-        forward=wan_forward(_as_wan(shape)),
+        forward=wan_forward(Config(_as_wan(shape), "")),
         needs_start=True,
         defaults=VideoDefaults(
             size=Size(480, 832),

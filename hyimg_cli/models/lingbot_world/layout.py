@@ -8,18 +8,21 @@ Pickles are never read: of the published layout the transformer alone is taken, 
 and the VAE, which are those of every Wan 2.1, come from another folder in diffusers' layout.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import checkpoint
+from hyimg_cli.loading.config import Config
 from hyimg_cli.models.diffusers_video.layout import (
     INDEX,
     CheckpointLayout,
     Component,
     component_of,
 )
+from hyimg_cli.models.diffusers_video.work import wan_patch
 from hyimg_cli.models.lingbot_world.network_shape import NetworkShape
 from hyimg_cli.spec import digest
 
@@ -50,7 +53,7 @@ def is_lingbot_world(folder: Path) -> bool:
     index = _json(folder / INDEX)
     if index:
         return str(index.get("_class_name")).startswith("LingBotWorld")
-    own = _json(folder / "config.json").get("_class_name") in _CLASSES
+    own = str(_json(folder / "config.json").get("_class_name")) in _CLASSES
     return own or "control_type" in _json(folder / _EXPERTS[0] / "config.json")
 
 
@@ -101,24 +104,24 @@ def lacking(folder: Path) -> CheckpointError:
 
 def network_shape(layout: CheckpointLayout) -> NetworkShape:
     """The transformer's numbers, and defaults of its class where the configuration has none."""
-    config = layout.components[TRANSFORMER].config()
-    of = {**config, **{name: config[old] for name, old in _ORIGINAL.items() if old in config}}
-    plain = NetworkShape()
-    heads = int(of.get("num_attention_heads", plain.heads))
-    width = int(of["dim"]) if "dim" in of else heads * int(of.get("attention_head_dim", 128))
+    own = layout.components[TRANSFORMER].config()
+    original = {name: own.values[old] for name, old in _ORIGINAL.items() if own.has(old)}
+    own, plain = replace(own, values={**own.values, **original}), NetworkShape()
+    heads = own.count("num_attention_heads", plain.heads)
+    width = own.count("dim", heads * own.count("attention_head_dim", plain.head_dim), least=heads)
     return NetworkShape(
         heads=heads,
         head_dim=width // heads,
-        layers=int(of.get("num_layers", plain.layers)),
-        ffn=int(of.get("ffn_dim", plain.ffn)),
-        text_dim=int(of.get("text_dim", plain.text_dim)),
-        text_len=int(of.get("text_len", plain.text_len)),
-        freq_dim=int(of.get("freq_dim", plain.freq_dim)),
-        taken=int(of.get("in_channels", plain.taken)),
-        made=int(of.get("out_channels", plain.made)),
-        eps=float(of.get("eps", plain.eps)),
-        chunk=int(of.get("num_frames_per_block", plain.chunk)),
-        positions=int(of.get("rope_max_seq_len", plain.positions)),
+        layers=own.count("num_layers", plain.layers, most=checkpoint.MOST_MODULES),
+        ffn=own.count("ffn_dim", plain.ffn),
+        text_dim=own.count("text_dim", plain.text_dim),
+        text_len=own.count("text_len", plain.text_len),
+        freq_dim=own.count("freq_dim", plain.freq_dim),
+        taken=own.count("in_channels", plain.taken),
+        made=own.count("out_channels", plain.made),
+        eps=own.number("eps", plain.eps, above=0),
+        chunk=own.count("num_frames_per_block", plain.chunk),
+        positions=own.count("rope_max_seq_len", plain.positions),
     )
 
 
@@ -135,21 +138,21 @@ def _refuse_unsupported(network: Component) -> None:
         raise _refused(network.folder, what)
 
 
-def _unsupported(config: Mapping[str, Any]) -> Iterator[str]:
-    if config.get("local_attn_size", -1) != -1:
-        size = config["local_attn_size"]
+def _unsupported(config: Config) -> Iterator[str]:
+    size = config.count("local_attn_size", -1, least=-1)
+    if size != -1:
         yield f"its attention sees a window of {size} latent frames: this is the v2 model"
-    if config.get("control_type", "cam") != "cam":
-        yield f"it is controlled by {config['control_type']!r}, keys beside the camera"
-    if config.get("model_type", "i2v") != "i2v":
-        yield f"its model_type is {config['model_type']!r}"
-    if tuple(config.get("patch_size", (1, 2, 2))) != (1, 2, 2):
-        yield f"its patches are {config['patch_size']}"
-    if not config.get("cross_attn_norm", True) or not config.get("qk_norm", True):
+    if (control := config.text("control_type", "cam")) != "cam":
+        yield f"it is controlled by {control!r}, keys beside the camera"
+    if (kind := config.text("model_type", "i2v")) != "i2v":
+        yield f"its model_type is {kind!r}"
+    if (patch := wan_patch(config)) != (1, 2, 2):
+        yield f"its patches are {patch}"
+    if not config.values.get("cross_attn_norm", True) or not config.values.get("qk_norm", True):
         yield "its attention has no norms"
-    if config.get("image_dim") is not None or config.get("added_kv_proj_dim") is not None:
+    if config.has("image_dim") or config.has("added_kv_proj_dim"):
         yield "it reads tokens of a picture"
-    if config.get("quantization_config") is not None:
+    if config.has("quantization_config"):
         yield "it is stored quantized"
 
 

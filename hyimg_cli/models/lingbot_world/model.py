@@ -35,9 +35,9 @@ from hyimg_cli.models.lingbot_world.poses import camera_path
 from hyimg_cli.models.lingbot_world.schedule import levels
 from hyimg_cli.models.lingbot_world.start import LingBotStart
 from hyimg_cli.models.lingbot_world.weights import check_network, load_network
+from hyimg_cli.settings.run import DecodeTiles, ModelChoice
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.spec.run import DecodeTiles, ModelChoice
 from hyimg_cli.tiling.tiles import Tiling
 
 
@@ -69,7 +69,7 @@ def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "Lin
         ("vae", "z_dim", shape.made),
         (TRANSFORMER, "taken", 2 * shape.made + card.frame_stride),
     ):
-        found = shape.taken if name == TRANSFORMER else parts[name].config().get(key)
+        found = shape.taken if name == TRANSFORMER else parts[name].config().values.get(key)
         if found != expected:
             what = f"the {name}'s {key} is {found}, the other parts want {expected}"
             raise CheckpointError(what, where=parts[name].folder, code="checkpoint.components")

@@ -20,8 +20,8 @@ from hyimg_cli.models.lingbot_world.layout import (
     network_shape,
     read_layout,
 )
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.spec.run import ModelChoice
 
 if TYPE_CHECKING:
     from hyimg_cli.models.latent_video import LatentVideoModel

@@ -185,6 +185,7 @@ class ContinuousBatch:
             yield from self._make_ready(work)
 
     def _decode_step(self, *batch: Prefilled) -> Events:
+        batch = tuple(work for work in batch if work in self._thinking)
         with Attempt() as tried:
             known = self._loop.step([_decoding(work) for work in batch])
         if tried.error is not None:
@@ -192,9 +193,12 @@ class ContinuousBatch:
         for work in self._thinking:
             if _decoding(work) in known:
                 yield ThinkToken(work.job.custom_id, _decoding(work).count)
+        failed = self._loop.take_failed()
+        for work in [work for work in self._thinking if _decoding(work) in failed]:
+            yield from self._lose(work, failed[_decoding(work)])
         for work in batch:
             work.batch["think"] = max(work.batch["think"], len(batch))
-        left = [work for work in batch if not _decoding(work).is_done]
+        left = [work for work in batch if work in self._thinking and not _decoding(work).is_done]
         if tried.error is not None and left:
             yield from self._smaller(tried.error, left, self._decode_step, "think")
 
@@ -318,12 +322,15 @@ class ContinuousBatch:
                 yield from again(*batch)
             case _:
                 (lost,) = batch
-                if lost in self._thinking:
-                    self._thinking.remove(lost)
-                    self._waiting.extendleft(
-                        reversed(self._texts.end(shared_text(lost.job, self._stages)))
-                    )
-                yield Lost(lost.request, error)
+                yield from self._lose(lost, error)
+
+    def _lose(self, lost: Prefilled | Denoising, error: Exception) -> Events:
+        """A job that failed; those that waited for its text are next."""
+        if lost in self._thinking:
+            self._thinking.remove(lost)
+            waited = self._texts.end(shared_text(lost.job, self._stages))
+            self._waiting.extendleft(reversed(waited))
+        yield Lost(lost.request, error)
 
 
 def _decoding(work: Prefilled) -> Decoding:

@@ -30,8 +30,8 @@ from hyimg_cli.models.protocols import (
 )
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.prefixes import Prefixes
+from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.events import BranchTokens, ReuseReport, ReuseStatus
-from hyimg_cli.spec.run import ReuseConfig
 
 
 @dataclass(frozen=True)

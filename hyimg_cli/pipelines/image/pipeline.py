@@ -46,9 +46,9 @@ from hyimg_cli.pipelines.outcomes import Facts
 from hyimg_cli.pipelines.pipeline import Pipeline, Warmed
 from hyimg_cli.pipelines.prefetch import SourcePrefetch
 from hyimg_cli.pipelines.request import Lost
+from hyimg_cli.settings.run import ModelChoice, ParallelConfig, RunConfig
 from hyimg_cli.spec.events import ModelLoaded, Outcome, OutputFile, Progress
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.run import ModelChoice, ParallelConfig, RunConfig
 
 _MB = 1_000_000
 

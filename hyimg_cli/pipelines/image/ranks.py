@@ -8,8 +8,8 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.pipelines.gpu_lock import ModelRanks
+from hyimg_cli.settings.run import ModelChoice, ParallelConfig
 from hyimg_cli.spec.events import ParallelReport
-from hyimg_cli.spec.run import ModelChoice, ParallelConfig
 
 
 class ImageRanks(ModelRanks):

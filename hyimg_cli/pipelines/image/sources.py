@@ -24,8 +24,8 @@ from hyimg_cli.media.images import SourceImage, stretch
 from hyimg_cli.memory.footprint import ENCODED_BYTES
 from hyimg_cli.models.protocols import Encoded, MixedModel, RoundTrips
 from hyimg_cli.pipelines.image.stages import encoded_by
+from hyimg_cli.settings.run import CacheConfig
 from hyimg_cli.spec.job import Size
-from hyimg_cli.spec.run import CacheConfig
 
 logger = logging.getLogger(__name__)
 # Some dozens of round trips.
@@ -42,7 +42,7 @@ class EncodedSources:
         self._held, self._making = Lock(), Lock()
         self._stream: torch.cuda.Stream | None = None
         self._prefetch_s: dict[str, float] = {}
-        self._notes: dict[str, tuple[str, ...]] = {}
+        self._warnings: dict[str, tuple[str, ...]] = {}
         self._trips: Memo[str, tuple[np.ndarray, str]] = Memo(
             _TRIPS_BYTES, lambda one: one[0].nbytes
         )
@@ -87,11 +87,11 @@ class EncodedSources:
         with self._held:
             prefetch_s = self._prefetch_s.pop(key, None)
             self._first_asks += prefetch_s is not None
-            notes = self._notes.pop(key, ())
+            warnings = self._warnings.pop(key, ())
         if prefetch_s is not None:
             _belongs_here(encoded)
-        noted = replace(encoded, notes=(*encoded.notes, *notes)) if notes else encoded
-        return noted, max(0.0, (prefetch_s or 0.0) - waited_s)
+        told = replace(encoded, warnings=warnings) if warnings else encoded
+        return told, max(0.0, (prefetch_s or 0.0) - waited_s)
 
     def round_trip(
         self, model: MixedModel, image: SourceImage, size: Size
@@ -149,8 +149,8 @@ class EncodedSources:
 
     def _made(self, key: str, make: Callable[[], Encoded]) -> Encoded:
         made = make()
-        if notes := self._store.take_notes():
-            self._notes[key] = notes
+        if warnings := self._store.take_notes():
+            self._warnings[key] = warnings
         return made
 
 

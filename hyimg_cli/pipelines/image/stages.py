@@ -39,10 +39,10 @@ from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.texts import KnownText, Texts
 from hyimg_cli.pipelines.image.think import Decoding
 from hyimg_cli.pipelines.request import Finished, Request, Work
+from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.card import Bucket
 from hyimg_cli.spec.events import ReuseReport, StepCacheReport
 from hyimg_cli.spec.job import ImageJob, Size
-from hyimg_cli.spec.run import ReuseConfig
 from hyimg_cli.spec.step_cache import StepCache
 
 logger = logging.getLogger(__name__)
@@ -281,6 +281,7 @@ def prefill(request: Request[ImageJob], stages: ImageStages) -> Prefilled:
     clock.enter("queue")
     request.notes += [note for image in images for note in image.notes]
     request.notes += [note for source in sources for note in source.notes]
+    request.warnings += [warning for source in sources for warning in source.warnings]
     origins = tuple(Origin.of(image) for image in images)
     return Prefilled(
         request,
@@ -306,7 +307,7 @@ def _reference(
     bucket = stages.model.card.bucket_of(job.size)
     assert bucket is not None, "an edit that keeps its source is drawn in its size"
     pixels, note = stages.round_trip(images[job.outside.kept_source - 1], bucket.size)
-    request.notes += [note] if note else []
+    request.warnings += [note] if note else []
     return pixels
 
 
@@ -343,9 +344,10 @@ def with_text(work: Prefilled, stages: ImageStages) -> Generated:
         # No decode step: what is left to decide follows from the prompt's own last logits.
         text = GeneratedText(ending=model.ending(work.context))
     canvas = model.canvas(work.job, work.sources, text)
-    work.notes.extend(canvas.notes)
+    work.request.notes.extend(canvas.notes)
+    work.warnings.extend(canvas.warnings)
     if work.decoding is not None:
-        work.notes.extend(filter(None, [model.decode_note(work.batch["think"])]))
+        work.warnings.extend(filter(None, [model.decode_note(work.batch["think"])]))
     work.clock.enter("queue")
     return Generated(work.request, work, text, canvas)
 

@@ -208,6 +208,14 @@ class DecodeLoop:
         assert lag in (0, 1), "a row is taken back one step deep"
         self._model, self._lag = model, lag
         self._unread: deque[_Launched] = deque()
+        self._failed: dict[Decoding, Exception] = {}
+
+    def take_failed(self) -> dict[Decoding, Exception]:
+        """The decodings, since the last call, whose token could not be read or written: they
+        cannot go on.
+        """
+        failed, self._failed = self._failed, {}
+        return failed
 
     def step(self, decodings: Sequence[Decoding]) -> list[Decoding]:
         """Launch a step of every decoding that can go on, then read the one before; the decodings
@@ -240,9 +248,18 @@ class DecodeLoop:
         told = []
         while len(self._unread) > keep:
             launched = self._unread.popleft()
-            for choice, id_ in zip(launched.choices, launched.readback.values(), strict=True):
-                if not choice.is_void:
-                    choice.decoding.accept(choice, id_)
+            choices = [choice for choice in launched.choices if not choice.is_void]
+            try:
+                id_of = dict(zip(launched.choices, launched.readback.values(), strict=True))
+            except Exception as error:
+                self._failed |= {choice.decoding: error for choice in choices}
+                continue
+            for choice in choices:
+                try:
+                    choice.decoding.accept(choice, id_of[choice])
+                except Exception as error:
+                    self._failed[choice.decoding] = error
+                else:
                     told.append(choice.decoding)
         return told
 

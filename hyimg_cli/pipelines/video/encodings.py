@@ -15,8 +15,8 @@ from hyimg_cli.cache.disk import START_PICTURES, DiskStore
 from hyimg_cli.cache.memo import Memo
 from hyimg_cli.errors import MachineError
 from hyimg_cli.models.latent_video import ConditionEncoder, PromptEmbedding
+from hyimg_cli.settings.run import CacheConfig
 from hyimg_cli.spec.events import Embedded, PromptEmbedded, PromptsReady
-from hyimg_cli.spec.run import CacheConfig
 
 Item = TypeVar("Item")
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Encodings(Generic[Item]):
         self._store = DiskStore(cache.folder, cache.budget_bytes)
         self._counts = {"memory_hits": 0, "disk_hits": 0, "misses": 0}
         # By key, what the disk had to say before the first job asked.
-        self._notes: dict[str, tuple[str, ...]] = {}
+        self._warnings: dict[str, tuple[str, ...]] = {}
 
     def ready(
         self, encoder: ConditionEncoder[Item], items: Iterable[Item]
@@ -77,8 +77,8 @@ class Encodings(Generic[Item]):
             if place == "misses":
                 # Memory was too small for the plan, or it fails once more.
                 encoder.release()
-        notes = self._notes.pop(embedding.key, ())
-        return replace(embedding, notes=(*embedding.notes, *notes)) if notes else embedding
+        warnings = self._warnings.pop(embedding.key, ())
+        return replace(embedding, warnings=warnings) if warnings else embedding
 
     def look(self, encoder: ConditionEncoder[Item], item: Item) -> PromptEmbedding:
         """The same for what is no job: neither counted nor told."""
@@ -114,9 +114,8 @@ class Encodings(Generic[Item]):
             return embedding
 
         embedding = self._memo.get(key, stored_or_encoded)
-        notes = self._store.take_notes()
-        if notes:
-            self._notes[key] = (*self._notes.get(key, ()), *notes)
+        if warnings := self._store.take_notes():
+            self._warnings[key] = (*self._warnings.get(key, ()), *warnings)
         return embedding, place
 
 

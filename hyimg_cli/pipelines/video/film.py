@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hyimg_cli.files import remove, replace_file, storage_error
-from hyimg_cli.spec.run import DecodeTiles
+from hyimg_cli.settings.run import DecodeTiles
 
 if TYPE_CHECKING:
     from hyimg_cli.media.video import Film as Encoding

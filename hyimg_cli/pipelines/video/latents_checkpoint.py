@@ -36,13 +36,15 @@ _LATENTS, _STATE = "latents", "state."
 @dataclass(frozen=True)
 class Kept:
     """Latents behind the first `step` of `steps` denoise steps, and what the denoiser remembers
-    there: nothing behind the last. `notes` are the prompts', for a job that is only decoded.
+    there: nothing behind the last. `warnings` and `notes` are the inputs', for a job that is only
+    decoded.
     """
 
     step: int
     steps: int
     latents_BCFYX: Tensor
     state: Mapping[str, Tensor]
+    warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -80,7 +82,7 @@ class LatentsCheckpoint:
         if not torch.isfinite(stored[_LATENTS]).all():
             return
         facts = {"key": self.key, "step": str(kept.step), "steps": str(kept.steps)}
-        facts["notes"] = json.dumps(kept.notes)
+        facts |= {"warnings": json.dumps(kept.warnings), "notes": json.dumps(kept.notes)}
         data = safetensors.torch.save(stored, metadata=facts)
         try:
             self._make_folder()
@@ -132,9 +134,9 @@ class LatentsCheckpoint:
         tensors = safetensors.torch.load(payload)
         latents_BCFYX = tensors.pop(_LATENTS)
         state = {name.removeprefix(_STATE): value for name, value in tensors.items()}
-        # Earlier versions kept nothing behind the last step, and wrote neither count nor notes.
-        steps, notes = int(facts.get("steps", 0)), tuple(json_of(facts.get("notes", "[]")))
-        return Kept(int(facts["step"]), steps, latents_BCFYX, state, notes)
+        # Earlier versions kept nothing behind the last step, and wrote neither count nor texts.
+        texts = (tuple(json_of(facts.get(name, "[]"))) for name in ("warnings", "notes"))
+        return Kept(int(facts["step"]), int(facts.get("steps", 0)), latents_BCFYX, state, *texts)
 
     def _note(self, text: str) -> bool:
         """True if the note is new."""

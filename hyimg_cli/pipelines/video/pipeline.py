@@ -12,7 +12,7 @@ from hyimg_cli.errors import JobError
 from hyimg_cli.journal.file_provenance import file_provenance
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import confirm_dtype, key_of, source_digest, source_digests
-from hyimg_cli.manifest.resolved import job_to_json
+from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media.metadata import video_text
 from hyimg_cli.media.xmp import EDITED, MADE, mp4_box
 from hyimg_cli.memory.context_ranks import refuse_unsplit_context
@@ -40,6 +40,7 @@ from hyimg_cli.pipelines.video.prewarm import prewarm
 from hyimg_cli.pipelines.video.ranks import VideoRanks, spread
 from hyimg_cli.pipelines.video.stages import Denoised, Frames, VideoStages, make_video
 from hyimg_cli.pipelines.video.together import denoise_together, parts
+from hyimg_cli.settings.run import DecodeTiles, RunConfig
 from hyimg_cli.spec.events import (
     Event,
     JobStarted,
@@ -50,7 +51,6 @@ from hyimg_cli.spec.events import (
     VideoFile,
 )
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.spec.run import DecodeTiles, RunConfig
 
 
 class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
@@ -121,7 +121,8 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
             self._revive()
             requests = [Request(job, PhaseClock(started, waits, shares)) for job in some]
             places = {
-                one.job.custom_id: self._checkpoint(one.job, folder, one.notes) for one in requests
+                one.job.custom_id: self._checkpoint(one.job, folder, one.warnings)
+                for one in requests
             }
             yield from (JobStarted(job.custom_id) for job in some)
             done: dict[str, Denoised] = {}
@@ -172,14 +173,14 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         # Imported here: a run of pictures needs no PyAV.
         from hyimg_cli.media.video import film
 
-        config, path = self._config, folder.place_for(job, job.size, ".mp4")
+        config, path = self._config, folder.place_for(job, ".mp4")
         shots = path.with_suffix(".frames") if config.output.frames == "png" else None
         text, box = None, b""
         if config.output.metadata:
             if tiles is not None:
                 config = replace(config, model=replace(config.model, decode_tiles=tiles))
             made_by = file_provenance(job, config)
-            text = video_text(job_to_json(job), made_by, self._digests(job))
+            text = video_text(public_line(job), made_by, self._digests(job))
             box = mp4_box(EDITED if job.images else MADE)
         encoding = film(path, fps=job.fps, comment=text, box=box, frames_folder=shots)
         return Film(path, text, shots, encoding)

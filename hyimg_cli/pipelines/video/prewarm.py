@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hyimg_cli.manifest.video_cost import FEWEST_PREWARMED
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.pipelines.request import Request
 from hyimg_cli.pipelines.video.stages import Denoised, Stage, VideoStages, denoise, encode
 from hyimg_cli.spec.job import Size, VideoJob
+
+# Videos of a shape that are worth a step beforehand.
+_FEWEST = 3
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def prewarm(jobs: Sequence[VideoJob], stages: VideoStages, *, warmed: set[VideoS
         return 0
     shapes = {shape_of(job): job for job in reversed(jobs)}
     alike = Counter(map(shape_of, jobs))
-    new = [shape for shape in shapes if alike[shape] >= FEWEST_PREWARMED and shape not in warmed]
+    new = [shape for shape in shapes if alike[shape] >= _FEWEST and shape not in warmed]
     warmed.update(new)
     return sum(_runs(shapes[shape], stages) for shape in new)
 

@@ -28,8 +28,8 @@ from hyimg_cli.models.latent_video import (
 from hyimg_cli.parallel.branches import ParallelBranches, SplitBranches
 from hyimg_cli.parallel.ranks import DeviceKind, Rank, RankPool
 from hyimg_cli.pipelines.gpu_lock import ModelRanks
+from hyimg_cli.settings.run import ModelChoice, ParallelConfig
 from hyimg_cli.spec.events import DecodeReport, ParallelReport
-from hyimg_cli.spec.run import ModelChoice, ParallelConfig
 from hyimg_cli.tiling.decode import PatchParallelDecoder
 from hyimg_cli.tiling.tiles import Tiling, tile_plan
 

@@ -24,6 +24,7 @@ from hyimg_cli.pipelines.out_of_memory import MemoryPolicy
 from hyimg_cli.pipelines.request import Finished, Request
 from hyimg_cli.pipelines.video.film import BeginFilm, Film
 from hyimg_cli.pipelines.video.latents_checkpoint import Kept, LatentsCheckpoint
+from hyimg_cli.settings.run import DecodeTiles
 from hyimg_cli.spec.events import (
     DenoiseStep,
     ParallelReport,
@@ -32,7 +33,7 @@ from hyimg_cli.spec.events import (
     StepCacheReport,
 )
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.spec.run import DecodeTiles
+from hyimg_cli.spec.work import video_work
 from hyimg_cli.tiling.tiles import Tiling
 
 Result = TypeVar("Result")
@@ -65,11 +66,17 @@ class EncodedConditions:
     of_model: tuple[str, ...] = ()
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """Warnings of what was cut, changed or left out on the way."""
+    def warnings(self) -> tuple[str, ...]:
+        """What was cut or left out on the way."""
+        cut = (note for one in self.texts.values() for note in one.notes)
         found = (*self.texts.values(), *self.views.values())
-        of_inputs = (note for one in found for note in one.notes)
-        return tuple(dict.fromkeys((*of_inputs, *self.of_model)))
+        of_inputs = (warning for one in found for warning in one.warnings)
+        return tuple(dict.fromkeys((*cut, *of_inputs, *self.of_model)))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What reading the pictures changed."""
+        return tuple(dict.fromkeys(note for one in self.views.values() for note in one.notes))
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,7 @@ def make_video(
     request.clock.enter("read")
     kept = None if checkpoint is None or denoised is not None else checkpoint.found()
     if kept is not None and kept.is_last:
+        request.warnings.extend(kept.warnings)
         request.notes.extend(kept.notes)
         counted = VelocityCache(request.job.step_cache, ())
         counted.restore(kept.state, stages.model.device)
@@ -132,7 +140,7 @@ def make_video(
             request, stages, lambda: denoise(request, encoded, stages, checkpoint)
         )
     if checkpoint is not None and checkpoint.holds_last:
-        request.notes_if_lost.append(_KEPT)
+        request.warnings_if_lost.append(_KEPT)
     film = yield from _decode_alone(request, denoised, stages, begin)
     begun = 0 if kept is None else kept.step
     done = denoised.steps - begun
@@ -179,6 +187,7 @@ def encode(request: Request[VideoJob], stages: VideoStages) -> Stage[EncodedCond
     views = stages.see(request.job) if request.job.images else {}
     embedded = {text: stages.embed(text) for text in texts}
     encoded = EncodedConditions(embedded, views, stages.model.notes(request.job))
+    request.warnings.extend(encoded.warnings)
     request.notes.extend(encoded.notes)
     return encoded
 
@@ -191,7 +200,7 @@ def denoise(
 ) -> Stage[Denoised]:
     """Every denoise step behind the kept latents; none is read on the host unless it is kept."""
     job, clock = request.job, request.clock
-    yield PhaseStarted(job.custom_id, "denoise", stages.model.card.denoise_steps(job))
+    yield PhaseStarted(job.custom_id, "denoise", video_work(job, stages.model.card).steps)
     kept = None if checkpoint is None else checkpoint.found()
     clock.enter("denoise_first")
     start = {kind: view.tensors[kind] for kind, view in encoded.views.items()}
@@ -208,7 +217,8 @@ def denoise(
             clock.enter("write")
             memory = denoiser if step < steps else denoiser.velocities
             state = memory.state()
-            checkpoint.keep(Kept(step, steps, latents_BCFYX, state, encoded.notes))
+            said = (encoded.warnings, encoded.notes)
+            checkpoint.keep(Kept(step, steps, latents_BCFYX, state, *said))
             clock.enter("denoise_rest")
         yield DenoiseStep(job.custom_id, step, steps)
     return Denoised(latents_BCFYX, denoiser.steps, denoiser.velocities.report())

@@ -17,6 +17,7 @@ from hyimg_cli.pipelines.video.latents_checkpoint import Kept, LatentsCheckpoint
 from hyimg_cli.pipelines.video.stages import Denoised, EncodedConditions, VideoStages, encode
 from hyimg_cli.spec.events import DenoiseStep, PhaseStarted, Progress
 from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.spec.work import video_work
 
 logger = logging.getLogger(__name__)
 Requests = Sequence[Request[VideoJob]]
@@ -49,7 +50,7 @@ def denoise_together(
     note = f"{len(new)} clips failed together ({reason}); each was made alone"
     logger.warning(note)
     for request in new:
-        request.notes.append(note)
+        request.warnings.append(note)
     tried.error.__traceback__ = tried.error.__context__ = None
     torch.cuda.empty_cache()
     return {}
@@ -66,7 +67,7 @@ def _denoised(
     clips = []
     for request, one in zip(requests, encoded, strict=True):
         job = request.job
-        yield PhaseStarted(job.custom_id, "denoise", model.card.denoise_steps(job))
+        yield PhaseStarted(job.custom_id, "denoise", video_work(job, model.card).steps)
         clips.append((job, one.texts[job.prompt], one.views[LATENTS].tensors[LATENTS]))
         request.clock.enter("denoise_first")
     denoiser = model.denoiser_of(clips)
@@ -78,8 +79,9 @@ def _denoised(
                 request.clock.enter("denoise_rest")
             checkpoint, step = checkpoints[request.job.custom_id], index + 1
             if checkpoint and (checkpoint.is_due(step, steps) or denoiser.is_stop(step)):
-                own_1CFYX, notes = latents_BCFYX[number : number + 1], encoded[number].notes
-                checkpoint.keep(Kept(step, steps, own_1CFYX, {}, notes))
+                own_1CFYX, of_inputs = latents_BCFYX[number : number + 1], encoded[number]
+                said = (of_inputs.warnings, of_inputs.notes)
+                checkpoint.keep(Kept(step, steps, own_1CFYX, {}, *said))
             yield DenoiseStep(request.job.custom_id, step, steps)
     for request in requests:
         request.clock.enter("queue")

@@ -108,18 +108,25 @@ const hyimgReport = (() => {
 
   function summarize() {
     const left = run.left, total = run.done + run.failed + left;
-    by("verdict").textContent = [`${run.done} done`, `${run.failed} failed`, ...(left ? [`${left} left`] : [])].join(", ");
-    const tone = run.failed ? "bad" : left ? "neutral" : "good";
+    by("verdict").textContent = [`${run.done} done`, `${run.failed} failed`, ...(left ? [`${left} left`] : []), ...(run.gated ? [`${run.gated} beyond a gate`] : [])].join(", ");
+    const tone = run.failed || run.gated ? "bad" : left ? "neutral" : "good";
     by("summary").className = `tone-${tone}`;
     by("state").textContent = run.running
       ? `Running: ${run.done + run.failed} of ${total} at ${new Date(run.running * 1000).toLocaleString()}. New jobs appear by themselves; if the run was killed, the same command goes on.`
       : left ? "Stopped. The same command goes on where it was." : "";
-    const codes = new Map();
-    for (const job of jobs.filter(failed)) codes.set(job.error?.code ?? "?", (codes.get(job.error?.code ?? "?") ?? 0) + 1);
+    const tally = (words) => {
+      const counts = new Map();
+      for (const word of words) counts.set(word, (counts.get(word) ?? 0) + 1);
+      return [...counts].sort((a, b) => b[1] - a[1]);
+    };
+    const codes = tally(jobs.filter(failed).map((job) => job.error?.code ?? "?"));
+    const gates = tally(jobs.flatMap((job) => all(job, "warnings")).filter((text) => text.startsWith("gate: ")).map((text) => text.split(" ")[1]));
     const vanished = jobs.filter(gone).length, waiting = run.files.reduce((sum, state) => sum + state[1], 0);
-    const search = (code) => make("button", { type: "button", className: "plain", onclick: () => look("failed", code) }, code);
+    const search = (what, word) => make("button", { type: "button", className: "plain", onclick: () => look(what, word) }, word);
     by("reasons").replaceChildren(
-      ...[...codes].sort((a, b) => b[1] - a[1]).map(([code, n]) => make("li", {}, `${n} failed: `, search(code))),
+      ...run.toys.map((text) => make("li", {}, text)),
+      ...codes.map(([code, n]) => make("li", {}, `${n} failed: `, search("failed", code))),
+      ...gates.map(([gate, n]) => make("li", {}, `${n} beyond a gate: `, search("warned", gate))),
       ...(vanished ? [make("li", {}, `${count(vanished, "job")} with a picture that is not there any more, or cannot be read`)] : []),
       ...(waiting ? [make("li", {}, `Thumbnails of ${count(waiting, "job")} are not made yet${run.running ? "" : ": hyimg report OUT makes them"}.`)] : []),
       ...(run.capped ? [make("li", {}, run.capped)] : []),
@@ -341,6 +348,7 @@ const hyimgReport = (() => {
 
   function facts(job) {
     const list = (pairs) => make("dl", { className: "facts" }, ...pairs.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
+    const file = (one, what) => make("p", {}, make("a", { href: one.link, target: "_blank", rel: "noopener" }, `open ${one.name}`), what);
     const fold = (name, ...inside) => make("details", {}, make("summary", {}, name), ...inside);
     const result = all(job, "outputs")[0], think = all(job, "texts").filter((text) => text[0] === "think");
     const size = result?.width ? [["size", `${result.width} × ${result.height}`]] : [];
@@ -355,7 +363,8 @@ const hyimgReport = (() => {
       list([...seed, ...size, ...all(job, "facts")]),
       job.phases ? fold("phases", list(job.phases)) : null,
       job.settings ? fold("settings", list(job.settings)) : null,
-      result?.link && !uris ? make("p", {}, make("a", { href: result.link, target: "_blank", rel: "noopener" }, `open ${result.name}`)) : null,
+      result?.link && !uris ? file(result, "") : null,
+      job.redraw ? file(job.redraw, ": what the model drew") : null,
     ].filter(Boolean);
   }
 

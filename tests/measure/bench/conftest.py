@@ -3,24 +3,19 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from measure.bench import faults
 
-from hyimg_cli.engine.runner import make_plan
 from hyimg_cli.manifest.manifest import read_manifest
-from hyimg_cli.measure.bench.controls import LookedThrough, looked_through
 from hyimg_cli.measure.bench.harness import compare
-from hyimg_cli.measure.bench.scenario import SCENARIOS, Scenario, Variant, read_scenario
+from hyimg_cli.measure.bench.scenario import SCENARIOS, Scenario, read_scenario
 from hyimg_cli.measure.bench.verdict import Comparison
 from hyimg_cli.models import registry
 from hyimg_cli.quality.metrics import PIXEL_METRICS
-from hyimg_cli.settings.config import configured
-from hyimg_cli.settings.precedence import settle
-from hyimg_cli.spec.run import ModelChoice, RunConfig
+from hyimg_cli.settings.run import ModelChoice
 
 ONE_EDIT = (
     '{"custom_id": "edit", "task": "it2i", "prompt": "make the circle blue", "seed": 5, '
@@ -63,29 +58,6 @@ def bench_in(folder: Path, loaded: Any, small: Scenario, patch: pytest.MonkeyPat
         )
 
     return carried_out
-
-
-@pytest.fixture
-def look_through(
-    loaded: Any, small: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], LookedThrough]:
-    """The runs of a comparison in which every stage is looked at, and no other."""
-    monkeypatch.setattr(registry, "load", lambda choice, **_: loaded)
-    manifest = tmp_path / "jobs.jsonl"
-    manifest.write_text(ONE_EDIT)
-    jobs = [replace(job, num_inference_steps=2) for job in make_plan(read_manifest(manifest)).jobs]
-    labels = (small.a.label, small.b.label)
-
-    def config(variant: Variant) -> RunConfig:
-        settings = settle({"device": "cpu"}, {}, {**small.common, **variant.settings})
-        return configured(settings, tmp_path, None)
-
-    def seen() -> LookedThrough:
-        places = (tmp_path / str(number) for number in count())
-        configs = (config(small.a), config(small.b))
-        return looked_through(configs, labels, (jobs, jobs), lambda: next(places), registry.load)
-
-    return seen
 
 
 @pytest.fixture

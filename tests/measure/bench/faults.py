@@ -13,6 +13,7 @@ import torch
 
 from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.kv.segments import ImageSegment
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.pipelines.image import batch
 from hyimg_cli.pipelines.image.branches import BranchBuilder
@@ -133,6 +134,12 @@ def silent_recompute(patch: pytest.MonkeyPatch) -> None:
         return original(self, context)
 
     patch.setattr(BranchBuilder, "build", build)
+
+
+def forget_source_in_key(patch: pytest.MonkeyPatch) -> None:
+    """The key of a shared prefix says that there is a source image, and not which."""
+    # A key is kept with its segment: asked for now, it is made anew.
+    patch.setattr(ImageSegment, "key", property(lambda self: f"image {self.grids} {self.ids}"))
 
 
 def _flag_forks(patch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,11 @@ import pytest
 
 from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.journal import keys
+from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.measure.replay.restored import Restored, Wishes, restored
 from hyimg_cli.media.images import write_png
 from hyimg_cli.media.recorded import Described, read_described
-from hyimg_cli.models import registry
+from hyimg_cli.models import lora_files, registry
 from hyimg_cli.spec import digest
 
 CPU = {"device": "cpu", "dtype": "float32", "kv_reuse": "reuse"}
@@ -105,7 +106,7 @@ def test_a_changed_source_image_is_refused_or_told(described: Describe, source: 
     source.write_bytes(source.read_bytes() + b"\n")
     assert code_of(file, Wishes(source.parent)) == "replay.changed-image"
     found = restored(file, Wishes(source.parent, allow_changed=True))
-    assert found.notes == ("a.png is not the recorded image: its bytes are others",)
+    assert found.notes == ("a.png is not the recorded source image",)
 
 
 def test_the_recorded_one_of_two_of_a_name_is_taken(
@@ -273,3 +274,133 @@ def test_given_text_keeps_the_bot_task_that_its_system_prompt_hangs_on(
     found = restored(described(job=job, bot_task="think_recaption"), Wishes())
     assert found.settings["bot_task"] == "think_recaption"
     assert "bot_task" not in restored(described(bot_task="think"), Wishes()).settings
+
+
+FILM = JOB | {"task": "i2v", "model": "tiny-video"}
+# By field: the job's, the settings that know its files, and the files by their place in the run.
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, str], dict[str, str]]] = {
+    "region": (JOB | {"keep_outside": True}, {"region": "{0}"}, {"region": "in/masks/m.png"}),
+    "camera": (FILM, {"camera": "{0},{1}"}, {"camera": "in/walk/poses.npy"}),
+    "lora": (
+        FILM,
+        {"lora": "beside 1;high={0}@-0.5;low=none@0"},
+        {"lora": "high=in/loras/x.safetensors@-0.5;low=none@0"},
+    ),
+}
+
+
+@pytest.fixture
+def other(described: Describe, source: Path, tmp_path: Path) -> Callable[[str], Described]:
+    """A file whose job reads such a file besides its picture, in a run that knows both."""
+
+    def describe(field: str) -> Described:
+        job, settings, paths = OTHERS[field]
+        kind = PATH_FIELDS[field]
+        (name,) = kind.names(paths[field])
+        path = tmp_path / name
+        path.parent.mkdir()
+        files = [path, path.with_name("intrinsics.npy")]
+        for file in files:
+            file.write_bytes(file.name.encode())
+        digests = map(digest.of_file, files)
+        known = {name: text.format(*digests) for name, text in settings.items()}
+        public = kind.to_json(kind.with_names(paths[field], [path.name]))
+        line = {"custom_id": "cat", "images": ["../in/a.png"]}
+        line |= {field: kind.to_json(kind.with_names(paths[field], [f"../{name}"]))}
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "manifest.resolved.jsonl").write_text(json.dumps(line))
+        fingerprint = registry.fingerprint(job["model"])
+        facts = {"job": job | {"images": ["a.png"], field: public}, "settings": CPU | known}
+        return described(
+            **facts, model_fingerprint=fingerprint, source_sha256=[digest.of_file(source)]
+        )
+
+    return describe
+
+
+def found_in(field: str, found: Restored) -> Path:
+    kind = PATH_FIELDS[field]
+    (name,) = kind.names(fields(found)[field])
+    return Path(name)
+
+
+def test_every_field_that_names_files_is_found_again() -> None:
+    assert {"images", "model", *OTHERS} == PATH_FIELDS.keys()
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        JOB | {"keep_outside": True, "images": ["a.png"], "region": "../in/m.png"},
+        FILM | {"images": ["a.png"], "camera": "/in/poses.npy"},
+        FILM | {"images": ["a.png"], "lora": "../in/x.safetensors"},
+    ],
+)
+def test_a_record_cannot_name_a_path_in_any_field(
+    described: Describe, source: Path, job: dict[str, Any]
+) -> None:
+    file = described(job, model_fingerprint=registry.fingerprint(job["model"]))
+    assert code_of(file, Wishes(source.parent)) == "metadata.damaged"
+
+
+@pytest.mark.parametrize("field", OTHERS)
+@pytest.mark.parametrize("place", ["in its run", "beside", "with its picture", "given"])
+def test_a_file_of_any_field_is_found(
+    field: str, place: str, other: Callable[[str], Described], tmp_path: Path
+) -> None:
+    file, wishes = other(field), Wishes()
+    there = found_in(field, restored(file, wishes))
+    match place:
+        case "beside":
+            folder = file.path.parent
+        case "with its picture":
+            folder = tmp_path / "in"
+        case "given":
+            folder = tmp_path / "given"
+            folder.mkdir()
+            wishes = Wishes(images_from=folder)
+        case _:
+            folder = there.parent
+    if folder != there.parent:
+        there.with_name("intrinsics.npy").rename(folder / "intrinsics.npy")
+        there = there.rename(folder / there.name)
+    found = restored(file, wishes)
+    assert found_in(field, found).samefile(there)
+    assert found.notes == ()
+    if field == "lora":
+        assert [one.weight for one in fields(found)["lora"]] == [-0.5, 0.0]
+
+
+@pytest.mark.parametrize("field", OTHERS)
+def test_a_file_of_any_field_that_is_gone_or_another_is_told(
+    field: str, other: Callable[[str], Described]
+) -> None:
+    file = other(field)
+    there = found_in(field, restored(file, Wishes()))
+    there.write_bytes(b"another")
+    assert code_of(file) == "replay.changed-file"
+    found = restored(file, Wishes(allow_changed=True))
+    assert len(found.notes) == 1
+    assert found.notes[0].startswith(f"{there.name} is not the recorded ")
+    there.unlink()
+    assert code_of(file, Wishes(allow_changed=True)) == "replay.missing-file"
+
+
+def test_a_lora_of_the_hub_is_that_of_its_cache_and_nothing_is_fetched(
+    described: Describe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = tmp_path / "cached.safetensors"
+    cached.write_bytes(b"x")
+    monkeypatch.setattr(lora_files, "in_cache", {"owner/name/x.safetensors": cached}.get)
+    job = FILM | {"task": "t2v", "lora": "owner/name/x.safetensors@2"}
+    known = {"settings": CPU | {"lora": f"beside 1;on={digest.of_file(cached)}@2"}}
+    fingerprint = {"model_fingerprint": registry.fingerprint("tiny-video")}
+    found = restored(described(job, **known, **fingerprint), Wishes())
+    assert found_in("lora", found) == cached
+    elsewhere = described(job | {"lora": "owner/name/y.safetensors@2"}, **known, **fingerprint)
+    assert code_of(elsewhere) == "replay.missing-file"
+
+
+def test_a_hub_file_that_is_not_in_the_cache_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lora_files.in_cache("no-owner-of-this/no-name/x.safetensors") is None
+    assert lora_files.in_cache("no owner/no name/x.safetensors") is None

@@ -11,7 +11,7 @@ from hyimg_cli.doctor.check import Subject
 from hyimg_cli.doctor.models import image_checkpoint, image_memory
 from hyimg_cli.media.images import read_image
 from hyimg_cli.models import registry
-from hyimg_cli.spec.run import ModelChoice, OutputConfig, RunConfig
+from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
 
 from .conftest import noise_picture, pixels_of
 

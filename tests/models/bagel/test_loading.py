@@ -18,7 +18,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.bagel.config import read_architecture
 from hyimg_cli.models.bagel.family import Bagel
 from hyimg_cli.models.bagel.weights import checked, without_weights
-from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.settings.run import ModelChoice
 
 from .conftest import JOB, Runs, latents
 
@@ -99,12 +99,16 @@ def test_a_missing_tokenizer(folder: Path) -> None:
     [
         ("config.json", lambda c: c.update(interpolate_pos=True), "interpolate_pos is True"),
         ("llm_config.json", lambda c: c.update(hidden_act="gelu"), "hidden_act is 'gelu'"),
-        ("llm_config.json", lambda c: c.pop("rope_theta"), "'rope_theta' is missing"),
-        ("vit_config.json", lambda c: c.update(patch_size="x"), "of the wrong kind"),
+        ("llm_config.json", lambda c: c.pop("rope_theta"), "rope_theta is missing"),
+        ("vit_config.json", lambda c: c.update(patch_size="x"), "patch_size is 'x'"),
         ("llm_config.json", lambda c: c.update(hidden_size=32), "of another shape"),
         ("llm_config.json", lambda c: c.update(num_hidden_layers=10**9), "no checkpoint here has"),
-        ("config.json", lambda c: c["vae_config"].update(ch=1 << 40), "of the wrong kind"),
-        ("config.json", lambda c: c["vae_config"].update(ch_mult=[1, 1]), "of the wrong kind"),
+        ("config.json", lambda c: c["vae_config"].update(ch=1 << 40), r"vae_config\.ch is"),
+        (
+            "config.json",
+            lambda c: c["vae_config"].update(ch_mult=[1, 1]),
+            r"vae_config\.ch_mult is",
+        ),
     ],
 )
 def test_a_configuration_of_another_network(

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import Size, VideoJob
-from hyimg_cli.spec.run import ModelChoice
 
 JOB = VideoJob(
     custom_id="ball",

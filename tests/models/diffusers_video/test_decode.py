@@ -16,8 +16,8 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.decode import frames
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.diffusers_video.vaes import WanVae
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import Size, VideoJob
-from hyimg_cli.spec.run import ModelChoice
 from hyimg_cli.tiling.tiles import Tiling
 
 Draw = Callable[[DiffusersVideo, VideoJob], Tensor]

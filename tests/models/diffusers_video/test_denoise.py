@@ -22,8 +22,8 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.branches import LocalBranches
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.latent_video import BranchInputs, VideoDenoiser
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import Size, VideoJob
-from hyimg_cli.spec.run import ModelChoice
 
 Draw = Callable[[DiffusersVideo, VideoJob], Tensor]
 # Measured on a CPU, float32, 24 jobs of 4 steps at scale 6: 1.6e-5 at most, of latents that reach
@@ -171,7 +171,7 @@ import json, sys
 from safetensors.torch import save_file
 from hyimg_cli.models import registry
 from hyimg_cli.spec.job import Size, VideoJob
-from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.settings.run import ModelChoice
 values = json.loads(sys.argv[1])
 job = VideoJob(**values | {"size": Size(**values["size"]), "user_fields": frozenset()})
 found = {}

@@ -20,8 +20,8 @@ from hyimg_cli.models import lora_files, registry
 from hyimg_cli.models.diffusers_video.lora import Adapters
 from hyimg_cli.models.diffusers_video.lora_names import check_loras
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import Lora, Size, VideoJob
-from hyimg_cli.spec.run import ModelChoice
 
 Draw = Callable[[DiffusersVideo, VideoJob], Tensor]
 RANK, ALPHA = 2, 3.0
@@ -125,6 +125,11 @@ def test_a_wan_file_is_its_merge_in_any_spelling(
     expected = draw(merged, job)
     assert (plain - expected).abs().max() > 1e-2
     assert (found - expected).abs().max() < 1e-4
+    # A weight below 0 takes away what one above it adds.
+    against = draw(model, replace(job, lora=(Lora(str(file), -0.5),)))
+    merge(merged.networks[0], pairs, -ALPHA / RANK)
+    assert (against - draw(merged, job)).abs().max() < 1e-4
+    assert (against - expected).abs().max() > 1e-2
     # What comes behind it never saw it.
     assert torch.equal(draw(model, job), plain)
     assert torch.equal(draw(model, replace(job, lora=(Lora(str(file), 0.5),))), found)
@@ -307,7 +312,8 @@ def test_its_key_is_of_its_bytes_and_header(tmp_path: Path) -> None:
     other = write(tmp_path / "c.safetensors", tensors, lora_alpha="2")
     keys = [lora_files.in_key((Lora(str(file)),)) for file in (first, same, other)]
     assert keys[0] == keys[1] != keys[2]
-    assert lora_files.in_key((Lora(str(first), 0.5),)) != keys[0]
+    weights = {lora_files.in_key((Lora(str(first), weight),)) for weight in (1.0, 0.5, -0.5, -1.0)}
+    assert len(weights) == 4
     assert lora_files.in_key((Lora(str(first), 1.0, "high"),)) != keys[0]
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from hyimg_cli.errors import MachineError
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import Lora, VideoJob
-from hyimg_cli.spec.run import ModelChoice
 
 Draw = Callable[[DiffusersVideo, VideoJob], Tensor]
 LAYER = {
@@ -121,7 +121,7 @@ def test_another_kernel_of_attention_is_this_models_alone(
 def test_names_of_kernels_are_the_librarys() -> None:
     from diffusers.models.attention_dispatch import AttentionBackendName
 
-    from hyimg_cli.spec.run import ATTENTION_BACKENDS
+    from hyimg_cli.settings.run import ATTENTION_BACKENDS
 
     assert set(ATTENTION_BACKENDS) == {name.value for name in AttentionBackendName}
 

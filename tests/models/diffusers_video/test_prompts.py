@@ -18,8 +18,8 @@ from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.diffusers_video.prompts_hunyuan import HunyuanPrompts
 from hyimg_cli.models.diffusers_video.prompts_wan import WanPrompts
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.spec.run import ModelChoice
 
 CPU = torch.device("cpu")
 QUOTED = 'a sign that says "HELLO" and "BYE"'

@@ -25,8 +25,8 @@ from hyimg_cli.media.images import crop_to, read_image
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.latent_video import LATENTS, TOKENS, PromptEmbedding
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import Lora, Size, VideoJob
-from hyimg_cli.spec.run import ModelChoice
 
 FOLDERS = Callable[[str], Path]
 
@@ -265,6 +265,20 @@ def test_a_shorter_video_has_the_first_latents_of_a_longer_one(
     both = replace(short, images=pictures)
     assert not torch.equal(encoded(model, both)[LATENTS].tensors[LATENTS], sliced)
     assert model.pictures.encoder_runs["vae"] == 2
+
+
+def test_a_picture_that_is_fitted_otherwise_is_encoded_again(
+    folder_of: FOLDERS, model_of: Any, pictures: tuple[str, str]
+) -> None:
+    """Of one picture, size and length: stretched and cut are two pictures to the VAE."""
+    model = registry.load_video(ModelChoice(str(folder_of("a14b")), dtype="float32", device="cpu"))
+    job = start_job("a14b", folder_of("a14b"), pictures)
+    for runs, fit in enumerate(("stretch", "crop", "stretch"), 1):
+        found = encoded(model, replace(job, fit=fit))[LATENTS].tensors[LATENTS]
+        assert model.pictures.encoder_runs["vae"] == runs
+        other = replace(job, fit=fit, num_frames=13)  # nothing there to take it from
+        own = encoded(model_of("a14b"), other)[LATENTS].tensors[LATENTS][:, : found.shape[1]]
+        assert torch.equal(found, own)
 
 
 def test_the_key_of_a_view_is_of_what_decides_it(

@@ -25,6 +25,7 @@ from hyimg_cli.models.latent_video import BranchInputs, VideoDenoiser
 from hyimg_cli.spec.card import SwitchRule
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.step_cache import StepCache
+from hyimg_cli.spec.work import video_work
 
 RULE = StepCache(3, 2, first=2)
 UNIPC = "UniPCMultistepScheduler"
@@ -76,7 +77,7 @@ def test_full_steps_alone_run_a_network_and_both_begin_with_one(
     assert report is not None
     assert (report.full, report.estimated) == (len(expected), 12 - len(expected))
     # What the plan says beforehand.
-    assert model.card.full_steps(job) == len(expected)
+    assert video_work(job, model.card).full_steps == len(expected)
     assert torch.isfinite(latents).all()
     assert not torch.equal(latents, latents_of(model, replace(job, step_cache=None)))
 

@@ -14,8 +14,8 @@ from diffusers import AutoencoderKLWan, DiffusionPipeline, WanTransformer3DModel
 from tiny_video import write_wan
 
 from hyimg_cli.models import registry
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import Size, VideoJob
-from hyimg_cli.spec.run import ModelChoice
 
 CHANNELS = 48
 VAE: dict[str, Any] = {

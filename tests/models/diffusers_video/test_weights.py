@@ -17,7 +17,7 @@ from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.layout import read_layout
 from hyimg_cli.models.diffusers_video.weights import LoadTarget, check_weights, load_weights
-from hyimg_cli.spec.run import ModelChoice
+from hyimg_cli.settings.run import ModelChoice
 
 FILES = {
     "transformer": "diffusion_pytorch_model.safetensors",

@@ -21,8 +21,8 @@ from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.weights import LoadTarget, component_class
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.spec.run import ModelChoice
 
 GPU = torch.device("cuda")
 
@@ -44,7 +44,7 @@ class OnTheHost(TorchDispatchMode):
 
 def fake_network(component: Component) -> Any:
     with GPU:
-        network = component_class(component).from_config(component.config())
+        network = component_class(component).from_config(component.config().values)
     for module in network.modules():  # some tables are made on the CPU and moved with the weights
         for name, buffer in module._buffers.items():
             if buffer is not None:

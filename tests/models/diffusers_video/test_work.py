@@ -7,6 +7,7 @@ import torch
 from diffusers import HunyuanVideo15Transformer3DModel, WanTransformer3DModel
 from torch.utils.flop_counter import FlopCounterMode
 
+from hyimg_cli.loading.config import Config
 from hyimg_cli.models.diffusers_video.attention import MaskFreeAttention
 from hyimg_cli.models.diffusers_video.hunyuan_video15 import hoisted_forward
 from hyimg_cli.models.diffusers_video.work import hunyuan_forward, wan_forward
@@ -38,7 +39,7 @@ def test_hunyuan_against_torchs_count(grid: tuple[int, int, int]) -> None:
         with torch.no_grad(), FlopCounterMode(display=False) as counted:
             forward = hoisted_forward(network, text, noise, None)
             forward(torch.empty(1, 65, *grid), torch.empty(1), None)
-    assert hunyuan_forward(HUNYUAN).flops(grid) == pytest.approx(
+    assert hunyuan_forward(Config(HUNYUAN, "")).flops(grid) == pytest.approx(
         counted.get_total_flops(), rel=0.01
     )
 
@@ -55,5 +56,5 @@ def test_wan_against_torchs_count(grid: tuple[int, int, int]) -> None:
             )
     # The text's own keys and values, which are the same for a film of any length.
     text = 2 * 512 * (2 * WAN["num_layers"] * 5120**2 + 4096 * 5120 + 5120**2)
-    own = wan_forward(WAN).flops(grid) + text
+    own = wan_forward(Config(WAN, "")).flops(grid) + text
     assert own == pytest.approx(counted.get_total_flops(), rel=0.01)

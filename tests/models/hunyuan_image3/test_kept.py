@@ -17,7 +17,7 @@ from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks
 from hyimg_cli.loading import kept
 from hyimg_cli.models.hunyuan_image3.weights import load, load_share
 from hyimg_cli.parallel.tensor import Share
-from hyimg_cli.spec.run import CacheConfig
+from hyimg_cli.settings.run import CacheConfig
 
 CPU = torch.device("cpu")
 

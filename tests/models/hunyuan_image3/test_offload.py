@@ -7,7 +7,7 @@ import torch
 
 from hyimg_cli.kernels.formats import one
 from hyimg_cli.models.hunyuan_image3.weights import load, offload_experts
-from hyimg_cli.spec.run import Quantization
+from hyimg_cli.settings.run import Quantization
 
 
 def test_a_network_draws_and_writes_the_same(small_folder: Path) -> None:

@@ -17,7 +17,7 @@ from hyimg_cli.models.hunyuan_image3.sharded import Cuts
 from hyimg_cli.models.hunyuan_image3.split import heads_of_rank, rank_bytes, split_weights
 from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load_share
 from hyimg_cli.parallel.tensor import Share
-from hyimg_cli.spec.run import Quantization
+from hyimg_cli.settings.run import Quantization
 
 CPU = torch.device("cpu")
 FOLDER = registry.resolve_model(registry.EMBEDDED)

@@ -16,9 +16,9 @@ from hyimg_cli.models.hunyuan_image3 import row_chunks
 from hyimg_cli.models.hunyuan_image3.config import VaeArchitecture
 from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vae import Vae
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import Bucket
 from hyimg_cli.spec.job import Size
-from hyimg_cli.spec.run import ModelChoice
 from hyimg_cli.tiling.tiles import forecast
 
 SMALL = VaeArchitecture(

@@ -11,8 +11,7 @@ from hyimg_cli.models.hunyuan_image3 import row_chunks
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3, decodes_in_half
 from hyimg_cli.models.hunyuan_image3.row_chunks import _moments_at_once
 from hyimg_cli.models.hunyuan_image3.vae import FrameConv3d
-from hyimg_cli.parallel.devices import set_float32_convolutions
-from hyimg_cli.spec.run import ModelChoice, VaeDtype
+from hyimg_cli.settings.run import ModelChoice, VaeDtype
 
 CHOICE = ModelChoice(device="cpu")
 
@@ -101,16 +100,3 @@ def test_a_variance_beyond_float16_is_none_too_large() -> None:
     variance, mean = _moments_at_once(x.half(), 2)
     assert variance.tolist() == [[360_000.0] * 2]
     assert mean.abs().max() < 1e-6
-
-
-@pytest.mark.parametrize(("dtype", "expected"), [("auto", True), ("float32", False)])
-def test_tf32_is_said_on_purpose(dtype: VaeDtype, expected: bool) -> None:
-    before = torch.backends.cudnn.allow_tf32
-    try:
-        torch.backends.cudnn.allow_tf32 = not expected
-        set_float32_convolutions(replace(CHOICE, vae_dtype=dtype), "cpu")
-        assert torch.backends.cudnn.allow_tf32 is not expected, "a CPU has none"
-        set_float32_convolutions(replace(CHOICE, vae_dtype=dtype), "cuda:0")
-        assert torch.backends.cudnn.allow_tf32 is expected
-    finally:
-        torch.backends.cudnn.allow_tf32 = before

@@ -16,8 +16,8 @@ from hyimg_cli.journal.keys import source_digest
 from hyimg_cli.models import registry
 from hyimg_cli.models.lingbot_world.denoising import ChunkDenoiser
 from hyimg_cli.models.lingbot_world.model import LingBotWorld
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import Size, VideoJob
-from hyimg_cli.spec.run import ModelChoice
 
 GOLDEN = Path(__file__).parent / "golden"
 CHECKPOINT = GOLDEN / "checkpoint"

@@ -1,0 +1,396 @@
+"""How long a plan takes and a run has left: by stage, units of work times seconds of one.
+
+    load      once a model: start, weights, prompts embedded ahead, shapes run beforehand, the end
+    prompts   a prompt or source picture that is read
+    text      a token that is written
+    denoise   a latent cell in a denoise step; of a video, operations where its card counts them
+    decode    a pixel that is decoded and written
+
+A run keeps what a unit took. Medians of earlier runs say how long a plan takes; a run begins with
+them and goes on with a moving mean of its own. No torch.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hyimg_cli.cache.disk import RATES, DiskStore
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.journal.keys import precision
+from hyimg_cli.journal.provenance import cpu_name
+from hyimg_cli.manifest.texts import text_of
+from hyimg_cli.models import registry
+from hyimg_cli.settings.config import in_config
+from hyimg_cli.settings.option import Declaration
+from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.spec import digest
+from hyimg_cli.spec.events import (
+    DenoiseStep,
+    Event,
+    GroupStarted,
+    JobDone,
+    JobFailed,
+    JobStarted,
+    ModelLoading,
+    Outcome,
+    PhaseStarted,
+    ThinkToken,
+)
+from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.plan import Group, Plan, VideoGroup
+from hyimg_cli.spec.work import picture_work, video_work
+
+# Of one model in one run: seconds of a unit by stage, tokens of a text by bot task.
+Rates = Mapping[str, float]
+STAGES = ("load", "prompts", "text", "denoise", "decode")
+# Parts of a job's stages that are left, where an event tells.
+_WHOLE = dict.fromkeys(STAGES[1:], 1.0)
+_READ, _WRITTEN, _OVER = {"prompts": 0.0}, {"text": 0.0}, dict.fromkeys(STAGES[1:], 0.0)
+_FORMAT = 2
+_RUNS_KEPT = 9
+# Part of all units that a moving mean spans; at first earlier runs count as much.
+_SPAN = 0.2
+# Tokens of a text while nothing tells its length; one that is longer has this part of it left.
+_LENGTH, _LAST_PART = 100.0, 0.05
+# Seconds that a run may be late before its end counts as unknown.
+_PATIENCE_S = 10.0
+_GPUS = Path("/proc/driver/nvidia/gpus")
+
+
+@dataclass
+class _Stage:
+    """A stage of one model's jobs: units left and done, and the seconds that these took.
+
+    `rate`: seconds of a unit, a mean over the last `span` units; None while nothing tells it.
+    """
+
+    left: float = 0.0
+    done: float = 0.0
+    seconds: float = 0.0
+    rate: float | None = None
+    span: float = 0.0
+    _weight: float = 0.0
+    _begun_s: float = 0.0
+
+    def expect(self, rate: float | None) -> None:
+        """Begin with the rate of earlier runs; all units are counted by now."""
+        self.rate, self.span = rate, _SPAN * self.left
+        self._weight = 0.0 if rate is None else self.span
+
+    def add(self, seconds: float, units: float = 0.0) -> None:
+        """Count seconds, and units that are done with them."""
+        self.seconds += seconds
+        self._begun_s += seconds
+        if units > 0:
+            self.done += units
+            known_s = self._weight * (self.rate or 0.0)
+            self.rate = (known_s + self._begun_s) / (self._weight + units)
+            self._weight, self._begun_s = min(self._weight + units, self.span), 0.0
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds for the units that are left."""
+        if self.left <= 1e-9 * self.span:
+            return 0.0
+        return None if self.rate is None else max(0.0, self.left * self.rate - self._begun_s)
+
+
+@dataclass
+class _JobAtWork:
+    """A job's units by stage, and the part of each that is left."""
+
+    job: Job
+    units: Mapping[str, float]
+    left: dict[str, float] = field(default_factory=lambda: dict(_WHOLE))
+
+
+class Eta:
+    """Follows a run's events: what it has done, how long that took, what is left.
+
+    Time between two events counts for the stage that the later one ends.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        config: RunConfig,
+        earlier: Mapping[str, Sequence[Rates]] | None = None,
+        *,
+        age_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`earlier`: runs like this, by model; `age_s`: seconds that this one took until now."""
+        self._plan, self._config, self._clock = plan, config, clock
+        self._last = clock()
+        self._began = self._last - age_s
+        self._first_job: float | None = None
+        self.total, self.done = len(plan.jobs), 0
+        models = tuple(dict.fromkeys(group.model for group in plan.groups))
+        runs = {model: (earlier or {}).get(model, ()) for model in models}
+        self.runs = min(map(len, runs.values()), default=0)
+        self._earlier = {model: _medians(of_model) for model, of_model in runs.items()}
+        self._takers = _text_takers(plan)
+        self._stages = {(model, name): _Stage() for model in models for name in STAGES}
+        for group in plan.groups:
+            self._stages[group.model, "load"].left = 1.0
+            for job in group.jobs:
+                for name, units in self._units(job).items():
+                    self._stages[job.model, name].left += units
+        for (model, name), stage in self._stages.items():
+            stage.expect(self._earlier[model].get(name))
+        self._at_work: dict[str, _JobAtWork] = {}
+        self._made: set[str] = set()
+        # Lengths of texts by model and bot task: how many, and tokens together.
+        self._texts: dict[tuple[str, str], tuple[int, int]] = {}
+        self._model = next(iter(models), "")
+        self._load(self._model, age_s)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the run began."""
+        return self._clock() - self._began
+
+    @property
+    def seconds_per_job(self) -> float | None:
+        """Since the first job began, by jobs that are done."""
+        if self._first_job is None or not self.done:
+            return None
+        return (self._last - self._first_job) / self.done
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Models of which nothing tells how long what is left takes."""
+        found = (model for (model, _), one in self._stages.items() if one.left_s is None)
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def stages_s(self) -> dict[str, float]:
+        """Seconds that are left by stage, of all models that are known."""
+        found = dict.fromkeys(STAGES, 0.0)
+        for (_, name), stage in self._stages.items():
+            found[name] += stage.left_s or 0.0
+        return found
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the last job is done; None while that is unknown."""
+        total, waited = sum(self.stages_s.values()), self._clock() - self._last
+        if self.unknown or waited > total + _PATIENCE_S:
+            return None
+        # Between two events it counts down, but never to nothing: something is still awaited.
+        return max(total - waited, 0.1 * total)
+
+    def add(self, event: Event) -> None:
+        """Count what an event tells."""
+        now = self._clock()
+        passed, self._last = now - self._last, now
+        match event:
+            case JobStarted():
+                self._first_job = now if self._first_job is None else self._first_job
+                self._move(event.custom_id, "decode", passed, _WHOLE)
+            case PhaseStarted():
+                stage = "denoise" if event.phase == "decode_latents" else "prompts"
+                over = {"think": _READ, "denoise": _READ | _WRITTEN}.get(event.phase, {})
+                self._move(event.custom_id, stage, passed, over)
+            case ThinkToken():
+                self._write(event, passed)
+            case DenoiseStep():
+                part = 1 - event.step / max(1, event.total)
+                self._move(event.custom_id, "denoise", passed, {"denoise": part})
+            case JobDone() | JobFailed():
+                self._end(event.outcome, passed)
+            case ModelLoading():
+                self._load(event.model, passed)
+            case GroupStarted():
+                self._load(event.model, passed, is_ready=True)
+            case _:
+                self._load(self._model, passed)
+
+    def rates(self) -> dict[str, Rates]:
+        """By model that has made something, what a unit took. What passed since the last event is
+        the run's end.
+        """
+        end_s = self._clock() - self._last
+        found: dict[str, Rates] = {}
+        for model in (model for model in self._earlier if model in self._made):
+            stages = {name: self._stages[model, name] for name in STAGES}
+            rates = {name: one.seconds / one.done for name, one in stages.items() if one.done}
+            texts = {task: of for (name, task), of in self._texts.items() if name == model}
+            if tokens := sum(of[1] for of in texts.values()):
+                rates["text"] = stages["text"].seconds / tokens
+            rates["load"] = rates.get("load", 0.0) + end_s
+            found[model] = rates | {task: of[1] / of[0] for task, of in texts.items()}
+            end_s = 0.0
+        return found
+
+    def _units(self, job: Job) -> dict[str, float]:
+        """A job's units by stage."""
+        revision, components = self._config.model.revision, self._config.model.components
+        units = {"prompts": 1.0 + len(job.images), "text": self._length(job)}
+        if self._config.output.only_texts:
+            return units | {"denoise": 0.0, "decode": 0.0}
+        if isinstance(job, ImageJob):
+            work = picture_work(job, registry.model_card(job.model, revision))
+        else:
+            work = video_work(job, registry.video_card(job.model, revision, components))
+        return units | {"denoise": work.denoise, "decode": work.pixels}
+
+    def _length(self, job: Job) -> float:
+        """Tokens that a job is expected to write."""
+        if not isinstance(job, ImageJob) or not job.writes_text or job.custom_id in self._takers:
+            return 0.0
+        return min(self._earlier[job.model].get(job.bot_task, _LENGTH), job.text.max_new_tokens)
+
+    def _load(self, model: str, passed: float, *, is_ready: bool = False) -> None:
+        """Time of no job goes to a model, which is ready or not."""
+        self._model = model
+        stage = self._stages.get((model, "load"))
+        if stage is not None:
+            stage.add(passed, stage.left if is_ready else 0.0)
+            stage.left = 0.0 if is_ready else stage.left
+
+    def _move(
+        self, custom_id: str, stage: str, passed: float, parts: Mapping[str, float]
+    ) -> _JobAtWork | None:
+        """Seconds of one stage of a job; of what stages now so much is left. None of no job."""
+        job = self._plan.by_id.get(custom_id)
+        if job is None:
+            return None
+        at = self._at_work.get(custom_id)
+        if at is None:
+            at = self._at_work[custom_id] = _JobAtWork(job, self._units(job))
+        self._stages[job.model, stage].add(passed)
+        for name, part in parts.items():
+            units = at.units[name] * (at.left[name] - part)
+            self._stages[job.model, name].left -= units
+            self._stages[job.model, name].add(0.0, units)
+            at.left[name] = part
+        return at
+
+    def _write(self, event: ThinkToken, passed: float) -> None:
+        """A token more; how far its text is follows from those that are done, if there are any."""
+        at = self._move(event.custom_id, "text", passed, {})
+        if at is not None:
+            texts, tokens = self._texts.get(_kind(at.job), (0, 0))
+            length = tokens / texts if texts else at.units["text"]
+            part = max(_LAST_PART, 1 - event.count / max(1.0, length))
+            self._move(event.custom_id, "text", 0.0, {"text": part})
+
+    def _end(self, outcome: Outcome, passed: float) -> None:
+        """A job is over; of one that failed nothing more counts as done."""
+        self.done += 1
+        is_done = outcome.status == "done"
+        seconds, parts = (passed, _OVER) if is_done else (0.0, {})
+        at = self._move(outcome.custom_id, "decode", seconds, parts)
+        if at is None:
+            return
+        del self._at_work[outcome.custom_id]
+        for name, part in at.left.items():
+            self._stages[at.job.model, name].left -= at.units[name] * part
+        if is_done:
+            self._made.add(at.job.model)
+        reuse = outcome.kv_reuse
+        tokens = reuse.ar_decode_tokens + reuse.ar_surplus_tokens if reuse else 0
+        if tokens:
+            texts, before = self._texts.get(_kind(at.job), (0, 0))
+            self._texts[_kind(at.job)] = texts + 1, before + tokens
+
+
+class KeptRates:
+    """Rates of the last runs on this machine: an entry of the disk cache by model and settings."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._store = DiskStore(config.cache.folder, config.cache.budget_bytes)
+
+    def read(self, plan: Plan) -> dict[str, list[Rates]]:
+        """By model, runs with the same weights and settings, oldest first."""
+        groups = {group.model: group for group in plan.groups}
+        return {model: self._runs(_key(of, self._config)) for model, of in groups.items()}
+
+    def keep(self, plan: Plan, found: Mapping[str, Rates]) -> None:
+        """Add a run's rates; of too many the oldest go."""
+        groups = {group.model: group for group in plan.groups}
+        for model, rates in found.items():
+            key = _key(groups[model], self._config)
+            if key:
+                runs = [*self._runs(key), rates][-_RUNS_KEPT:]
+                self._store.write(RATES, key, json.dumps(runs).encode())
+
+    def take_notes(self) -> tuple[str, ...]:
+        """What was damaged or refused since the last call."""
+        return self._store.take_notes()
+
+    def _runs(self, key: str) -> list[Rates]:
+        data = self._store.read(RATES, key) if key else None
+        try:
+            runs = [] if data is None else json.loads(data)
+            return [{name: float(rate) for name, rate in rates.items()} for rates in runs]
+        except (ValueError, TypeError, AttributeError):
+            self._store.discard(RATES, key)
+            return []
+
+
+def decides_speed(row: Declaration) -> bool:
+    """Tell if runs under other values of a setting are not alike: not of one that jobs say, by
+    which units are counted, of a checkpoint, which has a fingerprint, of failures or a folder.
+    """
+    is_counted = row.in_line or row.pixels == "checkpoint"
+    return not is_counted and row.table != "failure" and row.attribute != "folder"
+
+
+def _key(group: Group | VideoGroup, config: RunConfig) -> str:
+    """Digest of what decides a model's speed: weights, machine, every setting that such jobs read
+    and that is not about failures. Empty where the weights are not here.
+    """
+    kind = "pictures" if isinstance(group, Group) else "videos"
+    rows = [row for row in SETTINGS.values() if decides_speed(row) and row.only in (None, kind)]
+    facts = {row.name: in_config(row.name, config) for row in rows}
+    device, facts["dtype"] = precision(config.model)
+    facts["device"] = device if facts["device"] == "auto" else facts["device"]
+    facts |= {"format": _FORMAT, "machine": _processor(device)}
+    components = config.model.components if kind == "videos" else None
+    try:
+        facts["weights"] = registry.fingerprint(group.model, config.model.revision, components)
+    except CheckpointError:
+        return ""
+    return digest.of_json(facts)
+
+
+def _processor(device: str) -> str:
+    """The processor that a kind of device, cpu or cuda, stands for here; without torch."""
+    if device == "cpu":
+        return cpu_name()
+    try:
+        facts = [path.read_text() for path in sorted(_GPUS.glob("*/information"))]
+    except OSError:
+        return device
+    return next((line for text in facts for line in text.splitlines() if "Model:" in line), device)
+
+
+def _kind(job: Job) -> tuple[str, str]:
+    """Model and bot task: texts of one kind are taken to be about as long."""
+    return job.model, job.bot_task if isinstance(job, ImageJob) else ""
+
+
+def _medians(runs: Sequence[Rates]) -> Rates:
+    names = dict.fromkeys(name for rates in runs for name in rates)
+    return {name: statistics.median(one[name] for one in runs if name in one) for name in names}
+
+
+def _text_takers(plan: Plan) -> set[str]:
+    """Jobs that take the text which an earlier one of their group writes."""
+    found: set[str] = set()
+    for group in plan.groups:
+        texts: set[int] = set()
+        for job in group.jobs:
+            if isinstance(job, ImageJob) and job.writes_text:
+                text = hash(text_of(job))
+                if text in texts:
+                    found.add(job.custom_id)
+                texts.add(text)
+    return found

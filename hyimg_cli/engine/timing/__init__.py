@@ -1,1 +1,0 @@
-"""How long work takes: what runs have taken, what a plan will take, what is left of a run."""

@@ -1,0 +1,230 @@
+"""Forms of text that hold paths: which parts of a value are paths is said here alone."""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.addresses import FOREIGN_PATTERN, joined, scheme_of, shown_place
+from hyimg_cli.settings.kinds import NO_STORE, NO_STORES, WRITTEN, Form, read_text
+from hyimg_cli.settings.values import BadValue, shown
+from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, POSES_SUFFIX, KeepOutside, Lora
+
+REGION_PATTERN = r"\s*" + r"\s*,\s*".join([r"([0-9]{1,6})"] * 4) + r"\s*"
+
+
+@dataclass(frozen=True, eq=False)
+class PathForm(Form):
+    """A form whose values hold paths. Whoever resolves, moves, hides or finds the files of a job
+    asks it which parts they are; a list of such fields stands nowhere else.
+
+    Its `names` are paths, and what may stand in their place.
+    """
+
+    def names(self, value: Any) -> Sequence[str]:
+        """The names in a value, typed or as in JSON."""
+        return [value]
+
+    def with_names(self, value: Any, names: Sequence[str]) -> Any:
+        """The value, typed, with other names."""
+        return names[0]
+
+    def to_json(self, value: Any) -> Any:
+        """A typed value as in JSON."""
+        return value
+
+    def is_path(self, name: str) -> bool:
+        """Tell a path from what may stand in its place."""
+        return True
+
+    def map_paths(self, value: Any, change: Callable[[str], str]) -> Any:
+        """The value, typed, with each path changed."""
+        names = [self.as_path(change(n)) if self.is_path(n) else n for n in self.names(value)]
+        return self.with_names(value, names)
+
+    def as_path(self, path: str) -> str:
+        """A path, spelled so that it is one."""
+        return path if self.is_path(path) else f"./{path}"
+
+    def resolve_paths(self, value: Any, folder: Path) -> Any:
+        """A value of a line in `folder`, its paths led from the working folder."""
+        return self.map_paths(value, lambda name: shown_place(joined(folder, name)))
+
+
+class ModelName(PathForm):
+    """An embedded model, a hub id, or the path of a folder, which begins with a dot or a slash."""
+
+    def is_path(self, name: str) -> bool:
+        return name.split("/")[0] in ("", ".", "..")
+
+    def resolve_paths(self, value: str, folder: Path) -> str:
+        """One that leads nowhere from `folder` leads from the working folder."""
+        there = str(folder / value)
+        return self.as_path(there) if self.is_path(value) and os.path.isdir(there) else value
+
+
+class Camera(PathForm):
+    """Keys, the path of a file of poses, or that of a folder with one."""
+
+    def is_path(self, name: str) -> bool:
+        return name.endswith(POSES_SUFFIX)
+
+    def resolve_paths(self, value: str, folder: Path) -> str:
+        there = shown_place(joined(folder, value))
+        if os.path.isdir(there):
+            return f"{there}/poses{POSES_SUFFIX}"
+        return there if self.is_path(value) else value
+
+
+class Region(PathForm):
+    """A part of a picture: a box of left, top, right and bottom, or the path of a mask."""
+
+    def is_path(self, name: str) -> bool:
+        return bool(KeepOutside(region=name).mask)
+
+
+class Sources(PathForm):
+    """One path or a list of them; comes back as a tuple."""
+
+    def names(self, value: Sequence[str]) -> Sequence[str]:
+        return value
+
+    def with_names(self, value: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(names)
+
+    def to_json(self, value: Sequence[str]) -> list[str]:
+        return list(value)
+
+
+class Loras(PathForm):
+    """LoRA files, `;` between them: `[high=|low=]FILE[@WEIGHT]`; comes back as a tuple of Lora."""
+
+    def names(self, value: str | tuple[Lora, ...]) -> list[str]:
+        return [one.file for one in _typed(value) if one.file]
+
+    def with_names(self, value: str | tuple[Lora, ...], names: Sequence[str]) -> tuple[Lora, ...]:
+        left = iter(names)
+        return tuple(replace(one, file=next(left)) if one.file else one for one in _typed(value))
+
+    def to_json(self, value: Iterable[Lora]) -> str:
+        return ";".join(map(str, value))
+
+    def is_path(self, name: str) -> bool:
+        return not is_hub_file(name)
+
+    def resolve_paths(self, value: tuple[Lora, ...], folder: Path) -> tuple[Lora, ...]:
+        """A file in `folder`, else one in the working folder, else a name as it is."""
+        found = []
+        for name in self.names(value):
+            file = os.path.expanduser(name)
+            present = filter(os.path.isfile, (str(folder / file), file))
+            found.append(next(map(self.as_path, present), name))
+        return self.with_names(value, found)
+
+
+def is_hub_file(name: str) -> bool:
+    """Tell OWNER/REPOSITORY/FILE from a path."""
+    first = name.split("/")[0]
+    return name.count("/") >= 2 and first not in ("", ".", "..", "~") and not scheme_of(name)
+
+
+def _typed(value: str | tuple[Lora, ...]) -> tuple[Lora, ...]:
+    return _loras(value) if isinstance(value, str) else value
+
+
+def _own_path(text: str) -> str:
+    """The text. Raises BadValue for a path that only a shell or Windows understands."""
+    if not re.match(FOREIGN_PATTERN, text):
+        return text
+    if text.startswith("~"):
+        raise BadValue(f"{shown(text)}: ~ is not expanded here", "write the whole path")
+    hint = "write the path that it has on this machine, with forward slashes"
+    raise BadValue(f"{shown(text)} is a path of Windows", hint)
+
+
+def _path(value: Any) -> str:
+    hint = "give the path of a picture, relative to the manifest"
+    if type(value) is not str:
+        raise BadValue(f"{shown(value)} is not a path", hint, "wrong-type")
+    if not value or "\0" in value:
+        raise BadValue(f"{shown(value)} is not a path", hint)
+    if scheme_of(value) == "file":
+        raise BadValue(f"{shown(value)} is not a path", "leave file:// out, and %20 and its like")
+    if scheme_of(value) in NO_STORES or value[:5].lower() == "data:":
+        raise BadValue(f"{shown(value)} is not a file on this machine", "save the picture first")
+    return _own_path(value)
+
+
+def _paths(value: Any) -> tuple[str, ...]:
+    paths = value if type(value) is list else [value]
+    if len(paths) > MAX_SOURCE_IMAGES:
+        what, hint = f"{len(paths)} images", f"give 1 to {MAX_SOURCE_IMAGES} images"
+        raise BadValue(what, hint, "too-many-images")
+    return tuple(_path(path) for path in paths)
+
+
+def _region(value: Any) -> str:
+    hint = 'give a box "LEFT,TOP,RIGHT,BOTTOM" in pixels of the source, or the path of a mask'
+    if type(value) is list and len(value) == 4 and all(type(side) is int for side in value):
+        value = ",".join(map(str, value))
+    if type(value) is not str:
+        raise BadValue(f"{shown(value)} is not a region", hint, "wrong-type")
+    if not re.fullmatch(r"[\d\s,.+-]*", value, re.ASCII):
+        return _path(value)
+    sides = re.fullmatch(REGION_PATTERN, value, re.ASCII)
+    if sides is None:
+        raise BadValue(f"{shown(value)} is not a region", hint)
+    left, top, right, bottom = map(int, sides.groups())
+    if left >= right or top >= bottom:
+        raise BadValue(f"{shown(value)} is empty: right is beyond left, bottom below top", hint)
+    return f"{left},{top},{right},{bottom}"
+
+
+def _camera(value: Any) -> str:
+    return _own_path(read_text("camera", value))
+
+
+def _model(value: Any) -> str:
+    return read_text("model", value)
+
+
+def _loras(value: Any) -> tuple[Lora, ...]:
+    hint = "write FILE or FILE@WEIGHT; for a model of two transformers high=FILE;low=FILE"
+    if type(value) is not str:
+        raise BadValue(f"{shown(value)} is not a LoRA", hint, "wrong-type")
+    return tuple(_lora(part.strip(), hint) for part in value.split(";") if part.strip())
+
+
+def _lora(written: str, hint: str) -> Lora:
+    on = next((name for name in ("high", "low") if written.startswith(f"{name}=")), "")
+    file = written.removeprefix(f"{on}=" if on else "")
+    weighed = re.fullmatch(r"(.+)@(-?[0-9]+(?:\.[0-9]+)?)", file)
+    weight = 1.0 if weighed is None else float(weighed[2])
+    file = file if weighed is None else weighed[1]
+    if file == "none":
+        return Lora("", 0.0, on)
+    if not file.endswith(".safetensors") or "\0" in file:
+        what = f"{shown(written)} is not a LoRA: only safetensors files are read"
+        raise BadValue(what, hint)
+    if not file.startswith("~"):
+        _own_path(file)
+    return Lora(file, weight, on)
+
+
+_PICTURE = rf"(?!(?:{NO_STORE}):/|[Dd][Aa][Tt][Aa]:|~/|[A-Za-z]:[\\/])[^\x00]+"
+_IS_PATH = {"type": "string", "pattern": rf"^(?:{_PICTURE})$(?!\n)"}
+_ARE_PATHS = {"type": "array", "items": _IS_PATH, "maxItems": MAX_SOURCE_IMAGES}
+_PIXEL = {"type": "integer", "minimum": 0}
+_BOX = {"type": "array", "items": _PIXEL, "minItems": 4, "maxItems": 4}
+_ANY_REGION = {"type": "string", "pattern": r"^(?:(?!https?://|data:)[^\x00]+)$(?!\n)"}
+MODEL_NAME = ModelName(_model, WRITTEN)
+CAMERA = Camera(_camera, WRITTEN)
+REGION = Region(_region, {"anyOf": [_ANY_REGION, _BOX]}, "box|path")
+SOURCES = Sources(
+    _paths,
+    {"anyOf": [_IS_PATH, _ARE_PATHS]},
+    parse=lambda cell: _paths([path.strip() for path in cell.split(";") if path.strip()]),
+)
+LORAS = Loras(_loras, f"|{WRITTEN}", "text")

@@ -1,0 +1,550 @@
+"""How a run is carried out: everything that is not part of a job.
+
+A field with a `Declaration` is a setting: its flag, variable, key in a recipe, help, schema and
+part of the resume key follow from it (`settings.table`). Fields are given by name; only what a
+class is first of all about may be given by position.
+"""
+
+from dataclasses import KW_ONLY, MISSING, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal, get_args
+
+from annotated_types import Interval
+
+from hyimg_cli.settings.file_names import NAME_TEMPLATE
+from hyimg_cli.settings.kinds import DEVICE, FOLDER, NAMES, RUN_FOLDER, Aliases, text
+from hyimg_cli.settings.option import InKey, option
+from hyimg_cli.settings.panels import MODEL, OUTSIDE, RUN, VIDEO
+from hyimg_cli.settings.sampling import Outside, Sampling
+from hyimg_cli.spec.job import BY_ID, Format
+
+Frames = Literal["none", "png"]
+Dtype = Literal["auto", "float32", "bfloat16"]
+Quantization = Literal["none", "fp8", "nf4"]
+Graphs = Literal["auto", "on", "off"]
+VaeDtype = Literal["auto", "float32", "float16"]
+SdpaBackend = Literal["auto", "cudnn", "flash", "efficient", "math", "fa3", "fa4"]
+Offloading = Literal["none", "model", "group"]
+DecodeTiles = Literal["auto", "own", "half"]
+QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+OFFLOADS: tuple[Offloading, ...] = get_args(Offloading)
+DECODE_TILES: tuple[DecodeTiles, ...] = get_args(DecodeTiles)
+# By the names of the library's AttentionBackendName.
+AttentionBackend = Literal[
+    "native",
+    "_native_cudnn",
+    "_native_efficient",
+    "_native_flash",
+    "_native_math",
+    "_native_npu",
+    "_native_xla",
+    "flex",
+    "flash",
+    "flash_hub",
+    "flash_varlen",
+    "flash_varlen_hub",
+    "flash_4_hub",
+    "_flash_3",
+    "_flash_varlen_3",
+    "_flash_3_hub",
+    "_flash_3_varlen_hub",
+    "aiter_fa2_hub",
+    "sage",
+    "sage_hub",
+    "sage_blackwell_hub",
+    "sage_varlen",
+    "_sage_qk_int8_pv_fp8_cuda",
+    "_sage_qk_int8_pv_fp8_cuda_sm90",
+    "_sage_qk_int8_pv_fp16_cuda",
+    "_sage_qk_int8_pv_fp16_triton",
+    "xformers",
+]
+ATTENTION_BACKENDS: tuple[AttentionBackend, ...] = get_args(AttentionBackend)
+# Those of them that can split a video's tokens over ranks.
+CONTEXT_BACKENDS = (
+    *("native", "_native_cudnn", "_native_flash", "_native_npu", "flash", "flash_hub"),
+    *("flash_varlen_hub", "_flash_3_hub", "_flash_3_varlen_hub", "sage", "sage_hub"),
+)
+
+
+# What a newcomer must know of results, by the setting whose default made them.
+TOYS = {
+    "model": "tiny-image is a toy that ships with hyimg: one coloured shape in 64x64 pixels; "
+    "for real pictures name a checkpoint with --model",
+    "video_model": "tiny-video is a toy that ships with hyimg: one moving shape in 9 frames; "
+    "for real videos name a checkpoint with --video-model",
+}
+MAX_RANKS = 64
+MAX_CLIPS = 64
+
+
+_run, _model = partial(option, panel=RUN), partial(option, panel=MODEL)
+_run_of_pictures = partial(_run, only="pictures")
+_model_of_pictures = partial(_model, only="pictures")
+_video = partial(option, panel=VIDEO, only="videos")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a machine has by which the device, dtype and graphs of "auto" are decided."""
+
+    has_gpu: bool
+    has_triton: bool
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The disk cache, kept from one run to the next. Without a `folder`, nothing.
+
+    `keeps_weights`: experts' weights are kept there as they were quantised.
+    """
+
+    folder: Path | None = _run(
+        None, "Folder of the disk cache. Default: ~/.cache/hyimg.", FOLDER, name="cache_dir"
+    )
+    _: KW_ONLY
+    disk_cache: bool = _run(True, "Keep encoded source images and prompts on disk for later runs.")
+    budget_mb: int = _run(
+        10240, "Most that the disk cache may hold.", Interval(ge=0, le=10**9), name="disk_cache_mb"
+    )
+    keeps_weights: bool = _run_of_pictures(
+        False,
+        "Keep quantised weights in the disk cache: the next start reads half. It must hold them.",
+        name="keep_quantized",
+    )
+
+    @property
+    def budget_bytes(self) -> int:
+        return self.budget_mb * 1_000_000
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """Which weights, where and in which precision.
+
+    `model` is a folder, a hub id or `tiny-image` (embedded). `device` is `auto`, `cpu`, `cuda`,
+    `cuda:N`, or `balanced` to spread the layers over every visible GPU. `vae_use_tiling`: latents
+    become pixels tile by tile, in bounded memory, or whole; other pixels either way; None: tiles
+    for videos, whole pictures. `quantization` holds the routed experts, or a video's transformer,
+    in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too. `decode_graphs`: text is decoded by CUDA
+    graphs, by default where they can be; they round differently, so other texts are possible.
+    `batched_decode`: where there is none, a decode step's attention takes all rows at once, too.
+    `kv_by_slot`: a picture's keys and values lie slot by slot, not head by head.
+    `sdpa_backend`: of torch's kernels, the one of a picture's attention; `auto`: torch chooses.
+    `fa3`, `fa4`: flash-attn's, in the place of torch's own flash for the whole process.
+    `deterministic`: torch takes those algorithms alone that give the same bits again.
+    `cpu_offload`: of a video model one network at a time is on the GPU, of its transformer one
+    block (`group`), the others are in main memory; the same pixels. `attention_backend`,
+    `compile_blocks`: of a video's transformer; they round differently. `vae_dtype`, by which
+    pictures' VAEs compute, with weights in float32: `float16` decodes under autocast, `auto` so on
+    a GPU where upstream does, else in float32 (TF32 on a GPU), `float32` has all its bits.
+    `vae_channels_last`: their convolutions' other order in memory. `offloads_experts`: of a
+    picture's model the experts are in main memory, `expert_room` bytes of them on the GPU beside
+    two layers, and so is the VAE between its turns. `components`: a folder with the text encoder
+    and VAE of a video model that comes without. `pass_graphs`: passes of a model that works in
+    chunks are CUDA graphs; the same numbers. `decode_tiles`: of a video's decode, whatever
+    `vae_use_tiling` says: the model's `own`, or those of half their side; other pixels. `place`:
+    the machine that the work is done on; None: this. `weights_cache`: where quantised weights are
+    kept for the next start; None: nowhere.
+    """
+
+    model: str = _model_of_pictures(
+        "tiny-image", "Folder or hub id.", text("model"), is_basic=True, pixels="checkpoint"
+    )
+    _: KW_ONLY
+    video_model: str = _model(
+        "tiny-video",
+        "The same for videos; tiny-video is embedded.",
+        text("model"),
+        only="videos",
+        pixels="checkpoint",
+    )
+    components: str | None = _video(
+        None,
+        "Folder with text encoder and VAE for a video model that comes without: a Wan checkpoint.",
+        FOLDER,
+        name="video_components",
+        pixels="checkpoint",
+    )
+    allow_model: tuple[str, ...] | None = _model(
+        None,
+        "Models and LoRAs that a line may name, beside those of --model and --video-model.",
+        NAMES,
+    )
+    revision: str | None = _model(None, "Hub revision.", text("revision"), pixels="checkpoint")
+    dtype: Dtype = _model("auto", "Precision of weights and sums.", pixels=InKey("dtype"))
+    device: str = _model(
+        "auto", "Where models run; balanced: over all GPUs.", DEVICE, is_basic=True
+    )
+    vae_use_tiling: bool | None = _model(
+        None,
+        "Decode tile by tile, in bounded memory: other pixels at borders. Default: videos only.",
+        pixels=InKey("vae", {True: "tiled", False: "whole"}),
+    )
+    vae_dtype: VaeDtype = _model_of_pictures(
+        "auto",
+        "How pictures' VAEs compute: auto decodes in float16 on a GPU, as the official code does.",
+        pixels=InKey("vae_dtype"),
+    )
+    vae_channels_last: bool = option(
+        False,
+        "Convolutions of pictures' VAEs in the other order in memory. They round differently.",
+        only="pictures",
+        pixels=InKey("vae_layout", {True: "channels last"}),
+    )
+    quantization: Quantization = _model(
+        "none",
+        "Pictures' experts, videos' transformer in 8 or 4 bits.",
+        is_basic=True,
+        pixels=InKey("experts", of_videos="transformer"),
+    )
+    offloads_experts: bool = _model_of_pictures(
+        False,
+        "Experts in main memory, fetched as they are chosen, and the VAE between its turns: for "
+        "GPUs that cannot hold them.",
+        name="offload_experts",
+    )
+    cpu_offload: Offloading = _video(
+        "none",
+        "model: one network on the GPU at a time, the others in main memory; group: of the "
+        "transformer one block. Same pixels.",
+    )
+    enable_cpu_offload: bool = _video(False, "The same as --cpu-offload model.")
+    attention_backend: AttentionBackend = option(
+        "native",
+        "The library's kernel of a video transformer's attention.",
+        only="videos",
+        also_variable="DIFFUSERS_ATTN_BACKEND",
+        pixels=InKey("attention"),
+    )
+    compile_blocks: bool = _video(
+        False,
+        "Compile a transformer's blocks by torch.compile, at each shape's first step.",
+        pixels=InKey("blocks", {True: "compiled"}),
+    )
+    pass_graphs: bool = option(
+        False,
+        "Launch passes of LingBot-World as CUDA graphs, one for each chunk's place. Same pixels.",
+        only="videos",
+    )
+    decode_tiles: DecodeTiles = option(
+        "auto",
+        "Tiles of a video's decode: the model's own, or half of them each way in less memory.",
+        only="videos",
+        pixels=InKey("decode"),
+    )
+    decode_graphs: Graphs = option(
+        "auto",
+        "Decode text by CUDA graphs, by default where they can be. They round differently.",
+        Aliases({True: "on", False: "off"}),
+        only="pictures",
+        pixels=InKey("text", {"on": "graphs"}),
+    )
+    batched_decode: bool = option(
+        False,
+        "Attention of a decode step over all its texts at once where no CUDA graph does it.",
+        only="pictures",
+        pixels=InKey("decode_attention", {True: "batched"}),
+    )
+    kv_by_slot: bool = option(
+        False,
+        "Keys and values slot by slot: cuDNN then makes one plan, not one for each length.",
+        only="pictures",
+        pixels=InKey("kv_layout", {True: "slots"}),
+    )
+    sdpa_backend: SdpaBackend = option(
+        "auto",
+        "The kernel of a picture's attention; auto: torch chooses; fa3, fa4: flash-attn's.",
+        only="pictures",
+        pixels=InKey("attention"),
+    )
+    deterministic: bool = _model(
+        False,
+        "Only algorithms that give the same bits again; an operation without one is an error.",
+        pixels=InKey("algorithms", {True: "deterministic"}),
+    )
+    expert_room: int = 0
+    place: Place | None = None
+    weights_cache: CacheConfig | None = None
+
+    def kind(self, *, has_gpu: bool) -> Literal["cpu", "cuda"]:
+        """Kind of device that is asked for, on a machine with a GPU or without."""
+        is_cpu = self.device == "cpu" or (self.device == "auto" and not has_gpu)
+        return "cpu" if is_cpu else "cuda"
+
+    @property
+    def tiles_videos(self) -> bool:
+        """True unless start pictures are encoded whole, and videos decoded so if nothing is said of
+        that.
+        """
+        return self.vae_use_tiling is not False
+
+    @property
+    def tiles_decodes(self) -> bool:
+        """True unless videos are decoded whole."""
+        return self.tiles_videos or self.decode_tiles != "auto"
+
+    def dtype_on(self, kind: str) -> str:
+        """Dtype on a kind of device: float32 on the CPU, bfloat16 on a GPU by default."""
+        by_default = "float32" if kind == "cpu" else "bfloat16"
+        return by_default if self.dtype == "auto" else self.dtype
+
+    def wants_graphs(self, *, on_one_gpu: bool, has_triton: bool) -> bool:
+        """True if text is decoded by CUDA graphs, in one process. Decided here alone: resume keys
+        say it before anything is loaded.
+        """
+        if self.decode_graphs == "auto":
+            return on_one_gpu and has_triton and not self.offloads_experts
+        return self.decode_graphs == "on"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReuseConfig:
+    """`kv_reuse`: the diffusion stage starts from the AR stage's K/V. `required`: or the job
+    fails. `prompt_cache`: a video prompt is embedded once, not for each job.
+    """
+
+    kv_reuse: bool = _run_of_pictures(
+        True,
+        "Denoise from the keys and values of the text stage, or compute them again.",
+        pixels=InKey("kv_reuse", {True: "reuse", False: "recompute"}),
+    )
+    required: bool = _run_of_pictures(
+        False,
+        "Fail a job whose reuse is not complete.",
+        name="require_kv_reuse",
+        flags=("--require-kv-reuse/--allow-recompute",),
+    )
+    prompt_cache: bool = _video(
+        True, "Embed each distinct prompt once, before all jobs, or for each job."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """Batch sizes, and what jobs work with together.
+
+    `max_size`: jobs that think together, and that draw together, at most; fewer where memory is
+    short. `memory_gb`: of the device's memory, weights and all may fill so much; None: what is
+    free. `gpu_memory_utilization`: the part of each GPU's memory, above 0 to 1, that the run may
+    use, weights and all; where both are given, the smaller counts. `is_invariant`: a job's pixels
+    do not depend on its batch, to the bit (CPU). `prefix_cache_mb`: K/V of shared prefixes kept
+    between jobs, on the device; `prefix_cache_host_mb`: more of them in main memory. 0: none.
+    `clips`: of a video model that works in chunks, so many are denoised together; other pixels, by
+    rounding. `prewarm`: each shape is run once before it counts. `prefetches_sources`: the next
+    jobs' source images are encoded beside the model; None: where that suits the device, and its
+    memory is not short of experts.
+    """
+
+    max_size: int = _run_of_pictures(
+        16,
+        "Jobs that think, and jobs that draw, together at most.",
+        Interval(ge=1, le=1024),
+        name="batching_max_size",
+    )
+    is_invariant: bool = _run_of_pictures(
+        True,
+        "Keep a job's pixels equal to the bit in any batch (CPU).",
+        name="batch_invariant",
+        pixels=InKey("batch", {False: "variant"}),
+    )
+    prefix_cache_mb: int = _run_of_pictures(
+        4096, "K/V kept for prefixes that jobs share.", Interval(ge=0, le=10**7)
+    )
+    prefix_cache_host_mb: int = _run_of_pictures(
+        0, "More of them, kept in main memory.", Interval(ge=0, le=10**7)
+    )
+    clips: int = _video(
+        1,
+        "Clips of LingBot-World that are denoised together. They round differently.",
+        Interval(ge=1, le=MAX_CLIPS),
+        name="clips_together",
+        pixels=InKey("clips", {n: f"{n} together" for n in range(2, MAX_CLIPS + 1)}),
+    )
+    prewarm: bool = _run(True, "Run each shape once before it counts.")
+    prefetches_sources: bool | None = None
+    memory_gb: float | None = option(
+        None,
+        "Memory of the machine to plan for, if not this one.",
+        Interval(gt=0, le=10**5),
+        only="pictures",
+    )
+    gpu_memory_utilization: float | None = _model(
+        None, "Part of a GPU's memory that the run may use, weights and all.", Interval(gt=0, le=1)
+    )
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return None if self.memory_gb is None else round(self.memory_gb * 1_000_000_000)
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """Where results go and what they carry.
+
+    `frames`: beside a video, its frames without loss. `checkpoint_every`: denoise steps after which
+    a video's latents are kept until it is done; 0: only behind the last. `only_texts`: a job ends
+    with its text, and nothing is drawn. `keep_gps`: a kept source's EXIF keeps its place.
+    """
+
+    folder: Path = _run(
+        MISSING,
+        "Folder, or s3://b/run. Default: runs/<manifest>.",
+        RUN_FOLDER,
+        name="output_dir",
+        is_basic=True,
+        flags=("-o", "--output-dir"),
+    )
+    _: KW_ONLY
+    format: Format = _run_of_pictures(
+        "png",
+        "Pictures as PNG, JPEG or WebP.",
+        Aliases({"jpg": "jpeg"}),
+        is_basic=True,
+        in_line=True,
+        aliases=("output_format",),
+        pixels="job",
+    )
+    quality: int = _run_of_pictures(
+        95,
+        "Of a JPEG or a lossy WebP.",
+        Interval(ge=1, le=100),
+        in_line=True,
+        aliases=("output_compression",),
+        pixels="job",
+    )
+    lossless: bool = _run_of_pictures(
+        False, "WebP that keeps every pixel.", in_line=True, pixels="job"
+    )
+    name: str = _run(
+        BY_ID,
+        "Files by a template: custom_id, stem, folder, index, seed.",
+        NAME_TEMPLATE,
+        is_basic=True,
+        in_line=True,
+    )
+    metadata: bool = _run(True, "Write the job, and that a model made it, into its file.")
+    keep_gps: bool = option(
+        False, "Keep the place in a kept source's EXIF.", panel=OUTSIDE, only="pictures"
+    )
+    frames: Frames = _video("none", "png: write every frame without loss too.")
+    checkpoint_every: int = _video(
+        10,
+        "Keep a video's latents every K denoise steps, so that a killed job goes on; 0: only those "
+        "behind the last step, which are kept in any case until the video is written.",
+        Interval(ge=0, le=1000),
+    )
+    report: bool = _run(True, "Keep report.html, a page of all jobs.")
+    only_texts: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """Over how many processes the work is spread.
+
+    `cfg_ranks`: guidance branches, of which there are at most two. Of a video: `vae_ranks`, the
+    tiles of its decode. Neither changes pixels. `context_ranks`: the tokens of a video's branches,
+    `tensor_ranks`: the layers of a picture's model, for each branch; sums round differently then.
+    `replicas`: sessions with a model of their own each, on a GPU of their own, that share the jobs;
+    no pixel changes. `ray_address`: of the Ray cluster that they run on, `local` for one that is
+    started here; None: processes of this machine.
+    """
+
+    vae_ranks: int = _video(
+        1,
+        "Processes, a GPU each, that share the tiles of a video's decode. Same pixels.",
+        Interval(ge=1, le=MAX_RANKS),
+        name="vae_patch_parallel_size",
+    )
+    cfg_ranks: int = _model(
+        1,
+        "2: a process (pictures: --tensor-parallel-size of them), a GPU each, for each of the two "
+        "guidance branches. Same pixels.",
+        Interval(ge=1, le=2),
+        name="cfg_parallel_size",
+    )
+    context_ranks: int = _video(
+        1,
+        "Processes, a GPU each, that share the tokens of Wan's transformer. Equal within rounding.",
+        Interval(ge=1, le=MAX_RANKS),
+        name="context_parallel_size",
+        pixels=InKey("context", {n: f"{n} ranks" for n in range(2, MAX_RANKS + 1)}),
+    )
+    tensor_ranks: int = _model_of_pictures(
+        1,
+        "Processes, a GPU each, that share a picture model's layers. Equal within rounding.",
+        Interval(ge=1, le=MAX_RANKS),
+        name="tensor_parallel_size",
+        flags=("--tensor-parallel-size", "--tp-size"),
+        pixels=InKey("layers", {n: f"{n} ranks" for n in range(2, MAX_RANKS + 1)}),
+    )
+    replicas: int = _run(
+        1,
+        "Processes with a model each, GPUs of its own each, that share the jobs. Same pixels.",
+        Interval(ge=1, le=4096),
+    )
+    ray_address: str | None = _run(
+        None,
+        "Replicas on a Ray cluster: its address, auto, or local for one that is started here.",
+        text("address"),
+    )
+
+    @property
+    def ranks(self) -> int:
+        """Processes that are needed for a video, this one counted."""
+        return max(self.vae_ranks, self.step_ranks)
+
+    @property
+    def step_ranks(self) -> int:
+        """Those of them that hold the transformer."""
+        return max(self.cfg_ranks, self.context_ranks)
+
+    @property
+    def picture_ranks(self) -> int:
+        """Processes that are needed for a picture, this one counted."""
+        return self.tensor_ranks * self.cfg_ranks
+
+    @property
+    def has_replicas(self) -> bool:
+        """True if sessions run in other processes than this."""
+        return self.replicas > 1 or self.ray_address is not None
+
+    @property
+    def of_session(self) -> int:
+        """Processes, a GPU each, that one session needs for whatever it makes."""
+        return max(self.ranks, self.picture_ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailurePolicy:
+    """Policy for failed jobs. `max_consecutive_errors`: of jobs that reached the model."""
+
+    fail_fast: bool = _run(
+        False, "Stop at the first failed job, or go on.", flags=("--fail-fast/--keep-going",)
+    )
+    max_consecutive_errors: int = _run(
+        20,
+        "End the run after so many errors in a row, bad sources aside; 0: never.",
+        Interval(ge=0, le=1_000_000),
+    )
+    max_retries: int = _run(0, "Tries after a failure that may pass.", Interval(ge=0, le=100))
+    skip_invalid: bool = _run(
+        False, "Run the good lines, record the bad as failed.", flags=("--skip-invalid",)
+    )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run: everything that is not part of a job."""
+
+    output: OutputConfig
+    _: KW_ONLY
+    model: ModelChoice = field(default_factory=ModelChoice)
+    sampling: Sampling = field(default_factory=Sampling)
+    outside: Outside = field(default_factory=Outside)
+    reuse: ReuseConfig = field(default_factory=ReuseConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    failure: FailurePolicy = field(default_factory=FailurePolicy)

@@ -1,0 +1,29 @@
+"""What is said of a value that cannot be read."""
+
+import difflib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+
+class BadValue(ValueError):
+    """A value that its kind does not allow; `slug` ends the code of the fault it becomes."""
+
+    def __init__(self, what: str, hint: str, slug: str = "bad-value") -> None:
+        super().__init__(what)
+        self.what = what
+        self.hint = hint
+        self.slug = slug
+
+
+def shown(value: Any, width: int = 60) -> str:
+    """`value` as JSON on one line, cut to `width` characters: safe to print in a message."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name most like `word`, or None where nothing comes close."""
+    matches = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=cutoff)
+    return matches[0] if matches else None

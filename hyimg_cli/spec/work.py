@@ -1,0 +1,118 @@
+"""The work of one job by its checkpoint's card: plan, shards, time and memory ask here.
+
+No file of the job is looked at. The tokens of its texts are counted by the model's family.
+"""
+
+import math
+from dataclasses import dataclass
+
+from hyimg_cli.spec.card import ForwardWork, ModelCard, VideoCard
+from hyimg_cli.spec.job import ImageJob, VideoJob
+from hyimg_cli.spec.step_cache import count_full
+
+_FLOAT_BYTES = 4
+# Of an H.264 file at our quality, for a pixel of a frame; noise takes more, a still picture less.
+_FILM_BYTES = 0.1
+# Of a PNG file; a photograph's colours take about half of their three bytes.
+_SHOT_BYTES = 1.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a job costs. A picture whose size the model will choose counts as a square.
+
+    `levels` of noise evaluate the model. `denoise`: latent cells that all forwards move, or of a
+    video the operations of all forwards where its card counts these. `pixels`: decoded, of all
+    frames. `read`: rows of source pictures.
+    """
+
+    levels: int
+    denoise: int
+    pixels: int
+    read: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoWork(Work):
+    """The same of a video. `grid`: latent frames, rows and columns, in a forward `tokens`.
+
+    `steps`: one a noise level, or a pass of a chunk; of them `full_steps` evaluate the model, in
+    `forwards` of all branches together; `flops`: the least operations of these, 0 where the card
+    counts none. `latents_bytes`: of what is kept of it until its file is written, in float32;
+    `velocity_bytes`: the part of a step cache. `kv_bytes`: its K/V and a chunk, in 16 bits; 0 where
+    that is not known.
+    """
+
+    grid: tuple[int, int, int]
+    tokens: int
+    steps: int
+    full_steps: int
+    forwards: int
+    flops: int
+    latents_bytes: int
+    velocity_bytes: int
+    kv_bytes: int
+
+
+def picture_work(job: ImageJob, card: ModelCard) -> Work:
+    """Count the work of a picture."""
+    size = (card.bucket_of(job.size) or card.nearest_bucket(1, 1)).size
+    cells = math.prod(card.latent_grid(size))
+    levels = count_full(job.step_cache, job.num_inference_steps)
+    branches = 2 if job.guidance_scale > 1 and not card.is_distilled else 1
+    return Work(
+        levels=levels,
+        denoise=levels * branches * cells,
+        pixels=size.height * size.width,
+        read=len(job.images) * (cells + card.source_vit_tokens),
+    )
+
+
+def video_work(job: VideoJob, card: VideoCard) -> VideoWork:
+    """Count the work of a video."""
+    rule, asked, chunks = job.step_cache, job.num_inference_steps, card.chunks
+    grid = card.latent_grid(job.size, job.num_frames)
+    cells, levels = math.prod(grid), count_full(rule, asked)
+    tokens = cells // card.forward.cells_per_token
+    full_steps, kv_bytes = levels, 0
+    if rule is not None and card.switch is not None:
+        # The first behind a change of transformers is among them.
+        full_steps = sum(rule.full_steps(card.switch.networks(job)))
+    elif chunks is not None:
+        full_steps = chunks.passes(grid[0], asked)
+        in_chunk = tokens * chunks.frames // grid[0]
+        kv_bytes = tokens * chunks.kv_bytes + in_chunk * chunks.live_bytes + chunks.fixed_bytes
+    forwards = full_steps * job.branch_count
+    flops = forwards * card.forward.flops(grid)
+    if chunks is not None:
+        flops = _flops_by_chunks(card.forward, tokens, grid[0] // chunks.frames, asked + 1)
+    copy = card.latent_channels * cells * _FLOAT_BYTES
+    velocities = copy * rule.copies(job.branch_count) if rule is not None else 0
+    return VideoWork(
+        levels=levels,
+        denoise=flops or forwards * cells,
+        pixels=job.size.height * job.size.width * job.num_frames,
+        grid=grid,
+        tokens=tokens,
+        steps=asked if chunks is None else full_steps,
+        full_steps=full_steps,
+        forwards=forwards,
+        flops=flops,
+        latents_bytes=copy + velocities,
+        velocity_bytes=velocities,
+        kv_bytes=kv_bytes,
+    )
+
+
+def _flops_by_chunks(forward: ForwardWork, tokens: int, chunks: int, passes: int) -> int:
+    """Operations of a video in chunks, each with those before it; the last one leaves no K/V."""
+    each = tokens // chunks
+    # Of the chunks' tokens with those up to its end.
+    pairs = each**2 * chunks * (chunks + 1) // 2
+    last = each * forward.per_token + each**2 * chunks * forward.per_pair
+    return passes * (chunks * each * forward.per_token + pairs * forward.per_pair) - last
+
+
+def film_bytes(pixels: int, *, with_frames: bool) -> int:
+    """Roughly what videos of so many pixels, all frames counted, take on disk."""
+    return int(pixels * (_FILM_BYTES + (_SHOT_BYTES if with_frames else 0.0)))

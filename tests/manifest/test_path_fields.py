@@ -1,0 +1,225 @@
+"""Every field that names files: resolved, moved and told alike, whatever field it is."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from hyimg_cli.errors import HyimgError
+from hyimg_cli.manifest.fields import PATH_FIELDS
+from hyimg_cli.manifest.manifest import read_manifest
+from hyimg_cli.manifest.resolve import resolve_jobs
+from hyimg_cli.manifest.resolved import lines_beside, lines_moved, public_line
+from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.values import BadValue
+from hyimg_cli.spec.card import ModelCard, StartRule, TileRule, VideoCard, VideoDefaults
+from hyimg_cli.spec.job import Job, Size
+
+VIDEO = VideoCard(
+    model="tiny-video",
+    family="wan",
+    name="a card",
+    is_trained=False,
+    size_multiple=16,
+    pixels_per_cell=8,
+    frame_stride=4,
+    latent_channels=16,
+    max_prompt_tokens=512,
+    tiles=TileRule(32, 24, 64),
+    component_bytes=(),
+    defaults=VideoDefaults(Size(64, 64), 9, 8, 4, 5.0, 5.0),
+    start=StartRule(1, 2, "stretch"),
+    has_camera=True,
+)
+EDIT = {"prompt": "brighter", "images": ["in/a.png", "in/far/b.png"]}
+FILM = {"prompt": "it moves", "task": "i2v", "images": ["in/a.png"]}
+# A line that says each field, and what of its value a file itself may say.
+LINES: dict[str, tuple[dict[str, Any], Any]] = {
+    "images": (EDIT, ["a.png", "b.png"]),
+    "model": (EDIT | {"model": "./mine"}, "mine"),
+    "region": (EDIT | {"keep_outside": True, "region": "in/masks/m.png"}, "m.png"),
+    "camera": (FILM | {"camera": "walk"}, "poses.npy"),
+    "lora": (
+        FILM | {"lora": "loras/far/er/x.safetensors@-0.5;owner/name/sub/y.safetensors"},
+        "x.safetensors@-0.5;owner/name/sub/y.safetensors",
+    ),
+}
+# What stands in the place of a path.
+NAMES = [
+    ("model", EDIT | {"model": "owner/name"}, "owner/name"),
+    ("region", EDIT | {"keep_outside": True, "region": [0, 0, 9, 9]}, "0,0,9,9"),
+    ("camera", FILM | {"camera": "w-9"}, "w-9"),
+    ("lora", FILM | {"lora": "owner/name/z.safetensors@2"}, "owner/name/z.safetensors@2"),
+]
+Resolve = Callable[..., Job]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With every file that a line names; the working folder is another one."""
+    home = tmp_path / "home"
+    for folder in ("in/far", "in/masks", "mine", "walk", "loras/far/er"):
+        (home / folder).mkdir(parents=True)
+    for name in ("in/a.png", "in/far/b.png", "in/masks/m.png"):
+        Image.new("RGB", (64, 64), "red").save(home / name)
+    (home / "walk" / "poses.npy").write_bytes(b"poses")
+    (home / "loras/far/er/x.safetensors").write_bytes(b"x")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return home
+
+
+@pytest.fixture
+def resolve(card_of: Callable[[str], ModelCard]) -> Resolve:
+    """The job of a line in a folder, under flags."""
+
+    def resolved(line: dict[str, Any], folder: Path, **flags: Any) -> Job:
+        folder.mkdir(parents=True, exist_ok=True)
+        manifest = folder / "jobs.jsonl"
+        manifest.write_text(json.dumps({"custom_id": "a"} | line) + "\n")
+        settings = settle(flags, {}, {})
+        jobs, faults = resolve_jobs(read_manifest(manifest), settings, card_of, lambda _: VIDEO)
+        assert not faults
+        (job,) = jobs
+        return job
+
+    return resolved
+
+
+def files_of(field: str, job: Job, folder: Path) -> list[Path]:
+    """The paths of a field of a job, led from `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (line,) = lines_beside([job], folder)
+    kind = PATH_FIELDS[field]
+    return [folder / name for name in kind.names(line[field]) if kind.is_path(name)]
+
+
+def test_every_field_that_names_files_is_tried() -> None:
+    assert LINES.keys() == PATH_FIELDS.keys()
+
+
+@pytest.mark.parametrize("field", LINES)
+def test_a_line_written_for_another_folder_names_the_same_files(
+    field: str, home: Path, resolve: Resolve, tmp_path: Path
+) -> None:
+    """As a run writes it, then as `merge` does, and read again at each of these places."""
+    job = resolve(LINES[field][0], home)
+    run, merged = tmp_path / "runs" / "one", tmp_path / "far" / "er" / "all"
+    files = files_of(field, job, home)
+    assert files
+    assert all(file.exists() for file in files)
+    (line,) = lines_beside([job], run)
+    (moved,) = lines_moved([line], run, merged)
+    for folder, written in ((run, line), (merged, moved)):
+        again = resolve(written, folder)
+        found = files_of(field, again, folder)
+        assert len(found) == len(files)
+        assert all(one.samefile(other) for one, other in zip(found, files, strict=True))
+        assert str(tmp_path) not in json.dumps(written)
+
+
+@pytest.mark.parametrize("field", LINES)
+def test_paths_lead_from_the_manifest_where_that_is_the_working_folder(
+    field: str, home: Path, resolve: Resolve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing tells `loras/far/er/x.safetensors` from a file of the hub, `./mine` from a name."""
+    monkeypatch.chdir(home)
+    job = resolve(LINES[field][0], Path())
+    assert all(file.exists() for file in files_of(field, job, tmp_path / "run"))
+
+
+def test_a_flags_paths_lead_from_the_working_folder(
+    home: Path, resolve: Resolve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    manifests, out = tmp_path / "manifests", tmp_path / "run"
+    images = {"images": [str(home / "in/a.png")]}
+    film = resolve(FILM | images, manifests, lora="loras/far/er/x.safetensors")
+    edit = resolve(EDIT | images, manifests, region="in/masks/m.png", keep_outside=True)
+    found = [*files_of("lora", film, out), *files_of("region", edit, out)]
+    assert [path.name for path in found] == ["x.safetensors", "m.png"]
+    assert all(path.exists() for path in found)
+
+
+@pytest.mark.parametrize("field", LINES)
+def test_a_file_names_no_folder(field: str, home: Path, resolve: Resolve) -> None:
+    line, public = LINES[field]
+    told = public_line(resolve(line, home))
+    assert told[field] == public
+    assert not {"home", "in", "masks", "walk", "loras", "far"} & set(
+        json.dumps(told).replace('"', "/").split("/")
+    )
+
+
+@pytest.mark.parametrize(("field", "line", "value"), NAMES)
+def test_what_is_no_path_stays(
+    field: str, line: dict[str, Any], value: str, home: Path, resolve: Resolve, tmp_path: Path
+) -> None:
+    job = resolve(line, home)
+    (written,) = lines_beside([job], tmp_path / "run")
+    (moved,) = lines_moved([written], tmp_path / "run", tmp_path / "far" / "all")
+    assert [one[field] for one in (written, moved, public_line(job))] == [value] * 3
+
+
+@pytest.mark.parametrize("field", PATH_FIELDS)
+def test_a_line_of_anybody_is_refused_where_its_value_is_none_of_the_field(field: str) -> None:
+    with pytest.raises(BadValue):
+        list(lines_moved([{"custom_id": "a", field: 5}], Path("a"), Path("b")))
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ({"images": "~/a.png"}, '"~/a.png": ~ is not expanded here'),
+        ({"images": "C:\\me\\a.png"}, "is a path of Windows"),
+        ({"images": ["d:/a.png"]}, "is a path of Windows"),
+        (EDIT | {"keep_outside": True, "region": "~/m.png"}, "~ is not expanded here"),
+        (FILM | {"camera": "C:\\walk"}, "is a path of Windows"),
+        (FILM | {"lora": "C:\\x.safetensors@2"}, "is a path of Windows"),
+    ],
+)
+def test_paths_of_a_shell_and_of_windows_get_their_own_words(
+    tmp_path: Path, line: dict[str, Any], what: str
+) -> None:
+    (tmp_path / "jobs.jsonl").write_text(json.dumps({"prompt": "x"} | line) + "\n")
+    (found,) = read_manifest(tmp_path / "jobs.jsonl").faults
+    assert what in found.what
+    assert found.hint.startswith("write the")
+
+
+def test_a_folder_that_is_called_like_a_home_is_one_behind_a_dot(
+    home: Path, resolve: Resolve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "~").mkdir()
+    (home / "in" / "a.png").rename(home / "~" / "a.png")
+    monkeypatch.chdir(home)
+    job = resolve({"prompt": "x", "images": "./~/a.png"}, Path())
+    assert Path(job.images[0]).exists()
+    assert all(file.exists() for file in files_of("images", job, tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "hint"),
+    [
+        ({"lora": "gone.safetensors"}, {}, "--lora takes a path from the working folder"),
+        ({}, {"HYIMG_LORA": "gone.safetensors"}, "HYIMG_LORA takes a path from"),
+        ({}, {}, "paths in a manifest are relative to it"),
+    ],
+)
+def test_a_lora_that_is_not_there_is_told_with_what_named_it(
+    home: Path, flags: dict[str, str], environ: dict[str, str], hint: str
+) -> None:
+    own = {} if flags or environ else {"lora": "gone.safetensors"}
+    (home / "jobs.jsonl").write_text(json.dumps(FILM | own) + "\n")
+    manifest = read_manifest(home / "jobs.jsonl")
+    faults: list[HyimgError]
+    _, faults = resolve_jobs(manifest, settle(flags, environ, {}), pytest.fail, lambda _: VIDEO)
+    (found,) = faults
+    assert found.what == "LoRA file not found: gone.safetensors"
+    assert found.hint.startswith(hint)
+    assert found.where == (
+        "jobs.jsonl:1: lora" if own else f"{'flag' if flags else 'environment'}: lora"
+    )
