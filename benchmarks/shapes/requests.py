@@ -202,7 +202,9 @@ def serve(
         events=dict(events),
         phases_s=_phases(timings),
         prefix=tuple(sorted({_prefix(end) for end in drawn})),
-        notes=tuple(dict.fromkeys(note for end in drawn for note in end.notes)),
+        notes=tuple(
+            dict.fromkeys(note for end in drawn for note in (*end.warnings, *end.request.notes))
+        ),
         planned_bytes=_planned(jobs, load, config, together),
         peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
     )
