@@ -20,7 +20,13 @@ from hyimg_cli.errors import Interrupted, UsageError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.measure.replay.restored import Restored, Wishes, restored
 from hyimg_cli.measure.replay.run_folder import refuse_other_runs
-from hyimg_cli.measure.replay.verdict import ReplayVerdict, answer_to, compared_file, verdict
+from hyimg_cli.measure.replay.verdict import (
+    REDRAW_SUFFIXES,
+    ReplayVerdict,
+    answer_to,
+    compared_file,
+    verdict,
+)
 from hyimg_cli.media.recorded import Described, read_described
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.settings.table import SETTINGS
@@ -121,7 +127,7 @@ def _refuse_original(folder: Path, described: Described, source: Restored) -> No
     """Raise UsageError where the replay would be written over the file, or the video it is of."""
     files = [described.path, described.path.with_suffix(".mp4")]
     run = RunFolder(folder)
-    suffixes = (*(Encoding(kind).suffix for kind in FORMATS), ".plain.png", ".mp4", ".json")
+    suffixes = (*(Encoding(kind).suffix for kind in FORMATS), *REDRAW_SUFFIXES, ".mp4", ".json")
     targets = [run.path_for(source.custom_id, suffix) for suffix in suffixes]
     for file in files:
         if any(file.exists() and target.exists() and file.samefile(target) for target in targets):

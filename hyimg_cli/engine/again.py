@@ -12,7 +12,7 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.edited import edit_warnings, finish
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import finishing_key
-from hyimg_cli.manifest.file_names import BESIDE
+from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Failure, Outcome
 from hyimg_cli.spec.job import ImageJob
@@ -23,7 +23,7 @@ _OUTCOME = TypeAdapter(Outcome)
 def finished_again(
     folder: RunFolder, jobs: Sequence[ImageJob], config: RunConfig
 ) -> Iterator[Outcome]:
-    """Finish each job from its plain picture, which is there; its new line is in the journal. A
+    """Finish each job from its redraw, which is there; its new line is in the journal. A
     job's fault is its outcome.
     """
     results = folder.results()
@@ -37,7 +37,7 @@ def _finished(
     folder: RunFolder, job: ImageJob, entry: Mapping[str, Any], config: RunConfig
 ) -> Outcome:
     old = entry["edit"]
-    kept = {name: old[name] for name in BESIDE if name in old and name != "mask"}
+    kept = {name: old[name] for name in EDIT_SUFFIXES if name in old and name != "mask"}
     sha256 = {name: old["sha256"][name] for name in kept if name in old["sha256"]}
     edit = kept | {"kind": "unfinished", "sha256": sha256}
     extra = {name: value for name, value in entry.items() if name.startswith("x_")}

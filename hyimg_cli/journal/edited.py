@@ -1,7 +1,7 @@
 """An edit that keeps its source outside, as files: the redraw first, then what is made of it.
 
-    outputs/NAME.plain.png   what the model drew        outputs/NAME.png        the result
-    outputs/NAME.shown.png   the source's round trip    outputs/NAME.mask.png   its matte
+    outputs/NAME.redraw.png      what the model drew        outputs/NAME.png        the result
+    outputs/NAME.reference.png   the source's round trip    outputs/NAME.mask.png   its matte
 
 The redraw and what it is compared with stay: whatever goes wrong behind them loses no picture, and
 another region or another gate needs no model.
@@ -17,6 +17,7 @@ import numpy as np
 from hyimg_cli.errors import OutputError, SourceImageError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import mask_print
+from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media import carried, images
 from hyimg_cli.media.carried import Bytes, Carried, read_carried, region_of
@@ -48,7 +49,7 @@ def keep_redraw(
         text = picture_text(job, public_line(job), facts, size, images.pixel_digest(drawn))
     edit: Record = {"kind": "unfinished", "sha256": {}}
     for name, pixels, said in (("plain", drawn, text), ("shown", reference, None)):
-        path = folder.place_for(job, f".{name}.png")
+        path = folder.place_for(job, EDIT_SUFFIXES[name])
         edit[name] = path.relative_to(folder.folder).as_posix()
         edit["sha256"][name] = images.saved(path, carried.encoded(pixels, _PNG, said))
     return edit
@@ -89,7 +90,7 @@ def finish(
     found = edit_of(drawn, reference, placement, given=given, mode=outside.region_mode)
     edit |= told(found)
     if found.kind == "global" and outside.on_global == "fail":
-        hint = "the plain picture is kept; on_global keep takes it, a region limits it"
+        hint = "the redraw is kept; on_global keep takes it, a region limits it"
         what = f"the whole picture was edited: {', '.join(found.reasons)}"
         raise OutputError(what, hint=hint, code="outside.global")
     result, change = put_back(source.pixels, drawn, reference, found, given), Change()
@@ -143,7 +144,7 @@ def _written(
         "outside_differing_pixels": differing,
         "box": _box(result.matte),
     }
-    path = folder.place_for(job, ".mask.png")
+    path = folder.place_for(job, EDIT_SUFFIXES["mask"])
     edit["mask"] = path.relative_to(folder.folder).as_posix()
     edit["sha256"]["mask"] = images.saved(path, carried.encoded(result.matte, _PNG, None))
     path = folder.place_for(job, job.encoding.suffix)
@@ -155,7 +156,7 @@ def _written(
 def _text(
     folder: JobFolder, job: ImageJob, edit: Record, size: Size, sha256: str
 ) -> PictureText | None:
-    """What the plain picture says of itself, of the result."""
+    """Metadata of the result: those of the redraw, rewritten."""
     text = images.text_of(folder.folder / edit["plain"])
     if not text.record:
         return PictureText("", "", "")

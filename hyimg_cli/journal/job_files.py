@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hyimg_cli.errors import OutputFolderError
-from hyimg_cli.manifest.file_names import BESIDE, name_of, path_of
+from hyimg_cli.manifest.file_names import EDIT_SUFFIXES, name_of, path_of
 from hyimg_cli.settings.file_names import clashes
 from hyimg_cli.spec.job import Job
 
@@ -27,7 +27,7 @@ def files_of(output: Mapping[str, Any]) -> list[str]:
 def files_of_edit(entry: Mapping[str, Any]) -> list[str]:
     """The files beside the result of a job that keeps its source outside an edit."""
     edit = entry.get("edit")
-    found = [edit.get(name) for name in BESIDE] if isinstance(edit, Mapping) else []
+    found = [edit.get(name) for name in EDIT_SUFFIXES] if isinstance(edit, Mapping) else []
     return [str(path) for path in found if _is_below(path)]
 
 

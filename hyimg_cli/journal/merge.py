@@ -20,7 +20,7 @@ from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.journal.job_files import files_of, files_of_edit
 from hyimg_cli.journal.journal import MISSING, RunFolder
 from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
-from hyimg_cli.manifest.file_names import BESIDE
+from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.manifest.resolved import lines_moved
 from hyimg_cli.settings.file_names import clashes
 from hyimg_cli.spec import digest
@@ -74,7 +74,7 @@ class _Found:
     def is_changed(self, name: str) -> bool:
         """Tell if a file of an edit is another one than its line says. Raises OSError."""
         edit = self.outcome.get("edit") or {}
-        kind = next((one for one in BESIDE if edit.get(one) == name), None)
+        kind = next((one for one in EDIT_SUFFIXES if edit.get(one) == name), None)
         with suppress(KeyError, TypeError):
             return kind is not None and edit["sha256"][kind] != digest.of_file(self.folder / name)
         return True

@@ -21,8 +21,10 @@ from hyimg_cli.settings.file_names import (
 from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.job import BY_ID, ImageJob, Job
 
-# What stands beside the result of an edit that keeps its source.
-BESIDE = ("mask", "plain", "shown")
+# Files beside the result of an edit that keeps its source: by their names in the line's `edit`.
+EDIT_SUFFIXES = {"mask": ".mask.png", "plain": ".redraw.png", "shown": ".reference.png"}
+# What earlier versions called them; their folders are read as they are.
+OLD_EDIT_SUFFIXES = {"plain": ".plain.png", "shown": ".shown.png"}
 
 
 def named(
@@ -50,10 +52,10 @@ def _beside(jobs: Sequence[Job]) -> Iterator[tuple[str, HyimgError]]:
     by their lines.
     """
     sides = {
-        path_of(job).removesuffix(suffix_of(job)) + f".{name}.png": job
+        path_of(job).removesuffix(suffix_of(job)) + suffix: job
         for job in jobs
         if isinstance(job, ImageJob) and job.outside is not None
-        for name in BESIDE
+        for suffix in (*EDIT_SUFFIXES.values(), *OLD_EDIT_SUFFIXES.values())
     }
     paths = [*sides, *(path_of(job) for job in jobs)] if sides else []
     for later, earlier in clashes(paths):
@@ -61,7 +63,7 @@ def _beside(jobs: Sequence[Job]) -> Iterator[tuple[str, HyimgError]]:
             job, owner = jobs[later - len(sides)], sides[paths[earlier]]
             what = f'"{paths[later]}" stands beside the result of "{owner.custom_id}"'
             where = f"{job.source_line}: custom_id"
-            hint = "call it otherwise: no name ends in .mask, .plain or .shown there"
+            hint = "rename it: .mask, .redraw, .reference, .plain and .shown end no name there"
             yield job.source_line, fault("duplicate-name", what, where=where, hint=hint)
 
 

@@ -467,15 +467,44 @@ def test_what_goes_with_keep_outside_is_told_where_it_is_left_out(home: Path, ru
     assert f"note: {names} concern edits with a region only; no job is one" in wide
 
 
-def test_a_replay_answers_to_the_plain_picture_with_its_own(made: Path) -> None:
+def test_a_replay_answers_to_the_redraw_with_its_own(made: Path) -> None:
     line, run = line_of(made), made / "run"
-    plain, result = run / line["edit"]["plain"], run / line["outputs"][0]["path"]
-    for file in (plain, result):
+    redraw, result = run / line["edit"]["plain"], run / line["outputs"][0]["path"]
+    assert redraw.name == "blue.redraw.png"
+    for file in (redraw, result):
         answer, digest = answer_to(file, run, line)
         assert answer == file
         assert verdict(read_described(file), file, answer, digest).is_good
     _, other = answer_to(result, run, line)
-    assert not verdict(read_described(plain), plain, result, other).is_good
+    assert not verdict(read_described(redraw), redraw, result, other).is_good
+
+
+def with_former_names(folder: Path) -> None:
+    """A run's folder as earlier versions wrote it."""
+    journal = folder / "results.jsonl"
+    text = journal.read_text()
+    for new, old in (("redraw", "plain"), ("reference", "shown")):
+        (folder / f"outputs/blue.{new}.png").rename(folder / f"outputs/blue.{old}.png")
+        text = text.replace(f"blue.{new}.png", f"blue.{old}.png")
+    journal.write_text(text)
+
+
+def test_a_folder_with_former_names_goes_on_as_it_is(home: Path, run_cli: Run) -> None:
+    run = home / "run"
+    with_former_names(run)
+    half = write(home, JOB | {"region": [0, 0, 64, 128]})
+    ran = run_cli("generate", half, "-o", run, *FLAGS)
+    assert ran.code == 0, ran.err
+    assert "1 edit finished again from the redraws that are kept" in ran.err
+    line = line_of(home)
+    redraw = run / line["edit"]["plain"]
+    assert redraw.name == "blue.plain.png"
+    assert answer_to(redraw, run, line)[0] == redraw
+    itself = run_cli("replay", redraw, "-o", run, "--device", "cpu")
+    assert (itself.code, "replace the file itself" in itself.err) == (2, True)
+    assert run_cli("merge", run, "-o", home / "all").code == 0
+    names = {path.name for path in (home / "all" / "outputs").iterdir()}
+    assert names == {"blue.png", "blue.mask.png", "blue.plain.png", "blue.shown.png"}
 
 
 def test_a_replay_beyond_its_gate_is_compared_all_the_same(tmp_path: Path, run_cli: Run) -> None:
@@ -512,8 +541,11 @@ def test_a_replay_of_alpha_or_grey_is_equal_to_it(
     assert not verdict(described, file, tmp_path / "made.png", pixel_digest(pixels)).is_good
 
 
-def test_two_jobs_of_which_one_is_called_like_the_others_mask(home: Path, run_cli: Run) -> None:
-    other = PLAIN | {"custom_id": "blue.mask"}
+@pytest.mark.parametrize("end", ["mask", "redraw", "reference", "plain", "shown"])
+def test_two_jobs_of_which_one_is_called_like_a_file_beside_the_other(
+    home: Path, run_cli: Run, end: str
+) -> None:
+    other = PLAIN | {"custom_id": f"blue.{end}"}
     ran = run_cli("check", write(home, JOB, other))
     assert ran.code == 2
-    assert "outputs/blue.mask.png" in ran.err or "blue.mask.png" in ran.err
+    assert f"blue.{end}.png" in ran.err

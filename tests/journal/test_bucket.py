@@ -389,7 +389,7 @@ def test_an_edit_is_finished_again_from_the_redraw_in_the_store(
         again = resume(folder, [second], {"a": "k"}, finishing=finishing)
         assert (again.done, again.to_finish) == (["a"], [])
     read = [path.rpartition("/")[2] for method, path in endpoint.requests if method == "GET"]
-    assert {name for name in read if name.startswith("a.")} == {"a.plain.png", "a.shown.png"}
+    assert {name for name in read if name.startswith("a.")} == {"a.redraw.png", "a.reference.png"}
     system.get(f"bucket/run/{outcome.outputs[0].path}", str(tmp_path / "result.png"))
     assert outcome.edit is not None
     system.get(f"bucket/run/{outcome.edit['mask']}", str(tmp_path / "mask.png"))

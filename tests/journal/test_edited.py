@@ -197,7 +197,7 @@ def test_an_edit_of_the_whole_is_kept_or_fails(tmp_path: Path) -> None:
     assert said.startswith("the whole picture was edited (")
     assert said.endswith("): only the region was taken")
     assert raised.value.code == "outside.global"
-    assert (tmp_path / "fail" / "outputs" / "a.plain.png").is_file()
+    assert (tmp_path / "fail" / "outputs" / "a.redraw.png").is_file()
     assert not (tmp_path / "fail" / "outputs" / "a.png").exists()
 
 
@@ -243,7 +243,7 @@ def test_a_difference_outside_is_a_failure_and_the_redraw_stays(
     monkeypatch.setattr(edited.carried, "encoded", spoilt)
     with pytest.raises(OutputError, match="1 pixels outside the edit differ"):
         put_back(tmp_path / "out", saved(tmp_path, "RGB"))
-    assert (tmp_path / "out" / "outputs" / "a.plain.png").is_file()
+    assert (tmp_path / "out" / "outputs" / "a.redraw.png").is_file()
 
 
 @pytest.mark.parametrize(

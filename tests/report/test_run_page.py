@@ -87,16 +87,16 @@ def test_the_index_counts_what_is_done_failed_and_left(out: Path) -> None:
 
 
 def test_what_is_beyond_a_gate_is_counted_and_a_redraw_is_linked(out: Path) -> None:
-    edit = {"kind": "none", "gates": [], "plain": "outputs/a b.plain.png"}
+    edit = {"kind": "none", "gates": [], "plain": "outputs/a b.redraw.png"}
     breach = {"kind": "global", "gates": ["max_edited_area 0.5: …"], "plain": "outputs/lost.png"}
-    picture(out / "outputs" / "a b.plain.png", 3)
+    picture(out / "outputs" / "a b.redraw.png", 3)
     write_run(out, [done("a", edit=edit), done("b", edit=breach)], [asked("a"), asked("b")])
     RunPage(out).refresh()
     found = index(out)
     assert (found["done"], found["failed"], found["gated"]) == (2, 0, 1)
     assert "gated" in single_file(out)
     redraws = [one.get("redraw") for one in records(out)]
-    assert redraws == [{"name": "a b.plain.png", "link": "outputs/a%20b.plain.png"}, None]
+    assert redraws == [{"name": "a b.redraw.png", "link": "outputs/a%20b.redraw.png"}, None]
     # As in a run that goes on: the last line of a job counts.
     write_run(out, [done("a", edit=edit), done("b", edit=breach), done("b", edit=edit)], [])
     RunPage(out).refresh()

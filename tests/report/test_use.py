@@ -206,10 +206,10 @@ def test_a_page_without_its_folder_says_so(tab: Tab, tmp_path: Path) -> None:
 
 
 def test_a_run_beyond_its_gates_is_not_green_and_names_them(tab: Tab, tmp_path: Path) -> None:
-    for n, name in enumerate(("in", "out/outputs/a", "out/outputs/a.plain", "out/outputs/b")):
+    for n, name in enumerate(("in", "out/outputs/a", "out/outputs/a.redraw", "out/outputs/b")):
         picture(tmp_path / f"{name}.png", n)
     breach = "max_spill 0.1: the part of the edit outside the region is 0.5"
-    edit = {"kind": "none", "gates": [breach], "plain": "outputs/a.plain.png"}
+    edit = {"kind": "none", "gates": [breach], "plain": "outputs/a.redraw.png"}
     lines = [done("a", edit=edit, warnings=[f"gate: {breach}"]), done("b")]
     RunPage(write_run(tmp_path / "out", lines, [asked("a"), asked("b")])).refresh()
     opened(tab, tmp_path / "out")
@@ -220,7 +220,7 @@ def test_a_run_beyond_its_gates_is_not_green_and_names_them(tab: Tab, tmp_path: 
     tab.wait("document.querySelectorAll('.job').length === 1")
     tab.click(".job")
     tab.wait(IS_OPEN)
-    assert "open a.plain.png" in text(tab, "#about")
+    assert "open a.redraw.png" in text(tab, "#about")
 
 
 @pytest.mark.parametrize("level", [0, 255])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hyimg_cli.errors import HyimgError
+from hyimg_cli.manifest.file_names import EDIT_SUFFIXES, OLD_EDIT_SUFFIXES
 from hyimg_cli.measure.distances import measured
 from hyimg_cli.measure.pairs import Pair
 from hyimg_cli.measure.replay.run_folder import frames_digest
@@ -22,6 +23,8 @@ Compared = Literal[
     "frames before compression",
     "frames as decoded",
 ]
+# Of what the model drew for an edit that was put back on its source.
+REDRAW_SUFFIXES = (EDIT_SUFFIXES["plain"], OLD_EDIT_SUFFIXES["plain"])
 _PSNR, _MAX_ABS = PIXEL_METRICS["psnr"], PIXEL_METRICS["max_abs"]
 
 
@@ -58,12 +61,12 @@ def compared_file(described: Described) -> Path | None:
 
 
 def answer_to(original: Path, folder: Path, line: Mapping[str, Any]) -> tuple[Path, str]:
-    """The file of a replay's `line` that answers to the original, and its pixels' digest: the plain
-    picture to a plain one, else the result.
+    """The file of a replay's `line` that answers to the original, and its pixels' digest: the
+    redraw to a redraw, else the result.
     """
-    if original.stem.endswith(".plain") and line.get("edit"):
-        plain = folder / line["edit"]["plain"]
-        return plain, pixel_digest(read_image(plain).pixels)
+    if original.name.endswith(REDRAW_SUFFIXES) and line.get("edit"):
+        redraw = folder / line["edit"]["plain"]
+        return redraw, pixel_digest(read_image(redraw).pixels)
     output = line["outputs"][0]
     return folder / output["path"], str(output["pixel_sha256"])
 
