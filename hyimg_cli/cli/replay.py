@@ -16,21 +16,14 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.cli.carry_out import Order, carry_out
 from hyimg_cli.engine.runner import ResumePolicy, Selection
-from hyimg_cli.errors import Interrupted, UsageError
+from hyimg_cli.errors import Interrupted
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.measure.replay.restored import Restored, Wishes, restored
-from hyimg_cli.measure.replay.run_folder import refuse_other_runs
-from hyimg_cli.measure.replay.verdict import (
-    REDRAW_SUFFIXES,
-    ReplayVerdict,
-    answer_to,
-    compared_file,
-    verdict,
-)
-from hyimg_cli.media.recorded import Described, read_described
+from hyimg_cli.measure.replay.run_folder import refuse_folder
+from hyimg_cli.measure.replay.verdict import ReplayVerdict, answer_to, compared_file, verdict
+from hyimg_cli.media.recorded import read_described
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.settings.table import SETTINGS
-from hyimg_cli.spec.job import FORMATS, Encoding
 
 # A replay is one job, asked for now: it is compared by its own record, and nothing is skipped.
 ALWAYS = {
@@ -94,8 +87,7 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     )
     source = restored(described, wishes)
     folder = given["output_dir"] or Path("runs") / f"replay-{source.custom_id.replace('/', '-')}"
-    _refuse_original(folder, described, source)
-    refuse_other_runs(folder, source.custom_id)
+    refuse_folder(folder, described.path, source.custom_id)
     render.remarks(source.notes, style)
     settings, again = _settings(given, source), shlex.join(["hyimg", *arguments])
     config = o.run_config(settings, folder)
@@ -121,22 +113,6 @@ def _settings(given: Mapping[str, Any], source: Restored) -> dict[str, Setting]:
     environ = {name: value for name, value in os.environ.items() if name not in of_jobs}
     flags = {name: given[name] for name in _SETTINGS if given[name] is not None}
     return settle(source.settings | flags | ALWAYS, environ, {})
-
-
-def _refuse_original(folder: Path, described: Described, source: Restored) -> None:
-    """Raise UsageError where the replay would be written over the file, or the video it is of."""
-    files = [described.path, described.path.with_suffix(".mp4")]
-    run = RunFolder(folder)
-    suffixes = (*(Encoding(kind).suffix for kind in FORMATS), *REDRAW_SUFFIXES, ".mp4", ".json")
-    targets = [run.path_for(source.custom_id, suffix) for suffix in suffixes]
-    for file in files:
-        if any(file.exists() and target.exists() and file.samefile(target) for target in targets):
-            raise UsageError(
-                "the replay would replace the file itself",
-                where=file,
-                hint="choose another folder with -o",
-                code="replay.itself",
-            )
 
 
 def _show(found: ReplayVerdict, original: Path, made: Path, style: render.Style) -> None:

@@ -21,10 +21,9 @@ from hyimg_cli.settings.file_names import (
 from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.job import BY_ID, ImageJob, Job
 
-# Files beside the result of an edit that keeps its source: by their names in the line's `edit`.
+# Files beside the result of an edit that keeps its source, by their keys in the line's `edit`.
+# Earlier versions wrote .plain.png and .shown.png: their folders are read as they are.
 EDIT_SUFFIXES = {"mask": ".mask.png", "plain": ".redraw.png", "shown": ".reference.png"}
-# What earlier versions called them; their folders are read as they are.
-OLD_EDIT_SUFFIXES = {"plain": ".plain.png", "shown": ".shown.png"}
 
 
 def named(
@@ -55,7 +54,7 @@ def _beside(jobs: Sequence[Job]) -> Iterator[tuple[str, HyimgError]]:
         path_of(job).removesuffix(suffix_of(job)) + suffix: job
         for job in jobs
         if isinstance(job, ImageJob) and job.outside is not None
-        for suffix in (*EDIT_SUFFIXES.values(), *OLD_EDIT_SUFFIXES.values())
+        for suffix in (*EDIT_SUFFIXES.values(), ".plain.png", ".shown.png")
     }
     paths = [*sides, *(path_of(job) for job in jobs)] if sides else []
     for later, earlier in clashes(paths):

@@ -20,7 +20,7 @@ from special import MAKE, NAMES, put, within
 from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.manifest import manifest as manifests
 from hyimg_cli.measure.pairs import newest_bench
-from hyimg_cli.measure.replay.run_folder import files_there, frames_digest, refuse_other_runs
+from hyimg_cli.measure.replay.run_folder import files_there, frames_digest, refuse_folder
 from hyimg_cli.media.video import write_video
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
@@ -246,7 +246,7 @@ def test_what_is_only_looked_for_is_not_there(tmp_path: Path, kind: str) -> None
     (out / "results.jsonl").unlink()
     write_jobs(out / "results.jsonl", {"custom_id": "film", "status": "failed"})
     with within(LIMIT_S), pytest.raises(OutputFolderError):
-        refuse_other_runs(out, "film")
+        refuse_folder(out, out / "film.mp4", "film")
 
     kept = LatentsCheckpoint(put(tmp_path / "latents" / "film.safetensors", kind), "key", every=2)
     with within(LIMIT_S):

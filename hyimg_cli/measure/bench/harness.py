@@ -113,10 +113,6 @@ class _Bench:
             kept=self.scratch.parent,
         )
 
-    @property
-    def _labels(self) -> tuple[str, str]:
-        return self.scenario.a.label, self.scenario.b.label
-
     def _jobs(self, variant: Variant) -> list[Job]:
         settings = self._settings(variant)
         jobs = list(runner.accept(self.manifest, settings).jobs)
@@ -159,7 +155,7 @@ class _Bench:
         if not pictures:
             self.notes.append("videos: compared by frames")
             return {}
-        label = self._labels[0]
+        label = self.scenario.labels[0]
         self.tell(f"{len(pictures)} jobs; {label} writes the text for both")
         with runs_of("session", config, {}, self.load) as run:
             outcomes = self._run(label, run, pictures).outcomes
@@ -173,7 +169,7 @@ class _Bench:
     def _timed(self, a: Run, b: Run, jobs: Sequence[Sequence[Job]], steps: int) -> Timed:
         """Warm-up apart, then A and B in turn. `jobs`: of each."""
         own = [_with_steps(of_one, steps) for of_one in jobs]
-        turn = list(zip(self._labels, (a, b), own, strict=True))
+        turn = list(zip(self.scenario.labels, (a, b), own, strict=True))
         for one in turn:
             self._run(*one)
         turns = []
@@ -191,10 +187,10 @@ class _Bench:
             full = max(
                 outcome.step_cache.full for outcome in one.a[0].outcomes if outcome.step_cache
             )
-            self.tell(f"controls: {self._labels[1]} in {full} steps")
-            fewer = self._run(self._labels[1], b, _with_steps(jobs, full))
-            name = f"{self._labels[1]} in {full} steps, against {one.steps}"
-            found[one.steps] = self._row(name, one.b[0], fewer)
+            self.tell(f"controls: {self.scenario.labels[1]} in {full} steps")
+            fewer = self._run(self.scenario.labels[1], b, _with_steps(jobs, full))
+            name = f"{self.scenario.labels[1]} in {full} steps, against {one.steps}"
+            found[one.steps] = row(name, one.b[0], fewer, self.metrics)
         return found
 
     def _run(self, label: str, run: Run, jobs: Sequence[Job]) -> RunResult:
@@ -204,25 +200,27 @@ class _Bench:
         self.failures += [f"{label} fails: {text}" for text in result.failures]
         return result
 
-    def _row(self, name: str, one: RunResult, other: RunResult) -> DistanceRow:
-        return row(name, one, other, self.metrics)
-
     def _rows_of(
         self, timed: Sequence[Timed], main: Timed
     ) -> tuple[dict[int, DistanceRow], tuple[DistanceRow, DistanceRow]]:
         """By step count A against B; at the main one each variant against itself."""
         self.tell("measuring distances")
-        name = " vs ".join(self._labels)
-        pairs = {t.steps: self._row(f"{name}, {t.steps} steps", t.a[0], t.b[0]) for t in timed}
+        name = " vs ".join(self.scenario.labels)
+        pairs = {
+            t.steps: row(f"{name}, {t.steps} steps", t.a[0], t.b[0], self.metrics) for t in timed
+        }
         if self.scenario.repeats < 2:
             self.notes.append("one run of each variant: their floors are not measured")
         if self.scenario.repeats < FEWEST_RUNS:
             self.notes.append(f"fewer than {FEWEST_RUNS} runs: the clock was not judged")
-        return pairs, (self._floor(self._labels[0], main.a), self._floor(self._labels[1], main.b))
+        return pairs, (
+            self._floor(self.scenario.labels[0], main.a),
+            self._floor(self.scenario.labels[1], main.b),
+        )
 
     def _floor(self, label: str, runs: Sequence[RunResult]) -> DistanceRow:
         """The worst of all repetitions against the first; one run has nothing but itself."""
-        rows = [self._row(f"{label} twice", runs[0], other) for other in runs[1:] or runs]
+        rows = [row(f"{label} twice", runs[0], other, self.metrics) for other in runs[1:] or runs]
         return min(rows, key=lambda one: one.psnr)
 
     def _other_seed(
@@ -230,10 +228,11 @@ class _Bench:
     ) -> DistanceRow:
         """A with another seed, against its own timed run `base`."""
         self.tell("control: other seed")
-        label = self._labels[0]
+        label = self.scenario.labels[0]
         reseeded = [replace(job, seed=(job.seed + 1) % 2**32) for job in jobs]
         with runs_of("session", config, texts, self.load) as run:
-            return self._row(f"{label}, other seed", base, self._run(label, run, reseeded))
+            other = self._run(label, run, reseeded)
+        return row(f"{label}, other seed", base, other, self.metrics)
 
     def _keep(self, main: Timed) -> None:
         """The first timed pictures of both variants, under equal names in `A` and `B`."""

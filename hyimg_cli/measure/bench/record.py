@@ -14,7 +14,7 @@ from hyimg_cli.files import replace_file
 from hyimg_cli.journal.provenance import hardware, portable, versions
 from hyimg_cli.measure.bench.runs import RUN_PHASES, RunResult
 from hyimg_cli.measure.bench.scenario import Scenario
-from hyimg_cli.measure.bench.stats import Spread
+from hyimg_cli.measure.bench.stats import spread_of
 from hyimg_cli.measure.bench.verdict import Comparison, Timed, clock_notes
 from hyimg_cli.measure.pairs import BENCH_JSON, VARIANTS, folder_pairs
 from hyimg_cli.models import registry
@@ -52,11 +52,7 @@ def _as_json(found: Comparison, flags: Mapping[str, Any]) -> dict[str, Any]:
         "name": scenario.name,
         "question": scenario.question,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "verdict": {
-            "name": verdict.name,
-            "reasons": list(verdict.reasons),
-            "exit_code": verdict.exit_code,
-        },
+        "verdict": asdict(verdict) | {"exit_code": verdict.exit_code},
         "variants": {"a": asdict(scenario.a), "b": asdict(scenario.b)},
         "common": {**scenario.common, **{k: portable(v) for k, v in flags.items()}},
         "phases_that_may_differ": list(scenario.phases),
@@ -98,11 +94,11 @@ def _timing(timed: Timed, scenario: Scenario) -> dict[str, Any]:
 def _seconds(runs: Sequence[RunResult]) -> dict[str, Any]:
     jobs = len(runs[0].outcomes)
     return {
-        "wall_s": asdict(Spread.of([run.wall_s for run in runs])),
+        "wall_s": spread_of([run.wall_s for run in runs]),
         "s_per_job": median(run.wall_s for run in runs) / jobs,
-        "idle_s": asdict(Spread.of([run.idle_s for run in runs])),
+        "idle_s": spread_of([run.idle_s for run in runs]),
         "phases_s": {
-            phase: asdict(Spread.of([run.phases_s[phase] for run in runs])) for phase in RUN_PHASES
+            phase: spread_of([run.phases_s[phase] for run in runs]) for phase in RUN_PHASES
         },
         "peak_memory_mb": max(
             (one.peak_memory_mb or 0.0 for run in runs for one in run.outcomes), default=0.0
@@ -111,13 +107,8 @@ def _seconds(runs: Sequence[RunResult]) -> dict[str, Any]:
 
 
 def _job(job: Job) -> dict[str, Any]:
-    common = {
-        "custom_id": job.custom_id,
-        "task": job.task,
-        "prompt": job.prompt,
-        "seed": job.seed,
-        "guidance_scale": job.guidance_scale,
-    }
+    fields = ("custom_id", "task", "prompt", "seed", "guidance_scale")
+    common = {name: getattr(job, name) for name in fields}
     if isinstance(job, VideoJob):
         return {**common, "size": str(job.size), "num_frames": job.num_frames}
     images = [PurePath(path).name for path in job.images]

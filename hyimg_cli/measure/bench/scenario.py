@@ -62,6 +62,10 @@ class Scenario:
     same_work: bool = False
     least_psnr: float | None = None
 
+    @property
+    def labels(self) -> tuple[str, str]:
+        return self.a.label, self.b.label
+
     def may_gain_in(self, phase: str) -> bool:
         return EVERY_PHASE in self.phases or phase in self.phases
 

@@ -7,20 +7,6 @@ from math import comb
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Some repetitions of one figure."""
-
-    n: int
-    median: float
-    min: float
-    max: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
-        return cls(len(values), statistics.median(values), min(values), max(values))
-
-
-@dataclass(frozen=True)
 class Interval:
     """A median and the order statistics around it that hold the true one with `coverage`."""
 
@@ -44,6 +30,12 @@ def median_interval(values: Sequence[float], coverage: float = 0.9) -> Interval:
                 statistics.median(ordered), ordered[cut], ordered[n - 1 - cut], max(covered, 0.0)
             )
     raise AssertionError("there is at least one value")
+
+
+def spread_of(values: Sequence[float]) -> dict[str, float]:
+    """Some repetitions of one figure: their number, median and extremes."""
+    middle = statistics.median(values)
+    return {"n": len(values), "median": middle, "min": min(values), "max": max(values)}
 
 
 def is_steady(a: Sequence[float], b: Sequence[float], least: float) -> bool:

@@ -92,10 +92,6 @@ class Comparison:
     rivals: Mapping[int, DistanceRow] = field(default_factory=dict)
 
     @property
-    def labels(self) -> tuple[str, str]:
-        return self.scenario.a.label, self.scenario.b.label
-
-    @property
     def rows(self) -> tuple[DistanceRow, ...]:
         """The precision budget from top to bottom."""
         return (*self.floors, *self.pairs.values(), *self.rivals.values(), self.other_seed)
@@ -163,7 +159,7 @@ def clock_notes(timed: Timed) -> Iterator[str]:
 def _unresolved(found: Comparison) -> Iterator[str]:
     for timed in found.timed:
         if not timed.is_resolved:
-            most, label = max(zip(timed.variations, found.labels, strict=True))
+            most, label = max(zip(timed.variations, found.scenario.labels, strict=True))
             yield f"time: not resolved, runs of {label} vary {most:.2g}x at {timed.steps} steps"
 
 
@@ -199,7 +195,7 @@ def _differences(found: Comparison) -> Iterator[str]:
     """The distance of the pictures, and variants that do not repeat themselves."""
     yield from _loss_faults(found)
     yield from _distance(found)
-    for label, floor in zip(found.labels, found.floors, strict=True):
+    for label, floor in zip(found.scenario.labels, found.floors, strict=True):
         if not floor.is_identical:
             yield f"{label} does not repeat itself: {floor.psnr:.1f} dB from run to run"
 

@@ -8,15 +8,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.errors import HyimgError, OutputFolderError
+from hyimg_cli.errors import HyimgError, OutputFolderError, UsageError
 from hyimg_cli.journal.job_files import OUTPUTS
 from hyimg_cli.journal.journal import RESOLVED, RESULTS, RunFolder
 from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
 from hyimg_cli.manifest.fields import PATH_FIELDS
+from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.settings.values import BadValue
 from hyimg_cli.spec import digest
+from hyimg_cli.spec.job import FORMATS, Encoding
 
 _TITLE = "replay of "
+# Of what the model drew for an edit that was put back on its source.
+REDRAW_SUFFIXES = (EDIT_SUFFIXES["plain"], ".plain.png")
+_SUFFIXES = (*(Encoding(kind).suffix for kind in FORMATS), *REDRAW_SUFFIXES, ".mp4", ".json")
 
 
 def files_there(file: Path, custom_id: str, field: str) -> list[Path]:
@@ -59,8 +64,15 @@ def title_of(file: Path) -> str:
     return f"{_TITLE}{file.name}"
 
 
-def refuse_other_runs(folder: Path, custom_id: str) -> None:
-    """Raise OutputFolderError where `folder` holds results of anything but replays of this job."""
+def refuse_folder(folder: Path, file: Path, custom_id: str) -> None:
+    """Raise UsageError where a replay into `folder` would be written over its original `file`, or
+    the video it is of; OutputFolderError where results of anything but its replays lie there.
+    """
+    targets = [RunFolder(folder).path_for(custom_id, suffix) for suffix in _SUFFIXES]
+    for own in (file, file.with_suffix(".mp4")):
+        if own.exists() and any(one.exists() and own.samefile(one) for one in targets):
+            what, hint = "the replay would replace the file itself", "choose another folder with -o"
+            raise UsageError(what, where=own, hint=hint, code="replay.itself")
     results = RunFolder(folder).results()
     manifest = read_run_info(folder).get("manifest")
     name = manifest.get("name") if isinstance(manifest, dict) else None

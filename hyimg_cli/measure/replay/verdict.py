@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.manifest.file_names import EDIT_SUFFIXES, OLD_EDIT_SUFFIXES
 from hyimg_cli.measure.distances import measured
 from hyimg_cli.measure.pairs import Pair
-from hyimg_cli.measure.replay.run_folder import frames_digest
+from hyimg_cli.measure.replay.run_folder import REDRAW_SUFFIXES, frames_digest
 from hyimg_cli.measure.verdict import Verdict
 from hyimg_cli.media.frames import read_frames
 from hyimg_cli.media.images import own_numbers, pixel_digest, read_image
@@ -23,8 +22,6 @@ Compared = Literal[
     "frames before compression",
     "frames as decoded",
 ]
-# Of what the model drew for an edit that was put back on its source.
-REDRAW_SUFFIXES = (EDIT_SUFFIXES["plain"], OLD_EDIT_SUFFIXES["plain"])
 _PSNR, _MAX_ABS = PIXEL_METRICS["psnr"], PIXEL_METRICS["max_abs"]
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hyimg_cli.measure.bench.stats import Spread, is_steady, median_interval
+from hyimg_cli.measure.bench.stats import is_steady, median_interval, spread_of
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 7, 9, 12])
@@ -23,7 +23,7 @@ def test_more_values_give_a_narrower_interval() -> None:
 
 
 def test_spread() -> None:
-    assert Spread.of([3.0, 1.0, 2.0]) == Spread(3, 2.0, 1.0, 3.0)
+    assert spread_of([3.0, 1.0, 2.0]) == {"n": 3, "median": 2.0, "min": 1.0, "max": 3.0}
 
 
 def test_steady_is_more_than_a_disturbed_run() -> None:

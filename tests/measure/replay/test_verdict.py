@@ -95,12 +95,12 @@ def test_a_sidecar_stands_for_the_film_beside_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["jobs.jsonl", None])
 def test_a_folder_with_results_of_a_run_is_left_alone(tmp_path: Path, name: str | None) -> None:
-    run_folder.refuse_other_runs(tmp_path, "a")
+    run_folder.refuse_folder(tmp_path, tmp_path / "a.png", "a")
     (tmp_path / "results.jsonl").write_text('{"custom_id": "a"}\n')
     if name:
         (tmp_path / "run.json").write_text(json.dumps({"manifest": {"name": name}}))
     with pytest.raises(OutputFolderError):
-        run_folder.refuse_other_runs(tmp_path, "a")
+        run_folder.refuse_folder(tmp_path, tmp_path / "a.png", "a")
 
 
 def test_a_damaged_resolved_manifest_is_as_none(tmp_path: Path) -> None:
