@@ -1,7 +1,7 @@
 """Batch image editing and generation with models that think before they draw.
 
-The Python face of the `hyimg` command: `read_manifest`, `make_plan`, `Session`, and what a session
-is given. Names are imported on first use, so that importing the package never imports torch.
+The Python face of the `hyimg` command: `run_manifest`, and what it is given. Names are imported on
+first use, so that importing the package never imports torch.
 """
 
 import os
@@ -9,30 +9,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hyimg_cli.engine.runner import make_plan
-    from hyimg_cli.engine.session import Session
-    from hyimg_cli.journal.journal import RunFolder
-    from hyimg_cli.manifest.manifest import read_manifest
-    from hyimg_cli.settings.run import OutputConfig, RunConfig
+    from hyimg_cli.engine.run import RunEnded as RunEnded
+    from hyimg_cli.engine.run import RunPlanned as RunPlanned
+    from hyimg_cli.engine.run import run_manifest as run_manifest
+    from hyimg_cli.engine.runner import make_plan as make_plan
+    from hyimg_cli.engine.session import Session as Session
+    from hyimg_cli.journal.journal import RunFolder as RunFolder
+    from hyimg_cli.manifest.manifest import read_manifest as read_manifest
+    from hyimg_cli.settings.run import CacheConfig as CacheConfig
+    from hyimg_cli.settings.run import FailurePolicy as FailurePolicy
+    from hyimg_cli.settings.run import ModelChoice as ModelChoice
+    from hyimg_cli.settings.run import OutputConfig as OutputConfig
+    from hyimg_cli.settings.run import RunConfig as RunConfig
+    from hyimg_cli.settings.sampling import Sampling as Sampling
 
 # Before numpy is imported: the threads of its products wait at full speed for the next one, on
 # cores that torch has threads of its own for.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 __version__ = "0.1.0"
-__all__ = ["OutputConfig", "RunConfig", "RunFolder", "Session", "make_plan", "read_manifest"]
-
 _HOME = {
-    "OutputConfig": "hyimg_cli.settings.run",
-    "RunConfig": "hyimg_cli.settings.run",
-    "RunFolder": "hyimg_cli.journal.journal",
-    "Session": "hyimg_cli.engine.session",
-    "make_plan": "hyimg_cli.engine.runner",
-    "read_manifest": "hyimg_cli.manifest.manifest",
+    "hyimg_cli.engine.run": ("RunEnded", "RunPlanned", "run_manifest"),
+    "hyimg_cli.engine.runner": ("make_plan",),
+    "hyimg_cli.engine.session": ("Session",),
+    "hyimg_cli.journal.journal": ("RunFolder",),
+    "hyimg_cli.manifest.manifest": ("read_manifest",),
+    "hyimg_cli.settings.sampling": ("Sampling",),
+    "hyimg_cli.settings.run": (
+        *("CacheConfig", "FailurePolicy", "ModelChoice", "OutputConfig", "RunConfig"),
+    ),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+    for module, names in _HOME.items():
+        if name in names:
+            return getattr(import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -309,14 +309,14 @@ def tried(kind: str, seed: int) -> list[str]:
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Nothing is drawn, or fetched, and nothing of this machine's own is read or kept."""
-    former, kept = replay.carry_out, dict(os.environ)
-    replay.carry_out = _not_run
+    former, kept = replay.show_run, dict(os.environ)
+    replay.show_run = _not_run
     with tempfile.TemporaryDirectory() as cache:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HYIMG_CACHE_DIR": cache, "COLUMNS": "200"}
         try:
             yield
         finally:
-            replay.carry_out = former
+            replay.show_run = former
             os.environ.clear()
             os.environ.update(kept)
 

@@ -1,6 +1,7 @@
 """The Python face, as docs/python.md shows it, and what a run refuses before anything loads."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,13 +12,29 @@ from typing import Any
 import pytest
 from conftest import processor_s
 
-from hyimg_cli import OutputConfig, RunConfig, RunFolder, Session, make_plan, read_manifest
+from hyimg_cli import (
+    ModelChoice,
+    OutputConfig,
+    RunConfig,
+    RunEnded,
+    RunFolder,
+    RunPlanned,
+    Sampling,
+    Session,
+    make_plan,
+    read_manifest,
+    run_manifest,
+)
 from hyimg_cli.engine import runner
-from hyimg_cli.errors import CheckpointError, ManifestError
+from hyimg_cli.errors import CheckpointError, ManifestError, UsageError
 from hyimg_cli.models import registry
+from hyimg_cli.settings.config import configured, settings_of
 from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.run import BatchConfig, ReuseConfig
 from hyimg_cli.spec.events import JobDone, JobFailed
+from hyimg_cli.spec.job import Lora, SizeRequest
 from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.step_cache import StepCache
 
 Write = Callable[..., Path]
 UNFIT = (
@@ -39,18 +56,96 @@ CODES = (
 QUICK = {"num_inference_steps": 1, "bot_task": "none", "size": "1:1"}
 
 
-def test_a_few_lines_make_pictures(write_manifest: Write, tmp_path: Path) -> None:
-    write_manifest({"prompt": "a red circle", "custom_id": "circle"} | QUICK)
-    out = tmp_path / "out"
-    plan = make_plan(read_manifest(tmp_path / "jobs.jsonl"))
-    with RunFolder(out) as folder:
-        session = Session(RunConfig(OutputConfig(out)))
-        done = [event.outcome for event in session.run(plan, folder) if isinstance(event, JobDone)]
-    assert [(one.custom_id, one.outputs[0].path) for one in done] == [
-        ("circle", "outputs/circle.png")
-    ]
-    assert (out / "outputs" / "circle.png").is_file()
-    assert (out / "results.jsonl").read_text().count("\n") == 1
+PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+
+
+def test_the_page_on_python_runs_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    (lines,) = re.findall(r"```json\n(.*?)```", page, re.S)
+    monkeypatch.chdir(tmp_path)
+    Path("jobs.jsonl").write_text(lines)
+    said, names = [], dict[str, Any]()
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page, re.S)):
+        exec(compile(block, f"{PAGE.name}, example {number}", "exec"), names)
+        said.append(capsys.readouterr().out.splitlines())
+    run, again, _, pictures, results, distances, errors, session = said
+    assert run == ["2 done 0 failed"]
+    assert again == pictures == []
+    assert names["bar"].n == names["summary"].done == 2
+    assert names["pictures"]["circle"].size == (64, 64)
+    assert [line.split()[:2] for line in results][1] == ["square", "7"]
+    assert [line.split()[0] for line in distances] == ["circle", "square"]
+    assert [line.split()[0] for line in errors] == ["faulty.jsonl:1:", "faulty.jsonl:2:"]
+    assert session == ["outputs/circle.png", "outputs/square.png"]
+
+
+def test_a_run_tells_its_plan_its_jobs_and_its_end(write_manifest: Write, tmp_path: Path) -> None:
+    manifest = write_manifest({"prompt": "a", "custom_id": "a"} | QUICK, {"prompt": "b"} | QUICK)
+    config = RunConfig(OutputConfig(tmp_path / "out"))
+    events: list[Any] = []
+    summary = run_manifest(manifest, config, select="a", on_event=events.append)
+    (planned,) = [event for event in events if isinstance(event, RunPlanned)]
+    assert [job.custom_id for job in planned.plan.jobs] == ["a"]
+    (done,) = [event.outcome for event in events if isinstance(event, JobDone)]
+    assert (tmp_path / "out" / done.outputs[0].path).is_file()
+    assert events[-2] == RunEnded(summary)
+    assert (summary.done, summary.left) == (1, 0)
+    assert events[-1].text == f"report: {tmp_path / 'out' / 'report.html'}"
+    assert run_manifest(read_manifest(manifest), config, select="a").skipped == 1
+    origin = json.loads((tmp_path / "out" / "run.json").read_text())["flags"]["output_dir"]
+    assert origin == {"value": "out", "origin": "RunConfig"}
+
+
+def test_what_an_event_s_reader_raises_ends_the_run_in_order(
+    write_manifest: Write, tmp_path: Path
+) -> None:
+    manifest = write_manifest(*({"prompt": f"a {n}"} | QUICK for n in range(3)))
+    config = RunConfig(OutputConfig(tmp_path / "out"), batch=BatchConfig(max_size=1))
+    ended: list[Any] = []
+
+    def stop(event: Any) -> None:
+        if isinstance(event, RunEnded):
+            ended.append(event.error)
+        if isinstance(event, JobDone):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_manifest(manifest, config, on_event=stop)
+    assert [type(error) for error in ended] == [KeyboardInterrupt]
+    again = run_manifest(manifest, config)
+    assert again.failed == 0
+    assert again.done < 3
+    assert again.done + again.skipped == 3
+
+
+def test_a_configuration_is_checked_as_flags_are(write_manifest: Write, tmp_path: Path) -> None:
+    manifest, output = write_manifest({"prompt": "a"}), OutputConfig(tmp_path / "out")
+    wrong: Any = "float7"
+    with pytest.raises(UsageError, match="float7") as caught:
+        run_manifest(manifest, RunConfig(output, model=ModelChoice(dtype=wrong)))
+    assert caught.value.where == "model.dtype"
+    reuse = ReuseConfig(kv_reuse=False, required=True)
+    with pytest.raises(UsageError, match=r"reuse\.required does not go with reuse\.kv_reuse"):
+        run_manifest(manifest, RunConfig(output, reuse=reuse))
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_setting_goes_from_a_configuration_and_back() -> None:
+    sampling = Sampling(
+        size=SizeRequest(64, 96),
+        step_cache=StepCache(4),
+        lora=(Lora("a.safetensors", 0.5),),
+        guidance_interval=(0.4, 1.0),
+        n=3,
+    )
+    config = RunConfig(OutputConfig(Path("out"), format="webp"), sampling=sampling)
+    settings = settings_of(config)
+    assert configured(settings, config.output.folder, None) == config
+    by_hand = {name for name, one in settings.items() if one.origin == "RunConfig"}
+    given = {"size", "step_cache", "lora", "guidance_interval", "n", "format", "output_dir"}
+    assert by_hand == given
 
 
 def test_a_plan_is_made_of_a_manifest_or_of_jobs(write_manifest: Write) -> None:

@@ -9,7 +9,13 @@ from hyimg_cli.cli import inputs, render
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli.selection import resume_policy_of, selection_of
 from hyimg_cli.engine import runner
-from hyimg_cli.engine.sources import SourcesSeen, faults, refuse_hopeless, seen, turned_sizes
+from hyimg_cli.engine.sources import (
+    SourcesSeen,
+    faults,
+    probe_sources,
+    refuse_hopeless,
+    turned_sizes,
+)
 from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.manifest.consumed import without_effect
@@ -35,7 +41,7 @@ def check(ctx: typer.Context) -> None:
     chosen = selection.of(jobs, settings["revision"].value).jobs
     config = o.run_config(settings, o.output_folder(ctx.params, settings, manifest.name))
     tell = str if style.is_quiet else render.note
-    found = seen(chosen, config.cache, fetches=True, tell=tell)
+    found = probe_sources(chosen, config.cache, fetches=True, tell=tell)
     in_files = faults(found, chosen)
     _show(in_files, style)
     if not (style.as_json or style.is_quiet):

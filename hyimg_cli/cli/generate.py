@@ -9,10 +9,11 @@ import typer
 from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli import inputs, render
 from hyimg_cli.cli import options as o
-from hyimg_cli.cli.carry_out import Order, carry_out
 from hyimg_cli.cli.plan import show_plan
+from hyimg_cli.cli.progress import show_run
 from hyimg_cli.cli.selection import resume_policy_of, selection_of
 from hyimg_cli.cli.shard import left_whole
+from hyimg_cli.engine.run import ManifestRun, RunRequest
 
 NOT_AGAIN = ("--force", "--no-resume", "--retry-failed")
 
@@ -24,26 +25,24 @@ def generate(ctx: typer.Context) -> None:
         raise typer.Exit(show_plan(ctx.params))
     style = render.style_of(ctx.params)
     render.remarks(left_whole(ctx.params["shard"]), style)
-    raise typer.Exit(carry_out(_order(ctx.params, ctx.obj or ()), style))
+    raise typer.Exit(_run(ctx.params, ctx.obj or (), style))
 
 
-def _order(given: Mapping[str, Any], arguments: Sequence[str]) -> Order:
+def _run(given: Mapping[str, Any], arguments: Sequence[str], style: render.Style) -> int:
     settings = o.settings_of(given)
     selection, policy = selection_of(given), resume_policy_of(given)
     manifest = inputs.manifest_of(given, settings)
     folder = o.output_folder(given, settings, manifest.name)
     # A shard's folder is beside the one that is named.
     place = shown_place(o.output_folder({**given, "shard": None}, settings, manifest.name))
-    again = _again(arguments, place)
-    retry = _again(arguments, place, "--retry-failed")
-    return Order(
-        manifest,
-        settings,
-        o.run_config(settings, folder),
-        selection,
-        policy,
-        again=again,
-        retry=retry,
+    config = o.run_config(settings, folder)
+    run = ManifestRun(RunRequest(manifest, config, settings, selection, policy))
+    del manifest  # of a million lines none is needed once they are jobs
+    return show_run(
+        run,
+        style,
+        again=_again(arguments, place),
+        retry=_again(arguments, place, "--retry-failed"),
     )
 
 

@@ -8,13 +8,14 @@ import typer
 
 from hyimg_cli.cli import inputs, render
 from hyimg_cli.cli import options as o
-from hyimg_cli.cli.carry_out import look_at_sources
+from hyimg_cli.cli.progress import show_remark
 from hyimg_cli.cli.selection import resume_policy_of, selection_of
 from hyimg_cli.cli.shard import left_whole
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.eta import Eta, KeptRates
 from hyimg_cli.engine.forecast import PictureForecast, VideoForecast, forecast, video_forecast
+from hyimg_cli.engine.run import inspect_sources
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.keys import precision
@@ -57,7 +58,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
     config = o.run_config(settings, o.output_folder(given, settings, manifest.name))
     chosen = selection_of(given).of(accepted.jobs, config.model.revision)
     jobs, shard = chosen.jobs, chosen.shard
-    found = look_at_sources(jobs, config, style, fetches=True)
+    found = inspect_sources(jobs, config, lambda it: show_remark(it, style), fetches=True)
     rest = runner.sift(run_folder(config.output.folder), jobs, config, resume_policy_of(given))
     to_run = [job for job in rest.to_run if not found.error_of(job)]
     order = make_plan(to_run, runner.cards(config.model.revision))

@@ -1,17 +1,17 @@
-"""A run's report: its events shown and counted, result lines as JSON, the summary at its end."""
+"""A run shown while it goes: its events, result lines as JSON, the summary at its end."""
 
-from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Self
+import time
+from pathlib import Path
 
-from hyimg_cli.cli.render import Style, json_line, note
+from hyimg_cli.addresses import shown_place
+from hyimg_cli.cli.render import Style, json_line, note, remarks
 from hyimg_cli.cli.sentences import advice, finished, summary
-from hyimg_cli.cli.views import View
-from hyimg_cli.engine.runner import Summary
+from hyimg_cli.cli.stopping import stoppable
+from hyimg_cli.cli.views import View, view_of
+from hyimg_cli.engine.run import ManifestEvent, ManifestRun, RunEnded, RunPlanned
 from hyimg_cli.errors import Interrupted, StorageError
 from hyimg_cli.journal.journal import outcome_to_json
-from hyimg_cli.spec.events import Event, JobDone, JobFailed, JobStarted, Outcome
-from hyimg_cli.spec.units import counted
+from hyimg_cli.spec.events import JobDone, JobFailed, JobStarted, Remark
 
 SUMMARY = (
     "done",
@@ -33,71 +33,78 @@ SUMMARY = (
 
 
 class Report:
-    """Shows a run's events in the style asked for, counts them, and closes with a summary.
+    """Shows a run's events in the style asked for, and closes with a summary.
 
-    A run that an error ended before its first job has nothing to sum up.
+    `again` is the command line that goes on with the run, `retry` the one that tries its failed
+    jobs again.
     """
 
-    def __init__(
-        self, counts: Summary, style: Style, view: View, *, place: str, again: str, retry: str
-    ) -> None:
-        self._counts = counts
+    def __init__(self, style: Style, *, place: str, again: str, retry: str) -> None:
         self._style = style
         self._place, self._again, self._retry = place, again, retry
-        self._view = view
+        self._view: View | None = None
         self._has_begun = False
 
-    def __enter__(self) -> Self:
-        self._view.__enter__()
-        return self
+    def show(self, event: ManifestEvent) -> None:
+        match event:
+            case Remark():
+                show_remark(event, self._style)
+            case RunPlanned():
+                left, replicas = event.summary.left, event.replicas
+                self._view = view_of(self._style, left, event.eta, replicas=replicas)
+                self._view.__enter__()
+            case RunEnded():
+                self._end(event)
+            case _:
+                if self._view is not None:
+                    self._has_begun |= isinstance(event, JobStarted | JobDone | JobFailed)
+                    self._view.show(event)
+                elif isinstance(event, JobDone | JobFailed):  # it was never started
+                    note(finished(event.outcome))
+                if self._style.as_json and isinstance(event, JobDone | JobFailed):
+                    json_line(outcome_to_json(event.outcome))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._view.__exit__(kind, error, trace)
-        if error is None or isinstance(error, Interrupted) or self._has_begun:
-            self._close()
-
-    def _close(self) -> None:
+    def _end(self, end: RunEnded) -> None:
+        """Sum up; a run that an error ended before its first job has nothing to sum up."""
+        if self._view is not None:
+            self._view.__exit__()
+        is_stopped = isinstance(end.error, Interrupted | KeyboardInterrupt)
+        if end.error is not None and not is_stopped and not self._has_begun:
+            return
+        counts = end.summary
         if not self._style.is_quiet:
-            note(summary(self._counts, self._place))
-            for text in advice(self._counts, again=self._again, retry=self._retry):
+            note(summary(counts, self._place))
+            for text in advice(counts, again=self._again, retry=self._retry):
                 note(text)
         if self._style.as_json:
-            facts = {name: getattr(self._counts, name) for name in SUMMARY}
+            facts = {name: getattr(counts, name) for name in SUMMARY}
             try:
                 json_line({"summary": facts, "output_dir": self._place})
             except (StorageError, BrokenPipeError) as error:  # the jobs have their lines
                 note(f"no summary: {error}; {self._place}/results.jsonl says what was done")
 
-    def outcomes(self, outcomes: Iterable[Outcome]) -> None:
-        """Shows outcomes that no session made: the failures of lines that are no jobs."""
-        for outcome in outcomes:
-            note(finished(outcome))
-            if self._style.as_json:
-                json_line(outcome_to_json(outcome))
 
-    def finished_again(self, outcomes: Iterable[Outcome], follow: Callable[[Event], None]) -> None:
-        """Shows jobs whose redraws were there, as each is put back on its source, and how many."""
-        count = 0
-        for outcome in outcomes:
-            count += 1
-            self._has_begun = True
-            self._counts.finish(outcome)
-            if outcome.error or not self._style.is_quiet:
-                note(finished(outcome))
-            if self._style.as_json:
-                json_line(outcome_to_json(outcome))
-            follow((JobFailed if outcome.error else JobDone)(outcome))
-        if not self._style.is_quiet:
-            note(f"{counted(count, 'edit')} finished again from the redraws that are kept")
+def show_remark(remark: ManifestEvent, style: Style) -> None:
+    """A remark on standard error; without -q all of them, with it faults alone."""
+    if not isinstance(remark, Remark):
+        return
+    if remark.kind == "note":
+        remarks([remark.text], style)
+    elif remark.kind == "fault" or not style.is_quiet:
+        note(remark.text)
 
-    def show(self, event: Event) -> None:
-        self._has_begun |= isinstance(event, JobStarted | JobDone | JobFailed)
-        self._counts.add(event)
-        self._view.show(event)
-        if self._style.as_json and isinstance(event, JobDone | JobFailed):
-            json_line(outcome_to_json(event.outcome))
+
+def show_run(
+    run: ManifestRun, style: Style, *, again: str, retry: str, texts: Path | None = None
+) -> int:
+    """Run a manifest's jobs, or write their `texts` to that file, and show it; the exit code, 1
+    where a job failed, a line was none, or a result is beyond a gate.
+    """
+    place = shown_place(texts or run.folder)
+    report = Report(style, place=place, again=again, retry=retry)
+    with stoppable(run.request_stop):
+        if texts:
+            counts = run.write_texts(texts, report.show)
+        else:
+            counts = run.run(report.show, age_s=time.process_time())
+    return 1 if counts.failed or counts.invalid or counts.gated else 0

@@ -14,8 +14,9 @@ from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli import file_options as f
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
-from hyimg_cli.cli.carry_out import Order, carry_out
-from hyimg_cli.engine.runner import ResumePolicy, Selection
+from hyimg_cli.cli.progress import show_run
+from hyimg_cli.engine.run import ManifestRun, RunRequest
+from hyimg_cli.engine.runner import ResumePolicy
 from hyimg_cli.errors import Interrupted
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.measure.replay.restored import Restored, Wishes, restored
@@ -91,8 +92,8 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     render.remarks(source.notes, style)
     settings, again = _settings(given, source), shlex.join(["hyimg", *arguments])
     config = o.run_config(settings, folder)
-    order = Order(source.manifest, settings, config, Selection(), AGAIN, again=again, retry=again)
-    code = carry_out(order, style)
+    request = RunRequest(source.manifest, config, settings, policy=AGAIN)
+    code = show_run(ManifestRun(request), style, again=again, retry=again)
     made_again = RunFolder(folder).results().get(source.custom_id, {})
     # A gate's 1 says nothing of a replay.
     if code > 1 or made_again.get("status") != "done":

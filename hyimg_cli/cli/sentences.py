@@ -1,13 +1,11 @@
 """Sentences about a run: its events, its finished jobs, its end."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from hyimg_cli.engine.eta import Eta
 from hyimg_cli.engine.runner import Summary, work_s
-from hyimg_cli.settings.precedence import Setting
-from hyimg_cli.settings.run import TOYS
 from hyimg_cli.spec.events import (
     ModelLoaded,
     ModelLoading,
@@ -18,7 +16,6 @@ from hyimg_cli.spec.events import (
     ReplicaDied,
     VideoFile,
 )
-from hyimg_cli.spec.job import Job, VideoJob
 from hyimg_cli.spec.units import time_text
 
 logger = logging.getLogger(__name__)
@@ -47,21 +44,6 @@ def loading_text(model: str, read: int, nbytes: int) -> str:
         return f"loading {model}"
     size, unit = (1e9, "GB") if nbytes >= 1e9 else (1e6, "MB")
     return f"loading {model}: {min(read, nbytes) / size:.1f} of {nbytes / size:.1f} {unit}"
-
-
-# The IPTC property is in every file unless it is asked to be left out.
-UNMARKED = (
-    "--no-metadata: the files do not say that a model made them, which the EU's AI Act asks for "
-    "(article 50)"
-)
-
-
-def toys(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> Iterator[str]:
-    """A sentence where nobody named a model, so that one of the package draws the jobs."""
-    by_default = (job for job in jobs if "model" not in job.user_fields)
-    names = {"video_model" if isinstance(job, VideoJob) else "model" for job in by_default}
-    if said := [TOYS[name] for name in sorted(names) if settings[name].origin == "default"]:
-        yield "; ".join(said)
 
 
 def summary(counts: Summary, place: str) -> str:

@@ -3,7 +3,6 @@
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,20 +10,12 @@ import typer
 
 from hyimg_cli.cli import inputs, render
 from hyimg_cli.cli import options as o
-from hyimg_cli.cli.carry_out import run_plan
-from hyimg_cli.cli.progress import Report
+from hyimg_cli.cli.progress import show_run
 from hyimg_cli.cli.selection import selection_of
-from hyimg_cli.cli.sentences import toys
-from hyimg_cli.cli.stopping import stoppable
-from hyimg_cli.cli.views import view_of
-from hyimg_cli.engine import runner
-from hyimg_cli.engine.choice import placed, refuse_missing_device, replicas_of
-from hyimg_cli.engine.eta import Eta
+from hyimg_cli.engine.run import ManifestRun, RunRequest
+from hyimg_cli.engine.runner import ResumePolicy
 from hyimg_cli.errors import UsageError
-from hyimg_cli.journal.texts_file import TextsFile
-from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.settings.panels import MODEL, RUN, SAMPLING
-from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import SETTINGS
 
 # Of the settings that a run takes, those that only a picture's making or its folder reads.
@@ -94,36 +85,15 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     path: Path = given["output"]
     for name in given["inputs"] or ():
         _refuse_itself(name, path)
-    accepted = runner.accept(inputs.manifest_of(given, settings), settings)
-    config = placed(_config(o.run_config(settings, path.parent)))
-    refuse_missing_device(config)
-    jobs = selection_of(given).of(accepted.jobs, config.model.revision).jobs
     again = shlex.join(["hyimg", *(word for word in arguments if word != "--force")])
-    with stoppable() as stopper, TextsFile(path, jobs) as file:
-        left = runner.sift_texts(file, jobs, config, force=given["force"])
-        file.drop([*left.to_write, *left.as_they_are])
-        for job in left.as_they_are:
-            file.append_as_is(job)
-        plan = make_plan(left.to_write, runner.cards(config.model.revision))
-        run = runner.PreparedRun(plan, left.done, (), accepted.invalid)
-        counts = replace(runner.Summary.before(run), noun="text", done=len(left.as_they_are))
-        render.remarks(toys(plan.jobs, settings), style)
-        eta = Eta(plan, config)
-        view = view_of(style, counts.left, eta, replicas=replicas_of(plan, config))
-        with Report(counts, style, view, place=str(path), again=again, retry=again) as report:
-            report.outcomes(accepted.invalid)
-            if plan.jobs:
-                run_plan(plan, file, config, stopper, [eta.add, report.show])
-    return 1 if counts.failed or counts.invalid else 0
-
-
-def _config(config: RunConfig) -> RunConfig:
-    """That run without what only drawing needs."""
-    return replace(
-        config,
-        output=replace(config.output, only_texts=True),
-        batch=replace(config.batch, prewarm=False),
+    request = RunRequest(
+        inputs.manifest_of(given, settings),
+        o.run_config(settings, path.parent),
+        settings,
+        selection_of(given),
+        ResumePolicy(force=given["force"]),
     )
+    return show_run(ManifestRun(request), style, again=again, retry=again, texts=path)
 
 
 def _refuse_itself(manifest: str, output: Path) -> None:

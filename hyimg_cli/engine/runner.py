@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from hyimg_cli.engine.failures import FailureLimit
-from hyimg_cli.engine.sources import SourcesSeen, seen, untried
+from hyimg_cli.engine.sources import SourcesSeen, probe_sources, untried
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
 from hyimg_cli.journal.differences import differing
 from hyimg_cli.journal.journal import Resumption, RunFolder, resume
@@ -331,7 +331,7 @@ def prepare(
 
     Raises StorageError where the disk cannot hold what is left, before anything is loaded.
     """
-    found = found or seen(jobs, config.cache)
+    found = found or probe_sources(jobs, config.cache)
     for model in sorted({job.model for job in jobs}):
         # A checkpoint that is not all there is told of before anything is written.
         registry.fingerprint(model, config.model.revision)

@@ -99,7 +99,7 @@ def _is_turned(asked: SizeRequest, source: Size) -> bool:
     return (ratio > 1) == (turned > 1) and abs(math.log(ratio / turned)) < 0.05
 
 
-def seen(
+def probe_sources(
     jobs: Sequence[Job],
     config: CacheConfig | None = None,
     *,

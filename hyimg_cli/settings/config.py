@@ -8,7 +8,7 @@ from typing import Any
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.option import Declaration, InKey, JobKind
-from hyimg_cli.settings.precedence import Setting, as_given
+from hyimg_cli.settings.precedence import Setting, as_given, settle
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import PARTS, SETTINGS
 
@@ -25,6 +25,18 @@ def configured(
     parts["output"]["folder"] = folder
     parts["cache"]["folder"] = cache_folder
     return RunConfig(**{part: PARTS[part](**values) for part, values in parts.items()})
+
+
+def settings_of(config: RunConfig) -> dict[str, Setting]:
+    """The settings that a configuration made by hand stands for, checked as flags are.
+
+    Raises UsageError for a bad value.
+    """
+    values = {name: in_config(name, config) for name in SETTINGS}
+    given = {name: value for name, value in values.items() if value != SETTINGS[name].default}
+    settled = settle(given, {}, {}, origin="RunConfig")
+    refuse_conflicts(settled)
+    return settled
 
 
 def in_config(name: str, config: RunConfig) -> Any:

@@ -72,6 +72,11 @@ class Declaration:
         return self.spelled[-1].partition("/")[2]
 
     @property
+    def field(self) -> str:
+        """The field of `RunConfig` that holds it."""
+        return f"{self.table}.{self.attribute}"
+
+    @property
     def variable(self) -> str:
         """Its environment variable."""
         return PREFIX + self.name.upper()

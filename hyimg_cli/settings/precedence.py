@@ -13,8 +13,11 @@ from hyimg_cli.settings.option import CHECKPOINT, PREFIX, Declaration
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.settings.values import BadValue, nearest, shown
 from hyimg_cli.spec.job import SizeRequest
+from hyimg_cli.spec.step_cache import StepCache
 
-Origin = Literal["line", "flag", "environment", "recipe", "hyimg.toml", "model", "default"]
+Origin = Literal[
+    "line", "flag", "RunConfig", "environment", "recipe", "hyimg.toml", "model", "default"
+]
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,11 @@ def settle(
     environ: Mapping[str, str],
     recipe: Mapping[str, Any],
     folders_own: Mapping[str, Any] | None = None,
+    *,
+    origin: Literal["flag", "RunConfig"] = "flag",
 ) -> dict[str, Setting]:
     """Every setting and what set it: flag (None: unset) > HYIMG_<NAME> > recipe > the settings of
-    the working folder's `hyimg.toml` > default.
+    the working folder's `hyimg.toml` > default. `origin`: of what is given as flags.
 
     Raises UsageError for a bad value and for a HYIMG_ variable that looks like a typing error.
     """
@@ -47,7 +52,8 @@ def settle(
         settled[name] = Setting(name, value, "recipe")
     for name, row in SETTINGS.items():
         if (flag := flags.get(name)) is not None:
-            settled[name] = Setting(name, _typed(row, flag, where=row.flag), "flag")
+            where = row.flag if origin == "flag" else row.field
+            settled[name] = Setting(name, _typed(row, flag, where=where), origin)
             continue
         for variable in (row.variable, row.also_variable):
             if text := environ.get(variable):
@@ -80,9 +86,9 @@ def _default(row: Declaration) -> Setting:
 
 def _typed(row: Declaration, value: Any, *, where: str) -> Any:
     """`value` typed: text and paths are parsed, anything else is checked."""
+    if isinstance(value, SizeRequest | StepCache | tuple):  # of a RunConfig, or recorded
+        return value
     try:
-        if isinstance(value, SizeRequest):
-            return value
         is_text = isinstance(value, str | Path)
         return row.kind.parse(str(value)) if is_text else row.kind.read(value)
     except BadValue as bad:
@@ -110,6 +116,8 @@ def _refuse_misspelt(environ: Mapping[str, str]) -> None:
 def as_given(setting: Setting) -> str:
     """The setting as the user wrote it: the flag, the variable, or the recipe's key."""
     row = SETTINGS[setting.name]
+    if setting.origin == "RunConfig":
+        return row.field
     if setting.origin == "environment":
         return row.variable
     if setting.origin in ("recipe", "hyimg.toml"):

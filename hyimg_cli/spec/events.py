@@ -237,6 +237,19 @@ class ModelReleased:
     replica: int | None = None
 
 
+RemarkKind = Literal["note", "info", "fault"]
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What the reader should know beside the jobs. `kind`: a `note` on what was asked for, an
+    `info` on what was done, or a `fault` that changes no job.
+    """
+
+    text: str
+    kind: RemarkKind = "note"
+
+
 Embedded = Literal["prompts", "start pictures"]
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from store_server import Endpoint, s3_endpoint
 
 from hyimg_cli import remote
-from hyimg_cli.cli import carry_out
+from hyimg_cli.engine import run
 from hyimg_cli.errors import OutputFolderError, StorageError
 from hyimg_cli.journal import bucket
 
@@ -102,7 +102,7 @@ def test_a_second_command_is_refused_while_another_one_writes(
     run_cli: Run, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket, "RENEWED_S", 0.1)
-    monkeypatch.setattr(carry_out, "session_for", lambda config: pytest.fail("a model is loaded"))
+    monkeypatch.setattr(run, "session_for", lambda config: pytest.fail("a model is loaded"))
     with bucket.run_folder(Path("s3://bucket/run")):
         before = names()
         ran = run_cli("generate", "s3://bucket/jobs.jsonl", "-o", "s3://bucket/run", *ARGUMENTS)

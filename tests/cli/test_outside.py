@@ -14,16 +14,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hyimg_cli.cli import app, carry_out
+from hyimg_cli.cli import app
 from hyimg_cli.cli.stopping import stoppable
-from hyimg_cli.engine import again
+from hyimg_cli.engine import recomposite
+from hyimg_cli.engine import run as manifest_run
 from hyimg_cli.engine.runner import Summary
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import Interrupted
 from hyimg_cli.journal.edited import finish
+from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.measure.replay.verdict import answer_to, verdict
 from hyimg_cli.media.images import pixel_digest, text_of
 from hyimg_cli.media.recorded import read_described
+from hyimg_cli.settings.config import settings_of
+from hyimg_cli.settings.run import OutputConfig, RunConfig
 from hyimg_cli.spec.digest import of_file
 from hyimg_cli.spec.events import Outcome
 
@@ -59,7 +63,7 @@ def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def none(config: Any) -> Session:
         raise AssertionError("no model is needed")
 
-    monkeypatch.setattr(carry_out, "session_for", none)
+    monkeypatch.setattr(manifest_run, "session_for", none)
     return Path(shutil.copytree(made, tmp_path / "copy"))
 
 
@@ -123,7 +127,7 @@ def test_a_signal_waits_for_the_edit_that_is_being_finished_and_fails_none(
         os.kill(os.getpid(), number)
         return finish(*given)
 
-    monkeypatch.setattr(again, "finish", stopped)
+    monkeypatch.setattr(recomposite, "finish", stopped)
     command = ("generate", home / "jobs.jsonl", "-o", home / "run", *FLAGS)
     ran = run_cli(*command, "--max-spill", 1, "--region", "0,0,64,128")
     assert (ran.code, len(finished)) == (128 + number, 1)
@@ -142,9 +146,12 @@ def test_behind_a_signal_no_other_edit_is_begun() -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
             yield Outcome(name, "done", key="k")
 
+    config = RunConfig(OutputConfig(Path("out")))
+    nothing = manifest_of(b"", "nothing")
+    run = manifest_run.ManifestRun(manifest_run.RunRequest(nothing, config, settings_of(config)))
     shown: list[str] = []
-    with stoppable() as stopper, pytest.raises(Interrupted):
-        shown += (outcome.custom_id for outcome in stopper.between(outcomes()))
+    with pytest.raises(Interrupted), stoppable(run.request_stop):
+        run._recomposite(outcomes(), lambda event: shown.append(event.outcome.custom_id))
     assert begun == shown == ["a", "b"]
 
 

@@ -562,10 +562,10 @@ PARENT = """
 import os, sys
 from functools import partial
 sys.path.append(sys.argv.pop(1))
-from hyimg_cli.cli import carry_out
+from hyimg_cli.engine import run as manifest_run
 from hyimg_cli.cli.app import run
 from hyimg_cli.engine.replicas import run as module
-carry_out.run_info = lambda *_: {}
+manifest_run.run_info = lambda *_: {}
 fake = {"session": "fake_replica:FakeSession"}
 module.Replicas = partial(module.Replicas, setup=fake)
 code = run(sys.argv[1:])

@@ -14,7 +14,7 @@ from journal.test_edited import SIZE, job, opened, saved
 from store_server import Endpoint, s3_endpoint
 
 from hyimg_cli import remote
-from hyimg_cli.engine.again import finished_again
+from hyimg_cli.engine.recomposite import recomposite
 from hyimg_cli.errors import MachineError, OutputFolderError, StorageError, UsageError
 from hyimg_cli.files import bytes_of
 from hyimg_cli.journal import bucket
@@ -384,7 +384,7 @@ def test_an_edit_is_finished_again_from_the_redraw_in_the_store(
     with run_folder(PLACE) as folder:
         finishing = {"a": finishing_key(second, config.output)}
         assert resume(folder, [second], {"a": "k"}, finishing=finishing).to_finish == [second]
-        (outcome,) = finished_again(folder, [second], config)
+        (outcome,) = recomposite(folder, [second], config)
         assert outcome.status == "done", outcome.error
         again = resume(folder, [second], {"a": "k"}, finishing=finishing)
         assert (again.done, again.to_finish) == (["a"], [])

@@ -11,7 +11,7 @@ import pytest
 import tifffile
 from PIL import ExifTags, Image, ImageCms
 
-from hyimg_cli.engine.sources import faults, seen
+from hyimg_cli.engine.sources import faults, probe_sources
 from hyimg_cli.errors import JobError, OutputError, SourceImageError
 from hyimg_cli.journal import edited
 from hyimg_cli.journal.edited import edit_warnings, finish, keep_redraw
@@ -257,7 +257,7 @@ def test_what_cannot_be_equal_is_refused_before_a_model_loads(
     if mode == "I;16":
         image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
     (image if mode == "I;16" else image.convert(mode)).save(path)
-    found = seen([job(path)])
+    found = probe_sources([job(path)])
     (fault,) = faults(found, [job(path)])
     assert fault.code == "source.source-depth"
     assert why in fault.what
@@ -329,8 +329,8 @@ def test_frames_and_regions_are_looked_at_too(tmp_path: Path) -> None:
     for pixels, why in ((np.zeros((101, 150)), "black"), (np.ones((50, 50)), "its source 150x101")):
         Image.fromarray(np.uint8(pixels * 255)).save(mask)
         one = job(source, KeepOutside(region=str(mask)))
-        assert why in str(seen([one]).error_of(one))
+        assert why in str(probe_sources([one]).error_of(one))
     Image.fromarray(np.eye(101, 150, dtype=np.uint8)).save(mask)
-    assert "its brightest level is 1 of 255" in str(seen([one]).error_of(one))
+    assert "its brightest level is 1 of 255" in str(probe_sources([one]).error_of(one))
     beyond = job(source, KeepOutside(region="0,0,151,20"))
-    assert "goes beyond it" in str(seen([beyond]).error_of(beyond))
+    assert "goes beyond it" in str(probe_sources([beyond]).error_of(beyond))

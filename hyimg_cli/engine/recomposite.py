@@ -20,7 +20,7 @@ from hyimg_cli.spec.job import ImageJob
 _OUTCOME = TypeAdapter(Outcome)
 
 
-def finished_again(
+def recomposite(
     folder: RunFolder, jobs: Sequence[ImageJob], config: RunConfig
 ) -> Iterator[Outcome]:
     """Finish each job from its redraw, which is there; its new line is in the journal. A
