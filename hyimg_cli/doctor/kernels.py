@@ -70,12 +70,12 @@ def _bound(form: Quantization, device: "torch.device", dtype: str) -> str:
     """A bound on decode steps as CUDA graphs; empty: there is none, or there are no graphs."""
     import torch
 
-    from hyimg_cli.kernels.choice import ANY_ROWS, row_on, rows_unread
+    from hyimg_cli.kernels.choice import ANY_ROWS, rows_unread
 
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return ""
-    capability, most_few = torch.cuda.get_device_capability(device), row_on(device, form).most_few
-    rows = rows_unread(capability, getattr(torch, dtype), form, most_few)
+    capability = torch.cuda.get_device_capability(device)
+    rows = rows_unread(capability, getattr(torch, dtype), form)
     if rows == ANY_ROWS:
         return ""
     return f", CUDA graphs up to {rows} rows" if rows else ", no CUDA graphs"

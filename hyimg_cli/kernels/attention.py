@@ -7,9 +7,7 @@ itself and what is before it, otherwise each sees everything.
 # Legend: T new token, H query head, K kv head, D head width, S slot
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -26,29 +24,12 @@ _BACKENDS = {
     "flash": "FLASH_ATTENTION",
     "efficient": "EFFICIENT_ATTENTION",
     "math": "MATH",
-    # In the place of torch's own flash, once they are active.
-    "fa3": "FLASH_ATTENTION",
-    "fa4": "FLASH_ATTENTION",
 }
-# Whose kernels torch takes for them: the package, as it is installed.
-_PACKAGES = {"fa3": "flash-attn-3", "fa4": "flash-attn-4"}
 _PROBED = 128
 # What torch says of a call that the kernels left to it do not take, on a GPU and on a CPU.
 _NONE_THERE = "No available kernel", "No viable backend"
 # torch's switches of kernels are the process's: a thread beside would find a pinned one alone.
 _SWITCHES = threading.Lock()
-
-
-@dataclass(frozen=True)
-class AttentionChoice:
-    """`backend`: the kernel that queries without a bias are pinned to. `batches_decode`: decode
-    steps find all their rows' K/V at once, as in a CUDA graph, where none is. `kv_by_slot`: K/V lie
-    slot by slot.
-    """
-
-    backend: SdpaBackend = "auto"
-    batches_decode: bool = False
-    kv_by_slot: bool = False
 
 
 def row_attention(device: torch.device) -> RowAttention:
@@ -108,7 +89,6 @@ def pinned(
     """
     if backend == "auto":
         return attend
-    use_flash(backend, like.device)
     own = PinnedAttention(attend, backend)
     q_THD = like.new_zeros(_PROBED, heads[0], width)
     keys_KSD = like.new_zeros(heads[1], _PROBED, width)
@@ -122,60 +102,6 @@ def pinned(
             code="machine.attention",
         ) from None
     return own
-
-
-def use_flash(backend: SdpaBackend, device: torch.device) -> None:
-    """Have torch's flash attention be that of the package that `fa3` or `fa4` names, or, for
-    `flash`, torch's own again: one for the whole process, whatever else in it calls flash. Raises
-    MachineError where torch does not have it, the package is missing, or it is no GPU.
-    """
-    from torch.nn import attention
-
-    active = _active_flash()
-    if backend not in _PACKAGES:
-        if backend == "flash" and active is not None:
-            attention.restore_flash_attention_impl()
-        return
-    wanted, why = backend.upper(), ""
-    if device.type != "cuda":
-        why = f"not a {device.type}'s"
-    elif wanted not in getattr(attention, "list_flash_attention_impls", list)():
-        why = f"unknown to torch {torch.__version__}"
-    elif active != wanted:
-        try:
-            attention.activate_flash_attention_impl(wanted)
-        except (ImportError, RuntimeError, OSError) as error:
-            why = f"not there: {error}"
-    if why:
-        raise MachineError(
-            f"sdpa_backend {backend} is a GPU's kernel of {_PACKAGES[backend]}, {why}",
-            hint=f"install {_PACKAGES[backend]} beside a torch that lists {wanted}, or leave "
-            "sdpa_backend out",
-            code="machine.attention",
-        )
-
-
-@contextmanager
-def restored_flash() -> Iterator[None]:
-    """Have torch's flash attention be the present one again at the end."""
-    from torch.nn import attention
-
-    before = _active_flash()
-    try:
-        yield
-    finally:
-        if _active_flash() != before:
-            attention.restore_flash_attention_impl()
-            if before is not None:
-                attention.activate_flash_attention_impl(before)
-
-
-def _active_flash() -> str | None:
-    """The package's name in torch, None where flash attention is torch's own."""
-    from torch.nn import attention
-
-    active: str | None = getattr(attention, "current_flash_attention_impl", lambda: None)()
-    return active
 
 
 def warn_of_slow_kernel(device: torch.device, dtype: torch.dtype) -> None:

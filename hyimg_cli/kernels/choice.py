@@ -4,15 +4,17 @@
     CPU             dense    routed_experts        routed_experts, groups padded
     CPU             fp8      plain_scaled_experts  plain_scaled_experts
     CPU             nf4      plain_experts         plain_experts
-    GPU             any      one row of the table: `expert_table`
+    GPU             any      decode_experts        routed_experts, quantised weights made dense
+    GPU, 9.x        fp8      decode_experts        scaled_experts
 
-On a CPU the number of rows decides nothing, so that a row's bits never depend on its company.
+`decode_experts`, in which each row reads its own experts, needs Triton, and a GPU of 8.9 or later
+for FP8. On a CPU the number of rows decides nothing, so that a row's bits never depend on its
+company.
 """
 
 # Legend: T token, M model width, K chosen expert
 import importlib.util
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -21,16 +23,17 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.errors import MachineError
-from hyimg_cli.kernels.expert_table import Capability, ExpertRow, reads_e4m3, row_for, takes_scaled
 from hyimg_cli.kernels.experts import plain_experts, plain_scaled_experts
 from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks, Stack
-from hyimg_cli.kernels.routed import quack_experts, routed_experts, scaled_experts
+from hyimg_cli.kernels.routed import routed_experts, scaled_experts
 from hyimg_cli.kernels.rows import group_multiple
 from hyimg_cli.kernels.rowwise import rowwise
 from hyimg_cli.settings.run import Quantization
 
-# Each row reads its experts anew: near here reading them once for all rows is as fast.
-MOST_FEW_ROWS = ExpertRow.most_few
+Capability = tuple[int, int]
+# Each row reads its experts anew: near here reading them once for all rows is as fast. Of quantised
+# ones that are made dense first, all 64 experts' bytes are moved eight or nine times for a product.
+MOST_FEW_ROWS, MOST_FEW_QUANTISED = 10, 64
 ANY_ROWS = sys.maxsize
 
 
@@ -58,7 +61,7 @@ class ByRows:
 
     few: Experts
     many: Experts
-    most_few: int = MOST_FEW_ROWS
+    most_few: int
 
     def __call__(
         self,
@@ -81,15 +84,35 @@ def experts_of(gate_and_up: Stack, down: Stack) -> Experts:
         return _on_cpu(gate_and_up, down)
     if isinstance(gate_and_up, Nf4Blocks):
         require_bitsandbytes()
-    row = row_on(gate_and_up.device, form_of(gate_and_up))
-    few, many = (kernel(name, gate_and_up, down) for name in (row.few, row.many))
-    return many if row.few == row.many else ByRows(few, many, row.most_few)
+    capability = torch.cuda.get_device_capability(gate_and_up.device)
+    form = form_of(gate_and_up)
+    stacks: dict[str, Any] = {"gate_and_up": gate_and_up, "down": down}
+    by_expert = scaled_experts if form == "fp8" and takes_scaled(capability) else routed_experts
+    many = partial(by_expert, around=rowwise(gate_and_up.device), **stacks)
+    most_few = most_few_rows(capability, form)
+    if not most_few:
+        return many
+    from hyimg_cli.kernels.decode import decode_experts
+
+    return ByRows(partial(decode_experts, **stacks), many, most_few)
 
 
-def row_on(device: torch.device, form: Quantization) -> ExpertRow:
-    """The table's row for a GPU's card."""
-    capability = torch.cuda.get_device_capability(device)
-    return row_for(torch.cuda.get_device_name(device), capability, form)
+def most_few_rows(capability: Capability, form: Quantization) -> int:
+    """Up to how many rows each reads its own experts on such a GPU; 0: none does."""
+    if importlib.util.find_spec("triton") is None or (form == "fp8" and not reads_e4m3(capability)):
+        return 0
+    is_made_dense = form == "nf4" or (form == "fp8" and not takes_scaled(capability))
+    return MOST_FEW_QUANTISED if is_made_dense else MOST_FEW_ROWS
+
+
+def takes_scaled(capability: Capability) -> bool:
+    """True if torch multiplies groups of FP8 rows."""
+    return capability[0] == 9
+
+
+def reads_e4m3(capability: Capability) -> bool:
+    """Older GPUs have no instructions for e4m3, and Triton no way around it."""
+    return capability >= (8, 9)
 
 
 def form_of(stack: Stack) -> Quantization:
@@ -99,37 +122,15 @@ def form_of(stack: Stack) -> Quantization:
     return "fp8" if isinstance(stack, Fp8Rows) else "nf4"
 
 
-def kernel(name: str, gate_and_up: Stack, down: Stack) -> Experts:
-    """A kernel of the table on a layer's weights."""
-    stacks: dict[str, Any] = {"gate_and_up": gate_and_up, "down": down}
-    if name == "decode":
-        from hyimg_cli.kernels.decode import decode_experts
-
-        return partial(decode_experts, **stacks)
-    by_name: dict[str, Callable[..., Tensor]] = {
-        "grouped": routed_experts,
-        "scaled": scaled_experts,
-        "scaled_1": partial(scaled_experts, group_rows=1),
-        "quack": quack_experts,
-    }
-    return partial(by_name[name], around=rowwise(gate_and_up.device), **stacks)
-
-
-def rows_unread(
-    capability: Capability,
-    dtype: torch.dtype,
-    form: Quantization,
-    most_few: int = MOST_FEW_ROWS,
-) -> int:
+def rows_unread(capability: Capability, dtype: torch.dtype, form: Quantization) -> int:
     """Up to how many rows of `dtype` no kernel for the experts on such a GPU has a size read on the
     host, Triton provided: a CUDA graph can hold no more. 0: none; `ANY_ROWS`: there is no bound.
-    `most_few`: the table's, up to which the kernel for few rows is taken.
     """
     if form == "fp8" and takes_scaled(capability):
         return ANY_ROWS
     if dtype == torch.bfloat16 and capability[0] in (9, 10):
         return ANY_ROWS
-    return 0 if form == "fp8" and not reads_e4m3(capability) else most_few
+    return most_few_rows(capability, form)
 
 
 def require_bitsandbytes() -> None:

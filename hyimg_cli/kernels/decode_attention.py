@@ -26,8 +26,8 @@ _LEAST_HEADS = 16
 class Rows:
     """One layer's K/V of each row, [K, S, D] with S of its own, and where to find them.
 
-    `keys_ptr`, `values_ptr` [R]: pointers. `heads` [R]: vectors of width D from one head to the
-    next; `slot_step`: from one slot to the next, in all rows. `length` [R]: tokens before the new
+    `keys_ptr`, `values_ptr` [R]: pointers. `heads` [R]: slots from one head to the
+    next. `length` [R]: tokens before the new
     one. All int64 on the device; the kernels read nothing else, the twin reads `keys`, `values` and
     `length`.
     """
@@ -38,7 +38,6 @@ class Rows:
     values_ptr_R: Tensor
     heads_R: Tensor
     length_R: Tensor
-    slot_step: int = 1
 
 
 DecodeAttention = Callable[[Tensor, Tensor, Tensor, Rows], Tensor]

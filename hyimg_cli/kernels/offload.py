@@ -24,7 +24,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hyimg_cli.kernels.choice import ByRows, Experts, experts_of, form_of, row_on
+from hyimg_cli.kernels.choice import ByRows, Experts, experts_of
 from hyimg_cli.kernels.formats import Stack
 from hyimg_cli.kernels.transfer import to_device
 
@@ -98,8 +98,7 @@ class OffloadedExperts:
         by_slot = experts_of(*self._pool)
         self._by_slot = by_slot.few if isinstance(by_slot, ByRows) else by_slot
         # Another kernel would read all slots, which are many more than a layer's experts.
-        form = form_of(layers[0][0])
-        self._reads_chosen = device.type != "cuda" or row_on(device, form).few == "decode"
+        self._reads_chosen = device.type != "cuda" or isinstance(by_slot, ByRows)
         self._by_count: dict[int, Experts] = {}
         self.residents = Residents(slots)
         self.fetched = 0

@@ -25,7 +25,7 @@ def pointer_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> T
         k_RKD, v_RKD, rows.keys_ptr_R, rows.values_ptr_R, rows.heads_R, rows.length_R,
         # Values may still lie among the rows of the fused projection.
         v_RKD.stride(0), v_RKD.stride(1), KV_HEADS=kv_heads, WIDTH=width,
-        SLOT_STEP=rows.slot_step, enable_fp_fusion=True,
+        enable_fp_fusion=True,
     )  # fmt: skip
     sums = q_RHD.new_empty(count, heads, RUNS, width, dtype=torch.float32)
     ends = q_RHD.new_empty(2, count, heads, RUNS, dtype=torch.float32)
@@ -34,7 +34,7 @@ def pointer_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> T
         q_RHD, k_RKD, rows.keys_ptr_R, rows.values_ptr_R, rows.heads_R, rows.length_R,
         sums, ends[0], ends[1], width**-0.5,
         KV_HEADS=kv_heads, GROUP=group, HELD=least_heads(group), WIDTH=width,
-        SLOT_STEP=rows.slot_step, RUNS=RUNS, BLOCK=BLOCK, enable_fp_fusion=True,
+        RUNS=RUNS, BLOCK=BLOCK, enable_fp_fusion=True,
     )  # fmt: skip
     out_RHD = torch.empty_like(q_RHD)
     _joined[(count, heads)](
@@ -47,11 +47,11 @@ def pointer_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> T
 @triton.jit  # type: ignore[untyped-decorator]
 def _put(  # type: ignore[no-untyped-def]
     k, v, keys_ptr, values_ptr, heads, length, row_step, head_step,
-    KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, SLOT_STEP: tl.constexpr,
+    KV_HEADS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
     column = tl.arange(0, WIDTH)
-    slot = head * tl.load(heads + row) + tl.load(length + row) * SLOT_STEP
+    slot = head * tl.load(heads + row) + tl.load(length + row)
     own = (row * KV_HEADS + head) * WIDTH + column
     kind = tl.pointer_type(k.dtype.element_ty)
     keys = tl.multiple_of(tl.load(keys_ptr + row).to(kind), 16)
@@ -65,7 +65,7 @@ def _put(  # type: ignore[no-untyped-def]
 def _partial(  # type: ignore[no-untyped-def]
     q, k, keys_ptr, values_ptr, heads, length, sums, largest, weight, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HELD: tl.constexpr, WIDTH: tl.constexpr,
-    SLOT_STEP: tl.constexpr, RUNS: tl.constexpr, BLOCK: tl.constexpr,
+    RUNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One run of a row's slots for the query heads of one kv head; an empty run weighs nothing."""
     row, head, run = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -89,7 +89,7 @@ def _partial(  # type: ignore[no-untyped-def]
     for begin in range(start, stop, BLOCK):
         slot = begin + tl.arange(0, BLOCK)
         is_slot = slot < stop
-        from_ = slot[:, None] * (SLOT_STEP * WIDTH) + column[None, :]
+        from_ = slot[:, None] * WIDTH + column[None, :]
         tile = tl.load(keys + from_, mask=is_slot[:, None], other=0.0)
         scores = tl.dot(own, tl.trans(tile), input_precision="ieee") * scale
         scores = tl.where(is_slot[None, :], scores, -float("inf"))

@@ -13,9 +13,6 @@ its expert (see `rows.py`); on a GPU a row's bits may depend on its company, as 
 """
 
 # Legend: T token, M model width, K chosen expert, E expert, I inner width, R sorted row
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -23,9 +20,8 @@ from torch.nn import functional as F
 from hyimg_cli.kernels.formats import FP8, Fp8Rows, Stack, dense
 from hyimg_cli.kernels.rowwise import PLAIN, Rowwise
 
-# Rows, or those that the last argument counts off, times the matrix [I, O] of their group; groups
-# end where the third argument says.
-GroupedProduct = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+# Rows of a tile of a grouped product in FP8.
+_TILE = 16
 
 
 def routed_experts(
@@ -38,47 +34,25 @@ def routed_experts(
     *,
     onto_TM: Tensor | None = None,
     group_rows: int = 1,
-    product: GroupedProduct | None = None,
 ) -> Tensor:
     """Weighted sum of each token's chosen experts, [T, M]: `down(up * silu(gate))` each.
 
     `onto`: what the sum is added to, once it is rounded. `gate_and_up` holds `up` in its first
     half. A quantised stack is made dense for its product, one of the two at a time. Needs a dtype
-    that `torch.nn.functional.grouped_mm` knows on the device. `product`: a library's in its place.
+    that `torch.nn.functional.grouped_mm` knows on the device.
     """
-    multiply = _grouped if product is None else product
     to = around.routes(index_TK, gate_and_up.shape[0], group_rows)
     # What a product takes is freed before the next one: rows of all choices are large.
     hidden_RI = around.swiglu(
-        multiply(x_TM, dense(gate_and_up, x_TM.dtype).mT, to.ends_E, to.token_R)
+        _grouped(x_TM, dense(gate_and_up, x_TM.dtype).mT, to.ends_E, to.token_R)
     )
-    result_RM = multiply(hidden_RI, dense(down, x_TM.dtype).mT, to.ends_E, None)
+    result_RM = _grouped(hidden_RI, dense(down, x_TM.dtype).mT, to.ends_E, None)
     return around.gather_sum(result_RM, to.row_TK, weight_TK, onto_TM)
-
-
-def quack_experts(*arguments: Any, **more: Any) -> Tensor:
-    """The same by the products of quack-kernels, which gather their rows themselves."""
-    return routed_experts(*arguments, **more, product=_by_quack)
 
 
 def _grouped(rows_TI: Tensor, weight_EIO: Tensor, ends_E: Tensor, token_R: Tensor | None) -> Tensor:
     rows_RI = rows_TI if token_R is None else rows_TI[token_R]
     product_RO: Tensor = F.grouped_mm(rows_RI, weight_EIO, offs=ends_E)
-    return product_RO
-
-
-def _by_quack(
-    rows_TI: Tensor, weight_EIO: Tensor, ends_E: Tensor, token_R: Tensor | None
-) -> Tensor:
-    from quack.gemm_interface import gemm
-
-    product_RO: Tensor = gemm(
-        rows_TI,
-        weight_EIO,
-        cu_seqlens_m=F.pad(ends_E, (1, 0)).int(),
-        A_idx=None if token_R is None else token_R.int(),
-        tuned=False,
-    )
     return product_RO
 
 
@@ -91,15 +65,13 @@ def scaled_experts(
     around: Rowwise = PLAIN,
     *,
     onto_TM: Tensor | None = None,
-    group_rows: int = 16,
 ) -> Tensor:
     """The same with both factors of both products in e4m3, a scale a row.
 
     Needs bfloat16 rows and a GPU that has FP8 grouped products (compute capability 9.x). Groups
-    begin at whole tiles of 16 rows, the layout that torch tests; with `group_rows` 1 nothing is
-    padded.
+    begin at whole tiles of 16 rows, the layout that torch tests.
     """
-    to = around.routes(index_TK, gate_and_up.shape[0], group_rows)
+    to = around.routes(index_TK, gate_and_up.shape[0], _TILE)
     values_TM, scale_T = around.to_fp8(x_TM)
     # Bytes are gathered: indexing is not defined for every kind of 8-bit float.
     values_RM = values_TM.view(torch.uint8)[to.token_R].view(FP8)

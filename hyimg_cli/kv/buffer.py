@@ -4,9 +4,8 @@
            [ committed prefix ][ scratch         ]
              prefill, decode     timestep and image tokens, rewritten by every denoise step
 
-Memory lies head by head, or, where that is asked for, slot by slot; either way it is seen as
-[H, S, D]. Writes are copies into slices, reads are views. `length` counts committed tokens only;
-positions for RoPE are a separate matter and never derived from it.
+Memory lies head by head, [H, S, D]. Writes are copies into slices, reads are views. `length` counts
+committed tokens only; positions for RoPE are a separate matter and never derived from it.
 """
 
 # Legend: S slot, H kv head, D head width, T new token
@@ -84,21 +83,15 @@ class Buffer:
         capacity: int,
         dtype: torch.dtype,
         devices: Sequence[torch.device],
-        by_slot: bool = False,
     ) -> None:
-        """`devices` has one entry a layer. `by_slot`: a slot's heads lie side by side."""
+        """`devices` has one entry a layer."""
 
         def room(device: torch.device) -> Tensor:
-            if by_slot:
-                shape = capacity, kv_heads, head_dim
-                return torch.empty(shape, dtype=dtype, device=device).transpose(0, 1)
             return torch.empty(kv_heads, capacity, head_dim, dtype=dtype, device=device)
 
         self.keys_HSD = [room(device) for device in devices]
         self.values_HSD = [room(device) for device in devices]
-        self.capacity, self.by_slot = capacity, by_slot
-        # Vectors of a head's width from one head to the next, and from one slot to the next.
-        self.head_step, self.slot_step = (1, kv_heads) if by_slot else (capacity, 1)
+        self.capacity = capacity
         self.length = 0
         # Those in the same memory, and what this one has there that another may write over.
         self._in_here: list[ref[Buffer]] = [ref(self)]

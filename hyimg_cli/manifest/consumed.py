@@ -38,9 +38,9 @@ def _is_given(setting: Setting) -> bool:
 def _idle_chunks(settings: Mapping[str, Setting], jobs: Sequence[VideoJob]) -> Iterator[str]:
     """The same of what only models that work in chunks read: those that follow a camera."""
     if jobs and not any(job.camera for job in jobs):
-        for one in (settings["pass_graphs"], settings["clips_together"]):
-            if _is_given(one):
-                yield f"{as_given(one)} concerns LingBot-World only; no video is its"
+        one = settings["clips_together"]
+        if _is_given(one):
+            yield f"{as_given(one)} concerns LingBot-World only; no video is its"
 
 
 def _idle_encoding(settings: Mapping[str, Setting], jobs: Sequence[ImageJob]) -> Iterator[str]:

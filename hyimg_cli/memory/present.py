@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hyimg_cli.journal.keys import here, precision
-from hyimg_cli.kernels.expert_table import takes_scaled
 from hyimg_cli.memory.gpu_settings import UTILIZATION
 from hyimg_cli.settings.run import RunConfig
 
@@ -80,6 +79,8 @@ def makes_dense(config: RunConfig) -> bool:
     if choice.quantization != "fp8" or choice.place or not here().has_gpu:
         return False
     import torch
+
+    from hyimg_cli.kernels.choice import takes_scaled
 
     return torch.cuda.is_available() and not takes_scaled(torch.cuda.get_device_capability())
 

@@ -1,17 +1,13 @@
 """Settings of torch that are the whole process's, as one model's work wants them."""
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
 from torch.backends import cuda, cudnn
 
-from hyimg_cli.kernels.attention import restored_flash, use_flash
 from hyimg_cli.parallel.devices import restored_environment, set_determinism
 from hyimg_cli.settings.run import ModelChoice
-
-_PLAN_FOR_ALL_LENGTHS = "TORCH_CUDNN_SDPA_AVOID_RECOMPILE"
 
 
 @contextmanager
@@ -20,25 +16,19 @@ def torch_settings(choice: ModelChoice, *, draws: bool) -> Iterator[None]:
 
     `draws`: for a model of pictures. On a GPU its VAE convolves in TF32, torch's own default,
     unless it is to have all bits of float32, which products of matrices, a router's among them,
-    always have. Raises MachineError where torch does not have the attention that was asked for.
+    always have.
     """
     with ExitStack() as stack:
-        stack.enter_context(restored_environment("CUBLAS_WORKSPACE_CONFIG", _PLAN_FOR_ALL_LENGTHS))
+        stack.enter_context(restored_environment("CUBLAS_WORKSPACE_CONFIG"))
         _restore_flag(stack, cudnn, "benchmark")
         _restore_flag(stack, torch.utils.deterministic, "fill_uninitialized_memory")
         stack.callback(set_determinism, torch.are_deterministic_algorithms_enabled())
         set_determinism(choice.deterministic)
-        if draws and choice.kv_by_slot:
-            # Keys that lie slot by slot have one plan of cuDNN's, which torch asks for once, at its
-            # first attention.
-            os.environ.setdefault(_PLAN_FOR_ALL_LENGTHS, "1")
         if draws and choice.kind(has_gpu=torch.cuda.is_available()) == "cuda":
             _restore_flag(stack, cudnn, "allow_tf32")
             _restore_flag(stack, cuda.matmul, "allow_tf32")
             cudnn.allow_tf32 = choice.vae_dtype != "float32"
             cuda.matmul.allow_tf32 = False
-            stack.enter_context(restored_flash())
-            use_flash(choice.sdpa_backend, torch.device("cuda"))
         yield
 
 

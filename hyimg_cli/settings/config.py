@@ -10,7 +10,7 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.option import Declaration, InKey, JobKind
 from hyimg_cli.settings.precedence import Setting, as_given, settle
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.settings.table import PARTS, SETTINGS
+from hyimg_cli.settings.table import PARTS, REMOVED, SETTINGS
 
 
 def configured(
@@ -67,6 +67,16 @@ def values_in_key(words: Mapping[str, str], kind: JobKind) -> dict[str, Any]:
         of_word = {word: value for value, word in own.items()}
         values[row.name] = of_word.get(words.get(part.name, ""), row.default)
     return values
+
+
+def removed_in_key(words: Mapping[str, str], kind: JobKind) -> list[str]:
+    """Settings and values in that part of a key which this version no longer has."""
+    removed = [name for name, part in REMOVED.items() if part in words]
+    for row, part in _key_parts(kind):
+        known = part.words.values() if part.words else row.kind.choices
+        if known and words.get(part.name, row.default) not in (*known, row.default):
+            removed.append(f"{row.name} {words[part.name]}")
+    return removed
 
 
 def _key_parts(kind: JobKind) -> Iterator[tuple[Declaration, InKey]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hyimg_cli.errors import RecipeError
 from hyimg_cli.files import SETTINGS_BYTES, text_of
-from hyimg_cli.settings.table import SETTINGS, TABLES
+from hyimg_cli.settings.table import REMOVED, SETTINGS, TABLES
 from hyimg_cli.settings.values import BadValue, nearest
 
 FOLDERS_OWN = Path("hyimg.toml")
@@ -98,4 +98,7 @@ def _unknown(shown_name: str, name: str, known: Iterable[str], *, where: str) ->
     hint = f"did you mean {close}?" if close else f"known here: {', '.join(known)}"
     if meant is not None:
         hint = f"write {meant.name} below [{meant.table}]"
+    if name in REMOVED:
+        what = f"{name} is a setting of earlier versions: no measurement asked for it"
+        return RecipeError(what, where=where, hint="take it out", code="recipe.removed")
     return RecipeError(f"{shown_name} is not known", where=where, hint=hint, code="recipe.unknown")

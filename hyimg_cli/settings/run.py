@@ -24,7 +24,7 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "fp8", "nf4"]
 Graphs = Literal["auto", "on", "off"]
 VaeDtype = Literal["auto", "float32", "float16"]
-SdpaBackend = Literal["auto", "cudnn", "flash", "efficient", "math", "fa3", "fa4"]
+SdpaBackend = Literal["auto", "cudnn", "flash", "efficient", "math"]
 Offloading = Literal["none", "model", "group"]
 DecodeTiles = Literal["auto", "own", "half"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
@@ -129,21 +129,17 @@ class ModelChoice:
     for videos, whole pictures. `quantization` holds the routed experts, or a video's transformer,
     in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too. `decode_graphs`: text is decoded by CUDA
     graphs, by default where they can be; they round differently, so other texts are possible.
-    `batched_decode`: where there is none, a decode step's attention takes all rows at once, too.
-    `kv_by_slot`: a picture's keys and values lie slot by slot, not head by head.
     `sdpa_backend`: of torch's kernels, the one of a picture's attention; `auto`: torch chooses.
-    `fa3`, `fa4`: flash-attn's, in the place of torch's own flash for the whole process.
     `deterministic`: torch takes those algorithms alone that give the same bits again.
     `cpu_offload`: of a video model one network at a time is on the GPU, of its transformer one
     block (`group`), the others are in main memory; the same pixels. `attention_backend`,
     `compile_blocks`: of a video's transformer; they round differently. `vae_dtype`, by which
     pictures' VAEs compute, with weights in float32: `float16` decodes under autocast, `auto` so on
     a GPU where upstream does, else in float32 (TF32 on a GPU), `float32` has all its bits.
-    `vae_channels_last`: their convolutions' other order in memory. `offloads_experts`: of a
+    `offloads_experts`: of a
     picture's model the experts are in main memory, `expert_room` bytes of them on the GPU beside
     two layers, and so is the VAE between its turns. `components`: a folder with the text encoder
-    and VAE of a video model that comes without. `pass_graphs`: passes of a model that works in
-    chunks are CUDA graphs; the same numbers. `decode_tiles`: of a video's decode, whatever
+    and VAE of a video model that comes without. `decode_tiles`: of a video's decode, whatever
     `vae_use_tiling` says: the model's `own`, or those of half their side; other pixels. `place`:
     the machine that the work is done on; None: this. `weights_cache`: where quantised weights are
     kept for the next start; None: nowhere.
@@ -187,12 +183,6 @@ class ModelChoice:
         "How pictures' VAEs compute: auto decodes in float16 on a GPU, as the official code does.",
         pixels=InKey("vae_dtype"),
     )
-    vae_channels_last: bool = option(
-        False,
-        "Convolutions of pictures' VAEs in the other order in memory. They round differently.",
-        only="pictures",
-        pixels=InKey("vae_layout", {True: "channels last"}),
-    )
     quantization: Quantization = _model(
         "none",
         "Pictures' experts, videos' transformer in 8 or 4 bits.",
@@ -223,11 +213,6 @@ class ModelChoice:
         "Compile a transformer's blocks by torch.compile, at each shape's first step.",
         pixels=InKey("blocks", {True: "compiled"}),
     )
-    pass_graphs: bool = option(
-        False,
-        "Launch passes of LingBot-World as CUDA graphs, one for each chunk's place. Same pixels.",
-        only="videos",
-    )
     decode_tiles: DecodeTiles = option(
         "auto",
         "Tiles of a video's decode: the model's own, or half of them each way in less memory.",
@@ -241,21 +226,9 @@ class ModelChoice:
         only="pictures",
         pixels=InKey("text", {"on": "graphs"}),
     )
-    batched_decode: bool = option(
-        False,
-        "Attention of a decode step over all its texts at once where no CUDA graph does it.",
-        only="pictures",
-        pixels=InKey("decode_attention", {True: "batched"}),
-    )
-    kv_by_slot: bool = option(
-        False,
-        "Keys and values slot by slot: cuDNN then makes one plan, not one for each length.",
-        only="pictures",
-        pixels=InKey("kv_layout", {True: "slots"}),
-    )
     sdpa_backend: SdpaBackend = option(
         "auto",
-        "The kernel of a picture's attention; auto: torch chooses; fa3, fa4: flash-attn's.",
+        "The kernel of a picture's attention; auto: torch chooses.",
         only="pictures",
         pixels=InKey("attention"),
     )

@@ -12,3 +12,10 @@ TABLES: dict[str, dict[str, Declaration]] = {
     table: {row.name: row for row in declarations(part, table)} for table, part in PARTS.items()
 }
 SETTINGS = {name: row for rows in TABLES.values() for name, row in rows.items()}
+# Settings of earlier versions, and their names in a resume key; of those without one, none.
+REMOVED = {
+    "vae_channels_last": "vae_layout",
+    "batched_decode": "decode_attention",
+    "kv_by_slot": "kv_layout",
+    "pass_graphs": None,
+}

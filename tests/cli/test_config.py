@@ -56,6 +56,10 @@ def test_each_command_of_a_run_reads_it(
     manifest = write_manifest({"prompt": "x"})
     assert "recipe.unknown" in run_cli(command, manifest).err
     assert run_cli(command, manifest, "--no-config").code == 0
+    config("[model]\nkv_by_slot = true\n")
+    removed = run_cli(command, manifest)
+    assert removed.code == 2
+    assert "error[recipe.removed]: kv_by_slot is a setting of earlier versions" in removed.err
 
 
 @pytest.mark.parametrize("command", ["bench", "eval", "replay", "doctor", "cache"])

@@ -293,21 +293,3 @@ def test_a_gpu_goes_on_behind_a_broken_capture(breaks: str) -> None:
     torch.cuda.empty_cache()
     assert (x * 3).sum().item() == 12
     assert torch.rand(4, device=device).isfinite().all(), "numbers are drawn as before"
-
-
-def test_keys_that_lie_slot_by_slot_are_as_good(
-    family: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prefill, a graph's decode steps and a prefix that is cut and taken over."""
-    lengths, ids, found = (3, 30), ([5], [9]), []
-    for by_slot in (False, True):
-        monkeypatch.setattr(family.network.model, "kv_by_slot", by_slot)
-        buffers = contexts(family, lengths)
-        assert {buffer.slot_step > 1 for buffer in buffers} == {by_slot}
-        whole = family.new_buffer(64)
-        whole.extend(buffers[1].cut(0, 7).split(3)[0])
-        whole.extend(buffers[1].cut(3, 30))
-        step = DecodeGraphs(family.network, plain_decode, as_it_is)
-        rows = step([*zip(ids, (buffers[0], whole), strict=True)])
-        found.append(torch.cat([rows, family.network.feed([([7], whole)])]))
-    torch.testing.assert_close(*found, **NEAR)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyimg_cli.kernels import choice, offload
-from hyimg_cli.kernels.expert_table import ExpertRow
 from hyimg_cli.kernels.offload import OffloadedExperts
 from hyimg_cli.memory import present
 from hyimg_cli.memory.footprint import Together, needs, working
@@ -197,12 +196,12 @@ def test_experts_that_wait_are_asked_for_once_a_layer_of_a_token(
 def test_slots_are_shown_to_no_kernel_that_reads_all_it_is_given(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A card may have been measured with two kernels of libraries, one for few rows: of experts
-    that wait it is given the chosen ones, not what stays of all layers.
+    """Without Triton a library's kernel multiplies: of experts that wait it is given the chosen
+    ones, not what stays of all layers.
     """
     given = []
     monkeypatch.setattr(offload, "_pin", lambda *_: [])
-    monkeypatch.setattr(choice, "row_for", lambda *_: ExpertRow("grouped", "scaled_1"))
+    monkeypatch.setattr(choice, "most_few_rows", lambda *_: 0)
     monkeypatch.setattr(
         choice,
         "routed_experts",

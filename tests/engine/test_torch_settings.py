@@ -20,10 +20,8 @@ from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, RunCo
 from hyimg_cli.spec.events import JobDone
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
-VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "TORCH_CUDNN_SDPA_AVOID_RECOMPILE")
-CHOICE = ModelChoice(
-    device="cpu", vae_dtype="float32", deterministic=True, kv_by_slot=True, sdpa_backend="math"
-)
+VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+CHOICE = ModelChoice(device="cpu", vae_dtype="float32", deterministic=True, sdpa_backend="math")
 
 
 def _state() -> dict[str, Any]:
@@ -33,30 +31,18 @@ def _state() -> dict[str, Any]:
         "benchmark": torch.backends.cudnn.benchmark,
         "fills": torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "flash": torch.nn.attention.current_flash_attention_impl(),
     }
-    return flags | {name: os.environ.get(name) for name in VARIABLES}
+    return flags | {VARIABLE: os.environ.get(VARIABLE)}
 
 
 @pytest.fixture
 def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """The process's own settings, all of them other than a picture's model wants them; FA4's
-    package has a stand-in.
-    """
-
-    class Handle:
-        def remove(self) -> None:
-            """Nothing was put in the place of torch's own."""
-
-    impls = torch.nn.attention._registry._FLASH_ATTENTION_IMPLS
-    monkeypatch.setitem(impls, "FA4", Handle)
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+    """The process's own settings, all of them other than a picture's model wants them."""
+    monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     torch.backends.cuda.matmul.allow_tf32 = True
     yield _state()
     torch.backends.cuda.matmul.allow_tf32 = False
-    torch.nn.attention.restore_flash_attention_impl(_raise_warn=False)
     torch.use_deterministic_algorithms(False)
 
 
@@ -82,13 +68,12 @@ def test_each_model_of_a_run_finds_its_own_settings(
     """On a pretended GPU: the models work on the CPU, torch is set as for a GPU."""
 
     def on_gpu(choice: ModelChoice, *, draws: bool) -> Any:
-        pretended = replace(choice, device="cuda", sdpa_backend="fa4")
-        return torch_settings(pretended, draws=draws)
+        return torch_settings(replace(choice, device="cuda"), draws=draws)
 
     monkeypatch.setattr(sessions, "torch_settings", on_gpu)
     first, film, last = _seen(CHOICE, job, tmp_path)
-    every = {"deterministic": True, "benchmark": False, "fills": False, VARIABLES[0]: ":4096:8"}
-    of_pictures = {"cudnn_tf32": False, "matmul_tf32": False, "flash": "FA4", VARIABLES[1]: "1"}
+    every = {"deterministic": True, "benchmark": False, "fills": False, VARIABLE: ":4096:8"}
+    of_pictures = {"cudnn_tf32": False, "matmul_tf32": False}
     assert all(state == outside | every | of_pictures for state in first + last)
     assert all(state == outside | every for state in film)
     assert _state() == outside

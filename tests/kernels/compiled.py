@@ -163,20 +163,19 @@ def _routes() -> Any:
 def _by_pointer() -> Any:
     tables = dict.fromkeys(("keys_ptr", "values_ptr", "heads", "length"), I64)
     sums = dict.fromkeys(("sums", "largest", "weight"), F32)
-    for order, step in (("", 1), (" by slot", 8)):
-        own = {"KV_HEADS": 8, "WIDTH": 128, "SLOT_STEP": step}
-        yield (
-            f"put{order}",
-            pointer_decode._put,
-            {"k": BF16, "v": BF16, **tables, "row_step": "i32", "head_step": "i32"},
-            own,
-        )
-        yield (
-            f"partial{order}",
-            pointer_decode._partial,
-            {"q": BF16, "k": BF16, **tables, **sums, "scale": "fp32"},
-            {**own, "GROUP": 4, "HELD": 16, "RUNS": RUNS, "BLOCK": SLOTS},
-        )
+    own = {"KV_HEADS": 8, "WIDTH": 128}
+    yield (
+        "put",
+        pointer_decode._put,
+        {"k": BF16, "v": BF16, **tables, "row_step": "i32", "head_step": "i32"},
+        own,
+    )
+    yield (
+        "partial",
+        pointer_decode._partial,
+        {"q": BF16, "k": BF16, **tables, **sums, "scale": "fp32"},
+        {**own, "GROUP": 4, "HELD": 16, "RUNS": RUNS, "BLOCK": SLOTS},
+    )
     sizes = {"HEADS": 32, "RUNS": RUNS, "WIDTH": 128}
     yield "joined", pointer_decode._joined, {**sums, "out": BF16}, sizes
 

@@ -37,7 +37,6 @@ def step(
     width: int = 32,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
-    by_slot: bool = False,
 ) -> Step:
     """A new token behind each of `lengths`; every row has some slots to spare."""
     count, (query, kv) = len(lengths), heads
@@ -45,9 +44,7 @@ def step(
     for number, length in enumerate(lengths):
         for side in (keys, values):
             slots = length + 1 + 7 * number
-            shape = (slots, kv, width) if by_slot else (kv, slots, width)
-            memory = torch.full(shape, torch.nan, dtype=dtype, device=device)
-            memory = memory.transpose(0, 1) if by_slot else memory
+            memory = torch.full((kv, slots, width), torch.nan, dtype=dtype, device=device)
             memory[:, :length] = torch.randn(kv, length, width).to(memory)
             side.append(memory)
     new = torch.randn(count, query + 2 * kv, width).to(device, dtype).split([query, kv, kv], dim=1)
@@ -59,4 +56,4 @@ def rows_of(keys: list[Tensor], values: list[Tensor], length_R: Tensor) -> Rows:
     at = [torch.tensor([t.data_ptr() for t in side]).to(length_R) for side in (keys, values)]
     width = keys[0].shape[2]
     heads = torch.tensor([t.stride(0) // width for t in keys]).to(length_R)
-    return Rows(keys, values, *at, heads, length_R, slot_step=keys[0].stride(1) // width)
+    return Rows(keys, values, *at, heads, length_R)

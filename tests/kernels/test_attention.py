@@ -1,8 +1,6 @@
 """Attention of one row, by each kernel, against scores and softmax written out."""
 
-import re
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from hyimg_cli.kernels.attention import (
     masked_attention,
     pinned,
     row_attention,
-    use_flash,
     warn_of_slow_kernel,
 )
 from hyimg_cli.models.hunyuan_image3.vae import SpatialAttention
@@ -138,65 +135,6 @@ def test_a_pin_that_has_no_kernel_is_refused_beforehand() -> None:
         pinned(masked_attention, "cudnn", heads=(6, 2), width=16, like=like)
     auto = pinned(fused_attention, "auto", heads=(6, 2), width=16, like=like)
     assert auto is fused_attention
-
-
-@pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """FA4 of torch's registry, with a stand-in for its package: what was switched on and off."""
-    switched: list[str] = []
-
-    class Handle:
-        def remove(self) -> None:
-            switched.append("off")
-
-    def register() -> Handle:
-        switched.append("on")
-        return Handle()
-
-    impls = torch.nn.attention._registry._FLASH_ATTENTION_IMPLS
-    monkeypatch.setitem(impls, "FA4", register)
-    yield switched
-    torch.nn.attention.restore_flash_attention_impl(_raise_warn=False)
-
-
-def test_flash_attn_takes_the_place_of_torchs_flash_by_its_own_switch(
-    registered: list[str],
-) -> None:
-    device = torch.device("cuda")
-    for _ in range(2):  # asked for by each layer, and switched once
-        use_flash("fa4", device)
-    assert torch.nn.attention.current_flash_attention_impl() == "FA4"
-    for backend in ("auto", "cudnn", "math"):
-        use_flash(backend, device)
-    assert registered == ["on"], "what is not asked about stays"
-    use_flash("flash", device)
-    assert registered == ["on", "off"]
-    assert torch.nn.attention.current_flash_attention_impl() is None
-    assert PinnedAttention(masked_attention, "fa4")._kernel == SDPBackend.FLASH_ATTENTION
-
-
-@pytest.mark.parametrize(
-    ("backend", "device", "why"),
-    [
-        ("fa4", "cpu", "sdpa_backend fa4 is a GPU's kernel of flash-attn-4, not a cpu's"),
-        ("fa3", "cuda", "of flash-attn-3, not there: No module named 'flash_attn_interface'"),
-        ("fa4", "cuda", "of flash-attn-4, not there: No module named 'flash_attn'"),
-    ],
-)
-def test_flash_attn_that_is_not_there_is_refused(backend: Any, device: str, why: str) -> None:
-    with pytest.raises(MachineError, match=why) as raised:
-        use_flash(backend, torch.device(device))
-    assert raised.value.code == "machine.attention"
-    assert torch.nn.attention.current_flash_attention_impl() is None
-
-
-def test_a_torch_without_the_switch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("list", "activate"):
-        ending = "s" if name == "list" else ""
-        monkeypatch.delattr(torch.nn.attention, f"{name}_flash_attention_impl{ending}")
-    monkeypatch.delattr(torch.nn.attention, "current_flash_attention_impl")
-    with pytest.raises(MachineError, match=rf"unknown to torch {re.escape(torch.__version__)}"):
-        use_flash("fa4", torch.device("cuda"))
 
 
 def test_a_pin_that_is_lost_for_a_length_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,31 +1,24 @@
 """Which kernels a GPU's layers get, by its compute capability; the GPU itself is a fake one."""
 
 import importlib.util
-import json
-import sys
 from collections.abc import Iterator
-from itertools import pairwise
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import bias
 
-from hyimg_cli.errors import MachineError
-from hyimg_cli.kernels import attention, choice, expert_table, formats, routed
+from hyimg_cli.kernels import attention, choice, formats
 from hyimg_cli.kernels.choice import (
     ANY_ROWS,
+    MOST_FEW_QUANTISED,
     MOST_FEW_ROWS,
     ByRows,
     Experts,
     experts_of,
+    most_few_rows,
     rows_unread,
 )
-from hyimg_cli.kernels.expert_table import ExpertRow, row_for
-from hyimg_cli.kernels.experts import plain_experts
 from hyimg_cli.kernels.formats import Format, empty_stack
 from hyimg_cli.settings.run import Quantization
 
@@ -77,22 +70,23 @@ def test_dense_rows_take_the_same_way_on_every_gpu(
 
 A100, RTX_4090, H200, B200, RTX_5090 = (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)
 BF16, FP32 = torch.bfloat16, torch.float32
-FEW, ANY = MOST_FEW_ROWS, ANY_ROWS
+FEW, QUANTISED, ANY = MOST_FEW_ROWS, MOST_FEW_QUANTISED, ANY_ROWS
 
 
+@needs_triton
 @pytest.mark.parametrize(
     ("capability", "dtype", "none", "fp8", "nf4"),
     [
-        (A100, BF16, FEW, 0, FEW),
-        (RTX_4090, BF16, FEW, FEW, FEW),
+        (A100, BF16, FEW, 0, QUANTISED),
+        (RTX_4090, BF16, FEW, QUANTISED, QUANTISED),
         (H200, BF16, ANY, ANY, ANY),
         (B200, BF16, ANY, ANY, ANY),
-        (RTX_5090, BF16, FEW, FEW, FEW),
-        (A100, FP32, FEW, 0, FEW),
-        (RTX_4090, FP32, FEW, FEW, FEW),
-        (H200, FP32, FEW, ANY, FEW),
-        (B200, FP32, FEW, FEW, FEW),
-        (RTX_5090, FP32, FEW, FEW, FEW),
+        (RTX_5090, BF16, FEW, QUANTISED, QUANTISED),
+        (A100, FP32, FEW, 0, QUANTISED),
+        (RTX_4090, FP32, FEW, QUANTISED, QUANTISED),
+        (H200, FP32, FEW, ANY, QUANTISED),
+        (B200, FP32, FEW, QUANTISED, QUANTISED),
+        (RTX_5090, FP32, FEW, QUANTISED, QUANTISED),
     ],
 )
 def test_rows_up_to_which_nothing_is_read_on_the_host(
@@ -112,7 +106,7 @@ def test_rows_that_a_graph_can_hold_are_those_of_the_kernels_that_are_chosen(
     """In float32, where the dense product reads sizes everywhere: by the kernels alone."""
     monkeypatch.setattr(choice, "require_bitsandbytes", lambda: None)
     names = _names(_chosen(monkeypatch, form, capability))
-    few = MOST_FEW_ROWS if names[0] == "decode_experts" else 0
+    few = most_few_rows(capability, form or "none") if names[0] == "decode_experts" else 0
     expected = ANY_ROWS if names[-1] == "scaled_experts" else few
     assert rows_unread(capability, FP32, form or "none") == expected
 
@@ -140,48 +134,6 @@ def test_a_single_query_goes_where_no_plan_is_made_for_its_length(
     assert told == ([(queries, slots)] if is_behind else [])
 
 
-SCALED = ("scaled", "scaled_1")
-
-
-def _table(path: Path, rows: Any) -> Path:
-    path.write_text(json.dumps(rows))
-    expert_table._measured.cache_clear()
-    expert_table._tell.cache_clear()
-    return path
-
-
-def test_the_rows_of_a_card_are_those_that_were_measured_on_it(
-    fake: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    own = {
-        "none": {"few": "decode", "many": "quack", "most_few": 4},
-        "fp8": {"few": "grouped", "many": "scaled_1", "most_few": 2},
-    }
-    path = _table(tmp_path / "experts.json", {"a card": own, "another": {}})
-    monkeypatch.setattr(expert_table, "MEASURED", path)
-    installed = {"triton", "quack"}
-    monkeypatch.setattr(expert_table, "_is_installed", installed.__contains__)
-    assert row_for("a card", (9, 0), "none") == ExpertRow("decode", "quack", 4)
-    assert row_for("a card", (9, 0), "fp8") == ExpertRow("grouped", "scaled_1", 2)
-    held = formats.empty_stack("fp8", 2, 4, 4, torch.device("cpu"))
-    rows = [choice.kernel(name, held, held).keywords.get("group_rows") for name in SCALED]
-    assert rows == [None, 1]
-    # A format that was not measured, and another card.
-    assert row_for("a card", (9, 0), "nf4") == ExpertRow("decode", "grouped", 64)
-    assert row_for("another", (9, 0), "fp8") == ExpertRow("decode", "scaled", 10)
-    if importlib.util.find_spec("triton") is not None:
-        chosen = _chosen(monkeypatch, None, (9, 0))
-        assert isinstance(chosen, ByRows)
-        assert (_names(chosen), chosen.most_few) == (("decode_experts", "quack_experts"), 4)
-    assert not caplog.text
-    # Asked for by the card's own rows and not there: told, once; by the others' it is no news.
-    installed.remove("quack")
-    for _ in range(2):
-        assert row_for("a card", (9, 0), "none") == ExpertRow("decode", "grouped", 4)
-        assert row_for("another", (8, 0), "fp8") == ExpertRow("grouped", "grouped", 0)
-    assert caplog.text.count("has quack for this card") == 1
-
-
 @needs_triton
 @pytest.mark.parametrize(
     ("capability", "rows"), [(A100, (10, 0, 64)), (RTX_4090, (10, 64, 64)), (H200, (10, 10, 64))]
@@ -191,40 +143,4 @@ def test_what_would_be_made_dense_first_is_read_anew_for_more_rows(
 ) -> None:
     """And a graph holds as many: nothing of theirs is read on the host."""
     forms: tuple[Quantization, ...] = ("none", "fp8", "nf4")
-    assert tuple(row_for("a card", capability, form).most_few for form in forms) == rows
-
-
-@pytest.mark.parametrize("row", [{"few": "mine", "many": "grouped"}, {"few": "decode"}, 3])
-def test_a_table_that_is_none_is_an_error(tmp_path: Path, row: Any) -> None:
-    path = _table(tmp_path / "experts.json", {"a card": {"none": row}})
-    with pytest.raises(MachineError, match="the table of expert kernels cannot be read"):
-        expert_table._measured(path)
-
-
-def test_a_library_is_given_rows_groups_and_places_as_its_own_reference_has_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """By the published signature: total rows by a matrix a group, borders with the first 0."""
-
-    def gemm(
-        A: torch.Tensor,
-        B: torch.Tensor,
-        *,
-        cu_seqlens_m: torch.Tensor,
-        A_idx: torch.Tensor | None,
-        tuned: bool,
-    ) -> torch.Tensor:
-        assert cu_seqlens_m.dtype == torch.int32
-        rows = A if A_idx is None else A[A_idx.long()]
-        borders = cu_seqlens_m.tolist()
-        assert borders[0] == 0
-        return torch.cat([rows[a:b] @ B[n] for n, (a, b) in enumerate(pairwise(borders))])
-
-    module = SimpleNamespace(gemm=gemm)
-    monkeypatch.setitem(sys.modules, "quack", SimpleNamespace(gemm_interface=module))
-    monkeypatch.setitem(sys.modules, "quack.gemm_interface", module)
-    torch.manual_seed(0)
-    up, down = torch.randn(4, 12, 8), torch.randn(4, 8, 6)
-    weight, index = torch.rand(7, 4).topk(2, dim=1)
-    call = torch.randn(7, 8), weight, index, up, down
-    torch.testing.assert_close(routed.quack_experts(*call), plain_experts(*call))
+    assert tuple(most_few_rows(capability, form) for form in forms) == rows

@@ -10,19 +10,18 @@ from hyimg_cli.kv.buffer import Buffer
 LAYERS, HEADS, WIDTH = 2, 2, 4
 
 
-def _buffer(capacity: int, *, by_slot: bool = False) -> Buffer:
+def _buffer(capacity: int) -> Buffer:
     return Buffer(
         kv_heads=HEADS,
         head_dim=WIDTH,
         capacity=capacity,
         dtype=torch.float32,
         devices=[torch.device("cpu")] * LAYERS,
-        by_slot=by_slot,
     )
 
 
 def _copy(buffer: Buffer, prefix: int, capacity: int) -> Buffer:
-    copy = _buffer(capacity, by_slot=buffer.by_slot)
+    copy = _buffer(capacity)
     copy.take(buffer, prefix)
     return copy
 
@@ -35,13 +34,10 @@ def _rows(count: int, seed: int) -> torch.Tensor:
     runs=st.lists(st.integers(1, 5), min_size=1, max_size=6),
     rewrites=st.integers(0, 3),
     copied_at=st.floats(0, 1),
-    by_slot=st.booleans(),
 )
-def test_reads_what_was_written_last(
-    runs: list[int], rewrites: int, copied_at: float, by_slot: bool
-) -> None:
+def test_reads_what_was_written_last(runs: list[int], rewrites: int, copied_at: float) -> None:
     capacity = sum(runs)
-    buffer = _buffer(capacity, by_slot=by_slot)
+    buffer = _buffer(capacity)
     oracle: list[torch.Tensor] = []
     for seed, count in enumerate(runs):
         for attempt in range(rewrites + 1):  # scratch is rewritten before it is committed
@@ -60,8 +56,8 @@ def test_reads_what_was_written_last(
     assert (copy.length, copy.capacity) == (prefix, capacity + 3)
     assert torch.equal(copy.read(0, prefix)[0], buffer.read(0, prefix)[0])
     for one in (buffer, copy):
-        steps = [step * WIDTH for step in (one.head_step, one.slot_step)]
-        assert [*one.keys_HSD[0].stride()[:2]] == steps or 1 in one.keys_HSD[0].shape
+        keys_HSD = one.keys_HSD[0]
+        assert keys_HSD.stride()[:2] == (one.capacity * WIDTH, WIDTH) or 1 in keys_HSD.shape
 
 
 def test_what_was_taken_is_a_copy() -> None:

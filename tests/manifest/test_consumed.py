@@ -51,11 +51,8 @@ def test_commands_tell_it_on_stderr(
 
 
 def test_what_only_lingbot_world_reads_is_told_of_other_videos() -> None:
-    settings = settle({"clips_together": 2}, {}, {"pass_graphs": True})
-    told = [
-        f"{name} concerns LingBot-World only; no video is its"
-        for name in ("pass_graphs of the recipe", "--clips-together")
-    ]
+    settings = settle({"clips_together": 2}, {}, {})
+    told = ["--clips-together concerns LingBot-World only; no video is its"]
     film = VideoJob(
         custom_id="film",
         **FILM,

@@ -67,7 +67,6 @@ CANNOT = {
     "enable_cpu_offload": "it is refused where everything is in main memory as it is",
     "offload_experts": "it is refused there, too: `tests/kernels/test_offload.py`",
     "gpu_memory_utilization": "it is refused where there is no GPU",
-    "pass_graphs": "of a GPU alone; `test_chunks.py` of LingBot-World compares them",
     "keep_quantized": "of quantised weights: `tests/models/hunyuan_image3/test_kept.py`",
 }
 

@@ -20,7 +20,8 @@ from hyimg_cli.manifest.manifest import Manifest, manifest_of
 from hyimg_cli.measure.replay.run_folder import files_there, model_there, title_of
 from hyimg_cli.media.recorded import Described, Record
 from hyimg_cli.models import lora_files, registry
-from hyimg_cli.settings.config import values_in_key
+from hyimg_cli.settings.config import removed_in_key, values_in_key
+from hyimg_cli.settings.option import JobKind
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.job import INTRINSICS, VIDEO_TASKS
@@ -75,6 +76,8 @@ def restored(described: Described, wishes: Wishes) -> Restored:
         if name != "model" and name in job:
             job[name] = search.find_files(name)
     settings = _settings(record, wishes.device)
+    removed = removed_in_key(record.provenance.settings, kind_of(record))
+    notes += [f"made with {name}, which hyimg no longer has" for name in removed]
     return Restored(_manifest(job, title), custom_id, settings, tuple(notes))
 
 
@@ -198,6 +201,11 @@ def _digest(field: str, path: Path) -> str:
     return ",".join(source_digest(str(file)) for file in files)
 
 
+def kind_of(record: Record) -> JobKind:
+    """What a file's job made."""
+    return "videos" if record.job.get("task") in VIDEO_TASKS else "pictures"
+
+
 def _settings(record: Record, device: str) -> dict[str, Any]:
     """The recorded settings that shape pixels, as flags; what is not recorded stays unset.
 
@@ -206,8 +214,8 @@ def _settings(record: Record, device: str) -> dict[str, Any]:
     recorded = record.provenance.settings
     if not recorded:
         return {}
-    is_video = record.job.get("task") in VIDEO_TASKS
-    found = values_in_key(recorded, "videos" if is_video else "pictures")
+    found = values_in_key(recorded, kind_of(record))
+    is_video = kind_of(record) == "videos"
     if found["dtype"] == "auto":  # none is recorded
         found["dtype"] = None
     if found["vae_use_tiling"] is None:  # as either kind does by itself

@@ -70,9 +70,6 @@ def load_family(
         "--device balanced": device == "balanced",
         "decode_graphs": choice.decode_graphs == "on",
         "--vae-dtype float16": choice.vae_dtype == "float16",
-        "vae_channels_last": choice.vae_channels_last,
-        "batched_decode": choice.batched_decode,
-        "kv_by_slot": choice.kv_by_slot,
         "sdpa_backend": choice.sdpa_backend != "auto",
         "--offload-experts": choice.offloads_experts,
     }

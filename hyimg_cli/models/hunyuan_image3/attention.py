@@ -9,7 +9,6 @@ another's length.
 # width, M model width, S slot
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, pairwise
 
 import torch
@@ -19,7 +18,6 @@ from torch.nn import functional as F
 from hyimg_cli.kernels.attention import RowAttention, masked_attention
 from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows
 from hyimg_cli.kernels.rowwise import PLAIN, Rowwise
-from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.rope import Rope
@@ -58,24 +56,12 @@ class StepRows:
     attend: DecodeAttention
 
 
-def step_rows(
-    query_blocks: Sequence[QueryBlock], attend: DecodeAttention, device: torch.device
-) -> StepRows | None:
-    """The rows of a decode step; None for blocks that are no token each in a buffer of its own."""
-    buffers = [block.buffer for block in query_blocks]
-    if len(set(map(id, buffers))) < len(buffers) or any(block.count > 1 for block in query_blocks):
-        return None
-    table = to_device(addresses(buffers), device).view(-1, len(buffers))
-    length_R = to_device([block.start for block in query_blocks], device)
-    return StepRows(partial(rows_at, buffers, table, length_R), attend)
-
-
 def addresses(buffers: Sequence[Buffer]) -> list[int]:
     """Pointers of every layer's keys, then values, a row each, and last the steps between heads."""
     sides = [b.keys_HSD for b in buffers], [b.values_HSD for b in buffers]
     layers = range(len(buffers[0].keys_HSD))
     pointers = [[row[layer].data_ptr() for row in side] for side in sides for layer in layers]
-    return [*chain(*pointers), *(buffer.head_step for buffer in buffers)]
+    return [*chain(*pointers), *(buffer.capacity for buffer in buffers)]
 
 
 def rows_at(buffers: Sequence[Buffer], table: Tensor, length_R: Tensor, layer: int) -> Rows:
@@ -89,7 +75,6 @@ def rows_at(buffers: Sequence[Buffer], table: Tensor, length_R: Tensor, layer: i
         table[layers + layer].to(device),
         table[2 * layers].to(device),
         length_R.to(device),
-        slot_step=buffers[0].slot_step if buffers else 1,
     )
 
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from hyimg_cli.diffusion.denoise import Track
 from hyimg_cli.diffusion.guidance import CFG
 from hyimg_cli.diffusion.schedule import Schedule
-from hyimg_cli.errors import MachineError
-from hyimg_cli.kernels.attention import AttentionChoice, warn_of_slow_kernel
+from hyimg_cli.kernels.attention import warn_of_slow_kernel
 from hyimg_cli.kernels.repetition import penalize
 from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kernels.transfer import Waiting, sent, to_device
@@ -74,13 +73,6 @@ def load_family(
         refuse_without_gpu(device_map)
     name, form, card = choice.dtype_on(device), choice.quantization, prompter.card
     graphs, dtype, cache = None, getattr(torch, name), choice.weights_cache
-    if choice.batched_decode and device_map is not None and not has_triton():
-        raise MachineError(
-            "batched_decode on a GPU works with Triton, which is not installed",
-            hint="pip install triton, or leave batched_decode out",
-            code="machine.no-triton",
-        )
-    attention = AttentionChoice(choice.sdpa_backend, choice.batched_decode, choice.kv_by_slot)
     if pool is None:
         network = load(
             folder,
@@ -89,7 +81,7 @@ def load_family(
             quantization=form,
             cache=cache,
             offloads_experts=choice.offloads_experts,
-            attention=attention,
+            attention=choice.sdpa_backend,
         )
         if choice.offloads_experts:
             offload_experts(network, choice.expert_room)
@@ -104,7 +96,7 @@ def load_family(
             dtype=dtype,
             quantization=form,
             cache=cache,
-            attention=attention,
+            attention=choice.sdpa_backend,
         )
         # In main memory all ranks lie together; on GPUs each has its own.
         together = pool.size if device == "cpu" else 1
@@ -115,8 +107,6 @@ def load_family(
         network.make_batch_invariant(invariant_multiple())
     if is_one_gpu(device_map) and choice.sdpa_backend == "auto":
         warn_of_slow_kernel(network.device, dtype)
-    if choice.vae_channels_last:
-        network.vae.to(memory_format=torch.channels_last_3d)
     tiled = TiledPicture(network.vae) if choice.vae_use_tiling else None
     return HunyuanImage3(
         network,

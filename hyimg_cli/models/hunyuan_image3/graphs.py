@@ -28,7 +28,7 @@ from torch import Tensor
 
 from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.captures import Capture, GpuCapture, Replay
-from hyimg_cli.kernels.choice import ANY_ROWS, MOST_FEW_ROWS, row_on, rows_unread
+from hyimg_cli.kernels.choice import ANY_ROWS, MOST_FEW_ROWS, rows_unread
 from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows, decode_attention
 from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.kv.buffer import Buffer
@@ -333,6 +333,5 @@ def decode_graphs(network: HunyuanImage3ForCausalMM, form: Quantization) -> Deco
     device = network.layer_devices[0]
     assert set(network.layer_devices) == {device}, "a graph is one GPU's"
     capability = torch.cuda.get_device_capability(device)
-    most_few = row_on(device, form).most_few
-    most_rows = rows_unread(capability, network.lm_head.weight.dtype, form, most_few)
+    most_rows = rows_unread(capability, network.lm_head.weight.dtype, form)
     return DecodeGraphs(network, decode_attention(device), GpuCapture(device), most_rows=most_rows)

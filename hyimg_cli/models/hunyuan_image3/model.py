@@ -239,7 +239,6 @@ class HunyuanImage3ForCausalMM(nn.Module):
             capacity=capacity,
             dtype=self.model.layers[0].self_attn.qkv_proj.weight.dtype,
             devices=self.layer_devices,
-            by_slot=self.model.kv_by_slot,
         )
 
     def _live_rows(self, pictures: Sequence[LivePicture]) -> Tensor:

@@ -34,7 +34,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hyimg_cli.kernels.attention import AttentionChoice
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.mirror import Change, FollowerKV, Mirror, MirroredBuffer
@@ -46,7 +45,7 @@ from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.models.hunyuan_image3.weights import load_share
 from hyimg_cli.parallel.ranks import Rank, RankPool
 from hyimg_cli.parallel.tensor import Share, Sums, spread
-from hyimg_cli.settings.run import CacheConfig, Quantization
+from hyimg_cli.settings.run import CacheConfig, Quantization, SdpaBackend
 
 PART = "layers"
 T = TypeVar("T")
@@ -282,7 +281,6 @@ class LedTransformer(Transformer):
         nn.Module.__init__(self)
         self.wte, self.layers, self.ln_f = own.wte, own.layers, own.ln_f
         self.rows_seen, self.row_multiple = own.rows_seen, own.row_multiple
-        self.attend_rows, self.kv_by_slot = own.attend_rows, own.kv_by_slot
         self._leader = leader
 
     def forward(self, x_TM: Tensor, rope: Rope, query_blocks: Sequence[QueryBlock]) -> Tensor:
@@ -302,7 +300,7 @@ def load_ranked(
     dtype: torch.dtype,
     quantization: Quantization = "none",
     cache: CacheConfig | None = None,
-    attention: AttentionChoice | None = None,
+    attention: SdpaBackend = "auto",
 ) -> HunyuanImage3ForCausalMM:
     """The network over the first `ranks` of a pool, or all; each reads its own share meanwhile.
 

@@ -83,7 +83,6 @@ class RowChunks:
                 (batch, channels, frames, every, columns),
                 dtype=chunk_BCTYX.dtype,
                 device=chunk_BCTYX.device,
-                memory_format=layout_of(chunk_BCTYX),
             )
         first = start * out_BCTYX.shape[3] // self._rows
         out_BCTYX[:, :, :, first : first + rows] = chunk_BCTYX
@@ -98,11 +97,6 @@ class RowChunks:
             (row - first) * made_BCTYX.shape[3] // (last - first) for row in (start, stop)
         )
         return made_BCTYX[:, :, :, top:bottom]
-
-
-def layout_of(x_BCTYX: Tensor) -> torch.memory_format:
-    """How a tensor lies in memory, of the two orders that convolutions know."""
-    return torch.channels_last_3d if x_BCTYX.stride(1) == 1 else torch.contiguous_format
 
 
 def _even(rows: int, most: int, halo: int) -> int:

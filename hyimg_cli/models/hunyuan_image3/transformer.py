@@ -8,11 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hyimg_cli.kernels.attention import (
-    AttentionChoice,
     pinned,
     row_attention,
 )
-from hyimg_cli.kernels.decode_attention import DecodeAttention, decode_attention
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.rowwise import rowwise
 from hyimg_cli.kernels.transfer import current
@@ -21,11 +19,11 @@ from hyimg_cli.models.hunyuan_image3.attention import (
     QueryBlock,
     RMSNorm,
     StepRows,
-    step_rows,
 )
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.moe import Mlp, Moe, Router
 from hyimg_cli.models.hunyuan_image3.rope import Rope
+from hyimg_cli.settings.run import SdpaBackend
 
 
 class Transformer(nn.Module):
@@ -33,8 +31,6 @@ class Transformer(nn.Module):
 
     `rows_seen` counts every token row that ever entered: the engine reports reuse from it.
     `row_multiple` above 1 pads a call's rows, so that a row's bits do not depend on its company.
-    `attend_rows`: decode steps look at all their rows' K/V at once; None: row by row.
-    `kv_by_slot`: how K/V lie in the buffers that are made for it.
     """
 
     def __init__(self, arch: Architecture) -> None:
@@ -45,8 +41,6 @@ class Transformer(nn.Module):
         self.ln_f = RMSNorm(arch.hidden_size, arch.rms_norm_eps)
         self.rows_seen = 0
         self.row_multiple = 1
-        self.attend_rows: DecodeAttention | None = None
-        self.kv_by_slot = False
 
     def forward(self, x_TM: Tensor, rope: Rope, query_blocks: Sequence[QueryBlock]) -> Tensor:
         """The raw residual stream [T, M] behind the last layer, without the final norm."""
@@ -55,28 +49,20 @@ class Transformer(nn.Module):
         # Rows of zeros behind the real ones are in no query block: only products see them.
         if missing := padding(rows, self.row_multiple):
             x_TM = F.pad(x_TM, (0, 0, 0, missing))
-        step = None
-        if self.attend_rows is not None:
-            step = step_rows(query_blocks, self.attend_rows, x_TM.device)
-        return self._through(x_TM, rope.padded(x_TM.shape[0]), step or query_blocks)[:rows]
+        return self._through(x_TM, rope.padded(x_TM.shape[0]), query_blocks)[:rows]
 
     def branches(self, x_TM: Tensor, rope: Rope, query_blocks: Sequence[QueryBlock]) -> Tensor:
         """The same of guidance branches, a query block each, which may be dealt out over ranks."""
         hidden_TM: Tensor = self(x_TM, rope, query_blocks)
         return hidden_TM
 
-    def choose_kernels(self, attention: AttentionChoice | None = None) -> None:
+    def choose_kernels(self, attention: SdpaBackend = "auto") -> None:
         """Take the kernels of each layer's device; asked once its weights are in their places.
 
         Raises MachineError where attention cannot be as it was asked for.
         """
-        chosen = attention or AttentionChoice()
-        self.kv_by_slot = chosen.kv_by_slot
         for layer in self.layers:
-            layer.choose_kernels(chosen)
-        device = self.layers[0].self_attn.qkv_proj.weight.device
-        if chosen.batches_decode:
-            self.attend_rows = decode_attention(device)
+            layer.choose_kernels(attention)
         self.ln_f.rows = rowwise(self.ln_f.weight.device)
 
     def decode(self, x_RM: Tensor, rope: Rope, rows: StepRows) -> Tensor:
@@ -105,13 +91,13 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(arch.hidden_size, arch.rms_norm_eps)
         self.mlp = Moe(arch, layer)
 
-    def choose_kernels(self, attention: AttentionChoice) -> None:
+    def choose_kernels(self, attention: SdpaBackend) -> None:
         """Take the kernels of the device that the layer's weights lie on."""
         own, weight = self.self_attn, self.self_attn.qkv_proj.weight
         device, heads = weight.device, (own.heads, own.kv_heads)
         own.by_row = pinned(
             row_attention(device),
-            attention.backend,
+            attention,
             heads=heads,
             width=own.head_dim,
             like=weight,

@@ -11,7 +11,6 @@ Shapes: B batch · C channels · T frames · Y X rows, columns (pixels or latent
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from torch.nn import functional
 
 from hyimg_cli.kernels.attention import any_attention
 from hyimg_cli.models.hunyuan_image3.config import VaeArchitecture
-from hyimg_cli.models.hunyuan_image3.row_chunks import RowChunks, layout_of, plus
+from hyimg_cli.models.hunyuan_image3.row_chunks import RowChunks, plus
 
 _NORM_GROUPS = 32
 _NORM_EPS = 1e-6
@@ -316,7 +315,7 @@ def _space_to_depth(x_BCTYX: Tensor, frames: int) -> Tensor:
     batch, channels, time, rows, columns = x_BCTYX.shape
     split = x_BCTYX.reshape(batch, channels, time // frames, frames, rows // 2, 2, columns // 2, 2)
     shape = batch, frames * 4 * channels, time // frames, rows // 2, columns // 2
-    return _moved(split.permute(0, 3, 5, 7, 1, 2, 4, 6), shape, layout_of(x_BCTYX))
+    return split.permute(0, 3, 5, 7, 1, 2, 4, 6).reshape(shape)
 
 
 def _depth_to_space(x_BCTYX: Tensor, frames: int) -> Tensor:
@@ -324,11 +323,4 @@ def _depth_to_space(x_BCTYX: Tensor, frames: int) -> Tensor:
     batch, channels, time, rows, columns = x_BCTYX.shape
     split = x_BCTYX.reshape(batch, frames, 2, 2, channels // (frames * 4), time, rows, columns)
     shape = batch, channels // (frames * 4), time * frames, rows * 2, columns * 2
-    return _moved(split.permute(0, 4, 5, 1, 6, 2, 7, 3), shape, layout_of(x_BCTYX))
-
-
-def _moved(split: Tensor, shape: Sequence[int], layout: torch.memory_format) -> Tensor:
-    """`split` as a tensor of that shape; by `reshape` it would lie channels first."""
-    out_BCTYX = torch.empty(shape, dtype=split.dtype, device=split.device, memory_format=layout)
-    out_BCTYX.view(split.shape).copy_(split)
-    return out_BCTYX
+    return split.permute(0, 4, 5, 1, 6, 2, 7, 3).reshape(shape)

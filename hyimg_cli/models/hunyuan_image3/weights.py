@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.kernels.attention import AttentionChoice
 from hyimg_cli.kernels.choice import require_bitsandbytes
 from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks
 from hyimg_cli.kernels.offload import OffloadedExperts
@@ -43,7 +42,7 @@ from hyimg_cli.models.hunyuan_image3.placement import (
 from hyimg_cli.models.hunyuan_image3.sharded import Cuts, shard, sum_over
 from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
 from hyimg_cli.parallel.tensor import Share, WeightCut
-from hyimg_cli.settings.run import CacheConfig, Quantization
+from hyimg_cli.settings.run import CacheConfig, Quantization, SdpaBackend
 from hyimg_cli.spec import digest
 
 _EXPERT = re.compile(
@@ -63,7 +62,7 @@ def load(
     quantization: Quantization = "none",
     cache: CacheConfig | None = None,
     offloads_experts: bool = False,
-    attention: AttentionChoice | None = None,
+    attention: SdpaBackend = "auto",
 ) -> HunyuanImage3ForCausalMM:
     """The network of `folder` in `dtype`, ready for inference. The router and the VAE stay float32.
 
@@ -114,7 +113,7 @@ def load_share(
     quantization: Quantization = "none",
     cache: CacheConfig | None = None,
     first: int = 0,
-    attention: AttentionChoice | None = None,
+    attention: SdpaBackend = "auto",
 ) -> HunyuanImage3ForCausalMM:
     """The network with this share of its layers on `device`; of ranks above 0 nothing else.
 
@@ -282,7 +281,7 @@ def _quantise(
 
 
 def _made_ready(
-    network: HunyuanImage3ForCausalMM, attention: AttentionChoice | None
+    network: HunyuanImage3ForCausalMM, attention: SdpaBackend
 ) -> HunyuanImage3ForCausalMM:
     """The network whose layers have their weights, with kernels chosen, for inference."""
     network.requires_grad_(False)

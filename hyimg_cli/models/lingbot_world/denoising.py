@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
-from hyimg_cli.models.lingbot_world.network import Clip
-from hyimg_cli.models.lingbot_world.passes import Passes
+from hyimg_cli.models.lingbot_world.network import Clip, LingBotNetwork
 from hyimg_cli.models.lingbot_world.plucker import plucker
 from hyimg_cli.models.lingbot_world.schedule import NoiseLevel
 from hyimg_cli.spec.job import Size
@@ -72,7 +71,7 @@ class ChunkDenoiser:
 
     def __init__(
         self,
-        passes: Passes,
+        network: LingBotNetwork,
         clips: Sequence[ClipInputs],
         levels: Sequence[NoiseLevel],
         size: Size,
@@ -80,9 +79,8 @@ class ChunkDenoiser:
         hoists_camera: bool = True,
     ) -> None:
         """`hoists_camera` off computes a chunk's camera anew for each of its passes: its twin."""
-        network = passes.network
         device, self._chunk = network.device, network.shape.chunk
-        self._passes, self._levels, self._size = passes, tuple(levels), size
+        self._network, self._levels, self._size = network, tuple(levels), size
         self._hoists = hoists_camera
         self._noise_BCFYX = torch.stack([one.drawn.noise_CFYX for one in clips]).to(device)
         self._renoise_BKLCFYX = torch.stack([one.drawn.renoise_KLCFYX for one in clips]).to(device)
@@ -91,7 +89,7 @@ class ChunkDenoiser:
         self._intrinsics = [one.intrinsics for one in clips]
         frames, rows, columns = self._noise_BCFYX.shape[2:]
         self.chunks = frames // self._chunk
-        self.clip: Clip = passes.clip(
+        self.clip: Clip = network.clip(
             torch.stack([one.text_NM for one in clips]),
             [*(level.timestep for level in levels), CLEAN],
             chunks=self.chunks,
@@ -156,13 +154,14 @@ class ChunkDenoiser:
             plucker(poses_F44[frames], intrinsics, self._size)
             for poses_F44, intrinsics in zip(self._poses, self._intrinsics, strict=True)
         ]
-        self._passes.network.begin(self.clip, chunk, torch.stack(seen))
+        self._network.begin(self.clip, torch.stack(seen))
         self._begun = chunk
 
     def _velocity(self, chunk: int, number: int, own_BCFYX: Tensor) -> Tensor:
         condition_BCFYX = self._condition_BCFYX[:, :, self._frames(chunk)]
         taken_BCFYX = torch.cat([own_BCFYX, condition_BCFYX], dim=1)
-        return self._passes(self.clip, chunk, number, taken_BCFYX)
+        velocity_BCFYX: Tensor = self._network(self.clip, chunk, number, taken_BCFYX)
+        return velocity_BCFYX
 
     def _renoised(self, chunk: int, number: int, clean_BCFYX: Tensor) -> Tensor:
         if number + 1 == len(self._levels):

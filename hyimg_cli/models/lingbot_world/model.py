@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.errors import CheckpointError, MachineError
-from hyimg_cli.kernels.captures import GpuCapture
 from hyimg_cli.models.diffusers_video.decode import (
     LocalDecoder,
     frames_by,
@@ -30,7 +29,6 @@ from hyimg_cli.models.lingbot_world.denoising import ChunkDenoiser, ClipInputs, 
 from hyimg_cli.models.lingbot_world.jobs import check_shape
 from hyimg_cli.models.lingbot_world.layout import TRANSFORMER, network_shape
 from hyimg_cli.models.lingbot_world.network import LingBotNetwork
-from hyimg_cli.models.lingbot_world.passes import GraphPasses, Passes
 from hyimg_cli.models.lingbot_world.poses import camera_path
 from hyimg_cli.models.lingbot_world.schedule import levels
 from hyimg_cli.models.lingbot_world.start import LingBotStart
@@ -55,12 +53,6 @@ def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "Lin
         if not is_off:
             what, hint = f"{name} is not followed by {card.name}", "leave it out"
             raise MachineError(what, hint=hint, code="machine.not-followed")
-    if choice.pass_graphs and (place.device.type != "cuda" or place.offload is not None):
-        raise MachineError(
-            "pass_graphs: passes are captured on a GPU where the weights stay",
-            hint="leave it out of the recipe, or name a GPU by --device without CPU offload",
-            code="machine.no-graphs",
-        )
     shape, parts = network_shape(layout), layout.components
     count = check_network(parts[TRANSFORMER], shape)
     count += sum(check_weights(parts[name]) for name in ("vae", "text_encoder"))
@@ -73,7 +65,7 @@ def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "Lin
         if found != expected:
             what = f"the {name}'s {key} is {found}, the other parts want {expected}"
             raise CheckpointError(what, where=parts[name].folder, code="checkpoint.components")
-    return LingBotWorld(card, layout, place, parameter_count=count, choice=choice)
+    return LingBotWorld(card, layout, place, parameter_count=count, tiles=choice.decode_tiles)
 
 
 class LingBotWorld:
@@ -88,10 +80,10 @@ class LingBotWorld:
         place: LoadTarget,
         *,
         parameter_count: int,
-        choice: ModelChoice,
+        tiles: DecodeTiles,
     ) -> None:
-        """`choice`: whether passes are CUDA graphs, and the tiles of a decode."""
-        self.has_graphs, self.tiles = choice.pass_graphs, choice.decode_tiles
+        """`tiles`: of a decode."""
+        self.tiles = tiles
         self.card, self.layout, self.place = card, layout, place
         self.parameter_count = parameter_count
         self.shape = network_shape(layout)
@@ -127,12 +119,6 @@ class LingBotWorld:
     def network(self) -> LingBotNetwork:
         return load_network(self.layout.components[TRANSFORMER], self.shape, self.place)
 
-    @cached_property
-    def passes(self) -> Passes:
-        if self.has_graphs:
-            return GraphPasses(self.network, GpuCapture(self.device))
-        return Passes(self.network)
-
     def load_weights(self) -> None:
         """Read the transformer and the VAE now, not at the first job."""
         self.load_transformer()
@@ -143,9 +129,8 @@ class LingBotWorld:
         _ = self.network
 
     def release_transformer(self) -> None:
-        """Move the transformer to main memory, its graphs gone; the next job brings it back."""
+        """Move the transformer to main memory; the next job brings it back."""
         self.place.release()
-        self.__dict__.pop("passes", None)
         if self.place.offload is None and "network" in self.__dict__:
             self.network.to("cpu")
 
@@ -182,7 +167,7 @@ class LingBotWorld:
         # Fewer are asked for by a prewarm alone.
         used = levels(first.flow_shift)[: first.num_inference_steps]
         inputs = [self._inputs(*clip, levels=len(used)) for clip in clips]
-        return ChunkDenoiser(self.passes, inputs, used, first.size)
+        return ChunkDenoiser(self.network, inputs, used, first.size)
 
     def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[tuple[DecodeTiles, Tiling]]:
         return smaller_tilings(self.vae.tiling, latents_BCFYX, self.tiles)

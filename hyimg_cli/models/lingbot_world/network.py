@@ -6,14 +6,12 @@ slots and reads all up to the chunk's end. No mask: causal is what the cache hol
     once a request   text's K/V, times
     once a chunk     rope at its frames, the camera's scale and shift of every block
     each pass        the rest
-
-What a pass reads lies in tensors whose addresses stay for a request (`Clip`).
 """
 
 # Legend: B clips, C channel, F latent frames, Y X latent rows and columns, S tokens of a chunk,
 # N text tokens, M width, H heads, D head width, T cached tokens
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,34 +32,22 @@ IN_FLOAT32 = ("time_embedder", "time_proj", "scale_shift_table", "norm2")
 
 @dataclass
 class Clip:
-    """All that passes of one request, or of several together, read and write; made once, filled in
-    place, never moved. `passes`: how many there were.
+    """All that passes of one request, or of several together, share: the cache, and what is
+    constant for the request (`text`, `times` by number of the pass, `whole_rope`) or for the
+    present chunk (`camera`). `chunk_tokens`: of one chunk. `passes`: how many there were.
     """
 
     cache: Buffer
-    slots_S: Tensor
-    taken_BCFYX: Tensor
-    time: tuple[Tensor, Tensor]
-    rope: tuple[Tensor, Tensor]
-    camera: list[tuple[Tensor, Tensor]]
+    chunk_tokens: int
     text: list[tuple[Tensor, Tensor]]
-    # Of all passes and chunks: what `time` and `rope` are filled from.
     times: list[tuple[Tensor, Tensor]]
     whole_rope: tuple[Tensor, Tensor]
+    camera: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     passes: int = 0
-    addresses: tuple[int, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.addresses = self.pointers()
-
-    def pointers(self) -> tuple[int, ...]:
-        """Addresses of everything that a pass reads by address."""
-        pairs = (self.time, self.rope, *self.camera, *self.text)
-        cached = (*self.cache.keys_HSD, *self.cache.values_HSD)
-        lone = (self.slots_S, self.taken_BCFYX)
-        return tuple(
-            one.data_ptr() for one in (*lone, *cached, *(t for pair in pairs for t in pair))
-        )
+    def slots(self, chunk: int) -> slice:
+        """A chunk's own in the cache."""
+        return slice(chunk * self.chunk_tokens, (chunk + 1) * self.chunk_tokens)
 
 
 class LingBotNetwork(nn.Module):
@@ -111,13 +97,7 @@ class LingBotNetwork(nn.Module):
         """Room for clips of so many chunks, and what is constant in them. `text_BNM`: embeddings
         padded to all of the text's positions; `timesteps` are those of a chunk's passes, in order.
         """
-        clip = self.room(len(text_BNM), chunks=chunks, rows=rows, columns=columns)
-        self.fill(clip, text_BNM, timesteps)
-        return clip
-
-    def room(self, batch: int, *, chunks: int, rows: int, columns: int) -> Clip:
-        """The same with nothing in it."""
-        shape = self.shape
+        shape, batch = self.shape, len(text_BNM)
         tokens = shape.chunk_tokens(rows, columns)
         cache = Buffer(
             kv_heads=batch * shape.heads,
@@ -127,45 +107,13 @@ class LingBotNetwork(nn.Module):
             devices=[self.device] * shape.layers,
         )
         grid = (chunks * shape.chunk, rows // shape.patch[1], columns // shape.patch[2])
-        turned = tuple(angles.to(self.device) for angles in rope(grid, shape.head_dim))
+        cosines, sines = (angles.to(self.device) for angles in rope(grid, shape.head_dim))
+        times = [self.time(timestep) for timestep in timesteps]
+        return Clip(cache, tokens, self.text(text_BNM), times, (cosines, sines))
 
-        def pairs(*sizes: int) -> list[tuple[Tensor, Tensor]]:
-            made = [
-                torch.empty(batch, *sizes, dtype=self.dtype, device=self.device)
-                for _ in range(2 * shape.layers)
-            ]
-            return list(zip(made[::2], made[1::2], strict=True))
-
-        modulation = torch.empty(1, 6, shape.width, device=self.device)
-        return Clip(
-            cache=cache,
-            slots_S=torch.empty(tokens, dtype=torch.int64, device=self.device),
-            taken_BCFYX=torch.empty(
-                (batch, shape.taken, shape.chunk, rows, columns),
-                dtype=self.dtype,
-                device=self.device,
-            ),
-            time=(torch.empty_like(modulation[:, 0]), modulation),
-            rope=(torch.empty_like(turned[0][:tokens]), torch.empty_like(turned[1][:tokens])),
-            camera=pairs(tokens, shape.width),
-            text=pairs(shape.heads, shape.text_len, shape.head_dim),
-            times=[],
-            whole_rope=(turned[0], turned[1]),
-        )
-
-    def fill(self, clip: Clip, text_BNM: Tensor, timesteps: Sequence[int]) -> None:
-        """Have a request's constants in a room, in the place of an earlier one's."""
-        for rooms, made in zip(clip.text, self.text(text_BNM), strict=True):
-            _copy(rooms, made)
-        clip.times = [self.time(timestep) for timestep in timesteps]
-
-    def begin(self, clip: Clip, chunk: int, camera_BCFYX: Tensor) -> None:
-        """Fill in a chunk's constants: its slots, its rope and its camera's scale and shift."""
-        first, stop = chunk * clip.slots_S.numel(), (chunk + 1) * clip.slots_S.numel()
-        torch.arange(first, stop, out=clip.slots_S)
-        _copy(clip.rope, [whole[first:stop] for whole in clip.whole_rope])
-        for rooms, made in zip(clip.camera, self.camera(camera_BCFYX), strict=True):
-            _copy(rooms, made)
+    def begin(self, clip: Clip, camera_BCFYX: Tensor) -> None:
+        """Compute a chunk's constants: its camera's scale and shift in every block."""
+        clip.camera = list(self.camera(camera_BCFYX))
 
     def text(self, text_BNM: Tensor) -> list[tuple[Tensor, Tensor]]:
         """K/V of the text in every block, [B, H, N, D]."""
@@ -194,7 +142,7 @@ class LingBotNetwork(nn.Module):
         inner = fun.silu(self.c2ws_hidden_states_layer1(embedded))
         return embedded + self.c2ws_hidden_states_layer2(inner)  # type: ignore[no-any-return]
 
-    def camera(self, camera_BCFYX: Tensor) -> Any:
+    def camera(self, camera_BCFYX: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Scale and shift of every block, [B, S, M] each, one block after the other."""
         embedded = self.camera_embedding(camera_BCFYX)
         for block in self.blocks:
@@ -202,58 +150,56 @@ class LingBotNetwork(nn.Module):
             hidden = block.cam_injector_layer2(inner) + embedded
             yield block.cam_scale_layer(hidden), block.cam_shift_layer(hidden)
 
-    def ready(self, clip: Clip, number: int, latents_BCFYX: Tensor) -> None:
-        """Have in place what the pass `number` of a chunk reads; `latents_BCFYX`: noisy ones, the
-        mask's channels, the picture's.
+    def forward(self, clip: Clip, chunk: int, number: int, latents_BCFYX: Tensor) -> Tensor:
+        """Velocity of a chunk at its pass `number`, [B, C, F, Y, X]; `latents_BCFYX`: noisy ones,
+        the mask's channels, the picture's. Reads no value back.
         """
         clip.passes += 1
-        clip.taken_BCFYX.copy_(latents_BCFYX)
-        _copy(clip.time, clip.times[number])
-
-    def forward(self, clip: Clip, chunk: int) -> Tensor:
-        """Velocity of a chunk, [B, C, F, Y, X], from what is in place. Reads no value back."""
-        stop = (chunk + 1) * clip.slots_S.numel()
-        embedded_1M, modulation_16M = clip.time
-        patched: Tensor = self.patch_embedding(clip.taken_BCFYX)
+        embedded_1M, modulation_16M = clip.times[number]
+        patched: Tensor = self.patch_embedding(latents_BCFYX.to(self.dtype))
         hidden_BSM = patched.flatten(2).transpose(1, 2).contiguous()
         for layer in range(self.shape.layers):
-            hidden_BSM = self.block(clip, layer, stop, hidden_BSM, modulation_16M)
+            hidden_BSM = self.block(clip, layer, chunk, hidden_BSM, modulation_16M)
         shift, scale = (self.scale_shift_table + embedded_1M[:, None]).chunk(2, dim=1)
         normed = self.norm_out(hidden_BSM.float()) * (1 + scale) + shift
         return self._unpatched(self.proj_out(normed.to(self.dtype)), patched.shape[2:])
 
     def block(
-        self, clip: Clip, layer: int, stop: int, hidden_BSM: Tensor, modulation_16M: Tensor
+        self, clip: Clip, layer: int, chunk: int, hidden_BSM: Tensor, modulation_16M: Tensor
     ) -> Tensor:
-        """A block: attention to the cache up to `stop`, camera, text, feed-forward."""
+        """A block: attention to the cache up to the chunk's end, camera, text, feed-forward."""
         block = self.blocks[layer]
         shift, scale, gate, ff_shift, ff_scale, ff_gate = (
             block.scale_shift_table + modulation_16M
         ).chunk(6, dim=1)
         normed = _modulated(block.norm1, hidden_BSM, scale, shift)
-        hidden_BSM = _gated(hidden_BSM, self.attention(clip, layer, stop, normed), gate)
+        hidden_BSM = _gated(hidden_BSM, self.attention(clip, layer, chunk, normed), gate)
         seen_scale, seen_shift = clip.camera[layer]
         hidden_BSM = (1 + seen_scale) * hidden_BSM + seen_shift
         hidden_BSM = hidden_BSM + self.cross_attention(clip, layer, hidden_BSM)
         normed = _modulated(block.norm3, hidden_BSM, ff_scale, ff_shift)
         return _gated(hidden_BSM, block.ffn(normed), ff_gate)
 
-    def attention(self, clip: Clip, layer: int, stop: int, rows_BSM: Tensor) -> Tensor:
-        """The chunk's own rows go into their slots; every row reads all slots up to `stop`."""
-        module, batch = self.blocks[layer].attn1, len(rows_BSM)
+    def attention(self, clip: Clip, layer: int, chunk: int, rows_BSM: Tensor) -> Tensor:
+        """The chunk's own rows go into their slots; every row reads all slots up to their end."""
+        module, batch, slots = self.blocks[layer].attn1, len(rows_BSM), clip.slots(chunk)
+        cosines, sines = clip.whole_rope
+        turn = cosines[slots], sines[slots]
         query_BHSD, key_BHSD = (
-            rotated(self._heads(norm(project(rows_BSM))), clip.rope)
+            rotated(self._heads(norm(project(rows_BSM))), turn)
             for norm, project in ((module.norm_q, module.to_q), (module.norm_k, module.to_k))
         )
         value_BHSD = self._heads(module.to_v(rows_BSM))
-        self.write(clip, layer, key_BHSD.flatten(0, 1), value_BHSD.flatten(0, 1))
-        keys, values = (x.unflatten(0, (batch, -1)) for x in clip.cache.read(layer, stop))
+        self.write(clip, layer, slots, key_BHSD.flatten(0, 1), value_BHSD.flatten(0, 1))
+        keys, values = (x.unflatten(0, (batch, -1)) for x in clip.cache.read(layer, slots.stop))
         return self._joined(fun.scaled_dot_product_attention(query_BHSD, keys, values), module)
 
-    def write(self, clip: Clip, layer: int, keys_HSD: Tensor, values_HSD: Tensor) -> None:
-        """K/V of a chunk into its slots, by an index that is filled in place."""
-        clip.cache.keys_HSD[layer].index_copy_(1, clip.slots_S, keys_HSD)
-        clip.cache.values_HSD[layer].index_copy_(1, clip.slots_S, values_HSD)
+    def write(
+        self, clip: Clip, layer: int, slots: slice, keys_HSD: Tensor, values_HSD: Tensor
+    ) -> None:
+        """K/V of a chunk into its slots."""
+        clip.cache.keys_HSD[layer][:, slots] = keys_HSD
+        clip.cache.values_HSD[layer][:, slots] = values_HSD
 
     def cross_attention(self, clip: Clip, layer: int, hidden_BSM: Tensor) -> Tensor:
         """To all of the text's positions; zeros behind the text are no holes."""
@@ -277,11 +223,6 @@ class LingBotNetwork(nn.Module):
         # batch, channels, then (frame, in patch), (row, in patch), (column, in patch)
         split = cells.permute(0, 7, 1, 4, 2, 5, 3, 6)
         return split.flatten(6, 7).flatten(4, 5).flatten(2, 3)
-
-
-def _copy(rooms: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    for room, value in zip(rooms, values, strict=True):
-        room.copy_(value)
 
 
 def rope(grid: tuple[int, int, int], head_dim: int) -> tuple[Tensor, Tensor]:

@@ -231,8 +231,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
             stages,
             together=self._together,
             warmed=self._warmed,
-            # Where one plan serves all lengths one stand-in a shape does.
-            tokens_of=None if self._config.model.kv_by_slot else tokens_of,
+            tokens_of=tokens_of,
             learn=learn,
         )
         lengths = {shape.tokens for shape in shapes if shape.tokens}

@@ -201,11 +201,8 @@ def test_recorded_settings_are_set_again(described: Describe) -> None:
         "kv_reuse": True,
         "vae_use_tiling": False,
         "vae_dtype": "auto",
-        "vae_channels_last": False,
         "quantization": "none",
         "decode_graphs": "off",
-        "batched_decode": False,
-        "kv_by_slot": False,
         "sdpa_backend": "auto",
         "deterministic": False,
         "batch_invariant": True,
@@ -214,21 +211,30 @@ def test_recorded_settings_are_set_again(described: Describe) -> None:
     recorded = {"device": "cuda", "dtype": "bfloat16", "kv_reuse": "recompute", "vae": "tiled"}
     recorded |= {"experts": "fp8", "text": "graphs", "batch": "variant", "layers": "4 ranks"}
     file = described(settings=recorded)
-    assert restored(file, Wishes(device="cpu")).settings == {
+    again = restored(file, Wishes(device="cpu"))
+    assert not again.notes
+    assert again.settings == {
         "dtype": "bfloat16",
         "kv_reuse": False,
         "vae_use_tiling": True,
         "vae_dtype": "auto",
-        "vae_channels_last": False,
         "quantization": "fp8",
         "decode_graphs": "off",
-        "batched_decode": False,
-        "kv_by_slot": False,
         "sdpa_backend": "auto",
         "deterministic": False,
         "batch_invariant": False,
         "tensor_parallel_size": 4,
     }
+
+
+def test_a_setting_that_is_gone_is_named(described: Describe) -> None:
+    recorded = {"device": "cpu", "kv_layout": "slots", "attention": "fa3"}
+    again = restored(described(settings=recorded), Wishes())
+    assert again.settings["sdpa_backend"] == "auto"
+    assert again.notes == tuple(
+        f"made with {name}, which hyimg no longer has"
+        for name in ("kv_by_slot", "sdpa_backend fa3")
+    )
 
 
 @pytest.mark.parametrize(

@@ -96,18 +96,6 @@ def test_a_block_in_bands_of_any_height(
     assert len(set(made)) > 2
 
 
-def test_chunks_lie_in_memory_as_what_they_are_made_of() -> None:
-    convolution = seeded(lambda: FrameConv3d(32, 64, 3), torch.float32)
-    x_BCTYX = torch.randn(2, 32, 4, 12, 5)
-    expected = whole(convolution, x_BCTYX)
-    convolution = convolution.to(memory_format=torch.channels_last_3d)
-    last_BCTYX = x_BCTYX.contiguous(memory_format=torch.channels_last_3d)
-    with chunks_of(1):
-        made_BCTYX = RowChunks(last_BCTYX, 96).joined(convolution)
-    torch.testing.assert_close(made_BCTYX, expected, **CLOSE[torch.float32])
-    assert made_BCTYX.is_contiguous(memory_format=torch.channels_last_3d)
-
-
 @pytest.mark.parametrize("frames", [1, 2])
 @pytest.mark.parametrize("make", [Upsample, Downsample])
 def test_steps_between_levels(make: Any, frames: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """The VAE in other precisions and orders in memory: about the same picture, by rounding alone."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3 import row_chunks
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3, decodes_in_half
 from hyimg_cli.models.hunyuan_image3.row_chunks import _moments_at_once
-from hyimg_cli.models.hunyuan_image3.vae import FrameConv3d
 from hyimg_cli.settings.run import ModelChoice, VaeDtype
 
 CHOICE = ModelChoice(device="cpu")
@@ -54,45 +52,6 @@ def test_float16_is_float32_within_rounding(plain: Any, monkeypatch: pytest.Monk
         assert not torch.equal(found, expected)
         assert (found - expected).abs().max() < 0.02
     assert plain.network.vae.decoder.conv_in.weight.dtype == torch.float32
-
-
-def test_channels_last_is_the_same_within_rounding(plain: Any) -> None:
-    other: Any = registry.load(replace(CHOICE, vae_channels_last=True))
-    weight = other.network.vae.decoder.conv_out.weight
-    assert weight.is_contiguous(memory_format=torch.channels_last_3d)
-    assert (_decoded(other) - _decoded(plain)).abs().max() < 1e-4
-
-
-@pytest.mark.parametrize("most", [row_chunks.VAE_CHUNK_BYTES, 20_000])
-@pytest.mark.parametrize("stage", ["encoder", "decoder"])
-def test_channels_last_stays_so_from_convolution_to_convolution(
-    plain: Any, stage: str, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """cuDNN answers in the order of its weights, a CPU as it likes: a hook answers as cuDNN does.
-
-    What another operation had laid out otherwise each convolution would copy first.
-    """
-    monkeypatch.setattr(row_chunks, "VAE_CHUNK_BYTES", most)
-    channels = plain.network.arch.vae.latent_channels
-    shape = (1, channels, 1, 4, 4) if stage == "decoder" else (1, 3, 4, 64, 64)
-    found: list[bool] = []
-
-    def answered(module: Any, given: Any, out: torch.Tensor) -> torch.Tensor:
-        found.append(given[0].stride(1) == 1)
-        return out.contiguous(memory_format=torch.channels_last_3d)
-
-    network = getattr(plain.network.vae, stage)
-    hooks = [
-        m.register_forward_hook(answered) for m in network.modules() if isinstance(m, FrameConv3d)
-    ]
-    try:
-        with torch.no_grad():
-            network(torch.randn(shape).contiguous(memory_format=torch.channels_last_3d))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    assert len(found) > 20
-    assert all(found)
 
 
 def test_a_variance_beyond_float16_is_none_too_large() -> None:

@@ -12,12 +12,10 @@ import torch.nn.functional as fun
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hyimg_cli.kernels.captures import GpuCapture
 from hyimg_cli.models.lingbot_world import poses
 from hyimg_cli.models.lingbot_world.denoising import ChunkDenoiser, ClipInputs, drawn
 from hyimg_cli.models.lingbot_world.model import LingBotWorld
-from hyimg_cli.models.lingbot_world.network import Clip, LingBotNetwork, rope, rotated
-from hyimg_cli.models.lingbot_world.passes import GraphPasses, Passes
+from hyimg_cli.models.lingbot_world.network import LingBotNetwork, rope, rotated
 from hyimg_cli.models.lingbot_world.plucker import plucker
 from hyimg_cli.models.lingbot_world.schedule import levels
 from hyimg_cli.spec.job import Size
@@ -45,7 +43,7 @@ def clip_of(seed: int, text_seed: int = 0) -> ClipInputs:
 
 
 def denoiser_of(model: LingBotWorld, clips: Sequence[ClipInputs], **options: bool) -> ChunkDenoiser:
-    return ChunkDenoiser(Passes(model.network), clips, LEVELS, SIZE, **options)
+    return ChunkDenoiser(model.network, clips, LEVELS, SIZE, **options)
 
 
 def frames_of(chunk: int) -> slice:
@@ -122,40 +120,6 @@ def test_every_pass_equals_a_masked_forward_of_the_clip_so_far(golden: LingBotWo
                 clean = level.keep * clean + level.renoise * new
             assert torch.allclose(moved[:, :, last], clean, atol=1e-5)
         latents = moved
-
-
-def recorded(
-    network: LingBotNetwork, monkeypatch: pytest.MonkeyPatch
-) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
-    """By first slot and layer, the keys and values that are written last."""
-    written: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-    by_index = network.write
-
-    def write(clip: Clip, layer: int, keys: Tensor, values: Tensor) -> None:
-        written[int(clip.slots_S[0]), layer] = keys.clone(), values.clone()
-        by_index(clip, layer, keys, values)
-
-    monkeypatch.setattr(network, "write", write)
-    return written
-
-
-def test_nothing_moves_in_memory_and_a_slice_would_write_the_same(
-    golden: LingBotWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """K/V go to their slots by index, for one clip and for two; the addresses of all that a pass
-    reads stay.
-    """
-    for clips in ([clip_of(5)], [clip_of(5), clip_of(6, 3)]):
-        denoiser = denoiser_of(golden, clips)
-        with monkeypatch.context() as patch:
-            written = recorded(golden.network, patch)
-            run(denoiser)
-        cache = denoiser.clip.cache
-        for (first, layer), both in written.items():
-            for held_HSD, rows in zip((cache.keys_HSD, cache.values_HSD), both, strict=True):
-                assert torch.equal(held_HSD[layer][:, first : first + rows.shape[1]], rows)
-        assert len(written) == CHUNKS * golden.shape.layers
-        assert denoiser.clip.addresses == denoiser.clip.pointers()
 
 
 def test_chunks_know_those_before_them_and_none_behind(golden: LingBotWorld) -> None:
@@ -249,40 +213,12 @@ def test_no_value_is_read_on_the_host_in_the_loop(golden: LingBotWorld) -> None:
     assert reads.count == 1
 
 
-def test_a_graph_for_each_chunks_place_serves_every_clip_of_a_size(golden: LingBotWorld) -> None:
-    """By a capture that computes: what is captured reads nothing but what is in place."""
-    plain = [run(denoiser_of(golden, [clip_of(seed, seed)])) for seed in (5, 6)]
-    passes = GraphPasses(golden.network, lambda compute: compute)
-    for seed, expected in zip((5, 6), plain, strict=True):
-        denoiser = ChunkDenoiser(passes, [clip_of(seed, seed)], LEVELS, SIZE)
-        assert torch.equal(run(denoiser), expected)
-        assert denoiser.clip.addresses == denoiser.clip.pointers()
-    assert passes.captured == CHUNKS
-    wrong = GraphPasses(golden.network, lambda compute: lambda: compute() + 1)
-    assert torch.equal(run(ChunkDenoiser(wrong, [clip_of(5, 5)], LEVELS, SIZE)), plain[0])
-    assert (wrong.captured, wrong.capture) == (0, None)
-
-
-@pytest.mark.gpu
-@WITH_GPU
-def test_graphs_of_passes_have_the_bits_of_launches(golden: LingBotWorld) -> None:
-    network = golden.network.to("cuda")
-    try:
-        plain = run(ChunkDenoiser(Passes(network), [clip_of(5)], LEVELS, SIZE))
-        passes = GraphPasses(network, GpuCapture(torch.device("cuda", 0)))
-        for _ in range(2):
-            assert torch.equal(run(ChunkDenoiser(passes, [clip_of(5)], LEVELS, SIZE)), plain)
-        assert passes.captured == CHUNKS
-    finally:
-        network.to("cpu")
-
-
 @pytest.mark.gpu
 @WITH_GPU
 def test_no_step_waits_for_the_gpu(golden: LingBotWorld) -> None:
     network = golden.network.to("cuda")
     try:
-        denoiser = ChunkDenoiser(Passes(network), [clip_of(5)], LEVELS, SIZE)
+        denoiser = ChunkDenoiser(network, [clip_of(5)], LEVELS, SIZE)
         latents = denoiser.initial_latents()
         torch.cuda.set_sync_debug_mode("error")
         for index in range(denoiser.steps):

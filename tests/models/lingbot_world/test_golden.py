@@ -14,7 +14,6 @@ from hyimg_cli.models.latent_video import PromptEmbedding
 from hyimg_cli.models.lingbot_world import poses
 from hyimg_cli.models.lingbot_world.model import LingBotWorld
 from hyimg_cli.models.lingbot_world.network import rope, rotated
-from hyimg_cli.models.lingbot_world.passes import Passes
 from hyimg_cli.models.lingbot_world.plucker import patches, plucker
 from hyimg_cli.models.lingbot_world.schedule import levels
 from hyimg_cli.models.lingbot_world.weights import load_network, original_name
@@ -120,10 +119,10 @@ def test_a_pass_over_a_filled_cache_and_its_clean_pass(golden: LingBotWorld) -> 
     for layer in range(golden.shape.layers):
         clip.cache.keys_HSD[layer].copy_(given["filled.cache_k_before"][layer].transpose(0, 1))
         clip.cache.values_HSD[layer].copy_(given["filled.cache_v_before"][layer].transpose(0, 1))
-    network.begin(clip, 2, given["filled.plucker"][None])
+    network.begin(clip, given["filled.plucker"][None])
     for number, name in enumerate(("filled", "clean")):
         taken = torch.cat([given[f"{name}.x"], given["filled.y"]])[None]
-        velocity = Passes(network)(clip, 2, number, taken)
+        velocity = network(clip, 2, number, taken)
         assert worst(velocity[0], given[f"{name}.velocity"]) < 5e-5
     keys = torch.stack(clip.cache.keys_HSD).transpose(1, 2)
     assert worst(keys, given["clean.cache_k_after"]) < 5e-5
