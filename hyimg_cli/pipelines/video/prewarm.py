@@ -4,7 +4,7 @@ A stand-in of the same size, frames and prompts takes one denoise step, all bran
 latents are kept nowhere. Nothing is decoded: that would cost as much as a job's own decode, and
 what it made ready, an allocator's pieces, the next denoise step gives back. A shape of one or two
 jobs is left alone: the step would cost them more than the first of them waits for it. So is a CPU,
-on which the first job takes no longer than the others (`benchmarks/prewarm.py --videos`).
+on which the first job takes no longer than the others.
 Every random draw has a generator of its own.
 """
 
