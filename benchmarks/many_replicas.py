@@ -1,5 +1,6 @@
 """The driver of many replicas: how many jobs a second it writes and journals, with the real queue,
-folder and journal, and replicas that are simulated: their messages are ready when they are asked.
+folder and journal, and replicas that are simulated: their messages are ready when they are asked,
+with the files, as replicas of other machines send them.
 
     python benchmarks/many_replicas.py --replicas 1000 --jobs 6000 --bytes 1500000 --out FILE
 """
@@ -10,13 +11,15 @@ import os
 import tempfile
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hyimg_cli.engine.replicas.messages import Assign, FromReplica, PieceDone, Ready, Setup, Told
+from hyimg_cli.engine.replicas.parcels import Parcel
 from hyimg_cli.engine.replicas.run import Replicas
-from hyimg_cli.journal.journal import Made, RunFolder
+from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import ReplicaFacts, key_of
 from hyimg_cli.journal.provenance import hardware
 from hyimg_cli.manifest.planner import make_plan
@@ -35,22 +38,32 @@ class Simulated:
     def __init__(self, config: RunConfig, plan: Plan, data: bytes) -> None:
         self.config, self._data = config, data
         self._ready = Ready(ReplicaFacts.of(config, plan))
-        self._said: deque[tuple[int, FromReplica]] = deque()
+        self._said: deque[tuple[int, FromReplica | Parcel]] = deque()
+        self._folders: dict[int, Path] = {}
         self._outcomes = {job.custom_id: _outcome(job, config) for job in plan.jobs}
 
     def start(self, setup: Setup) -> None:
+        self._folders[setup.number] = setup.folder
         self._said.append((setup.number, self._ready))
 
     def assign(self, number: int, work: Assign) -> None:
         for job in work.piece.jobs:
             outcome = self._outcomes[job.custom_id]
-            made = Made(outcome, {outcome.outputs[0].path: self._data})
+            files = {outcome.outputs[0].path: self._data}
             self._said.append((number, Told((JobStarted(job.custom_id),))))
-            self._said.append((number, Told((JobDone(outcome),), (made,))))
+            self._said.append((number, Parcel(Told((JobDone(outcome),)), files, {})))
         self._said.append((number, PieceDone()))
 
     def events(self, timeout_s: float) -> list[tuple[int, FromReplica]]:
-        return [self._said.popleft() for _ in range(min(_AT_ONCE, len(self._said)))]
+        some = [self._said.popleft() for _ in range(min(_AT_ONCE, len(self._said)))]
+        with ThreadPoolExecutor(8) as writers:
+            return list(writers.map(self._unpacked, some))
+
+    def _unpacked(self, said: tuple[int, FromReplica | Parcel]) -> tuple[int, FromReplica]:
+        number, message = said
+        if isinstance(message, Parcel):
+            return number, message.unpack(self._folders[number])
+        return number, message
 
     def stop(self, number: int, signal_number: int) -> None: ...
     def wake(self) -> None: ...

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Generator
 
-from hyimg_cli.errors import CheckpointError, Interrupted, MachineError
+from hyimg_cli.errors import CheckpointError, Interrupted, JobError, MachineError
 from hyimg_cli.files import replace_file
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import job_keys
@@ -105,7 +105,12 @@ class FakeSession:
         if "fail" in job.prompt:
             failure = Failure("job.fake", "it was told to fail", "", retryable=False)
             return Outcome(job.custom_id, "failed", key=key, attempt=attempt, error=failure)
-        replace_file(folder.path_for(job.custom_id), job.prompt.encode())
+        try:
+            path = folder.place_for(job, ".png")
+        except JobError as error:
+            failure = Failure.of(error)
+            return Outcome(job.custom_id, "failed", key=key, attempt=attempt, error=failure)
+        replace_file(path, job.prompt.encode())
         sha256 = digest.of_bytes(job.prompt.encode())
         file = OutputFile(f"outputs/{job.custom_id}.png", sha256, sha256, 16, 16, job.seed)
         return Outcome(job.custom_id, "done", key=key, attempt=attempt, outputs=(file,))

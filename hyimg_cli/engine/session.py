@@ -16,7 +16,7 @@ import torch
 
 from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.engine.failures import FailureLimit
-from hyimg_cli.errors import Interrupted, MachineError
+from hyimg_cli.errors import Interrupted, MachineError, OutputFolderError, StorageError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import finishing_key, key_of, source_digests
 from hyimg_cli.memory.fit import fits, need_of_second
@@ -227,8 +227,8 @@ class Session:
             facts = self._facts(done.job, key_of(done.job, done.source_digests, self._config))
             outcome = self._recorded(self._pipeline.outcome(done, output, facts))
             if self._folder is not None:
-                with suppress(OSError):
-                    self._folder.latents_for(done.job.custom_id).unlink(missing_ok=True)
+                with suppress(StorageError, OutputFolderError):
+                    self._folder.drop_latents([done.job.custom_id])
             yield JobDone(outcome)
 
     def _failed(self, lost: Lost[Job]) -> JobFailed:

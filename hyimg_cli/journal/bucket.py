@@ -30,7 +30,7 @@ from typing import Any, Self
 from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import MachineError, OutputFolderError, StorageError
 from hyimg_cli.files import json_of
-from hyimg_cli.journal.disk import disk_errors
+from hyimg_cli.journal.disk import disk_errors, is_process
 from hyimg_cli.journal.job_files import OUTPUTS, files_of_result
 from hyimg_cli.journal.journal import RESOLVED, RunFolder, outcome_to_json, outcomes_in
 from hyimg_cli.remote import as_os_errors, located
@@ -172,7 +172,7 @@ class BucketFolder(RunFolder):
         name = self.folder.name.rpartition("-")[0]
         for left in self.folder.parent.glob(f"{name}-[0-9]*"):
             process = int(left.name.rpartition("-")[2])
-            if _is_dead({"host": socket.gethostname(), "process": process}):
+            if not is_process(process):
                 shutil.rmtree(left, ignore_errors=True)
 
     def _release(self) -> None:
@@ -337,15 +337,12 @@ def _lease(system: Any, root: str) -> dict[str, Any]:
 
 def _is_dead(lease: Mapping[str, Any]) -> bool:
     """True for a process of this machine that is gone."""
-    if lease.get("host") != socket.gethostname() or not isinstance(lease.get("process"), int):
-        return False
-    try:
-        os.kill(lease["process"], 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
+    process = lease.get("process")
+    return (
+        lease.get("host") == socket.gethostname()
+        and isinstance(process, int)
+        and not is_process(process)
+    )
 
 
 def _joined(system: Any, folder: str) -> bytes:

@@ -50,6 +50,17 @@ def is_locked(path: Path) -> bool:
     return False
 
 
+def is_process(number: int) -> bool:
+    """True if a process of this number runs on this machine."""
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def make_folders(path: Path) -> None:
     """Makes `path`, a folder in the output folder, and what is missing above it."""
     try:

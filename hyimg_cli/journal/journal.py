@@ -17,7 +17,6 @@ import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -27,7 +26,6 @@ from hyimg_cli.addresses import shown_place
 from hyimg_cli.errors import JobError, OutputFolderError, StorageError
 from hyimg_cli.files import (
     JOURNAL_BYTES,
-    LATENTS_BYTES,
     bytes_of,
     refuse_links,
     remove,
@@ -63,30 +61,34 @@ MISSING = "missing.jsonl"
 RUN = "run.json"
 LATENTS = "latents"
 LOCK = ".lock"
+REPLICA = ".replica-"
 # How a job differs from its result where a source image is gone.
 NOT_FOUND = "source image not found"
 _encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
-# Files that are written at the same time.
-_WRITERS = 8
 # Of a resolved job, what never changes its file.
 _NOT_IN_KEY = ("custom_id", "metadata", "name", "written", *PATH_FIELDS, *FINISHING)
 
 
 @dataclass(frozen=True)
-class Made:
-    """An outcome, and the bytes of its files by their place in the folder, in the order in which
-    they are to be written.
-    """
+class FinishedJob:
+    """An outcome whose files wait in another folder of the disk, named as they will be here."""
 
     outcome: Outcome
-    files: Mapping[str, bytes] = field(default_factory=dict)
+    folder: Path
 
 
 class JobFolder(ABC):
-    """Where a session puts its jobs' files, and tells what became of them."""
+    """Where a session puts its jobs' files, and tells what became of them.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    `run`: the folder that they end in, which is this one unless a replica writes here.
+    """
+
+    def __init__(self, folder: Path, run: Path | None = None) -> None:
+        self.folder, self.run = folder, run or folder
+
+    def replica_folder(self, number: int) -> Path:
+        """Where replica `number` writes its files."""
+        return self.folder / f"{REPLICA}{number}"
 
     def path_for(self, name: str, suffix: str = ".png") -> Path:
         """Where a file of this name goes: a picture, or a video with what stands beside it."""
@@ -99,34 +101,40 @@ class JobFolder(ABC):
         """
         path = self.path_for(name_of(job), suffix)
         self._make_place(path.parent)
-        places = (path, path.with_suffix(".json")) if suffix == ".mp4" else (path,)
-        self.refuse_folders(str(place.relative_to(self.folder)) for place in places)
-        return path
-
-    def refuse_folders(self, names: Iterable[str]) -> None:
-        """Raises JobError where a folder has the name of one of these files."""
-        for name in names:
-            place = self.folder / name
-            if os.path.isdir(place) and not os.path.islink(place):
+        for place in (path, path.with_suffix(".json")) if suffix == ".mp4" else (path,):
+            name = place.relative_to(self.folder).as_posix()
+            if self.is_folder(name):
                 raise JobError(
                     "a folder stands where the file goes",
                     where=name,
                     hint="take it away, and run the job again with --retry-failed",
                     code="job.folder-in-the-way",
                 )
+        return path
+
+    def is_folder(self, name: str) -> bool:
+        """True where a folder of the run has the name of a file."""
+        place = self.run / name
+        return place.is_dir() and not place.is_symlink()
 
     def latents_for(self, custom_id: str) -> Path:
         """Where an unfinished video's latents wait; their folder is made by who writes them."""
         assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
         return self.inside(f"{LATENTS}/{custom_id.replace('/', '~')}.safetensors")
 
-    def inside(self, name: str) -> Path:
-        """A place in the folder, to be written or removed. Raises OutputFolderError where a link
-        leads out of it on the way there.
-        """
-        path = self.folder / name
+    def drop_latents(self, jobs: Iterable[str]) -> None:
+        """Removes the latents of jobs that are done, or that start afresh."""
         with disk_errors(self.folder):
-            refuse_links(path.parent, self.folder)
+            for custom_id in jobs:
+                self.latents_for(custom_id).unlink(missing_ok=True)
+
+    def inside(self, name: str) -> Path:
+        """A place in the run's folder, to be written or removed. Raises OutputFolderError where a
+        link leads out of it on the way there.
+        """
+        path = self.run / name
+        with disk_errors(self.run):
+            refuse_links(path.parent, self.run)
         return path
 
     def make_places(self, jobs: Iterable[Job]) -> None:
@@ -156,24 +164,11 @@ class JobFolder(ABC):
         """
 
     @abstractmethod
-    def store(self, made: Sequence[Made]) -> None:
-        """Writes the files of outcomes that were made elsewhere, then all their lines, at once.
+    def store(self, finished: Sequence[FinishedJob]) -> None:
+        """Takes over the files of outcomes that were made elsewhere, then adds all their lines.
 
         All of it is on disk when this returns. Raises as `append` does, of all the lines.
         """
-
-    def latents_of(self, custom_id: str) -> bytes | None:
-        """The latents that wait for a job, for who works elsewhere."""
-        with disk_errors(self.folder), contextlib.suppress(FileNotFoundError):
-            return bytes_of(self.latents_for(custom_id), LATENTS_BYTES)
-        return None
-
-    def keep_latents(self, custom_id: str, data: bytes) -> None:
-        """Keeps latents that were told from elsewhere, until the job's outcome is stored."""
-        path = self.latents_for(custom_id)
-        with disk_errors(self.folder):
-            make_folders(path.parent)
-            replace_file(path, data)
 
 
 class Journal(Protocol):
@@ -213,6 +208,8 @@ class RunFolder(JobFolder):
                 self._journal = JournalFile(self.folder / RESULTS)
                 for place in (self.folder, *self._places_of_files()):
                     remove_temporaries(place)
+                for left in self.folder.glob(f"{REPLICA}*"):
+                    remove(left)
             except BaseException:
                 self._release()
                 raise
@@ -273,12 +270,6 @@ class RunFolder(JobFolder):
         for place, below, _ in os.walk(self.folder / OUTPUTS):
             below[:] = [name for name in below if not name.endswith(".frames")]
             yield Path(place)
-
-    def drop_latents(self, jobs: Iterable[str]) -> None:
-        """Removes the latents of jobs that are done, or that start afresh."""
-        with disk_errors(self.folder):
-            for custom_id in jobs:
-                self.latents_for(custom_id).unlink(missing_ok=True)
 
     def write_run(self, info: Mapping[str, Any]) -> None:
         """Replaces run.json."""
@@ -346,24 +337,30 @@ class RunFolder(JobFolder):
     def append(self, outcome: Outcome) -> None:
         self._record([outcome])
 
-    def store(self, made: Sequence[Made]) -> None:
-        # The disk takes many files at a time as soon as one.
-        with disk_errors(self.folder), ThreadPoolExecutor(_WRITERS) as writers:
-            list(writers.map(self._put, made))
-            for place in {(self.folder / name).parent for one in made for name in one.files}:
+    def store(self, finished: Sequence[FinishedJob]) -> None:
+        with disk_errors(self.folder):
+            for place in {place for one in finished for place in self._take_over(one)}:
                 sync_folder(place)
-        self._record([one.outcome for one in made])
+        self._record([one.outcome for one in finished])
         if (self.folder / LATENTS).is_dir():
-            self.drop_latents(one.outcome.custom_id for one in made if one.outcome.status == "done")
+            self.drop_latents(
+                one.outcome.custom_id for one in finished if one.outcome.status == "done"
+            )
 
-    def _put(self, made: Made) -> None:
-        for output in made.outcome.outputs:
-            for name in files_of(asdict(output))[1:]:
-                remove(self.inside(name))  # an earlier film's would tell of another job
-        for name, data in made.files.items():
-            path = self.folder / name
-            self._make_place(path.parent)
-            replace_file(path, data, syncs_folder=False)
+    def _take_over(self, finished: FinishedJob) -> Iterator[Path]:
+        """Moves a job's files here; the folders that they come into."""
+        entry = outcome_to_json(finished.outcome)
+        beside = {name for output in entry["outputs"] for name in files_of(output)[1:]}
+        for name in reversed(files_of_result(entry)):  # who sees a film sees what stands beside it
+            made, path = finished.folder / name, self.inside(name)
+            if made.exists():
+                self._make_place(path.parent)
+                if made.is_dir():
+                    remove(path)
+                os.replace(made, path)
+                yield path.parent
+            elif name in beside:
+                remove(path)  # an earlier film's would tell of another job
 
     def _record(self, outcomes: Sequence[Outcome]) -> None:
         lines = [json_line(outcome_to_json(one)) for one in outcomes]

@@ -4,6 +4,7 @@ A line is on disk when `append` returns, whole or not at all: a run that was kil
 it. Lines are people's to edit; what is there is never written again.
 """
 
+import glob
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,9 +13,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from hyimg_cli.errors import OutputFolderError
-from hyimg_cli.files import MANIFEST_BYTES, bytes_of, replace_file
+from hyimg_cli.files import MANIFEST_BYTES, bytes_of, remove, replace_file
 from hyimg_cli.journal.disk import disk_errors, locked
-from hyimg_cli.journal.journal import JobFolder, Made, json_line
+from hyimg_cli.journal.journal import REPLICA, FinishedJob, JobFolder, json_line
 from hyimg_cli.journal.journal_file import JournalFile, entry_of, whole_lines
 from hyimg_cli.manifest.fields import AR_FIELDS
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
@@ -42,6 +43,8 @@ class TextsFile(JobFolder):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = locked(self._path.with_name(f".{self._path.name}.lock"))
             try:
+                for left in self.folder.glob(f".{glob.escape(self._path.name)}{REPLICA}*"):
+                    remove(left)
                 self.lines()  # what is no file of texts is left as it is
                 self._file = JournalFile(self._path)
             except BaseException:
@@ -59,6 +62,9 @@ class TextsFile(JobFolder):
             self._file.close()
         if self._lock is not None:
             os.close(self._lock)
+
+    def replica_folder(self, number: int) -> Path:
+        return self._path.with_name(f".{self._path.name}{REPLICA}{number}")
 
     def attempts(self) -> dict[str, int]:
         return {}
@@ -129,8 +135,8 @@ class TextsFile(JobFolder):
         if outcome.status == "done" and isinstance(job, ImageJob):
             self._append(text_line(job, outcome, self.folder))
 
-    def store(self, made: Sequence[Made]) -> None:
-        for one in made:
+    def store(self, finished: Sequence[FinishedJob]) -> None:
+        for one in finished:
             self.append(one.outcome)
 
     def _append(self, line: Mapping[str, Any]) -> None:

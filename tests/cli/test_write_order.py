@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hyimg_cli.journal.journal import Made, RunFolder
+from hyimg_cli.journal.journal import FinishedJob, RunFolder
 from hyimg_cli.journal.journal_file import JournalFile
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome, OutputFile
@@ -85,14 +85,18 @@ def test_pictures_edits_and_videos_are_there_before_their_lines(
     ]  # fmt: skip
 
 
-def test_files_that_replicas_send_are_there_before_their_lines(
+def test_files_of_replicas_are_there_before_their_lines(
     lines: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    made = []
+    made, replica = [], tmp_path / "run" / ".replica-0"
+    (replica / "outputs").mkdir(parents=True)
     for name in "abc":
         data = name.encode() * 1000
         file = OutputFile(f"outputs/{name}.png", digest.of_bytes(data), "", 8, 8, 1)
-        made.append(Made(Outcome(name, "done", key=name, outputs=(file,)), {file.path: data}))
+        made.append((Outcome(name, "done", key=name, outputs=(file,)), data))
     with RunFolder(tmp_path / "run") as folder:
-        folder.store(made)
+        (replica / "outputs").mkdir(parents=True)  # what a killed run left is gone
+        for outcome, data in made:
+            (replica / outcome.outputs[0].path).write_bytes(data)
+        folder.store([FinishedJob(outcome, replica) for outcome, _ in made])
     assert lines == {"a": [], "b": [], "c": []}

@@ -24,8 +24,8 @@ from machines import with_main_memory
 
 from hyimg_cli.engine.replicas.local import LocalProcesses
 from hyimg_cli.engine.replicas.messages import Setup, Transport
+from hyimg_cli.engine.replicas.parcels import Packer, Supplies
 from hyimg_cli.engine.replicas.run import Replicas
-from hyimg_cli.engine.replicas.scratch import ScratchFolder
 from hyimg_cli.engine.runner import ResumePolicy, sift
 from hyimg_cli.errors import (
     CheckpointError,
@@ -164,7 +164,8 @@ class Floor:
 
     @property
     def leftovers(self) -> list[str]:
-        return [path.name for path in (self.out / "outputs").glob(".*")]
+        hidden = [*(self.out / "outputs").glob(".*"), *self.out.glob(".*")]
+        return [path.name for path in hidden if path.name != ".lock"]
 
     @property
     def pids(self) -> list[int]:
@@ -492,14 +493,14 @@ def test_latents_of_a_film_travel_to_who_goes_on_with_it(floor: Floor, film: Vid
 
 
 def test_latents_of_one_tick_of_the_clock_all_travel(tmp_path: Path, film: VideoJob) -> None:
-    folder = ScratchFolder(tmp_path)
-    folder.begin(make_plan([film], registry.model_card), {}, {})
-    path = folder.latents_for("f")
+    packer = Packer(tmp_path / "replica")
+    packer.begin(make_plan([film], registry.model_card), Supplies({}, ()))
+    path = tmp_path / "latents" / "f.safetensors"
     path.parent.mkdir()
     for data in (b"1", b"2"):
         replace_file(path, data)
         os.utime(path, ns=(5, 5))
-        assert [folder.take_latents("f"), folder.take_latents("f")] == [{"f": data}, {}]
+        assert [packer.take_latents(), packer.take_latents()] == [{"f": data}, {}]
 
 
 def test_a_journal_that_is_removed_stops_all_and_the_next_run_makes_all(
@@ -615,7 +616,7 @@ def test_a_command_that_is_killed_leaves_no_process_and_resumes(
     assert again.returncode == 0, again.stderr
     summary = json.loads(again.stdout.splitlines()[-1])["summary"]
     assert (summary["done"], summary["skipped"]) == (24 - done, done)
-    assert not list((out / "outputs").glob(".*"))
+    assert floor.leftovers == []
 
 
 def line_count(out: Path) -> int:
@@ -698,15 +699,15 @@ def test_what_a_killed_command_leaves_of_its_cluster_goes_with_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray")
-    from hyimg_cli.engine.replicas import cluster, scratch
+    from hyimg_cli.engine.replicas import cluster
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(cluster, "_FOLDERS", [])
     monkeypatch.setattr("atexit.register", lambda *_: None)
-    killed = scratch.place() / "killed"
+    killed = tmp_path / f"hyimg-replica-{2**22 + 1}-x"
     killed.mkdir()
     own = Path(cluster._own(2)["_temp_dir"])
-    assert (killed.exists(), own.parent) == (False, scratch.place())
+    assert (killed.exists(), own.parent) == (False, tmp_path)
 
 
 @pytest.mark.ray

@@ -12,11 +12,14 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -24,16 +27,8 @@ from ray.exceptions import RayActorError, RayError
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from hyimg_cli.engine.replicas.messages import (
-    Assign,
-    FromReplica,
-    Gone,
-    PieceDone,
-    Ready,
-    Setup,
-    Told,
-    Waits,
-)
+from hyimg_cli.engine.replicas.messages import Assign, FromReplica, Gone, Ready, Setup, Waits
+from hyimg_cli.engine.replicas.parcels import Packer, Parcel, Supplies
 from hyimg_cli.engine.replicas.pieces import PieceWorker
 from hyimg_cli.engine.replicas.scratch import own_folder
 from hyimg_cli.errors import MachineError
@@ -49,6 +44,8 @@ from hyimg_cli.spec.units import counted
 # Messages of one replica that wait for the run to look at them, and of all that are read at once.
 _WAITING = 16
 _AT_ONCE = 64
+# Files that are written at the same time.
+_WRITERS = 8
 # A stop is seen so soon.
 _LOOK_S = 0.5
 # How often the cluster's head is called, and how long it may give no answer.
@@ -68,17 +65,20 @@ class Replica:
 
     def __init__(self, setup: Setup) -> None:
         tie_to(os.getppid())  # the node's own process: a stopped one would outlive it
-        self._setup = setup
+        tempfile.tempdir = str(own_folder())  # what ranks and libraries leave goes with it
+        self._setup = replace(setup, folder=Path(tempfile.tempdir) / "replica")
         self._worker: PieceWorker | None = None
+        self._packer = Packer(self._setup.folder)
 
     def up(self) -> Ready:
         """Import what does the work, and tell what is found here."""
         self._worker = PieceWorker(self._setup)
         return Ready(self._worker.facts, socket.gethostname())
 
-    def run(self, work: Assign) -> Iterator[Told | PieceDone]:
+    def run(self, work: Assign, supplies: Supplies) -> Iterator[Parcel]:
         assert self._worker is not None, "a replica has work when it is up"
-        yield from self._worker.run(work)
+        self._packer.begin(work.piece, supplies)
+        yield from self._packer.parcels(self._worker.run(work))
 
     @_IN_WATCH
     def beat(self) -> Beat:
@@ -94,9 +94,11 @@ class Replica:
 class _Actor:
     """A replica as it is seen here: its handle, and what it was asked and has not answered.
 
-    `room` is what it has, or waits for since `began`; only then is its process started.
+    `folder`: where its files are put here. `room` is what it has, or waits for since `began`; only
+    then is its process started.
     """
 
+    folder: Path
     handle: Any
     up: Any
     room: Any
@@ -163,7 +165,9 @@ class RayCluster:
             **self.options(setup.number),
         )
         handle = actor.remote(setup)
-        self._actors[setup.number] = _Actor(handle, handle.up.remote(), room, setup.beat_s)
+        self._actors[setup.number] = _Actor(
+            setup.folder, handle, handle.up.remote(), room, setup.beat_s
+        )
 
     def options(self, number: int) -> dict[str, Any]:
         """What else a replica's actor is started with."""
@@ -174,7 +178,7 @@ class RayCluster:
         run = actor.handle.run.options(
             num_returns="streaming", _generator_backpressure_num_objects=_WAITING
         )
-        actor.run = run.remote(work)
+        actor.run = run.remote(work, Supplies.of(work.piece, actor.folder))
 
     def stop(self, number: int, signal_number: int) -> None:
         if number in self._actors:
@@ -192,7 +196,9 @@ class RayCluster:
             if (ref := self._actors[number].answer(asked)) is not None
         ]
         values = _values([ref for _, ref in read])
-        said = [self._said(number, value) for (number, _), value in zip(read, values, strict=True)]
+        # The disk takes many files at a time as soon as one.
+        with ThreadPoolExecutor(_WRITERS) as writers:
+            said = list(writers.map(self._said, [number for number, _ in read], values))
         said += [(n, actor.waiting()) for n, actor in self._without_room().items()]
         for number, message in said:
             if isinstance(message, Gone):
@@ -244,6 +250,8 @@ class RayCluster:
         return [(one, waiting[one]) for one in ready[:_AT_ONCE]]
 
     def _said(self, number: int, value: Any) -> tuple[int, FromReplica]:
+        if isinstance(value, Parcel):
+            return number, value.unpack(self._actors[number].folder)
         if not isinstance(value, Exception):
             return number, value
         if isinstance(value, RayActorError) and not value.actor_init_failed:

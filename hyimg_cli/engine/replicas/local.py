@@ -6,7 +6,6 @@ from queue import Empty, SimpleQueue
 from threading import BoundedSemaphore
 
 from hyimg_cli.engine.replicas.messages import Assign, FromReplica, Gone, Setup, Stop
-from hyimg_cli.engine.replicas.scratch import clear
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.journal.provenance import cores
@@ -89,7 +88,6 @@ class LocalProcesses:
             process.child.hang_up()  # all end at once, then each is waited for
         for process in processes:
             process.child.end()
-        clear()
 
     def environment(self, number: int) -> dict[str, str]:
         """What a replica's process has beside our environment: GPUs of those that we see."""

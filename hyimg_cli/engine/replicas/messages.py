@@ -4,16 +4,16 @@
     from a replica    Ready, then for each piece Told until PieceDone; Beat now and then; Gone; and
                       on its behalf, before its process starts, Waits
 
-Pickled by plain `pickle`: frozen dataclasses without tensors. A replica writes no file of the run:
-what it made travels with its line.
+Pickled by plain `pickle`: frozen dataclasses without tensors. A replica writes its files into a
+folder of its own; the run moves them to where they belong, then writes their line.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.journal.journal import Made
 from hyimg_cli.journal.keys import ReplicaFacts
 from hyimg_cli.parallel.watch import BEAT_S, Beat
 from hyimg_cli.settings.run import RunConfig
@@ -25,14 +25,15 @@ SESSION = "hyimg_cli.engine.session:Session"
 
 @dataclass(frozen=True)
 class Setup:
-    """How a replica works, and the plan of which it will get pieces. `session`: the module and
-    class that do the work. It tells that it goes on every `beat_s`, and of its jobs' progress every
-    `progress_s` at most.
+    """How a replica works, and the plan of which it will get pieces. `folder`: where the run finds
+    its files, below the run's own folder. `session`: the module and class that do the work. It
+    tells that it goes on every `beat_s`, and of its jobs' progress every `progress_s` at most.
     """
 
     number: int
     config: RunConfig
     whole: Plan
+    folder: Path
     log_level: int
     session: str = SESSION
     beat_s: float = BEAT_S
@@ -41,11 +42,10 @@ class Setup:
 
 @dataclass(frozen=True)
 class Assign:
-    """Jobs to do, how often each of them was tried before, and latents that wait for them."""
+    """Jobs to do, and how often each of them was tried before."""
 
     piece: Plan
     attempts: Mapping[str, int]
-    latents: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,9 @@ class Ready:
 
 @dataclass(frozen=True)
 class Told:
-    """Events of the replica's session, with the lines that stand before them and their files."""
+    """Events of the replica's session; the files of a job that ended are in its folder."""
 
-    events: tuple[Event, ...] = ()
-    made: tuple[Made, ...] = ()
-    latents: Mapping[str, bytes] = field(default_factory=dict)
+    events: tuple[Event, ...]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hyimg_cli.errors import JobError, ReplicaError
+from hyimg_cli.errors import ReplicaError
 from hyimg_cli.spec.events import (
     Event,
     Failure,
@@ -23,30 +23,17 @@ Deaths = Mapping[str, Sequence[str]]
 
 
 def marked(event: Event, number: int, deaths: Deaths) -> Event:
-    """The event as one of replica `number`."""
+    """The event as one of replica `number`; that others died at a job is among its warnings."""
     match event:
         case ModelLoading() | ModelLoaded() | ModelReleased() | Prewarmed() | PromptsReady():
             return replace(event, replica=number)
-        case JobDone():
-            return JobDone(again(event.outcome, number, deaths))
-        case JobFailed():
-            return JobFailed(again(event.outcome, number, deaths))
+        case JobDone() | JobFailed():
+            died = deaths.get(event.outcome.custom_id, ())
+            told = tuple(f"{who} died at this job; it was dispatched again" for who in died)
+            warnings = event.outcome.warnings + told
+            return type(event)(replace(event.outcome, replica=number, warnings=warnings))
         case _:
             return event
-
-
-def again(outcome: Outcome, number: int, deaths: Deaths) -> Outcome:
-    """The outcome as replica `number`'s; that others died at the job is among its warnings."""
-    told = tuple(
-        f"{who} died at this job; it was dispatched again"
-        for who in deaths.get(outcome.custom_id, ())
-    )
-    return replace(outcome, replica=number, warnings=outcome.warnings + told)
-
-
-def unplaced(outcome: Outcome, error: JobError) -> Outcome:
-    """The outcome of a job whose files could not be put into the run's folder: none of them is."""
-    return replace(outcome, status="failed", outputs=(), edit=None, error=Failure.of(error))
 
 
 def died_twice(job: Job, key: str, attempt: int, deaths: Sequence[str]) -> Outcome:

@@ -1,12 +1,11 @@
 """A replica at work, whatever carries its messages: pieces of a plan through a session of its own.
 
-Every file goes into a scratch folder and from there into the message that tells of it. Of the
-progress of a job the latest is told, once a second: a run of a thousand replicas reads all of it.
+Its files lie in the replica's folder when a message tells of them. Of the progress of a job the
+latest is told, once a second: a run of a thousand replicas reads all of it.
 """
 
 import importlib
 import logging
-import tempfile
 import time
 import traceback
 from collections.abc import Generator, Iterator
@@ -14,8 +13,8 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Protocol
 
+from hyimg_cli.engine.replicas.folder import ReplicaFolder
 from hyimg_cli.engine.replicas.messages import Assign, PieceDone, Setup, Told
-from hyimg_cli.engine.replicas.scratch import ScratchFolder, own_folder
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import ReplicaFacts
@@ -56,13 +55,11 @@ class PieceWorker:
         log_format = f"%(levelname)s replica {setup.number} %(name)s: %(message)s"
         log_printable()
         logging.basicConfig(level=setup.log_level, format=log_format)
-        folder = own_folder()
-        tempfile.tempdir = str(folder)  # what its ranks and libraries leave is removed with it
         self._whole = setup.whole
         # By this machine; where that differs from the run's, nobody will want the session.
         config = replace(setup.config, model=replace(setup.config.model, place=None))
         self.facts = ReplicaFacts.of(config, setup.whole)
-        self._folder = ScratchFolder(folder)
+        self._folder = ReplicaFolder(setup.folder)
         self.steps = Steps(AwakeClock(most_s=3 * setup.beat_s))
         module, name = setup.session.split(":")
         self._session: RunsPieces = getattr(importlib.import_module(module), name)(config)
@@ -77,7 +74,7 @@ class PieceWorker:
         """What is to be told of a piece, as it goes; last, how it ended."""
         ended = PieceDone()
         try:
-            self._folder.begin(given.piece, given.attempts, given.latents)
+            self._folder.begin(given.attempts)
             run = self._session.run(given.piece, self._folder, whole=self._whole)
             with closing(run) as events:
                 for event in events:
@@ -91,20 +88,22 @@ class PieceWorker:
         except Exception:
             ended = PieceDone(trace=traceback.format_exc())
         self.steps.begin()
-        if made := self._folder.take():
-            yield Told(made=made)
+        # A session that was cut short has lines of which it tells nothing more.
+        if untold := self._folder.take_untold():
+            yield Told(tuple(JobFailed(one) if one.error else JobDone(one) for one in untold))
         yield ended
 
     def _told(self, event: Event) -> Iterator[Told]:
-        made, custom_id = self._folder.take(), getattr(event, "custom_id", "")
-        latents = self._folder.take_latents(custom_id)
         now = time.monotonic()
         if isinstance(event, _PROGRESS):
-            self._progress[custom_id] = event
-            if not made and not latents and now - self._told_at < self._progress_s:
+            self._progress[getattr(event, "custom_id", "")] = event
+            if now - self._told_at < self._progress_s:
                 return
-        events = *self._progress.values(), event
-        yield Told(events[:-1] if isinstance(event, _PROGRESS) else events, made, latents)
+            yield Told(tuple(self._progress.values()))
+        else:
+            if isinstance(event, JobDone | JobFailed):
+                self._folder.note_told(event.outcome)
+            yield Told((*self._progress.values(), event))
         self._progress, self._told_at = {}, now
 
     def _next_step(self, event: Event) -> str:

@@ -3,9 +3,9 @@
     this process    the folder, its lock, its files and its journal; the queue of jobs; one stream
     replica 0 .. N  a session on GPUs of its own, or on its share of the CPU's threads
 
-A replica writes nothing into the folder: what it made travels with its line. This process writes
-the files, then the lines, then tells of the jobs. So a kill anywhere leaves no line without its
-file, and whoever is no longer listened to changes nothing.
+A replica writes its files into a folder of its own, `OUT/.replica-N`. This process moves them to
+where they belong, then writes the lines, then tells of the jobs. So a kill anywhere leaves no line
+without its file, and whoever is no longer listened to changes nothing.
 """
 
 import logging
@@ -30,22 +30,22 @@ from hyimg_cli.engine.replicas.messages import (
     Transport,
     Waits,
 )
-from hyimg_cli.engine.replicas.outcomes import again, died_twice, marked, unplaced
+from hyimg_cli.engine.replicas.outcomes import died_twice, marked
 from hyimg_cli.engine.replicas.worker import Worker
 from hyimg_cli.errors import (
     CheckpointError,
     HyimgError,
     Interrupted,
-    JobError,
     MachineError,
     StorageError,
 )
-from hyimg_cli.journal.journal import JobFolder, Made
+from hyimg_cli.files import remove
+from hyimg_cli.journal.journal import FinishedJob, JobFolder
 from hyimg_cli.journal.keys import ReplicaFacts, key_of, source_digests
 from hyimg_cli.parallel.watch import LIMITS, AwakeClock, Beat, Limits, StepWatch
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.events import Event, JobDone, JobFailed, Outcome, ReplicaDied
-from hyimg_cli.spec.job import Job, VideoJob
+from hyimg_cli.spec.events import Event, JobDone, JobFailed, ReplicaDied
+from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Plan
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class Replicas:
         folder.make_places(plan.jobs)
         transport = self._transport(self._config, plan, count)
         level = logging.getLogger().getEffectiveLevel()
-        base = Setup(0, transport.config, plan, level)
+        base = Setup(0, transport.config, plan, folder.replica_folder(0), level)
         setup = replace(base, **self._setup)  # type: ignore[arg-type]
         dispatcher = self._dispatcher = _Dispatcher(setup, count, folder, transport, self._limits)
         try:
@@ -119,6 +119,8 @@ class Replicas:
             raise
         finally:
             self.close()
+            for number in range(count):
+                remove(folder.replica_folder(number))
 
     def _worked(self, dispatcher: "_Dispatcher") -> Iterator[Event]:
         dispatcher.start()
@@ -161,8 +163,6 @@ class _Dispatcher:
         own = {name: facts.versions[name] for name in ("hyimg",)}
         self._facts = replace(facts, versions=own)
         self._deaths: dict[str, list[str]] = {}
-        # Failed here, and done as their replicas know.
-        self._unplaced: dict[str, Outcome] = {}
         self._dead: list[str] = []
         self._advice = ""
         self._is_over = False
@@ -178,7 +178,9 @@ class _Dispatcher:
             self._start(worker)
 
     def _start(self, worker: Worker) -> None:
-        self.transport.start(replace(self._setup, number=worker.number))
+        folder = self._folder.replica_folder(worker.number)
+        remove(folder)  # what one that died there had not told
+        self.transport.start(replace(self._setup, number=worker.number, folder=folder))
         worker.started(self._clock())
 
     def dispatch(self) -> None:
@@ -200,15 +202,16 @@ class _Dispatcher:
             )
 
     def _assignment(self, piece: Plan) -> Assign:
-        films = [job.custom_id for job in piece.jobs if isinstance(job, VideoJob)]
-        latents = {name: data for name in films if (data := self._folder.latents_of(name))}
-        return Assign(piece, {job.custom_id: self._tried(job) for job in piece.jobs}, latents)
+        return Assign(piece, {job.custom_id: self._tried(job) for job in piece.jobs})
 
     def events(self) -> Iterator[Event]:
         """What replicas have to say, once it is on disk; waits for it."""
-        said = self.transport.events(self._look_s)
+        said = [
+            (number, self._marked(number, message))
+            for number, message in self.transport.events(self._look_s)
+        ]
         now, lost = self._clock(), set()
-        self._store([(n, message) for n, message in said if isinstance(message, Told)])
+        self._store(said)
         for number, message in said:
             worker = self._workers[number]
             if number not in lost:
@@ -231,33 +234,24 @@ class _Dispatcher:
         while any(worker.has_work for worker in self._workers):
             yield from self.events()
 
-    def _store(self, said: Sequence[tuple[int, Told]]) -> None:
-        """Everything of a round at once: latents, files, then lines."""
-        for _, told in said:
-            for custom_id, data in told.latents.items():
-                try:
-                    self._folder.keep_latents(custom_id, data)
-                except StorageError as error:
-                    logger.warning("%s: the latents were not kept: %s", custom_id, error.what)
-        made = [
-            replace(one, outcome=again(one.outcome, number, self._deaths))
-            for number, told in said
-            for one in map(self._placed, told.made)
-        ]
-        for one in made:
-            self._attempts[one.outcome.custom_id] = one.outcome.attempt
-        if made:
-            self._folder.store(made)
+    def _marked(self, number: int, message: FromReplica) -> FromReplica:
+        if not isinstance(message, Told):
+            return message
+        return Told(tuple(marked(event, number, self._deaths) for event in message.events))
 
-    def _placed(self, made: Made) -> Made:
-        """The same, or its failure where a folder has the name of one of its files."""
-        try:
-            self._folder.refuse_folders(made.files)
-        except JobError as error:
-            failed = unplaced(made.outcome, error)
-            self._unplaced[failed.custom_id] = failed
-            return Made(failed)
-        return made
+    def _store(self, said: Sequence[tuple[int, FromReplica]]) -> None:
+        """Everything of a round at once: files, then lines."""
+        finished = [
+            FinishedJob(event.outcome, self._folder.replica_folder(number))
+            for number, message in said
+            if isinstance(message, Told)
+            for event in message.events
+            if isinstance(event, JobDone | JobFailed)
+        ]
+        for one in finished:
+            self._attempts[one.outcome.custom_id] = one.outcome.attempt
+        if finished:
+            self._folder.store(finished)
 
     def _taken(self, worker: Worker, message: FromReplica) -> Iterator[Event]:
         match message:
@@ -267,7 +261,9 @@ class _Dispatcher:
                     worker.refused()
                     yield from self._killed(worker, why)
             case Told():
-                yield from self._told(worker, message)
+                for event in message.events:
+                    worker.note(event)
+                    yield event
             case PieceDone():
                 yield from self._ended(worker, message)
             case Beat():
@@ -282,22 +278,6 @@ class _Dispatcher:
             return f"refused{node}, it has {found}"
         self._facts = replace(expected, versions=ready.facts.versions)
         return ""
-
-    def _told(self, worker: Worker, told: Told) -> Iterator[Event]:
-        events = list(told.events)
-        ended = {one.outcome.custom_id for one in events if isinstance(one, JobDone)}
-        # A session that was cut short has lines of which it tells nothing more.
-        events += [
-            JobDone(one.outcome)
-            for one in told.made
-            if one.outcome.status == "done" and one.outcome.custom_id not in ended
-        ]
-        for event in events:
-            if isinstance(event, JobDone) and event.outcome.custom_id in self._unplaced:
-                event = JobFailed(self._unplaced.pop(event.outcome.custom_id))
-            event = marked(event, worker.number, self._deaths)
-            worker.note(event)
-            yield event
 
     def _ended(self, worker: Worker, ended: PieceDone) -> Iterator[Event]:
         error, trace = ended.error, ended.trace

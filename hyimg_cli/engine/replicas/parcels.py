@@ -1,0 +1,128 @@
+"""What travels where run and replica share no disk: a message, and the files that it tells of."""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyimg_cli.engine.replicas.folder import ReplicaFolder
+from hyimg_cli.engine.replicas.messages import PieceDone, Told
+from hyimg_cli.errors import StorageError
+from hyimg_cli.files import LATENTS_BYTES, bytes_of, remove, replace_file
+from hyimg_cli.journal.disk import disk_errors, make_folders
+from hyimg_cli.journal.job_files import OUTPUTS, files_of, files_of_result
+from hyimg_cli.journal.journal import JobFolder, outcome_to_json
+from hyimg_cli.manifest.file_names import path_of
+from hyimg_cli.spec.events import JobDone, JobFailed
+from hyimg_cli.spec.plan import Plan
+
+logger = logging.getLogger(__name__)
+_MOST_FILE_BYTES = 100_000_000_000
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A replica's message with its jobs' files by name, and latents by custom_id."""
+
+    message: Told | PieceDone
+    files: Mapping[str, bytes]
+    latents: Mapping[str, bytes]
+
+    def unpack(self, folder: Path) -> Told | PieceDone:
+        """Put the files where a replica on this machine would have written them."""
+        replica = ReplicaFolder(folder)
+        with disk_errors(folder):
+            for name, data in self.files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                replace_file(folder / name, data, syncs_folder=False)
+        try:
+            put_latents(replica, self.latents)
+        except StorageError as error:
+            logger.warning("%s: the latents were not kept: %s", list(self.latents), error.what)
+        return self.message
+
+
+@dataclass(frozen=True)
+class Supplies:
+    """What a piece's jobs find in the run's folder: latents by custom_id, and folders that stand
+    where a job's file goes.
+    """
+
+    latents: Mapping[str, bytes]
+    folders: tuple[str, ...]
+
+    @classmethod
+    def of(cls, piece: Plan, folder: Path) -> "Supplies":
+        replica, latents = ReplicaFolder(folder), {}
+        for job in piece.jobs:
+            with disk_errors(folder), suppress(FileNotFoundError):
+                path = replica.latents_for(job.custom_id)
+                latents[job.custom_id] = bytes_of(path, LATENTS_BYTES)
+        outputs = ({"path": f"{OUTPUTS}/{path_of(job)}"} for job in piece.jobs)
+        files = (file for output in outputs for file in files_of(output))
+        return cls(latents, tuple(file for file in files if replica.is_folder(file)))
+
+
+def put_latents(folder: JobFolder, latents: Mapping[str, bytes]) -> None:
+    """Keep latents that were sent, for who goes on with their job. Raises StorageError."""
+    for custom_id, data in latents.items():
+        path = folder.latents_for(custom_id)
+        with disk_errors(path):
+            make_folders(path.parent)
+            replace_file(path, data)
+
+
+class Packer:
+    """A replica's folder on a machine of its own, filled and emptied for each piece."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = ReplicaFolder(folder)
+        self._latents: dict[str, tuple[int, int]] = {}
+
+    def begin(self, piece: Plan, supplies: Supplies) -> None:
+        """Put there what the run's folder has for the piece's jobs."""
+        for name in supplies.folders:
+            (self._folder.run / name).mkdir(parents=True, exist_ok=True)
+        put_latents(self._folder, supplies.latents)
+        self._latents = {job.custom_id: (0, 0) for job in piece.jobs}
+        for custom_id in supplies.latents:
+            self._latents[custom_id] = _version(self._folder.latents_for(custom_id))
+
+    def parcels(self, messages: Iterable[Told | PieceDone]) -> Iterator[Parcel]:
+        """Each message with its files, which are removed here."""
+        for message in messages:
+            files: dict[str, bytes] = {}
+            for event in message.events if isinstance(message, Told) else ():
+                if isinstance(event, JobDone | JobFailed):
+                    for name in files_of_result(outcome_to_json(event.outcome)):
+                        files |= self._taken(name)
+            yield Parcel(message, files, self.take_latents())
+
+    def take_latents(self) -> dict[str, bytes]:
+        """The latents of jobs that are others than the last time."""
+        found = {}
+        for custom_id, former in self._latents.items():
+            path = self._folder.latents_for(custom_id)
+            with suppress(FileNotFoundError):
+                if (version := _version(path)) != former:
+                    self._latents[custom_id] = version
+                    found[custom_id] = bytes_of(path, LATENTS_BYTES)
+        return found
+
+    def _taken(self, name: str) -> dict[str, bytes]:
+        """A file, or the files of a folder of frames, by their names; here they go."""
+        path = self._folder.folder / name
+        paths = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
+        found = {
+            one.relative_to(self._folder.folder).as_posix(): bytes_of(one, _MOST_FILE_BYTES)
+            for one in paths
+        }
+        remove(path)
+        return found
+
+
+def _version(path: Path) -> tuple[int, int]:
+    """Another one for each replacement: several may have one time, by a clock that ticks slowly."""
+    status = path.stat()
+    return status.st_mtime_ns, status.st_ino
