@@ -267,7 +267,7 @@ class BucketFolder(RunFolder):
             local.flush()
             self.bring(name, Path(local.name))
 
-    def _keep_lock(self) -> None:
+    def _confirm_lock(self) -> None:
         """Nothing: the next part tells."""
 
     @contextmanager

@@ -190,7 +190,6 @@ class RunFolder(JobFolder):
         super().__init__(folder)
         self.place = folder
         self._lock: int | None = None
-        self._lock_text = b""
         self._journal: Journal | None = None
         self._former: dict[str, list[str]] = {}
 
@@ -203,7 +202,7 @@ class RunFolder(JobFolder):
             for name in (LATENTS, OUTPUTS):
                 refuse_links(self.folder / name, self.folder)
             make_folders(self.folder / OUTPUTS)
-            self._take_lock()
+            self._lock = locked(self.folder / LOCK)
             try:
                 self._journal = JournalFile(self.folder / RESULTS)
                 for place in (self.folder, *self._places_of_files()):
@@ -238,31 +237,16 @@ class RunFolder(JobFolder):
         if lock is not None:
             os.close(lock)
 
-    def _take_lock(self) -> None:
-        self._lock = locked(self.folder / LOCK)
-        self._lock_text = os.pread(self._lock, 200, 0)
-
-    def _keep_lock(self) -> None:
-        """Takes the lock again where somebody removed its file.
-
-        Raises StorageError where another run has it by now: two would write.
-        """
-        former = self._lock
-        assert former is not None, "the folder is written without its lock"
-        if _bytes_if_any(self.folder / LOCK) == self._lock_text:
-            return
-        try:
-            self._take_lock()
-        except FileNotFoundError:
-            return  # the folder is gone: the journal says so
-        except OutputFolderError as error:
+    def _confirm_lock(self) -> None:
+        """Raises StorageError where somebody removed the lock: another run may have come in."""
+        text = b"" if self._lock is None else os.pread(self._lock, 200, 0)
+        if _bytes_if_any(self.folder / LOCK) != text and self.folder.is_dir():
             raise StorageError(
-                f"{error.what}; the lock of this one was removed",
-                where=error.where,
-                hint="wait for it, then run the same command again: it resumes",
+                f"{LOCK} was removed while the run was writing; another run may be writing by now",
+                where=self.folder,
+                hint="run the same command again: it resumes, or names the other run",
                 code="storage.in-use",
-            ) from None
-        os.close(former)
+            )
 
     def _places_of_files(self) -> Iterator[Path]:
         """The folders in which jobs' files are written; those of frames are not."""
@@ -394,7 +378,7 @@ class RunFolder(JobFolder):
 
     def _held_journal(self) -> "Journal":
         assert self._journal is not None, "the journal is written without the folder's lock"
-        self._keep_lock()
+        self._confirm_lock()
         return self._journal
 
 
