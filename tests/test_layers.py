@@ -120,7 +120,6 @@ WITHOUT_TORCH = (
     "engine.replicas.pieces",
     "engine.replicas.process",
     "engine.replicas.run",
-    "engine.replicas.scratch",
     "engine.replicas.worker",
     "parallel.child",
     "parallel.launch",

@@ -30,8 +30,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hyimg_cli.engine.replicas.messages import Assign, FromReplica, Gone, Ready, Setup, Waits
 from hyimg_cli.engine.replicas.parcels import Packer, Parcel, Supplies
 from hyimg_cli.engine.replicas.pieces import PieceWorker
-from hyimg_cli.engine.replicas.scratch import own_folder
 from hyimg_cli.errors import MachineError
+from hyimg_cli.journal.disk import is_process
 from hyimg_cli.journal.keys import here
 from hyimg_cli.journal.provenance import cores
 from hyimg_cli.memory.present import of_each
@@ -65,7 +65,7 @@ class Replica:
 
     def __init__(self, setup: Setup) -> None:
         tie_to(os.getppid())  # the node's own process: a stopped one would outlive it
-        tempfile.tempdir = str(own_folder())  # what ranks and libraries leave goes with it
+        tempfile.tempdir = str(_own_folder())  # what ranks and libraries leave goes with it
         self._setup = replace(setup, folder=Path(tempfile.tempdir) / "replica")
         self._worker: PieceWorker | None = None
         self._packer = Packer(self._setup.folder)
@@ -396,7 +396,7 @@ def connect(config: RunConfig) -> None:
 
 def _own(replicas: int) -> dict[str, Any]:
     """A cluster of this machine that ends with this process."""
-    _FOLDERS.append(str(own_folder()))  # one that a kill leaves goes with the next
+    _FOLDERS.append(str(_own_folder()))  # one that a kill leaves goes with the next
     atexit.register(disconnect)
     return {
         "num_cpus": max(cores(), replicas),
@@ -404,6 +404,14 @@ def _own(replicas: int) -> dict[str, Any]:
         "object_store_memory": _OBJECT_STORE_BYTES,
         "_temp_dir": _FOLDERS[-1],
     }
+
+
+def _own_folder() -> Path:
+    """A new temporary folder of this process; those of processes that were killed go."""
+    for left in Path(tempfile.gettempdir()).glob("hyimg-replica-[0-9]*"):
+        if not is_process(int(left.name.split("-")[2])):
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"hyimg-replica-{os.getpid()}-"))
 
 
 def _leave_without_head() -> None:

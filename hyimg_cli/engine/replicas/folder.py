@@ -14,15 +14,11 @@ class ReplicaFolder(JobFolder):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, run=folder.parent)
         (folder / OUTPUTS).mkdir(parents=True, exist_ok=True)
-        self._attempts: Mapping[str, int] = {}
+        self.tried: Mapping[str, int] = {}  # how often each job of the piece was, before
         self._untold: dict[str, Outcome] = {}
 
-    def begin(self, attempts: Mapping[str, int]) -> None:
-        """Make ready for a piece's jobs: how often each was tried before."""
-        self._attempts = attempts
-
     def attempts(self) -> dict[str, int]:
-        return dict(self._attempts)
+        return dict(self.tried)
 
     def append(self, outcome: Outcome) -> None:
         self._untold[outcome.custom_id] = outcome
