@@ -1,10 +1,87 @@
-"""When failed jobs end a run: the one place that decides."""
+"""What happens when a job fails: whose fault it is, what its line says, whether it is tried again,
+and whether the run ends. No torch is imported.
+"""
 
+import json
+import logging
+import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from hyimg_cli.errors import ConsecutiveErrors
+from hyimg_cli.errors import ConsecutiveErrors, HyimgError, MachineError, ReplicaError
 from hyimg_cli.settings.run import FailurePolicy
-from hyimg_cli.spec.events import Event, Failure, JobDone, JobFailed, JobStarted
+from hyimg_cli.spec.events import Event, Failure, JobDone, JobFailed, JobStarted, Outcome
+from hyimg_cli.spec.job import ImageJob, Job, VideoJob
+
+logger = logging.getLogger(__name__)
+# What one job alone can be given where memory was short.
+_SMALLER: Mapping[type[Job], str] = {
+    ImageJob: "--quantization fp8 or nf4 leaves more to work with, --vae-use-tiling decodes in "
+    "bounded memory (other pixels near tile borders); or ask for a smaller size",
+    VideoJob: "--enable-cpu-offload leaves the GPU to one network at a time; or ask for a smaller "
+    "size or fewer frames",
+}
+
+
+def raise_if_of_machine(error: Exception) -> None:
+    """Raise what is no job's fault: an error of the machine, or of a GPU that failed, on which
+    every later call would fail too.
+    """
+    if isinstance(error, MachineError):
+        raise error
+    if _is_of_torch(error, "AcceleratorError"):
+        what = f"the GPU failed: {error}".split("\n")[0]
+        raise MachineError(what, hint="run the same command again", code="machine.gpu")
+
+
+def describe_failure(job: Job, error: Exception) -> Failure:
+    """Why a job failed. An error that is not ours is a bug: its traceback is logged."""
+    if _is_of_torch(error, "OutOfMemoryError"):
+        hint = _SMALLER[type(job)]
+        return Failure("job.out-of-memory", str(error).split("\n")[0], hint, retryable=True)
+    if not isinstance(error, HyimgError):
+        logger.error("job %s failed by a fault of hyimg's own", job.custom_id, exc_info=error)
+    return Failure.of(error)
+
+
+def failed_job(job: Job, key: str, attempt: int, error: Exception, **facts: Any) -> Outcome:
+    """The line of a job that failed; `facts` are more of its fields."""
+    said = {"metadata": json.loads(job.metadata_json), "extra": json.loads(job.extra_json)}
+    return Outcome(
+        job.custom_id, "failed", key, attempt, error=describe_failure(job, error), **(said | facts)
+    )
+
+
+def failed_line(custom_id: str, faults: Sequence[HyimgError]) -> Outcome:
+    """The line of a manifest's line that could not become a job; its first fault names the code."""
+    message = "; ".join(f"{one.where}: {one.what}" for one in faults)
+    hint = "; ".join(dict.fromkeys(one.hint for one in faults if one.hint))
+    failure = Failure(faults[0].code, message, hint, retryable=False)
+    return Outcome(custom_id, "failed", key="", attempt=0, error=failure)
+
+
+def fail_after_all(outcome: Outcome, error: Exception) -> Outcome:
+    """The line of a job that was done, and whose files could not be put where they belong."""
+    return replace(outcome, status="failed", outputs=(), error=Failure.of(error))
+
+
+def replicas_died(deaths: Sequence[str]) -> ReplicaError:
+    """Why a job failed that replicas died at until nobody tried any more."""
+    return ReplicaError(
+        f"the processes that worked on it died: {', then '.join(deaths)}",
+        hint="memory may be short (signal 9): look at the system's log, then --retry-failed with "
+        "fewer --replicas or a smaller --batching-max-size",
+        code="replica.died",
+        retryable=True,
+    )
+
+
+def _is_of_torch(error: Exception, name: str) -> bool:
+    """True for one of torch's errors, which none is where nobody imported it."""
+    kind = getattr(sys.modules.get("torch"), name, None)
+    return kind is not None and isinstance(error, kind)
 
 
 class FailureLimit:
@@ -21,6 +98,11 @@ class FailureLimit:
         self._errors: list[Failure | None] = []
         self._at_work: dict[str, int] = {}
         self._in_a_row: list[Failure] = []
+
+    def may_retry(self, event: Event, tries_left: int) -> bool:
+        """True for a job that failed by what may pass, and has another try."""
+        error = event.outcome.error if isinstance(event, JobFailed) else None
+        return error is not None and error.retryable and tries_left > 0
 
     def ends_run(self, event: Event, *, is_final: bool = True) -> bool:
         """Count an event; True where the run ends with it. `is_final` off: it is tried again."""

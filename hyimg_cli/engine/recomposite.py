@@ -8,13 +8,14 @@ import numpy as np
 from PIL import Image
 from pydantic import TypeAdapter
 
+from hyimg_cli.engine.failures import fail_after_all
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.edited import edit_warnings, finish
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import finishing_key
 from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.events import Failure, Outcome
+from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import ImageJob
 
 _OUTCOME = TypeAdapter(Outcome)
@@ -53,7 +54,7 @@ def _finished(
     except MachineError:
         raise
     except Exception as error:
-        return replace(before, status="failed", outputs=(), error=Failure.of(error))
+        return fail_after_all(before, error)
     warnings = (*said, *edit_warnings(edit))
     return replace(before, status="done", outputs=(file,), error=None, warnings=warnings)
 

@@ -10,12 +10,12 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
-from hyimg_cli.engine.failures import FailureLimit
-from hyimg_cli.engine.sources import SourcesSeen, probe_sources, untried
+from hyimg_cli.engine.failures import FailureLimit, failed_job, failed_line
+from hyimg_cli.engine.sources import SourcesSeen, probe_sources
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
 from hyimg_cli.journal.differences import differing
 from hyimg_cli.journal.journal import Resumption, RunFolder, resume
-from hyimg_cli.journal.keys import finishing_key, job_keys
+from hyimg_cli.journal.keys import finishing_key, job_keys, key_of, source_digests
 from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.manifest import planner
 from hyimg_cli.manifest.file_names import named
@@ -34,7 +34,6 @@ from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.events import (
     Event,
-    Failure,
     JobDone,
     JobFailed,
     JobStarted,
@@ -281,7 +280,7 @@ def accept(
     unrecorded = [fault for fault in faults if id(fault) not in recorded]
     if unrecorded:
         raise ManifestError(unrecorded, where=manifest.title)
-    return Accepted(tuple(jobs), tuple(_invalid(name, some) for name, some in by_id.items()))
+    return Accepted(tuple(jobs), tuple(failed_line(name, some) for name, some in by_id.items()))
 
 
 def cards(revision: str | None) -> Callable[[str], ModelCard]:
@@ -368,7 +367,12 @@ def _untried(
     outcomes: list[Outcome] = []
     for job in jobs:
         if error := found.error_of(job):
-            outcomes.append(untried(job, error, attempts.get(job.custom_id, 0), config))
+            key, attempt = (
+                key_of(job, source_digests(job), config),
+                attempts.get(job.custom_id, 0) + 1,
+            )
+            finishing = finishing_key(job, config.output)
+            outcomes.append(failed_job(job, key, attempt, error, finishing_key=finishing))
             folder.append(outcomes[-1])
             if limit.ends_run(JobFailed(outcomes[-1])):
                 return tuple(outcomes), True
@@ -409,11 +413,3 @@ def _record(folder: RunFolder, invalid: Sequence[Outcome]) -> None:
         earlier = results.get(outcome.custom_id, {}).get("error") or {}
         if outcome.error and earlier.get("message") != outcome.error.message:
             folder.append(outcome)
-
-
-def _invalid(custom_id: str, faults: Sequence[HyimgError]) -> Outcome:
-    """A line that could not become a job; its first fault names the code."""
-    message = "; ".join(f"{one.where}: {one.what}" for one in faults)
-    hint = "; ".join(dict.fromkeys(one.hint for one in faults if one.hint))
-    failure = Failure(faults[0].code, message, hint, retryable=False)
-    return Outcome(custom_id, "failed", key="", attempt=0, error=failure)

@@ -12,10 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
-import torch
-
 from hyimg_cli.cache.disk import DiskStore
-from hyimg_cli.engine.failures import FailureLimit
+from hyimg_cli.engine.failures import FailureLimit, failed_job, raise_if_of_machine
 from hyimg_cli.errors import Interrupted, MachineError, OutputFolderError, StorageError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import finishing_key, key_of, source_digests
@@ -24,7 +22,7 @@ from hyimg_cli.memory.present import present
 from hyimg_cli.memory.room import confine, end_confinement
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline, LoadModel
-from hyimg_cli.pipelines.outcomes import Facts, failed
+from hyimg_cli.pipelines.outcomes import Facts, line_facts
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import WriteBehind
 from hyimg_cli.pipelines.request import Finished, Lost
@@ -46,12 +44,6 @@ from hyimg_cli.spec.events import (
 )
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
-
-# After such an error every later call on the device fails too.
-_DEVICE_FAULTS: tuple[type[Exception], ...] = (
-    (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
-)
-
 
 AnyPipeline = Pipeline[Any, Any, Any]
 # A finished job, and its file or why it has none; None where there is no folder.
@@ -163,7 +155,7 @@ class Session:
                 is_final = True
                 if isinstance(event, JobDone | JobFailed):
                     again.pop(event.outcome.custom_id, None)
-                if isinstance(event, JobFailed) and _may_pass(event) and retries_left:
+                if isinstance(event, JobFailed) and limit.may_retry(event, retries_left):
                     is_final, again[event.outcome.custom_id] = False, event
                 self._is_over |= limit.ends_run(event, is_final=is_final)
                 if is_final:
@@ -232,13 +224,11 @@ class Session:
             yield JobDone(outcome)
 
     def _failed(self, lost: Lost[Job]) -> JobFailed:
-        if isinstance(lost.error, MachineError):
-            raise lost.error
-        if isinstance(lost.error, _DEVICE_FAULTS):
-            what = f"the GPU failed: {lost.error}".split("\n")[0]
-            raise MachineError(what, hint="run the same command again", code="machine.gpu")
+        raise_if_of_machine(lost.error)
         facts = self._facts(lost.job, key_of(lost.job, source_digests(lost.job), self._config))
-        return JobFailed(self._recorded(failed(lost, facts)))
+        said = line_facts(lost, facts, *lost.warnings, *lost.request.warnings_if_lost)
+        outcome = failed_job(lost.job, facts.key, facts.attempt, lost.error, **said)
+        return JobFailed(self._recorded(outcome))
 
     def _facts(self, job: Job, key: str) -> Facts:
         attempt = self._attempts[job.custom_id] = self._attempts.get(job.custom_id, 0) + 1
@@ -258,7 +248,3 @@ def stored_bytes(group: Group | VideoGroup, choice: ModelChoice) -> int:
         return registry.model_card(group.model, choice.revision).weight_bytes
     card = registry.video_card(group.model, choice.revision, choice.components)
     return sum(size for _, size in card.component_bytes)
-
-
-def _may_pass(event: JobFailed) -> bool:
-    return event.outcome.error is not None and event.outcome.error.retryable

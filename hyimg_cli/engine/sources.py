@@ -14,12 +14,10 @@ from pathlib import Path
 from hyimg_cli.addresses import address_of
 from hyimg_cli.cache.disk import CHECKED_SOURCES, DiskStore
 from hyimg_cli.errors import HyimgError, SourceImageError, UsageError
-from hyimg_cli.journal.keys import finishing_key, key_of, source_digests
 from hyimg_cli.media.carried import depth_fault, region_of
 from hyimg_cli.media.images import probe_image
-from hyimg_cli.settings.run import CacheConfig, RunConfig
+from hyimg_cli.settings.run import CacheConfig
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.events import Failure, Outcome
 from hyimg_cli.spec.job import ImageJob, Job, KeepOutside, Size, SizeRequest
 from hyimg_cli.spec.units import counted
 
@@ -242,17 +240,3 @@ def faults(found: SourcesSeen, jobs: Sequence[Job]) -> list[HyimgError]:
         ]
         if error
     ]
-
-
-def untried(job: Job, error: SourceImageError, attempts: int, config: RunConfig) -> Outcome:
-    """The line of a job that fails before any model is loaded; it was tried so often before."""
-    return Outcome(
-        custom_id=job.custom_id,
-        status="failed",
-        key=key_of(job, source_digests(job), config),
-        attempt=attempts + 1,
-        finishing_key=finishing_key(job, config.output),
-        error=Failure.of(error),
-        metadata=json.loads(job.metadata_json),
-        extra=json.loads(job.extra_json),
-    )

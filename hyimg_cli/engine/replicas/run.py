@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Self
 
 from hyimg_cli.engine.choice import replicas_of
-from hyimg_cli.engine.failures import FailureLimit
+from hyimg_cli.engine.failures import FailureLimit, failed_job, replicas_died
 from hyimg_cli.engine.replicas.job_queue import JobQueue
 from hyimg_cli.engine.replicas.local import LocalProcesses
 from hyimg_cli.engine.replicas.messages import (
@@ -30,7 +30,7 @@ from hyimg_cli.engine.replicas.messages import (
     Transport,
     Waits,
 )
-from hyimg_cli.engine.replicas.outcomes import died_twice, marked
+from hyimg_cli.engine.replicas.outcomes import marked
 from hyimg_cli.engine.replicas.worker import Worker
 from hyimg_cli.errors import (
     CheckpointError,
@@ -331,7 +331,8 @@ class _Dispatcher:
 
     def _given_up(self, job: Job) -> JobFailed:
         key = key_of(job, source_digests(job), self._config)
-        outcome = died_twice(job, key, self._tried(job) + 1, self._deaths[job.custom_id])
+        error = replicas_died(self._deaths[job.custom_id])
+        outcome = failed_job(job, key, self._tried(job) + 1, error)
         self._folder.append(outcome)
         return JobFailed(outcome)
 
