@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from hyimg_cli.memory import present
+from hyimg_cli.memory import available
 
 
 def with_main_memory(monkeypatch: pytest.MonkeyPatch, free: float) -> None:
     """So many bytes of main memory are free."""
-    monkeypatch.setattr(present, "available_bytes", lambda: int(free))
+    monkeypatch.setattr(available, "available_bytes", lambda: int(free))
 
 
 def with_gpus(

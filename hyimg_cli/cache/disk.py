@@ -61,7 +61,7 @@ class Entry:
 class DiskStore:
     """Bytes by kind and key (a hex sha256), least recently used first out.
 
-    No `folder`, or a budget of 0: nothing is found or kept. `hits` and `misses` count reads.
+    No `folder`, or a budget of 0: nothing is found or kept.
     """
 
     def __init__(self, folder: Path | None, budget_bytes: int) -> None:
@@ -69,7 +69,6 @@ class DiskStore:
         self._budget = budget_bytes
         self._notes: list[str] = []
         self.takes_more = self._folder is not None
-        self.hits = self.misses = 0
         # Bytes that may still be written before the folder is looked at again.
         self._unseen = 0
 
@@ -81,10 +80,7 @@ class DiskStore:
     def read(self, kind: str, key: str) -> bytes | None:
         """The bytes of an entry, or None; a damaged one is removed, and noted."""
         path = self._path(kind, key)
-        data = self._data(path, kind, key) if path else None
-        self.hits += data is not None
-        self.misses += data is None
-        return data
+        return self._data(path, kind, key) if path else None
 
     def read_through(
         self,

@@ -19,9 +19,6 @@ class Memo(Generic[Key, Value]):
         self._values: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
         self.held_bytes = self.hits = self.misses = 0
 
-    def __len__(self) -> int:
-        return len(self._values)
-
     def __contains__(self, key: Key) -> bool:
         return key in self._values
 

@@ -23,11 +23,16 @@ from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.cost import Cost
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.manifest.shards import Shard
-from hyimg_cli.memory.fit import judged
-from hyimg_cli.memory.footprint import Footprint, footprints, video_need
+from hyimg_cli.memory.available import available_memory, configured_memory
+from hyimg_cli.memory.fit import check_fit
+from hyimg_cli.memory.footprint import (
+    Footprint,
+    RankFootprint,
+    footprints,
+    rank_footprints,
+    video_need,
+)
 from hyimg_cli.memory.offload import HOPELESS_TEXT_S, link_of, traffic
-from hyimg_cli.memory.present import present, stated
-from hyimg_cli.memory.tensor_ranks import RankFootprint, rank_footprints
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import ImageJob
@@ -218,12 +223,12 @@ def _replica_lines(count: int, config: RunConfig) -> Iterator[str]:
 
 def _too_large(order: Plan, config: RunConfig, replicas: int) -> Iterator[tuple[str, str]]:
     """Models that do not fit into `memory_gb`, with that and what would make them fit."""
-    there = stated(config, replicas=replicas)
+    there = configured_memory(config, replicas=replicas)
     if there is None:
         return
     for model in dict.fromkeys(group.model for group in order.groups):
         jobs = order.jobs_of_model(model)
-        found = judged(model, jobs, config, there)
+        found = check_fit(model, jobs, config, there)
         if not found.is_enough:
             yield model, f"{bytes_text(there.free)}: {found.remedy}"
 
@@ -257,7 +262,7 @@ def _expert_lines(order: Plan, config: RunConfig, *, think: int) -> Iterator[str
     if not config.model.offloads_experts:
         return
     link = link_of(config)
-    there = stated(config) or (present(config) if link.is_measured else None)
+    there = configured_memory(config) or (available_memory(config) if link.is_measured else None)
     for model in dict.fromkeys(group.model for group in order.groups if isinstance(group, Group)):
         jobs = [job for job in order.jobs_of_model(model) if isinstance(job, ImageJob)]
         found = traffic(model, jobs, config, there, link)

@@ -14,12 +14,10 @@ from hyimg_cli.engine import runner
 from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.manifest import manifest_of
-from hyimg_cli.memory.context_ranks import refuse_unsplit_context
-from hyimg_cli.memory.fit import fits, in_forms, judged
+from hyimg_cli.memory import refusals
+from hyimg_cli.memory.available import AvailableMemory, available_memory, copies_of
+from hyimg_cli.memory.fit import check_fit, fits, in_forms
 from hyimg_cli.memory.footprint import Need, need
-from hyimg_cli.memory.gpu_settings import refuse_in_session, refuse_offload_on_cpu
-from hyimg_cli.memory.present import Present, copies_of, present
-from hyimg_cli.memory.tensor_ranks import refuse_unsplit
 from hyimg_cli.memory.videos import decode_bytes
 from hyimg_cli.models import registry
 from hyimg_cli.settings.precedence import settle
@@ -137,9 +135,9 @@ def image_memory(subject: Subject) -> Check:
     config, name = subject.config, subject.image_model
     there, size, revision = _present(config), config.batch.max_size, config.model.revision
     try:
-        refuse_unsplit(config.model, config.parallel)
+        refusals.refuse_unsplit(config.model, config.parallel)
         edit = _sample(_EDIT, model=name, revision=revision)
-        found = judged(name, edit, config, there)
+        found = check_fit(name, edit, config, there)
         forms = {form: need(name, edit, one) for form, one in in_forms(config).items()}
         full = need(name, [*edit] * size, config, together=size)
         card, dtype = registry.model_card(name, revision), precision(config.model)[1]
@@ -160,7 +158,7 @@ def image_memory(subject: Subject) -> Check:
     return Check("memory", "ok", said)
 
 
-def _fits(forms: Mapping[Quantization, Need], there: Present, copies: int) -> Iterator[str]:
+def _fits(forms: Mapping[Quantization, Need], there: AvailableMemory, copies: int) -> Iterator[str]:
     for form, one in forms.items():
         verb = "fits" if fits(one, there) else "does not fit"
         yield f"{form} {verb} with {bytes_text(one.total * copies)}"
@@ -192,7 +190,7 @@ def _film(card: VideoCard) -> bytes:
     return json.dumps({"prompt": "a film", "task": "i2v", "images": images} | camera).encode()
 
 
-def _free_text(there: Present, copies: int) -> str:
+def _free_text(there: AvailableMemory, copies: int) -> str:
     return f"{bytes_text(there.free * copies)} free"
 
 
@@ -204,7 +202,7 @@ def video_memory(subject: Subject) -> Check:
     config, name, revision = subject.config, subject.video_model, subject.config.model.revision
     there = _present(config)
     if config.model.cpu_offload != "none":
-        refuse_offload_on_cpu(config.model)
+        refusals.refuse_offload_on_cpu(config.model)
     try:
         card = registry.video_card(name, revision, config.model.components)
     except CheckpointError:
@@ -214,8 +212,8 @@ def video_memory(subject: Subject) -> Check:
         return Check("video memory", "warning", _UNCOUNTED)
     parts = {"video_model": name, "video_components": config.model.components}
     sample = _sample(_film(card), revision=revision, **parts)
-    refuse_unsplit_context(sample, config)
-    found = judged(name, sample, config, there)
+    refusals.refuse_unsplit_context(sample, config)
+    found = check_fit(name, sample, config, there)
     copies = copies_of(config, config.parallel.replicas)
     said = f"{model_name(name)}: "
     if config.model.cpu_offload != "none":
@@ -238,10 +236,10 @@ def _decode_bytes(jobs: Sequence[Job], card: VideoCard, config: RunConfig) -> in
     return sum(decode_bytes(job, card, config.model) for job in jobs if isinstance(job, VideoJob))
 
 
-def _present(config: RunConfig) -> Present:
+def _present(config: RunConfig) -> AvailableMemory:
     """Memory for a model where the run puts it. Raises MachineError where there is no GPU."""
-    refuse_in_session(config)
-    there = present(config, replicas=config.parallel.replicas)
+    refusals.refuse_in_session(config)
+    there = available_memory(config, replicas=config.parallel.replicas)
     if precision(config.model)[0] == "cuda" and not there.gpus:
         raise MachineError("there is no GPU to put it on", hint="run with --device cpu")
     return there

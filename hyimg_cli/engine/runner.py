@@ -23,10 +23,8 @@ from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.shards import Shard, planned_work, shard_of
-from hyimg_cli.memory.context_ranks import refuse_unsplit_context
 from hyimg_cli.memory.disk_space import refuse_full_disk
-from hyimg_cli.memory.gpu_settings import refuse_unfollowed
-from hyimg_cli.memory.tensor_ranks import refuse_wrong
+from hyimg_cli.memory.refusals import refuse_settings
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import configured
 from hyimg_cli.settings.precedence import Setting, settle
@@ -233,9 +231,7 @@ def examine(
     jobs, unresolved = resolve_jobs(manifest, settings, cards(revision), video_cards(revision))
     jobs, unnamed = named(manifest, jobs, settings["name"])
     config = configured(settings, Path(), None)
-    refuse_wrong(jobs, config)
-    refuse_unsplit_context(jobs, config)
-    refuse_unfollowed(jobs, config)
+    refuse_settings(jobs, config)
     unfit = _unfit(jobs, settings)
     good = [job for job in jobs if job.source_line not in unfit]
     # What a setting caused is the same in every line; it is said once.

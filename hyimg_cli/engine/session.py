@@ -17,8 +17,8 @@ from hyimg_cli.engine.failures import FailureLimit, failed_job, raise_if_of_mach
 from hyimg_cli.errors import Interrupted, MachineError, OutputFolderError, StorageError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import finishing_key, key_of, source_digests
+from hyimg_cli.memory.available import available_memory
 from hyimg_cli.memory.fit import fits, need_of_second
-from hyimg_cli.memory.present import present
 from hyimg_cli.memory.room import confine, end_confinement
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline, LoadModel
@@ -140,7 +140,7 @@ class Session:
     def _make_room(self, other: AnyPipeline, group: Group | VideoGroup) -> Iterator[ModelReleased]:
         """Release the other model, unless the group's fits beside it with a full batch."""
         needed = need_of_second(group.model, group.jobs, self._config)
-        name, there = other.model, present(self._config)
+        name, there = other.model, available_memory(self._config)
         if name is not None and not fits(needed, there):
             other.release()
             yield ModelReleased(name, needed.total, there.free)

@@ -21,7 +21,7 @@ from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media import carried, images
 from hyimg_cli.media.carried import Bytes, Carried, read_carried, region_of
-from hyimg_cli.media.metadata import PictureFacts, PictureText, picture_text, retold
+from hyimg_cli.media.metadata import PictureFacts, PictureText, picture_text, rewrite_metadata
 from hyimg_cli.settings.run import OutputConfig
 from hyimg_cli.spec.events import OutputFile
 from hyimg_cli.spec.job import Encoding, ImageJob, KeepOutside, Size
@@ -88,7 +88,7 @@ def finish(
     given = region_of(outside, size)
     placement = Placement.stretched((size.height, size.width), drawn.shape[:2])
     found = edit_of(drawn, reference, placement, given=given, mode=outside.region_mode)
-    edit |= told(found)
+    edit |= edit_report(found)
     if found.kind == "global" and outside.on_global == "fail":
         hint = "the redraw is kept; on_global keep takes it, a region limits it"
         what = f"the whole picture was edited: {', '.join(found.reasons)}"
@@ -160,10 +160,10 @@ def _text(
     text = images.text_of(folder.folder / edit["plain"])
     if not text.record:
         return PictureText("", "", "")
-    return retold(text, public_line(job), mask_print(job), size, sha256)
+    return rewrite_metadata(text, public_line(job), mask_print(job), size, sha256)
 
 
-def told(found: "Edit") -> Record:
+def edit_report(found: "Edit") -> Record:
     """The line's `edit`, as far as a redraw tells it."""
     measures, motion = found.measures, found.seen
     drawn = found.mask.shape

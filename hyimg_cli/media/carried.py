@@ -6,8 +6,7 @@ pictures, and those of several frames.
 """
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,6 +22,7 @@ from hyimg_cli.media.images import (
     Pixels,
     bits_of,
     bytes_of_source,
+    decoder_faults,
     grey_of,
     open_source,
     opened_picture,
@@ -103,7 +103,7 @@ def read_carried(path: Path, *, keep_gps: bool = False) -> Carried:
     with opened_picture(path, io.BytesIO(data)) as image:
         if why := _depth(image):
             raise _too_deep(path, why)
-        with _damaged(path):
+        with decoder_faults(path):
             image.load()  # first: a PNG that was asked for its EXIF hides that it is damaged
         icc, exif = image.info.get("icc_profile"), _exif(image, keep_gps=keep_gps)
         own = np.asarray(_own(path, image))
@@ -172,12 +172,9 @@ def check_region(outside: KeepOutside, size: Size) -> None:
 
 
 def _mask(path: Path) -> Bytes:
-    with opened_picture(path, io.BytesIO(bytes_of_source(path))) as image:
-        try:
-            levels = np.asarray(_as_levels(image))
-        except Exception as error:
-            what = "the mask is damaged or ends too early"
-            raise SourceImageError(what, where=path, code="source.truncated") from error
+    data = io.BytesIO(bytes_of_source(path))
+    with opened_picture(path, data) as image, decoder_faults(path, "mask"):
+        levels = np.asarray(_as_levels(image))
     if not (levels > 127).any():
         what = f"the mask is black: its brightest level is {levels.max()} of 255"
         hint = "paint white where an edit may be"
@@ -203,8 +200,9 @@ def _depth(image: ImageFile.ImageFile) -> str:
         return f"it has {getattr(image, 'n_frames', 1)} frames"
     if (bits := bits_of(image)) > 8:
         return f"it has {bits} bits a channel"
-    kind = {"F": "numbers with fractions"}.get(image.mode, image.mode)
-    return "" if image.mode in _EXACT else f"its pixels are {kind}"
+    if image.mode in _EXACT:
+        return ""
+    return f"its pixels are {'numbers with fractions' if image.mode == 'F' else image.mode}"
 
 
 def _too_deep(path: Path, why: str) -> SourceImageError:
@@ -215,7 +213,7 @@ def _too_deep(path: Path, why: str) -> SourceImageError:
 
 def _own(path: Path, image: ImageFile.ImageFile) -> Picture:
     """A picture's own channels, upright; it is copied only where it must be."""
-    with _damaged(path):
+    with decoder_faults(path):
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
         kind = "L" if image.mode in ("1", "L") else "RGB"
@@ -225,16 +223,6 @@ def _own(path: Path, image: ImageFile.ImageFile) -> Picture:
                 return layer
             return layer.convert("RGB")
         return image if image.mode == kind else image.convert(kind)
-
-
-@contextmanager
-def _damaged(path: Path) -> Iterator[None]:
-    """Raises SourceImageError for what a decoder raises."""
-    try:
-        yield
-    except Exception as error:  # Pillow's decoders raise nearly anything
-        what = "the picture is damaged or ends too early"
-        raise SourceImageError(what, where=path, code="source.truncated") from error
 
 
 def _unmixed(alpha: Bytes, drawn: Pixels) -> Bytes:

@@ -132,8 +132,9 @@ def read_image(path: Path) -> SourceImage:
     Raises SourceImageError.
     """
     data = bytes_of_source(path)
-    image, notes = _decoded(path, data)
-    return SourceImage(np.array(image), digest.of_bytes(data), notes)
+    with opened_picture(path, io.BytesIO(data)) as image:
+        rgb, notes = _as_read(path, image)
+    return SourceImage(np.array(rgb), digest.of_bytes(data), notes)
 
 
 def own_numbers(path: Path) -> NDArray[Any]:
@@ -141,11 +142,8 @@ def own_numbers(path: Path) -> NDArray[Any]:
 
     Raises SourceImageError.
     """
-    with open_source(path) as file, opened_picture(path, file) as image:
-        try:
-            return np.asarray(image)
-        except _DECODER_ERRORS as error:
-            raise _truncated(path) from error
+    with open_source(path) as file, opened_picture(path, file) as image, decoder_faults(path):
+        return np.asarray(image)
 
 
 def grey_of(image: Image.Image) -> Image.Image:
@@ -165,14 +163,11 @@ def read_small(path: Path, side: int) -> Image.Image:
 
     A JPEG is decoded at a fraction of its size. Raises SourceImageError.
     """
-    with open_source(path) as file, opened_picture(path, file) as image:
-        try:
-            image.draft("RGB", (2 * side, 2 * side))
-            upright, _ = _as_rgb(ImageOps.exif_transpose(image))
-            upright.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
-        except _DECODER_ERRORS as error:
-            raise _truncated(path) from error
-    return upright
+    with open_source(path) as file, opened_picture(path, file) as image, decoder_faults(path):
+        image.draft("RGB", (2 * side, 2 * side))
+        upright, _ = _as_rgb(ImageOps.exif_transpose(image))
+        upright.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
+        return upright
 
 
 def text_of(path: Path) -> PictureText:
@@ -180,11 +175,8 @@ def text_of(path: Path) -> PictureText:
 
     Raises SourceImageError for a file that is no picture, or a damaged PNG.
     """
-    with open_source(path) as file, opened_picture(path, file) as image:
-        try:
-            return formats.text_in(image)
-        except _DECODER_ERRORS as error:
-            raise _truncated(path) from error
+    with open_source(path) as file, opened_picture(path, file) as image, decoder_faults(path):
+        return formats.text_in(image)
 
 
 def fit_cover(pixels: Pixels, size: Size) -> Pixels:
@@ -353,21 +345,15 @@ def _check_size(path: Path, width: int, height: int) -> None:
         raise _fault("too-narrow", what, path, hint)
 
 
-def _decoded(path: Path, data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
-    """The first frame as an upright RGB picture, and what was changed on the way."""
-    with opened_picture(path, io.BytesIO(data)) as image:
-        return _as_read(path, image)
-
-
 def _as_read(path: Path, image: ImageFile.ImageFile) -> tuple[Image.Image, tuple[str, ...]]:
-    """The same of an opened picture. Raises SourceImageError."""
-    try:
+    """The first frame as an upright RGB picture, and what was changed on the way. Raises
+    SourceImageError.
+    """
+    with decoder_faults(path):
         notes = _file_notes(image)
         image.load()
         rgb, more = _as_rgb(ImageOps.exif_transpose(image))
-    except _DECODER_ERRORS as error:
-        raise _truncated(path) from error
-    return rgb, (*notes, *more)
+        return rgb, (*notes, *more)
 
 
 def _file_notes(image: ImageFile.ImageFile) -> list[str]:
@@ -449,8 +435,17 @@ def _fault(slug: str, what: str, path: Path, hint: str = "") -> SourceImageError
     return SourceImageError(what, where=path, hint=hint, code=f"source.{slug}")
 
 
-def _truncated(path: Path) -> SourceImageError:
-    what = "the picture is damaged or ends too early"
+@contextlib.contextmanager
+def decoder_faults(path: Path, noun: str = "picture") -> Iterator[None]:
+    """Raise SourceImageError for whatever calls into Pillow raise."""
+    try:
+        yield
+    except _DECODER_ERRORS as error:
+        raise _truncated(path, noun) from error
+
+
+def _truncated(path: Path, noun: str = "picture") -> SourceImageError:
+    what = f"the {noun} is damaged or ends too early"
     return _fault("truncated", what, path, "copy or save it again")
 
 

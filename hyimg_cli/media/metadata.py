@@ -9,7 +9,7 @@ Basenames only: a picture that is passed on names no folder, user or host. Forma
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
 from typing import Any
 
@@ -34,14 +34,6 @@ class Provenance:
     model_fingerprint: str
     settings: Mapping[str, str] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "version": self.version,
-            "model_fingerprint": self.model_fingerprint,
-            "settings": dict(self.settings),
-            "packages": dict(self.packages),
-        }
 
 
 @dataclass(frozen=True)
@@ -77,7 +69,7 @@ def picture_text(
     return PictureText(_parameters(job, facts, size), _json(record), source_type)
 
 
-def retold(
+def rewrite_metadata(
     text: PictureText,
     line: Mapping[str, Any],
     region: dict[str, str],
@@ -99,7 +91,7 @@ def video_text(
 ) -> str:
     """Contents of an MP4's `comment` and of its sidecar file: the job as JSON, and what made it."""
     sources = {"source_sha256": list(source_sha256)} if source_sha256 else {}
-    return _json({"format": FORMAT, "job": line, **provenance.to_json(), **sources})
+    return _json({"format": FORMAT, "job": line, **asdict(provenance), **sources})
 
 
 def _json(record: Mapping[str, Any]) -> str:
@@ -132,7 +124,7 @@ def _record(job: ImageJob, line: Mapping[str, Any], facts: PictureFacts) -> dict
     return {
         "format": FORMAT,
         "job": line,
-        **facts.provenance.to_json(),
+        **asdict(facts.provenance),
         # Where the text is given the job has no bot_task, but a dynamic system prompt hangs on it.
         "bot_task": job.bot_task,
         "source_sha256": list(facts.source_sha256),

@@ -5,7 +5,7 @@ nothing in them is believed: types are checked here, values where they are used.
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from hyimg_cli.errors import UsageError, require
 from hyimg_cli.files import UnfitFile, json_of, opened, text_of
@@ -15,6 +15,7 @@ from hyimg_cli.media.metadata import FORMAT, Provenance
 from hyimg_cli.media.xmp import source_type_in
 from hyimg_cli.spec.job import Format
 
+Part = TypeVar("Part")
 Kind = Format | Literal["mp4", "sidecar"]
 _MAGIC: tuple[tuple[re.Pattern[bytes], Kind], ...] = (
     (re.compile(rb"\x89PNG\r\n\x1a\n"), "png"),
@@ -23,6 +24,8 @@ _MAGIC: tuple[tuple[re.Pattern[bytes], Kind], ...] = (
     (re.compile(rb"....ftyp", re.DOTALL), "mp4"),
     (re.compile(rb"\s*\{"), "sidecar"),
 )
+# Texts of a record that older ones lack.
+_TEXTS = ("size", "pixel_sha256", "cot_text", "bot_task")
 _WITH_XMP = {"export_xmp": "1"}
 # A record of the longest text is a tenth of it.
 MAX_SIDECAR_BYTES = 10_000_000
@@ -150,33 +153,25 @@ def _record(text: str, path: Path, hint: str = _NO_RECORD) -> Record:
     return Record(
         job=raw["job"],
         provenance=Provenance(
-            _text(raw, "version"),
-            _text(raw, "model_fingerprint"),
+            _part(raw, "version", str),
+            _part(raw, "model_fingerprint", str),
             _texts(raw, "settings"),
             _texts(raw, "packages"),
         ),
-        source_sha256=tuple(map(str, _list(raw, "source_sha256"))),
-        size=_text(raw, "size"),
-        pixel_sha256=_text(raw, "pixel_sha256"),
-        cot_text=_text(raw, "cot_text"),
-        bot_task=_text(raw, "bot_task"),
+        source_sha256=tuple(map(str, _part(raw, "source_sha256", list))),
+        **{name: _part(raw, name, str) for name in _TEXTS},
         raw=raw,
     )
 
 
-def _text(raw: dict[str, Any], name: str) -> str:
-    value = raw.get(name)
-    return value if isinstance(value, str) else ""
-
-
 def _texts(raw: dict[str, Any], name: str) -> dict[str, str]:
-    value = raw.get(name)
-    return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
+    return {str(key): str(value) for key, value in _part(raw, name, dict).items()}
 
 
-def _list(raw: dict[str, Any], name: str) -> list[Any]:
+def _part(raw: dict[str, Any], name: str, kind: type[Part]) -> Part:
+    """A part of a record; empty where it is missing or of another type."""
     value = raw.get(name)
-    return value if isinstance(value, list) else []
+    return value if isinstance(value, kind) else kind()
 
 
 def _fault(slug: str, what: str, path: Path, hint: str = "") -> UsageError:

@@ -4,8 +4,8 @@ Frames are uint8 arrays [T, H, W, 3], RGB, in pieces of any length; no more than
 """
 
 import hashlib
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Iterable
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -71,7 +71,7 @@ def film(
     stand before the MP4 does. All raise StorageError for what the disk refuses, the encoder's own
     errors as they are, ValueError where there is no frame.
     """
-    made = _made(path, fps, comment, box, frames_folder)
+    made = _encode_pieces(path, fps, comment, box, frames_folder)
     next(made)
     return made
 
@@ -86,15 +86,29 @@ def finished(made: Film) -> WrittenVideo:
     raise AssertionError("no piece comes behind the last")
 
 
-def _made(
+def _encode_pieces(
     path: Path, fps: int, comment: str | None, box: bytes, frames_folder: Path | None
 ) -> Film:
+    """Take pieces until None."""
+    # What a muxer of another version would name itself stays out of the file.
+    options = {"fflags": "+bitexact", "movflags": "+faststart"}
     try:
-        with replacing(path) as film_path, _frames_at(frames_folder) as shots:
-            written = yield from _write(film_path, fps, comment, shots)
+        frames_place = replacing(frames_folder) if frames_folder else nullcontext()
+        with replacing(path) as film_path, frames_place as shots:
+            if shots:
+                shots.mkdir()
+            with av.open(str(film_path), "w", format="mp4", options=options) as container:
+                if comment is not None:
+                    container.metadata["comment"] = comment
+                stream = _Stream(container, fps, shots)
+                while (piece := (yield)) is not None:
+                    stream.add(piece)
+                    del piece  # not held until the next one comes
+                stream.close()
             with open(film_path, "ab") as file:
                 file.write(box)
-            return WrittenVideo(digest.of_file(film_path), *written)
+            sha256, pixel_sha256 = digest.of_file(film_path), stream.pixels.hexdigest()
+            return WrittenVideo(sha256, pixel_sha256, stream.count, *stream.shape[:2])
     except StorageError:
         raise
     except (OSError, av.FFmpegError) as error:
@@ -102,33 +116,6 @@ def _made(
             raise
         refusal = error if isinstance(error, OSError) else OSError(error.errno, error.strerror)
         raise storage_error(refusal, path.parent) from error
-
-
-@contextmanager
-def _frames_at(folder: Path | None) -> Iterator[Path | None]:
-    if folder is None:
-        yield None
-        return
-    with replacing(folder) as temporary:
-        temporary.mkdir()
-        yield temporary
-
-
-def _write(
-    path: Path, fps: int, comment: str | None, shots: Path | None
-) -> Generator[None, Frames | None, tuple[str, int, int, int]]:
-    """Digest of the frames, their number, height and width; takes pieces until None."""
-    # What a muxer of another version would name itself stays out of the file.
-    options = {"fflags": "+bitexact", "movflags": "+faststart"}
-    with av.open(str(path), "w", format="mp4", options=options) as container:
-        if comment is not None:
-            container.metadata["comment"] = comment
-        stream = _Stream(container, fps, shots)
-        while (piece := (yield)) is not None:
-            stream.add(piece)
-            del piece  # not held until the next one comes
-        stream.close()
-    return stream.pixels.hexdigest(), stream.count, stream.shape[0], stream.shape[1]
 
 
 class _Stream:

@@ -6,7 +6,6 @@ Source: Adobe's XMP specification, parts 1 and 3 (ISO 16684); IPTC's NewsCodes, 
 
 import re
 import uuid
-from collections.abc import Iterable
 from html import unescape
 from xml.sax.saxutils import escape
 
@@ -30,9 +29,6 @@ _SPACE = ' xmlns:hyimg="urn:x-hyimg:1.0/"'
 _RECORDS = ((b"<hyimg:record>", b"</hyimg:record>"), (b'hyimg:record="', b'"'))
 _SOURCE_TYPE = re.compile(rb":DigitalSourceType\s*(?:>|=\s*[\"'])([^<\"']{0,200})[<\"']")
 _BOX = uuid.UUID("be7acfcb-97a9-42e8-9c71-999491e3afac").bytes
-# Extended XMP, in which earlier versions kept a long record: name, digest, length, offset, a piece.
-_EXTENDED = b"http://ns.adobe.com/xmp/extension/\0"
-_PIECE_START = len(_EXTENDED) + 32 + 4 + 4
 
 
 def packet(source_type: str, record: str = "") -> bytes:
@@ -54,9 +50,8 @@ def source_type_in(data: bytes) -> str:
     return found[1].decode("utf-8", "replace") if found else ""
 
 
-def record_in(data: bytes, segments: Iterable[bytes] = ()) -> str:
-    """The record of a packet, with those of a JPEG's APP1 segments that continue it; else empty."""
-    data += b"".join(one[_PIECE_START:] for one in segments if one.startswith(_EXTENDED))
+def record_in(data: bytes) -> str:
+    """The record of a packet; empty where it has none."""
     for start, end in _RECORDS:
         record, is_whole, _ = data.partition(start)[2].partition(end)
         if is_whole:

@@ -7,13 +7,18 @@ run of a model that does not fit with any of its jobs alone is refused before an
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hyimg_cli.errors import MachineError, UsageError
 from hyimg_cli.journal.keys import precision
+from hyimg_cli.memory.available import AvailableMemory, available_memory
 from hyimg_cli.memory.footprint import Need, need
-from hyimg_cli.memory.gpu_settings import OFFLOAD, OFFLOAD_EXPERTS, refuse_offload_on_ranks
-from hyimg_cli.memory.present import Present, present
-from hyimg_cli.memory.tensor_ranks import refuse_unsplit
+from hyimg_cli.memory.refusals import (
+    OFFLOAD,
+    OFFLOAD_EXPERTS,
+    refuse_offload_on_ranks,
+    refuse_unsplit,
+)
 from hyimg_cli.settings.run import OFFLOADS, Quantization, RunConfig
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.units import bytes_text
@@ -27,16 +32,16 @@ class Fit:
     """A model's need beside what is present, and a remedy where that is too little."""
 
     needed: Need
-    present: Present
+    available: AvailableMemory
     remedy: str = ""
 
     @property
     def is_enough(self) -> bool:
-        return fits(self.needed, self.present)
+        return fits(self.needed, self.available)
 
     def refusal(self) -> MachineError:
         """The error of a run that is not begun."""
-        there, main = self.present, self.present.main
+        there, main = self.available, self.available.main
         room = f"{there.limit} allows" if there.limit else f"{there.place} has"
         left = "" if there.limit else " free"
         found = f"{room} {bytes_text(there.free)}{left}"
@@ -45,12 +50,12 @@ class Fit:
         return _too_large(self.needed, found, self.remedy)
 
 
-def fits(needed: Need, there: Present) -> bool:
+def fits(needed: Need, there: AvailableMemory) -> bool:
     """The one rule. What is not known to be missing is there."""
     return needed.total <= there.free and (there.main is None or needed.waiting <= there.main)
 
 
-def judged(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -> Fit:
+def check_fit(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableMemory) -> Fit:
     """Judge a model with one job at work, whichever of `jobs` takes least."""
     found: list[tuple[Need, Sequence[Job]]] = []
     # Without jobs, its weights.
@@ -78,22 +83,23 @@ def room_for(model: str, jobs: Sequence[Job], config: RunConfig) -> Iterator[Non
     """
     import torch
 
-    found = judged(model, jobs, config, present(config))
+    found = check_fit(model, jobs, config, available_memory(config))
     if not found.is_enough:
         raise found.refusal()
     try:
         yield
     except torch.OutOfMemoryError:
-        less = found.present.at_most(found.needed.total - 1, found.present.limit)
+        less = found.available.at_most(found.needed.total - 1, found.available.limit)
         hint = remedy(model, jobs[:1], config, less)
         raise _too_large(found.needed, "the GPU ran out of memory", hint) from None
 
 
-def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -> str:
+def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableMemory) -> str:
     """Which settings make it fit, the one that changes least first; else how much is wanted."""
     hints = [f"raise {there.limit}"] if there.limit else []
+    are_pictures = _are_pictures(jobs)
     # A line may name another model than the run does.
-    config = replace(config, model=replace(config.model, model=model))
+    config = _changed(config, model=model)
     changes = list(_changes(jobs, config))
     sizes = [(flag, need(model, jobs, changed)) for flag, changed in changes]
     fitting = [
@@ -107,17 +113,17 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -
     else:
         main = there.main
         have_room = [pair for pair in sizes if main is None or pair[1].waiting <= main]
-        hints.append(_wanted(own, have_room))
+        flag, least = min([("", own), *have_room], key=lambda pair: pair[1].total)
+        more = f"free some, or use a machine with {bytes_text(least.total)}"
+        hints.append(f"{more} for {flag}" if flag else more)
         if own.waiting:
-            how = (
-                OFFLOAD_EXPERTS if _are_pictures(jobs) else f"{OFFLOAD} {config.model.cpu_offload}"
-            )
-            hints.append(f"{how} is on already")
-    if own.work and not _are_pictures(jobs):
+            offload = f"{OFFLOAD} {config.model.cpu_offload}"
+            hints.append(f"{OFFLOAD_EXPERTS if are_pictures else offload} is on already")
+    if are_pictures:
+        hints += _over_gpus(model, jobs, config, there)
+    elif own.work:
         fewer = "--clips-together 1, " if config.batch.clips > 1 else ""
         hints.append(f"{fewer}fewer frames, or a smaller size, hold less K/V")
-    if _are_pictures(jobs):
-        hints += _over_gpus(model, jobs, config, there)
     return "; ".join(hints)
 
 
@@ -131,49 +137,44 @@ def can_be_split(config: RunConfig) -> bool:
 
 def in_forms(config: RunConfig) -> dict[Quantization, RunConfig]:
     """The run with each quantization that its ranks could share."""
-    found = {
-        form: replace(config, model=replace(config.model, quantization=form)) for form in FORMS
-    }
+    found = {form: _changed(config, quantization=form) for form in FORMS}
     return {form: one for form, one in found.items() if can_be_split(one)}
+
+
+def _changed(config: RunConfig, **choice: Any) -> RunConfig:
+    """The run with other settings of its model."""
+    return replace(config, model=replace(config.model, **choice))
 
 
 def _changes(jobs: Sequence[Job], config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
     """Settings with which a model takes less, and the run with each."""
-    choice, parallel = config.model, config.parallel
+    choice, are_pictures = config.model, _are_pictures(jobs)
     kind, dtype = precision(choice)
-    if not _are_pictures(jobs) and kind == "cuda":
+    if not are_pictures and kind == "cuda":
         with suppress(UsageError):
-            refuse_offload_on_ranks(parallel)
+            refuse_offload_on_ranks(config.parallel)
             for how in OFFLOADS[OFFLOADS.index(choice.cpu_offload) + 1 :]:
-                changed = replace(config, model=replace(choice, cpu_offload=how))
-                yield f"{OFFLOAD} {how}", changed
-    forms = in_forms(config) if _are_pictures(jobs) else _of_videos(config, kind)
-    for form, changed in forms.items():
-        if FORMS.index(form) > FORMS.index(choice.quantization):
+                yield f"{OFFLOAD} {how}", _changed(config, cpu_offload=how)
+    smaller = FORMS[FORMS.index(choice.quantization) + 1 :]
+    for form in smaller:
+        changed = _changed(config, quantization=form)
+        # A video's transformer has 4 bits on a GPU alone.
+        if can_be_split(changed) if are_pictures else (form, kind) != ("nf4", "cpu"):
             yield f"--quantization {form}", changed
-    is_on_one_gpu = kind == "cuda" and parallel.picture_ranks == 1 and choice.device != "balanced"
-    if _are_pictures(jobs) and is_on_one_gpu:
-        yield from _with_experts_outside(config)
+    is_on_one_gpu = kind == "cuda" and config.parallel.picture_ranks == 1
+    can_fetch = is_on_one_gpu and choice.device != "balanced" and not choice.offloads_experts
+    if are_pictures and can_fetch:
+        yield OFFLOAD_EXPERTS, _changed(config, offloads_experts=True)
+        for form in smaller:
+            changed = _changed(config, quantization=form, offloads_experts=True)
+            yield f"--quantization {form} {OFFLOAD_EXPERTS}", changed
     if kind == "cpu" and dtype == "float32":
-        yield "--dtype bfloat16", replace(config, model=replace(choice, dtype="bfloat16"))
+        yield "--dtype bfloat16", _changed(config, dtype="bfloat16")
 
 
-def _with_experts_outside(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
-    """The run with its experts in main memory, in each quantization that takes no more than now."""
-    choice = config.model
-    for form in FORMS[FORMS.index(choice.quantization) :] if not choice.offloads_experts else ():
-        in_form = "" if form == choice.quantization else f"--quantization {form} "
-        changed = replace(choice, quantization=form, offloads_experts=True)
-        yield f"{in_form}{OFFLOAD_EXPERTS}", replace(config, model=changed)
-
-
-def _of_videos(config: RunConfig, kind: str) -> dict[Quantization, RunConfig]:
-    """The run with each quantization of a video's transformer; 4 bits are a GPU's."""
-    forms = FORMS if kind == "cuda" else FORMS[:-1]
-    return {form: replace(config, model=replace(config.model, quantization=form)) for form in forms}
-
-
-def _over_gpus(model: str, jobs: Sequence[Job], config: RunConfig, there: Present) -> Iterator[str]:
+def _over_gpus(
+    model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableMemory
+) -> Iterator[str]:
     """How more GPUs would hold it."""
     if precision(config.model)[0] == "cpu":
         return
@@ -187,12 +188,6 @@ def _over_gpus(model: str, jobs: Sequence[Job], config: RunConfig, there: Presen
             yield f"{spread} spreads it over the {there.gpus} GPUs here"
             return
     yield "more GPUs share it by --tensor-parallel-size or --device balanced"
-
-
-def _wanted(own: Need, smaller: Sequence[tuple[str, Need]]) -> str:
-    flag, least = min([("", own), *smaller], key=lambda pair: pair[1].total)
-    more = f"free some, or use a machine with {bytes_text(least.total)}"
-    return f"{more} for {flag}" if flag else more
 
 
 def _are_pictures(jobs: Sequence[Job]) -> bool:

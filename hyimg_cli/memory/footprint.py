@@ -17,14 +17,15 @@ GPU's context, workspaces, an allocator's gaps, the nodes of CUDA graphs) is not
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import by_graphs, precision
+from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.manifest.written import Replay
-from hyimg_cli.memory.present import makes_dense
+from hyimg_cli.memory.available import makes_dense
 from hyimg_cli.models.registry import model_card, sequences, video_card
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard, Working
@@ -33,7 +34,6 @@ from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.uncollected import uncollected
 from hyimg_cli.spec.work import video_work
 
-_BF16_BYTES = 2
 # Behind a context's text: its closing tag and what opens the picture, up to the ratio token.
 _BEHIND_TEXT = 8
 # Around a text that was cut at its limit; they are not of the limit's tokens.
@@ -62,16 +62,14 @@ class JobBytes(NamedTuple):
     prefill: int = 0
 
 
-@dataclass(frozen=True)
-class Together:
+class Together(NamedTuple):
     """Jobs that think together at most, and jobs that draw."""
 
     thinking: int
     drawing: int
 
 
-@dataclass(frozen=True)
-class MomentBytes:
+class MomentBytes(NamedTuple):
     """Bytes of K/V and of activations at one moment of a run."""
 
     moment: str
@@ -133,9 +131,13 @@ class Needs:
 
         A decode step gains from every row that joins it, a denoise step is full with few pictures.
         """
-        thinking = _most(most, lambda count: self.widest(Together(count, 1)).total <= room)
-        drawing = _most(most, lambda count: self.widest(Together(thinking, count)).total <= room)
-        return Together(thinking, drawing)
+
+        def has_room(thinking: int, drawing: int) -> bool:
+            return self.widest(Together(thinking, drawing)).total <= room
+
+        counts = range(most, 1, -1)
+        thinking = next((count for count in counts if has_room(count, 1)), 1)
+        return Together(thinking, next((n for n in counts if has_room(thinking, n)), 1))
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,22 @@ class Footprint:
         return self.weights + self.kv + self.activations
 
 
+@dataclass(frozen=True)
+class RankFootprint:
+    """The bytes of one rank. Weights and K/V are exact; activations are those of one process, of
+    which a rank has less.
+    """
+
+    rank: int
+    weights: int
+    kv: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.activations
+
+
 def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 1) -> Need:
     """The need of a model with so many of `jobs` at work `together`; without jobs, its weights.
 
@@ -187,7 +205,10 @@ def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 
         kept = max(video_work(job, videos).velocity_bytes for job in films)
         return replace(own, work=own.work + kept)
     card = model_card(model, revision)
-    weights, waiting = held_weights(card, config), waiting_weights(card, config)
+    weights, waiting = held_weights(card, config), 0
+    if config.model.offloads_experts and card.weights is not None:
+        kind = precision(config.model)[1], config.model.quantization
+        waiting = card.weights.experts_nbytes(*kind) + card.encoder_bytes + card.decoder_bytes
     if not pictures:
         return Need(weights, waiting=waiting)
     found = _where_fullest(needs(pictures, card, config, prefixes=0), card, config)
@@ -228,20 +249,17 @@ def in_groups(card: VideoCard, nbytes: int) -> int:
 
 def kv_bytes_per_token(card: ModelCard, config: RunConfig) -> int:
     """Bytes of one token's K/V in the dtype that the run will choose."""
-    return card.kv_bytes_per_token * _width(config) // _BF16_BYTES
+    return card.kv_bytes_per_token * _width(config)
 
 
 def _share(job: ImageJob, card: ModelCard, config: RunConfig, kv: int, row: int) -> JobBytes:
     """The bytes of one job on the device and in the dtype of `config`; of several sets of ranks, on
     one. A job whose sequence cannot be built fails later, for its own reason, and takes nothing.
     """
-    square, revision = [Size(1, 1)] * len(job.images), config.model.revision
     replay = Replay.of(job)  # a text that is fed again is held as the one that is written
     job = replay.job if replay else job
-    longest = job.text.max_new_tokens + _TAGS
-    try:
-        tokens = sequences(job.model, revision).count(job, square, longest)
-    except JobError:
+    tokens = _tokens(job, config.model.revision, job.text.max_new_tokens + _TAGS)
+    if tokens is None:
         return JobBytes()
     room = max(0, tokens.assumed_think - _TAGS) + _BEHIND_TEXT
     context = tokens.ar_prefill and tokens.ar_prefill + room
@@ -259,11 +277,16 @@ def _share(job: ImageJob, card: ModelCard, config: RunConfig, kv: int, row: int)
 
 def prompt_tokens(job: ImageJob, revision: str | None) -> int:
     """Tokens before a job's picture, without what it has yet to write; 0 where it will fail."""
-    square = [Size(1, 1)] * len(job.images)
+    tokens = _tokens(job, revision, 0)
+    return tokens.positive if tokens else 0
+
+
+def _tokens(job: ImageJob, revision: str | None, written: int) -> JobTokens | None:
+    """Tokens of a job that writes so many, its sources counted as squares; None where it fails."""
     try:
-        return sequences(job.model, revision).count(job, square, 0).positive
+        return sequences(job.model, revision).count(job, [Size(1, 1)] * len(job.images), written)
     except JobError:
-        return 0
+        return None
 
 
 def _velocity_bytes(job: ImageJob, branches: int, card: ModelCard) -> int:
@@ -280,7 +303,7 @@ def working(card: ModelCard, config: RunConfig) -> Working:
     kind = "cpu" if is_on_cpu else "nf4" if makes_dense(config) else form
     found = card.activations.get(kind, Working())
     width = _width(config)
-    return Working(found.row * width // _BF16_BYTES, found.fixed * width // _BF16_BYTES)
+    return Working(found.row * width, found.fixed * width)
 
 
 def needs(
@@ -329,14 +352,6 @@ def held_weights(card: ModelCard, config: RunConfig) -> int:
     return held.first + (_in_one_memory(config) - 1) * held.other
 
 
-def waiting_weights(card: ModelCard, config: RunConfig) -> int:
-    """Bytes of the experts and the VAE in main memory, where they come from there."""
-    if not config.model.offloads_experts or card.weights is None:
-        return 0
-    kind = precision(config.model)[1], config.model.quantization
-    return card.weights.experts_nbytes(*kind) + card.encoder_bytes + card.decoder_bytes
-
-
 def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes | None:
     """Bytes of each rank; None where there is one process."""
     choice, parallel = config.model, config.parallel
@@ -348,10 +363,10 @@ def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes | None:
 
 def _where_fullest(whole: Needs, card: ModelCard, config: RunConfig) -> Needs:
     """The same with the part of K/V that lies in that memory, as a session of ranks counts it."""
-    held = _by_rank(card, config)
+    held, share = _by_rank(card, config), whole.share
     if held is None:
         return whole
-    part, share = held.kv_share * _in_one_memory(config), whole.share
+    part = held.kv_share * _in_one_memory(config)
     context, branches = round(share.context * part), round(share.branches * part)
     return replace(whole, share=share._replace(context=context, branches=branches))
 
@@ -379,16 +394,9 @@ def footprint(
     if memory is not None:
         room = usable(memory - held_weights(card, config))
         together = _where_fullest(found, card, config).fitting(room, most)
-    held = found.widest(together)
-    return Footprint(
-        thinking=together.thinking,
-        drawing=together.drawing,
-        moment=held.moment,
-        weights=weights,
-        kv=held.kv,
-        activations=held.activations,
-        least=weights + found.widest(Together(together.thinking, 1)).total,
-    )
+    moment, kv, activations = found.widest(together)
+    least = weights + found.widest(Together(together.thinking, 1)).total
+    return Footprint(together.thinking, together.drawing, moment, weights, kv, activations, least)
 
 
 @uncollected()
@@ -407,6 +415,22 @@ def footprints(
     return largest
 
 
+def rank_footprints(
+    memory: Mapping[str, Footprint], config: RunConfig
+) -> dict[str, list[RankFootprint]]:
+    """By model, what each rank holds at once of a whole footprint; empty for one process."""
+    found: dict[str, list[RankFootprint]] = {}
+    for model, whole in memory.items():
+        if held := _by_rank(model_card(model, config.model.revision), config):
+            kv = round(whole.kv * held.kv_share)
+            weights = [held.first, *[held.other] * (config.parallel.picture_ranks - 1)]
+            found[model] = [
+                RankFootprint(rank, count, kv, whole.activations)
+                for rank, count in enumerate(weights)
+            ]
+    return found
+
+
 def usable(free: int) -> int:
     """Bytes for K/V and activations where so many are free beside the weights: the rest is for what
     is not counted.
@@ -414,13 +438,9 @@ def usable(free: int) -> int:
     return free * _USABLE_PERCENT // 100
 
 
-def _most(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest of 1 to `most` that fits, or one."""
-    return next((count for count in range(most, 1, -1) if fits(count)), 1)
-
-
 def _width(config: RunConfig) -> int:
-    return 4 if precision(config.model)[1] == "float32" else _BF16_BYTES
+    """How many times larger a number is than in bfloat16."""
+    return 2 if precision(config.model)[1] == "float32" else 1
 
 
 def _prefetches_sources(config: RunConfig) -> bool:
@@ -436,7 +456,7 @@ def _encoded_bytes(jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig)
     images = {path for job in jobs for path in job.images}
     cells = _largest(card) // card.pixels_per_cell**2
     rows = len(images) * (1 + cells + card.source_vit_tokens)
-    return min(ENCODED_BYTES, rows * card.row_bytes * _width(config) // _BF16_BYTES)
+    return min(ENCODED_BYTES, rows * card.row_bytes * _width(config))
 
 
 def _encode_bytes(jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hyimg_cli.journal.keys import precision
+from hyimg_cli.memory.available import AvailableMemory
 from hyimg_cli.memory.footprint import held_weights, need, needs, usable
-from hyimg_cli.memory.present import Present
 from hyimg_cli.models.registry import model_card
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import ModelCard
@@ -50,7 +50,9 @@ class ExpertTraffic:
         return tokens * self.token_s[self.together] / self.together
 
 
-def spare_bytes(model: str, jobs: Sequence[ImageJob], config: RunConfig, there: Present) -> int:
+def spare_bytes(
+    model: str, jobs: Sequence[ImageJob], config: RunConfig, there: AvailableMemory
+) -> int:
     """Bytes for experts that may stay on the GPU beside a full batch."""
     most = min(config.batch.max_size, max(1, len(jobs)))
     needed = need(model, jobs, config, together=most)
@@ -58,7 +60,11 @@ def spare_bytes(model: str, jobs: Sequence[ImageJob], config: RunConfig, there: 
 
 
 def traffic(
-    model: str, jobs: Sequence[ImageJob], config: RunConfig, there: Present | None, link: Link
+    model: str,
+    jobs: Sequence[ImageJob],
+    config: RunConfig,
+    there: AvailableMemory | None,
+    link: Link,
 ) -> ExpertTraffic | None:
     """The traffic of a model's experts; None where it has none."""
     card = model_card(model, config.model.revision)

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from hyimg_cli.memory.available import available_bytes, gpu_free_bytes
 from hyimg_cli.memory.footprint import Together, held_weights, needs, usable
-from hyimg_cli.memory.gpu_settings import refuse_in_session
-from hyimg_cli.memory.present import available_bytes, gpu_free_bytes
+from hyimg_cli.memory.refusals import refuse_in_session
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.parallel.devices import gpus_of
 from hyimg_cli.settings.run import RunConfig

@@ -6,6 +6,7 @@ Pixels are uint8 arrays [H, W, 3], RGB.
 import base64
 import io
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -41,24 +42,15 @@ class EmbeddedPicture:
         return self.width < self.shown_width
 
 
-@dataclass(frozen=True)
-class HeatMap:
+class HeatMap(NamedTuple):
     """A map of where two pictures differ. `top`: levels at the bright end of the scale; `largest`:
-    the largest difference found.
+    the largest difference found; `legend`: the meaning of its colours.
     """
 
     picture: EmbeddedPicture
     top: int
     largest: int
-
-    @property
-    def legend(self) -> str:
-        """The meaning of its colours."""
-        note = f"; {self.picture.note}" if self.picture.note else ""
-        return (
-            f"|A - B|, the largest of the three channels, from 0 to {self.top} levels of 255; "
-            f"largest found: {self.largest}{note}"
-        )
+    legend: str
 
 
 def embedded(pixels: Pixels, alt: str) -> EmbeddedPicture:
@@ -87,8 +79,9 @@ def heat_map(a: Pixels, b: Pixels) -> HeatMap:
     dots = block_reduce(levels, step, np.max) if step > 1 else levels
     image = Image.fromarray(colored(dots / top))
     picture = _encoded(image, f"Difference map: largest {largest} levels")
-    note = f"each dot is the largest of {step}x{step} pixels" if step > 1 else ""
-    return HeatMap(replace(picture, note=note), top, largest)
+    note = f"; each dot is the largest of {step}x{step} pixels" if step > 1 else ""
+    legend = f"|A - B|, the largest of the three channels, from 0 to {top} levels of 255; "
+    return HeatMap(picture, top, largest, f"{legend}largest found: {largest}{note}")
 
 
 def _encoded(image: Image.Image, alt: str) -> EmbeddedPicture:

@@ -81,8 +81,10 @@ class LinkedPictures:
             return found | {"thumb": thumb}
         try:
             if not is_video(path):
-                size = (width, height) if width else _size(file)
-                if max(size) <= SIDE and file.suffix.lower() in SHOWABLE:
+                if not width:
+                    size, _ = probe_image(file, decode=False)
+                    width, height = size.width, size.height
+                if max(width, height) <= SIDE and file.suffix.lower() in SHOWABLE:
                     return found
             if time.thread_time() >= self._until:
                 self.waiting += 1
@@ -136,11 +138,6 @@ def link_to(path: str) -> str:
 
 def _name(path: str) -> str:
     return digest.of_bytes(path.encode("utf-8", "surrogatepass"))
-
-
-def _size(file: Path) -> tuple[int, int]:
-    size, _ = probe_image(file, decode=False)
-    return size.width, size.height
 
 
 def _is_of(thumb: Path, changed_ns: int) -> bool:

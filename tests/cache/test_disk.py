@@ -56,7 +56,6 @@ def test_gives_what_a_dictionary_gives(calls: list[tuple[str, int]], hundreds: i
                 held.popitem(last=False)
             assert [entry.key for entry in store.entries()] == [key(n) for n in held]
             assert store.size_bytes == sum(held.values()) <= budget
-        assert store.hits + store.misses == sum(call == "r" for call, _ in calls)
         assert store.take_notes() == ()
 
 
@@ -70,7 +69,6 @@ def test_another_process_finds_what_one_has_written(tmp_path: Path) -> None:
     again = DiskStore(tmp_path, 1000)
     assert again.has(KIND, key("a"))
     assert again.read(KIND, key("a")) == b"bytes"
-    assert (again.hits, again.misses) == (1, 0)
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "header", "flipped", "longer", "renamed"])
@@ -214,16 +212,18 @@ from hyimg_cli.cache.disk import DiskStore
 
 store = DiskStore(Path(sys.argv[1]), 3000)
 draw = random.Random(int(sys.argv[2]))
+hits = 0
 for _ in range(250):
     number = draw.randrange(12)
     key = hashlib.sha256(str(number).encode()).hexdigest()
     expected = bytes([number]) * 600
     found = store.read("source-images", key)
     assert found in (None, expected), "half a file was read"
+    hits += found is not None
     if found is None:
         store.write("source-images", key, expected)
 assert store.take_notes() == (), "something was damaged or refused"
-print(store.hits)
+print(hits)
 """
 
 

@@ -19,7 +19,7 @@ from hyimg_cli.doctor import determinism, environment, kernels, models, places, 
 from hyimg_cli.doctor.check import Check, Subject, examined, is_ready, portable_text
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal import keys
-from hyimg_cli.memory import present
+from hyimg_cli.memory import available
 from hyimg_cli.memory.footprint import need
 from hyimg_cli.models import registry
 from hyimg_cli.quality import backbones
@@ -307,7 +307,9 @@ def test_memory_against_the_real_model(
 def test_experts_that_wait_are_told_apart_from_what_the_gpu_holds(
     subject: MakeSubject, real_size: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "_present", lambda _: present.Present(32 * 10**9, main=128 * 10**9))
+    monkeypatch.setattr(
+        models, "_present", lambda _: available.AvailableMemory(32 * 10**9, main=128 * 10**9)
+    )
     choice = {"device": "cuda", "quantization": "fp8", "offloads_experts": True}
     found = models.image_memory(subject(real_size, **choice))
     assert "82.4 GB of them wait in main memory; on the GPU 23.6 GB" in found.found
@@ -374,7 +376,7 @@ def test_networks_that_take_turns_need_the_largest_on_the_gpu(
 ) -> None:
     room, main_memory = [10**9], [10**9]
     with_gpus(monkeypatch, room)
-    monkeypatch.setattr(present, "available_bytes", lambda: main_memory[0])
+    monkeypatch.setattr(available, "available_bytes", lambda: main_memory[0])
     whole = subject(device="cuda", dtype="bfloat16")
     turns = subject(device="cuda", dtype="bfloat16", cpu_offload="model")
     sizes = {part: one.count * 2 for part, one in registry.stored_weights("tiny-video").items()}

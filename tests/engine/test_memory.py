@@ -11,6 +11,7 @@ import torch
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import UsageError
 from hyimg_cli.memory import room as memory
+from hyimg_cli.memory.available import available_memory
 from hyimg_cli.memory.footprint import (
     JobBytes,
     Needs,
@@ -20,7 +21,6 @@ from hyimg_cli.memory.footprint import (
     needs,
     usable,
 )
-from hyimg_cli.memory.present import present
 from hyimg_cli.memory.room import batch_sizes
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import GeneratedText
@@ -137,11 +137,11 @@ def test_what_torch_keeps_of_earlier_tensors_is_free(monkeypatch: pytest.MonkeyP
     model: Any = SimpleNamespace(layer_devices=[torch.device("cuda:0"), torch.device("cpu")])
     assert memory.free_bytes(model) == 30
     for device, free in (("cuda:1", 30), ("balanced", 60), ("cuda", 30)):
-        assert present(replace(CONFIG, model=ModelChoice(device=device))).free == free
+        assert available_memory(replace(CONFIG, model=ModelChoice(device=device))).free == free
     # Of 100 a part, of which 50 are taken; never more than is free.
     assert [memory.free_bytes(model, part) for part in (0.9, 0.7, 0.4)] == [30, 20, 0]
     part = replace(_on_gpu(0.7), model=ModelChoice(device="balanced"))
-    assert present(part).free == 40
+    assert available_memory(part).free == 40
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ from hyimg_cli.files import replace_file
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import pixel_settings
 from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.memory.present import of_each
+from hyimg_cli.memory.available import of_each
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.watch import LIMITS, Limits
 from hyimg_cli.settings.run import (

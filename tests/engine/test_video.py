@@ -27,7 +27,7 @@ from hyimg_cli.journal.journal import RunFolder, outcome_to_json, resume
 from hyimg_cli.journal.keys import job_keys
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.media import video
-from hyimg_cli.memory import present
+from hyimg_cli.memory import available
 from hyimg_cli.memory.footprint import need
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import can_be_spread, takes_clips
@@ -653,7 +653,7 @@ def test_pictures_and_videos_in_one_run(
     session = Session(RunConfig(OutputConfig(tmp_path)))
     # Little is left beside the video model; enough when it has gone.
     little = lambda: 10**7 if session._videos.model and not fits else 10**12  # noqa: E731
-    monkeypatch.setattr(present, "available_bytes", little)
+    monkeypatch.setattr(available, "available_bytes", little)
     mixed = [video_job("first"), picture, video_job("last", num_frames=1)]
     events, outcomes = run(mixed, tmp_path, session=session)
     assert {name: o.status for name, o in outcomes.items()} == dict.fromkeys(

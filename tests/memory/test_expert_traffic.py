@@ -11,12 +11,12 @@ from released import released_folder
 from hyimg_cli.doctor import models
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal import keys
-from hyimg_cli.memory import present
+from hyimg_cli.memory import available
+from hyimg_cli.memory.available import AvailableMemory
 from hyimg_cli.memory.fit import fits, remedy
 from hyimg_cli.memory.footprint import need, working
-from hyimg_cli.memory.gpu_settings import refuse_unfollowed
 from hyimg_cli.memory.offload import Link, spare_bytes, traffic
-from hyimg_cli.memory.present import Present
+from hyimg_cli.memory.refusals import refuse_settings
 from hyimg_cli.models.registry import model_card
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, ParallelConfig, Place, RunConfig
 from hyimg_cli.spec.job import ImageJob
@@ -65,7 +65,7 @@ def test_a_text_takes_what_it_does_with_as_many_others_as_have_room(
 ) -> None:
     jobs = [replace(drawn[0], custom_id=str(n)) for n in range(16)]
     for free, together in ((24 * 2**30, 1), (40 * GB, 11), (80 * GB, 16)):
-        found = traffic(model, jobs, config, Present(free), LINK)
+        found = traffic(model, jobs, config, AvailableMemory(free), LINK)
         assert found is not None
         assert found.together == together
         assert sorted({1, together, 16}) == list(found.token_s)
@@ -76,7 +76,7 @@ def test_what_the_card_has_left_stays_there(
     model: str, config: RunConfig, drawn: list[ImageJob]
 ) -> None:
     for free in (24 * GB, 48 * GB, 80 * GB, 400 * GB):
-        there = Present(free)
+        there = AvailableMemory(free)
         found = traffic(model, drawn, config, there, LINK)
         assert found is not None
         assert found.resident == min(found.waiting, spare_bytes(model, drawn, config, there))
@@ -95,15 +95,15 @@ def test_a_small_card_is_enough_where_main_memory_holds_the_experts(
     assert needed.weights + needed.waiting == pytest.approx(
         whole + 2 * found.waiting / 32, abs=32
     ), "two layers' experts are on the card as well"
-    assert fits(needed, Present(32 * GB, main=128 * GB))
-    assert not fits(needed, Present(32 * GB, main=64 * GB))
+    assert fits(needed, AvailableMemory(32 * GB, main=128 * GB))
+    assert not fits(needed, AvailableMemory(32 * GB, main=64 * GB))
     inside = replace(config, model=replace(config.model, offloads_experts=False))
-    assert "--offload-experts would fit" in remedy(model, drawn, inside, Present(32 * GB))
-    assert fits(needed, Present(24 * 2**30)), "no source is encoded beside the model there"
-    small = remedy(model, drawn, inside, Present(16 * GB, main=128 * GB))
+    assert "--offload-experts would fit" in remedy(model, drawn, inside, AvailableMemory(32 * GB))
+    assert fits(needed, AvailableMemory(24 * 2**30)), "no source is encoded beside the model there"
+    small = remedy(model, drawn, inside, AvailableMemory(16 * GB, main=128 * GB))
     assert re.search(r"use a machine with 2\d\.\d GB for --quantization nf4 --off", small), small
     assert "GB for --quantization nf4;" in remedy(
-        model, drawn, inside, Present(16 * GB, main=16 * GB)
+        model, drawn, inside, AvailableMemory(16 * GB, main=16 * GB)
     )
 
 
@@ -127,9 +127,9 @@ def test_where_it_cannot_be_followed_it_is_refused(
     choice = replace(config.model, **change)  # type: ignore[arg-type]
     other = replace(config, model=choice, parallel=ParallelConfig(tensor_ranks=ranks))
     with pytest.raises(UsageError, match=why) as refused:
-        refuse_unfollowed(drawn, other)
+        refuse_settings(drawn, other)
     assert refused.value.where == "--offload-experts"
-    refuse_unfollowed(drawn, config)
+    refuse_settings(drawn, config)
 
 
 def test_a_card_without_fp8_products_has_room_for_dense_weights(
@@ -137,7 +137,7 @@ def test_a_card_without_fp8_products_has_room_for_dense_weights(
 ) -> None:
     """Cards of 24 and 48 GB are no Hoppers: one stack of 64 experts in bfloat16 is 3.2 GB."""
     here = replace(config, model=replace(config.model, place=None))
-    monkeypatch.setattr(present, "here", lambda: PLACE)
+    monkeypatch.setattr(available, "here", lambda: PLACE)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     card, found = model_card(model), {}
     for capability in ((8, 9), (9, 0)):

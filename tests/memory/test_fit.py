@@ -21,9 +21,9 @@ from hyimg_cli.engine.replicas import local as replicas
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError
 from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.memory.fit import FORMS, fits, in_forms, judged, need_of_second, room_for
+from hyimg_cli.memory.available import AvailableMemory, available_memory
+from hyimg_cli.memory.fit import FORMS, check_fit, fits, in_forms, need_of_second, room_for
 from hyimg_cli.memory.footprint import Need, footprint, need
-from hyimg_cli.memory.present import Present, present
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image import pipeline as pictures
 from hyimg_cli.settings.run import (
@@ -72,10 +72,12 @@ def test_the_margin_is_of_the_work(released: str) -> None:
     work = footprint(jobs[:1], card, CPU).least - weights  # type: ignore[arg-type]
     assert work > GB
     enough = weights + -(-work * 100 // 85)
-    verdicts = [judged(released, jobs, CPU, Present(free)) for free in (enough, enough - 1)]
+    verdicts = [
+        check_fit(released, jobs, CPU, AvailableMemory(free)) for free in (enough, enough - 1)
+    ]
     assert [one.is_enough for one in verdicts] == [True, False]
     assert verdicts[0].needed.total == enough
-    assert not judged(released, jobs, CPU, Present(weights - 1)).is_enough
+    assert not check_fit(released, jobs, CPU, AvailableMemory(weights - 1)).is_enough
 
 
 def test_a_second_model_needs_room_for_a_full_batch(released: str) -> None:
@@ -89,7 +91,10 @@ def test_a_second_model_needs_room_for_a_full_batch(released: str) -> None:
 
 def test_networks_that_wait_need_main_memory() -> None:
     needed = Need(10, waiting=50)
-    found = [fits(needed, Present(free, main=main)) for free, main in ((10, 50), (10, 49), (9, 50))]
+    found = [
+        fits(needed, AvailableMemory(free, main=main))
+        for free, main in ((10, 50), (10, 49), (9, 50))
+    ]
     assert found == [True, False, False]
 
 
@@ -198,18 +203,20 @@ def test_a_quantization_that_is_named_fits_and_none_before_it(
     released: str, free: int, form: Any
 ) -> None:
     config = replace(GPU, model=replace(GPU.model, quantization=form))
-    jobs, there = edits(released)[:1], Present(free * GB)
+    jobs, there = edits(released)[:1], AvailableMemory(free * GB)
     smaller = [one for one in FORMS if FORMS.index(one) > FORMS.index(form)]
     enough = {
-        one: judged(released, jobs, changed, there).is_enough
+        one: check_fit(released, jobs, changed, there).is_enough
         for one, changed in in_forms(config).items()
     }
     assume(not enough[form])
-    said = judged(released, jobs, config, there).remedy
+    said = check_fit(released, jobs, config, there).remedy
     first = next((one for one in smaller if enough[one]), None)
     assert (f"--quantization {first} would fit" in said) == (first is not None)
     outside = [
-        judged(released, jobs, replace(one, model=replace(one.model, offloads_experts=True)), there)
+        check_fit(
+            released, jobs, replace(one, model=replace(one.model, offloads_experts=True)), there
+        )
         for one in (config, *(in_forms(config)[form] for form in smaller))
     ]
     has_room = any(one.is_enough for one in outside)
@@ -236,23 +243,23 @@ def test_the_setting_that_changes_least_is_named(
     released: str, free_gb: int, changes: dict[str, Any], said: str
 ) -> None:
     config = replace(GPU, model=replace(GPU.model, **({"dtype": "bfloat16"} | changes)))
-    found = judged(released, edits(released), config, Present(free_gb * GB))
+    found = check_fit(released, edits(released), config, AvailableMemory(free_gb * GB))
     assert not found.is_enough
     assert said in found.remedy
 
 
 @pytest.mark.parametrize(("free_gb", "ranks"), [(102, 2), (62, 4)])
 def test_as_many_ranks_as_are_needed_are_named(released: str, free_gb: int, ranks: int) -> None:
-    there = Present(free_gb * GB, "cuda:0", gpus=8)
-    found = judged(released, edits(released), GPU, there)
+    there = AvailableMemory(free_gb * GB, "cuda:0", gpus=8)
+    found = check_fit(released, edits(released), GPU, there)
     assert f"--tensor-parallel-size {ranks} or --device balanced spreads it over" in found.remedy
     split = replace(GPU, parallel=ParallelConfig(tensor_ranks=ranks))
-    assert judged(released, edits(released), split, there).is_enough
+    assert check_fit(released, edits(released), split, there).is_enough
 
 
 def test_ranks_are_those_that_the_lines_model_can_be_split_over(released: str) -> None:
     """The run's own model, which has no such line, could be split over six."""
-    found = judged(released, edits(released), GPU, Present(10 * GB, "cuda:0", gpus=7))
+    found = check_fit(released, edits(released), GPU, AvailableMemory(10 * GB, "cuda:0", gpus=7))
     assert "more GPUs share it by --tensor-parallel-size" in found.remedy
 
 
@@ -299,15 +306,18 @@ def test_one_job_that_is_too_large_ends_no_run(released: str) -> None:
     """It fails alone, later; a run is refused where none of its jobs fits."""
     small, large = edits(released)[:2]
     long = replace(large, text=replace(large.text, max_new_tokens=15_000))  # type: ignore[union-attr]
-    enough = Present(need(released, [small], CPU).total)
+    enough = AvailableMemory(need(released, [small], CPU).total)
     assert need(released, [long], CPU).total > enough.free
-    assert judged(released, [long, small], CPU, enough).is_enough
-    assert not judged(released, [long], CPU, enough).is_enough
+    assert check_fit(released, [long, small], CPU, enough).is_enough
+    assert not check_fit(released, [long], CPU, enough).is_enough
 
 
 def test_present_is_of_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     with_main_memory(monkeypatch, 64.5 * GB)
-    assert present(CPU).free == int(64.5 * GB)
-    assert present(CPU, replicas=4).free == 16 * GB
+    assert available_memory(CPU).free == int(64.5 * GB)
+    assert available_memory(CPU, replicas=4).free == 16 * GB
     asked = replace(CPU, batch=BatchConfig(memory_gb=30))
-    assert (present(asked).free, present(asked, replicas=4).free) == (30 * GB, 7 * GB)
+    assert (available_memory(asked).free, available_memory(asked, replicas=4).free) == (
+        30 * GB,
+        7 * GB,
+    )

@@ -34,7 +34,7 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.disk import is_process
 from hyimg_cli.journal.keys import here
 from hyimg_cli.journal.provenance import cores
-from hyimg_cli.memory.present import of_each
+from hyimg_cli.memory.available import of_each
 from hyimg_cli.parallel.tie import tie_to
 from hyimg_cli.parallel.watch import Beat
 from hyimg_cli.settings.run import Place, RunConfig

@@ -9,8 +9,8 @@ from hyimg_cli.engine.replicas.messages import Assign, FromReplica, Gone, Setup,
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.journal.provenance import cores
-from hyimg_cli.memory.fit import judged
-from hyimg_cli.memory.present import available_bytes, copies_of, of_each, present
+from hyimg_cli.memory.available import available_bytes, available_memory, copies_of, of_each
+from hyimg_cli.memory.fit import check_fit
 from hyimg_cli.parallel.launch import Launched, launched, packed
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.plan import Plan
@@ -132,11 +132,13 @@ def _refuse_little_memory(config: RunConfig, plan: Plan, count: int) -> None:
     if copies_of(config, count) == 1:
         return
     for model in dict.fromkeys(group.model for group in plan.groups):
-        judge = partial(judged, model, plan.jobs_of_model(model), config)
-        found = judge(present(config, replicas=count))
+        judge = partial(check_fit, model, plan.jobs_of_model(model), config)
+        found = judge(available_memory(config, replicas=count))
         if not found.is_enough:
             fewer = (
-                n for n in range(count - 1, 1, -1) if judge(present(config, replicas=n)).is_enough
+                n
+                for n in range(count - 1, 1, -1)
+                if judge(available_memory(config, replicas=n)).is_enough
             )
             fit = next(fewer, 1)
             raise MachineError(

@@ -88,7 +88,7 @@ class _Bench:
         both = self._jobs(scenario.a), self._jobs(scenario.b)
         jobs, plain = (_with_steps(own, scenario.main_steps) for own in both)
         configs = self._config(scenario.a), self._config(scenario.b)
-        texts = self._decide_texts(configs[0], _pictures(jobs))
+        texts = self._decide_texts(configs[0], [job for job in jobs if isinstance(job, ImageJob)])
         with (
             runs_of(scenario.a.lifetime, configs[0], texts, self.load) as a,
             runs_of(scenario.b.lifetime, configs[1], texts, self.load) as b,
@@ -116,27 +116,20 @@ class _Bench:
     def _jobs(self, variant: Variant) -> list[Job]:
         settings = self._settings(variant)
         jobs = list(runner.accept(self.manifest, settings).jobs)
-        told = [note for note in without_effect(settings, jobs) if note not in self.notes]
-        self.notes += told
+        self.notes += [note for note in without_effect(settings, jobs) if note not in self.notes]
         models = sorted({job.model for job in jobs})
         if len(models) != 1:
             what = f"the manifest's jobs are of {len(models)} models: {', '.join(models)}"
             hint = "compare one model at a time"
             raise UsageError(what, where=self.manifest.title, hint=hint, code="bench.models")
-        self._refuse_steps(jobs, settings)
+        revision, components = settings["revision"].value, settings["video_components"].value
+        try:
+            for job in (job for steps in self.scenario.steps for job in _with_steps(jobs, steps)):
+                registry.check(job, revision, components)
+        except JobError as error:
+            hint = f"--steps {jobs[0].num_inference_steps} is the model's own"
+            raise UsageError(error.what, hint=hint, code="bench.steps") from None
         return jobs
-
-    def _refuse_steps(self, jobs: Sequence[Job], settings: Mapping[str, Setting]) -> None:
-        """Passes numbers of steps that the jobs' model can take. Raises UsageError."""
-        for steps in self.scenario.steps:
-            for job in _with_steps(jobs, steps):
-                try:
-                    registry.check(
-                        job, settings["revision"].value, settings["video_components"].value
-                    )
-                except JobError as error:
-                    hint = f"--steps {jobs[0].num_inference_steps} is the model's own"
-                    raise UsageError(error.what, hint=hint, code="bench.steps") from None
 
     def _settings(self, variant: Variant) -> dict[str, Setting]:
         # Of the environment only what the flags carry: anything else could undo a variant.
@@ -244,10 +237,6 @@ class _Bench:
                 copy = target / f"{name}{file.suffix}"
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy)
-
-
-def _pictures(jobs: Sequence[Job]) -> list[ImageJob]:
-    return [job for job in jobs if isinstance(job, ImageJob)]
 
 
 def _with_steps(jobs: Sequence[Job], steps: int) -> list[Job]:

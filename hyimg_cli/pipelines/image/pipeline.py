@@ -17,13 +17,12 @@ from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.media.metadata import PictureFacts
+from hyimg_cli.memory.available import available_memory
 from hyimg_cli.memory.fit import room_for
 from hyimg_cli.memory.footprint import Together, prompt_tokens
-from hyimg_cli.memory.gpu_settings import offload_of_pictures
 from hyimg_cli.memory.offload import spare_bytes
-from hyimg_cli.memory.present import present
+from hyimg_cli.memory.refusals import offload_of_pictures, refuse_unsplit
 from hyimg_cli.memory.room import batch_sizes, peak_memory_mb, synchronize
-from hyimg_cli.memory.tensor_ranks import refuse_unsplit
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.pipelines import outcomes
@@ -99,7 +98,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
             self._ranks = ranks = ImageRanks(choice, self._parallel, lost=self.tree.clear)
             load = ranks.load
         if choice.offloads_experts:
-            room = spare_bytes(choice.model, jobs, self._config, present(self._config))
+            room = spare_bytes(choice.model, jobs, self._config, available_memory(self._config))
             choice = replace(choice, expert_room=room)
         # What the session is handed has its room already.
         is_handed = load is self._load

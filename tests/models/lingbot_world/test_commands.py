@@ -19,8 +19,8 @@ from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.memory.fit import judged
-from hyimg_cli.memory.present import Present
+from hyimg_cli.memory.available import AvailableMemory
+from hyimg_cli.memory.fit import check_fit
 from hyimg_cli.models import registry
 from hyimg_cli.models.lingbot_world.denoising import ChunkDenoiser
 from hyimg_cli.models.lingbot_world.model import LingBotWorld
@@ -306,9 +306,9 @@ def test_a_clip_that_does_not_fit_is_refused_with_the_number(tmp_path: Path) -> 
     assert (work.tokens, work.steps) == (32_760, 34)
     assert work.tokens * card.chunks.kv_bytes == pytest.approx(26.8 * GB, rel=2e-3)
     config_of = RunConfig(OutputConfig(tmp_path), model=ModelChoice(dtype="bfloat16", device="cpu"))
-    found = judged(job.model, [job], config_of, Present(48 * GB))
+    found = check_fit(job.model, [job], config_of, AvailableMemory(48 * GB))
     assert not found.is_enough
     refusal = str(found.refusal())
     assert "one job beside them 32.2 GB" in refusal
     assert "fewer frames, or a smaller size" in refusal
-    assert judged(job.model, [job], config_of, Present(80 * GB)).is_enough
+    assert check_fit(job.model, [job], config_of, AvailableMemory(80 * GB)).is_enough

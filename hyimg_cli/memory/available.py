@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hyimg_cli.journal.keys import here, precision
-from hyimg_cli.memory.gpu_settings import UTILIZATION
+from hyimg_cli.memory.refusals import UTILIZATION
 from hyimg_cli.settings.run import RunConfig
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ _MEMORY_GB = "[batch] memory_gb"
 
 
 @dataclass(frozen=True)
-class Present:
+class AvailableMemory:
     """Bytes that one model may have in all.
 
     `free` is on its device, `main` in main memory, None where that is not known. `gpus`: how many
@@ -30,28 +30,28 @@ class Present:
     gpus: int = 0
     limit: str = ""
 
-    def at_most(self, nbytes: int, limit: str) -> "Present":
+    def at_most(self, nbytes: int, limit: str) -> "AvailableMemory":
         """The same where a setting allows no more than `nbytes`."""
         return replace(self, free=nbytes, limit=limit) if nbytes < self.free else self
 
 
-def present(config: RunConfig, *, replicas: int = 1) -> Present:
+def available_memory(config: RunConfig, *, replicas: int = 1) -> AvailableMemory:
     """The memory that is free where `config` puts a model; in main memory, for each replica.
 
     Raises MachineError where a GPU was asked for and there is none.
     """
     main, copies = available_bytes(), copies_of(config, replicas)
-    found = Present(_part(main, copies), main=main)
+    found = AvailableMemory(_part(main, copies), main=main)
     if precision(config.model)[0] == "cuda":
         found = _on_gpus(config, main) or found
     limit = config.batch.memory_bytes
     return found if limit is None else found.at_most(_part(limit, copies), _MEMORY_GB)
 
 
-def stated(config: RunConfig, *, replicas: int = 1) -> Present | None:
+def configured_memory(config: RunConfig, *, replicas: int = 1) -> AvailableMemory | None:
     """The memory that `config` states, for a plan that may be another machine's; None: nothing."""
     nbytes = config.batch.memory_bytes
-    return None if nbytes is None else Present(_part(nbytes, copies_of(config, replicas)))
+    return None if nbytes is None else AvailableMemory(_part(nbytes, copies_of(config, replicas)))
 
 
 def copies_of(config: RunConfig, replicas: int) -> int:
@@ -91,7 +91,7 @@ def _part(nbytes: int, copies: int) -> int:
     return part if copies == 1 or part < _GB else part // _GB * _GB
 
 
-def _on_gpus(config: RunConfig, main: int) -> Present | None:
+def _on_gpus(config: RunConfig, main: int) -> AvailableMemory | None:
     """The memory that is free on a model's GPUs, or the part of it that the run may use."""
     from hyimg_cli.parallel.devices import gpu_count, gpus_of
 
@@ -100,7 +100,7 @@ def _on_gpus(config: RunConfig, main: int) -> Present | None:
     if not gpus:
         return None
     place = "all GPUs together" if choice.device == "balanced" else str(gpus[0])
-    found = Present(sum(map(gpu_free_bytes, gpus)), place, main, gpu_count())
+    found = AvailableMemory(sum(map(gpu_free_bytes, gpus)), place, main, gpu_count())
     allowed = sum(gpu_free_bytes(gpu, part) for gpu in gpus)
     return found.at_most(allowed, f"{UTILIZATION} {part:g}") if part is not None else found
 
