@@ -25,13 +25,7 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.manifest.shards import Shard
 from hyimg_cli.memory.available import available_memory, configured_memory
 from hyimg_cli.memory.fit import check_fit
-from hyimg_cli.memory.footprint import (
-    Footprint,
-    RankFootprint,
-    footprints,
-    rank_footprints,
-    video_need,
-)
+from hyimg_cli.memory.footprint import ByRank, Footprint, footprints, rank_footprints, video_need
 from hyimg_cli.memory.offload import HOPELESS_TEXT_S, link_of, traffic
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
@@ -172,7 +166,7 @@ def _components(order: Plan, config: RunConfig) -> dict[str, dict[str, int]]:
 def _held(
     memory: Mapping[str, Footprint],
     components: Mapping[str, dict[str, int]],
-    by_rank: Mapping[str, Sequence[RankFootprint]],
+    by_rank: ByRank,
 ) -> dict[str, Any]:
     """Bytes held in memory at once, by model, and where layers are split by rank as well."""
     weights: dict[str, Any] = {model: one.weights for model, one in memory.items()}
@@ -189,14 +183,17 @@ def _held(
 def _memory_lines(
     memory: Mapping[str, Footprint],
     components: Mapping[str, dict[str, int]],
-    by_rank: Mapping[str, Sequence[RankFootprint]],
+    by_rank: ByRank,
 ) -> Iterator[str]:
     for model, one in memory.items():
         yield f"  weights of {model}: {bytes_text(one.weights)} once loaded"
         counts = f"{one.thinking} thinking and {one.drawing} drawing together"
         if model in by_rank:
             yield f"  memory with {counts}, by rank:"
-            yield from map(_rank_line, by_rank[model])
+            for own in by_rank[model]:
+                parts = f"{bytes_text(own.weights)} of weights, {bytes_text(own.kv)} of KV"
+                at_most = f"at most {bytes_text(own.activations)} of activations"
+                yield f"    rank {own.rank}: {parts}, {at_most}; {bytes_text(own.total)} in all"
             continue
         parts = f"{bytes_text(one.kv)} of KV, about {bytes_text(one.activations)} of activations"
         yield f"  memory with {counts}: {parts}; {bytes_text(one.total)} in all"
@@ -205,12 +202,6 @@ def _memory_lines(
     for model, sizes in components.items():
         parts = ", ".join(f"{name} {bytes_text(size)}" for name, size in sizes.items())
         yield f"  weights of {model} once loaded: {parts}"
-
-
-def _rank_line(one: RankFootprint) -> str:
-    parts = f"{bytes_text(one.weights)} of weights, {bytes_text(one.kv)} of KV"
-    at_most = f"at most {bytes_text(one.activations)} of activations"
-    return f"    rank {one.rank}: {parts}, {at_most}; {bytes_text(one.total)} in all"
 
 
 def _replica_lines(count: int, config: RunConfig) -> Iterator[str]:

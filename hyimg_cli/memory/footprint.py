@@ -191,6 +191,9 @@ class RankFootprint:
         return self.weights + self.kv + self.activations
 
 
+ByRank = dict[str, list[RankFootprint]]
+
+
 def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 1) -> Need:
     """The need of a model with so many of `jobs` at work `together`; without jobs, its weights.
 
@@ -415,11 +418,9 @@ def footprints(
     return largest
 
 
-def rank_footprints(
-    memory: Mapping[str, Footprint], config: RunConfig
-) -> dict[str, list[RankFootprint]]:
+def rank_footprints(memory: Mapping[str, Footprint], config: RunConfig) -> ByRank:
     """By model, what each rank holds at once of a whole footprint; empty for one process."""
-    found: dict[str, list[RankFootprint]] = {}
+    found: ByRank = {}
     for model, whole in memory.items():
         if held := _by_rank(model_card(model, config.model.revision), config):
             kv = round(whole.kv * held.kv_share)
