@@ -33,11 +33,13 @@ _COMMENT, _PIECE_BYTES = b"hyimg ", 65_000
 
 def png(pixels: NDArray[np.uint8], texts: Mapping[str, str]) -> bytes:
     """A PNG with a text chunk for each of `texts`, by keyword."""
+    assert pixels.shape[2:] == (3,), "pixels are RGB"
     return _saved(pixels, format="PNG", pnginfo=_chunks(texts))
 
 
 def encoded(pixels: NDArray[np.uint8], encoding: Encoding, text: PictureText | None) -> bytes:
     """The picture's file; `text`: what it says about itself."""
+    assert pixels.shape[2:] == (3,), "pixels are RGB"
     match encoding.format:
         case "png":
             return png(pixels, _texts(text))
