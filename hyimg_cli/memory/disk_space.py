@@ -23,7 +23,15 @@ def refuse_full_disk(
     """
     if not jobs:
         return
-    _refuse_broken_cache(config.cache.folder)
+    # A cache folder that is missing is made later; one that is a file, or below one, never is.
+    cache = nearest_existing(config.cache.folder) if config.cache.folder else None
+    if cache is not None and not cache.is_dir():
+        raise StorageError(
+            "the disk cache's folder is a file",
+            where=cache,
+            hint="choose another folder with --cache-dir, or leave it out with --no-disk-cache",
+            code="storage.cache",
+        )
     works = [video_work(job, card_of(job.model)) for job in jobs]
     pixels = sum(work.pixels for work in works)
     needed = film_bytes(pixels, with_frames=config.output.frames != "none")
@@ -36,18 +44,4 @@ def refuse_full_disk(
             where=folder,
             hint="free some space, choose another folder with -o, or run a part with --limit",
             code="storage.full",
-        )
-
-
-def _refuse_broken_cache(folder: Path | None) -> None:
-    """A cache folder that is missing is made later; one that is a file, or below one, never is."""
-    if folder is None:
-        return
-    existing = nearest_existing(folder)
-    if not existing.is_dir():
-        raise StorageError(
-            "the disk cache's folder is a file",
-            where=existing,
-            hint="choose another folder with --cache-dir, or leave it out with --no-disk-cache",
-            code="storage.cache",
         )

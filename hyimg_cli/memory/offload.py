@@ -12,7 +12,6 @@ from hyimg_cli.memory.available import AvailableMemory
 from hyimg_cli.memory.footprint import held_weights, need, needs, usable
 from hyimg_cli.models.registry import model_card
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob
 
 # Of locked memory over PCIe 4.0 x16; what is not measured is taken to be so.
@@ -70,7 +69,8 @@ def traffic(
     card = model_card(model, config.model.revision)
     if card.routing is None or card.weights is None:
         return None
-    routing, nbytes = card.routing, _experts_bytes(card, config)
+    form = precision(config.model)[1], config.model.quantization
+    routing, nbytes = card.routing, card.weights.experts_nbytes(*form)
     resident = min(nbytes, spare_bytes(model, jobs, config, there)) if there else 0
     missing = 1 - resident / nbytes
     together = max(1, min(config.batch.max_size, sum(job.writes_text for job in jobs)))
@@ -111,8 +111,3 @@ def _measured() -> float:
         end.synchronize()
         seconds.append(begin.elapsed_time(end) / 1e3)
     return float(_TRIAL_BYTES / min(seconds))
-
-
-def _experts_bytes(card: ModelCard, config: RunConfig) -> int:
-    assert card.weights is not None, "its weights are counted"
-    return card.weights.experts_nbytes(precision(config.model)[1], config.model.quantization)

@@ -12,7 +12,6 @@ what was counted for two of their blocks. A run is not refused by them: a decode
 memory goes on in smaller tiles.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -100,12 +99,6 @@ def fitting(job: VideoJob, card: VideoCard, config: RunConfig, room: int) -> str
         if choice.cpu_offload == "group" and ranks > 1:
             continue
         if video_needs(job, card, choice, ranks=ranks).most.total <= room:
-            return " ".join(_flags(choice))
+            flags = {"--quantization": quantization, "--cpu-offload": offload}
+            return " ".join(f"{flag} {word}" for flag, word in flags.items() if word != "none")
     return None
-
-
-def _flags(choice: ModelChoice) -> Iterator[str]:
-    if choice.quantization != "none":
-        yield f"--quantization {choice.quantization}"
-    if choice.cpu_offload != "none":
-        yield f"--cpu-offload {choice.cpu_offload}"
