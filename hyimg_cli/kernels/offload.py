@@ -1,11 +1,11 @@
-"""Experts' weights in main memory, because the device has no room for all of them.
+"""Experts' weights in main memory, because the device has no memory for all of them.
 
-    many rows   a whole layer into one of two rooms, while the layer before it is at work in the
+    many rows   a whole layer into one of two buffers, while the layer before it is at work in the
                 other; what is resident is copied on the device
     few rows    the chosen experts alone, into slots that the least recently used leave; where all
                 layers choose more than there are slots, side by side into a room
 
-What is resident fills the slots that the device has room for, of each layer as much. A step that
+What is resident fills the slots that the device has memory for, of each layer as much. A step that
 chooses more over all layers than there are slots leaves them as they are: were they taken in turn,
 each would be gone again before its layer's next turn. Rows that are decoded together share what is
 fetched for them. The kernels are those of the same experts on the device: a slot's number stands
@@ -34,7 +34,7 @@ MOST_ROUTED_ROWS = 64
 Pair = tuple[Stack, Stack]
 
 
-class Residents:
+class ExpertCache:
     """Which key has which of `count` slots; the least recently used leaves first."""
 
     def __init__(self, count: int) -> None:
@@ -71,8 +71,8 @@ class Residents:
 
 
 @dataclass
-class Room:
-    """Room for a whole layer on the device, the layer that is there, and its computation."""
+class StagingBuffer:
+    """Memory for a whole layer on the device, the layer that is there, and its computation."""
 
     stacks: Pair
     compute: Experts
@@ -84,28 +84,28 @@ class OffloadedExperts:
     """All layers' experts. `fetched`: matrices that came over the link so far."""
 
     def __init__(self, layers: Sequence[Pair], device: torch.device, resident_bytes: int) -> None:
-        """`layers`: both stacks of each, in main memory, all of one shape. Beside the two rooms as
-        many experts stay on the device as `resident_bytes` hold.
+        """`layers`: both stacks of each, in main memory, all of one shape. Beside the two buffers
+        as many experts stay on the device as `resident_bytes` hold.
         """
         self._layers, self._device = layers, device
         self.count = layers[0][0].shape[0]
         parts = [part for stack in layers[0] for part in _parts(stack)]
         self.expert_bytes = sum(part.nbytes for part in parts) // self.count
-        rooms = [_room(layers[0], self.count, device) for _ in range(2)]
-        self._rooms = [Room(room, experts_of(*room)) for room in rooms]
+        pairs = [_empty_pair(layers[0], self.count, device) for _ in range(2)]
+        self._staging = [StagingBuffer(pair, experts_of(*pair)) for pair in pairs]
         slots = min(resident_bytes // self.expert_bytes, len(layers) * self.count)
-        self._pool = _room(layers[0], max(1, slots), device)
+        self._pool = _empty_pair(layers[0], max(1, slots), device)
         by_slot = experts_of(*self._pool)
         self._by_slot = by_slot.few if isinstance(by_slot, ByRows) else by_slot
         # Another kernel would read all slots, which are many more than a layer's experts.
         self._reads_chosen = device.type != "cuda" or isinstance(by_slot, ByRows)
         self._by_count: dict[int, Experts] = {}
-        self.residents = Residents(slots)
+        self.cache = ExpertCache(slots)
         self.fetched = 0
         self._link = torch.cuda.Stream(device) if device.type == "cuda" else None
         if self._link is not None:
             pinned = _pin(layers, device)
-            # The last layer has begun a copy of the first. It ends before its rooms are another
+            # The last layer has begun a copy of the first. It ends before its buffers are another
             # model's memory, and memory is unlocked before the system has it back.
             weakref.finalize(self, _let_go, self._link, pinned).atexit = False
 
@@ -124,16 +124,16 @@ class OffloadedExperts:
     ) -> Tensor:
         if x_TM.shape[0] <= MOST_ROUTED_ROWS:
             chosen = sorted(set(index_TK.flatten().tolist()))
-            if self._reads_chosen and len(chosen) * len(self._layers) <= self.residents.count:
+            if self._reads_chosen and len(chosen) * len(self._layers) <= self.cache.count:
                 slot_TK = self._numbers(chosen, self._slots(layer, chosen))[index_TK]
                 return self._by_slot(x_TM, weight_TK, slot_TK, onto_TM=onto_TM)
             if len(chosen) <= self.count // 2:
                 place_TK = self._numbers(chosen, range(len(chosen)))[index_TK]
                 return self._partly(layer, chosen)(x_TM, weight_TK, place_TK, onto_TM=onto_TM)
-        room = self._whole(layer)
-        self._begin((layer + 1) % len(self._layers), room)
-        out_TM = room.compute(x_TM, weight_TK, index_TK, onto_TM=onto_TM)
-        self._adopt(room, layer, range(self.count))
+        staging = self._whole(layer)
+        self._begin((layer + 1) % len(self._layers), staging)
+        out_TM = staging.compute(x_TM, weight_TK, index_TK, onto_TM=onto_TM)
+        self._fill_free_slots(staging, layer, range(self.count))
         return out_TM
 
     def _numbers(self, chosen: Sequence[int], places: Sequence[int]) -> Tensor:
@@ -143,7 +143,7 @@ class OffloadedExperts:
 
     def _slots(self, layer: int, chosen: Sequence[int]) -> list[int]:
         """The slot of each chosen expert, which are fetched where they are not there."""
-        slots, missing = self.residents.place([(layer, expert) for expert in chosen])
+        slots, missing = self.cache.place([(layer, expert) for expert in chosen])
         if missing:
             self._wait_for_link()  # it may be copying what is resident into a room
         for number in missing:
@@ -151,16 +151,16 @@ class OffloadedExperts:
         return slots
 
     def _partly(self, layer: int, chosen: Sequence[int]) -> Experts:
-        """The computation by a room that begins with the chosen experts of a layer: a kernel that
-        reads all that it is given reads no other.
+        """The computation by a staging buffer that begins with the chosen experts of a layer: a
+        kernel that reads all that it is given reads no other.
         """
-        room, count = self._rooms[0], len(chosen)
-        room.layer = None
+        staging, count = self._staging[0], len(chosen)
+        staging.layer = None
         self._wait_for_link()  # it may be filling the room
-        self._fill(room, layer, chosen)
-        self._adopt(room, layer, chosen)
+        self._fill(staging, layer, chosen)
+        self._fill_free_slots(staging, layer, chosen)
         if count not in self._by_count:
-            gate_and_up, down = (_first(stack, count) for stack in room.stacks)
+            gate_and_up, down = (_first(stack, count) for stack in staging.stacks)
             self._by_count[count] = experts_of(gate_and_up, down)
         return self._by_count[count]
 
@@ -168,51 +168,51 @@ class OffloadedExperts:
         if self._link is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._link)
 
-    def _whole(self, layer: int) -> Room:
-        """The room that has the layer, now or as soon as the work before it is done."""
-        room = next((room for room in self._rooms if room.layer == layer), None)
-        if room is None:
-            room = self._begin(layer, None)
-        if room.is_there is not None:
-            torch.cuda.current_stream(self._device).wait_event(room.is_there)
-        return room
+    def _whole(self, layer: int) -> StagingBuffer:
+        """The staging buffer that has the layer, now or as soon as the work before it is done."""
+        staging = next((staging for staging in self._staging if staging.layer == layer), None)
+        if staging is None:
+            staging = self._begin(layer, None)
+        if staging.is_there is not None:
+            torch.cuda.current_stream(self._device).wait_event(staging.is_there)
+        return staging
 
-    def _begin(self, layer: int, busy: Room | None) -> Room:
-        """Have the layer on its way to a room that is not `busy`, where it is in none."""
-        there = [room for room in self._rooms if room.layer == layer]
-        free = [room for room in self._rooms if room is not busy]
-        room = (there or free)[0]
+    def _begin(self, layer: int, busy: StagingBuffer | None) -> StagingBuffer:
+        """Have the layer on its way to a staging buffer that is not `busy`, where it is in none."""
+        there = [staging for staging in self._staging if staging.layer == layer]
+        free = [staging for staging in self._staging if staging is not busy]
+        staging = (there or free)[0]
         if there:
-            return room
-        room.layer = layer
+            return staging
+        staging.layer = layer
         if self._link is None:
-            self._fill(room, layer, range(self.count))
-            return room
-        # Of what is resident, and of the room, the stream that computes has the last use.
+            self._fill(staging, layer, range(self.count))
+            return staging
+        # Of what is resident, and of the buffer, the stream that computes has the last use.
         self._link.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._link):
-            self._fill(room, layer, range(self.count))
-            room.is_there = self._link.record_event()
-        return room
+            self._fill(staging, layer, range(self.count))
+            staging.is_there = self._link.record_event()
+        return staging
 
-    def _fill(self, room: Room, layer: int, experts: Sequence[int]) -> None:
-        """Experts of a layer side by side into a room, from the slots or over the link."""
+    def _fill(self, staging: StagingBuffer, layer: int, experts: Sequence[int]) -> None:
+        """Experts of a layer side by side into a staging buffer, by slots or over the link."""
         for place, expert in enumerate(experts):
-            slot = self.residents.slot_of((layer, expert))
+            slot = self.cache.slot_of((layer, expert))
             if slot is None:
-                self._fetch(layer, expert, room.stacks, place)
+                self._fetch(layer, expert, staging.stacks, place)
             else:
-                _copy(self._pool, slot, room.stacks, place)
+                _copy(self._pool, slot, staging.stacks, place)
 
-    def _adopt(self, room: Room, layer: int, experts: Sequence[int]) -> None:
-        """Fill slots that are still free from a room: who never decodes has residents, too. Each
-        layer has its share, or the link would rest for some and be waited for by others.
+    def _fill_free_slots(self, staging: StagingBuffer, layer: int, experts: Sequence[int]) -> None:
+        """Fill slots that are still free from a staging buffer: who never decodes keeps some too.
+        Each layer has its share, or the link would rest for some and be waited for by others.
         """
-        share = -(-self.residents.count // len(self._layers))
+        share = -(-self.cache.count // len(self._layers))
         for place, expert in enumerate(experts):
-            slot = self.residents.free_slot((layer, expert)) if expert < share else None
+            slot = self.cache.free_slot((layer, expert)) if expert < share else None
             if slot is not None:
-                _copy(room.stacks, place, self._pool, slot)
+                _copy(staging.stacks, place, self._pool, slot)
 
     def _fetch(self, layer: int, expert: int, to: Pair, place: int) -> None:
         _copy(self._layers[layer], expert, to, place)
@@ -223,7 +223,7 @@ def _parts(stack: Stack) -> tuple[Tensor, ...]:
     return (stack,) if isinstance(stack, Tensor) else stack.tensors
 
 
-def _room(like: Pair, count: int, device: torch.device) -> Pair:
+def _empty_pair(like: Pair, count: int, device: torch.device) -> Pair:
     """Stacks of `count` experts on `device`, in the form of `like`."""
     gate_and_up, down = (_empty(stack, count, device) for stack in like)
     return gate_and_up, down

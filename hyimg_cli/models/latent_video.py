@@ -30,7 +30,7 @@ LATENTS: ViewKind = "latents"
 
 
 @dataclass(frozen=True)
-class PictureView:
+class ImageConditioning:
     """One thing that a transformer reads of a job's start pictures: what an image encoder makes of
     them, or the VAE of frames of a size. `images`: path and sha256 of each; `size` and `fit` are
     None, `num_frames` 0 where they make no difference.
@@ -111,10 +111,10 @@ class ConditionEncoder(Protocol[Item]):
         """Count how often each encoder ran since the checkpoint was opened."""
 
 
-class PictureEncoder(ConditionEncoder[PictureView], Protocol):
+class PictureEncoder(ConditionEncoder[ImageConditioning], Protocol):
     """The encoders of start pictures; the VAE among them stays with the model."""
 
-    def views(self, job: VideoJob, digests: Sequence[str]) -> tuple[PictureView, ...]:
+    def views(self, job: VideoJob, digests: Sequence[str]) -> tuple[ImageConditioning, ...]:
         """The job's pictures as the transformer reads them; `digests` are those of its files."""
 
 

@@ -1,9 +1,9 @@
 """Out of memory: what is tried, in which order, and what the job's line tells of it.
 
-    FEWER   together: a forward in halves, or with those alone that there was room for
-    AGAIN   when what is kept for other jobs was dropped, and the allocator's cache
-    LATER   when others have given their memory back
-    LOST    the job fails; its line names the setting that needs less
+    SPLIT     together: a forward in halves, or with those alone that there was room for
+    RETRY     when what is kept for other jobs was dropped, and the allocator's cache
+    REQUEUE   when others have given their memory back
+    FAIL      the job fails; its line names the setting that needs less
 
 None of it changes a pixel. Tiles are other pixels, and so another run: of pictures only who asks
 for them gets them. A video has taken hours at its decode: before it is lost its tiles are smaller,
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 Requests = Sequence[Request[Any]]
 Result = TypeVar("Result")
 SharedStage = Literal["think", "draw"]
-# Of a job that goes on LATER, by what there was no memory for.
+# Of a job that goes on REQUEUE, by what there was no memory for.
 _WAITS = {
     "prefill": "no memory to begin it beside others",
     "branches": "it began anew: no memory for its context beside another's branches",
@@ -39,10 +39,10 @@ _WAITS = {
 class Remedy(Enum):
     """The next attempt at requests whose stage has failed."""
 
-    FEWER = auto()
-    AGAIN = auto()
-    LATER = auto()
-    LOST = auto()
+    SPLIT = auto()
+    RETRY = auto()
+    REQUEUE = auto()
+    FAIL = auto()
 
 
 class Attempt:
@@ -103,23 +103,23 @@ class MemoryPolicy:
         is_short, count = isinstance(error, torch.OutOfMemoryError), len(requests)
         name = requests[0].job.custom_id
         if is_short and company:
-            remedy = Remedy.FEWER
+            remedy = Remedy.SPLIT
             self._note(company, f"no memory to {stage} more than {len(company)} together")
             self.limit(stage, len(company), [*requests, *company])
         elif count > 1:
-            remedy = Remedy.FEWER
+            remedy = Remedy.SPLIT
             what = "out of memory" if is_short else repr(error)
             self._note(requests, f"a batch of {count} failed ({what}); it went on in halves")
             if is_short:
                 self.limit(stage, count // 2, requests)
         elif is_short and name not in self._dropped_for:
-            remedy = Remedy.AGAIN
+            remedy = Remedy.RETRY
             self._note(requests, f"out of memory; it went on when {self._kept} were dropped")
             self._dropped_for.add(name)
             self._drop()
         else:
-            remedy = Remedy.LATER if is_short and can_wait else Remedy.LOST
-        if is_short or remedy is not Remedy.LOST:
+            remedy = Remedy.REQUEUE if is_short and can_wait else Remedy.FAIL
+        if is_short or remedy is not Remedy.FAIL:
             # Its frames keep activations alive. Any other lost job's tell where its fault is.
             error.__traceback__ = error.__context__ = None
         if is_short:
@@ -140,7 +140,7 @@ class MemoryPolicy:
             with Attempt() as tried:
                 return (yield from stage())
             assert tried.error is not None, "the stage gave nothing"
-            if self.remedy(tried.error, [request]) is Remedy.AGAIN:
+            if self.remedy(tried.error, [request]) is Remedy.RETRY:
                 continue
             is_short = isinstance(tried.error, torch.OutOfMemoryError)
             way = next(ways, None) if is_short else None

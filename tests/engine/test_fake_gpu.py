@@ -212,7 +212,7 @@ def test_slots_are_shown_to_no_kernel_that_reads_all_it_is_given(
     ]
     device = torch.device("cuda:0")
     outside = OffloadedExperts(away, device, 1 << 40)  # type: ignore[arg-type]
-    assert outside.residents.count == LAYERS * bench.load.arch.num_experts
+    assert outside.cache.count == LAYERS * bench.load.arch.num_experts
     rows = torch.ones(1, bench.load.arch.hidden_size, device=device, dtype=torch.bfloat16)
     index = torch.ones(1, 8, device=device, dtype=torch.int64)
     outside.of_layer(0)(rows, index.bfloat16(), index)

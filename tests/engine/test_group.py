@@ -20,7 +20,7 @@ from hyimg_cli.memory.footprint import Together, needs
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import Decoded, ImageStages
-from hyimg_cli.pipelines.image.think import Decoding
+from hyimg_cli.pipelines.image.think import DecodeRequest
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -377,14 +377,14 @@ def test_a_token_that_cannot_be_written_fails_its_own_job(
     monkeypatch: pytest.MonkeyPatch,
     read_lag: int,
 ) -> None:
-    accept, calls = Decoding.accept, iter(range(10**6))
+    accept, calls = DecodeRequest.accept, iter(range(10**6))
 
-    def failing(self: Decoding, choice: Any, id_: int) -> None:
+    def failing(self: DecodeRequest, choice: Any, id_: int) -> None:
         if next(calls) == 4:
             raise RuntimeError("what follows it is not known")
         accept(self, choice, id_)
 
-    monkeypatch.setattr(Decoding, "accept", failing)
+    monkeypatch.setattr(DecodeRequest, "accept", failing)
     ends = _run(mixed[:6], studio_of(family), 6, read_lag)
     (lost,) = [name for name, end in ends.items() if isinstance(end, Lost)]
     expected = {job.custom_id: alone[job.custom_id] for job in mixed[:6] if job.custom_id != lost}

@@ -196,7 +196,7 @@ def test_a_writer_that_fails_is_followed_by_the_next(
     after: int,
 ) -> None:
     """`after`: tokens that the first writer of the sampled text has when its decode fails."""
-    step, failed = stages_of.Decoding.draw, []
+    step, failed = stages_of.DecodeRequest.draw, []
 
     def draw(decoding: Any) -> Any:
         is_first = decoding._script.needs_ratio and decoding._script.bot_task == "think_recaption"
@@ -205,7 +205,7 @@ def test_a_writer_that_fails_is_followed_by_the_next(
             raise RuntimeError("no draw")
         return step(decoding)
 
-    monkeypatch.setattr(stages_of.Decoding, "draw", draw)
+    monkeypatch.setattr(stages_of.DecodeRequest, "draw", draw)
     ends = run(jobs, sharing(family, KVTree(10**9)), size)
     (lost,) = [name for name, end in ends.items() if isinstance(end, Lost)]
     del each[lost]

@@ -17,7 +17,7 @@ from hyimg_cli.models.hunyuan_image3.script import Script
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 from hyimg_cli.models.protocols import Context
 from hyimg_cli.pipelines.image.sampling import Draws, choose
-from hyimg_cli.pipelines.image.think import DecodeLoop, Decoding
+from hyimg_cli.pipelines.image.think import DecodeLoop, DecodeRequest
 from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
 
 WORDS = Vocabulary.from_folder(
@@ -204,9 +204,9 @@ class Model:
         return WORDS.decode(ids)
 
 
-def _written(jobs: Sequence[ImageJob], model: Any, *, lag: int, batch: int) -> list[Decoding]:
+def _written(jobs: Sequence[ImageJob], model: Any, *, lag: int, batch: int) -> list[DecodeRequest]:
     """Every job's text, at most `batch` of them at a time; one joins as another leaves."""
-    decodings = [Decoding(job, model, model.context(job)) for job in jobs]
+    decodings = [DecodeRequest(job, model, model.context(job)) for job in jobs]
     loop = DecodeLoop(model, lag=lag)
     while going := [decoding for decoding in decodings if not decoding.is_done]:
         loop.step(going[:batch])

@@ -11,7 +11,7 @@ import torch
 from hyimg_cli.kernels import offload
 from hyimg_cli.kernels.choice import experts_of
 from hyimg_cli.kernels.formats import Stack, empty_stack
-from hyimg_cli.kernels.offload import OffloadedExperts, Residents
+from hyimg_cli.kernels.offload import ExpertCache, OffloadedExperts
 
 CPU = torch.device("cpu")
 EXPERTS, WIDTH, INNER, CHOSEN = 8, 64, 32, 2
@@ -40,7 +40,7 @@ def _key_lists(seed: int, count: int) -> Iterator[list[tuple[int, int]]]:
 
 @pytest.mark.parametrize("count", [1, 3, 7, 18, 30])
 def test_residents_are_those_of_an_lru(count: int) -> None:
-    residents, oracle = Residents(count), OracleLru(count)
+    residents, oracle = ExpertCache(count), OracleLru(count)
     slot_of: dict[Any, int] = {}
     for wanted in _key_lists(count, count):
         expected = oracle.missing(wanted)
@@ -87,7 +87,7 @@ def test_every_row_has_the_bits_that_it_has_on_the_device(form: Any, resident: i
     layers = _layers(form)
     held = OffloadedExperts(layers, CPU, 0).expert_bytes
     outside = OffloadedExperts(layers, CPU, resident * held)
-    assert outside.residents.count == resident
+    assert outside.cache.count == resident
     for step, rows in enumerate((66, 1, 2, 66)):
         for number, pair in enumerate(layers):
             x, weight, index = _rows(rows, 10 * step + number)
@@ -132,7 +132,7 @@ def test_a_step_that_wants_more_than_the_slots_finds_there_what_stays(slots: int
     counts = list(_fetched(outside, [_rows(16, seed) for seed in range(4)], 3))
     assert counts[-1] == 3 * EXPERTS - slots
     keys = [[(layer, expert) for expert in range(EXPERTS)] for layer in range(3)]
-    held = [sum(outside.residents.slot_of(key) is not None for key in own) for own in keys]
+    held = [sum(outside.cache.slot_of(key) is not None for key in own) for own in keys]
     assert held == [slots // 3] * 3
 
 
@@ -171,7 +171,7 @@ def test_a_whole_layer_is_fetched_once_ahead_and_residents_are_not(
     # The layer that comes next is there when its turn comes; ten experts stay from the first pass,
     # four of them its own.
     assert counts == [4 * EXPERTS - 4, 3 * EXPERTS - 10, 3 * EXPERTS - 10]
-    assert sorted(room.layer or 0 for room in outside._rooms) != [1, 1]
+    assert sorted(one.layer or 0 for one in outside._staging) != [1, 1]
 
 
 def test_what_a_kernel_is_given_are_the_chosen_experts_and_no_other(

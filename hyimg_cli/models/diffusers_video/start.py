@@ -22,7 +22,7 @@ from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.models.latent_video import (
     LATENTS,
     TOKENS,
-    PictureView,
+    ImageConditioning,
     PromptEmbedding,
     VideoVae,
 )
@@ -80,19 +80,19 @@ class StartEncoder(CheckpointEncoder):
         self.rule = start_reader(layout)
         self._vae, self._is_tiled = vae, is_tiled
         # The last picture's latents of most frames: those of fewer begin with the same ones.
-        self._longest: tuple[PictureView, Tensor] | None = None
+        self._longest: tuple[ImageConditioning, Tensor] | None = None
 
-    def views(self, job: VideoJob, digests: Sequence[str]) -> tuple[PictureView, ...]:
+    def views(self, job: VideoJob, digests: Sequence[str]) -> tuple[ImageConditioning, ...]:
         """The job's pictures as the transformer reads them."""
         images = tuple(zip(job.images, digests, strict=True))
         frames = job.num_frames if self.rule.has_mask else 1
-        views = [PictureView(LATENTS, images, job.size, job.fit, frames)]
+        views = [ImageConditioning(LATENTS, images, job.size, job.fit, frames)]
         if self.rule.image_encoder:
             of_crop = (job.size, job.fit) if self.rule.sees_crop else (None, None)
-            views.append(PictureView(TOKENS, images, *of_crop))
+            views.append(ImageConditioning(TOKENS, images, *of_crop))
         return tuple(views)
 
-    def key(self, view: PictureView) -> str:
+    def key(self, view: ImageConditioning) -> str:
         """By the files' bytes, whatever they are called."""
         if view.kind == TOKENS:
             how: dict[str, Any] = {
@@ -111,7 +111,7 @@ class StartEncoder(CheckpointEncoder):
         )
 
     @torch.no_grad()
-    def encode(self, view: PictureView) -> PromptEmbedding:
+    def encode(self, view: ImageConditioning) -> PromptEmbedding:
         pictures = [_read(Path(path), image) for path, image in view.images]
         notes = tuple(dict.fromkeys(note for picture in pictures for note in picture.notes))
         if view.kind == TOKENS:
@@ -120,7 +120,7 @@ class StartEncoder(CheckpointEncoder):
             made = self._latents([self.frame(picture.pixels, view) for picture in pictures], view)
         return PromptEmbedding(self.key(view), {view.kind: made.cpu()}, notes)
 
-    def frame(self, pixels: Pixels, view: PictureView) -> Tensor:
+    def frame(self, pixels: Pixels, view: ImageConditioning) -> Tensor:
         """A picture as a frame in -1..1, [1, C, 1, H, W]."""
         return _values(_fitted(pixels, view))
 
@@ -140,7 +140,7 @@ class StartEncoder(CheckpointEncoder):
             states = network(**inputs, output_hidden_states=True).hidden_states[-2]
         return states.clone()  # type: ignore[no-any-return]
 
-    def _latents(self, pictures: Sequence[Tensor], view: PictureView) -> Tensor:
+    def _latents(self, pictures: Sequence[Tensor], view: ImageConditioning) -> Tensor:
         """Encoded as one video, grey between the pictures."""
         known = self._of_longest(view)
         if known is not None:
@@ -161,7 +161,7 @@ class StartEncoder(CheckpointEncoder):
             self._longest = view, latents_CFYX
         return latents_CFYX
 
-    def _of_longest(self, view: PictureView) -> Tensor | None:
+    def _of_longest(self, view: ImageConditioning) -> Tensor | None:
         """The first latents of a longer encode of the same picture: the encoder is causal."""
         if self._longest is None:
             return None
@@ -200,7 +200,7 @@ def _read(path: Path, expected: str) -> SourceImage:
     return picture
 
 
-def _fitted(pixels: Pixels, view: PictureView) -> Pixels:
+def _fitted(pixels: Pixels, view: ImageConditioning) -> Pixels:
     if view.size is None:
         return pixels
     return (crop_to if view.fit == "crop" else stretch)(pixels, view.size)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hyimg_cli.media.images import Pixels
 from hyimg_cli.models.diffusers_video.start import StartEncoder
-from hyimg_cli.models.latent_video import PictureView
+from hyimg_cli.models.latent_video import ImageConditioning
 
 
 class LingBotStart(StartEncoder):
@@ -15,7 +15,7 @@ class LingBotStart(StartEncoder):
     they swing out.
     """
 
-    def frame(self, pixels: Pixels, view: PictureView) -> Tensor:
+    def frame(self, pixels: Pixels, view: ImageConditioning) -> Tensor:
         if view.size is None or view.fit == "crop":
             return super().frame(pixels, view)
         values_1CHW = torch.from_numpy(pixels.astype("float32") / 255).permute(2, 0, 1)[None]

@@ -28,7 +28,7 @@ from hyimg_cli.pipelines.image.stages import (
     ImageStages,
     Prefilled,
     decode,
-    leave_rows,
+    insert_prefix,
     leave_text,
     prefill,
     shared_text,
@@ -36,7 +36,7 @@ from hyimg_cli.pipelines.image.stages import (
     with_text,
 )
 from hyimg_cli.pipelines.image.texts import SharedTexts
-from hyimg_cli.pipelines.image.think import DecodeLoop, Decoding, reading_lag
+from hyimg_cli.pipelines.image.think import DecodeLoop, DecodeRequest, reading_lag
 from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy, Remedy, SharedStage, Shortage
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.spec.events import DenoiseStep, JobStarted, PhaseStarted, Progress, ThinkToken
@@ -146,9 +146,9 @@ class ContinuousBatch:
             work = prefill(request, self._stages)
         if tried.error is not None:
             match self._memory.remedy(tried.error, [request], can_wait=self._holds_memory):
-                case Remedy.AGAIN:
+                case Remedy.RETRY:
                     yield from self._prefill(request)
-                case Remedy.LATER:
+                case Remedy.REQUEUE:
                     self._preempt(request, "prefill")
                     if self._thinking:
                         self._memory.limit("think", len(self._thinking), [request])
@@ -157,7 +157,7 @@ class ContinuousBatch:
         elif work.decoding is None:
             given = work.job.cot_token_ids
             if given and work.taken is not None and self._given[given] > 1 and self._stages.draws:
-                leave_rows(work, self._stages)
+                insert_prefix(work, self._stages)
             yield from self._make_ready(work)
         else:
             yield PhaseStarted(work.job.custom_id, "think")
@@ -238,12 +238,12 @@ class ContinuousBatch:
                 company=[one.request for one in standing],
                 can_wait=bool(others),
             ):
-                case Remedy.FEWER:
+                case Remedy.SPLIT:
                     self._ready.extendleft(reversed([work, *batch]))
                     break
-                case Remedy.AGAIN:
+                case Remedy.RETRY:
                     batch.appendleft(work)
-                case Remedy.LATER:
+                case Remedy.REQUEUE:
                     self._preempt(others.pop().request, "branches")
                     batch.appendleft(work)
                 case _:
@@ -297,9 +297,9 @@ class ContinuousBatch:
             return
         can_wait = self._is_waiting or self._holds_memory
         match self._memory.remedy(tried.error, [work.request], can_wait=can_wait):
-            case Remedy.AGAIN:
+            case Remedy.RETRY:
                 yield from self._decode(work)
-            case Remedy.LATER:
+            case Remedy.REQUEUE:
                 self._memory.put_off(work.request, "decode")
                 self._undecoded.append(work)
             case _:
@@ -314,11 +314,11 @@ class ContinuousBatch:
     ) -> Events:
         """A batch that failed together, in halves, down to the job whose fault it is."""
         match self._memory.remedy(error, [work.request for work in batch], stage=stage):
-            case Remedy.FEWER:
+            case Remedy.SPLIT:
                 half = len(batch) // 2
                 yield from again(*batch[:half])
                 yield from again(*batch[half:])
-            case Remedy.AGAIN:
+            case Remedy.RETRY:
                 yield from again(*batch)
             case _:
                 (lost,) = batch
@@ -333,7 +333,7 @@ class ContinuousBatch:
         yield Lost(lost.request, error)
 
 
-def _decoding(work: Prefilled) -> Decoding:
+def _decoding(work: Prefilled) -> DecodeRequest:
     assert work.decoding is not None, "a job that thinks has text to write"
     return work.decoding
 

@@ -37,7 +37,7 @@ from hyimg_cli.pipelines.image.branches import (
 )
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.texts import KnownText, Texts
-from hyimg_cli.pipelines.image.think import Decoding
+from hyimg_cli.pipelines.image.think import DecodeRequest
 from hyimg_cli.pipelines.request import Finished, Request, Work
 from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.card import Bucket
@@ -81,7 +81,7 @@ class Prefilled(Work[ImageJob]):
     sources: list[Encoded]
     origins: tuple[Origin, ...]
     context: Context
-    decoding: Decoding | None
+    decoding: DecodeRequest | None
     computed: int
     shared: int
     prompt: list[Segment]
@@ -277,7 +277,7 @@ def prefill(request: Request[ImageJob], stages: ImageStages) -> Prefilled:
     )
     computed = stages.model.rows_seen - before
     is_writing = job.writes_text and taken is None and context.buffer is not None
-    decoding = Decoding(job, stages.model, context) if is_writing else None
+    decoding = DecodeRequest(job, stages.model, context) if is_writing else None
     clock.enter("queue")
     request.notes += [note for image in images for note in image.notes]
     request.notes += [note for source in sources for note in source.notes]
@@ -320,11 +320,11 @@ def leave_text(work: Prefilled, stages: ImageStages) -> None:
     known = work.known(work.decoding.generated(stages.model))
     stages.texts.add(identity, work.source_digests, known)
     if stages.draws:
-        leave_rows(work, stages)
+        insert_prefix(work, stages)
 
 
-def leave_rows(work: Prefilled, stages: ImageStages) -> None:
-    """Leave the K/V of a text that is whole to the jobs that draw the same."""
+def insert_prefix(work: Prefilled, stages: ImageStages) -> None:
+    """Insert the K/V of a text that is whole into the prefixes that jobs share."""
     assert work.context.buffer is not None, "a job with a text has a context"
     behind = TextSegment(tuple(work.context.ids[work.prompt_stop - 1 :]))
     try:

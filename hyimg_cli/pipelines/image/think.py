@@ -28,7 +28,7 @@ from hyimg_cli.spec.job import ImageJob
 class ChosenToken:
     """A token that is chosen on the device and not known here yet; `is_void`: nor wanted."""
 
-    decoding: "Decoding"
+    decoding: "DecodeRequest"
     ids_R: Tensor
     row: int
     is_free: bool
@@ -40,7 +40,7 @@ class ChosenToken:
         return self.ids_R[self.row : self.row + 1]
 
 
-class Decoding:
+class DecodeRequest:
     """One job's text while it is decoded: what is chosen, what was fed, what may follow."""
 
     def __init__(self, job: ImageJob, model: MixedModel, context: Context) -> None:
@@ -208,16 +208,16 @@ class DecodeLoop:
         assert lag in (0, 1), "a row is taken back one step deep"
         self._model, self._lag = model, lag
         self._unread: deque[_Launched] = deque()
-        self._failed: dict[Decoding, Exception] = {}
+        self._failed: dict[DecodeRequest, Exception] = {}
 
-    def take_failed(self) -> dict[Decoding, Exception]:
+    def take_failed(self) -> dict[DecodeRequest, Exception]:
         """The decodings, since the last call, whose token could not be read or written: they
         cannot go on.
         """
         failed, self._failed = self._failed, {}
         return failed
 
-    def step(self, decodings: Sequence[Decoding]) -> list[Decoding]:
+    def step(self, decodings: Sequence[DecodeRequest]) -> list[DecodeRequest]:
         """Launch a step of every decoding that can go on, then read the one before; the decodings
         whose token is known now.
         """
@@ -226,11 +226,11 @@ class DecodeLoop:
             self._launch(going)
         return self._read(keep=self._lag if going else 0)
 
-    def settle(self) -> list[Decoding]:
+    def settle(self) -> list[DecodeRequest]:
         """Read whatever is on its way: no decoding has an unknown token then."""
         return self._read(keep=0)
 
-    def _launch(self, decodings: list[Decoding]) -> None:
+    def _launch(self, decodings: list[DecodeRequest]) -> None:
         behind = [(decoding, unfed) for decoding in decodings if len(unfed := decoding.unfed())]
         if behind:
             self._model.feed([(decoding.context, unfed) for decoding, unfed in behind])
@@ -244,7 +244,7 @@ class DecodeLoop:
         choices = [decoding.chosen(ids_R, row) for row, decoding in enumerate(decodings)]
         self._unread.append(_Launched(choices, Readback(ids_R)))
 
-    def _read(self, *, keep: int) -> list[Decoding]:
+    def _read(self, *, keep: int) -> list[DecodeRequest]:
         told = []
         while len(self._unread) > keep:
             launched = self._unread.popleft()

@@ -20,9 +20,9 @@ from hyimg_cli.memory.refusals import refuse_unsplit_context
 from hyimg_cli.memory.room import peak_memory_mb, synchronize
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import (
+    ImageConditioning,
     LatentVideoModel,
     PictureEncoder,
-    PictureView,
     PromptEmbedding,
     PromptEncoder,
     takes_clips,
@@ -65,8 +65,8 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         self._prompts = Encodings[str](
             config.cache, PROMPT_EMBEDDINGS, is_on=config.reuse.prompt_cache
         )
-        self._pictures = Encodings[PictureView](config.cache, START_PICTURES)
-        self._embedded: set[str | PictureView] = set()
+        self._pictures = Encodings[ImageConditioning](config.cache, START_PICTURES)
+        self._embedded: set[str | ImageConditioning] = set()
         self._digest_of = cache(source_digest)
         self._denoised: set[tuple[Path, str]] = set()
 
@@ -238,7 +238,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
     def _stages(
         self,
         embed: Callable[[PromptEncoder, str], PromptEmbedding],
-        see: Callable[[PictureEncoder, PictureView], PromptEmbedding],
+        see: Callable[[PictureEncoder, ImageConditioning], PromptEmbedding],
     ) -> VideoStages:
         model = self._resident()
 
@@ -248,7 +248,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         embedded, compiles = partial(embed, model.prompts), self._config.model.compile_blocks
         return VideoStages(model, embedded, views, self._drop, self._drop_transformer, compiles)
 
-    def _views(self, model: LatentVideoModel, job: VideoJob) -> tuple[PictureView, ...]:
+    def _views(self, model: LatentVideoModel, job: VideoJob) -> tuple[ImageConditioning, ...]:
         return model.pictures.views(job, self._digests(job)) if job.images else ()
 
     def _digests(self, job: VideoJob) -> tuple[str, ...]:
@@ -306,9 +306,9 @@ def _texts(model: LatentVideoModel, job: VideoJob) -> tuple[str, ...]:
         return ()
 
 
-def _longest_first(views: Sequence[PictureView]) -> list[PictureView]:
+def _longest_first(views: Sequence[ImageConditioning]) -> list[ImageConditioning]:
     """The views of one picture together, that of most frames first: the others are a part of it."""
-    order: dict[PictureView, int] = {}
+    order: dict[ImageConditioning, int] = {}
     for view in views:
         order.setdefault(replace(view, num_frames=0), len(order))
     return sorted(views, key=lambda view: (order[replace(view, num_frames=0)], -view.num_frames))

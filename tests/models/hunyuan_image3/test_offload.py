@@ -16,7 +16,7 @@ def test_a_network_draws_and_writes_the_same(small_folder: Path) -> None:
         for offloads in (False, True)
     ]
     outside = offload_experts(networks[1], 3 * 4 * 96 * 192 * 4)
-    assert outside.residents.count > 0
+    assert outside.cache.count > 0
     hidden = []
     for network in networks:
         buffer = network.new_buffer(80)
