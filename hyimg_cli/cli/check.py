@@ -1,14 +1,13 @@
 """`hyimg check`: every fault of a manifest and of the files it names, without loading a model."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import typer
 
-from hyimg_cli.cli import inputs, render
-from hyimg_cli.cli import options as o
-from hyimg_cli.cli.selection import resume_policy_of, selection_of
+from hyimg_cli.cli import render
+from hyimg_cli.cli.request import request_of
 from hyimg_cli.engine import runner
+from hyimg_cli.engine.run import RunRequest
 from hyimg_cli.engine.sources import (
     SourcesSeen,
     faults,
@@ -19,8 +18,6 @@ from hyimg_cli.engine.sources import (
 from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.manifest.consumed import without_effect
-from hyimg_cli.settings.precedence import Setting
-from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.units import counted
 
@@ -30,16 +27,14 @@ FAULTY_MANIFEST, FAULTY_FILES = 2, 1
 def check(ctx: typer.Context) -> None:
     """Name every fault of the lines, then of the pictures that they name."""
     render.log_to_stderr(ctx.params["verbose"])
-    style, settings = render.style_of(ctx.params), o.settings_of(ctx.params)
-    selection = selection_of(ctx.params)
-    manifest = inputs.manifest_of(ctx.params, settings)
-    jobs, in_lines = runner.examine(manifest, settings)
+    style, request = render.style_of(ctx.params), request_of(ctx.params)
+    config, settings = request.config, request.settings
+    jobs, in_lines = runner.examine(request.manifest, settings)
     _show(in_lines, style)
     if not in_lines:  # a faulty line may be of the other kind
         render.remarks(without_effect(settings, jobs), style)
     # A pattern that matches no job ends here, behind the faults that may be why.
-    chosen = selection.of(jobs, settings["revision"].value).jobs
-    config = o.run_config(settings, o.output_folder(ctx.params, settings, manifest.name))
+    chosen, _ = request.selection.of(jobs, config.model.revision)
     tell = str if style.is_quiet else render.note
     found = probe_sources(chosen, config.cache, fetches=True, tell=tell)
     in_files = faults(found, chosen)
@@ -48,28 +43,22 @@ def check(ctx: typer.Context) -> None:
         render.remarks(turned_sizes(found, chosen), style)
         for text in found.sentences():
             render.note(text)
-    in_folder = [] if in_lines else _refused(chosen, found, config, settings, ctx.params)
+    in_folder = [] if in_lines else _refused(chosen, found, request)
     _show(in_folder, style)
     _close(len(chosen), len(in_lines) + len(in_files) + len(in_folder), style)
     is_refused = in_lines or in_folder
     raise typer.Exit(FAULTY_MANIFEST if is_refused else FAULTY_FILES if in_files else 0)
 
 
-def _refused(
-    jobs: Sequence[Job],
-    found: SourcesSeen,
-    config: RunConfig,
-    settings: Mapping[str, Setting],
-    given: Mapping[str, Any],
-) -> list[HyimgError]:
+def _refused(jobs: Sequence[Job], found: SourcesSeen, request: RunRequest) -> list[HyimgError]:
     """Why the run would not begin, if so: there are no sources, or the folder which is named for
     the results holds others by the same ids.
     """
-    run = run_folder(config.output.folder)
+    run = run_folder(request.config.output.folder)
     try:
         refuse_hopeless(found, jobs, run.results())
-        if settings["output_dir"].value is not None:
-            runner.sift(run, jobs, config, resume_policy_of(given))
+        if request.settings["output_dir"].value is not None:
+            runner.sift(run, jobs, request.config, request.policy)
     except UsageError as error:
         return [error]
     return []

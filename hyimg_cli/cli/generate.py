@@ -7,13 +7,13 @@ from typing import Any
 import typer
 
 from hyimg_cli.addresses import shown_place
-from hyimg_cli.cli import inputs, render
 from hyimg_cli.cli import options as o
+from hyimg_cli.cli import render
 from hyimg_cli.cli.plan import show_plan
 from hyimg_cli.cli.progress import show_run
-from hyimg_cli.cli.selection import resume_policy_of, selection_of
+from hyimg_cli.cli.request import request_of
 from hyimg_cli.cli.shard import left_whole
-from hyimg_cli.engine.run import ManifestRun, RunRequest
+from hyimg_cli.engine.run import ManifestRun
 
 NOT_AGAIN = ("--force", "--no-resume", "--retry-failed")
 
@@ -29,21 +29,14 @@ def generate(ctx: typer.Context) -> None:
 
 
 def _run(given: Mapping[str, Any], arguments: Sequence[str], style: render.Style) -> int:
-    settings = o.settings_of(given)
-    selection, policy = selection_of(given), resume_policy_of(given)
-    manifest = inputs.manifest_of(given, settings)
-    folder = o.output_folder(given, settings, manifest.name)
+    run = ManifestRun(request_of(given))
+    asked = run.request
     # A shard's folder is beside the one that is named.
-    place = shown_place(o.output_folder({**given, "shard": None}, settings, manifest.name))
-    config = o.run_config(settings, folder)
-    run = ManifestRun(RunRequest(manifest, config, settings, selection, policy))
-    del manifest  # of a million lines none is needed once they are jobs
-    return show_run(
-        run,
-        style,
-        again=_again(arguments, place),
-        retry=_again(arguments, place, "--retry-failed"),
-    )
+    whole = o.output_folder({**given, "shard": None}, asked.settings, asked.manifest.name)
+    del asked  # of a million lines none is needed once they are jobs
+    again = _again(arguments, shown_place(whole))
+    retry = _again(arguments, shown_place(whole), "--retry-failed")
+    return show_run(run, style, again=again, retry=retry)
 
 
 def _again(arguments: Sequence[str], place: str, *more: str) -> str:

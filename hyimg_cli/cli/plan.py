@@ -6,10 +6,9 @@ from typing import Any
 
 import typer
 
-from hyimg_cli.cli import inputs, render
-from hyimg_cli.cli import options as o
+from hyimg_cli.cli import render
 from hyimg_cli.cli.progress import show_remark
-from hyimg_cli.cli.selection import resume_policy_of, selection_of
+from hyimg_cli.cli.request import request_of
 from hyimg_cli.cli.shard import left_whole
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import replicas_of
@@ -49,16 +48,14 @@ def show_plan(given: Mapping[str, Any]) -> int:
     """Print the plan of what is left of a manifest, and return the exit code; only reads."""
     style = render.style_of(given)
     render.remarks(left_whole(given["shard"]), style)
-    settings = o.settings_of(given)
-    manifest = inputs.manifest_of(given, settings)
-    accepted = runner.accept(manifest, settings)
+    request = request_of(given)
+    config = request.config
+    accepted = runner.accept(request.manifest, request.settings)
     if not accepted.invalid:  # a faulty line may be of the other kind
-        render.remarks(without_effect(settings, accepted.jobs), style)
-    config = o.run_config(settings, o.output_folder(given, settings, manifest.name))
-    chosen = selection_of(given).of(accepted.jobs, config.model.revision)
-    jobs, shard = chosen.jobs, chosen.shard
+        render.remarks(without_effect(request.settings, accepted.jobs), style)
+    jobs, shard = request.selection.of(accepted.jobs, config.model.revision)
     found = inspect_sources(jobs, config, lambda it: show_remark(it, style), fetches=True)
-    rest = runner.sift(run_folder(config.output.folder), jobs, config, resume_policy_of(given))
+    rest = runner.sift(run_folder(config.output.folder), jobs, config, request.policy)
     to_run = [job for job in rest.to_run if not found.error_of(job)]
     order = make_plan(to_run, runner.cards(config.model.revision))
     costs = forecast(order, config, assumed_think=given["assume_think"])

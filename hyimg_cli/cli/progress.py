@@ -13,24 +13,6 @@ from hyimg_cli.errors import Interrupted, StorageError
 from hyimg_cli.journal.journal import outcome_to_json
 from hyimg_cli.spec.events import JobDone, JobFailed, JobStarted, Remark
 
-SUMMARY = (
-    "done",
-    "failed",
-    "invalid",
-    "skipped",
-    "left",
-    "unchanged",
-    "whole",
-    "gated",
-    "lossy",
-    "load_s",
-    "prewarm_s",
-    "encode_s",
-    "compile_s",
-    "pictures_s",
-    "seconds_per_picture",
-)
-
 
 class Report:
     """Shows a run's events in the style asked for, and closes with a summary.
@@ -77,7 +59,7 @@ class Report:
             for text in advice(counts, again=self._again, retry=self._retry):
                 note(text)
         if self._style.as_json:
-            facts = {name: getattr(counts, name) for name in SUMMARY}
+            facts = counts.to_json()
             try:
                 json_line({"summary": facts, "output_dir": self._place})
             except (StorageError, BrokenPipeError) as error:  # the jobs have their lines
@@ -100,7 +82,7 @@ def show_run(
     """Run a manifest's jobs, or write their `texts` to that file, and show it; the exit code, 1
     where a job failed, a line was none, or a result is beyond a gate.
     """
-    place = shown_place(texts or run.folder)
+    place = shown_place(texts or run.request.config.output.folder)
     report = Report(style, place=place, again=again, retry=retry)
     with stoppable(run.request_stop):
         if texts:

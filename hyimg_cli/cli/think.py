@@ -8,12 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from hyimg_cli.cli import inputs, render
 from hyimg_cli.cli import options as o
+from hyimg_cli.cli import render
 from hyimg_cli.cli.progress import show_run
-from hyimg_cli.cli.selection import selection_of
-from hyimg_cli.engine.run import ManifestRun, RunRequest
-from hyimg_cli.engine.runner import ResumePolicy
+from hyimg_cli.cli.request import request_of
+from hyimg_cli.engine.run import ManifestRun
 from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.panels import MODEL, RUN, SAMPLING
 from hyimg_cli.settings.table import SETTINGS
@@ -81,19 +80,12 @@ def think(
 
 
 def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
-    style, settings = render.style_of(given), o.settings_of(given)
-    path: Path = given["output"]
+    style, path = render.style_of(given), given["output"]
     for name in given["inputs"] or ():
         _refuse_itself(name, path)
     again = shlex.join(["hyimg", *(word for word in arguments if word != "--force")])
-    request = RunRequest(
-        inputs.manifest_of(given, settings),
-        o.run_config(settings, path.parent),
-        settings,
-        selection_of(given),
-        ResumePolicy(force=given["force"]),
-    )
-    return show_run(ManifestRun(request), style, again=again, retry=again, texts=path)
+    run = ManifestRun(request_of(given, path.parent))
+    return show_run(run, style, again=again, retry=again, texts=path)
 
 
 def _refuse_itself(manifest: str, output: Path) -> None:

@@ -24,7 +24,7 @@ from hyimg_cli.engine.sources import SourcesSeen, probe_sources, refuse_hopeless
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.keys import here
+from hyimg_cli.journal.keys import here, job_keys
 from hyimg_cli.journal.provenance import run_info
 from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.manifest.consumed import without_effect
@@ -35,7 +35,7 @@ from hyimg_cli.settings.config import settings_of
 from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.settings.run import TOYS, RunConfig
 from hyimg_cli.spec.events import Event, JobDone, JobFailed, Outcome, Remark, RemarkKind
-from hyimg_cli.spec.job import Job, VideoJob
+from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.units import counted
 
@@ -117,7 +117,7 @@ class ManifestRun:
     """One run of a manifest's jobs, or of their texts alone."""
 
     def __init__(self, request: RunRequest) -> None:
-        self._request = request
+        self.request = request
         self._summary = Summary()
         self._tell: OnEvent = _ignore
         self._session: RunsPlans | None = None
@@ -125,11 +125,6 @@ class ManifestRun:
         # pictures catch every Exception, and would take it for a damaged file.
         self._is_patient = False
         self._stop_signal: int | None = None
-
-    @property
-    def folder(self) -> Path:
-        """Where its results go."""
-        return self._request.config.output.folder
 
     def request_stop(self, signal_number: int) -> bool:
         """Stop after the current denoise step, or edit; the run then raises Interrupted. False
@@ -143,18 +138,18 @@ class ManifestRun:
     def run(self, on_event: OnEvent, *, age_s: float = 0.0) -> Summary:
         """Do what is left of the jobs. `age_s`: seconds since the command began."""
         began, self._tell = time.monotonic() - age_s, on_event
-        request = self._request = replace(self._request, config=placed(self._request.config))
+        request = self.request = replace(self.request, config=placed(self.request.config))
         config, settings = request.config, request.settings
         accepted = runner.accept(request.manifest, settings)
         # Of a million lines none is needed any more: the jobs are.
         manifest = replace(request.manifest, lines=())
-        request = self._request = replace(request, manifest=manifest)
+        request = self.request = replace(request, manifest=manifest)
         if not accepted.invalid:  # a faulty line may be of the other kind
             self._remark(without_effect(settings, accepted.jobs))
         refuse_missing_device(config)
         if not config.output.metadata:
             self._remark([_UNMARKED])
-        jobs = request.selection.of(accepted.jobs, config.model.revision).jobs
+        jobs = request.selection.of(accepted.jobs, config.model.revision)[0]
         found = inspect_sources(jobs, config, self._tell)
         with run_folder(config.output.folder) as folder:
             todo = runner.prepare(
@@ -179,20 +174,28 @@ class ManifestRun:
 
     def write_texts(self, path: Path, on_event: OnEvent) -> Summary:
         """Write the jobs' texts that are not in the file yet, and draw nothing."""
-        self._tell, settings = on_event, self._request.settings
-        accepted = runner.accept(self._request.manifest, settings)
-        config = placed(without_drawing(self._request.config))
-        self._request = replace(self._request, config=config)
+        self._tell, settings = on_event, self.request.settings
+        accepted = runner.accept(self.request.manifest, settings)
+        config = placed(without_drawing(self.request.config))
+        self.request = replace(self.request, config=config)
         refuse_missing_device(config)
-        jobs = self._request.selection.of(accepted.jobs, config.model.revision).jobs
+        jobs = self.request.selection.of(accepted.jobs, config.model.revision)[0]
         with TextsFile(path, jobs) as file:
-            left = runner.sift_texts(file, jobs, config, force=self._request.policy.force)
-            file.drop([*left.to_write, *left.as_they_are])
-            for job in left.as_they_are:
+            there = file.lines()
+            keys = job_keys([job for job in jobs if job.custom_id in there], config)
+            left = file.left(jobs, keys, force=self.request.policy.force)
+            file.drop(left)
+            to_write, as_they_are = list[Job](), list[Job]()
+            for job in left:
+                writes = isinstance(job, ImageJob) and job.writes_text
+                (to_write if writes else as_they_are).append(job)
+            for job in as_they_are:
                 file.append_as_is(job)
-            plan = make_plan(left.to_write, runner.cards(config.model.revision))
-            todo = runner.PreparedRun(plan, left.done, (), accepted.invalid)
-            self._summary = replace(Summary.before(todo), noun="text", done=len(left.as_they_are))
+            plan = make_plan(to_write, runner.cards(config.model.revision))
+            todo = runner.PreparedRun(plan, invalid=accepted.invalid)
+            counts = Summary.before(todo)
+            counts = replace(counts, skipped=len(jobs) - len(left), done=len(as_they_are))
+            self._summary = replace(counts, noun="text")
             self._remark(describe_toys(plan.jobs, settings))
             self._end(accepted.invalid)
             eta = Eta(plan, config)
@@ -205,7 +208,7 @@ class ManifestRun:
         self, plan: Plan, folder: JobFolder, eta: Eta, follow: Callable[[Event], object]
     ) -> None:
         """Run a plan in a session that a signal stops in order."""
-        session = self._session = session_for(self._request.config)
+        session = self._session = session_for(self.request.config)
         try:
             with closing(session.run(plan, folder)) as events:
                 for event in events:
@@ -251,7 +254,7 @@ class ManifestRun:
     def _told_from_plan_to_end(self, plan: Plan, eta: Eta) -> Iterator[None]:
         """Tell of the plan before the work, and of the end whatever it is."""
         error: BaseException | None = None
-        replicas = replicas_of(plan, self._request.config)
+        replicas = replicas_of(plan, self.request.config)
         self._tell(RunPlanned(plan, self._summary, eta, replicas))
         try:
             yield
@@ -281,9 +284,9 @@ class ManifestRun:
         """Estimate of the time left, by earlier runs; what this one took is kept, however it
         ends.
         """
-        kept = KeptRates(self._request.config)
+        kept = KeptRates(self.request.config)
         age_s = time.monotonic() - began
-        eta = Eta(plan, self._request.config, kept.read(plan), age_s=age_s)
+        eta = Eta(plan, self.request.config, kept.read(plan), age_s=age_s)
         try:
             yield eta
         finally:
@@ -296,7 +299,7 @@ class ManifestRun:
         """Keep the run's page up to date, event by event; whatever ends the run, the page says
         what was done.
         """
-        output = self._request.config.output
+        output = self.request.config.output
         address = address_of(output.folder)
         if address and output.report:
             bring = shlex.join(["hyimg", "merge", address, "-o", "FOLDER"])

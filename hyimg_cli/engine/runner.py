@@ -5,10 +5,11 @@ No model is loaded here; `Session` does that with the plan that `prepare` return
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from hyimg_cli.engine.failures import FailureLimit, failed_job, failed_line
 from hyimg_cli.engine.sources import SourcesSeen, probe_sources
@@ -16,7 +17,6 @@ from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
 from hyimg_cli.journal.differences import differing
 from hyimg_cli.journal.journal import Resumption, RunFolder, resume
 from hyimg_cli.journal.keys import finishing_key, job_keys, key_of, source_digests
-from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.manifest import planner
 from hyimg_cli.manifest.file_names import named
 from hyimg_cli.manifest.line import fault
@@ -48,14 +48,6 @@ from hyimg_cli.spec.units import counted
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """Jobs in manifest order, and the shard that they are of, where one was asked for."""
-
-    jobs: list[Job]
-    shard: Shard | None = None
-
-
-@dataclass(frozen=True)
 class Selection:
     """Which jobs are meant: ids that match, then one shard (counted from 1), then the first few."""
 
@@ -63,8 +55,12 @@ class Selection:
     limit: int | None = None
     shard: tuple[int, int] | None = None
 
-    def of(self, jobs: Sequence[Job], revision: str | None = None) -> Chosen:
-        """The chosen jobs. Raises UsageError where a pattern matches none."""
+    def of(
+        self, jobs: Sequence[Job], revision: str | None = None
+    ) -> tuple[list[Job], Shard | None]:
+        """The chosen jobs in manifest order, and the shard that they are of, where one was asked
+        for. Raises UsageError where a pattern matches none.
+        """
         chosen = [j for j in jobs if self.pattern is None or fnmatchcase(j.custom_id, self.pattern)]
         if jobs and not chosen:
             hint = f"the first id is {jobs[0].custom_id!r}; * stands for anything"
@@ -72,9 +68,9 @@ class Selection:
                 f"--select {self.pattern!r} matches none of {counted(len(jobs), 'job')}", hint=hint
             )
         if self.shard is None:
-            return Chosen(chosen[: self.limit])
+            return chosen[: self.limit], None
         shard = shard_of(chosen, *self.shard, planned_work(cards(revision), video_cards(revision)))
-        return Chosen(list(shard.jobs[: self.limit]), shard)
+        return list(shard.jobs[: self.limit]), shard
 
 
 @dataclass(frozen=True)
@@ -191,6 +187,12 @@ class Summary:
         """All of one session's, in which replicas differ: they get ready at the same time."""
         self._ready_s[what, replica] = self._ready_s.get((what, replica), 0.0) + seconds
         return max(total for (kind, _), total in self._ready_s.items() if kind == what)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its numbers by name."""
+        names = [one.name for one in fields(self) if one.name != "noun" and one.repr]
+        numbers = {name: getattr(self, name) for name in names}
+        return numbers | {"seconds_per_picture": self.seconds_per_picture}
 
     @property
     def seconds_per_picture(self) -> float | None:
@@ -373,33 +375,6 @@ def _untried(
             if limit.ends_run(JobFailed(outcomes[-1])):
                 return tuple(outcomes), True
     return tuple(outcomes), False
-
-
-@dataclass(frozen=True)
-class TextsLeft:
-    """Work of `think` on a manifest: jobs whose text is to be written, jobs that have none
-    to write and only need their line, and those that have theirs.
-    """
-
-    to_write: tuple[ImageJob, ...]
-    as_they_are: tuple[Job, ...]
-    done: tuple[str, ...]
-
-
-def sift_texts(
-    file: TextsFile, jobs: Sequence[Job], config: RunConfig, *, force: bool
-) -> TextsLeft:
-    """Work that an earlier run left in a file of texts. Raises OutputFolderError on a clash."""
-    there = file.lines()
-    keys = job_keys([job for job in jobs if job.custom_id in there], config)
-    left = file.left(jobs, keys, force=force)
-    to_write = tuple(job for job in left if isinstance(job, ImageJob) and job.writes_text)
-    names = {job.custom_id for job in left}
-    return TextsLeft(
-        to_write,
-        tuple(job for job in left if job not in to_write),
-        tuple(job.custom_id for job in jobs if job.custom_id not in names),
-    )
 
 
 def _record(folder: RunFolder, invalid: Sequence[Outcome]) -> None:

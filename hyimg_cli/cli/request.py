@@ -1,0 +1,22 @@
+"""What a command line asks to run: its manifest, settings, jobs, and what earlier results mean."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.cli import inputs
+from hyimg_cli.cli import options as o
+from hyimg_cli.cli.shard import shard_named
+from hyimg_cli.engine.run import RunRequest
+from hyimg_cli.engine.runner import ResumePolicy, Selection
+
+
+def request_of(given: Mapping[str, Any], folder: Path | None = None) -> RunRequest:
+    """The run that a command line asks for; results go to `folder`, or where its settings say."""
+    selection = Selection(given["select"], given["limit"], shard_named(given["shard"]))
+    policy = {name: given[name] for name in ("resume", "retry_failed", "force") if name in given}
+    settings = o.settings_of(given)
+    manifest = inputs.manifest_of(given, settings)
+    folder = folder or o.output_folder(given, settings, manifest.name)
+    config = o.run_config(settings, folder)
+    return RunRequest(manifest, config, settings, selection, ResumePolicy(**policy))
