@@ -38,6 +38,7 @@ class HyimgError(Exception):
 
     exit_code = 1
     default_code = "error"
+    default_hint = ""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class HyimgError(Exception):
         super().__init__(what)
         self.what = what
         self.where = where if isinstance(where, str) else shown_place(where)
-        self.hint = hint
+        self.hint = hint or self.default_hint
         self.code = code or self.default_code
         self.retryable = retryable
 
@@ -102,6 +103,7 @@ class CheckpointError(MachineError):
     """A checkpoint is missing, incomplete, or does not match its own configuration."""
 
     default_code = "checkpoint"
+    default_hint = "correct the file, or download the checkpoint again"
 
 
 class StorageError(MachineError):

@@ -8,12 +8,13 @@ import hashlib
 import math
 import os
 import re
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.files import TABLE_BYTES, json_of, opened, refuse_unfit, text_of
@@ -36,6 +37,10 @@ MAX_HEADER_BYTES = 100_000_000
 FULL_DIGEST_BELOW_BYTES = 1_000_000_000
 SAMPLE_BYTES = 1 << 20
 SHOWN = 5
+# What safetensors says of a file that was cut short, or has bytes behind its data.
+_OF_A_CUT_FILE = ("header too small", "invalid header length", "not fully covered")
+_COPY_MISSING = "download the checkpoint again, or copy the missing files"
+_COPY_AGAIN = "the file was cut short or overwritten: download or copy it again"
 # Keys of a configuration by which modules are built one by one, and tensors made so wide.
 _MODULES = re.compile(r"(layers|blocks|experts|depth)(_per_\w+)?$")
 # A window of attention is no width: -1 stands for none.
@@ -156,8 +161,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json_of(text_of(path, TABLE_BYTES))
     except FileNotFoundError:
         what = f"{path.parent.name}/{path.name} is missing"
-        hint = "download the checkpoint again, or copy the missing file"
-        raise _fault("missing", what, path.parent, hint) from None
+        raise _fault("missing", what, path.parent, _COPY_MISSING) from None
     except (OSError, ValueError) as error:
         raise _fault("json", f"{path.name} cannot be read: {error}", path) from None
     if not isinstance(value, dict):
@@ -255,7 +259,7 @@ def _shards(index: Path, names: Sequence[str]) -> tuple[Path, ...]:
             "missing-shard",
             f"{len(missing)} of {len(names)} shards missing: {_some(missing)}",
             folder,
-            "download the checkpoint again, or copy the missing files beside the others",
+            _COPY_MISSING,
         )
     return tuple(folder / name for name in names)
 
@@ -317,71 +321,32 @@ def _no_weights(folder: Path, stem: str) -> CheckpointError:
 
 
 def file_tensors(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of one safetensors file, by its header, which is checked against its size.
-
-    Layout: u64 length, JSON header, data. Raises CheckpointError.
+    """The tensors of one safetensors file, by its header, which the library holds against its
+    size. Layout: u64 length, JSON header, data. Raises CheckpointError.
     """
     with readable(path), opened(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= length <= MAX_HEADER_BYTES or 8 + length > size:
-            raise _truncated(path, f"{size} bytes do not hold the header")
-        header = _parse_header(path, file.read(length))
-    metadata = header.pop("__metadata__", {})
-    if not (isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())):
-        raise _fault("header", "the header's metadata are not texts", path)
-    data = 8 + length
-    infos = {name: _tensor_info(path, name, entry, data) for name, entry in header.items()}
-    places = sorted((entry["data_offsets"], name) for name, entry in header.items())
-    data_end = 0
-    for (begin, end), name in places:
-        if begin != data_end:
-            what = f"{name!r} begins at byte {begin}, where the one before ends at {data_end}"
-            raise _fault("header", what, path)
-        data_end = end
-    if size != 8 + length + data_end:
-        raise _truncated(path, f"{size} bytes, its header promises {8 + length + data_end}")
-    return infos
-
-
-def _parse_header(path: Path, raw: bytes) -> dict[str, Any]:
-    """The header as a dict; a name that stands in it twice is a fault, not the last one's win."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        table = dict(pairs)
-        if len(table) != len(pairs):
-            raise _fault("duplicate-tensor", "a name stands twice in the header", path)
-        return table
-
-    try:
-        header = json_of(raw, object_pairs_hook=unique)
-    except ValueError as error:
-        raise _fault("header", "the header is not JSON", path) from error
-    if not isinstance(header, dict):
-        raise _fault("header", "the header is not a JSON object", path)
-    return header
-
-
-def _tensor_info(path: Path, name: str, entry: Any, data: int) -> TensorInfo:
-    """One header entry, its bytes agreeing with its shape and dtype; tensors begin at `data`."""
-    try:
-        begin, end = entry["data_offsets"]
-        info = TensorInfo(tuple(entry["shape"]), str(entry["dtype"]), path.name, start=data + begin)
-        if not all(type(n) is int and n >= 0 for n in (begin, end, *info.shape)):
-            raise ValueError("not whole numbers")
-    except (KeyError, TypeError, ValueError) as error:
-        raise _fault("header", f"the header's entry for {name!r} is incomplete", path) from error
-    if info.dtype not in DTYPE_BYTES:
-        known = ", ".join(DTYPE_BYTES)
-        raise _fault("dtype", f"{name!r} has dtype {info.dtype!r}", path, f"known: {known}")
-    if end - begin != info.bytes:
-        raise _fault(
-            "header",
-            f"{name!r} has {end - begin} bytes, its shape and dtype need {info.bytes}",
-            path,
+        try:
+            with safe_open(path, framework="np"):
+                length = int.from_bytes(file.read(8), "little")
+                header = json_of(file.read(length))
+        except SafetensorError as error:
+            found = str(error).removeprefix("Error while deserializing header: ")
+            is_cut = any(text in found for text in _OF_A_CUT_FILE)
+            what = f"{path.name} is damaged: {found}"
+            raise _fault("truncated" if is_cut else "header", what, path, _COPY_AGAIN) from None
+    header.pop("__metadata__", None)
+    if unknown := {entry["dtype"] for entry in header.values()} - DTYPE_BYTES.keys():
+        hint = f"known: {', '.join(DTYPE_BYTES)}"
+        raise _fault("dtype", f"tensors have dtype {', '.join(sorted(unknown))}", path, hint)
+    return {
+        name: TensorInfo(
+            tuple(entry["shape"]),
+            entry["dtype"],
+            path.name,
+            start=8 + length + entry["data_offsets"][0],
         )
-    return info
+        for name, entry in header.items()
+    }
 
 
 def _weights_digest(path: Path, *, in_full: bool) -> str:
@@ -394,16 +359,11 @@ def _sampled(path: Path) -> str:
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(8)
-        length = min(struct.unpack("<Q", start)[0], MAX_HEADER_BYTES) if len(start) == 8 else 0
+        length = min(int.from_bytes(start, "little"), MAX_HEADER_BYTES)
         state = hashlib.sha256(b"%d:" % size + start + file.read(length + SAMPLE_BYTES))
         file.seek(max(0, size - SAMPLE_BYTES))
         state.update(file.read(SAMPLE_BYTES))
     return state.hexdigest()
-
-
-def _truncated(path: Path, what: str) -> CheckpointError:
-    hint = "the file was cut short or overwritten: download or copy it again"
-    return _fault("truncated", f"{path.name} is damaged: {what}", path, hint)
 
 
 def _fault(name: str, what: str, where: Path, hint: str = "") -> CheckpointError:

@@ -4,11 +4,13 @@ Who computes with what these return need not look again: a value of another kind
 range, ends here with its file and its field.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_origin, get_type_hints
+
+from pydantic import StrictBool, StrictStr, TypeAdapter, ValidationError, confloat, conint, conlist
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading.checkpoint import MOST_WIDTH, read_json
@@ -47,10 +49,7 @@ class Config:
         self, name: str, default: int | None = None, *, least: int = 1, most: int = MOST_WIDTH
     ) -> int:
         """A whole number in a range."""
-        value = self._value(name, default)
-        if type(value) is not int or not least <= value <= most:
-            raise self.fault(name, value, f"a whole number from {least:,} to {most:,}")
-        return value
+        return int(self._of_type(conint(strict=True, ge=least, le=most), name, default))
 
     def counts(
         self,
@@ -62,51 +61,33 @@ class Config:
         most: int = MOST_WIDTH,
     ) -> tuple[int, ...]:
         """A list of whole numbers in a range, `length` of them, or one or more."""
-
-        def is_one(value: object) -> bool:
-            return type(value) is int and least <= value <= most
-
-        many = "" if length is None else f"{length} "
-        found = self._list(
-            name, default, is_one, f"a list of {many}whole numbers from {least:,} to {most:,}"
-        )
-        if length not in (None, len(found)):
-            raise self.fault(name, found, f"a list of {length}")
-        return found
+        each = conint(strict=True, ge=least, le=most)
+        kind = conlist(each, min_length=length or 1, max_length=length)
+        return tuple(self._of_type(kind, name, default))
 
     def flags(self, name: str, default: tuple[bool, ...]) -> tuple[bool, ...]:
         """A list of true and false."""
-        return self._list(name, default, lambda one: type(one) is bool, "a list of true and false")
+        return tuple(self._of_type(conlist(StrictBool, min_length=1), name, default))
 
-    def numbers(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+    def numbers(self, name: str, default: tuple[float, ...] | None = None) -> tuple[float, ...]:
         """A list of finite numbers."""
-        return self._list(name, default, _is_number, "a list of numbers")
+        return tuple(self._of_type(conlist(_number(), min_length=1), name, default))
 
-    def number(self, name: str, default: float | None = None, *, above: float = -math.inf) -> float:
+    def number(
+        self, name: str, default: float | None = None, *, above: float = -_MOST_NUMBER
+    ) -> float:
         """A finite number."""
-        value = self._value(name, default)
-        if not _is_number(value) or value <= above:
-            raise self.fault(name, value, "a number" if above < 0 else f"a number above {above:g}")
-        return float(value)
+        return float(self._of_type(_number(above), name, default))
 
     def flag(self, name: str, default: bool | None = None) -> bool:
-        value = self._value(name, default)
-        if type(value) is not bool:
-            raise self.fault(name, value, "true or false")
-        return value
+        return bool(self._of_type(StrictBool, name, default))
 
     def text(self, name: str, default: str | None = None) -> str:
-        value = self._value(name, default)
-        if type(value) is not str:
-            raise self.fault(name, value, "a text")
-        return value
+        return str(self._of_type(StrictStr, name, default))
 
     def table(self, name: str, default: Mapping[str, Any] | None = None) -> "Config":
         """The object that stands under a key."""
-        value = self._value(name, default)
-        if not isinstance(value, Mapping):
-            raise self.fault(name, value, "an object")
-        return Config(value, self.where, f"{self.part}{name}.")
+        return Config(self._of_type(dict, name, default), self.where, f"{self.part}{name}.")
 
     def setting(self, name: str, key: str = "") -> Any:
         """The value under `key`, by default `name`, which jobs may set: as that setting's."""
@@ -149,17 +130,13 @@ class Config:
             code="checkpoint.config",
         )
 
-    def _value(self, name: str, default: Any) -> Any:
+    def _of_type(self, kind: Any, name: str, default: Any) -> Any:
         value = self.values.get(name)
-        return default if value is None else value
-
-    def _list(
-        self, name: str, default: Any, is_one: Callable[[Any], bool], expected: str
-    ) -> tuple[Any, ...]:
-        value = self._value(name, default)
-        if not isinstance(value, list | tuple) or not value or not all(map(is_one, value)):
-            raise self.fault(name, value, expected)
-        return tuple(value)
+        try:
+            return _adapter(kind).validate_python(default if value is None else value)
+        except ValidationError as error:
+            expected = error.errors()[0]["msg"].removeprefix("Input should be ")
+            raise self.fault(name, value, expected) from None
 
     def _of_kind(self, kind: Any, name: str, default: Any) -> Any:
         if get_origin(kind) is tuple:
@@ -170,8 +147,11 @@ class Config:
             return self.flag(name, default)
         if kind is str:
             return self.text(name, default)
-        return self.number(name, default, above=0 if kind is float else -math.inf)
+        return self.number(name, default, above=0 if kind is float else -_MOST_NUMBER)
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < _MOST_NUMBER
+def _number(above: float = -_MOST_NUMBER) -> Any:
+    return confloat(strict=True, gt=above, lt=_MOST_NUMBER)
+
+
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)

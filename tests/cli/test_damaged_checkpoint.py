@@ -46,13 +46,13 @@ def _bytes(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None
 DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
     (_bytes("config.json", lambda _: b""), "config.json cannot be read"),
     (_bytes("config.json", lambda _: b"[]"), "config.json is not a JSON object"),
-    (_json("config.json", vae=[]), "vae is []; expected an object"),
-    (_json("config.json", moe_topk=99), "moe_topk is 99; expected a whole number from 1 to 4"),
+    (_json("config.json", vae=[]), "vae is []; expected a valid dictionary"),
+    (_json("config.json", moe_topk=99), "moe_topk is 99; expected less than or equal to 4"),
     (_json("config.json", num_attention_heads=0), "num_attention_heads is 0"),
     (_json("config.json", quantization_config={"quant_method": "gptq"}), "quantised by 'gptq'"),
     (
         _json("generation_config.json", repetition_penalty=0),
-        "repetition_penalty is 0; expected a number above 0",
+        "repetition_penalty is 0; expected greater than 0",
     ),
     (_json("generation_config.json", min_p=0.1), "min_p is 0.1, which is not implemented"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
@@ -60,7 +60,7 @@ DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
     (_bytes("tokenizer_config.json", lambda _: b"{"), "tokenizer_config.json cannot be read"),
     (lambda folder: (folder / WEIGHTS).unlink(), "neither model.safetensors nor"),
     (_bytes(WEIGHTS, lambda data: data[:-5]), "model.safetensors is damaged"),
-    (_bytes(WEIGHTS, lambda data: data[:8] + b"A" + data[9:]), "the header is not JSON"),
+    (_bytes(WEIGHTS, lambda data: data[:8] + b"A" + data[9:]), "invalid JSON in header"),
     (lambda folder: (folder / WEIGHTS).rename(folder / "m.gguf"), "the weights are GGUF (m.gguf)"),
 ]
 

@@ -435,7 +435,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "minus": (lambda p: rewritten(p / "config.json", hidden_size=-1), "hidden_size is -1"),
     "experts": (lambda p: rewritten(p / "config.json", num_experts=10**7), "num_experts is 1000"),
     "some": (lambda p: rewritten(p / "config.json", num_experts=9999, num_hidden_layers=9999),
-             "num_experts is 9999; expected a whole number from 1 to 10"),
+             "num_experts is 9999; expected less than or equal to 10"),
     "layers": (lambda p: rewritten(p / "config.json", num_hidden_layers=10**9), "_layers is 100"),
     "heads": (lambda p: rewritten(p / "config.json", num_attention_heads=0),
               "num_attention_heads is 0"),
@@ -445,9 +445,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "texts": (lambda p: rewritten(p / "generation_config.json", max_new_tokens=10**30),
               "is out of range"),
     "card": (lambda p: rewritten(p / "card.json", ratio_indices=7),
-             "ratio_indices is 7; expected a list"),
-    "overlap": (lambda p: with_header(p / "model.safetensors", overlap), "where the one before"),
-    "negative": (lambda p: with_header(p / "model.safetensors", negative), "is incomplete"),
+             "ratio_indices is 7; expected a valid list"),
+    "overlap": (lambda p: with_header(p / "model.safetensors", overlap), "invalid offset"),
+    "negative": (lambda p: with_header(p / "model.safetensors", negative), "invalid value"),
     "cut": (lambda p: os.truncate(p / "model.safetensors", 10_000), "is damaged"),
     "tokenizer": (lambda p: (p / "tokenizer.json").write_text("{}"), "tokenizer.json cannot be"),
 }  # fmt: skip
@@ -477,7 +477,7 @@ FILM = {"task": "t2v", "prompt": "a dog", "num_frames": 5, "num_inference_steps"
 NETWORK = "transformer/diffusion_pytorch_model.safetensors"
 VIDEO_DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "cut": (lambda p: os.truncate(p / NETWORK, 5000), "is damaged"),
-    "overlap": (lambda p: with_header(p / NETWORK, overlap), "where the one before"),
+    "overlap": (lambda p: with_header(p / NETWORK, overlap), "invalid offset"),
     "gone": (lambda p: (p / NETWORK).unlink(), "diffusion_pytorch_model.safetensors"),
     "no config": (lambda p: (p / "vae" / "config.json").unlink(), "vae/config.json is missing"),
     "no folder": (lambda p: shutil.rmtree(p / "text_encoder"), "text_encoder/ is missing"),
@@ -488,7 +488,7 @@ VIDEO_DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "text": (lambda p: rewritten(p / "vae" / "config.json", latent_channels="many"),
              "latent_channels is 'many'"),
     "shift": (lambda p: rewritten(p / "scheduler" / "scheduler_config.json", shift=[1]),
-              "shift is [1]; expected a number above 0"),
+              "shift is [1]; expected a valid number"),
     "tokenizer": (lambda p: (p / "tokenizer" / "tokenizer.json").write_text("{}"),
                   "tokenizer.json cannot be read"),
 }  # fmt: skip

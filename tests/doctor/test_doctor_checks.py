@@ -179,8 +179,7 @@ def test_gpus_by_name_capability_and_room(
 def test_the_kernels_are_the_engines_choice(subject: MakeSubject) -> None:
     found = kernels.kernels(subject(device="cpu"))
     assert found.status == "ok"
-    for choice in ("none: routed_experts", "fp8: plain_scaled_experts", "nf4: plain_experts"):
-        assert choice in found.found
+    assert "none: works; fp8: works; nf4: works" in found.found
 
 
 @pytest.mark.parametrize(("chosen", "status"), [("nf4", "failed"), ("fp8", "ok")])

@@ -156,9 +156,12 @@ def test_a_tensor_in_two_shards_is_a_fault(sharded: Path) -> None:
 
 
 def test_a_name_twice_in_one_header_is_a_fault(tmp_path: Path) -> None:
-    entry = '{"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}'
-    write_raw(tmp_path / "model.safetensors", f'{{"w": {entry}, "w": {entry}}}', b"\0")
-    assert fault_of(tmp_path).code == "checkpoint.duplicate-tensor"
+    one, other = (
+        f'"w": {{"dtype": "U8", "shape": [1], "data_offsets": [{start}, {start + 1}]}}'
+        for start in (0, 1)
+    )
+    write_raw(tmp_path / "model.safetensors", f"{{{one}, {other}}}", b"\0\0")
+    assert fault_of(tmp_path).code == "checkpoint.header"
 
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "sub/model.safetensors"])
@@ -192,12 +195,13 @@ def test_a_broken_header_is_a_fault(tmp_path: Path, header: str | bytes) -> None
     assert fault_of(tmp_path).code == "checkpoint.header"
 
 
-def test_an_unknown_dtype_is_named(tmp_path: Path) -> None:
-    header = '{"w": {"dtype": "Q3", "shape": [1], "data_offsets": [0, 1]}}'
+@pytest.mark.parametrize(("dtype", "kind"), [("Q3", "header"), ("F4", "dtype")])
+def test_an_unknown_dtype_is_named(tmp_path: Path, dtype: str, kind: str) -> None:
+    header = f'{{"w": {{"dtype": "{dtype}", "shape": [2], "data_offsets": [0, 1]}}}}'
     write_raw(tmp_path / "model.safetensors", header, b"\0")
     error = fault_of(tmp_path)
-    assert error.code == "checkpoint.dtype"
-    assert "Q3" in error.what
+    assert error.code == f"checkpoint.{kind}"
+    assert dtype in error.what
 
 
 def test_a_match_passes(single: Path) -> None:

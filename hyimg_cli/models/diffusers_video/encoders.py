@@ -13,7 +13,12 @@ from safetensors.torch import load, save
 
 from hyimg_cli.loading.checkpoint import metadata_of
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
-from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_tokenizer, load_weights
+from hyimg_cli.models.diffusers_video.weights import (
+    LoadTarget,
+    check_vocabulary,
+    load_tokenizer,
+    load_weights,
+)
 from hyimg_cli.models.latent_video import PromptEmbedding
 from hyimg_cli.spec import digest
 
@@ -50,8 +55,13 @@ class CheckpointEncoder:
         return self._networks[name]
 
     def tokenizer(self, name: str) -> Any:
+        """A tokenizer whose encoder has a row for each of its tokens, or a pictures' processor."""
         if name not in self._tokenizers:
-            self._tokenizers[name] = load_tokenizer(self.layout.components[name])
+            components = self.layout.components
+            tokenizer = load_tokenizer(components[name])
+            if name.startswith("tokenizer"):
+                check_vocabulary(tokenizer, components[name.replace("tokenizer", "text_encoder")])
+            self._tokenizers[name] = tokenizer
         return self._tokenizers[name]
 
     def identity(self, *names: str) -> list[str]:

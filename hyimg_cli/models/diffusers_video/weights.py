@@ -7,19 +7,22 @@ then load by their own concrete classes, never by an Auto class, so nothing that
 """
 
 import importlib
+import inspect
+import json
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import torch
 from diffusers.utils import logging as diffusers_logging
+from pydantic import ConfigDict, Field, FiniteFloat, PositiveFloat, TypeAdapter, ValidationError
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
-from hyimg_cli.errors import CheckpointError
+from hyimg_cli.errors import CheckpointError, HyimgError
 from hyimg_cli.loading.checkpoint import (
     TensorInfo,
     check_against,
@@ -27,11 +30,28 @@ from hyimg_cli.loading.checkpoint import (
     refuse_special,
     tensor_index,
 )
+from hyimg_cli.loading.config import Config
 from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.models.diffusers_video.offload import Offload
 
 # Modules that may be built without looking how many tensors there are.
 _FEW = 500
+_ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
+_Three = Field(min_length=3, max_length=3)
+# Of files that transformers takes as they are.
+_KINDS: dict[str, dict[str, Any]] = {
+    "tokenizer_config.json": {"model_max_length": PositiveFloat | None},
+    "preprocessor_config.json": {
+        "image_mean": Annotated[list[FiniteFloat], _Three],
+        "image_std": Annotated[list[PositiveFloat], _Three],
+        "rescale_factor": PositiveFloat,
+        "resample": Literal[0, 1, 2, 3, 4, 5],
+        **dict.fromkeys(
+            ("size", "crop_size"), dict[str, Annotated[int, Field(gt=0, le=8192)]] | None
+        ),
+        **dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_center_crop"), bool),
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -127,34 +147,66 @@ def load_weights(
 
 
 def load_tokenizer(component: Component) -> Any:
-    """A tokenizer from its own files."""
+    """A tokenizer, or a processor of pictures, from its own files."""
     refuse_special(component.folder)
     cls: Any = component_class(component)
-    try:
-        with quiet():
-            return cls.from_pretrained(component.folder, local_files_only=True)
-    except Exception as error:  # of the tokenizers library too, which raises no other
+    for name, kinds in _KINDS.items():
+        check_values(Config.read(component.folder / name, is_optional=True), kinds)
+    with quiet(), _described(component, "checkpoint.tokenizer"):
+        return cls.from_pretrained(component.folder, local_files_only=True)
+
+
+def check_vocabulary(tokenizer: Any, encoder: Component) -> None:
+    """Raise CheckpointError for a tokenizer with tokens that its encoder has no row for."""
+    rows = encoder.config().count("vocab_size", 1 << 24)
+    last = max(tokenizer.get_vocab().values(), default=0)
+    if last >= rows:
         raise CheckpointError(
-            f"the {component.name} cannot be read: {error}",
-            where=component.folder,
-            hint="download the checkpoint again, with its small files",
+            f"the tokenizer has a token {last}; {encoder.name} has {rows} rows",
+            where=encoder.folder.parent,
+            hint="use the files of one checkpoint together",
             code="checkpoint.tokenizer",
-        ) from error
+        )
 
 
 def configured(component: Component, **changes: Any) -> Any:
     """A scheduler or guider from its configuration file, with `changes` to it."""
     cls: Any = component_class(component)
-    config = {**component.config().values, **changes}
-    try:
-        with quiet():
-            return cls.from_config(config)
-    except Exception as error:
-        raise CheckpointError(
-            f"the {component.name}'s configuration cannot be used: {error}",
-            where=component.folder,
-            code="checkpoint.config",
-        ) from error
+    own = component.config()
+    check_arguments(own, cls)
+    with quiet(), _described(component):
+        return cls.from_config({**own.values, **changes})
+
+
+def check_arguments(own: Config, cls: Any) -> None:
+    """Raise CheckpointError for a value of another kind than the class's constructor declares."""
+    parameters = inspect.signature(cls.__init__, eval_str=True).parameters.values()
+    kinds = {one.name: one.annotation for one in parameters if one.name in own.values}
+    defaults = [one.name for one in parameters if own.values.get(one.name) == one.default]
+    check_values(own, {name: kinds[name] for name in kinds.keys() - defaults})
+
+
+def check_values(own: Config, kinds: Mapping[str, Any]) -> None:
+    """Raise CheckpointError for a value that is not of its kind."""
+    for name, kind in kinds.items():
+        if get_origin(kind) is tuple:  # `tuple[int]` is written for any number of them
+            kind = list[get_args(kind)[0]]  # type: ignore[misc]
+        try:
+            if name in own.values:
+                data = json.dumps(own.values[name])
+                TypeAdapter(kind, config=_ANY_CLASS).validate_json(data, strict=True)
+        except ValidationError as error:
+            raise own.fault(name, own.values[name], error.errors()[0]["msg"]) from None
+
+
+def check_encoder(own: Config) -> None:
+    """Raise CheckpointError for values that transformers takes and cannot compute with."""
+    own.text("model_type", "")
+    rope = own.table("rope_parameters" if own.has("rope_parameters") else "rope_scaling", {})
+    if rope.has("mrope_section"):
+        half = own.count("hidden_size") // own.count("num_attention_heads") // 2
+        if sum(sections := rope.counts("mrope_section")) != half:
+            raise rope.fault("mrope_section", sections, f"numbers that add up to {half}")
 
 
 def component_class(component: Component) -> type[Any]:
@@ -166,20 +218,37 @@ def component_class(component: Component) -> type[Any]:
 def _empty(cls: Any, component: Component) -> nn.Module:
     """The module without memory for its weights."""
     refuse_special(component.folder)
-    try:
-        if component.library == "diffusers":
-            module: nn.Module = cls.from_config(component.config().values)
+    own = component.config()
+    is_diffusers = component.library == "diffusers"
+    if is_diffusers:
+        check_arguments(own, cls)
+    else:
+        check_encoder(own)
+    with _described(component):
+        if is_diffusers:
+            module: nn.Module = cls.from_config(own.values)
         else:
-            config = cls.config_class.from_pretrained(component.folder, local_files_only=True)
-            module = cls(config)
-    # The libraries build whatever numbers say, and fail in ways of their own.
+            module = cls(cls.config_class.from_pretrained(component.folder, local_files_only=True))
+    return module
+
+
+@contextmanager
+def _described(component: Component, code: str = "checkpoint.config") -> Iterator[None]:
+    """Raise CheckpointError where a library cannot make a component of its files.
+
+    The libraries build whatever numbers say, and fail in ways of their own.
+    """
+    try:
+        yield
+    except (HyimgError, MemoryError, torch.OutOfMemoryError):
+        raise
     except Exception as error:
         raise CheckpointError(
-            f"{component.name}/config.json does not describe a {component.class_name}: {error}",
+            f"the files of {component.name} do not describe a {component.class_name}: "
+            + " ".join(str(error).split()),
             where=component.folder,
-            code="checkpoint.config",
+            code=code,
         ) from error
-    return module
 
 
 def _tied(module: nn.Module) -> dict[str, str]:

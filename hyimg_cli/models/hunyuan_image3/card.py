@@ -73,7 +73,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
         name=extra.text("name", folder.name),
         is_trained=extra.flag("trained", True),
         is_distilled=arch.cfg_distilled,
-        buckets=_allowed(official_buckets(arch), extra),
+        buckets=_allowed(arch, extra),
         pixels_per_cell=arch.vae_downsample_factor,
         source_vit_tokens=arch.vision.max_num_patches,
         kv_bytes_per_token=_kv_bytes(arch),
@@ -112,11 +112,15 @@ def official_buckets(arch: Architecture) -> tuple[Bucket, ...]:
     return buckets(arch.image_base_size, has_extras=not arch.is_base)
 
 
-def _allowed(official: tuple[Bucket, ...], extra: Config) -> tuple[Bucket, ...]:
-    if not extra.has("ratio_indices"):
-        return official
-    wanted = extra.counts("ratio_indices", least=0, most=len(official) - 1)
-    return tuple(bucket for bucket in official if bucket.ratio_index in wanted)
+def _allowed(arch: Architecture, extra: Config) -> tuple[Bucket, ...]:
+    """The sizes that were trained on, of those that are whole cells of the VAE."""
+    official, cell = official_buckets(arch), arch.vae_downsample_factor
+    every = tuple(range(len(official)))
+    wanted = extra.counts("ratio_indices", every, least=0, most=len(official) - 1)
+    found = [bucket for bucket in official if bucket.ratio_index in wanted]
+    if odd := [one.size for one in found if one.size.height % cell or one.size.width % cell]:
+        raise extra.fault("ratio_indices", None, f"sizes in cells of {cell} pixels, not {odd[0]}")
+    return tuple(found)
 
 
 def _weight_bytes(folder: Path) -> int:

@@ -127,6 +127,7 @@ class Vocabulary:
             is_ratio = token.startswith("<img_ratio_")
             raise CheckpointError(
                 f"the tokenizer has no token {token}",
+                where="tokenizer.json",
                 hint=_BASE_HINT if is_ratio else "use the files of one checkpoint together",
                 code="checkpoint.tokenizer",
             )

@@ -178,7 +178,9 @@ def test_a_format_that_is_not_read_is_named(small_config: dict[str, Any], method
 def test_an_option_of_another_kind_is_a_fault_of_the_checkpoint(
     small_config: dict[str, Any],
 ) -> None:
-    with pytest.raises(CheckpointError, match="rope_scaling is 'custom'; expected an object"):
+    with pytest.raises(
+        CheckpointError, match="rope_scaling is 'custom'; expected a valid dictionary"
+    ):
         architecture(small_config | {"rope_scaling": "custom"})
 
 

@@ -1,0 +1,161 @@
+"""Every value of every JSON file of a checkpoint replaced: refused with exit 3, or drawn with.
+
+A few of each family in the suite, all of them (an hour) under the mark `thorough`.
+"""
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_bagel
+from tiny_video import START_KINDS, TINY_VIDEO, write_start, write_wan
+
+from hyimg_cli.models.registry import EMBEDDED, resolve_model
+
+TESTS = Path(__file__).parent.parent
+GONE = object()
+ODD = (None, True, -1, 0, 1.5, 10**30, 1e308, "x", [], [[1, "x", None]], {}, {"a": {"b": []}}, GONE)
+PICTURE: dict[str, Any] = {"prompt": "a red circle", "seed": 1}
+VIDEO: dict[str, Any] = {
+    "task": "t2v", "prompt": "a dog", "num_inference_steps": 1, "seed": 1, "size": "32x32",
+    "num_frames": 5,
+}  # fmt: skip
+START = VIDEO | {"task": "i2v", "images": ["in.png"]}
+WORLD = START | {"size": "32x48", "num_frames": 9, "num_inference_steps": 4, "camera": "none-1"}
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "bagel": tiny_bagel.write,
+    "wan": write_wan,
+    "wan22": partial(write_wan, boundary_ratio=0.9),
+    **{kind: partial(write_start, kind=kind) for kind in START_KINDS},
+}
+FOLDERS = {
+    "tiny-image": resolve_model(EMBEDDED),
+    "official": TESTS / "parity" / "tiny" / "checkpoint",
+    "tiny-video": TINY_VIDEO,
+    "lingbot": TESTS / "models" / "lingbot_world" / "golden" / "checkpoint",
+}
+PICTURES = ("tiny-image", "official", "bagel")
+# Of both kinds of layout, those that differ most.
+QUICK = {"tiny-image": 8, "official": 1, "bagel": 20, "tiny-video": 4, "flf": 4, "lingbot": 3}
+
+
+def line_of(family: str) -> dict[str, Any]:
+    if family in PICTURES:
+        return PICTURE | ({"steps": 2} if family == "bagel" else {"steps": 1, "max_new_tokens": 4})
+    if family == "lingbot":
+        return WORLD
+    if family in START_KINDS:
+        return START | {"images": ["in.png"] * (2 if family == "flf" else 1)}
+    return VIDEO
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a value stands, and all in it: the ends of long lists and of vocabularies."""
+    yield at
+    if isinstance(value, dict):
+        names = list(value)
+        for name in names if len(names) < 60 else names[:: len(names) - 1]:
+            yield from places(value[name], (*at, name))
+    elif isinstance(value, list):
+        for index in sorted({0, len(value) - 1} & set(range(len(value)))):
+            yield from places(value[index], (*at, index))
+
+
+def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
+    """`value` with another one at a place, or with none there."""
+    if not at:
+        return new
+    first, *rest = at
+    held = dict(value) if isinstance(value, dict) else dict(enumerate(value))
+    held[first] = replaced(held[first], tuple(rest), new)
+    if held[first] is GONE:
+        del held[first]
+    return held if isinstance(value, dict) else list(held.values())
+
+
+def every_case(folder: Path) -> list[tuple[Path, tuple[Any, ...], Any]]:
+    return [
+        (path.relative_to(folder), at, new)
+        for path in sorted(folder.rglob("*.json"))
+        for at in places(json.loads(path.read_text(encoding="utf-8")))
+        for new in ODD
+        if at or new is not GONE
+    ]
+
+
+@pytest.fixture(scope="session")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made = dict(FOLDERS)
+
+    def find(family: str) -> Path:
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp("fuzzed") / family
+            WRITERS[family](made[family])
+        return made[family]
+
+    return find
+
+
+@pytest.mark.parametrize(
+    ("family", "count"),
+    [
+        *QUICK.items(),
+        *(
+            pytest.param(family, None, marks=[pytest.mark.thorough, pytest.mark.timeout(7200)])
+            for family in (*FOLDERS, *WRITERS)
+        ),
+    ],
+)
+def test_no_value_ends_in_an_error_of_ours(
+    family: str,
+    count: int | None,
+    folder_of: Callable[[str], Path],
+    run_cli: Any,
+    write_manifest: Any,
+    write_picture: Any,
+    tmp_path: Path,
+) -> None:
+    folder, flag = folder_of(family), "--model" if family in PICTURES else "--video-model"
+    write_manifest(line_of(family))
+    write_picture("in.png", (48, 32))
+    cases = every_case(folder)
+    cases = cases if count is None else random.Random(family).sample(cases, count)
+    for number, (file, at, new) in enumerate(cases):
+        copy = tmp_path / str(number)
+        for path in folder.rglob("*"):
+            if path.is_file() and path.relative_to(folder) != file:
+                (copy / path.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
+                os.symlink(path, copy / path.relative_to(folder))
+        value = json.loads((folder / file).read_text(encoding="utf-8"))
+        (copy / file).parent.mkdir(parents=True, exist_ok=True)
+        (copy / file).write_text(json.dumps(replaced(value, at, new)), encoding="utf-8")
+        ran = run_cli(
+            *("generate", "jobs.jsonl", "-o", f"out{number}", "--device", "cpu", "--no-prewarm"),
+            *(flag, copy),
+        )
+        case = f"{family}/{file} {at}: {'gone' if new is GONE else new!r}"
+        assert ran.code in (0, 1, 3), f"{case}\n{ran.err}"
+        assert "job.internal" not in ran.err, f"{case}\n{ran.err}"
+        if ran.code == 3:
+            assert "\n  --> " in ran.err, f"{case}\n{ran.err}"
+            assert "\n  hint: " in ran.err, f"{case}\n{ran.err}"
+
+
+@pytest.mark.parametrize("error", [AttributeError, KeyError, TypeError])
+def test_an_error_of_ours_while_loading_is_internal(
+    error: type[Exception], run_cli: Any, write_manifest: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a checkpoint to download again."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error("ours")
+
+    monkeypatch.setattr("hyimg_cli.models.hunyuan_image3.family.load", fail)
+    ran = run_cli("generate", write_manifest(PICTURE), "--device", "cpu")
+    assert ran.code == 101, ran.err
+    assert "download" not in ran.err
