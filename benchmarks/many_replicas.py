@@ -26,7 +26,8 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, ParallelConfig, RunConfig
 from hyimg_cli.spec.events import JobDone, JobStarted, Outcome, OutputFile
-from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
+from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.options import TextSampling
 from hyimg_cli.spec.plan import Plan
 
 _AT_ONCE = 64

@@ -34,7 +34,8 @@ from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.provenance import hardware, versions
 from hyimg_cli.media.carried import encoded
 from hyimg_cli.settings.run import OutputConfig
-from hyimg_cli.spec.job import Encoding, ImageJob, KeepOutside, SizeRequest, TextSampling
+from hyimg_cli.spec.job import Encoding, ImageJob, SizeRequest
+from hyimg_cli.spec.options import KeepOutside, TextSampling
 
 # Of the embedded model: what it was trained to do, and a background, which is an edit of the whole.
 EDITS = ("make the circle blue", "make the circle green", "make the circle yellow")
@@ -283,9 +284,20 @@ def _job(source: Path) -> ImageJob:
     whole = KeepOutside(region=f"0,0,{_LARGE[1]},{_LARGE[0]}", region_mode="instead")
     outside = whole if source.stem == "whole-frame" else KeepOutside()
     return ImageJob(
-        "large", "it2i", "", (str(source),), "tiny-image", 0, size, 1, 1.0, 1.0, "none", text,
+        custom_id="large",
+        task="it2i",
+        prompt="",
+        images=(str(source),),
+        model="tiny-image",
+        seed=0,
+        size=size,
+        num_inference_steps=1,
+        guidance_scale=1.0,
+        flow_shift=1.0,
+        bot_task="none",
+        text=text,
         outside=outside,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,8 @@ from hyimg_cli.settings.config import configured, settings_of
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.settings.run import BatchConfig, ReuseConfig
 from hyimg_cli.spec.events import JobDone, JobFailed
-from hyimg_cli.spec.job import Lora, SizeRequest
+from hyimg_cli.spec.job import SizeRequest
+from hyimg_cli.spec.options import Lora
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.step_cache import StepCache
 

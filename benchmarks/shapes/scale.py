@@ -23,7 +23,8 @@ from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
 from hyimg_cli.models.hunyuan_image3.weights import expected_shapes
 from hyimg_cli.spec.card import WeightCounts
-from hyimg_cli.spec.job import ImageJob, Size, SizeRequest, TextSampling
+from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
+from hyimg_cli.spec.options import TextSampling
 
 _PROMPT = "turn the day into night and keep everything else as it is " * 3
 _RELEASED: dict[str, Any] = {

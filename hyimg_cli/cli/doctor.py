@@ -15,7 +15,7 @@ from hyimg_cli.doctor.check import Check, Subject, examined, is_ready
 from hyimg_cli.doctor.checks import BY_NAME, CHECKS, RANKS
 from hyimg_cli.doctor.models import model_name
 from hyimg_cli.errors import UsageError
-from hyimg_cli.settings.panels import RUN
+from hyimg_cli.spec.declare import RUN
 
 NOT_READY = 3
 What = Annotated[

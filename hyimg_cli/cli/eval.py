@@ -19,7 +19,7 @@ from hyimg_cli.quality.backbones import NETS
 from hyimg_cli.quality.metrics import PIXEL_METRICS, SHARES
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.settings.values import BadValue
-from hyimg_cli.spec.job import KeepOutside
+from hyimg_cli.spec.options import KeepOutside
 
 if TYPE_CHECKING:
     from hyimg_cli.quality.lpips import Lpips

@@ -8,7 +8,7 @@ import typer
 from hyimg_cli.cli.completion import among
 from hyimg_cli.cli.options import STYLE, option
 from hyimg_cli.quality.backbones import NETS
-from hyimg_cli.spec.job import REGION_MODES
+from hyimg_cli.spec.options import REGION_MODES
 
 _COMPARE, _GATE = "What is compared", "Gates (exit code 1)"
 MetricChoice = Annotated[

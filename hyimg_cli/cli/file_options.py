@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hyimg_cli.cli.options import folder, option
-from hyimg_cli.settings.panels import MODEL, RUN
+from hyimg_cli.spec.declare import MODEL, RUN
 
 _REPLAY = "What is replayed"
 

@@ -11,7 +11,7 @@ from hyimg_cli.cli import render
 from hyimg_cli.errors import UsageError
 from hyimg_cli.files import replace_file, storage_error
 from hyimg_cli.manifest.edits import json_lines
-from hyimg_cli.settings.panels import RUN
+from hyimg_cli.spec.declare import RUN
 
 To = Annotated[
     Path | None,

@@ -14,7 +14,7 @@ from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import MISSING, RESOLVED, RESULTS
 from hyimg_cli.journal.merge import Merged
 from hyimg_cli.journal.merge import merge as merged_from
-from hyimg_cli.settings.panels import RUN
+from hyimg_cli.spec.declare import RUN
 from hyimg_cli.spec.units import counted
 
 Folders = Annotated[

@@ -26,13 +26,13 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.remote import keep_copies_in
 from hyimg_cli.settings.config import configured, refuse_conflicts
 from hyimg_cli.settings.kinds import FOLDER, RUN_FOLDER, Kind
-from hyimg_cli.settings.option import CHECKPOINT, Declaration
-from hyimg_cli.settings.panels import RUN
+from hyimg_cli.settings.option import Declaration
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.settings.recipe import FOLDERS_OWN, read_folders_own, read_recipe
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.settings.values import BadValue
+from hyimg_cli.spec.declare import CHECKPOINT, RUN
 from hyimg_cli.spec.job import AnyTask
 
 STYLE = "Style"

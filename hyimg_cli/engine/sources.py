@@ -18,7 +18,8 @@ from hyimg_cli.media.carried import depth_fault, region_of
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.settings.run import CacheConfig
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import ImageJob, Job, KeepOutside, Size, SizeRequest
+from hyimg_cli.spec.job import ImageJob, Job, Size, SizeRequest
+from hyimg_cli.spec.options import KeepOutside
 from hyimg_cli.spec.units import counted
 
 # So many are named.

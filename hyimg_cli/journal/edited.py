@@ -24,7 +24,8 @@ from hyimg_cli.media.carried import Bytes, Carried, read_carried, region_of
 from hyimg_cli.media.metadata import PictureFacts, PictureText, picture_text, rewrite_metadata
 from hyimg_cli.settings.run import OutputConfig
 from hyimg_cli.spec.events import OutputFile
-from hyimg_cli.spec.job import Encoding, ImageJob, KeepOutside, Size
+from hyimg_cli.spec.job import Encoding, ImageJob, Size
+from hyimg_cli.spec.options import KeepOutside
 
 if TYPE_CHECKING:
     from hyimg_cli.finishing.outside import Edit, Result

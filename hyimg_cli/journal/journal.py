@@ -52,7 +52,8 @@ from hyimg_cli.settings.file_names import fault_of
 from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
-from hyimg_cli.spec.job import FINISHING, ImageJob, Job
+from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.options import FINISHING
 from hyimg_cli.spec.units import counted
 
 RESULTS = "results.jsonl"

@@ -16,7 +16,8 @@ from hyimg_cli.models import lora_files, registry
 from hyimg_cli.settings.config import in_key
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, Place, RunConfig
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import FINISHING, ImageJob, Job, VideoJob
+from hyimg_cli.spec.job import ImageJob, Job, VideoJob
+from hyimg_cli.spec.options import FINISHING
 from hyimg_cli.spec.plan import Plan
 
 UNREADABLE = "unreadable"

@@ -6,7 +6,8 @@ from dataclasses import fields
 from hyimg_cli.settings.option import JobKind
 from hyimg_cli.settings.precedence import Setting, as_given
 from hyimg_cli.settings.table import SETTINGS
-from hyimg_cli.spec.job import ImageJob, Job, KeepOutside, VideoJob
+from hyimg_cli.spec.job import ImageJob, Job, VideoJob
+from hyimg_cli.spec.options import KeepOutside
 
 _KINDS: tuple[tuple[JobKind, type[Job]], ...] = (("pictures", ImageJob), ("videos", VideoJob))
 

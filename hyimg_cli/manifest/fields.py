@@ -9,7 +9,6 @@ from hyimg_cli.settings.kinds import (
     ANYTHING,
     CUSTOM_ID,
     MATRIX,
-    MAX_SEED,
     MAX_SIDE,
     MIN_SIDE,
     Kind,
@@ -20,6 +19,7 @@ from hyimg_cli.settings.option import JobKind
 from hyimg_cli.settings.paths import CAMERA, MODEL_NAME, SOURCES, PathForm
 from hyimg_cli.settings.table import SETTINGS, TABLES
 from hyimg_cli.spec.job import TASKS, AnyTask
+from hyimg_cli.spec.options import MAX_SEED
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from operator import attrgetter
-from typing import cast
+from typing import Any, cast
 
 from hyimg_cli.errors import HyimgError, SourceImageError
 from hyimg_cli.manifest.fields import COT_FIELDS
@@ -14,15 +14,12 @@ from hyimg_cli.manifest.resolved_line import Child, ResolvedLine, moved
 from hyimg_cli.media.carried import check_region
 from hyimg_cli.media.images import size_of
 from hyimg_cli.spec.card import ModelCard, SamplingDefaults
-from hyimg_cli.spec.job import (
+from hyimg_cli.spec.job import GUIDANCE_FIELDS, Encoding, ImageJob, Job, Size, SizeRequest
+from hyimg_cli.spec.options import (
     FINISHING,
-    GUIDANCE_FIELDS,
-    Encoding,
-    ImageJob,
-    Job,
+    PICTURE_OPTIONS,
+    TEXT_OPTIONS,
     KeepOutside,
-    Size,
-    SizeRequest,
     TextSampling,
 )
 from hyimg_cli.spec.units import counted
@@ -105,7 +102,7 @@ class PictureLine(ResolvedLine):
         if "infer_align_image_size" in self.line.given and not fields["infer_align_image_size"]:
             what = "keep_outside has sources seen whole, as infer_align_image_size does"
             yield self.fault("conflict", what, "infer_align_image_size", "take the field out")
-        if self.value("region") is None:
+        if not self.value("region"):
             for name in ("region_mode", "max_spill"):
                 if name in self.line.given:
                     yield self.unused(name, "there is no region")
@@ -152,7 +149,7 @@ class PictureLine(ResolvedLine):
         values = {name: self.value(name) for name in ("kept_source", *FINISHING)}
         source = self._kept_size()
         size = self._size() if source is None else self._bucket_request(source)
-        return KeepOutside(**values | {"region": values["region"] or ""}), size
+        return KeepOutside(**values), size
 
     def _bucket_request(self, source: Size) -> SizeRequest:
         size = self.card.kept_size(source)
@@ -160,27 +157,20 @@ class PictureLine(ResolvedLine):
 
     def job(self, child: Child) -> ImageJob:
         fields = self.fields
-        use_system_prompt, system_prompt = self._system_prompt()
+        values = {name: self.value(name) for name in PICTURE_OPTIONS} | self.own(child)
+        values |= self._system_prompt()
         outside, size = self._outside() if self._keeps_outside else (None, self._size())
+        if outside is not None:
+            values["infer_align_image_size"] = True
         return ImageJob(
-            **self.own(child),
-            task=fields["task"],
-            seed=child.first_seed if self.value("vary") == "text" else child.seed,
+            **values,
             size=size,
-            bot_task=self.value("bot_task"),
-            text=self._text_sampling(),
-            ar_seed=self._ar_seed(child),
+            text=TextSampling(**{name: self.value(name) for name in TEXT_OPTIONS}),
             cot_text=fields.get("cot_text"),
             cot_token_ids=fields.get("cot_token_ids"),
             written_json=self._written(),
-            drop_think=self.value("drop_think"),
-            infer_align_image_size=outside is not None or self.value("infer_align_image_size"),
             outside=outside,
-            use_system_prompt=use_system_prompt,
-            system_prompt=system_prompt,
             encoding=self._encoding(),
-            **{name: self.value(name) for name in GUIDANCE_FIELDS},
-            **self.shared(),
         )
 
     def kind(self) -> Hashable:
@@ -195,7 +185,11 @@ class PictureLine(ResolvedLine):
         assert isinstance(other, ImageJob), "of its kind"
         (child,) = self.children()
         values = dict(zip(_NAMES, _VALUES(other), strict=True)) | self.own(child)
-        return ImageJob(**values | {"seed": child.seed, "ar_seed": self._ar_seed(child)})
+        return ImageJob(**values)
+
+    def own(self, child: Child) -> dict[str, Any]:
+        seed = child.first_seed if self.value("vary") == "text" else child.seed
+        return super().own(child) | {"seed": seed, "ar_seed": self._ar_seed(child)}
 
     def _encoding(self) -> Encoding:
         kind = self.value("format")
@@ -218,10 +212,6 @@ class PictureLine(ResolvedLine):
         """The size that a ratio token stands for; None where the model has no such ratio."""
         sizes = (b.size for b in self.card.buckets if b.ratio_index == index)
         return next(sizes, None)
-
-    def _text_sampling(self) -> TextSampling:
-        names = ("temperature", "top_k", "top_p", "max_new_tokens")
-        return TextSampling(**{name: self.value(name) for name in names})
 
     def _ar_seed(self, child: Child) -> int:
         """The seed of the text: as asked for, where `vary` says `text` moved; else the picture's
@@ -253,17 +243,18 @@ class PictureLine(ResolvedLine):
             return "temperature is 0, so the most likely token is taken"
         return ""
 
-    def _system_prompt(self) -> tuple[str, str | None]:
+    def _system_prompt(self) -> dict[str, str | None]:
         """Which system prompt, and its text, which only `custom` has.
 
         A line that brings a text means it to be used; so do settings that name no other kind.
         """
         text, line = self.value("system_prompt"), self.fields
         is_named = "use_system_prompt" in line or self.settings["use_system_prompt"].value
+        kind = str(self.value("use_system_prompt"))
         if "system_prompt" in line or (text is not None and not is_named):
             kind = "custom"
-        else:
-            kind = str(self.value("use_system_prompt"))
         if kind != "custom":
-            return kind, None
-        return (kind, text) if text is not None else ("None", None)
+            text = None
+        elif text is None:
+            kind = "None"
+        return {"use_system_prompt": kind, "system_prompt": text}

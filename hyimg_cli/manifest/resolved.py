@@ -10,30 +10,16 @@ from typing import Any
 
 from hyimg_cli.addresses import address_of, joined
 from hyimg_cli.manifest.fields import PATH_FIELDS
-from hyimg_cli.spec.job import (
-    BY_ID,
-    GUIDANCE_FIELDS,
-    Encoding,
-    ImageJob,
-    Job,
-    KeepOutside,
-    SizeRequest,
-    VideoJob,
-)
+from hyimg_cli.spec.job import BY_ID, Encoding, ImageJob, Job, SizeRequest, VideoJob
+from hyimg_cli.spec.options import PICTURE_OPTIONS, VIDEO_OPTIONS, KeepOutside
 
-_VIDEO = (
-    *("custom_id", "task", "prompt", "negative_prompt", "model", "seed", "size"),
-    *("num_frames", "fps", "num_inference_steps", "guidance_scale", "guidance_scale_2"),
-    "flow_shift",
-)
 # The user's own data belongs to the result line; it may hold anything. A file has its name.
 _PRIVATE = ("metadata", "name")
 # Paths of sources that are kept for the next line.
 _PATHS_NEAR = 1024
-_PICTURE = (
-    *("custom_id", "task", "prompt", "images", "model", "seed", "size"),
-    *("num_inference_steps", "guidance_scale", "flow_shift"),
-)
+_COMMON = ("custom_id", "task", "prompt", "model")
+# Options of a picture that count where the text before it is written, or given.
+_OF_TEXT = ("bot_task", "drop_think", "ar_seed")
 
 
 def job_to_json(job: Job) -> dict[str, Any]:
@@ -41,9 +27,16 @@ def job_to_json(job: Job) -> dict[str, Any]:
 
     Fields that no stage would consume are left out; `images` stand as the job has them.
     """
-    entry = _video_fields(job) if isinstance(job, VideoJob) else _image_fields(job)
+    options = VIDEO_OPTIONS if isinstance(job, VideoJob) else PICTURE_OPTIONS
+    entry = {name: getattr(job, name) for name in _COMMON}
+    for name, unsaid in options.items():
+        if (value := getattr(job, name)) != unsaid and name not in _OF_TEXT:
+            entry[name] = value
+    if job.images:
+        entry["images"] = list(job.images)
     if job.step_cache is not None:
         entry["step_cache"] = str(job.step_cache)
+    _complete_video(entry, job) if isinstance(job, VideoJob) else _complete_picture(entry, job)
     if job.file_name != BY_ID:
         entry["name"] = job.file_name
     if job.metadata_json != "null":
@@ -52,42 +45,27 @@ def job_to_json(job: Job) -> dict[str, Any]:
     return entry
 
 
-def _video_fields(job: VideoJob) -> dict[str, Any]:
-    entry = {name: getattr(job, name) for name in _VIDEO} | {"size": str(job.size)}
-    if job.branch_count == 1:
-        del entry["negative_prompt"]
-    if job.guidance_scale_2 is None:
-        del entry["guidance_scale_2"]
-    if job.images:
-        entry |= {"images": list(job.images), "fit": job.fit}
+def _complete_video(entry: dict[str, Any], job: VideoJob) -> None:
+    entry["size"] = str(job.size)
+    if job.branch_count > 1:
+        entry["negative_prompt"] = job.negative_prompt
+    else:
+        entry.pop("negative_prompt", None)
     if job.lora:
         entry["lora"] = PATH_FIELDS["lora"].to_json(job.lora)
-    if job.scheduler is not None:
-        entry["scheduler"] = job.scheduler
     if job.camera:
         entry["camera"] = job.camera
-    return entry
 
 
-def _image_fields(job: ImageJob) -> dict[str, Any]:
-    entry = {name: getattr(job, name) for name in _PICTURE} | {"size": size_text(job.size)}
-    # Of models that read them: the keys of others stay as they are.
-    guidance = {name: getattr(job, name) for name in GUIDANCE_FIELDS}
-    if not guidance["guidance_renorm_min"]:
-        del guidance["guidance_renorm_min"]  # as if there were no such field
-    entry |= {name: value for name, value in guidance.items() if value is not None}
-    if job.images:
-        entry["images"] = list(job.images)
-    else:
-        del entry["images"]
-    if job.infer_align_image_size and job.images:
-        entry["infer_align_image_size"] = True
+def _complete_picture(entry: dict[str, Any], job: ImageJob) -> None:
+    entry["size"] = size_text(job.size)
+    if not job.guidance_renorm_min:
+        entry.pop("guidance_renorm_min", None)  # as if there were no such field
+    if not job.images:
+        entry.pop("infer_align_image_size", None)
     if job.outside is not None:
         entry |= {"keep_outside": True} | _said(job.outside)
-    entry |= _text_fields(job) | {"use_system_prompt": job.use_system_prompt}
-    if job.system_prompt is not None:
-        entry["system_prompt"] = job.system_prompt
-    return entry | _encoding_fields(job.encoding)
+    entry |= _text_fields(job) | _encoding_fields(job.encoding)
 
 
 def _said(outside: KeepOutside) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from typing import Any
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.line import ManifestLine, child_ids, fault
-from hyimg_cli.settings.kinds import MAX_SEED
 from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.card import ModelCard, SamplingDefaults, VideoCard, VideoDefaults
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.options import MAX_SEED
 from hyimg_cli.spec.step_cache import FEWEST_STEPS, StepCache, count_full
 
 
@@ -55,14 +55,18 @@ class ResolvedLine:
         raise NotImplementedError
 
     def own(self, child: Child) -> dict[str, Any]:
-        """The fields of a job that lines mostly have for themselves."""
+        """The fields of a job that no setting decides alone."""
         return {
             "custom_id": child.custom_id,
+            "task": self.fields["task"],
             "prompt": self.fields["prompt"],
             "images": self.images,
+            "model": self.model,
+            "file_name": self.value("name"),
             "metadata_json": self.fields.get("metadata", "null"),
             "extra_json": self.line.extra_json,
             "source_line": self.line.where,
+            "user_fields": self.line.given,
         }
 
     def jobs(self) -> Iterator[Job]:
@@ -102,15 +106,6 @@ class ResolvedLine:
     def defaults(self) -> SamplingDefaults | VideoDefaults:
         """The checkpoint's own."""
         return self.card.defaults
-
-    def shared(self) -> dict[str, Any]:
-        """The other fields of a job that pictures and videos have in common."""
-        names = ("num_inference_steps", "guidance_scale", "flow_shift", "step_cache")
-        return {name: self.value(name) for name in names} | {
-            "model": self.model,
-            "file_name": self.value("name"),
-            "user_fields": self.line.given,
-        }
 
     def step_cache_faults(self, *, is_distilled: bool) -> Iterator[HyimgError]:
         """Faults of a step cache where a plain run of as few steps is nearer, or is the same.

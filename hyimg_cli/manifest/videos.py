@@ -12,7 +12,8 @@ from hyimg_cli.settings.kinds import MAX_SIDE
 from hyimg_cli.settings.paths import is_hub_file
 from hyimg_cli.settings.precedence import as_given
 from hyimg_cli.spec.card import VideoCard
-from hyimg_cli.spec.job import Fit, Lora, Size, SizeRequest, VideoJob
+from hyimg_cli.spec.job import Size, SizeRequest, VideoJob
+from hyimg_cli.spec.options import VIDEO_OPTIONS, Fit, Lora
 
 _LORA_IN_LINE = "paths in a manifest are relative to it"
 _LORA_OF_FLAG = "takes a path from the working folder, or OWNER/REPOSITORY/FILE of the hub"
@@ -110,7 +111,7 @@ class VideoLine(ResolvedLine):
 
     def _lora_faults(self) -> Iterator[HyimgError]:
         """Faults of LoRAs for another number of transformers, and of files that are not there."""
-        loras: tuple[Lora, ...] = self.value("lora") or ()
+        loras: tuple[Lora, ...] = self.value("lora")
         has_two = self.card.defaults.guidance_scale_2 is not None
         places = {one.on for one in loras}
         if loras and has_two and places != {"high", "low"}:
@@ -139,22 +140,11 @@ class VideoLine(ResolvedLine):
         return max(multiple, round(pixels / multiple) * multiple)
 
     def job(self, child: Child) -> VideoJob:
-        has_two = self.card.defaults.guidance_scale_2 is not None
-        return VideoJob(
-            **self.own(child),
-            task=self.fields["task"],
-            negative_prompt=self.value("negative_prompt"),
-            seed=child.seed,
-            size=self.size(),
-            num_frames=self.value("num_frames"),
-            fps=self.value("fps"),
-            guidance_scale_2=self.value("guidance_scale_2") if has_two else None,
-            fit=self._fit(),
-            lora=self.value("lora") or (),
-            scheduler=self.value("scheduler"),
-            camera=self.fields.get("camera", ""),
-            **self.shared(),
-        )
+        values = {name: self.value(name) for name in VIDEO_OPTIONS} | self.own(child)
+        if self.card.defaults.guidance_scale_2 is None:
+            values["guidance_scale_2"] = None
+        values |= {"seed": child.seed, "fit": self._fit()}
+        return VideoJob(**values, size=self.size(), camera=self.fields.get("camera", ""))
 
 
 def _picture_size(path: str) -> Size | None:

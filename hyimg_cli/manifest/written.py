@@ -18,7 +18,8 @@ from typing import Any
 from hyimg_cli.settings.kinds import Form, as_json, json_in
 from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import BOT_TASKS, ImageJob
+from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.options import BOT_TASKS
 
 # Of a note, beside its tags.
 _LISTS = ("ending", "lengths", "withdrawn")

@@ -22,7 +22,8 @@ from hyimg_cli.measure.replay.run_folder import run_of
 from hyimg_cli.media.carried import Bytes, check_region, on_white, own_picture, region_of
 from hyimg_cli.media.images import Picture, Pixels
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import KeepOutside, Size
+from hyimg_cli.spec.job import Size
+from hyimg_cli.spec.options import KeepOutside
 
 # Edits are found in at most so many pixels; all of them are compared, so many at a time.
 _AREA, _LEAST_SIDE, _STRIP = 1_200_000, 8, 4_000_000

@@ -31,7 +31,8 @@ from hyimg_cli.media.images import (
 )
 from hyimg_cli.media.metadata import PictureText
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import Encoding, KeepOutside, Size
+from hyimg_cli.spec.job import Encoding, Size
+from hyimg_cli.spec.options import KeepOutside
 
 Bytes = NDArray[np.uint8]
 # Modes whose numbers are 8 bits a channel of RGB, or grey.

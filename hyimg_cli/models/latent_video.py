@@ -16,7 +16,8 @@ from torch import Tensor
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.settings.run import DecodeTiles
 from hyimg_cli.spec.card import VideoCard
-from hyimg_cli.spec.job import Fit, Size, VideoJob
+from hyimg_cli.spec.job import Size, VideoJob
+from hyimg_cli.spec.options import Fit
 from hyimg_cli.tiling.decode import TiledVae
 from hyimg_cli.tiling.tiles import Tiling
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.settings.paths import is_hub_file
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import Lora
+from hyimg_cli.spec.options import Lora
 
 _MAX_BYTES = 100_000_000_000
 

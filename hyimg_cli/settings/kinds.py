@@ -27,7 +27,6 @@ from hyimg_cli.spec.step_cache import MAX_INTERVAL, MAX_ORDER, StepCache
 # Addresses of no object store; what is in memory ends with its process.
 NO_STORES = ("file", "local", "memory", "http", "https", "data", "ftp")
 MIN_SIDE, MAX_SIDE, MAX_RATIO = 16, 8192, 16
-MAX_SEED = 2**63 - 1
 # Of a value that is copied through.
 MAX_DEPTH = 100
 # A folder's name has no dot, so that no folder is another job's file: "a.frames", "a.png".
@@ -258,9 +257,10 @@ def read_text(noun: str, value: Any, *, may_be_empty: bool = False) -> str:
 WRITTEN = r"[^\x00]*[^\s\x00][^\x00]*"
 
 
-def text(noun: str) -> Form:
+def text(noun: str, *, may_be_empty: bool = False) -> Form:
     """The form of a text that is named so in messages."""
-    return Form(partial(read_text, noun), WRITTEN)
+    schema = f"|{WRITTEN}" if may_be_empty else WRITTEN
+    return Form(partial(read_text, noun, may_be_empty=may_be_empty), schema)
 
 
 def _folder(value: Any) -> str:
@@ -412,7 +412,6 @@ CUSTOM_ID = Form(_custom_id, ID_PATTERN)
 DEVICE = Form(
     _device, DEVICE_PATTERN, allowed=_DEVICES, choices=("auto", "cpu", "cuda", "balanced")
 )
-NEGATIVE_PROMPT = Form(partial(read_text, "negative prompt", may_be_empty=True), f"|{WRITTEN}")
 STEP_CACHE = Form(
     _step_cache, rf"none|taylor(:{_COUNT}(,{_COUNT})*)?", "text", allowed=_STEP_CACHES
 )

@@ -1,15 +1,25 @@
 """What a declared setting says of itself beside its type and its default."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, Field, dataclass, fields
 from typing import Any, Literal, get_args
 
-from hyimg_cli.settings.kinds import Kind
+from hyimg_cli.settings.kinds import SIZE, SPAN, STEP_CACHE, Aliases, Form, Kind, text
+from hyimg_cli.settings.paths import LORAS, REGION
+from hyimg_cli.spec.job import SizeRequest
+from hyimg_cli.spec.options import Lora, Region
+from hyimg_cli.spec.step_cache import StepCache
 
 JobKind = Literal["pictures", "videos"]
-# The default of what the job's checkpoint says where nobody else does.
-CHECKPOINT = object()
 PREFIX = "HYIMG_"
+# Types whose values have a form of their own.
+_FORMS: dict[Any, Form] = {
+    SizeRequest: SIZE,
+    StepCache: STEP_CACHE,
+    Region: REGION,
+    tuple[float, float]: SPAN,
+    tuple[Lora, ...]: LORAS,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,13 +45,17 @@ class Declaration:
     set. `only`: the kind of job that reads it, where not both do. `in_line`: a manifest line may
     say it, too; `aliases`: by these other names. `pixels`: how they depend on it; what is said by
     the "job" or the "checkpoint" is in the resume key by itself, and None changes none. The field
-    says the rest: its `kind`, narrowed by `marks`, and its place, `attribute` of `table`, which is
-    a recipe's table and a part of `RunConfig`.
+    says the rest: its `kind` and its place, `attribute` of `table`, which is a recipe's table and a
+    part of `RunConfig`.
     """
 
     help: str
     _: KW_ONLY
-    name: str = ""
+    name: str
+    kind: Kind
+    default: Any
+    table: str
+    attribute: str
     panel: str = ""
     is_basic: bool = False
     only: JobKind | None = None
@@ -50,11 +64,6 @@ class Declaration:
     in_line: bool = False
     aliases: tuple[str, ...] = ()
     pixels: InKey | Literal["job", "checkpoint"] | None = None
-    default: Any = None
-    marks: tuple[Any, ...] = ()
-    kind: Kind = field(default_factory=lambda: Kind(object))
-    table: str = ""
-    attribute: str = ""
 
     @property
     def flag(self) -> str:
@@ -82,22 +91,23 @@ class Declaration:
         return PREFIX + self.name.upper()
 
 
-def option(default: Any, help: str, *marks: Any, **declared: Any) -> Any:
-    """A field of a part of `RunConfig` that is a setting; `marks` narrow its type."""
-    row = Declaration(help, default=default, marks=marks, **declared)
-    is_unset = default in (CHECKPOINT, None)
-    return field(default=None if is_unset else default, metadata={"setting": row})
-
-
 def declarations(part: Any, table: str) -> Iterator[Declaration]:
     """The settings among the fields of a part of `RunConfig`, which is a recipe's `table`."""
     for one in fields(part):
-        if row := one.metadata.get("setting"):
-            # Of a type or None, the type: nobody can write None.
-            base = get_args(one.type)[0] if type(None) in get_args(one.type) else one.type
-            default = None if row.default is MISSING else row.default
-            kind = Kind(base, *row.marks)
-            name = row.name or one.name
-            yield replace(
-                row, name=name, kind=kind, default=default, table=table, attribute=one.name
-            )
+        if declared := one.metadata.get("setting"):
+            own = {"name": one.name} | declared
+            kind = _kind(one, own.pop("marks"), own.pop("spellings", {}))
+            yield Declaration(**own, kind=kind, table=table, attribute=one.name)
+
+
+def _kind(one: Field[Any], marks: Sequence[Any], spellings: Mapping[Any, str]) -> Kind:
+    """The kind of a field's values, by its type; a text is named by its field in messages."""
+    # Of a type or None, the type: nobody can write None.
+    base = get_args(one.type)[0] if type(None) in get_args(one.type) else one.type
+    if spellings:
+        marks = (Aliases(spellings),)
+    elif base in _FORMS:
+        marks = (_FORMS[base],)
+    elif base is str and not marks:
+        marks = (text(one.name.replace("_", " "), may_be_empty=one.default == ""),)
+    return Kind(base, *marks)

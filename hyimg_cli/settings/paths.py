@@ -10,7 +10,8 @@ from typing import Any
 from hyimg_cli.addresses import FOREIGN_PATTERN, joined, scheme_of, shown_place
 from hyimg_cli.settings.kinds import NO_STORE, NO_STORES, WRITTEN, Form, read_text
 from hyimg_cli.settings.values import BadValue, shown
-from hyimg_cli.spec.job import MAX_SOURCE_IMAGES, POSES_SUFFIX, KeepOutside, Lora
+from hyimg_cli.spec.job import POSES_SUFFIX
+from hyimg_cli.spec.options import MAX_SOURCE_IMAGES, KeepOutside, Lora, Region
 
 REGION_PATTERN = r"\s*" + r"\s*,\s*".join([r"([0-9]{1,6})"] * 4) + r"\s*"
 
@@ -78,11 +79,11 @@ class Camera(PathForm):
         return there if self.is_path(value) else value
 
 
-class Region(PathForm):
+class RegionForm(PathForm):
     """A part of a picture: a box of left, top, right and bottom, or the path of a mask."""
 
     def is_path(self, name: str) -> bool:
-        return bool(KeepOutside(region=name).mask)
+        return bool(KeepOutside(region=Region(name)).mask)
 
 
 class Sources(PathForm):
@@ -221,7 +222,7 @@ _BOX = {"type": "array", "items": _PIXEL, "minItems": 4, "maxItems": 4}
 _ANY_REGION = {"type": "string", "pattern": r"^(?:(?!https?://|data:)[^\x00]+)$(?!\n)"}
 MODEL_NAME = ModelName(_model, WRITTEN)
 CAMERA = Camera(_camera, WRITTEN)
-REGION = Region(_region, {"anyOf": [_ANY_REGION, _BOX]}, "box|path")
+REGION = RegionForm(_region, {"anyOf": [_ANY_REGION, _BOX]}, "box|path")
 SOURCES = Sources(
     _paths,
     {"anyOf": [_IS_PATH, _ARE_PATHS]},

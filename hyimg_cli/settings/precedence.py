@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from hyimg_cli.errors import UsageError
-from hyimg_cli.settings.option import CHECKPOINT, PREFIX, Declaration
+from hyimg_cli.settings.option import PREFIX, Declaration
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.settings.values import BadValue, nearest, shown
+from hyimg_cli.spec.declare import CHECKPOINT
 from hyimg_cli.spec.job import SizeRequest
 from hyimg_cli.spec.step_cache import StepCache
 

@@ -13,10 +13,10 @@ from typing import Literal, get_args
 from annotated_types import Interval
 
 from hyimg_cli.settings.file_names import NAME_TEMPLATE
-from hyimg_cli.settings.kinds import DEVICE, FOLDER, NAMES, RUN_FOLDER, Aliases, text
-from hyimg_cli.settings.option import InKey, option
-from hyimg_cli.settings.panels import MODEL, OUTSIDE, RUN, VIDEO
+from hyimg_cli.settings.kinds import DEVICE, FOLDER, NAMES, RUN_FOLDER
+from hyimg_cli.settings.option import InKey
 from hyimg_cli.settings.sampling import Outside, Sampling
+from hyimg_cli.spec.declare import MODEL, OUTSIDE, RUN, VIDEO, option
 from hyimg_cli.spec.job import BY_ID, Format
 
 Frames = Literal["none", "png"]
@@ -146,13 +146,12 @@ class ModelChoice:
     """
 
     model: str = _model_of_pictures(
-        "tiny-image", "Folder or hub id.", text("model"), is_basic=True, pixels="checkpoint"
+        "tiny-image", "Folder or hub id.", is_basic=True, pixels="checkpoint"
     )
     _: KW_ONLY
     video_model: str = _model(
         "tiny-video",
         "The same for videos; tiny-video is embedded.",
-        text("model"),
         only="videos",
         pixels="checkpoint",
     )
@@ -168,7 +167,7 @@ class ModelChoice:
         "Models and LoRAs that a line may name, beside those of --model and --video-model.",
         NAMES,
     )
-    revision: str | None = _model(None, "Hub revision.", text("revision"), pixels="checkpoint")
+    revision: str | None = _model(None, "Hub revision.", pixels="checkpoint")
     dtype: Dtype = _model("auto", "Precision of weights and sums.", pixels=InKey("dtype"))
     device: str = _model(
         "auto", "Where models run; balanced: over all GPUs.", DEVICE, is_basic=True
@@ -222,7 +221,7 @@ class ModelChoice:
     decode_graphs: Graphs = option(
         "auto",
         "Decode text by CUDA graphs, by default where they can be. They round differently.",
-        Aliases({True: "on", False: "off"}),
+        spellings={True: "on", False: "off"},
         only="pictures",
         pixels=InKey("text", {"on": "graphs"}),
     )
@@ -373,7 +372,7 @@ class OutputConfig:
     format: Format = _run_of_pictures(
         "png",
         "Pictures as PNG, JPEG or WebP.",
-        Aliases({"jpg": "jpeg"}),
+        spellings={"jpg": "jpeg"},
         is_basic=True,
         in_line=True,
         aliases=("output_format",),
@@ -460,7 +459,6 @@ class ParallelConfig:
     ray_address: str | None = _run(
         None,
         "Replicas on a Ray cluster: its address, auto, or local for one that is started here.",
-        text("address"),
     )
 
     @property

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from ctypes import c_float
 from dataclasses import dataclass, field
 
-from hyimg_cli.spec.job import Fit, Size, SizeRequest, VideoJob
+from hyimg_cli.spec.job import Size, SizeRequest, VideoJob
+from hyimg_cli.spec.options import Fit
 
 # Of a pixel in float32.
 PICTURE_BYTES = 3 * 4

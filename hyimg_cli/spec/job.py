@@ -1,27 +1,25 @@
 """One picture or one video to make, fully resolved: nothing is left to a default further down."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from hyimg_cli.spec.step_cache import StepCache
+from hyimg_cli.spec.options import (
+    BotTask,
+    JobOptions,
+    KeepOutside,
+    PictureOptions,
+    SystemPrompt,
+    TextSampling,
+    VideoOptions,
+)
 
 Task = Literal["it2i", "t2i"]
 VideoTask = Literal["t2v", "i2v"]
 AnyTask = Literal[Task, VideoTask]
-BotTask = Literal["none", "think", "recaption", "think_recaption"]
 Format = Literal["png", "jpeg", "webp"]
-RegionMode = Literal["limit", "instead"]
-OnGlobal = Literal["keep", "fail"]
-# How a picture becomes a frame of another shape: its aspect ratio goes, or its edges.
-Fit = Literal["stretch", "crop"]
 TASKS: tuple[Task, ...] = ("it2i", "t2i")
 VIDEO_TASKS: tuple[VideoTask, ...] = get_args(VideoTask)
-BOT_TASKS: tuple[BotTask, ...] = ("none", "think", "recaption", "think_recaption")
 FORMATS: tuple[Format, ...] = get_args(Format)
-REGION_MODES: tuple[RegionMode, ...] = get_args(RegionMode)
-ON_GLOBAL: tuple[OnGlobal, ...] = get_args(OnGlobal)
-FITS: tuple[Fit, ...] = get_args(Fit)
-MAX_SOURCE_IMAGES = 3
 # Read by some models only.
 GUIDANCE_FIELDS = (
     "image_guidance_scale",
@@ -69,16 +67,6 @@ class SizeRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class TextSampling:
-    """How the AR stage picks tokens. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    max_new_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Encoding:
     """How pixels become a file. `quality`: 1 to 100, None where nothing of them is lost."""
 
@@ -113,53 +101,14 @@ class TextInputs:
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
-class KeepOutside:
-    """How a redraw is put back on its source, which stays equal outside the edit.
-
-    `kept_source`: which of the job's images, from 1; it decides what is drawn. The rest is done
-    behind the drawing: `region` is a box "x0,y0,x1,y1" or the path of a mask, in the source's
-    pixels, by `region_mode` a limit to the edit that is found or taken instead of it. The others
-    are gates: a picture beyond them is kept and told.
-    """
-
-    kept_source: int = 1
-    region: str = ""
-    region_mode: RegionMode = "limit"
-    on_global: OnGlobal = "keep"
-    max_outside_change: float | None = None
-    max_edited_area: float | None = None
-    max_spill: float | None = None
-
-    @property
-    def box(self) -> tuple[int, int, int, int] | None:
-        """The region's left, top, right and bottom; None where it is a mask or nothing."""
-        parts = self.region.split(",")
-        if len(parts) != 4 or not all(part.isdecimal() for part in parts):
-            return None
-        left, top, right, bottom = map(int, parts)
-        return left, top, right, bottom
-
-    @property
-    def mask(self) -> str:
-        """The path of the region's mask; empty where it has none."""
-        return "" if self.box else self.region
-
-
-# What of them changes no drawing: the finishing is done again, and no more.
-FINISHING = tuple(field.name for field in fields(KeepOutside) if field.name != "kept_source")
-
-
-@dataclass(frozen=True, slots=True)
-class ImageJob:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageJob(PictureOptions, JobOptions):
     """One `it2i` or `t2i` picture. `images` are paths as given, resolved against the manifest.
 
-    `GUIDANCE_FIELDS` are None for a model that reads none. `cot_text` or `cot_token_ids` replace
-    the AR stage's writing; `written_json` is what was noted of these ids when they were written,
-    empty where nothing was. `infer_align_image_size`: sources are resized to the model's sizes,
-    not cut, and a picture of the same size gets its source's aspect ratio. `outside`: it is put
-    back on its source. `file_name`: a template, see `settings.file_names`. `user_fields` names the
-    manifest fields that the user set for this job: one that no stage consumes is an error.
+    `cot_text` or `cot_token_ids` replace the AR stage's writing; `written_json` is what was noted
+    of these ids when they were written, empty where nothing was. `outside`: it is put back on its
+    source. `file_name`: a template, see `settings.file_names`. `user_fields` names the manifest
+    fields that the user set for this job: one that no stage consumes is an error.
     """
 
     custom_id: str
@@ -167,28 +116,16 @@ class ImageJob:
     prompt: str
     images: tuple[str, ...]
     model: str
-    seed: int
     size: SizeRequest
-    num_inference_steps: int
-    guidance_scale: float
-    flow_shift: float
-    bot_task: BotTask
     text: TextSampling
     ar_seed: int = 0
     cot_text: str | None = None
     cot_token_ids: tuple[int, ...] | None = None
     written_json: str = ""
     drop_think: bool = False
-    infer_align_image_size: bool = False
+    use_system_prompt: SystemPrompt = "None"
     outside: KeepOutside | None = None
-    use_system_prompt: str = "None"
-    system_prompt: str | None = None
     encoding: Encoding = Encoding()
-    image_guidance_scale: float | None = None
-    guidance_interval: tuple[float, float] | None = None
-    guidance_renorm: str | None = None
-    guidance_renorm_min: float | None = None
-    step_cache: StepCache | None = None
     file_name: str = BY_ID
     metadata_json: str = "null"
     extra_json: str = "{}"
@@ -234,51 +171,21 @@ class ImageJob:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Lora:
-    """A LoRA by its file's path or hub name, how much of it, and on which of two transformers
-    (Wan 2.2), empty where there is one. Without a file: none on this one.
-    """
-
-    file: str
-    weight: float = 1.0
-    on: str = ""
-
-    def __str__(self) -> str:
-        where = f"{self.on}=" if self.on else ""
-        return f"{where}{self.file or 'none'}" + ("" if self.weight == 1 else f"@{self.weight:g}")
-
-
-@dataclass(frozen=True, slots=True)
-class VideoJob:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoJob(VideoOptions, JobOptions):
     """One `t2v` or `i2v` video. `size` in pixels and `num_frames` are what the file will hold.
 
-    `images` are paths of the first frame of an `i2v`, or of its first and its last; `fit` is how
-    they become frames of `size`, None without images. `scheduler`: one that stands in for the
-    checkpoint's. `negative_prompt` is only used where `guidance_scale` is not 1. `guidance_scale_2`
-    is for models of two transformers (Wan 2.2), None elsewhere. `camera`: the path that it follows,
-    a file of poses or keys, empty for a model that follows none.
+    `images` are paths of the first frame of an `i2v`, or of its first and its last. `camera`: the
+    path that it follows, a file of poses or keys, empty for a model that follows none.
     """
 
     custom_id: str
     task: VideoTask
     prompt: str
-    negative_prompt: str
     model: str
-    seed: int
     size: Size
-    num_frames: int
-    fps: int
-    num_inference_steps: int
-    guidance_scale: float
-    flow_shift: float
-    guidance_scale_2: float | None = None
     images: tuple[str, ...] = ()
-    fit: Fit | None = None
-    lora: tuple[Lora, ...] = ()
-    scheduler: Literal["euler"] | None = None
     camera: str = ""
-    step_cache: StepCache | None = None
     file_name: str = BY_ID
     metadata_json: str = "null"
     extra_json: str = "{}"

@@ -33,7 +33,8 @@ from hyimg_cli.spec.events import (
     ThinkToken,
     VideoFile,
 )
-from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
+from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.options import TextSampling
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.units import time_text
 

@@ -34,7 +34,19 @@ STEPS = 10
 LOAD, TOKEN, STEP, FINISH = 60.0, 0.5, 2.0, 1.0
 TOKENS = 20
 CONFIG = RunConfig(OutputConfig(Path("out")))
-VIDEO = VideoJob("film", "t2v", "a ball", "", "tiny-video", 1, Size(32, 32), 5, 8, 4, 1.0, 5.0)
+VIDEO = VideoJob(
+    custom_id="film",
+    task="t2v",
+    prompt="a ball",
+    model="tiny-video",
+    seed=1,
+    size=Size(32, 32),
+    num_frames=5,
+    fps=8,
+    num_inference_steps=4,
+    guidance_scale=1.0,
+    flow_shift=5.0,
+)
 VIDEOS = VideoGroup("tiny-video", Size(32, 32), 5, (VIDEO,))
 
 

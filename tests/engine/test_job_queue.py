@@ -36,7 +36,19 @@ def group_of(
 
 def films(job: ImageJob, count: int, model: str = "tiny-video") -> VideoGroup:
     jobs = tuple(
-        VideoJob(f"v{n}", "t2v", "a dog", "", model, n, Size(32, 48), 5, 8, 4, 6.0, 5.0)
+        VideoJob(
+            custom_id=f"v{n}",
+            task="t2v",
+            prompt="a dog",
+            model=model,
+            seed=n,
+            size=Size(32, 48),
+            num_frames=5,
+            fps=8,
+            num_inference_steps=4,
+            guidance_scale=6.0,
+            flow_shift=5.0,
+        )
         for n in range(count)
     )
     return VideoGroup(model, Size(32, 48), 5, jobs)

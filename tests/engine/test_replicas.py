@@ -218,7 +218,19 @@ Some = Callable[..., list[ImageJob]]
 @pytest.fixture
 def film() -> VideoJob:
     model = registry.EMBEDDED_VIDEO
-    return VideoJob("f", "t2v", "a dog", "", model, 1, Size(32, 48), 5, 8, 4, 6.0, 5.0)
+    return VideoJob(
+        custom_id="f",
+        task="t2v",
+        prompt="a dog",
+        model=model,
+        seed=1,
+        size=Size(32, 48),
+        num_frames=5,
+        fps=8,
+        num_inference_steps=4,
+        guidance_scale=6.0,
+        flow_shift=5.0,
+    )
 
 
 def outcomes(events: list[Event]) -> dict[str, Outcome]:

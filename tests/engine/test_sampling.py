@@ -16,7 +16,7 @@ from transformers import (
 
 from hyimg_cli.pipelines.image import sampling
 from hyimg_cli.pipelines.image.sampling import Draw, Draws, choose
-from hyimg_cli.spec.job import TextSampling
+from hyimg_cli.spec.options import TextSampling
 
 WORDS = 64
 GRID = torch.linspace(0, 1 - 2**-24, 400).tolist()

@@ -18,7 +18,8 @@ from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 from hyimg_cli.models.protocols import Context
 from hyimg_cli.pipelines.image.sampling import Draws, choose
 from hyimg_cli.pipelines.image.think import DecodeLoop, DecodeRequest
-from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
+from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.options import TextSampling
 
 WORDS = Vocabulary.from_folder(
     Path(__file__).parents[1] / "parity" / "tiny" / "checkpoint", base_size=256, ratio_count=37

@@ -20,7 +20,8 @@ from hyimg_cli.journal import keys
 from hyimg_cli.models.diffusers_video.wan import Wan
 from hyimg_cli.settings.run import CacheConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.events import Outcome
-from hyimg_cli.spec.job import Lora, Size, VideoJob
+from hyimg_cli.spec.job import Size, VideoJob
+from hyimg_cli.spec.options import Lora
 
 
 @pytest.fixture(scope="module")

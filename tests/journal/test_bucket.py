@@ -28,7 +28,7 @@ from hyimg_cli.media.images import stretch
 from hyimg_cli.settings.run import OutputConfig, RunConfig
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome, OutputFile, VideoFile
-from hyimg_cli.spec.job import KeepOutside
+from hyimg_cli.spec.options import KeepOutside
 
 PLACE = Path("s3://bucket/run")
 

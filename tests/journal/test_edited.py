@@ -20,7 +20,8 @@ from hyimg_cli.media.carried import depth_fault, read_carried, region_of
 from hyimg_cli.media.images import own_numbers, pixel_digest, stretch, text_of
 from hyimg_cli.media.metadata import PictureFacts, Provenance
 from hyimg_cli.settings.run import OutputConfig
-from hyimg_cli.spec.job import Encoding, ImageJob, KeepOutside, Size, SizeRequest, TextSampling
+from hyimg_cli.spec.job import Encoding, ImageJob, Size, SizeRequest
+from hyimg_cli.spec.options import KeepOutside, TextSampling
 
 SIZE = Size(64, 96)
 FACTS = PictureFacts("tiny", Provenance("0.1.0", "abc"))
@@ -44,9 +45,21 @@ def picture() -> Image.Image:
 
 def job(path: Path, outside: KeepOutside | None = None, **more: Any) -> ImageJob:
     return ImageJob(
-        "a", "it2i", "blue", (str(path),), "tiny-image", 0, SizeRequest(64, 96), 1, 1.0, 1.0,
-        "none", TEXT, outside=outside or KeepOutside(), **more,
-    )  # fmt: skip
+        custom_id="a",
+        task="it2i",
+        prompt="blue",
+        images=(str(path),),
+        model="tiny-image",
+        seed=0,
+        size=SizeRequest(64, 96),
+        num_inference_steps=1,
+        guidance_scale=1.0,
+        flow_shift=1.0,
+        bot_task="none",
+        text=TEXT,
+        outside=outside or KeepOutside(),
+        **more,
+    )
 
 
 def put_back(

@@ -21,7 +21,8 @@ from hyimg_cli.journal.job_files import files_of
 from hyimg_cli.journal.journal import Resumption, RunFolder, job_key, outcome_to_json, resume
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import BranchTokens, Failure, Outcome, OutputFile, ReuseReport
-from hyimg_cli.spec.job import Encoding, ImageJob, SizeRequest, TextSampling
+from hyimg_cli.spec.job import Encoding, ImageJob, SizeRequest
+from hyimg_cli.spec.options import TextSampling
 
 MakeJob = Callable[..., ImageJob]
 PIXELS = b"not really a PNG"

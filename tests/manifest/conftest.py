@@ -7,7 +7,8 @@ import pytest
 
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.spec.card import Bucket, ModelCard, SamplingDefaults
-from hyimg_cli.spec.job import ImageJob, Size, SizeRequest, TextSampling
+from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
+from hyimg_cli.spec.options import TextSampling
 
 DEFAULTS = SamplingDefaults(
     num_inference_steps=4,

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.manifest.texts import text_of
 from hyimg_cli.spec.card import ModelCard
-from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
+from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.options import TextSampling
 
 JOBS = st.lists(
     st.fixed_dictionaries(

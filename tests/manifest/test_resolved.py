@@ -16,7 +16,8 @@ from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
 from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.card import ModelCard
-from hyimg_cli.spec.job import BOT_TASKS, ImageJob
+from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.options import BOT_TASKS
 
 TEXT = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1

@@ -16,7 +16,8 @@ from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.spec.card import StartRule, TileRule, VideoCard, VideoDefaults
-from hyimg_cli.spec.job import Lora, Size, VideoJob
+from hyimg_cli.spec.job import Size, VideoJob
+from hyimg_cli.spec.options import Lora
 
 T2V = VideoCard(
     model="tiny-video",

@@ -6,7 +6,8 @@ from typing import Any
 
 from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media.metadata import PictureFacts, PictureText, Provenance, picture_text
-from hyimg_cli.spec.job import ImageJob, Size, SizeRequest, TextSampling
+from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
+from hyimg_cli.spec.options import TextSampling
 
 JOB = ImageJob(
     custom_id="cat-001",

@@ -23,7 +23,7 @@ from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading.checkpoint import metadata_of
 from hyimg_cli.media.images import bicubic
-from hyimg_cli.models.bagel.guidance import Guidance, Renorm, unpacked
+from hyimg_cli.models.bagel.guidance import Guidance, unpacked
 from hyimg_cli.models.bagel.network import BagelNetwork, ImageRows, NoiseBranch
 from hyimg_cli.models.bagel.prompter import BagelPrompter
 from hyimg_cli.models.bagel.sequence import (
@@ -280,7 +280,7 @@ class Bagel:
         guidance = Guidance(
             text_scale=job.guidance_scale,
             image_scale=job.image_guidance_scale or 0.0,
-            renorm=cast(Renorm, job.guidance_renorm or "none"),
+            renorm=job.guidance_renorm or "none",
             interval=job.guidance_interval or (0.0, 1.0),
             text=number[1] if len(number) > 1 else 0,
             image=number[2] if len(number) > 2 else None,

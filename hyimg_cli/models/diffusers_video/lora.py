@@ -24,7 +24,7 @@ from hyimg_cli.loading.checkpoint import readable
 from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15
 from hyimg_cli.models.diffusers_video.lora_names import BIAS, DOWN, PREFIX, UP, hunyuan_name
 from hyimg_cli.models.lora_files import lora_file
-from hyimg_cli.spec.job import Lora
+from hyimg_cli.spec.options import Lora
 
 _DIFFERENCES = (".diff", ".diff_b")
 

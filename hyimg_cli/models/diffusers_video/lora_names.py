@@ -12,7 +12,8 @@ from pathlib import Path
 from hyimg_cli.errors import CheckpointError, JobError
 from hyimg_cli.loading.checkpoint import TensorInfo, file_tensors, tensor_index
 from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, Component, read_layout
-from hyimg_cli.spec.job import Lora, VideoJob
+from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.spec.options import Lora
 
 PREFIX = "transformer."
 DOWN, UP, BIAS = ".lora_A.weight", ".lora_B.weight", ".lora_B.bias"

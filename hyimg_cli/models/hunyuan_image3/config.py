@@ -13,7 +13,7 @@ from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading.checkpoint import MOST_MODULES, MOST_WIDTH
 from hyimg_cli.loading.config import Config
 from hyimg_cli.spec.card import SamplingDefaults
-from hyimg_cli.spec.job import BOT_TASKS
+from hyimg_cli.spec.options import BOT_TASKS
 
 # What a part of a picture that the VAE has at work at once may take; see `row_chunks`.
 VAE_CHUNK_BYTES = 1 << 29

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from hyimg_cli.models.hunyuan_image3.config import Template
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
-from hyimg_cli.spec.job import BotTask
+from hyimg_cli.spec.options import BotTask
 
 
 def trigger(bot_task: BotTask) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.kernels.transfer import to_device
-from hyimg_cli.spec.job import TextSampling
+from hyimg_cli.spec.options import TextSampling
 
 # A vocabulary of such sums is within 64 bits, and so small a part is none of a float32 sum.
 _WHOLE = 2**40

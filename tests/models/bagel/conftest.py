@@ -27,7 +27,8 @@ from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.stages import Decoded, ImageStages
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import ModelChoice, ReuseConfig
-from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
+from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.options import TextSampling
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES: dict[str, Any] = json.loads((GOLDEN / "cases.json").read_text())

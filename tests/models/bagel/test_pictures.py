@@ -17,7 +17,8 @@ from hyimg_cli.models.bagel.family import Bagel
 from hyimg_cli.models.bagel.guidance import Guidance, packed, unpacked
 from hyimg_cli.models.bagel.sequence import contexts
 from hyimg_cli.spec.events import PhaseStarted, ThinkToken
-from hyimg_cli.spec.job import ImageJob, Size, SizeRequest, TextSampling
+from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
+from hyimg_cli.spec.options import TextSampling
 from hyimg_cli.spec.step_cache import StepCache
 
 from .conftest import CASES, JOB, Runs, give_golden, golden_job, latents, noise_picture

@@ -21,7 +21,8 @@ from hyimg_cli.models.diffusers_video.lora import Adapters
 from hyimg_cli.models.diffusers_video.lora_names import check_loras
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.settings.run import ModelChoice
-from hyimg_cli.spec.job import Lora, Size, VideoJob
+from hyimg_cli.spec.job import Size, VideoJob
+from hyimg_cli.spec.options import Lora
 
 Draw = Callable[[DiffusersVideo, VideoJob], Tensor]
 RANK, ALPHA = 2, 3.0

@@ -14,7 +14,8 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.settings.run import ModelChoice
-from hyimg_cli.spec.job import Lora, VideoJob
+from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.spec.options import Lora
 
 Draw = Callable[[DiffusersVideo, VideoJob], Tensor]
 LAYER = {

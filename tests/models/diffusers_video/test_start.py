@@ -26,7 +26,8 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.latent_video import LATENTS, TOKENS, PromptEmbedding
 from hyimg_cli.settings.run import ModelChoice
-from hyimg_cli.spec.job import Lora, Size, VideoJob
+from hyimg_cli.spec.job import Size, VideoJob
+from hyimg_cli.spec.options import Lora
 
 FOLDERS = Callable[[str], Path]
 

@@ -15,7 +15,8 @@ from hyimg_cli.models.hunyuan_image3 import system_prompt
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.sequence import Grid, SourceShape
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
-from hyimg_cli.spec.job import ImageJob, SizeRequest, TextSampling
+from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.options import TextSampling
 
 _BOTH = "<think>a</think><recaption>b</recaption>"
 

@@ -1,0 +1,227 @@
+"""Settings that a job has for itself, each declared once: as the field of the job that holds it.
+
+From a declaration follow its flag, variable, key of a recipe and of a manifest line, help and
+schema, the value in the job, and its part of the resume key. None of what a checkpoint may say
+stands for what that says; a job has the value itself.
+"""
+
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, Literal, NewType, get_args
+
+from annotated_types import Interval
+
+from hyimg_cli.spec.declare import CHECKPOINT, OUTSIDE, SAMPLING, VIDEO, option
+from hyimg_cli.spec.step_cache import StepCache
+
+BotTask = Literal["none", "think", "recaption", "think_recaption"]
+SystemPrompt = Literal[
+    "None", "en_vanilla", "en_recaption", "en_think_recaption", "en_unified", "dynamic", "custom"
+]
+Renorm = Literal["global", "channel", "text_channel", "none"]
+RegionMode = Literal["limit", "instead"]
+OnGlobal = Literal["keep", "fail"]
+# How a picture becomes a frame of another shape: its aspect ratio goes, or its edges.
+Fit = Literal["stretch", "crop"]
+# A box in pixels of the source, or the path of a mask.
+Region = NewType("Region", str)
+BOT_TASKS: tuple[BotTask, ...] = get_args(BotTask)
+REGION_MODES: tuple[RegionMode, ...] = get_args(RegionMode)
+ON_GLOBAL: tuple[OnGlobal, ...] = get_args(OnGlobal)
+FITS: tuple[Fit, ...] = get_args(Fit)
+MAX_SOURCE_IMAGES = 3
+MAX_SEED = 2**63 - 1
+# About seven minutes at 24 a second: beyond any model, so a slip of the pen.
+MAX_FRAMES = 10001
+MAX_FPS = 240
+
+_of_job = partial(option, in_line=True, pixels="job")
+_sampling = partial(_of_job, panel=SAMPLING)
+_picture = partial(_sampling, only="pictures")
+_video = partial(_of_job, panel=VIDEO, only="videos")
+_outside = partial(_of_job, panel=OUTSIDE, only="pictures")
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """A LoRA by its file's path or hub name, how much of it, and on which of two transformers
+    (Wan 2.2), empty where there is one. Without a file: none on this one.
+    """
+
+    file: str
+    weight: float = 1.0
+    on: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.on}=" if self.on else ""
+        return f"{where}{self.file or 'none'}" + ("" if self.weight == 1 else f"@{self.weight:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """What pictures and videos have in common."""
+
+    # NOTE: each class of jobs has the slots, so that a million of them stay small.
+    __slots__ = ()
+
+    num_inference_steps: int = _sampling(
+        CHECKPOINT,
+        "Denoise steps.",
+        Interval(ge=1, le=1000),
+        is_basic=True,
+        flags=("--num-inference-steps", "--steps"),
+        aliases=("steps",),
+    )
+    guidance_scale: float = _sampling(
+        CHECKPOINT, "How hard the prompt pulls.", Interval(ge=0, le=100)
+    )
+    flow_shift: float = _sampling(
+        CHECKPOINT, "Shift of the noise schedule.", Interval(gt=0, le=100)
+    )
+    step_cache: StepCache | None = _sampling(
+        None,
+        "Lossy: between full denoise steps estimate what the model would say: "
+        "taylor:interval=3,order=1,first=3,tail=1, or none.",
+    )
+    seed: int = _sampling(
+        None, "Seed of jobs without one of their own.", Interval(ge=0, le=MAX_SEED), is_basic=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureOptions:
+    """What pictures alone have.
+
+    `infer_align_image_size`: sources are resized to the model's sizes, not cut, and a picture of
+    the same size gets its source's aspect ratio. Those of guidance are None for a model that reads
+    none.
+    """
+
+    __slots__ = ()
+
+    bot_task: BotTask = _picture(
+        CHECKPOINT,
+        "Text before the picture.",
+        spellings={"auto": "none", "image": "none"},
+        is_basic=True,
+    )
+    drop_think: bool = _picture(
+        CHECKPOINT, "Denoise without the think text.", flags=("--drop-think/--keep-think",)
+    )
+    use_system_prompt: SystemPrompt = _picture(CHECKPOINT, "Which system prompt.")
+    system_prompt: str | None = _picture(None, "Text for the custom one.")
+    ar_seed: int = _picture(None, "Seed of the text stage.", Interval(ge=0, le=MAX_SEED))
+    image_guidance_scale: float | None = _picture(
+        CHECKPOINT,
+        "How hard source images pull; BAGEL. Up to 1: not apart from the prompt.",
+        Interval(ge=0, le=100),
+    )
+    guidance_interval: tuple[float, float] | None = _picture(
+        CHECKPOINT, "Noise levels that are guided, the lower one left out: 0.4,1; BAGEL."
+    )
+    guidance_renorm: Renorm | None = _picture(
+        CHECKPOINT, "How guidance is kept from growing; BAGEL."
+    )
+    guidance_renorm_min: float | None = _picture(
+        CHECKPOINT,
+        "How much of its length guidance keeps at least; 1 is renorm none; BAGEL.",
+        Interval(ge=0, le=1),
+    )
+    infer_align_image_size: bool = _picture(False, "Edits get their source's aspect ratio.")
+
+
+@dataclass(frozen=True, slots=True)
+class TextSampling:
+    """How the AR stage picks tokens. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+
+    temperature: float = _picture(CHECKPOINT, "Text stage; 0 is greedy.", Interval(ge=0, le=100))
+    top_k: int = _picture(CHECKPOINT, "Text stage; 0 is off.", Interval(ge=0, le=2**31 - 1))
+    top_p: float = _picture(CHECKPOINT, "Text stage; 1 is off.", Interval(gt=0, le=1))
+    max_new_tokens: int = _picture(CHECKPOINT, "Longest text to write.", Interval(ge=1, le=65536))
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoOptions:
+    """What videos alone have.
+
+    `negative_prompt` is only used where `guidance_scale` is not 1. `guidance_scale_2` is for models
+    of two transformers (Wan 2.2), None elsewhere. `fit`: how source pictures become frames, None
+    without any. `scheduler`: one that stands in for the checkpoint's.
+    """
+
+    __slots__ = ()
+
+    negative_prompt: str = _video("", "What the video should not show.")
+    num_frames: int = _video(
+        CHECKPOINT, "Frames of a video, 4 k + 1.", Interval(ge=1, le=MAX_FRAMES)
+    )
+    fps: int = _video(CHECKPOINT, "Frames a second in the file.", Interval(ge=1, le=MAX_FPS))
+    fit: Fit | None = _video(
+        None, "How an i2v picture gets the video's shape. Default: as the model's authors do it."
+    )
+    lora: tuple[Lora, ...] = _video(
+        (), "LoRA files: FILE[@WEIGHT], for two transformers high=FILE;low=FILE. Needs peft."
+    )
+    scheduler: Literal["euler"] | None = _video(
+        None,
+        "euler: the steps that four- and eight-step models were distilled to. Default: the "
+        "checkpoint's own.",
+    )
+    guidance_scale_2: float | None = _video(
+        CHECKPOINT, "Guidance of the second of two transformers.", Interval(ge=0, le=100), panel=""
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KeepOutside:
+    """How a redraw is put back on its source, which stays equal outside the edit.
+
+    `kept_source`: which of the job's images, from 1; it decides what is drawn. The rest is done
+    after the drawing: `region` is a box "x0,y0,x1,y1" or the path of a mask, in the source's
+    pixels, by `region_mode` a limit to the edit that is found or taken instead of it. The others
+    are gates: a picture beyond them is kept and told.
+    """
+
+    kept_source: int = _outside(
+        1, "Of several sources the one kept.", Interval(ge=1, le=MAX_SOURCE_IMAGES)
+    )
+    region: Region = _outside(
+        Region(""), "Where edits may be (source pixels): implies keep_outside."
+    )
+    region_mode: RegionMode = _outside("limit", "The region limits what is found, or stands.")
+    on_global: OnGlobal = _outside("keep", "What becomes of an edit of all the picture.")
+    max_outside_change: float | None = _outside(
+        None, "Gate: mean distance (CIE76) of the result outside the edit.", Interval(ge=0, le=100)
+    )
+    max_edited_area: float | None = _outside(
+        None, "Gate: part of the picture that was edited.", Interval(ge=0, le=1)
+    )
+    max_spill: float | None = _outside(
+        None, "Gate: part of the edit outside the region.", Interval(ge=0, le=1)
+    )
+
+    @property
+    def box(self) -> tuple[int, int, int, int] | None:
+        """The region's left, top, right and bottom; None where it is a mask or nothing."""
+        parts = self.region.split(",")
+        if len(parts) != 4 or not all(part.isdecimal() for part in parts):
+            return None
+        left, top, right, bottom = map(int, parts)
+        return left, top, right, bottom
+
+    @property
+    def mask(self) -> str:
+        """The path of the region's mask; empty where it has none."""
+        return "" if self.box else self.region
+
+
+def _defaults(*parts: Any) -> dict[str, Any]:
+    return {one.name: one.default for part in parts for one in fields(part)}
+
+
+# The options of each kind of job by name, with the value that says nothing.
+PICTURE_OPTIONS = _defaults(PictureOptions, JobOptions)
+VIDEO_OPTIONS = _defaults(VideoOptions, JobOptions)
+TEXT_OPTIONS = _defaults(TextSampling)
+# What of an edit changes no drawing: the finishing is done again, and no more.
+FINISHING = tuple(name for name in _defaults(KeepOutside) if name != "kept_source")
