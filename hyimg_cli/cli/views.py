@@ -193,12 +193,11 @@ class RichView(LiveView):
         count = status(self._left).partition(", ")[2]
         count = f"{self._finished}/{self._total}, {count}"
         self._progress.update(self._all, completed=completed, count=count)
-        lines = {line.at.phase: line for line in self._underway.lines()}
+        lines = {line.phase: line for line in self._underway.lines()}
         for phase in self._of_phase.keys() - {*lines, *([_LOADING] if self._loading else [])}:
             self._progress.remove_task(self._of_phase.pop(phase))
-        for line in lines.values():
-            who, at = line.who, line.at
-            self._draw(at.phase, f"{at.phase}: {who}", at.completed, at.total, at.count)
+        for at in lines.values():
+            self._draw(at.phase, f"{at.phase}: {at.who}", at.completed, at.total, at.count)
         if self._loading is not None and self._read is not None:
             what = loading_text(self._loading.model, 0, 0)
             count = self.loading.removeprefix(what).removeprefix(": ")

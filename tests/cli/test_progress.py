@@ -94,7 +94,7 @@ def test_a_phase_is_told_once_with_its_jobs() -> None:
     underway.add(ThinkToken("a", 7))
     underway.add(PhaseStarted("c", "denoise", 20))
     underway.add(DenoiseStep("c", 12, 20))
-    told = [(line.at.phase, line.who, line.at.count) for line in underway.lines()]
+    told = [(line.phase, line.who, line.count) for line in underway.lines()]
     assert told == [("denoise", "c", "step 12/20"), ("think", "2 jobs", "7 tokens")]
     assert underway.drawn == 0.6
 
