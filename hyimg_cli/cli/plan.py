@@ -50,10 +50,10 @@ def show_plan(given: Mapping[str, Any]) -> int:
     render.remarks(left_whole(given["shard"]), style)
     request = request_of(given)
     config = request.config
-    accepted = runner.accept(request.manifest, request.settings)
-    if not accepted.invalid:  # a faulty line may be of the other kind
-        render.remarks(without_effect(request.settings, accepted.jobs), style)
-    jobs, shard = request.selection.of(accepted.jobs, config.model.revision)
+    every, invalid = runner.accept(request.manifest, request.settings)
+    if not invalid:  # a faulty line may be of the other kind
+        render.remarks(without_effect(request.settings, every), style)
+    jobs, shard = request.selection.of(every, config.model.revision)
     found = inspect_sources(jobs, config, lambda it: show_remark(it, style), fetches=True)
     rest = runner.sift(run_folder(config.output.folder), jobs, config, request.policy)
     to_run = [job for job in rest.to_run if not found.error_of(job)]
