@@ -493,7 +493,7 @@ def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("hyimg_cli.files._sync", full)
+        patch.setattr("hyimg_cli.files.sync", full)
         with pytest.raises(StorageError, match="full"):
             run([video_job()], tmp_path)
     assert not list((tmp_path / "outputs").glob("*.mp4"))
