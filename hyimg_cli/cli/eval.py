@@ -10,7 +10,7 @@ import typer
 from hyimg_cli.cli import eval_options as e
 from hyimg_cli.cli import eval_table, packaged, render
 from hyimg_cli.cli import options as o
-from hyimg_cli.cli.bench import carried_out
+from hyimg_cli.cli.bench import run_comparison
 from hyimg_cli.errors import Interrupted, SourceImageError, UsageError
 from hyimg_cli.measure.distances import measured
 from hyimg_cli.measure.eval import breaches, given_gates, summary, to_record, write_csv
@@ -170,7 +170,7 @@ def _bench_now() -> Path:
         f"over {count} pictures of {steps} steps by the embedded model; how long that takes is not "
         "known yet. To measure pictures that are there: hyimg eval METRIC A B"
     )
-    carried_out(
+    run_comparison(
         scenario,
         manifest,
         {},

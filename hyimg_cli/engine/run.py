@@ -13,7 +13,7 @@ from hyimg_cli.addresses import address_of
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import (
     RunsPlans,
-    placed,
+    find_place,
     refuse_missing_device,
     replicas_of,
     session_for,
@@ -138,7 +138,7 @@ class ManifestRun:
     def run(self, on_event: OnEvent, *, age_s: float = 0.0) -> Summary:
         """Do what is left of the jobs. `age_s`: seconds since the command began."""
         began, self._tell = time.monotonic() - age_s, on_event
-        request = self.request = replace(self.request, config=placed(self.request.config))
+        request = self.request = replace(self.request, config=find_place(self.request.config))
         config, settings = request.config, request.settings
         every, invalid = runner.accept(request.manifest, settings)
         # Of a million lines none is needed any more: the jobs are.
@@ -182,7 +182,7 @@ class ManifestRun:
         """Write the jobs' texts that are not in the file yet, and draw nothing."""
         self._tell, settings = on_event, self.request.settings
         every, invalid = runner.accept(self.request.manifest, settings)
-        config = placed(without_drawing(self.request.config))
+        config = find_place(without_drawing(self.request.config))
         self.request = replace(self.request, config=config)
         refuse_missing_device(config)
         jobs = self.request.selection.of(every, config.model.revision)[0]
