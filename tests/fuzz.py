@@ -276,7 +276,7 @@ def wrong(code: int, out: str, err: str) -> str:
     return "a forged line" if "\nerror[x]" in f"\n{out}\n{err}" else ""
 
 
-def _not_run(*_: object) -> int:
+def _not_run(*_: object, **__: object) -> int:
     raise UsageError("not run here")
 
 
