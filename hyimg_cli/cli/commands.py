@@ -28,7 +28,7 @@ OF_A_RUN = {
 OTHERS = {
     "think": "Write the texts of a manifest's jobs, and draw nothing.",
     "manifest": "Write the manifest that pictures and prompts stand for, to be edited and run.",
-    "merge": "Join the folders of shards into one, and name what is missing.",
+    "merge": "Join folders of runs into one, and name what is missing.",
     "report": "Make the page of a run's folder: report.html, or one file to attach.",
     "info": "Show the prompt, seed, job, model and versions that a picture, an MP4 or its sidecar "
     "was made with.",

@@ -12,7 +12,7 @@ from hyimg_cli.cli import render
 from hyimg_cli.cli.plan import show_plan
 from hyimg_cli.cli.progress import show_run
 from hyimg_cli.cli.request import request_of
-from hyimg_cli.cli.shard import remark_unsplit
+from hyimg_cli.cli.shard import left_whole
 from hyimg_cli.engine.run import ManifestRun
 
 NOT_AGAIN = ("--force", "--no-resume", "--retry-failed")
@@ -24,14 +24,14 @@ def generate(ctx: typer.Context) -> None:
     if ctx.params["dry_run"]:
         raise typer.Exit(show_plan(ctx.params))
     style = render.style_of(ctx.params)
-    render.remarks(remark_unsplit(ctx.params["shard"]), style)
+    render.remarks(left_whole(ctx.params["shard"]), style)
     raise typer.Exit(_run(ctx.params, ctx.obj or (), style))
 
 
 def _run(given: Mapping[str, Any], arguments: Sequence[str], style: render.Style) -> int:
     run = ManifestRun(request_of(given))
     asked = run.request
-    # A shard's folder is beside the one that is named.
+    # A shard's folder may be one of its own, beside the one that is named.
     whole = o.output_folder({**given, "shard": None}, asked.settings, asked.manifest.name)
     del asked  # of a million lines none is needed once they are jobs
     again = _again(arguments, shown_place(whole))

@@ -1,4 +1,4 @@
-"""`hyimg merge`: the folders of shards, or of clusters, joined into one."""
+"""`hyimg merge`: folders of two clusters, or a bucket, joined into one."""
 
 import shlex
 from pathlib import Path
@@ -40,7 +40,9 @@ def merge(
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Join the folders of shards into one, and name what is missing.
+    """Join folders of runs into one, and name what is missing.
+
+    For runs of two clusters, and to bring an address here: shards of one run share a folder.
 
     Lines are copied unchanged, files linked or copied once their sha256 is checked. A done job wins
     over a failed one; a job done in two folders by other settings is refused. missing.jsonl is the
@@ -71,8 +73,7 @@ def _sentences(found: Merged, folders: int, into: Path) -> list[str]:
         )
     if found.missing:
         retry = ["--retry-failed"] if found.failed else []
-        names = [shown_place(into / MISSING), "-o", shown_place(into)]
-        again = ["hyimg", "generate", *names, *retry]
+        again = ["hyimg", "generate", shown_place(into / MISSING), "-o", shown_place(into), *retry]
         told.append(f"make what is missing with: {shlex.join(again)}")
     return told
 

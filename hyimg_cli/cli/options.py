@@ -9,7 +9,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Mapping
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +37,8 @@ from hyimg_cli.spec.job import AnyTask
 
 STYLE = "Style"
 _CHOICE = "Selection"
+_FOLDER, _RUN_FOLDER = Kind(str, FOLDER), Kind(str, RUN_FOLDER)
+_TASK = Kind(AnyTask)
 
 
 def option(*names: str, panel: str, help: str, is_basic: bool = False, **more: Any) -> Any:
@@ -48,23 +50,28 @@ def option(*names: str, panel: str, help: str, is_basic: bool = False, **more: A
     return typer.Option(*names, help=help, show_default=False, **more)
 
 
-def _parser(kind: Kind, typed: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A reader of one option's text, whose faults are the parser's."""
-
-    def parse(text: str) -> Any:
-        try:
-            return typed(kind.parse(text))
-        except BadValue as bad:
-            raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
-
-    return parse
+def folder(text: str) -> Path:
+    """The place that a flag names; an empty name, as of an unset variable, is not this folder."""
+    try:
+        return Path(_FOLDER.parse(text))
+    except BadValue as bad:
+        raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
 
 
-# An empty name, as of an unset variable, is not this folder.
-folder = _parser(Kind(str, FOLDER), Path)
-# A run's results may lie at an address.
-place = _parser(Kind(str, RUN_FOLDER), partial(joined, Path()))
-task_named = _parser(Kind(AnyTask), str)
+def place(text: str) -> Path:
+    """The same of a run's results, which may lie at an address."""
+    try:
+        return joined(Path(), _RUN_FOLDER.parse(text))
+    except BadValue as bad:
+        raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
+
+
+def task_named(text: str) -> str:
+    """One of the tasks that a line may have."""
+    try:
+        return str(_TASK.parse(text))
+    except BadValue as bad:
+        raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
 
 
 def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -252,7 +259,7 @@ def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:
 def output_folder(
     given: Mapping[str, Any], settings: Mapping[str, Setting], manifest_name: str
 ) -> Path:
-    """Where results go: as asked, else under `runs`; each shard has a folder of its own beside."""
+    """Where results go: as asked, else under `runs`; see `folder_of` for a shard."""
     given_folder = settings["output_dir"].value
     folder = joined(Path(), given_folder) if given_folder else Path("runs") / manifest_name
     return folder_of(shard_named(given["shard"]), folder)

@@ -50,11 +50,10 @@ def report(
 
 
 def _page(folder: Path) -> Path:
-    from hyimg_cli.journal.disk import is_locked
-    from hyimg_cli.journal.journal import LOCK
+    from hyimg_cli.journal.journal import RunFolder
     from hyimg_cli.report.run_page import NAME, RunPage
 
-    RunPage(folder).refresh(is_running=is_locked(folder / LOCK))
+    RunPage(folder).refresh(is_running=RunFolder(folder).is_locked)
     return folder / NAME
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hyimg_cli.errors import UsageError
+from hyimg_cli.journal.bucket import run_folder
 
 # Of a queue's tasks: the variable of this one's number, of how many there are, of the least number,
 # of the greatest, and of the step from one to the next. Ranks of one job (RANK, WORLD_SIZE) are no
@@ -40,7 +41,7 @@ def shard_named(
     return int(match[1]), int(match[2])
 
 
-def remark_unsplit(text: str | None, environment: Mapping[str, str] = os.environ) -> list[str]:
+def left_whole(text: str | None, environment: Mapping[str, str] = os.environ) -> list[str]:
     """A remark for a task of a queue that nobody told to take its part: it may have a manifest of
     its own, so the part is never taken by itself.
     """
@@ -51,11 +52,14 @@ def remark_unsplit(text: str | None, environment: Mapping[str, str] = os.environ
 
 
 def folder_of(shard: tuple[int, int] | None, folder: Path) -> Path:
-    """The folder of a shard's results, beside those of the others: `OUT-shard-2-of-8`."""
+    """The folder of a shard's results, which all shards share; an earlier version gave each one its
+    own, `OUT-shard-2-of-8`: one that was begun is gone on with.
+    """
     if shard is None:
         return folder
     named = folder if folder.name not in ("", "..") else folder.resolve()
-    return named.with_name(f"{named.name}-shard-{shard[0]}-of-{shard[1]}")
+    begun = named.with_name(f"{named.name}-shard-{shard[0]}-of-{shard[1]}")
+    return begun if run_folder(begun).is_run else folder
 
 
 def _of_queue(text: str, given: int | None, environment: Mapping[str, str]) -> tuple[int, int]:

@@ -42,7 +42,9 @@ def _finished(
     sha256 = {name: old["sha256"][name] for name in kept if name in old["sha256"]}
     edit = kept | {"kind": "unfinished", "sha256": sha256}
     extra = {name: value for name, value in entry.items() if name.startswith("x_")}
-    before = _OUTCOME.validate_python({**entry, "outputs": (), "error": None, "extra": extra})
+    # By its attempt it is later than the line of another journal.
+    anew = {"attempt": entry["attempt"] + 1, "outputs": (), "error": None, "extra": extra}
+    before = _OUTCOME.validate_python({**entry, **anew})
     # What was said of the former finishing does not hold for this one.
     said = tuple(text for text in before.warnings if text not in set(edit_warnings(_whole(old))))
     before = replace(

@@ -13,7 +13,7 @@ from hyimg_cli.addresses import address_of
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import (
     RunsPlans,
-    find_place,
+    placed,
     refuse_missing_device,
     replicas_of,
     session_for,
@@ -138,34 +138,28 @@ class ManifestRun:
     def run(self, on_event: OnEvent, *, age_s: float = 0.0) -> Summary:
         """Do what is left of the jobs. `age_s`: seconds since the command began."""
         began, self._tell = time.monotonic() - age_s, on_event
-        request = self.request = replace(self.request, config=find_place(self.request.config))
+        request = self.request = replace(self.request, config=placed(self.request.config))
         config, settings = request.config, request.settings
-        every, invalid = runner.accept(request.manifest, settings)
+        accepted = runner.accept(request.manifest, settings)
         # Of a million lines none is needed any more: the jobs are.
         manifest = replace(request.manifest, lines=())
         request = self.request = replace(request, manifest=manifest)
-        if not invalid:  # a faulty line may be of the other kind
-            self._remark(without_effect(settings, every))
+        if not accepted.invalid:  # a faulty line may be of the other kind
+            self._remark(without_effect(settings, accepted.jobs))
         refuse_missing_device(config)
         if not config.output.metadata:
             self._remark([_UNMARKED])
-        jobs = request.selection.of(every, config.model.revision)[0]
+        jobs = request.selection.of(accepted.jobs, config.model.revision)[0]
         found = inspect_sources(jobs, config, self._tell)
-        with run_folder(config.output.folder) as folder:
+        with run_folder(config.output.folder, request.selection.shard) as folder:
             todo = runner.prepare(
-                folder,
-                every,
-                jobs,
-                config=config,
-                policy=request.policy,
-                invalid=invalid,
-                found=found,
+                folder, accepted, jobs, config=config, policy=request.policy, found=found
             )
             plan = todo.plan
             self._remark(describe_toys(plan.jobs, settings))
-            self._summary = todo.summary
+            self._summary = Summary.before(todo)
             with self._keep_rates(plan, began) as eta, self._keep_page() as follow:
-                self._end(todo.ended)
+                self._end((*todo.invalid, *todo.untried))
                 with self._told_from_plan_to_end(plan, eta):
                     if todo.to_finish:
                         from hyimg_cli.engine.recomposite import recomposite  # imports scipy
@@ -181,11 +175,11 @@ class ManifestRun:
     def write_texts(self, path: Path, on_event: OnEvent) -> Summary:
         """Write the jobs' texts that are not in the file yet, and draw nothing."""
         self._tell, settings = on_event, self.request.settings
-        every, invalid = runner.accept(self.request.manifest, settings)
-        config = find_place(without_drawing(self.request.config))
+        accepted = runner.accept(self.request.manifest, settings)
+        config = placed(without_drawing(self.request.config))
         self.request = replace(self.request, config=config)
         refuse_missing_device(config)
-        jobs = self.request.selection.of(every, config.model.revision)[0]
+        jobs = self.request.selection.of(accepted.jobs, config.model.revision)[0]
         with TextsFile(path, jobs) as file:
             there = file.lines()
             keys = job_keys([job for job in jobs if job.custom_id in there], config)
@@ -198,15 +192,12 @@ class ManifestRun:
             for job in as_they_are:
                 file.append_as_is(job)
             plan = make_plan(to_write, runner.cards(config.model.revision))
-            self._summary = Summary(
-                noun="text",
-                done=len(as_they_are),
-                invalid=len(invalid),
-                skipped=len(jobs) - len(left),
-                left=len(to_write),
-            )
+            todo = runner.PreparedRun(plan, invalid=accepted.invalid)
+            counts = Summary.before(todo)
+            counts = replace(counts, skipped=len(jobs) - len(left), done=len(as_they_are))
+            self._summary = replace(counts, noun="text")
             self._remark(describe_toys(plan.jobs, settings))
-            self._end(invalid)
+            self._end(accepted.invalid)
             eta = Eta(plan, config)
             with self._told_from_plan_to_end(plan, eta):
                 if plan.jobs:
@@ -308,12 +299,15 @@ class ManifestRun:
         """Keep the run's page up to date, event by event; whatever ends the run, the page says
         what was done.
         """
-        output = self.request.config.output
+        output, shard = self.request.config.output, self.request.selection.shard
         address = address_of(output.folder)
         if address and output.report:
             bring = shlex.join(["hyimg", "merge", address, "-o", "FOLDER"])
             self._remark([f"no report.html at an address; {bring} brings all of it here"], "info")
-        if address or not output.report:
+        elif shard and output.report:
+            page = shlex.join(["hyimg", "report", str(output.folder)])
+            self._remark([f"no report.html by a shard; {page} makes it of all"], "info")
+        if address or shard or not output.report:
             yield _ignore
             return
         follower = Follower(output.folder)

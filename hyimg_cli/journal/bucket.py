@@ -5,6 +5,7 @@
     results/00000999.all.jsonl  the last lines of all parts up to this one, so that few are read
     outputs/…  run.json  manifest.resolved.jsonl       as in a folder; each is put whole
     lease.json                  who writes, renewed while it does
+    results-2-of-8/…  lease-2-of-8.json             a shard's own
 
 The numbered parts are the lock. A run creates the next one; whoever finds its next number taken by
 another's part has been replaced, and stops. No clock is asked. The lease is only for a refusal
@@ -38,7 +39,6 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
 
 PARTS = "results"
-LEASE = "lease.json"
 # Seconds after which a lease is renewed, and after which one that nobody renewed is nobody's.
 RENEWED_S, STALE_S = 10.0, 30.0
 # The end waits so long for a renewal on its way: a lease that is left holds nobody up for longer.
@@ -49,17 +49,19 @@ _AT_ONCE = 16
 _READ_AT_ONCE = 500
 # S3's answer to a request that met another one for the same name; it may be sent again.
 _CONFLICT, _CONFLICT_PAUSES_S = "ConditionalRequestConflict", (0.1, 1.0, 5.0)
+_JOURNAL = re.compile(rf"{PARTS}(-[0-9]+-of-[0-9]+)?")
+_LEASE = re.compile(r"lease(-[0-9]+-of-([0-9]+))?\.json")
 _PART = re.compile(r"([0-9]{8})(\.all)?\.jsonl")
 
 
 class PartJournal:
     """A journal of parts. `append` returns once the lines are in the store."""
 
-    def __init__(self, system: Any, root: str, run: str) -> None:
+    def __init__(self, system: Any, root: str, run: str, parts: str = PARTS) -> None:
         """Goes behind the last part. Raises OSError, and MachineError for a store in which two may
         create one name.
         """
-        self._system, self._folder, self._run = system, f"{root}/{PARTS}", run
+        self._system, self._folder, self._run = system, f"{root}/{parts}", run
         numbers = [number for number, is_all in parts_in(system, self._folder) if not is_all]
         self._next = max(numbers, default=-1) + 1
         self._open()
@@ -139,24 +141,25 @@ def parts_in(system: Any, folder: str) -> list[tuple[int, bool]]:
 class BucketFolder(RunFolder):
     """The folder of a run at an address; `folder` is where its files are made, on this machine."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, shard: tuple[int, int] | None = None) -> None:
         self._address = address_of(place)
         name = f"hyimg-{digest.of_bytes(self._address.encode())[:16]}-{os.getpid()}"
-        super().__init__(Path(tempfile.gettempdir()) / name)
+        super().__init__(Path(tempfile.gettempdir()) / name, shard)
+        self._parts, self._lease = f"{PARTS}{self.shard}", f"lease{self.shard}.json"
         atexit.register(shutil.rmtree, self.folder, ignore_errors=True)  # who reads fetches, too
         self.place = place
         self._run = secrets.token_hex(8)
         self._ended = threading.Event()
         self._renewing = threading.Thread(target=self._renew_always, daemon=True)
         self._sizes: dict[str, int] | None = None
-        self._known: bytearray | None = None
+        self._known: dict[str, bytearray] | None = None
 
     def __enter__(self) -> Self:
         with self._errors() as (system, root):
             self._refuse_held(system, root)
             self._clear()
             (self.folder / OUTPUTS).mkdir(parents=True, exist_ok=True)
-            self._journal = PartJournal(system, root, self._run)
+            self._journal = PartJournal(system, root, self._run, self._parts)
             self._join_parts(system, root)
             self._renew(system, root)
         self._renewing.start()
@@ -165,7 +168,7 @@ class BucketFolder(RunFolder):
     @property
     def is_run(self) -> bool:
         with self._errors() as (system, root):
-            return any(system.exists(f"{root}/{name}") for name in (PARTS, RESOLVED))
+            return bool(_names(system, root, _JOURNAL)) or system.exists(f"{root}/{RESOLVED}")
 
     def _clear(self) -> None:
         """Remove what killed runs at this address left on this machine."""
@@ -184,17 +187,19 @@ class BucketFolder(RunFolder):
         if self._renewing.is_alive():
             return  # the store does not answer
         with suppress(OSError, StorageError), self._errors() as (system, root):
-            if _lease(system, root).get("run") == self._run:
-                system.rm_file(f"{root}/{LEASE}")
+            if _read_lease(system, f"{root}/{self._lease}").get("run") == self._run:
+                system.rm_file(f"{root}/{self._lease}")
 
-    def lines(self) -> Iterator[tuple[dict[str, Any], bytes]]:
+    def outcomes(self) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
         known = self._known
         if known is None:
             with self._errors() as (system, root):
-                known = bytearray(_joined(system, f"{root}/{PARTS}"))
-            if self._journal is not None:  # from here on nobody else adds to it
+                names = _names(system, root, _JOURNAL)
+                known = {name: bytearray(_joined(system, f"{root}/{name}")) for name in names}
+            if self._journal is not None:  # from here on nobody else adds to this run's
                 self._known = known
-        return outcomes_in(bytes(known), self.place / PARTS)
+        for name, data in known.items():
+            yield outcomes_in(bytes(data), self.place / name)
 
     def write_results(self, lines: Iterable[bytes]) -> None:
         """Adds lines to the journal, all in one part: the last one of a job counts."""
@@ -231,7 +236,7 @@ class BucketFolder(RunFolder):
     def _append(self, lines: Sequence[bytes]) -> None:
         super()._append(lines)
         if self._known is not None:
-            self._known += b"".join(lines)
+            self._known.setdefault(self._parts, bytearray()).extend(b"".join(lines))
 
     def _publish(self, outcomes: Sequence[Outcome]) -> None:
         """Puts the files of done jobs, checked once more, then takes them from this machine."""
@@ -279,47 +284,56 @@ class BucketFolder(RunFolder):
 
     def _join_parts(self, system: Any, root: str) -> None:
         """Writes the last line of every job in one piece, where many parts came since the last."""
-        folder = f"{root}/{PARTS}"
+        folder = f"{root}/{self._parts}"
         numbers = parts_in(system, folder)
         joined = max((number for number, is_all in numbers if is_all), default=-1)
         last = max(number for number, is_all in numbers if not is_all)
         if last - joined < _JOINED_AFTER:
             return
-        told = outcomes_in(_joined(system, folder), self.place / PARTS)
+        told = outcomes_in(_joined(system, folder), self.place / self._parts)
         latest = {entry["custom_id"]: line for entry, line in told}
         with suppress(FileExistsError):
             name = f"{folder}/{last:08}.all.jsonl"
             system.pipe_file(name, b"".join(latest.values()), mode="create")
 
     def _refuse_held(self, system: Any, root: str) -> None:
-        """Raises OutputFolderError where a lease is renewed while we look."""
-        held = _lease(system, root)
-        if not held or _is_dead(held) or time.time() - held.get("time", 0) > 4 * STALE_S:
-            return
+        """Raises OutputFolderError where a lease that keeps this run out is renewed while we look:
+        its own, or one of a run that is not a shard of the same count.
+        """
+        ours = _LEASE.fullmatch(self._lease)
+        assert ours is not None, "a lease has this run's name"
+        held = {}
+        for name in _names(system, root, _LEASE):
+            match = _LEASE.fullmatch(name)
+            is_beside = match and ours[2] and match[2] == ours[2] and name != self._lease
+            lease = {} if is_beside else _read_lease(system, f"{root}/{name}")
+            if lease and not _is_dead(lease) and time.time() - lease.get("time", 0) <= 4 * STALE_S:
+                held[name] = lease
         until = time.monotonic() + STALE_S
-        while time.monotonic() < until:
+        while held and time.monotonic() < until:
             time.sleep(min(1.0, RENEWED_S / 2))
-            now = _lease(system, root)
-            if not now:
-                return
-            if now != held:
-                raise OutputFolderError(
-                    f"another run is writing to this folder: process {now.get('process')} on "
-                    f"{now.get('host')}",
-                    where=self._address,
-                    hint="wait for it, stop it, or choose another folder",
-                    code="output.in-use",
-                )
+            for name, lease in list(held.items()):
+                now = _read_lease(system, f"{root}/{name}")
+                if not now:
+                    del held[name]
+                elif now != lease:
+                    raise OutputFolderError(
+                        f"another run is writing to this folder: process {now.get('process')} on "
+                        f"{now.get('host')}",
+                        where=self._address,
+                        hint="wait for it, stop it, or choose another folder",
+                        code="output.in-use",
+                    )
 
     def _renew(self, system: Any, root: str) -> None:
         who = {"run": self._run, "host": socket.gethostname(), "process": os.getpid()}
-        system.pipe_file(f"{root}/{LEASE}", json.dumps(who | {"time": time.time()}).encode())
+        system.pipe_file(f"{root}/{self._lease}", json.dumps(who | {"time": time.time()}).encode())
 
     def _renew_always(self) -> None:
         while not self._ended.wait(RENEWED_S):
             # A lease that cannot be renewed costs others a refusal, and this run nothing.
             with suppress(OSError, StorageError), self._errors() as (system, root):
-                if _lease(system, root).get("run") == self._run:
+                if _read_lease(system, f"{root}/{self._lease}").get("run") == self._run:
                     self._renew(system, root)
 
 
@@ -327,9 +341,19 @@ def _put(system: Any, name: str, local: Path) -> None:
     system.put_file(str(local), name)
 
 
-def _lease(system: Any, root: str) -> dict[str, Any]:
+def _names(system: Any, root: str, pattern: re.Pattern[str]) -> list[str]:
+    """The names of this kind in a run's folder; a whole run's first."""
     try:
-        found = json_of(system.cat_file(f"{root}/{LEASE}"))
+        paths = system.ls(root, detail=False, refresh=True)
+    except FileNotFoundError:
+        return []
+    names = {path.rstrip("/").rpartition("/")[2] for path in paths}
+    return sorted(name for name in names if pattern.fullmatch(name))
+
+
+def _read_lease(system: Any, name: str) -> dict[str, Any]:
+    try:
+        found = json_of(system.cat_file(name))
     except (FileNotFoundError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -368,6 +392,6 @@ def _joined(system: Any, folder: str) -> bytes:
     return b"".join(data)
 
 
-def run_folder(place: Path) -> RunFolder:
-    """The folder of a run, on this machine or at an address."""
-    return BucketFolder(place) if address_of(place) else RunFolder(place)
+def run_folder(place: Path, shard: tuple[int, int] | None = None) -> RunFolder:
+    """The folder of a run, or of a shard of one, on this machine or at an address."""
+    return BucketFolder(place, shard) if address_of(place) else RunFolder(place, shard)

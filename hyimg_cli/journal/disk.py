@@ -12,27 +12,40 @@ from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.files import descriptor_of, remove, storage_error, write_all
 
 
-def locked(path: Path) -> int:
-    """A descriptor that holds the lock until it is closed, by us or by the end of the process."""
+def locked(path: Path, wait_s: float = 0.0) -> int:
+    """A descriptor that holds the lock until it is closed, by us or by the end of the process.
+
+    Raises OutputFolderError where another process holds it for longer than `wait_s`.
+    """
     lock = descriptor_of(path, os.O_RDWR | os.O_CREAT)
+    until = time.monotonic() + wait_s
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise in_use(path) from None
+                time.sleep(0.02)
         os.ftruncate(lock, 0)
         started = time.strftime("%Y-%m-%d %H:%M:%S")
         write_all(lock, f"process {os.getpid()} on {socket.gethostname()} since {started}".encode())
-    except BlockingIOError:
-        holder = os.pread(lock, 200, 0).decode(errors="replace") or "another process"
-        os.close(lock)
-        raise OutputFolderError(
-            f"another run is writing to this folder: {holder}",
-            where=path.parent,
-            hint="wait for it, stop it, or choose another folder",
-            code="output.in-use",
-        ) from None
     except BaseException:
         os.close(lock)
         raise
     return lock
+
+
+def in_use(lock: Path) -> OutputFolderError:
+    """The error of a folder that another run writes to, by its lock."""
+    holder = lock.read_text(errors="replace")[:200] or "another process"
+    return OutputFolderError(
+        f"another run is writing to this folder: {holder}",
+        where=lock.parent,
+        hint="wait for it, stop it, or choose another folder",
+        code="output.in-use",
+    )
 
 
 def is_locked(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
     OUT/  .lock   run.json   manifest.resolved.jsonl   results.jsonl   outputs/NAME.png, .jpg, .mp4
           outputs/NAME.frames/0000.png   latents/<custom_id>.safetensors (unfinished videos)
+          .lock-2-of-8   results-2-of-8.jsonl (a shard's own; shards of one count share the folder)
 
 NAME is the custom_id, or what the job's template makes of it; a job's line says where its file is.
 A line is appended only after its file is in place, and is on disk when `append` returns; of what
@@ -31,9 +32,16 @@ from hyimg_cli.files import (
     remove,
     replace_file,
     replacing,
-    sync,
+    sync_folder,
 )
-from hyimg_cli.journal.disk import disk_errors, locked, make_folders, remove_temporaries
+from hyimg_cli.journal.disk import (
+    disk_errors,
+    in_use,
+    is_locked,
+    locked,
+    make_folders,
+    remove_temporaries,
+)
 from hyimg_cli.journal.job_files import (
     OUTPUTS,
     files_of,
@@ -63,6 +71,8 @@ RUN = "run.json"
 LATENTS = "latents"
 LOCK = ".lock"
 REPLICA = ".replica-"
+# A shard waits so long for another one that enters the folder.
+_DOOR_S = 60.0
 # How a job differs from its result where a source image is gone.
 NOT_FOUND = "source image not found"
 _encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -184,12 +194,20 @@ class Journal(Protocol):
     def close(self) -> None: ...
 
 
-class RunFolder(JobFolder):
-    """An output folder. Reading needs no lock; writing needs `with`, which takes it."""
+def shard_suffix(shard: tuple[int, int] | None) -> str:
+    """What the names of a shard's own files have more: `-2-of-8`; nothing for a whole run."""
+    return f"-{shard[0]}-of-{shard[1]}" if shard else ""
 
-    def __init__(self, folder: Path) -> None:
+
+class RunFolder(JobFolder):
+    """An output folder. Reading needs no lock; writing needs `with`, which takes it.
+
+    `shard`: which one of how many writes; each of them reads what all have done.
+    """
+
+    def __init__(self, folder: Path, shard: tuple[int, int] | None = None) -> None:
         super().__init__(folder)
-        self.place = folder
+        self.place, self.shard = folder, shard_suffix(shard)
         self._lock: int | None = None
         self._journal: Journal | None = None
         self._former: dict[str, list[str]] = {}
@@ -203,22 +221,54 @@ class RunFolder(JobFolder):
             for name in (LATENTS, OUTPUTS):
                 refuse_links(self.folder / name, self.folder)
             make_folders(self.folder / OUTPUTS)
-            self._lock = locked(self.folder / LOCK)
             try:
-                self._journal = JournalFile(self.folder / RESULTS)
-                for place in (self.folder, *self._places_of_files()):
-                    remove_temporaries(place)
-                for left in self.folder.glob(f"{REPLICA}*"):
-                    remove(left)
+                self._enter()
+                self._journal = JournalFile(self.folder / f"results{self.shard}.jsonl")
             except BaseException:
                 self._release()
                 raise
         return self
 
+    def _enter(self) -> None:
+        """Takes the lock, and alone in the folder removes what killed runs left.
+
+        A whole run keeps `.lock`. A shard holds it while it enters, then its own lock alone.
+        """
+        door = locked(self.folder / LOCK, wait_s=_DOOR_S if self.shard else 0.0)
+        try:
+            self._lock = locked(self.folder / f"{LOCK}{self.shard}") if self.shard else door
+            others = [
+                path
+                for path in self.folder.glob(f"{LOCK}-*-of-*")
+                if path.name != f"{LOCK}{self.shard}" and is_locked(path)
+            ]
+            for path in others:
+                if not self.shard or path.name.rpartition("-")[2] != self.shard.rpartition("-")[2]:
+                    raise in_use(path)
+            if not others:
+                self._clear()
+        finally:
+            if self._lock != door:
+                os.close(door)
+
+    def _clear(self) -> None:
+        for place in (self.folder, *self._places_of_files()):
+            remove_temporaries(place)
+        for left in self.folder.glob(f"{REPLICA}*"):
+            remove(left)
+
+    @property
+    def is_locked(self) -> bool:
+        """True while a run, or a shard of one, writes here."""
+        return any(is_locked(path) for path in self.folder.glob(f"{LOCK}*"))
+
+    def replica_folder(self, number: int) -> Path:
+        return self.folder / f"{REPLICA.removesuffix('-')}{self.shard}-{number}"
+
     @property
     def is_run(self) -> bool:
         """True if a run was begun there."""
-        return any((self.folder / name).is_file() for name in (RESULTS, RESOLVED))
+        return bool(self.journals()) or (self.folder / RESOLVED).is_file()
 
     def __exit__(
         self,
@@ -227,7 +277,8 @@ class RunFolder(JobFolder):
         traceback: TracebackType | None,
     ) -> None:
         with contextlib.suppress(OSError):
-            (self.folder / LATENTS).rmdir()  # unless some wait for the next run
+            if not self.shard:  # another one may be about to put some there
+                (self.folder / LATENTS).rmdir()  # unless some wait for the next run
         self._release()
 
     def _release(self) -> None:
@@ -239,13 +290,15 @@ class RunFolder(JobFolder):
             os.close(lock)
 
     def _confirm_lock(self) -> None:
-        """Raises StorageError where somebody removed the lock: another run may have come in."""
-        text = b"" if self._lock is None else os.pread(self._lock, 200, 0)
-        if _bytes_if_any(self.folder / LOCK) != text and self.folder.is_dir():
+        """Raises StorageError where somebody removed the lock and another run came in."""
+        assert self._lock is not None, "the folder is written without its lock"
+        holder = _bytes_if_any(self.folder / f"{LOCK}{self.shard}")
+        if holder and holder != os.pread(self._lock, 200, 0):
             raise StorageError(
-                f"{LOCK} was removed while the run was writing; another run may be writing by now",
+                f"another run is writing to this folder: {holder.decode(errors='replace')}; the "
+                "lock of this one was removed",
                 where=self.folder,
-                hint="run the same command again: it resumes, or names the other run",
+                hint="wait for it, then run the same command again: it resumes",
                 code="storage.in-use",
             )
 
@@ -273,8 +326,11 @@ class RunFolder(JobFolder):
         self._replace(name, map(json_line, lines))
 
     def write_results(self, lines: Iterable[bytes]) -> None:
-        """Replaces all of the journal by lines of outcomes."""
+        """Replaces all of the journals by lines of outcomes."""
         self._replace(RESULTS, lines)
+        for path in self.journals():
+            if path.name != RESULTS:
+                remove(path)
 
     def bring(self, name: str, local: Path) -> None:
         """Puts a file of this machine under a name in the folder, by a link where the disk can."""
@@ -300,7 +356,11 @@ class RunFolder(JobFolder):
     def _replace(self, name: str, data: Iterable[bytes]) -> None:
         assert self._lock is not None, "the folder is written without its lock"
         with disk_errors(self.folder):
-            replace_file(self.folder / name, data)
+            # Shards on several machines may have one process number, and so one temporary name.
+            written = self.folder / (f".{name}{self.shard}" if self.shard else name)
+            replace_file(written, data)
+            if self.shard:
+                os.replace(written, self.folder / name)
 
     def results(self) -> dict[str, dict[str, Any]]:
         """The last outcome of each job, by custom_id, in the order of first appearance.
@@ -308,13 +368,31 @@ class RunFolder(JobFolder):
         A last line that a kill cut off is passed over. Raises OutputFolderError for any other line
         that is no outcome.
         """
-        return {entry["custom_id"]: entry for entry, _ in self.lines()}
+        return {name: entry for name, (entry, _) in self.last_lines().items()}
 
-    def lines(self) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """Every outcome with its line, as `results` reads them."""
-        with disk_errors(self.folder):
-            data = _bytes_if_any(self.folder / RESULTS)
-        return outcomes_in(data, self.folder / RESULTS)
+    def last_lines(self) -> dict[str, tuple[dict[str, Any], bytes]]:
+        """The same, each with its line. In a journal a job's last line counts, of several journals
+        the one of the latest attempt.
+        """
+        found: dict[str, tuple[dict[str, Any], bytes]] = {}
+        for outcomes in self.outcomes():
+            own = {entry["custom_id"]: (entry, line) for entry, line in outcomes}
+            for name, one in own.items():
+                if name not in found or attempt_of(one[0]) >= attempt_of(found[name][0]):
+                    found[name] = one
+        return found
+
+    def journals(self) -> list[Path]:
+        """The journals of the folder, a whole run's first."""
+        shards = sorted(self.folder.glob("results-*-of-*.jsonl"))
+        return [path for path in (self.folder / RESULTS, *shards) if path.is_file()]
+
+    def outcomes(self) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
+        """The outcomes in each journal, with their lines."""
+        for path in self.journals():
+            with disk_errors(self.folder):
+                data = _bytes_if_any(path)
+            yield outcomes_in(data, path)
 
     def attempts(self) -> dict[str, int]:
         return {name: line.get("attempt", 0) for name, line in self.results().items()}
@@ -325,7 +403,7 @@ class RunFolder(JobFolder):
     def store(self, finished: Sequence[FinishedJob]) -> None:
         with disk_errors(self.folder):
             for place in {place for one in finished for place in self._take_over(one)}:
-                sync(place)
+                sync_folder(place)
         self._record([one.outcome for one in finished])
         if (self.folder / LATENTS).is_dir():
             self.drop_latents(
@@ -381,6 +459,11 @@ class RunFolder(JobFolder):
         assert self._journal is not None, "the journal is written without the folder's lock"
         self._confirm_lock()
         return self._journal
+
+
+def attempt_of(entry: Mapping[str, Any]) -> tuple[int, bool]:
+    """Greater for an outcome that came later, among those of several journals."""
+    return entry.get("attempt") or 0, entry.get("status") == "done"
 
 
 def outcomes_in(data: bytes, file: Path, first: int = 1) -> Iterator[tuple[dict[str, Any], bytes]]:

@@ -1,6 +1,6 @@
 """Folders of runs joined into one: lines and files as they are, contradictions refused.
 
-Shards of a manifest have a folder each; so have two clusters that shared one.
+Two clusters that shared a manifest have a folder each; so had shards, in earlier versions.
 """
 
 import os
@@ -128,10 +128,8 @@ def _is_same(folder: Path, other: Path) -> bool:
 
 
 def _outcomes(folder: Path) -> dict[str, _Found]:
-    return {
-        entry["custom_id"]: _Found(entry, line, folder)
-        for entry, line in run_folder(folder).lines()
-    }
+    lines = run_folder(folder).last_lines()
+    return {name: _Found(entry, line, folder) for name, (entry, line) in lines.items()}
 
 
 def _resolved(folder: Path, into: Path) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ from hyimg_cli.manifest.line import fault
 from hyimg_cli.media.images import RAW_HINT, RAW_SUFFIXES, SUFFIXES
 from hyimg_cli.settings.values import shown
 
-_RESULTS = "results.jsonl"
+_OF_A_RUN = ("results.jsonl", "manifest.resolved.jsonl")
 _NAMED = 3
 _DIGITS = re.compile(r"([0-9]+)")
 
@@ -130,7 +130,7 @@ class _Search:
                 self.left_out.append(path)
             elif os.path.islink(path):
                 self.linked.append(path)
-            elif os.path.exists(os.path.join(path, _RESULTS)):
+            elif any(os.path.exists(os.path.join(path, one)) for one in _OF_A_RUN):
                 self.runs.append(path)
             else:
                 yield name

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from hyimg_cli.errors import HyimgError, ManifestError, UsageError
 from hyimg_cli.files import MANIFEST_BYTES, TABLE_BYTES, json_of, text_of
-from hyimg_cli.journal.journal import RESULTS
+from hyimg_cli.journal.journal import RESULTS, RunFolder
 from hyimg_cli.journal.past_run import output_files
 from hyimg_cli.media.frames import VIDEO_SUFFIXES
 
@@ -128,7 +128,7 @@ def _two_sided(a: Path, b: Path, as_video: bool) -> Pairing:
     if not a.is_dir() or as_video:
         name = a.name if a.name == b.name else f"{a.name}, {b.name}"
         return Pairing((_of_one_kind(Pair(name, a, b)),))
-    is_run = [(folder / RESULTS).exists() for folder in (a, b)]
+    is_run = [RunFolder(folder).is_run for folder in (a, b)]
     if not any(is_run):
         return folder_pairs(a, b)
     if all(is_run):

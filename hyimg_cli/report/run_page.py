@@ -26,7 +26,7 @@ from hyimg_cli.files import (
     replace_file,
     storage_error,
 )
-from hyimg_cli.journal.journal import RESOLVED, RESULTS, RUN, outcomes_in
+from hyimg_cli.journal.journal import RESOLVED, RESULTS, RUN, RunFolder, attempt_of, outcomes_in
 from hyimg_cli.journal.journal_file import whole_lines
 from hyimg_cli.journal.past_run import ResolvedJobs, read_run_info
 from hyimg_cli.report.page import render
@@ -49,7 +49,8 @@ class RunPage:
         self._folder = folder
         self._asked = asked_in(folder)
         self._pictures = LinkedPictures(folder, shared_folder(self._asked))
-        self._bytes_read = self._lines_read = 0
+        # Bytes and lines that were read of each journal.
+        self._read: dict[Path, tuple[int, int]] = {}
         self._status: dict[str, str] = {}
         self._records: list[str] = []
         # Results whose thumbnails were put off, by their place among the records.
@@ -78,17 +79,16 @@ class RunPage:
 
     def _new_results(self) -> list[dict[str, Any]]:
         """The outcomes behind those that were read."""
-        try:
-            with opened(self._folder / RESULTS, JOURNAL_BYTES) as file:
-                file.seek(self._bytes_read)
+        found: list[dict[str, Any]] = []
+        for path in RunFolder(self._folder).journals():
+            size, lines = self._read.get(path, (0, 0))
+            with opened(path, JOURNAL_BYTES) as file:
+                file.seek(size)
                 fresh = whole_lines(file.read())
-        except FileNotFoundError:
-            return []
-        found = [
-            entry for entry, _ in outcomes_in(fresh, self._folder / RESULTS, self._lines_read + 1)
-        ]
-        self._bytes_read += len(fresh)
-        self._lines_read += fresh.count(b"\n")
+            found += (entry for entry, _ in outcomes_in(fresh, path, lines + 1))
+            self._read[path] = size + len(fresh), lines + fresh.count(b"\n")
+        if len(self._read) > 1:  # of several journals the latest attempt at a job counts
+            found.sort(key=attempt_of)
         return found
 
     def _take_in(self, results: Sequence[Entry], thumbnails_s: float) -> set[int]:

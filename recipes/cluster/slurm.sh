@@ -1,10 +1,10 @@
 #!/bin/bash
-# An array of Slurm tasks, a shard and a GPU each.
+# An array of Slurm tasks, a shard and a GPU each; all write into one folder.
 #
 #   MANIFEST=jobs.jsonl OUT=runs/night sbatch recipes/cluster/slurm.sh
-#   hyimg merge runs/night-shard-*-of-8 -o runs/night
+#   hyimg report runs/night
 #
-# Sent again, tasks that are done end at once. One task alone is named, since Slurm tells it that it
+# Sent again, also with another --array, tasks skip what is done. One task alone is named, since Slurm tells it that it
 # is one of one:  SHARD=4/8 MANIFEST=jobs.jsonl OUT=runs/night sbatch --array=3 recipes/cluster/slurm.sh
 #SBATCH --job-name=hyimg
 #SBATCH --array=0-7

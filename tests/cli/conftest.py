@@ -56,6 +56,7 @@ class FakeSession:
 
     def run(self, plan: Plan, folder: RunFolder) -> Iterator[Event]:
         self.folder = folder
+        self.attempts = folder.attempts()
         folder.make_places(plan.jobs)
         if any("no checkpoint" in job.prompt for job in plan.jobs):
             raise CheckpointError("there is none", hint="copy it")
@@ -109,6 +110,7 @@ class FakeSession:
             job.custom_id,
             "done",
             key=self._key(job),
+            attempt=self.attempts.get(job.custom_id, 0) + 1,
             outputs=(file,),
             denoise_steps=job.num_inference_steps,
             timings_s={"queue": 4.0, "total": 4.75},

@@ -212,15 +212,16 @@ def test_selection(
     assert fake_session.ran == expected
 
 
-def test_shards_are_a_partition_in_folders_of_their_own(
+def test_shards_are_a_partition_in_one_folder(
     run_cli: Run, write_manifest: Write, fake_session: Any, tmp_path: Path
 ) -> None:
     manifest = write_manifest(*GOOD)
     for shard in ("1/2", "2/2"):
         assert run_cli("generate", manifest, "--shard", shard).code == 0
     assert sorted(fake_session.ran) == ids(GOOD)
-    folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
-    assert folders == ["jobs-shard-1-of-2", "jobs-shard-2-of-2"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["jobs"]
+    journals = sorted(path.name for path in (tmp_path / "runs/jobs").glob("*.jsonl"))
+    assert journals == ["manifest.resolved.jsonl", "results-1-of-2.jsonl", "results-2-of-2.jsonl"]
 
 
 BAD = (

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 from PIL import Image
 
 from hyimg_cli.cli.shard import folder_of, shard_named
-from hyimg_cli.errors import UsageError
+from hyimg_cli.errors import OutputFolderError, UsageError
+from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.spec import digest
+from hyimg_cli.spec.events import Outcome
 
 Run = Callable[..., Any]
 Write = Callable[..., Path]
@@ -78,10 +81,19 @@ def test_what_names_no_shard_is_refused(text: str, environment: dict[str, str], 
         shard_named(text, environment)
 
 
-def test_each_shard_has_a_folder_beside_the_one_that_is_named(tmp_path: Path) -> None:
-    assert folder_of((2, 8), Path("runs/a.b")) == Path("runs/a.b-shard-2-of-8")
-    assert folder_of((2, 8), Path()) == Path.cwd().with_name(f"{Path.cwd().name}-shard-2-of-8")
-    assert folder_of(None, tmp_path) == tmp_path
+def test_a_shard_has_the_folder_that_is_named_unless_its_own_was_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = tmp_path / "a.b-shard-2-of-8"
+    assert folder_of((2, 8), tmp_path / "a.b") == tmp_path / "a.b"
+    begun.mkdir()
+    (begun / "results.jsonl").touch()
+    assert folder_of((2, 8), tmp_path / "a.b") == begun
+    assert folder_of((3, 8), tmp_path / "a.b") == tmp_path / "a.b"
+    assert folder_of(None, tmp_path / "a.b") == tmp_path / "a.b"
+    (tmp_path / "a.b").mkdir()
+    monkeypatch.chdir(tmp_path / "a.b")
+    assert folder_of((2, 8), Path()) == begun
 
 
 def a_photo(folder: Path, name: str) -> str:
@@ -99,21 +111,118 @@ def edits(folder: Path, photos: int = 4) -> list[dict[str, Any]]:
     ]
 
 
-def test_shards_share_a_manifest_and_their_folders_meet_again(
+def test_shards_share_a_folder_and_any_other_count_goes_on_there(
     run_cli: Run, write_manifest: Write, read_lines: ReadLines, fake_session: Any, tmp_path: Path
 ) -> None:
     entries = edits(tmp_path)
-    manifest = write_manifest(*entries)
+    manifest, out = write_manifest(*entries), tmp_path / "out"
     plans = [run_cli("plan", manifest, "--shard", f"{n}/2", "--json").json_lines[0] for n in (1, 2)]
     assert [plan["total"]["image_encodes"] for plan in plans] == [2, 2]
     assert plans[0]["shard"] == {"index": 1, "count": 2, "jobs": 4, "of_jobs": 8} | {
         "part": 0.5,
         "largest": 1.0,
     }
-    out = tmp_path / "out"
     ran = run_cli("generate", manifest, "--shard", "1/2", "-o", out, "--json")
     assert (ran.code, len(fake_session.ran)) == (0, 4)
+    assert "hyimg report" in ran.err
+    assert len(read_lines(out / "results-1-of-2.jsonl")) == 4
+    assert not (out / "results.jsonl").exists()
+    # One of three takes what the first of two has made, and all of it is there for the whole run.
+    fake_session.ran.clear()
+    assert run_cli("generate", manifest, "--shard", "1/3", "-o", out).code == 0
+    made = len(fake_session.ran)
+    assert run_cli("generate", manifest, "-o", out, "--json").code == 0
+    assert len(fake_session.ran) == 4 > made > 0
+    names = ("results.jsonl", "results-1-of-2.jsonl", "results-1-of-3.jsonl")
+    lines = [line for name in names for line in read_lines(out / name)]
+    assert sorted(line["custom_id"] for line in lines) == [one["custom_id"] for one in entries]
+    fake_session.ran.clear()
+    for n in range(1, 5):
+        assert run_cli("generate", manifest, "--shard", f"{n}/4", "-o", out).code == 0
+    assert fake_session.ran == []
+    assert [
+        path.name for path in out.iterdir() if path.name.startswith(".") and path.is_dir()
+    ] == []
+
+
+def test_readers_take_all_shards(
+    run_cli: Run, write_manifest: Write, read_lines: ReadLines, tmp_path: Path
+) -> None:
+    manifest, out = write_manifest(*edits(tmp_path, photos=2)), tmp_path / "out"
+    for shard in ("1/2", "2/2"):
+        assert run_cli("generate", manifest, "--shard", shard, "-o", out).code == 0
+    assert run_cli("report", out).code == 0
+    page = (out / "report" / "data-0001.js").read_text()
+    assert all(f'"{name}"' in page for name in ("0-brighter", "0-darker", "1-brighter"))
+    assert run_cli("generate", manifest, "-o", tmp_path / "whole").code == 0
+    found = run_cli("eval", "psnr", out, tmp_path / "whole", "--json")
+    assert found.code == 0, found.err
+    assert "1-darker" in found.out
+    merged = run_cli("merge", out, "-o", tmp_path / "all", "--json")
+    assert merged.json_lines[0]["merged"]["done"] == 4
+    # Joined into itself, one journal is left.
+    assert run_cli("merge", out, "-o", out, "--json").json_lines[0]["merged"]["done"] == 4
+    assert [path.name for path in out.glob("results*")] == ["results.jsonl"]
+
+
+def test_the_latest_attempt_counts_whichever_journal_it_is_in(
+    run_cli: Run, write_manifest: Write, read_lines: ReadLines, tmp_path: Path
+) -> None:
+    manifest, out = write_manifest({"custom_id": "a", "prompt": "x"}), tmp_path / "out"
+    assert run_cli("generate", manifest, "--shard", "1/1", "-o", out).code == 0
+    journal = out / "results-1-of-1.jsonl"
+    (line,) = read_lines(journal)
+    journal.write_text(json.dumps(line | {"status": "failed", "outputs": []}) + "\n")
+    assert run_cli("generate", manifest, "-o", out).code == 1
+    assert run_cli("generate", manifest, "-o", out, "--retry-failed").code == 0
+    assert read_lines(out / "results.jsonl")[0]["attempt"] == 2
+    assert run_cli("generate", manifest, "--shard", "1/1", "-o", out).code == 0
+    assert "1 done" in run_cli("merge", out, "-o", tmp_path / "all").err
+    assert run_cli("generate", manifest, "--shard", "1/1", "-o", out, "--force").code == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_refused"),
+    [
+        ((1, 2), (2, 2), False),
+        ((1, 2), (1, 2), True),
+        ((1, 2), (2, 3), True),
+        ((1, 2), None, True),
+        (None, (1, 2), True),
+    ],
+)
+def test_only_shards_of_one_count_write_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: Any, second: Any, is_refused: bool
+) -> None:
+    monkeypatch.setattr("hyimg_cli.journal.journal._DOOR_S", 0.1)
+    with RunFolder(tmp_path, first) as one:
+        begun = tmp_path / "outputs" / f".a.png.{2**22}.tmp"
+        begun.touch()
+        refused = pytest.raises(OutputFolderError, match="another run is writing")
+        with refused if is_refused else nullcontext(), RunFolder(tmp_path, second) as other:
+            other.append(Outcome("b", "failed", key="k"))
+        one.append(Outcome("a", "failed", key="k"))
+        assert begun.exists(), "another one may be writing it"
+        assert RunFolder(tmp_path).is_locked
+    assert not RunFolder(tmp_path).is_locked
+    assert sorted(RunFolder(tmp_path).results()) == (["a"] if is_refused else ["a", "b"])
+    with RunFolder(tmp_path, second):
+        assert not begun.exists()
+
+
+def test_a_folder_of_one_shard_alone_is_gone_on_with_and_joined(
+    run_cli: Run, write_manifest: Write, read_lines: ReadLines, fake_session: Any, tmp_path: Path
+) -> None:
+    """As an earlier version made them."""
+    entries = edits(tmp_path)
+    manifest, out = write_manifest(*entries), tmp_path / "out"
     first, second = (tmp_path / f"out-shard-{n}-of-2" for n in (1, 2))
+    for n, folder in enumerate((first, second), 1):
+        run_cli("generate", manifest, "--shard", f"{n}/2", "--limit", "3", "-o", folder)
+        (folder / f"results-{n}-of-2.jsonl").rename(folder / "results.jsonl")
+    fake_session.ran.clear()
+    ran = run_cli("generate", manifest, "--shard", "1/2", "-o", out, "--json")
+    assert (ran.code, len(fake_session.ran), out.exists()) == (0, 1, False)
 
     merged = run_cli("merge", first, "-o", tmp_path / "all")
     assert merged.code == 1
@@ -126,11 +235,6 @@ def test_shards_share_a_manifest_and_their_folders_meet_again(
     assert (merged.code, merged.json_lines[0]["merged"]["done"]) == (0, 8)
     lines = read_lines(tmp_path / "all/results.jsonl")
     assert [line["custom_id"] for line in lines] == [entry["custom_id"] for entry in entries]
-    assert {json.dumps(line) for line in lines} == {
-        json.dumps(line)
-        for folder in (first, second)
-        for line in read_lines(folder / "results.jsonl")
-    }
     for line in lines:
         file = line["outputs"][0]
         assert digest.of_file(tmp_path / "all" / file["path"]) == file["sha256"]

@@ -118,6 +118,30 @@ def test_files_are_put_before_their_lines_and_all_is_read_again(endpoint: Endpoi
 
 
 @pytest.mark.usefixtures("endpoint")
+def test_shards_share_an_address_and_each_has_its_own_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with run_folder(PLACE, (1, 2)) as one, run_folder(PLACE, (2, 2)) as two:
+        one._record([done(one, "a")])
+        two._record([done(two, "b")])
+        assert sorted(run_folder(PLACE).results()) == ["a", "b"]
+        monkeypatch.setattr(bucket, "STALE_S", 60)
+        for other in ((1, 3), None, (1, 2)):
+            with (
+                pytest.raises(OutputFolderError, match="another run is writing"),
+                run_folder(PLACE, other),
+            ):
+                pass
+    assert names_in("s3://bucket/run") == [
+        *("outputs/a.png", "outputs/b.png"),
+        *(f"results-1-of-2/0000000{n}.jsonl" for n in range(2)),
+        *(f"results-2-of-2/0000000{n}.jsonl" for n in range(2)),
+    ]
+    with run_folder(PLACE) as whole:
+        assert sorted(whole.results()) == ["a", "b"]
+
+
+@pytest.mark.usefixtures("endpoint")
 def test_names_of_results_are_found_there_made_or_planned() -> None:
     with run_folder(PLACE) as folder:
         folder._record([replace(done(folder, "Größe"), custom_id="a")])

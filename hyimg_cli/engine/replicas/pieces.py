@@ -8,15 +8,13 @@ import importlib
 import logging
 import time
 import traceback
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import Protocol
 
 from hyimg_cli.engine.replicas.folder import ReplicaFolder
 from hyimg_cli.engine.replicas.messages import Assign, PieceDone, Setup, Told
 from hyimg_cli.errors import HyimgError, Interrupted
-from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import ReplicaFacts
 from hyimg_cli.parallel.watch import AwakeClock, Steps
 from hyimg_cli.spec.events import (
@@ -30,21 +28,10 @@ from hyimg_cli.spec.events import (
     PromptEmbedded,
     ThinkToken,
 )
-from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.printed import log_printable
 
 # The next one of a job says all that these say.
 _PROGRESS = PhaseStarted | ThinkToken | DenoiseStep | PromptEmbedded
-
-
-class RunsPieces(Protocol):
-    """The part of a session that a replica needs."""
-
-    def request_stop(self, signal_number: int) -> None: ...
-
-    def run(
-        self, plan: Plan, folder: JobFolder, *, whole: Plan
-    ) -> Generator[Event, None, None]: ...
 
 
 class PieceWorker:
@@ -62,7 +49,7 @@ class PieceWorker:
         self._folder = ReplicaFolder(setup.folder)
         self.steps = Steps(AwakeClock(most_s=3 * setup.beat_s))
         module, name = setup.session.split(":")
-        self._session: RunsPieces = getattr(importlib.import_module(module), name)(config)
+        self._session = getattr(importlib.import_module(module), name)(config)
         self._group = ""
         self._progress: dict[str, Event] = {}
         self._progress_s, self._told_at = setup.progress_s, 0.0
