@@ -250,7 +250,7 @@ def _jobs(place: Path, count: int) -> Any:
     ]
     path = place / "jobs.jsonl"
     path.write_text("".join(json.dumps(line | {"steps": 20}) + "\n" for line in lines))
-    return list(accept(read_manifest(path), settle({}, {}, {})).jobs)
+    return list(accept(read_manifest(path), settle({}, {}, {}))[0])
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:

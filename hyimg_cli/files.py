@@ -101,14 +101,13 @@ def is_deeper(value: Any, levels: int) -> bool:
     """True if lists and objects stand in one another on more than so many levels."""
     layer = [value]
     for _ in range(levels):
-        layer = [part for one in layer for part in _parts(one)]
+        nested = (one for one in layer if isinstance(one, list | dict))
+        layer = [
+            part for one in nested for part in (one.values() if isinstance(one, dict) else one)
+        ]
         if not layer:
             return False
     return any(isinstance(one, list | dict) for one in layer)
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def opened(path: Path, most: int | None = None) -> io.BufferedReader:
@@ -243,7 +242,7 @@ def replace_file(
                 os.fsync(file.fileno())
         os.replace(temporary, path)
         if is_lasting and syncs_folder:
-            sync_folder(path.parent)
+            sync(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -260,25 +259,14 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         for file in [temporary, *(temporary.iterdir() if temporary.is_dir() else ())]:
-            _sync(file)
+            sync(file)
         if path.is_dir():
             remove(path)
         os.replace(temporary, path)
-        sync_folder(path.parent)
+        sync(path.parent)
     except BaseException:
         remove(temporary)
         raise
-
-
-def _sync(path: Path) -> None:
-    if path.is_dir():
-        sync_folder(path)
-        return
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def remove(path: Path) -> None:
@@ -296,13 +284,15 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes new names in `folder` survive a power cut; some disks cannot, and need not."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync(path: Path) -> None:
+    """Make a file's data, or the names in a folder, survive a power cut; some disks cannot sync a
+    folder, and need not.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
             raise
     finally:
         os.close(descriptor)
@@ -320,12 +310,11 @@ def storage_error(error: OSError, folder: Path) -> StorageError | OutputFolderEr
         what = f"the store refused: {error.strerror or error}"
         return StorageError(what, where=folder, hint=hint, code="storage.store", retryable=True)
     if isinstance(error, UnfitFile):
+        what, where = error.strerror, error.filename
         hint = "take it away, or choose another folder with -o"
-        is_link = error.errno == errno.ELOOP
-        kind, code = (
-            (OutputFolderError, "output.link") if is_link else (StorageError, "storage.not-a-file")
-        )
-        return kind(error.strerror, where=error.filename, hint=hint, code=code)
+        if error.errno == errno.ELOOP:
+            return OutputFolderError(what, where=where, hint=hint, code="output.link")
+        return StorageError(what, where=where, hint=hint, code="storage.not-a-file")
     if error.errno in _FULL:
         hint = "free some space and run the same command again: it resumes"
         return StorageError("the disk is full", where=folder, hint=hint, code="storage.full")

@@ -64,16 +64,12 @@ def located(address: str) -> tuple[Any, str]:
     try:
         parts = urlsplit(address)
     except ValueError as error:
-        raise UsageError(
-            f"this is no address: {error}", where=address, code="usage.address"
-        ) from None
+        what = f"this is no address: {error}"
+        raise UsageError(what, where=address, code="usage.address") from None
     if parts.password is not None:
-        raise UsageError(
-            "an address must not hold a password",
-            where=f"{parts.scheme}://…@{parts.hostname or ''}{parts.path}",
-            hint="credentials come from the environment or a profile",
-            code="usage.password",
-        )
+        where = f"{parts.scheme}://…@{parts.hostname or ''}{parts.path}"
+        what, hint = "an address must not hold a password", "credentials come from the environment"
+        raise UsageError(what, where=where, hint=f"{hint} or a profile", code="usage.password")
     system = _system(parts.scheme)
     return system, system._strip_protocol(address)
 

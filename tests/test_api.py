@@ -200,10 +200,10 @@ def test_it_stops_the_run_or_becomes_a_failed_line(write_manifest: Write) -> Non
     with pytest.raises(ManifestError) as caught:
         runner.accept(manifest, settle({}, {}, {}))
     assert len(caught.value.faults) == len(UNFIT)
-    accepted = runner.accept(manifest, settle({"skip_invalid": True}, {}, {}))
-    assert [job.prompt for job in accepted.jobs] == ["good"]
-    assert [one.custom_id for one in accepted.invalid] == [f"jobs-{n:04}" for n in range(1, 7)]
-    for one in accepted.invalid:
+    jobs, invalid = runner.accept(manifest, settle({"skip_invalid": True}, {}, {}))
+    assert [job.prompt for job in jobs] == ["good"]
+    assert [one.custom_id for one in invalid] == [f"jobs-{n:04}" for n in range(1, 7)]
+    for one in invalid:
         assert one.error is not None
         assert one.error.hint
         assert one.error.hint not in one.error.message
@@ -262,10 +262,10 @@ def test_a_resolved_manifest_reads_back(
         )
     )
     flags = {"drop_think": True}
-    accepted = runner.accept(manifest, settle(flags, {}, {}))
+    jobs, _ = runner.accept(manifest, settle(flags, {}, {}))
     out = tmp_path / "runs" / "out"
     with RunFolder(out) as folder:
-        folder.write_resolved(accepted.jobs)
+        folder.write_resolved(jobs)
     resolved = out / "manifest.resolved.jsonl"
     text = resolved.read_text()
     assert str(tmp_path) not in text

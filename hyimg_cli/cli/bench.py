@@ -90,7 +90,7 @@ def _carry_out(given: Mapping[str, Any], arguments: tuple[str, ...]) -> int:
     earlier = baseline.read_baseline(given["baseline"]) if given["baseline"] else None
     most = baseline.read_share(given["max_regress"])
     folder = given["output_dir"] or Path("runs") / f"bench-{scenario.name}"
-    entry = carried_out(
+    entry = run_comparison(
         scenario,
         packaged.read(given["manifest"] or str(scenario.manifest)),
         _model_flags(given),
@@ -107,7 +107,7 @@ def _carry_out(given: Mapping[str, Any], arguments: tuple[str, ...]) -> int:
     return 1 if worse else code
 
 
-def carried_out(
+def run_comparison(
     scenario: Scenario,
     manifest: "Manifest",
     flags: Mapping[str, Any],

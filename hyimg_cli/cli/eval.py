@@ -10,15 +10,14 @@ import typer
 from hyimg_cli.cli import eval_options as e
 from hyimg_cli.cli import eval_table, packaged, render
 from hyimg_cli.cli import options as o
-from hyimg_cli.cli.bench import carried_out
+from hyimg_cli.cli.bench import run_comparison
 from hyimg_cli.errors import Interrupted, SourceImageError, UsageError
 from hyimg_cli.measure.distances import measured
 from hyimg_cli.measure.eval import breaches, given_gates, summary, to_record, write_csv
 from hyimg_cli.measure.pairs import VARIANTS, Pairing, find_pairs, newest_bench
 from hyimg_cli.quality.backbones import NETS
 from hyimg_cli.quality.metrics import PIXEL_METRICS, SHARES
-from hyimg_cli.settings.table import SETTINGS
-from hyimg_cli.settings.values import BadValue
+from hyimg_cli.settings.precedence import settle
 from hyimg_cli.spec.options import KeepOutside
 
 if TYPE_CHECKING:
@@ -33,12 +32,13 @@ MEASURED_BY: Mapping[str, tuple[str, ...]] = {
 }
 # What is no distance: an edit outside itself.
 _OUTSIDE = "outside"
-_OF_OUTSIDE = ("region", "max_outside_change", "max_edited_area", "max_spill")
+_OF_OUTSIDE = ("region", "region_mode", "max_outside_change", "max_edited_area", "max_spill")
 _OF_DISTANCES = ("min_psnr", "min_ssim", "max_lpips", "max_abs", "weights", "csv")
 # What is measured without paths.
 _COMPARISON = "kv-reuse"
 
 
+@o.takes(*_OF_OUTSIDE)
 def evaluate(
     ctx: typer.Context,
     metric: e.MetricChoice,
@@ -53,11 +53,6 @@ def evaluate(
     min_ssim: e.MinSsim = None,
     max_lpips: e.MaxLpips = None,
     max_abs: e.MaxAbs = None,
-    region: e.Region = None,
-    region_mode: e.RegionMode = "limit",
-    max_outside_change: e.MaxOutsideChange = None,
-    max_edited_area: e.MaxEditedArea = None,
-    max_spill: e.MaxSpill = None,
     csv: e.CsvFile = None,
     as_json: o.AsJson = False,
 ) -> None:
@@ -97,18 +92,12 @@ def _outside(given: Mapping[str, Any]) -> int:
 
     if given["a"] is None or given["b"] is None:
         raise UsageError("outside compares two pictures", hint="hyimg eval outside SOURCE RESULT")
-    read = {}
-    for name in ("region_mode", "region"):
-        try:
-            if given[name] is not None:
-                read[name] = SETTINGS[name].kind.read(given[name])
-        except BadValue as bad:
-            raise UsageError(f"{SETTINGS[name].flag}: {bad.what}", hint=bad.hint) from None
+    settings = settle({name: given[name] for name in _OF_OUTSIDE}, {}, {})
     if given["max_spill"] is not None and not given["region"]:
         hint = "give --region, or leave --max-spill out"
         raise UsageError("--max-spill judges what lies outside a region", hint=hint)
-    gates = ("max_outside_change", "max_edited_area", "max_spill")
-    outside = KeepOutside(**read, **{name: given[name] for name in gates})
+    asked = {name: settings[name].value for name in _OF_OUTSIDE}
+    outside = KeepOutside(**{name: value for name, value in asked.items() if value is not None})
     try:
         record = outside_of(given["a"], given["b"], outside)
     except SourceImageError as error:
@@ -181,7 +170,7 @@ def _bench_now() -> Path:
         f"over {count} pictures of {steps} steps by the embedded model; how long that takes is not "
         "known yet. To measure pictures that are there: hyimg eval METRIC A B"
     )
-    carried_out(
+    run_comparison(
         scenario,
         manifest,
         {},

@@ -8,7 +8,6 @@ import typer
 from hyimg_cli.cli.completion import among
 from hyimg_cli.cli.options import STYLE, option
 from hyimg_cli.quality.backbones import NETS
-from hyimg_cli.spec.options import REGION_MODES
 
 _COMPARE, _GATE = "What is compared", "Gates (exit code 1)"
 MetricChoice = Annotated[
@@ -72,31 +71,6 @@ MaxLpips = Annotated[
 ]
 MaxAbs = Annotated[
     int | None, option("--max-abs", panel=_GATE, help="Levels (0-255) that no value may exceed.")
-]
-Region = Annotated[
-    str | None,
-    option("--region", panel=_COMPARE, help="outside: where the edit may be, a box or a mask."),
-]
-RegionMode = Annotated[
-    str,
-    option(
-        "--region-mode",
-        panel=_COMPARE,
-        autocompletion=among(REGION_MODES),
-        help="outside: limit (default) or instead of what is found.",
-    ),
-]
-MaxOutsideChange = Annotated[
-    float | None,
-    option("--max-outside-change", panel=_GATE, min=0, help="outside: mean CIE76 there."),
-]
-MaxEditedArea = Annotated[
-    float | None,
-    option("--max-edited-area", panel=_GATE, min=0, max=1, help="outside: part of the picture."),
-]
-MaxSpill = Annotated[
-    float | None,
-    option("--max-spill", panel=_GATE, min=0, max=1, help="outside: part beyond the region."),
 ]
 CsvFile = Annotated[
     Path | None, option("--csv", panel=STYLE, help="Write the distances to this file too.")

@@ -12,7 +12,7 @@ from hyimg_cli.cli import render
 from hyimg_cli.cli.plan import show_plan
 from hyimg_cli.cli.progress import show_run
 from hyimg_cli.cli.request import request_of
-from hyimg_cli.cli.shard import left_whole
+from hyimg_cli.cli.shard import remark_unsplit
 from hyimg_cli.engine.run import ManifestRun
 
 NOT_AGAIN = ("--force", "--no-resume", "--retry-failed")
@@ -24,7 +24,7 @@ def generate(ctx: typer.Context) -> None:
     if ctx.params["dry_run"]:
         raise typer.Exit(show_plan(ctx.params))
     style = render.style_of(ctx.params)
-    render.remarks(left_whole(ctx.params["shard"]), style)
+    render.remarks(remark_unsplit(ctx.params["shard"]), style)
     raise typer.Exit(_run(ctx.params, ctx.obj or (), style))
 
 

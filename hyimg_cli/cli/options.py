@@ -9,7 +9,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,8 +37,6 @@ from hyimg_cli.spec.job import AnyTask
 
 STYLE = "Style"
 _CHOICE = "Selection"
-_FOLDER, _RUN_FOLDER = Kind(str, FOLDER), Kind(str, RUN_FOLDER)
-_TASK = Kind(AnyTask)
 
 
 def option(*names: str, panel: str, help: str, is_basic: bool = False, **more: Any) -> Any:
@@ -50,28 +48,23 @@ def option(*names: str, panel: str, help: str, is_basic: bool = False, **more: A
     return typer.Option(*names, help=help, show_default=False, **more)
 
 
-def folder(text: str) -> Path:
-    """The place that a flag names; an empty name, as of an unset variable, is not this folder."""
-    try:
-        return Path(_FOLDER.parse(text))
-    except BadValue as bad:
-        raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
+def _parser(kind: Kind, typed: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A reader of one option's text, whose faults are the parser's."""
+
+    def parse(text: str) -> Any:
+        try:
+            return typed(kind.parse(text))
+        except BadValue as bad:
+            raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
+
+    return parse
 
 
-def place(text: str) -> Path:
-    """The same of a run's results, which may lie at an address."""
-    try:
-        return joined(Path(), _RUN_FOLDER.parse(text))
-    except BadValue as bad:
-        raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
-
-
-def task_named(text: str) -> str:
-    """One of the tasks that a line may have."""
-    try:
-        return str(_TASK.parse(text))
-    except BadValue as bad:
-        raise typer.BadParameter(f"{bad.what}; {bad.hint}") from None
+# An empty name, as of an unset variable, is not this folder.
+folder = _parser(Kind(str, FOLDER), Path)
+# A run's results may lie at an address.
+place = _parser(Kind(str, RUN_FOLDER), partial(joined, Path()))
+task_named = _parser(Kind(AnyTask), str)
 
 
 def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -9,7 +9,7 @@ import typer
 from hyimg_cli.cli import render
 from hyimg_cli.cli.progress import show_remark
 from hyimg_cli.cli.request import request_of
-from hyimg_cli.cli.shard import left_whole
+from hyimg_cli.cli.shard import remark_unsplit
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.eta import Eta, KeptRates
@@ -47,13 +47,13 @@ def plan(ctx: typer.Context) -> None:
 def show_plan(given: Mapping[str, Any]) -> int:
     """Print the plan of what is left of a manifest, and return the exit code; only reads."""
     style = render.style_of(given)
-    render.remarks(left_whole(given["shard"]), style)
+    render.remarks(remark_unsplit(given["shard"]), style)
     request = request_of(given)
     config = request.config
-    accepted = runner.accept(request.manifest, request.settings)
-    if not accepted.invalid:  # a faulty line may be of the other kind
-        render.remarks(without_effect(request.settings, accepted.jobs), style)
-    jobs, shard = request.selection.of(accepted.jobs, config.model.revision)
+    every, invalid = runner.accept(request.manifest, request.settings)
+    if not invalid:  # a faulty line may be of the other kind
+        render.remarks(without_effect(request.settings, every), style)
+    jobs, shard = request.selection.of(every, config.model.revision)
     found = inspect_sources(jobs, config, lambda it: show_remark(it, style), fetches=True)
     rest = runner.sift(run_folder(config.output.folder), jobs, config, request.policy)
     to_run = [job for job in rest.to_run if not found.error_of(job)]

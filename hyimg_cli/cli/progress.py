@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli.render import Style, json_line, note, remarks
-from hyimg_cli.cli.sentences import advice, finished, summary
+from hyimg_cli.cli.sentences import advice, describe_outcome, summary
 from hyimg_cli.cli.stopping import stoppable
 from hyimg_cli.cli.views import View, view_of
 from hyimg_cli.engine.run import ManifestEvent, ManifestRun, RunEnded, RunPlanned
@@ -42,7 +42,7 @@ class Report:
                     self._has_begun |= isinstance(event, JobStarted | JobDone | JobFailed)
                     self._view.show(event)
                 elif isinstance(event, JobDone | JobFailed):  # it was never started
-                    note(finished(event.outcome))
+                    note(describe_outcome(event.outcome))
                 if self._style.as_json and isinstance(event, JobDone | JobFailed):
                     json_line(outcome_to_json(event.outcome))
 

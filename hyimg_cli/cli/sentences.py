@@ -72,7 +72,7 @@ def advice(counts: Summary, *, again: str, retry: str) -> Iterator[str]:
         yield f"resume with: {again}"
 
 
-def ready(event: Readiness) -> str:
+def describe_readiness(event: Readiness) -> str:
     """Sentences about a session, or one of several replicas, beside its jobs."""
     who = "" if event.replica is None else f"replica {event.replica}: "
     return who + _readiness(event)
@@ -104,7 +104,7 @@ def _readiness(event: Readiness) -> str:
     return f"{event.model}: {size}{ranks}, loaded in {event.load_s:.2f} s{beside}"
 
 
-def finished(outcome: Outcome) -> str:
+def describe_outcome(outcome: Outcome) -> str:
     """A finished job on one line."""
     if outcome.error is not None:
         hint = f" ({outcome.error.hint})" if outcome.error.hint else ""

@@ -41,7 +41,7 @@ def shard_named(
     return int(match[1]), int(match[2])
 
 
-def left_whole(text: str | None, environment: Mapping[str, str] = os.environ) -> list[str]:
+def remark_unsplit(text: str | None, environment: Mapping[str, str] = os.environ) -> list[str]:
     """A remark for a task of a queue that nobody told to take its part: it may have a manifest of
     its own, so the part is never taken by itself.
     """

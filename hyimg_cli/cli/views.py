@@ -17,7 +17,13 @@ from rich.progress import (
 )
 
 from hyimg_cli.cli.render import Style, note
-from hyimg_cli.cli.sentences import Readiness, finished, loading_text, ready, status
+from hyimg_cli.cli.sentences import (
+    Readiness,
+    describe_outcome,
+    describe_readiness,
+    loading_text,
+    status,
+)
 from hyimg_cli.cli.underway import Underway
 from hyimg_cli.engine.eta import Eta
 from hyimg_cli.engine.weights_read import WeightsRead
@@ -48,7 +54,7 @@ class View:
 
     def show(self, event: Event) -> None:
         if isinstance(event, JobFailed):
-            note(finished(event.outcome))
+            note(describe_outcome(event.outcome))
 
 
 class LiveView(View):
@@ -127,10 +133,10 @@ class PlainView(LiveView):
 
     def _show(self, event: Event) -> None:
         if isinstance(event, Readiness):
-            note(ready(event))
+            note(describe_readiness(event))
         elif isinstance(event, JobDone | JobFailed):
             self._count += 1
-            note(f"[{self._count}/{self._total}] {finished(event.outcome)}")
+            note(f"[{self._count}/{self._total}] {describe_outcome(event.outcome)}")
 
     def _move(self) -> None:
         is_over = 0 < self._left.total == self._left.done
@@ -180,11 +186,11 @@ class RichView(LiveView):
     def _show(self, event: Event) -> None:
         self._underway.add(event)
         if isinstance(event, Readiness):
-            self._print(ready(event))
+            self._print(describe_readiness(event))
         elif isinstance(event, JobDone | JobFailed):
             self._finished += 1
             if event.outcome.status == "failed" or event.outcome.warnings:
-                self._print(finished(event.outcome))
+                self._print(describe_outcome(event.outcome))
         self._move()
 
     def _move(self) -> None:
@@ -193,12 +199,11 @@ class RichView(LiveView):
         count = status(self._left).partition(", ")[2]
         count = f"{self._finished}/{self._total}, {count}"
         self._progress.update(self._all, completed=completed, count=count)
-        lines = {line.at.phase: line for line in self._underway.lines()}
+        lines = {line.phase: line for line in self._underway.lines()}
         for phase in self._of_phase.keys() - {*lines, *([_LOADING] if self._loading else [])}:
             self._progress.remove_task(self._of_phase.pop(phase))
-        for line in lines.values():
-            who, at = line.who, line.at
-            self._draw(at.phase, f"{at.phase}: {who}", at.completed, at.total, at.count)
+        for at in lines.values():
+            self._draw(at.phase, f"{at.phase}: {at.who}", at.completed, at.total, at.count)
         if self._loading is not None and self._read is not None:
             what = loading_text(self._loading.model, 0, 0)
             count = self.loading.removeprefix(what).removeprefix(": ")

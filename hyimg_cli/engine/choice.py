@@ -43,9 +43,9 @@ def refuse_missing_device(config: RunConfig) -> None:
         device_of(config.model)
 
 
-def placed(config: RunConfig) -> RunConfig:
-    """The run with the place that it is done on, where that is a cluster: as its folder tells, or
-    as one of its machines does. This one may have no GPU.
+def find_place(config: RunConfig) -> RunConfig:
+    """Find what the machines of a cluster have, where the run is done on one: as its folder tells,
+    or as one of them does. This one may have no GPU.
 
     Raises MachineError where the cluster is not there, or has not what the replicas need.
     """

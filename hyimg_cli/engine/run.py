@@ -13,7 +13,7 @@ from hyimg_cli.addresses import address_of
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.choice import (
     RunsPlans,
-    placed,
+    find_place,
     refuse_missing_device,
     replicas_of,
     session_for,
@@ -138,28 +138,34 @@ class ManifestRun:
     def run(self, on_event: OnEvent, *, age_s: float = 0.0) -> Summary:
         """Do what is left of the jobs. `age_s`: seconds since the command began."""
         began, self._tell = time.monotonic() - age_s, on_event
-        request = self.request = replace(self.request, config=placed(self.request.config))
+        request = self.request = replace(self.request, config=find_place(self.request.config))
         config, settings = request.config, request.settings
-        accepted = runner.accept(request.manifest, settings)
+        every, invalid = runner.accept(request.manifest, settings)
         # Of a million lines none is needed any more: the jobs are.
         manifest = replace(request.manifest, lines=())
         request = self.request = replace(request, manifest=manifest)
-        if not accepted.invalid:  # a faulty line may be of the other kind
-            self._remark(without_effect(settings, accepted.jobs))
+        if not invalid:  # a faulty line may be of the other kind
+            self._remark(without_effect(settings, every))
         refuse_missing_device(config)
         if not config.output.metadata:
             self._remark([_UNMARKED])
-        jobs = request.selection.of(accepted.jobs, config.model.revision)[0]
+        jobs = request.selection.of(every, config.model.revision)[0]
         found = inspect_sources(jobs, config, self._tell)
         with run_folder(config.output.folder, request.selection.shard) as folder:
             todo = runner.prepare(
-                folder, accepted, jobs, config=config, policy=request.policy, found=found
+                folder,
+                every,
+                jobs,
+                config=config,
+                policy=request.policy,
+                invalid=invalid,
+                found=found,
             )
             plan = todo.plan
             self._remark(describe_toys(plan.jobs, settings))
-            self._summary = Summary.before(todo)
+            self._summary = todo.summary
             with self._keep_rates(plan, began) as eta, self._keep_page() as follow:
-                self._end((*todo.invalid, *todo.untried))
+                self._end(todo.ended)
                 with self._told_from_plan_to_end(plan, eta):
                     if todo.to_finish:
                         from hyimg_cli.engine.recomposite import recomposite  # imports scipy
@@ -175,11 +181,11 @@ class ManifestRun:
     def write_texts(self, path: Path, on_event: OnEvent) -> Summary:
         """Write the jobs' texts that are not in the file yet, and draw nothing."""
         self._tell, settings = on_event, self.request.settings
-        accepted = runner.accept(self.request.manifest, settings)
-        config = placed(without_drawing(self.request.config))
+        every, invalid = runner.accept(self.request.manifest, settings)
+        config = find_place(without_drawing(self.request.config))
         self.request = replace(self.request, config=config)
         refuse_missing_device(config)
-        jobs = self.request.selection.of(accepted.jobs, config.model.revision)[0]
+        jobs = self.request.selection.of(every, config.model.revision)[0]
         with TextsFile(path, jobs) as file:
             there = file.lines()
             keys = job_keys([job for job in jobs if job.custom_id in there], config)
@@ -192,12 +198,15 @@ class ManifestRun:
             for job in as_they_are:
                 file.append_as_is(job)
             plan = make_plan(to_write, runner.cards(config.model.revision))
-            todo = runner.PreparedRun(plan, invalid=accepted.invalid)
-            counts = Summary.before(todo)
-            counts = replace(counts, skipped=len(jobs) - len(left), done=len(as_they_are))
-            self._summary = replace(counts, noun="text")
+            self._summary = Summary(
+                noun="text",
+                done=len(as_they_are),
+                invalid=len(invalid),
+                skipped=len(jobs) - len(left),
+                left=len(to_write),
+            )
             self._remark(describe_toys(plan.jobs, settings))
-            self._end(accepted.invalid)
+            self._end(invalid)
             eta = Eta(plan, config)
             with self._told_from_plan_to_end(plan, eta):
                 if plan.jobs:

@@ -82,31 +82,6 @@ class ResumePolicy:
     force: bool = False
 
 
-@dataclass(frozen=True)
-class Accepted:
-    """The jobs of a manifest, and the outcomes of lines that could not become jobs."""
-
-    jobs: tuple[Job, ...]
-    invalid: tuple[Outcome, ...] = ()
-
-
-@dataclass(frozen=True)
-class PreparedRun:
-    """Jobs that a session has to do, and those that need none. `to_finish`: their redraws are
-    there, and are put back on their sources. `gated_before`: done ones that are beyond a gate.
-    `is_over`: by one of the `untried`, no other is to be done.
-    """
-
-    plan: Plan
-    done_before: tuple[str, ...] = ()
-    failed_before: tuple[str, ...] = ()
-    invalid: tuple[Outcome, ...] = ()
-    untried: tuple[Outcome, ...] = ()
-    to_finish: tuple[ImageJob, ...] = ()
-    gated_before: int = 0
-    is_over: bool = False
-
-
 @dataclass
 class Summary:
     """Counts and times of a run, gathered from its events. `left` was planned and did not run.
@@ -136,19 +111,6 @@ class Summary:
     _clock: float = field(default_factory=time.perf_counter, repr=False)
     _at_work: set[str] = field(default_factory=set, repr=False)
     _ready_s: dict[tuple[str, int | None], float] = field(default_factory=dict, repr=False)
-
-    @classmethod
-    def before(cls, run: PreparedRun) -> "Summary":
-        """Facts that are known before the first event."""
-        kinds = {type(job) for job in run.plan.jobs}
-        return cls(
-            noun="video" if kinds == {VideoJob} else "job" if VideoJob in kinds else "picture",
-            failed=len(run.failed_before) + len(run.untried),
-            invalid=len(run.invalid),
-            skipped=len(run.done_before),
-            gated=run.gated_before,
-            left=len(run.plan.jobs) + len(run.to_finish),
-        )
 
     def add(self, event: Event) -> None:
         before, self._clock = self._clock, time.perf_counter()
@@ -202,6 +164,20 @@ class Summary:
         return (self.pictures_s - self.compile_s) / self.done if self.done else None
 
 
+@dataclass(frozen=True)
+class RunPlan:
+    """What is left to do. `plan`: of a session; `to_finish`: edits whose redraws are there, which
+    need no model. `ended`: jobs and lines that failed before; `is_over`: by one of them, so that no
+    other job is to be done. `summary` counts what is known before the first event.
+    """
+
+    plan: Plan
+    summary: Summary
+    ended: tuple[Outcome, ...]
+    to_finish: tuple[ImageJob, ...]
+    is_over: bool
+
+
 def work_s(outcome: Outcome) -> float:
     """Seconds a job took itself: of those in which it worked together with others its share."""
     return outcome.share_s.get("total", 0.0)
@@ -216,7 +192,7 @@ def make_plan(
     read from the checkpoint. Raises ManifestError with every fault of the manifest.
     """
     if isinstance(jobs, Manifest):
-        jobs = accept(jobs, settle({}, {}, {})).jobs
+        jobs, _ = accept(jobs, settle({}, {}, {}))
     return planner.make_plan(jobs, card_of or cards(None))
 
 
@@ -264,10 +240,9 @@ def _unfitness(job: Job, settings: Mapping[str, Setting]) -> HyimgError | None:
 
 
 def accept(
-    manifest: Manifest,
-    settings: Mapping[str, Setting],
-) -> Accepted:
-    """The manifest's jobs, fully resolved.
+    manifest: Manifest, settings: Mapping[str, Setting]
+) -> tuple[tuple[Job, ...], tuple[Outcome, ...]]:
+    """The manifest's jobs, fully resolved, and the outcomes of lines that could not become jobs.
 
     Raises ManifestError with every fault, unless the setting `skip_invalid` is on: then faulty
     lines become failed outcomes, and only faults of the whole file are raised.
@@ -278,7 +253,7 @@ def accept(
     unrecorded = [fault for fault in faults if id(fault) not in recorded]
     if unrecorded:
         raise ManifestError(unrecorded, where=manifest.title)
-    return Accepted(tuple(jobs), tuple(failed_line(name, some) for name, some in by_id.items()))
+    return tuple(jobs), tuple(failed_line(name, some) for name, some in by_id.items())
 
 
 def cards(revision: str | None) -> Callable[[str], ModelCard]:
@@ -316,15 +291,16 @@ def sift(
 @uncollected()
 def prepare(
     folder: RunFolder,
-    accepted: Accepted,
+    every: Sequence[Job],
     jobs: Sequence[Job],
     *,
     config: RunConfig,
     policy: ResumePolicy,
+    invalid: Sequence[Outcome] = (),
     found: SourcesSeen | None = None,
-) -> PreparedRun:
-    """The plan of what is left to do of the chosen `jobs`; records the lines that could not become
-    jobs, and the jobs whose sources cannot be read, by what was `found` of them.
+) -> RunPlan:
+    """What is left to do of those `jobs` of `every` one that are meant; records the `invalid` lines
+    that could not become jobs, and the jobs whose sources cannot be read, by what was `found`.
 
     Raises StorageError where the disk cannot hold what is left, before anything is loaded.
     """
@@ -340,21 +316,20 @@ def prepare(
     begun = rest.done if policy.resume else [job.custom_id for job in rest.to_run]
     folder.drop_latents(begun)
     folder.supersede(rest.former)
-    folder.write_resolved(accepted.jobs)
-    _record(folder, accepted.invalid)
+    folder.write_resolved(every)
+    _record(folder, invalid)
     untried, is_over = _untried(folder, rest.to_run, found, config)
     plan = planner.make_plan(to_run, cards(config.model.revision))
-    results = folder.results()
-    return PreparedRun(
-        plan,
-        tuple(rest.done),
-        tuple(rest.failed_before),
-        accepted.invalid,
-        untried,
-        tuple(rest.to_finish),
-        sum(bool((results[name].get("edit") or {}).get("gates")) for name in rest.done),
-        is_over,
+    results, kinds = folder.results(), {type(job) for job in to_run}
+    summary = Summary(
+        noun="video" if kinds == {VideoJob} else "job" if VideoJob in kinds else "picture",
+        failed=len(rest.failed_before) + len(untried),
+        invalid=len(invalid),
+        skipped=len(rest.done),
+        gated=sum(bool((results[name].get("edit") or {}).get("gates")) for name in rest.done),
+        left=len(to_run) + len(rest.to_finish),
     )
+    return RunPlan(plan, summary, (*invalid, *untried), tuple(rest.to_finish), is_over)
 
 
 def _untried(
@@ -365,11 +340,11 @@ def _untried(
     outcomes: list[Outcome] = []
     for job in jobs:
         if error := found.error_of(job):
-            key, attempt = (
+            key, finishing = (
                 key_of(job, source_digests(job), config),
-                attempts.get(job.custom_id, 0) + 1,
+                finishing_key(job, config.output),
             )
-            finishing = finishing_key(job, config.output)
+            attempt = attempts.get(job.custom_id, 0) + 1
             outcomes.append(failed_job(job, key, attempt, error, finishing_key=finishing))
             folder.append(outcomes[-1])
             if limit.ends_run(JobFailed(outcomes[-1])):

@@ -172,7 +172,7 @@ class Session:
             try:
                 yield from self._shown(self._pipeline.work(jobs, self._folder, started), behind)
                 yield from self._journaled(behind, wait=True)
-            except GeneratorExit:
+            except (GeneratorExit, KeyboardInterrupt):
                 list(self._journaled(behind, wait=True))
                 raise
             except Exception:

@@ -32,7 +32,7 @@ from hyimg_cli.files import (
     remove,
     replace_file,
     replacing,
-    sync_folder,
+    sync,
 )
 from hyimg_cli.journal.disk import (
     disk_errors,
@@ -403,7 +403,7 @@ class RunFolder(JobFolder):
     def store(self, finished: Sequence[FinishedJob]) -> None:
         with disk_errors(self.folder):
             for place in {place for one in finished for place in self._take_over(one)}:
-                sync_folder(place)
+                sync(place)
         self._record([one.outcome for one in finished])
         if (self.folder / LATENTS).is_dir():
             self.drop_latents(

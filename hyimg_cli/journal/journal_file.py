@@ -13,7 +13,7 @@ from hyimg_cli.files import (
     descriptor_of,
     json_of,
     refuse_constant,
-    sync_folder,
+    sync,
     write_all,
 )
 
@@ -112,7 +112,7 @@ def _opened(path: Path) -> int:
         os.ftruncate(journal, len(whole))
         if whole and not whole.endswith(b"\n"):
             write_all(journal, b"\n")
-        sync_folder(path.parent)
+        sync(path.parent)
     except BaseException:
         os.close(journal)
         raise

@@ -270,9 +270,13 @@ def _share(job: ImageJob, card: ModelCard, config: RunConfig, kv: int, row: int)
     rows = tokens.kv_rows if config.reuse.kv_reuse else None
     # Each of two branches is in the memory of its own ranks alone.
     sets = min(tokens.branches, config.parallel.cfg_ranks)
+    velocities = 0
+    if job.step_cache is not None:  # in float32
+        values = _pixels(job.size, card) * card.latent_channels // card.pixels_per_cell**2
+        velocities = job.step_cache.copies(tokens.branches) * values * 4
     return JobBytes(
         context=context * kv,
-        branches=(rows or apart) // sets * kv + _velocity_bytes(job, tokens.branches, card),
+        branches=(rows or apart) // sets * kv + velocities,
         step=tokens.branches * tokens.step_rows * row,
         prefill=tokens.positive * row,
     )
@@ -290,14 +294,6 @@ def _tokens(job: ImageJob, revision: str | None, written: int) -> JobTokens | No
         return sequences(job.model, revision).count(job, [Size(1, 1)] * len(job.images), written)
     except JobError:
         return None
-
-
-def _velocity_bytes(job: ImageJob, branches: int, card: ModelCard) -> int:
-    """Bytes of the velocities that a job's step cache keeps, in float32."""
-    if job.step_cache is None:
-        return 0
-    values = _pixels(job.size, card) * card.latent_channels // card.pixels_per_cell**2
-    return job.step_cache.copies(branches) * values * 4
 
 
 def working(card: ModelCard, config: RunConfig) -> Working:
@@ -320,26 +316,38 @@ def needs(
     """Needs of a group; `prefixes`: bytes of shared K/V, by default as many as may be kept beside
     the `held_prefixes` that are there already.
     """
+    choice, kind = config.model, precision(config.model)[0]
     # Asked for once: there may be many jobs.
-    kv, row = kv_bytes_per_token(card, config), working(card, config).row
-    shares = Counter(_share(job, card, config, kv, row) for job in jobs)  # few are different
+    forward, kv, largest = working(card, config), kv_bytes_per_token(card, config), _largest(card)
+    shares = Counter(_share(job, card, config, kv, forward.row) for job in jobs)  # few differ
     share = JobBytes(*map(max, zip(*shares, strict=True))) if shares else JobBytes()
     if prefixes is None:
         most = sum(one.branches * count for one, count in shares.items())
         room = max(0, config.batch.prefix_cache_mb * 1_000_000 - held_prefixes)
         prefixes = min(room, most)
-    encode, sizes = _encode_bytes(jobs, card, config), {job.size for job in jobs}
+    # Where experts wait in main memory the VAE does, too: a half of it comes for each turn.
+    encoder, decoder = card.encoder_bytes, card.decoder_bytes
+    if not choice.offloads_experts:
+        encoder = decoder = 0
+    images = {path for job in jobs for path in job.images}
+    encode = encoder + card.vae_bytes(largest, kind) if images else 0
+    pictures = {_pixels(size, card) for size in {job.size for job in jobs}}
+    in_tiles = bool(choice.vae_use_tiling)
+    decodes = [decoder + card.vae_bytes(one, kind, in_tiles=in_tiles) for one in pictures]
+    # Rows of the source images are held by the jobs, and by a bounded memo.
+    rows = len(images) * (1 + largest // card.pixels_per_cell**2 + card.source_vit_tokens)
+    prefetches = config.batch.prefetches_sources
+    if prefetches is None:  # see `sources.suits_prefetch`; experts may have that memory
+        prefetches = kind == "cuda" and choice.device != "balanced" and not choice.offloads_experts
     return Needs(
         jobs=len(jobs),
         share=share,
         encode=encode,
-        decode=max((_decode_bytes(size, card, config) for size in sizes), default=0),
-        prefetch=encode if _prefetches_sources(config) else 0,
-        forward=working(card, config),
-        kept=prefixes + _encoded_bytes(jobs, card, config),
-        has_graphs=by_graphs(
-            replace(config.model, model=card.model), config.parallel.picture_ranks
-        ),
+        decode=max(decodes, default=0),
+        prefetch=encode if prefetches else 0,
+        forward=forward,
+        kept=prefixes + min(ENCODED_BYTES, rows * card.row_bytes * _width(config)),
+        has_graphs=by_graphs(replace(choice, model=card.model), config.parallel.picture_ranks),
     )
 
 
@@ -442,39 +450,6 @@ def usable(free: int) -> int:
 def _width(config: RunConfig) -> int:
     """How many times larger a number is than in bfloat16."""
     return 2 if precision(config.model)[1] == "float32" else 1
-
-
-def _prefetches_sources(config: RunConfig) -> bool:
-    """True if source images are encoded while the model works; see `sources.suits_prefetch`."""
-    asked, choice = config.batch.prefetches_sources, config.model
-    by_itself = precision(choice)[0] == "cuda" and choice.device != "balanced"
-    by_itself = by_itself and not choice.offloads_experts  # experts may have that memory
-    return by_itself if asked is None else asked
-
-
-def _encoded_bytes(jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig) -> int:
-    """Bytes of the source images' rows: they are held by the jobs, and by a bounded memo."""
-    images = {path for job in jobs for path in job.images}
-    cells = _largest(card) // card.pixels_per_cell**2
-    rows = len(images) * (1 + cells + card.source_vit_tokens)
-    return min(ENCODED_BYTES, rows * card.row_bytes * _width(config))
-
-
-def _encode_bytes(jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig) -> int:
-    """Bytes of one source image in the VAE, which takes any of the model's sizes; with the half of
-    it that comes for this from main memory.
-    """
-    if not any(job.images for job in jobs):
-        return 0
-    own = card.encoder_bytes if config.model.offloads_experts else 0
-    return own + card.vae_bytes(_largest(card), precision(config.model)[0])
-
-
-def _decode_bytes(size: SizeRequest, card: ModelCard, config: RunConfig) -> int:
-    """Bytes of one picture in the VAE, with the half of it that comes for this."""
-    choice, pixels = config.model, _pixels(size, card)
-    own = card.decoder_bytes if choice.offloads_experts else 0
-    return own + card.vae_bytes(pixels, precision(choice)[0], in_tiles=bool(choice.vae_use_tiling))
 
 
 def _pixels(size: SizeRequest, card: ModelCard) -> int:

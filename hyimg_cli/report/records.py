@@ -4,8 +4,10 @@ resolved; either may be empty.
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any, Protocol
 
+from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import VIDEO_TASKS
 
 Entry = Mapping[str, Any]
@@ -90,9 +92,10 @@ def _facts(asked: Entry, result: Entry) -> Iterator[tuple[str, str]]:
         yield "edit", f"{edit['kind']}{area}"
     if edit.get("outside_equal"):
         yield "outside the edit", "every pixel is the source's"
-    if result.get("attempt", 1) > 1:
-        yield "attempt", str(result["attempt"])
-    yield from (("note", str(text)) for text in result.get("notes") or ())
+    for one in fields(Outcome):
+        value = result.get(one.name)
+        if (label := one.metadata.get("label")) and value not in (None, one.default):
+            yield from ((label, str(each)) for each in (value if type(value) is list else [value]))
 
 
 def _settings(asked: Entry) -> Iterator[tuple[str, str]]:

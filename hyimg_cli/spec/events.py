@@ -155,7 +155,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One line of `results.jsonl`. `replica`: the one of several that did it, counted from 0.
+    """One line of `results.jsonl`; the page shows a field with a `label` where it is off its
+    default. `replica`: the one of several that did it, counted from 0.
 
     `timings_s` are the job's own wall time from when its group could start, a batch's whole time in
     each of its jobs. `share_s` is its part of that time: over all jobs no more than the run took.
@@ -170,7 +171,7 @@ class Outcome:
     custom_id: str
     status: Literal["done", "failed"]
     key: str
-    attempt: int = 1
+    attempt: int = field(default=1, metadata={"label": "attempt"})
     outputs: tuple[OutputFile, ...] = ()
     denoise_steps: int = 0
     cot_text: str | None = None
@@ -190,7 +191,7 @@ class Outcome:
     parallel: ParallelReport | None = None
     peak_memory_mb: float | None = None
     warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=(), metadata={"label": "note"})
     error: Failure | None = None
     replica: int | None = None
     edit: dict[str, Any] | None = None

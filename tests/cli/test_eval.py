@@ -205,13 +205,15 @@ def test_ctrl_c_exits_130(
 def test_without_paths_and_bench_the_packaged_one_is_run(
     run_cli: Run, two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def carried_out(_scenario: Any, _manifest: Any, _flags: Any, *, folder: Path, **_: Any) -> None:
+    def run_comparison(
+        _scenario: Any, _manifest: Any, _flags: Any, *, folder: Path, **_: Any
+    ) -> None:
         sys.stderr.write("the bench runs")
         folder.mkdir(parents=True)
         for side in two:
             side.rename(folder / side.name)
 
-    monkeypatch.setattr("hyimg_cli.cli.eval.carried_out", carried_out)
+    monkeypatch.setattr("hyimg_cli.cli.eval.run_comparison", run_comparison)
     ran = run_cli("eval", "psnr", "--json")
     assert ran.code == 0
     said, runs, _ = ran.err.partition("the bench runs")

@@ -437,7 +437,7 @@ def test_eval_claims_nothing_of_16_bits_and_takes_the_smallest(
         (("--region", "0,0,500,9"), "goes beyond it"),
         (("--region", "1.png"), "the mask is black"),
         (("--region", "none.png"), "there is no such file\n  --> none.png\n"),
-        (("--region-mode", "insted"), "--region-mode: "),
+        (("--region-mode", "insted"), "--> --region-mode\n"),
         (("--max-spill", 0.1), "outside a region"),
         (("--min-psnr", 30, "--csv", "a.csv"), "outside does not take --min-psnr, --csv"),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from hyimg_cli.cli import views
 from hyimg_cli.cli.render import Style
-from hyimg_cli.cli.sentences import finished, loading_text
+from hyimg_cli.cli.sentences import describe_outcome, loading_text
 from hyimg_cli.cli.underway import Underway
 from hyimg_cli.engine.eta import Eta
 from hyimg_cli.settings.run import OutputConfig, RunConfig
@@ -94,7 +94,7 @@ def test_a_phase_is_told_once_with_its_jobs() -> None:
     underway.add(ThinkToken("a", 7))
     underway.add(PhaseStarted("c", "denoise", 20))
     underway.add(DenoiseStep("c", 12, 20))
-    told = [(line.at.phase, line.who, line.at.count) for line in underway.lines()]
+    told = [(line.phase, line.who, line.count) for line in underway.lines()]
     assert told == [("denoise", "c", "step 12/20"), ("think", "2 jobs", "7 tokens")]
     assert underway.drawn == 0.6
 
@@ -294,10 +294,10 @@ def test_notes_are_said_and_a_hit_of_reuse_with_v_alone(caplog: pytest.LogCaptur
     hit, part = (
         replace(line, kv_reuse=ReuseReport(status, 0, 0, 0, ())) for status in ("hit", "partial")
     )
-    assert finished(hit) == "a: outputs/a.png in 0.00 s, 9 steps; turned"
-    assert finished(part) == "a: outputs/a.png in 0.00 s, 9 steps, KV reuse partial; turned"
+    assert describe_outcome(hit) == "a: outputs/a.png in 0.00 s, 9 steps; turned"
+    assert describe_outcome(part) == "a: outputs/a.png in 0.00 s, 9 steps, KV reuse partial; turned"
     caplog.set_level(logging.INFO)
-    assert finished(hit) == "a: outputs/a.png in 0.00 s, 9 steps, KV reuse hit; turned"
+    assert describe_outcome(hit) == "a: outputs/a.png in 0.00 s, 9 steps, KV reuse hit; turned"
 
 
 def test_reuse_is_not_said_of_a_video() -> None:
@@ -305,7 +305,7 @@ def test_reuse_is_not_said_of_a_video() -> None:
     film = VideoFile("outputs/a.mp4", "", "", 64, 64, 1, num_frames=5, fps=8)
     picture = OutputFile("outputs/a.png", "", "", 64, 64, 1)
     said = [
-        finished(Outcome("a", "done", "key", outputs=(file,), kv_reuse=reuse))
+        describe_outcome(Outcome("a", "done", "key", outputs=(file,), kv_reuse=reuse))
         for file in (film, picture)
     ]
     assert ["KV reuse none" in line for line in said] == [False, True]

@@ -12,10 +12,9 @@ import psutil
 import pytest
 
 from hyimg_cli.engine.replicas.local import LocalProcesses
-from hyimg_cli.engine.runner import PreparedRun, Summary
+from hyimg_cli.engine.runner import Summary
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.spec.events import JobDone, JobStarted, ModelLoaded, Outcome, Prewarmed, ReplicaDied
-from hyimg_cli.spec.plan import Plan
 
 Run = Callable[..., Any]
 Write = Callable[..., Path]
@@ -164,7 +163,7 @@ def test_times_of_replicas_that_load_together_are_not_added_up(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    counts = Summary.before(PreparedRun(Plan(())))
+    counts = Summary()
     counts._clock = 0.0
 
     def at(seconds: float, event: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hyimg_cli.engine.choice import placed
+from hyimg_cli.engine.choice import find_place
 from hyimg_cli.engine.replicas.messages import (
     Assign,
     FromReplica,
@@ -55,8 +55,8 @@ def test_a_folder_says_where_its_results_were_made(tmp_path: Path) -> None:
     on_ray = replace(
         base, output=OutputConfig(tmp_path), parallel=ParallelConfig(ray_address="10.0.0.1:1")
     )
-    assert placed(on_ray).model.place == Place(has_gpu=True, has_triton=False)
-    assert placed(base) is base
+    assert find_place(on_ray).model.place == Place(has_gpu=True, has_triton=False)
+    assert find_place(base) is base
 
 
 def test_what_differs_is_said_by_name(job: ImageJob, tmp_path: Path) -> None:
@@ -218,5 +218,5 @@ def test_without_ray_the_extra_that_brings_it_is_named(
         config(), output=OutputConfig(tmp_path), parallel=ParallelConfig(ray_address="auto")
     )
     with pytest.raises(MachineError, match="ray is not installed") as raised:
-        placed(on_ray)
+        find_place(on_ray)
     assert raised.value.hint == "pip install 'hyimg-cli[ray]'"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from hyimg_cli.journal.journal import RunFolder, outcome_to_json
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
+from hyimg_cli.pipelines.image.pipeline import ImagePipeline
+from hyimg_cli.pipelines.request import Finished
 from hyimg_cli.settings.run import BatchConfig, FailurePolicy, OutputConfig, RunConfig
 from hyimg_cli.spec.events import (
     PHASES,
@@ -57,6 +59,25 @@ def jobs(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
         replace(job, custom_id="edit", seed=3, images=sources[:1], bot_task="recaption"),
         replace(job, custom_id="two", seed=4, images=sources[1:], bot_task="none"),
     ]
+
+
+def test_an_interrupt_in_the_middle_of_work_keeps_what_is_finished(
+    jobs: list[ImageJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = ImagePipeline.work
+
+    def interrupted(pipeline: ImagePipeline, *given: Any) -> Iterator[Any]:
+        for event in work(pipeline, *given):
+            yield event
+            if isinstance(event, Finished):
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(ImagePipeline, "work", interrupted)
+    plain = [replace(jobs[1], custom_id=f"j{n}", num_inference_steps=1) for n in range(2)]
+    with pytest.raises(KeyboardInterrupt):
+        _run(plain, tmp_path)
+    (line,) = RunFolder(tmp_path).results().values()
+    assert (tmp_path / line["outputs"][0]["path"]).is_file()
 
 
 def test_pixels_do_not_depend_on_order_or_company(jobs: list[ImageJob], tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from machines import with_main_memory
 from PIL import Image
 from torch._dynamo.callback import CallbackTrigger, callback_handler
 
-from hyimg_cli.engine.runner import Accepted, ResumePolicy, Summary, prepare
+from hyimg_cli.engine.runner import ResumePolicy, Summary, prepare
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import Interrupted, StorageError
 from hyimg_cli.journal.journal import RunFolder, outcome_to_json, resume
@@ -493,7 +493,7 @@ def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("hyimg_cli.files._sync", full)
+        patch.setattr("hyimg_cli.files.sync", full)
         with pytest.raises(StorageError, match="full"):
             run([video_job()], tmp_path)
     assert not list((tmp_path / "outputs").glob("*.mp4"))
@@ -730,7 +730,7 @@ def test_latents_of_what_is_done_or_starts_afresh_are_removed(tmp_path: Path) ->
         prepared = partial(
             prepare,
             folder,
-            Accepted(tuple(jobs)),
+            jobs,
             jobs,
             config=RunConfig(OutputConfig(tmp_path)),
         )

@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from tiny_video import write_start
 
-from hyimg_cli.engine.sources import seen
+from hyimg_cli.engine.sources import probe_sources
 from hyimg_cli.journal import keys
 from hyimg_cli.models.diffusers_video.wan import Wan
 from hyimg_cli.settings.run import CacheConfig, OutputConfig, RunConfig
@@ -91,7 +91,7 @@ def test_a_broken_picture_fails_its_own_job(first: dict[str, Outcome]) -> None:
 
 
 def test_a_broken_picture_is_found_before_a_model_loads(jobs: list[VideoJob], top: Path) -> None:
-    (error,) = seen(jobs).errors.values()
+    (error,) = probe_sources(jobs).errors.values()
     assert (error.code, error.where) == ("source.truncated", str(top / "broken.png"))
 
 

@@ -14,14 +14,12 @@ from short_tasks import short, short_here
 
 from hyimg_cli.diffusion.schedule import Schedule, Step
 from hyimg_cli.errors import RankError, UsageError
-from hyimg_cli.kernels.attention import AttentionChoice
 from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.models import registry
-from hyimg_cli.models.hunyuan_image3.attention import StepRows
 from hyimg_cli.models.hunyuan_image3.card import read_architecture
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.ranked import load_ranked
@@ -268,42 +266,3 @@ def two_steps(model: HunyuanImage3, job: ImageJob) -> list[tuple[torch.Tensor, S
     bucket = model.canvas(job, [], GeneratedText()).bucket
     steps = list(Schedule(STEPS, 3.0).steps())
     return [(model.initial_latents(bucket, seed), steps[0]) for seed in (1, 2)]
-
-
-def test_decode_steps_of_several_rows_look_at_all_at_once(pool: RankPool, job: ImageJob) -> None:
-    """The tokens of one process, row by row; on split layers and on whole ones."""
-    jobs = [replace(job, prompt=prompt) for prompt in ("a red circle", "a dog and a cat", "x")]
-    tokens = [[5, 40, 7], [99, 5, 8], [40, 40, 2]]
-    expected = fed(one_process(torch.float32), jobs, tokens)
-    attention = AttentionChoice(batches_decode=True)
-    network = load_ranked(FOLDER, pool, 2, dtype=torch.float32, attention=attention)
-    model = HunyuanImage3(network, registry.sequences(registry.EMBEDDED))
-    for multiple in (1, 4):
-        model.network.model.row_multiple = multiple
-        seen: list[int] = []
-        layer = model.network.model.layers[0].self_attn
-        hook = layer.register_forward_pre_hook(
-            lambda _, arguments, seen=seen: seen.append(isinstance(arguments[2], StepRows))
-        )
-        found = fed(model, jobs, tokens)
-        hook.remove()
-        assert seen[-len(tokens) :] == [True] * len(tokens)
-        torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
-        assert torch.equal(found.argmax(-1), expected.argmax(-1))
-
-
-def fed(model: HunyuanImage3, jobs: list[ImageJob], tokens: list[list[int]]) -> torch.Tensor:
-    """Logits behind some tokens that are fed a row for each job, [steps, rows, V]."""
-    contexts = []
-    for job in jobs:
-        opening = model.opening(job, [])
-        assert opening is not None
-        buffer = model.new_buffer(opening.capacity)
-        ids, stop = opening.layout.ids, opening.stop
-        hidden_M = model.prefill(opening.layout, ids, [], buffer, stop)
-        contexts.append(Context(list(ids[:stop]), buffer, hidden_M))
-    seen = []
-    for row in tokens:
-        model.feed([(context, [id_]) for context, id_ in zip(contexts, row, strict=True)])
-        seen.append(model.text_logits(contexts))
-    return torch.stack(seen)

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from dataclasses import field, make_dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hyimg_cli.report import thumbnails
 from hyimg_cli.report.run_page import RunPage
 from hyimg_cli.report.single_file import single_file
 from hyimg_cli.report.thumbnails import SIDE, small
+from hyimg_cli.spec.events import Outcome
 
 HOSTILE = "</script><img src=x onerror=alert(1)> \u2028 \ud800 {{ 7 * 7 }}"
 
@@ -71,6 +73,21 @@ def test_a_record_has_all_that_belongs_to_a_job(out: Path) -> None:
     assert ["model", "big"] in found["settings"]
     assert found["phases"][-1] == ["waited before", "3.000 s"]
     assert found["warnings"] == ["was slow"]
+
+
+def test_a_field_of_the_line_with_a_label_is_a_fact(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = ("lost_rows", int, field(default=0, metadata={"label": "lost rows"}))
+    monkeypatch.setattr(
+        "hyimg_cli.report.records.Outcome",
+        make_dataclass("Line", [own], bases=(Outcome,), frozen=True),
+    )
+    write_run(out, [done("a", lost_rows=3), done("b", lost_rows=0)], [asked("a"), asked("b")])
+    assert RunPage(out).refresh()
+    a, b = records(out)
+    assert ["lost rows", "3"] in a["facts"]
+    assert "lost rows" not in dict(b["facts"])
 
 
 def test_the_index_counts_what_is_done_failed_and_left(out: Path) -> None:

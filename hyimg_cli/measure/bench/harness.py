@@ -115,7 +115,7 @@ class _Bench:
 
     def _jobs(self, variant: Variant) -> list[Job]:
         settings = self._settings(variant)
-        jobs = list(runner.accept(self.manifest, settings).jobs)
+        jobs = list(runner.accept(self.manifest, settings)[0])
         self.notes += [note for note in without_effect(settings, jobs) if note not in self.notes]
         models = sorted({job.model for job in jobs})
         if len(models) != 1:

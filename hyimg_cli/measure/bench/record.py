@@ -52,7 +52,11 @@ def _as_json(found: Comparison, flags: Mapping[str, Any]) -> dict[str, Any]:
         "name": scenario.name,
         "question": scenario.question,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "verdict": asdict(verdict) | {"exit_code": verdict.exit_code},
+        "verdict": {
+            "name": verdict.name,
+            "reasons": list(verdict.reasons),
+            "exit_code": verdict.exit_code,
+        },
         "variants": {"a": asdict(scenario.a), "b": asdict(scenario.b)},
         "common": {**scenario.common, **{k: portable(v) for k, v in flags.items()}},
         "phases_that_may_differ": list(scenario.phases),

@@ -25,7 +25,7 @@ from hyimg_cli.files import (
     json_of,
     replace_file,
     storage_error,
-    sync_folder,
+    sync,
 )
 
 logger = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class LatentsCheckpoint:
         folder = self.path.parent
         if not folder.is_dir():
             folder.mkdir(exist_ok=True)
-            sync_folder(folder.parent)
+            sync(folder.parent)
 
     def _read(self, data: bytes) -> Kept | None:
         """The latents that the bytes hold; None for another job's. Raises for damaged ones."""
