@@ -17,25 +17,14 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.declare import MODEL, RUN, SAMPLING
 
-# Of the settings that a run takes, those that only a picture's making or its folder reads.
-_NOT_HERE = (
-    "kv_reuse",
-    "require_kv_reuse",
-    "vae_use_tiling",
-    "vae_dtype",
-    "prewarm",
-    "metadata",
-    "report",
-    "output_dir",
-    "format",
-    "quality",
-    "lossless",
-    "name",
-)
+# Of the settings that a run takes, those that not only a picture's making or its folder reads.
 _SETTINGS = tuple(
     row.name
     for row in SETTINGS.values()
-    if row.panel in (RUN, MODEL, SAMPLING) and row.only != "videos" and row.name not in _NOT_HERE
+    if row.panel in (RUN, MODEL, SAMPLING)
+    and row.only != "videos"
+    and row.table not in ("output", "reuse")
+    and row.name not in ("vae_use_tiling", "vae_dtype", "prewarm")
 )
 _Output = Annotated[
     Path,
