@@ -18,12 +18,15 @@ _PATH = re.compile(r"(?<![\w~….:/])/[^\s'\",;:()]+")
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: what was found, and what to do where that is not enough."""
+    """One thing that was looked at: what was found, and what to do where that is not enough.
 
-    name: str
+    `name`: from the list of checks.
+    """
+
     status: Status
     found: str
     hint: str = ""
+    name: str = ""
     seconds: float = 0.0
 
 
@@ -48,24 +51,25 @@ def examined(subject: Subject, checks: Iterable[tuple[str, Examine]]) -> Iterato
     """
     for name, examine in checks:
         began = time.perf_counter()
-        check = _answer(name, examine, subject)
+        check = _answer(examine, subject)
         yield replace(
             check,
+            name=name,
             found=portable_text(check.found),
             hint=portable_text(check.hint),
             seconds=time.perf_counter() - began,
         )
 
 
-def _answer(name: str, examine: Examine, subject: Subject) -> Check:
+def _answer(examine: Examine, subject: Subject) -> Check:
     try:
         return examine(subject)
     except HyimgError as error:
-        return Check(name, "failed", error.what, error.hint)
+        return Check("failed", error.what, error.hint)
     # NOTE: a package that is half installed ends in nearly any error, and that is what is sought.
     except Exception as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0]
-        return Check(name, "failed", what, "if a fresh installation says the same, report it")
+        return Check("failed", what, "if a fresh installation says the same, report it")
 
 
 def is_ready(checks: Iterable[Check]) -> bool:

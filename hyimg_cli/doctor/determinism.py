@@ -46,16 +46,16 @@ def determinism(subject: Subject) -> Check:
     kind, dtype = precision(config.model)
     said = f"{model_name(config.model.model)} on {kind} in {dtype}, {told}"
     if all(found.values()):
-        return Check("determinism", "ok", said)
+        return Check("ok", said)
     is_same_company = alone == again and batch == batch_again
     if kind == "cpu" and config.batch.is_invariant:
         hint = "please report it: on a CPU they should be equal"
-        return Check("determinism", "failed", said, hint)
+        return Check("failed", said, hint)
     if is_same_company:
-        return Check("determinism", "ok", f"{said} (a row's bits may depend on its company here)")
+        return Check("ok", f"{said} (a row's bits may depend on its company here)")
     if config.model.deterministic:
-        return Check("determinism", "failed", said, "please report it: --deterministic claims them")
-    return Check("determinism", "warning", said, "--deterministic leaves out what may differ")
+        return Check("failed", said, "please report it: --deterministic claims them")
+    return Check("warning", said, "--deterministic leaves out what may differ")
 
 
 def _plan(config: RunConfig, count: int) -> Plan:

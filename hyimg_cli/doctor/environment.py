@@ -28,10 +28,10 @@ def python(subject: Subject) -> Check:
     try:
         wanted = SpecifierSet(metadata(OURS)["Requires-Python"])
     except PackageNotFoundError:
-        return Check("python", "warning", f"{found}; {_UNKNOWN}", _INSTALL)
+        return Check("warning", f"{found}; {_UNKNOWN}", _INSTALL)
     if not wanted.contains(platform.python_version(), prereleases=True):
-        return Check("python", "failed", f"{found}; needed is {wanted}", "use another Python")
-    return Check("python", "ok", f"{found} (needed: {wanted})")
+        return Check("failed", f"{found}; needed is {wanted}", "use another Python")
+    return Check("ok", f"{found} (needed: {wanted})")
 
 
 def packages(subject: Subject) -> Check:
@@ -39,15 +39,15 @@ def packages(subject: Subject) -> Check:
     try:
         needed = [Requirement(text) for text in requires(OURS) or ()]
     except PackageNotFoundError:
-        return Check("packages", "warning", _UNKNOWN, _INSTALL)
+        return Check("warning", _UNKNOWN, _INSTALL)
     here = [one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
     faults = [fault for one in here for fault in _package_faults(one)]
     if faults:
         hint = "pip install --upgrade hyimg-cli brings the versions it needs"
-        return Check("packages", "failed", "; ".join(faults), hint)
+        return Check("failed", "; ".join(faults), hint)
     told = ("torch", "transformers", "diffusers")
     shown = ", ".join(f"{name} {version(name)}" for name in told)
-    return Check("packages", "ok", f"all {len(here)} in their ranges: {shown}, ...")
+    return Check("ok", f"all {len(here)} in their ranges: {shown}, ...")
 
 
 def _package_faults(needed: Requirement) -> Iterator[str]:
@@ -69,8 +69,8 @@ def processor(subject: Subject) -> Check:
     told += f", threads: {threads} on {found} cores"
     if threads > found:
         hint = f"export OMP_NUM_THREADS={found}"
-        return Check("processor", "warning", f"{told}: they wait for each other", hint)
-    return Check("processor", "ok", told)
+        return Check("warning", f"{told}: they wait for each other", hint)
+    return Check("ok", told)
 
 
 def gpus(subject: Subject) -> Check:
@@ -85,16 +85,16 @@ def gpus(subject: Subject) -> Check:
         found = f"no GPU that {build} (CUDA {torch.version.cuda or 'not built in'}) can use"
         found += _hidden()
         hint = "install a torch build for this driver, or run with --device cpu"
-        return Check("gpus", "failed", f"{found}, and the run wants one{_driver()}", hint)
+        return Check("failed", f"{found}, and the run wants one{_driver()}", hint)
     if not count:
-        return Check("gpus", "ok", f"none{_hidden()}; {build} runs on the CPU")
+        return Check("ok", f"none{_hidden()}; {build} runs on the CPU")
     processes = _processes(subject.config.parallel)
     if wanted == "cuda" and count < processes:
         hint = "ask for fewer ranks or replicas, or show more GPUs (CUDA_VISIBLE_DEVICES)"
         found = f"{processes} processes want a GPU each; {build} finds {count}{_hidden()}"
-        return Check("gpus", "failed", found, hint)
+        return Check("failed", found, hint)
     told = "; ".join(_gpu(index) for index in range(count)) + _hidden()
-    return Check("gpus", "ok", f"{told}; {build}, CUDA {torch.version.cuda}{_driver()}")
+    return Check("ok", f"{told}; {build}, CUDA {torch.version.cuda}{_driver()}")
 
 
 def _processes(parallel: ParallelConfig) -> int:
@@ -135,4 +135,4 @@ def hub(subject: Subject) -> Check:
 
     where = "offline (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "online"
     token = "a token is set" if get_token() else "no token"
-    return Check("hub", "ok", f"{where}, {token}")
+    return Check("ok", f"{where}, {token}")

@@ -36,17 +36,17 @@ def kernels(subject: Subject) -> Check:
             missing = error.hint if form == chosen else missing
     told = f"on {device.type}: {'; '.join(found)} ({', '.join(_optional_packages())})"
     if missing:
-        return Check("kernels", "failed", told, missing)
+        return Check("failed", told, missing)
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         hint = "install triton: without it experts run unfused, and slower"
-        return Check("kernels", "warning", told, hint)
+        return Check("warning", told, hint)
     if device.type == "cuda" and (lacking := _lacking()):
         hint = (
             "install gcc and Python's headers (python3-dev), or set CC: Triton builds what starts "
         )
         hint += "its kernels when the first one runs"
-        return Check("kernels", "failed", f"{told}; {lacking}", hint)
-    return Check("kernels", "ok", told)
+        return Check("failed", f"{told}; {lacking}", hint)
+    return Check("ok", told)
 
 
 def _choice(form: Quantization, device: "torch.device", dtype: str) -> str:

@@ -40,7 +40,7 @@ _NOT_FETCHED = ("checkpoint.no-weights", "checkpoint.missing-shard")
 
 def image_checkpoint(subject: Subject) -> Check:
     """The files of the picture model."""
-    return _checkpoint("checkpoint", subject.image_model, subject, registry.model_card)
+    return _checkpoint(subject.image_model, subject, registry.model_card)
 
 
 def image_files(subject: Subject) -> Check:
@@ -49,19 +49,19 @@ def image_files(subject: Subject) -> Check:
     try:
         found = registry.reading(model, subject.config.model.revision)
     except CheckpointError as error:
-        return Check("checkpoint files", "warning", f"{model_name(model)}: {error.what}")
+        return Check("warning", f"{model_name(model)}: {error.what}")
     if found is None:
-        return Check("checkpoint files", "ok", f"{model_name(model)}: nothing is told of them")
+        return Check("ok", f"{model_name(model)}: nothing is told of them")
     names = found.files if len(found.files) <= _SHOWN else (*found.files[:_SHOWN], "...")
     said = f"{model_name(model)}: {len(found.files)} read: {', '.join(names)}"
     absent = ", ".join(f"{key} {value}" for key, value in found.defaults.items())
-    return Check("checkpoint files", "ok", f"{said}; by default: {absent or 'nothing'}")
+    return Check("ok", f"{said}; by default: {absent or 'nothing'}")
 
 
 def video_checkpoint(subject: Subject) -> Check:
     """The files of the video model, and the package by which its prompts are mended."""
-    name, model = "video checkpoint", subject.video_model
-    found = _checkpoint(name, model, subject, registry.video_card)
+    model = subject.video_model
+    found = _checkpoint(model, subject, registry.video_card)
     if found.status != "ok":
         return found
     cleaner = registry.video_card(model, subject.config.model.revision).cleaner
@@ -69,25 +69,25 @@ def video_checkpoint(subject: Subject) -> Check:
         return found
     said = f"{found.found}; {cleaner} is not installed: prompts with broken Unicode are not mended"
     hint = f"pip install {cleaner}; prompts are embedded anew with it, and may be read differently"
-    return Check(name, "warning", said, hint)
+    return Check("warning", said, hint)
 
 
-def _checkpoint(name: str, model: str, subject: Subject, card_of: CardOf) -> Check:
+def _checkpoint(model: str, subject: Subject, card_of: CardOf) -> Check:
     shown, revision = model_name(model), subject.config.model.revision
     try:
         stored = registry.stored_weights(model, revision)
         registry.refuse_other_weights(model, revision)
     except CheckpointError as error:
-        return _incomplete(name, model, error, lambda: card_of(model, revision))
+        return _incomplete(model, error, lambda: card_of(model, revision))
     parts = ", ".join(f"{part} {bytes_text(one.nbytes)}" for part, one in stored.items())
     count = sum(one.count for one in stored.values())
     found = f"{shown}: complete, {count / 1e6:,.1f} M weights ({parts})"
     # Reading the card also reads the configuration.
     is_trained = card_of(model, revision).is_trained
-    return Check(name, "ok", found if is_trained else f"{found}; untrained, for trying out only")
+    return Check("ok", found if is_trained else f"{found}; untrained, for trying out only")
 
 
-def _incomplete(name: str, model: str, error: CheckpointError, card: Callable[[], Card]) -> Check:
+def _incomplete(model: str, error: CheckpointError, card: Callable[[], Card]) -> Check:
     """A checkpoint of the hub may still be fetched by the first run; a folder is what it is."""
     shown = model_name(model)
     what = f"{shown}: {error.what}"
@@ -95,17 +95,17 @@ def _incomplete(name: str, model: str, error: CheckpointError, card: Callable[[]
         gated = "accept its terms on the hub, and log in with: hf auth login"
         more = () if _is_hub_id(model) else _also_wrong(error, card)
         found = "; ".join((what, *more))
-        return Check(name, "failed", found, gated if "Gated" in error.what else error.hint)
+        return Check("failed", found, gated if "Gated" in error.what else error.hint)
     if os.environ.get("HF_HUB_OFFLINE"):
         hint = "unset HF_HUB_OFFLINE for the first run, or copy the checkpoint here"
-        return Check(name, "failed", f"{what}, and HF_HUB_OFFLINE is set", hint)
+        return Check("failed", f"{what}, and HF_HUB_OFFLINE is set", hint)
     needed, free = _bytes_to_fetch(card()), _hub_room()
     found = (
         f"{shown}: the first run fetches about {bytes_text(needed)}; {bytes_text(free)} are free"
     )
     if needed > free:
-        return Check(name, "failed", found, "set HF_HOME to a larger disk")
-    return Check(name, "warning", found, f"fetch it now: hf download {model}")
+        return Check("failed", found, "set HF_HOME to a larger disk")
+    return Check("warning", found, f"fetch it now: hf download {model}")
 
 
 def _also_wrong(known: CheckpointError, card: Callable[[], Card]) -> Iterator[str]:
@@ -142,7 +142,7 @@ def image_memory(subject: Subject) -> Check:
         full = need(name, [*edit] * size, config, together=size)
         card, dtype = registry.model_card(name, revision), precision(config.model)[1]
     except CheckpointError:
-        return Check("memory", "warning", _UNREAD)
+        return Check("warning", _UNREAD)
     copies = copies_of(config, config.parallel.replicas)
     weights = card.loaded_bytes(dtype, config.model.quantization)
     most = f"{bytes_text(full.total * copies)} with {size} together"
@@ -152,10 +152,10 @@ def image_memory(subject: Subject) -> Check:
     said += f"{bytes_text(found.needed.total * copies)} with one edit, {most}{_place(config)}; "
     said += f"{_free_text(there, copies)} ({'; '.join(_fits(forms, there, copies))})"
     if not found.is_enough:
-        return Check("memory", "failed", said, found.remedy)
+        return Check("failed", said, found.remedy)
     if not fits(full, there):
-        return Check("memory", "warning", said, "fewer jobs will work together")
-    return Check("memory", "ok", said)
+        return Check("warning", said, "fewer jobs will work together")
+    return Check("ok", said)
 
 
 def _fits(forms: Mapping[Quantization, Need], there: AvailableMemory, copies: int) -> Iterator[str]:
@@ -206,10 +206,10 @@ def video_memory(subject: Subject) -> Check:
     try:
         card = registry.video_card(name, revision, config.model.components)
     except CheckpointError:
-        return Check("video memory", "warning", _UNREAD)
+        return Check("warning", _UNREAD)
     loaded = card.loaded_bytes(precision(config.model)[1], config.model.quantization)
     if not loaded:
-        return Check("video memory", "warning", _UNCOUNTED)
+        return Check("warning", _UNCOUNTED)
     parts = {"video_model": name, "video_components": config.model.components}
     sample = _sample(_film(card), revision=revision, **parts)
     refusals.refuse_unsplit_context(sample, config)
@@ -229,7 +229,7 @@ def video_memory(subject: Subject) -> Check:
         said += f"{bytes_text(encoders)} of text encoders, then {bytes_text(rest)} of weights and "
         said += f"the video's own{each}; {_free_text(there, copies)}"
     said += f"; a decode about {bytes_text(_decode_bytes(sample, card, config))}"
-    return Check("video memory", "ok" if found.is_enough else "failed", said, found.remedy)
+    return Check("ok" if found.is_enough else "failed", said, found.remedy)
 
 
 def _decode_bytes(jobs: Sequence[Job], card: VideoCard, config: RunConfig) -> int:

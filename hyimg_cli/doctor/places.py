@@ -19,41 +19,41 @@ PICTURES, BYTES_PER_PIXEL = 500, 3
 
 def output_folder(subject: Subject) -> Check:
     """Free space for a night's pictures; videos are counted by `hyimg plan`."""
-    folder, name = subject.config.output.folder, "output folder"
+    folder = subject.config.output.folder
     if address := address_of(folder):
         try:
             done = len(run_folder(folder).results())
         except HyimgError as error:
-            return Check(name, "failed", f"{address}: {error.what}", error.hint)
-        return Check(name, "ok", f"{address} can be read, {done} results")
+            return Check("failed", f"{address}: {error.what}", error.hint)
+        return Check("ok", f"{address} can be read, {done} results")
     free, above = free_bytes(folder), nearest_existing(folder)
     found = f"{portable_path(folder)}: {bytes_text(free)} free"
     if not _is_writable(above):
-        return Check(name, "failed", f"{found}, but it cannot be written", "choose another with -o")
+        return Check("failed", f"{found}, but it cannot be written", "choose another with -o")
     needed = _pictures_bytes(subject)
     found += f"; {PICTURES} pictures take at most {bytes_text(needed)}" if needed else ""
     if needed >= free:
-        return Check(name, "warning", found, "free some space, or choose another folder with -o")
-    return Check(name, "ok", found)
+        return Check("warning", found, "free some space, or choose another folder with -o")
+    return Check("ok", found)
 
 
 def cache_folder(subject: Subject) -> Check:
     """Bytes that the disk cache holds, may hold, and has room for."""
-    cache, name = subject.config.cache, "cache folder"
+    cache = subject.config.cache
     if cache.folder is None or not cache.budget_bytes:
-        return Check(name, "ok", "no disk cache: source images are encoded again in each run")
+        return Check("ok", "no disk cache: source images are encoded again in each run")
     shown = portable_path(cache.folder)
     if not _is_writable(nearest_existing(cache.folder)):
         hint = "choose another with --cache-dir, or leave it out with --no-disk-cache"
-        return Check(name, "failed", f"{shown} cannot be written", hint)
+        return Check("failed", f"{shown} cannot be written", hint)
     used = DiskStore(cache.folder, cache.budget_bytes).size_bytes
     free = free_bytes(cache.folder)
     found = f"{shown}: {bytes_text(used)} of {bytes_text(cache.budget_bytes)} used"
     found += f", {bytes_text(free)} free"
     if cache.budget_bytes - used > free:
         hint = f"--disk-cache-mb {max(0, int((used + free) * 0.9 / 1e6))} keeps below what is free"
-        return Check(name, "warning", f"{found}: less than it may grow", hint)
-    return Check(name, "ok", found)
+        return Check("warning", f"{found}: less than it may grow", hint)
+    return Check("ok", found)
 
 
 def _pictures_bytes(subject: Subject) -> int:

@@ -30,8 +30,8 @@ def film(subject: Subject) -> Check:
         count = sum(1 for _ in read_frames(path))
     found = f"av {av.__version__}: {count} of {_FRAMES} frames written by libx264 and read back"
     if count != _FRAMES:
-        return Check("video files", "failed", found, "install av anew")
-    return Check("video files", "ok", found)
+        return Check("failed", found, "install av anew")
+    return Check("ok", found)
 
 
 def lpips(subject: Subject) -> Check:
@@ -42,13 +42,13 @@ def lpips(subject: Subject) -> Check:
         metric = Lpips.load("alex")
         pairs = metric.self_test(TELLING)
     except HyimgError as error:  # only `eval` and `bench` measure: a run needs none
-        return Check("lpips", "warning", error.what, error.hint)
+        return Check("warning", error.what, error.hint)
     wrong = [pair for pair in pairs if not pair.agrees]
     if wrong:
         said = ", ".join(f"{p.name} is {p.found:.5f}, stored {p.stored:.5f}" for p in wrong)
         hint = "hyimg eval lpips --self-test tells more"
-        return Check("lpips", "warning", f"{metric.title}: {said}", hint)
-    return Check("lpips", "ok", f"{metric.title}: {len(pairs)} pairs give the stored numbers")
+        return Check("warning", f"{metric.title}: {said}", hint)
+    return Check("ok", f"{metric.title}: {len(pairs)} pairs give the stored numbers")
 
 
 def ranks(subject: Subject) -> Check:
@@ -61,5 +61,5 @@ def ranks(subject: Subject) -> Check:
         sums = pool.run(added)
     found = f"2 ranks over gloo added up to {sums} in {time.perf_counter() - began:.1f} s"
     if sums != [3.0, 3.0]:
-        return Check("ranks", "failed", found, "leave out --vae-patch-parallel-size and its like")
-    return Check("ranks", "ok", found)
+        return Check("failed", found, "leave out --vae-patch-parallel-size and its like")
+    return Check("ok", found)

@@ -50,11 +50,11 @@ def trial(subject: Subject) -> Check:
             second, second_s = _drawn(session, plan, place / "second")
     found = f"{registry.EMBEDDED} drew an edit in {first_s:.1f} s with loading, again in "
     if first == second:
-        return Check("trial", "ok", f"{found}{second_s:.1f} s with equal pixels ({first[:12]})")
+        return Check("ok", f"{found}{second_s:.1f} s with equal pixels ({first[:12]})")
     found += f"{second_s:.1f} s with other pixels ({first[:12]}, {second[:12]})"
     if precision(config.model)[0] == "cpu":
-        return Check("trial", "failed", found, "please report it: on a CPU they should be equal")
-    return Check("trial", "warning", found, "a replay will not be equal on this device")
+        return Check("failed", found, "please report it: on a CPU they should be equal")
+    return Check("warning", found, "a replay will not be equal on this device")
 
 
 def bare(config: RunConfig, place: Path) -> RunConfig:

@@ -233,8 +233,8 @@ def readable(path: Path) -> Iterator[None]:
     """Raises CheckpointError where `path`, of a checkpoint, cannot be opened and read."""
     try:
         yield
-    except OSError as error:
-        what = f"{path.name} cannot be read: {error.strerror}"
+    except (OSError, SafetensorError) as error:
+        what = f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}"
         hint = "download or copy the checkpoint again"
         raise _fault("unreadable", what, path.parent, hint) from None
 

@@ -28,9 +28,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from hyimg_cli.files import refuse_unfit
-from hyimg_cli.loading.checkpoint import TensorInfo
+from hyimg_cli.loading.checkpoint import TensorInfo, readable
 from hyimg_cli.loading.packed import Stored
-from hyimg_cli.loading.stream import stored_tensor, weights_readable
+from hyimg_cli.loading.stream import stored_tensor
 
 READERS = 4
 # On a CPU a piece, and what is made of it, stays in a core's cache, and in memory that malloc does
@@ -167,7 +167,7 @@ def read_all(
         readers = inside.enter_context(ThreadPoolExecutor(READERS))
         inside.callback(readers.shutdown, cancel_futures=True)
         in_turn = chain.from_iterable(zip_longest(*of_files))
-        for _ in readers.map(_reading(put), filter(None, in_turn)):
+        for _ in readers.map(partial(_read_one, put, files[0].parent), filter(None, in_turn)):
             pass
 
 
@@ -177,7 +177,7 @@ def _opened(
 ) -> Iterator[list[StoredTensor]]:
     """The file's tensors in the order in which they lie there, while it is open."""
     with ExitStack() as inside:
-        with weights_readable(path):
+        with readable(path):
             refuse_unfit(path, os.stat(path))
             descriptor = os.open(path, os.O_RDONLY)
             inside.callback(os.close, descriptor)
@@ -191,12 +191,9 @@ def _opened(
         ]
 
 
-def _reading(put: Callable[[StoredTensor], None]) -> Callable[[StoredTensor], None]:
-    def one(tensor: StoredTensor) -> None:
-        with torch.no_grad(), weights_readable(Path(tensor.info.file)):
-            put(tensor)
-
-    return one
+def _read_one(put: Callable[[StoredTensor], None], folder: Path, tensor: StoredTensor) -> None:
+    with torch.no_grad(), readable(folder / tensor.info.file):
+        put(tensor)
 
 
 def _at_least(memory: Tensor, nbytes: int, *, is_pinned: bool) -> Tensor:

@@ -1,30 +1,13 @@
 """A file's tensors, straight from its pages: nothing is read before it is asked for."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
-from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading.packed import Packed, Stored
-
-
-@contextmanager
-def weights_readable(path: Path) -> Iterator[None]:
-    """Raises CheckpointError where weights of the file at `path` cannot be read."""
-    try:
-        yield
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"the weights cannot be read: {error}",
-            where=path.name,
-            hint="download or copy the checkpoint again",
-            code="checkpoint.unreadable",
-        ) from None
 
 
 def stored_tensor(file: Any, path: Path, name: str, stored: Stored | None) -> Tensor:

@@ -72,7 +72,7 @@ def test_a_check_that_raises_has_failed_and_the_others_are_made(subject: MakeSub
     def breaks(_: Subject) -> Check:
         raise ImportError("libx.so: cannot open\nmore")
 
-    checks = (("a", refuses), ("b", breaks), ("c", lambda _: Check("c", "warning", "little")))
+    checks = (("a", refuses), ("b", breaks), ("c", lambda _: Check("warning", "little")))
     found = list(examined(subject(), checks))
     assert [one.status for one in found] == ["failed", "failed", "warning"]
     assert (found[0].found, found[0].hint) == ("no room in …/place", "see ~/x or a/b")

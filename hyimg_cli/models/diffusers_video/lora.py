@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-from diffusers import WanPipeline
 from torch import Tensor, nn
 
 from hyimg_cli.errors import CheckpointError, require
@@ -99,6 +98,8 @@ def _activate(network: Any, loras: Mapping[str, Lora]) -> None:
 
 def _pairs(file: Path, network: Any, family: str) -> tuple[dict[str, Tensor], Any]:
     """A file's tensors by the library's names, and what its header says of alpha."""
+    from diffusers import WanPipeline  # slow: its text encoder comes with it
+
     with readable(file), safetensors.safe_open(file, framework="pt") as opened:
         header = opened.metadata() or {}
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
