@@ -38,8 +38,7 @@ def kernels(subject: Subject) -> Check:
     if missing:
         return Check("failed", told, missing)
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
-        hint = "install triton: without it experts run unfused, and slower"
-        return Check("warning", told, hint)
+        return Check("warning", told, "install triton: without it experts run unfused, and slower")
     if device.type == "cuda" and (lacking := _lacking()):
         hint = (
             "install gcc and Python's headers (python3-dev), or set CC: Triton builds what starts "
