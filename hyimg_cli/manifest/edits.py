@@ -8,7 +8,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +17,7 @@ from hyimg_cli.files import SETTINGS_BYTES, bytes_of
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, manifest_of
 from hyimg_cli.manifest.names import ids_of_files, in_id, names_of_files, short
+from hyimg_cli.manifest.resolved import leading_from
 from hyimg_cli.manifest.sources import Sources
 from hyimg_cli.media.images import SUFFIXES
 from hyimg_cli.settings.file_names import braced
@@ -124,15 +124,7 @@ def _of_prompts(prompts: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield {"custom_id": f"prompt-{short(prompt)}", "prompt": prompt}
 
 
-def _from(folder: Path) -> Any:
+def _from(folder: Path) -> Callable[[Path], str]:
     """Gives a path as it leads from `folder`; one from here stays as it was given."""
-    # NOTE: the system follows links before it goes up by "..", so both ends must be without them.
-    start, here = folder.resolve(), Path().resolve()
-    real = cache(Path.resolve)
-
-    def placed(path: Path) -> str:
-        if path.is_absolute() or start == here:
-            return str(path)
-        return os.path.relpath(real(path.parent) / path.name, start)
-
-    return placed
+    leading, is_here = leading_from(folder), folder.resolve() == Path().resolve()
+    return lambda path: str(path) if is_here or path.is_absolute() else leading(path)

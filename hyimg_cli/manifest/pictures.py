@@ -12,7 +12,6 @@ from hyimg_cli.manifest.fields import COT_FIELDS
 from hyimg_cli.manifest.line import fault, unconsumed
 from hyimg_cli.manifest.resolved_line import Child, ResolvedLine, moved
 from hyimg_cli.media.carried import check_region
-from hyimg_cli.media.images import size_of
 from hyimg_cli.spec.card import ModelCard, SamplingDefaults
 from hyimg_cli.spec.job import GUIDANCE_FIELDS, Encoding, ImageJob, Job, Size, SizeRequest
 from hyimg_cli.spec.options import (
@@ -138,11 +137,8 @@ class PictureLine(ResolvedLine):
         return bool(self.value("keep_outside") and self.fields.get("images"))
 
     def _kept_size(self) -> Size | None:
-        """The kept source's size by its head; None where it cannot be read, which is told later."""
-        try:
-            return size_of(self.images[self.value("kept_source") - 1])
-        except SourceImageError:
-            return None
+        """The kept source's size; None where it cannot be read."""
+        return self.source_size(self.value("kept_source") - 1)
 
     def _outside(self) -> tuple[KeepOutside, SizeRequest]:
         """How the edit is put back on its source, and the size that it is drawn in."""

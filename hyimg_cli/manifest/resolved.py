@@ -86,7 +86,7 @@ def _encoding_fields(encoding: Encoding) -> dict[str, Any]:
 
 def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
     """`job_to_json` for a manifest in `folder`: paths of images and models lead from there."""
-    from_folder = _leading_from(folder)
+    from_folder = leading_from(folder)
     for job in jobs:
         entry = job_to_json(job)
         if _is_folder(job.model):  # a flag's may have no dots in front
@@ -100,7 +100,7 @@ def lines_moved(
     """Lines of a manifest in the folder `former`, which may be anybody's, for one in `folder`.
     Raises BadValue.
     """
-    from_folder = _leading_from(folder)
+    from_folder = leading_from(folder)
     for line in lines:
         for name in PATH_FIELDS.keys() & line.keys():
             PATH_FIELDS[name].read(line[name])
@@ -135,7 +135,7 @@ def map_paths(line: Mapping[str, Any], change: Callable[[str], str]) -> dict[str
     }
 
 
-def _leading_from(folder: Path) -> Callable[[Path], str]:
+def leading_from(folder: Path) -> Callable[[Path], str]:
     """Gives a path as it leads from `folder`."""
     # NOTE: the system follows links before it goes up by "..", so both ends must be without them.
     real = cache(Path.resolve)

@@ -8,12 +8,13 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hyimg_cli.errors import HyimgError
+from hyimg_cli.errors import HyimgError, SourceImageError
 from hyimg_cli.manifest.line import ManifestLine, child_ids, fault
+from hyimg_cli.media.images import size_of
 from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.card import ModelCard, SamplingDefaults, VideoCard, VideoDefaults
 from hyimg_cli.spec.digest import seed_from
-from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.job import Job, Size
 from hyimg_cli.spec.options import MAX_SEED
 from hyimg_cli.spec.step_cache import FEWEST_STEPS, StepCache, count_full
 
@@ -89,6 +90,13 @@ class ResolvedLine:
         """Paths of the line's pictures."""
         found: tuple[str, ...] = self.fields.get("images", ())
         return found
+
+    def source_size(self, index: int) -> Size | None:
+        """Size of one of the line's pictures, by its header; None for one that fails the job."""
+        try:
+            return size_of(self.images[index])
+        except SourceImageError:
+            return None
 
     @property
     def child_ids(self) -> list[str]:

@@ -5,9 +5,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hyimg_cli.errors import HyimgError, SourceImageError
+from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.resolved_line import Child, ResolvedLine
-from hyimg_cli.media.images import size_of
 from hyimg_cli.settings.kinds import MAX_SIDE
 from hyimg_cli.settings.paths import is_hub_file
 from hyimg_cli.settings.precedence import as_given
@@ -99,7 +98,7 @@ class VideoLine(ResolvedLine):
             return Size(request.height, request.width)
         shape = Size(request.height, request.width)
         if request.is_auto:
-            picture = _picture_size(self.images[0]) if self.images and rule else None
+            picture = self.source_size(0) if self.images and rule else None
             if picture is None:
                 return own
             shape = picture
@@ -145,14 +144,6 @@ class VideoLine(ResolvedLine):
             values["guidance_scale_2"] = None
         values |= {"seed": child.seed, "fit": self._fit()}
         return VideoJob(**values, size=self.size(), camera=self.fields.get("camera", ""))
-
-
-def _picture_size(path: str) -> Size | None:
-    """A picture's own, by its header; None for one that its job will fail by."""
-    try:
-        return size_of(path)
-    except SourceImageError:
-        return None
 
 
 def _nearest(pixels: int, multiple: int) -> list[int]:

@@ -101,21 +101,38 @@ class TextInputs:
     seed: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Line(JobOptions):
+    """What a job of either kind has of its line.
+
+    `images` are paths, from the working folder. `file_name`: a template, see `settings.file_names`.
+    `user_fields` names the manifest fields that the user set for this job: one that no stage
+    consumes is an error.
+    """
+
+    __slots__ = ()
+
+    custom_id: str
+    prompt: str
+    model: str
+    images: tuple[str, ...] = ()
+    file_name: str = BY_ID
+    metadata_json: str = "null"
+    extra_json: str = "{}"
+    source_line: str = ""
+    user_fields: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageJob(PictureOptions, JobOptions):
-    """One `it2i` or `t2i` picture. `images` are paths as given, resolved against the manifest.
+class ImageJob(PictureOptions, _Line):
+    """One `it2i` or `t2i` picture.
 
     `cot_text` or `cot_token_ids` replace the AR stage's writing; `written_json` is what was noted
     of these ids when they were written, empty where nothing was. `outside`: it is put back on its
-    source. `file_name`: a template, see `settings.file_names`. `user_fields` names the manifest
-    fields that the user set for this job: one that no stage consumes is an error.
+    source.
     """
 
-    custom_id: str
     task: Task
-    prompt: str
-    images: tuple[str, ...]
-    model: str
     size: SizeRequest
     text: TextSampling
     ar_seed: int = 0
@@ -126,11 +143,6 @@ class ImageJob(PictureOptions, JobOptions):
     use_system_prompt: SystemPrompt = "None"
     outside: KeepOutside | None = None
     encoding: Encoding = Encoding()
-    file_name: str = BY_ID
-    metadata_json: str = "null"
-    extra_json: str = "{}"
-    source_line: str = ""
-    user_fields: frozenset[str] = frozenset()
 
     @property
     def writes_text(self) -> bool:
@@ -172,25 +184,16 @@ class ImageJob(PictureOptions, JobOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VideoJob(VideoOptions, JobOptions):
+class VideoJob(VideoOptions, _Line):
     """One `t2v` or `i2v` video. `size` in pixels and `num_frames` are what the file will hold.
 
     `images` are paths of the first frame of an `i2v`, or of its first and its last. `camera`: the
     path that it follows, a file of poses or keys, empty for a model that follows none.
     """
 
-    custom_id: str
     task: VideoTask
-    prompt: str
-    model: str
     size: Size
-    images: tuple[str, ...] = ()
     camera: str = ""
-    file_name: str = BY_ID
-    metadata_json: str = "null"
-    extra_json: str = "{}"
-    source_line: str = ""
-    user_fields: frozenset[str] = frozenset()
 
     @property
     def branch_count(self) -> int:

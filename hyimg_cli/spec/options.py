@@ -26,9 +26,6 @@ Fit = Literal["stretch", "crop"]
 # A box in pixels of the source, or the path of a mask.
 Region = NewType("Region", str)
 BOT_TASKS: tuple[BotTask, ...] = get_args(BotTask)
-REGION_MODES: tuple[RegionMode, ...] = get_args(RegionMode)
-ON_GLOBAL: tuple[OnGlobal, ...] = get_args(OnGlobal)
-FITS: tuple[Fit, ...] = get_args(Fit)
 MAX_SOURCE_IMAGES = 3
 MAX_SEED = 2**63 - 1
 # About seven minutes at 24 a second: beyond any model, so a slip of the pen.
