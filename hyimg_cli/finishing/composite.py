@@ -17,6 +17,7 @@ from hyimg_cli.finishing.planes import (
     Plane,
     beyond_of,
     blurred,
+    closed,
     distance_to,
     length,
     luma,
@@ -31,11 +32,14 @@ from hyimg_cli.finishing.planes import (
 
 Bytes = NDArray[np.uint8]
 # A matte is whole so far from the mask, and falls to nothing over so many pixels more: at its edge,
-# and where the redraw still differs.
-_EDGE, _FEATHER = (0.5, 2.0), (4.0, 12.0)
+# and where the redraw still differs. Its edge is no narrower than that of a picture of this scale.
+_EDGE, _FEATHER, _LEAST_EDGE = (0.5, 2.0), (4.0, 12.0), 0.8
 # A difference of so much of the redraw's noise around, and of opponent levels, begins to count.
 _SIGMA, _QUIET, _OVER, _WHOLE, _LEAST = 1.5, 16.0, 2.0, 2.5, 1.5
 _LIKE, _SURE_LIKE, _MOST_DETAIL, _WINDOW = 0.6, 0.9, 1.25, 5.0
+# Gaps of an edit up to twice as wide get none of the source's fine structure that the redraw left
+# out: it may be what was to go.
+_GAP = 8.0
 _STRIP, _STRIP_REACH = 256, 8.0
 
 
@@ -44,8 +48,8 @@ class Layers:
     """What is blended, in the size that was drawn and placed as what was shown.
 
     `matte` [Y, X] from 0 to 1; `detail` [Y, X], how much of the source's own fine lightness belongs
-    on the edit; `around`: 1 where nothing was edited, and all of it does. `light`: as it was found;
-    the source's own pixels are lit by it.
+    on the edit; `around`: 1 where nothing near was edited, and all of it does. `light`: as it was
+    found; the source's own pixels are lit by it.
     """
 
     matte: Plane
@@ -58,7 +62,8 @@ def layers(reference: Plane, drawn: Plane, mask: Mask, edited: Mask, light: Plan
     """From levels [3, Y, X] whose motion and drift are undone. `mask`: what is put back of all that
     was `edited`.
     """
-    detail, around = _detail(reference, drawn), numbers(~edited)
+    gap = max(1.0, _GAP * scale_of(mask.shape))
+    detail, around = _detail(reference, drawn), numbers(~closed(edited, gap))
     matte = np.maximum(_matte(reference, drawn, mask, edited), resized(light[3], mask.shape))
     return Layers(matte, detail * (1 - around), around, light)
 
@@ -129,7 +134,8 @@ def _matte(reference: Plane, drawn: Plane, mask: Mask, edited: Mask) -> Plane:
     reach = 2 * round(scale) + 1
     differs = blurred(ndimage.maximum_filter(differs, reach), scale)
     further = _fallen(away, _FEATHER, scale) * differs
-    return np.asarray(np.maximum(_fallen(away, _EDGE, scale), further), np.float32)
+    edge = _fallen(away, _EDGE, max(_LEAST_EDGE, scale))
+    return np.asarray(np.maximum(edge, further), np.float32)
 
 
 def _fallen(away: Plane, ends: tuple[float, float], scale: float) -> Plane:

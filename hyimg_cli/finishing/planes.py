@@ -151,6 +151,13 @@ def deeper(mask: Mask, depth: float) -> Mask:
     return deep
 
 
+def closed(mask: Mask, by: float) -> Mask:
+    """The mask with what is narrower than twice `by` between its parts."""
+    reach = int(by) + 1
+    wide = np.pad(mask, reach, mode="edge")
+    return np.asarray((deeper(within(wide, by), by) | wide)[reach:-reach, reach:-reach])
+
+
 def _around(mask: Mask, margin: float) -> tuple[slice, slice]:
     """Where the mask is, and so much more: what is nearer than that is not farther off."""
     rows, columns = (np.flatnonzero(mask.any(axis=axis)) for axis in (1, 0))

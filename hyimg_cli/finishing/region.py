@@ -1,14 +1,14 @@
 """Where a redraw shows something else than its source does.
 
-A difference counts against the noise of this redraw, of which the greater part of the picture
-tells: `noise² = floor² + (shift · gradient)²`. A value that the reference has within a pixel is no
-difference: that absorbs edges which moved by parts of a pixel, with no flow to estimate.
+A difference counts against the noise of this redraw, `noise² = floor² + (shift · gradient)²`, of
+which the greater part of the picture tells the floor. A value that the reference has within a pixel
+is no difference: that absorbs edges which moved by parts of a pixel, with no flow to estimate.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import ndimage, optimize
+from scipy import ndimage
 
 from hyimg_cli.finishing.planes import (
     NEVER_DARK,
@@ -16,6 +16,7 @@ from hyimg_cli.finishing.planes import (
     Plane,
     beyond_of,
     blurred,
+    closed,
     deeper,
     disc,
     distance_to,
@@ -26,7 +27,6 @@ from hyimg_cli.finishing.planes import (
     reduced,
     resized,
     scale_of,
-    spread,
     step_of,
     within,
 )
@@ -34,27 +34,23 @@ from hyimg_cli.finishing.planes import (
 _SIGMAS = (1.0, 2.0, 4.0, 8.0)
 _STRONG, _WEAK = (10.0, 7.0, 5.0, 4.5), (5.0, 3.5, 2.5, 2.3)
 _STRONG_Z, _WEAK_Z = 5.0, 2.5
-_QUANTILE, _BINS = 0.4, 10
+_QUANTILE = 0.4
 # So many pixels edges move, and by this part of them they are sharper: what that does not explain
 # is a weak difference, or a strong one.
 _NEAR, _FAR = (1, 0.0), (2, 0.25)
-_MOST_OVER = 1.5
-_LEAST_NOISE, _LEAST_SHIFT, _MOST_SHIFT = (0.7, 0.7, 0.7, 0.9), 0.15, 1.5
+_LEAST_NOISE, _SHIFT = 0.7, 0.15
 _OPENING, _CLOSING = 1.0, 5.0
-# Below this a pixel is all there is of a skin or a stroke.
+# Below this a pixel is all there is of a stroke.
 _COARSE = 0.5
+# An edit goes on for so much where the very same place differs.
+_GROWN = 3.0
 # By how much a blurred difference spills over what differs.
 _SPILL = (0.0, 1.0, 2.0, 4.0)
 _STRONG_PIXELS, _STRONG_PART = 6, 0.04
 _LEAST_AREA, _LEAST_SOLID_AREA, _SOLID = 6e-4, 1.5e-4, 12.0
 _MOST_HOLE = 1e-3
-# Colours are drawn less sharply than lightness.
-_SHARPNESS = np.array([4.0, 1.0, 1.0], np.float32)
-# A skin is so wide, and below this part of what is near, less what noise makes of it; things that
-# are so thin have no inside.
-_SKIN, _SKIN_PART, _SKIN_NOISE, _THIN = 4.0, 0.45, 8.0, 6.0
-# Soft ends (shadows, light) of a region, as far as they hang together with it.
-_TAIL_SIGMAS, _TAIL, _TAIL_Z, _TAIL_REACH = (4.0, 8.0), (2.0, 1.3), 3.0, 96.0
+# Things that are so thin have no inside.
+_THIN = 6.0
 # Light: a gain that is smooth over so much, and makes a difference of so much, at its ends of less.
 # What it leaves is at most so many times the usual noise, squared; and at the border, which is so
 # wide to either side, this part of what differs. Without a strong difference it is larger, and
@@ -65,39 +61,28 @@ _LIGHT_ALONE, _LIGHT_ALONE_Z = 3.0, 4.0
 
 
 @dataclass(frozen=True)
-class Noise:
-    """Of a redraw at one scale: `floor` where the reference is flat, `shift` of its slope's."""
-
-    floor: float
-    shift: float
-
-    def at(self, slope: Plane) -> Plane:
-        return np.asarray(np.sqrt(self.floor**2 + np.square(self.shift * slope)), np.float32)
-
-
-@dataclass(frozen=True)
 class BlurredView:
     """The reference at one scale: its lowest and highest values within a pixel, and within some
-    more; and its slope.
+    more; its slope; and itself.
     """
 
     sigma: float
     near: tuple[Plane, Plane]
     far: tuple[Plane, Plane]
     slope: Plane
+    smooth: Plane
 
 
 @dataclass(frozen=True)
 class Found:
-    """The mask of the edit [Y, X], its connected regions, the noise of the redraw in the middle
-    scale, and the difference there. `light` [4, y, x] is a small picture of the whole: gains of
+    """The mask of the edit [Y, X], its connected regions, and the noise of the redraw in the second
+    scale. `light` [4, y, x] is a small picture of the whole: gains of
     the three channels by light or shade, and how far those are all that was edited, 0 to 1.
     """
 
     mask: Mask
     regions: int
     noise: float
-    difference: Plane
     light: Plane
 
 
@@ -110,7 +95,7 @@ def views(reference: Plane) -> list[BlurredView]:
         slopes = np.gradient(smooth, axis=(1, 2))
         slope = np.sqrt(sum(np.square(one).sum(0) for one in slopes))
         near, far = (range_within(smooth, *how) for how in (_NEAR, _FAR))
-        found.append(BlurredView(sigma, near, far, np.asarray(slope, np.float32)))
+        found.append(BlurredView(sigma, near, far, np.asarray(slope, np.float32), smooth))
     return found
 
 
@@ -121,71 +106,51 @@ def region(drawn: Plane, reference: Plane, seen: list[BlurredView], valid: Mask)
     shape = valid.shape
     scale = scale_of(shape)
     colours = opponent(drawn)
-    strong, weak, fine = (np.zeros(shape, bool) for _ in range(3))
-    sizes, noises = [], []
-    difference, sharp, usual = np.zeros_like(colours), np.zeros(shape), np.zeros(shape)
+    strong, weak, fine, direct = (np.zeros(shape, bool) for _ in range(4))
+    sizes, floors = [], []
+    usual = np.zeros(shape)
     for number, view in enumerate(seen):
         smooth = blurred(colours, view.sigma * scale)
-        beyond = beyond_of(smooth, *view.near)
-        size = length(beyond) * valid
-        noise = noise_of(size[valid], view.slope[valid], _LEAST_NOISE[number])
-        level = noise.at(view.slope)
+        size = length(beyond_of(smooth, *view.near)) * valid
+        floor = max(_LEAST_NOISE, _usual(size[valid]))
+        level = np.sqrt(floor**2 + np.square(_SHIFT * view.slope))
         over = (size > _WEAK_Z * level) & (size > _WEAK[number])
         if spill := _SPILL[number] * scale:
             over = ndimage.binary_erosion(over, disc(spill), border_value=1)
         if number == 0:
-            sharp = np.sqrt(np.tensordot(_SHARPNESS, np.square(beyond), axes=1))
+            apart = length(smooth - view.smooth) * valid
+            direct = (apart > _WEAK_Z * level) & (apart > _WEAK[0])
         if number < 2:
-            fine, difference, usual = fine | over, beyond, level
+            fine, usual = fine | over, level
         weak |= over
         # Lines that the redraw moved by more than a pixel are weak, but not strong.
         sure = length(beyond_of(smooth, *view.far)) * valid
         strong |= (sure > _STRONG_Z * level) & (sure > _STRONG[number])
         sizes.append(size)
-        noises.append(noise.floor)
+        floors.append(floor)
     kept = _components(weak, strong, sizes[2], scale)
-    mask = _tight(kept, fine, sharp, difference, valid, scale)
+    mask = kept & fine
+    # What was taken away is as large as what it left, which within a pixel is no difference.
+    mask |= within(mask, max(1.5, _GROWN * scale)) & direct
     lit, light = _lights(kept, drawn, reference, usual, valid, scale)
     # A light may hold many things of a style, which is to be seen as one.
-    ways = [mask, mask | lit] if lit.any() else [mask]
-    masks = [_to_the_border(one | _filled(_solid(one, scale)), valid) for one in ways]
-    by = max(1.0, _CLOSING * scale)
-    regions = max(int(ndimage.label(_closed(one, by), np.ones((3, 3)))[1]) for one in masks)
-    return Found(masks[-1], regions, noises[1], sizes[1], light)
+    regions = max(int(ndimage.label(one, np.ones((3, 3)))[1]) for one in (kept, kept | lit))
+    mask |= lit
+    mask = _to_the_border(mask | _filled(_solid(mask, scale)), valid)
+    return Found(mask, regions, floors[1], light)
 
 
-def noise_of(size: np.ndarray, slope: np.ndarray, least: float) -> Noise:
-    """The noise that explains the lower differences, in bins of slope: half of a picture may be
-    edited.
-    """
-    step = max(1, size.size // 200_000)
-    size, slope = size[::step], slope[::step]
-    edges = np.quantile(slope, np.linspace(0, 1, _BINS + 1))
-    bins = np.clip(np.searchsorted(edges, slope, side="right") - 1, 0, _BINS - 1)
-    rows, levels = [], []
-    for number in range(_BINS):
-        own = bins == number
-        if own.sum() > 8:
-            rows.append((1.0, float(np.mean(slope[own])) ** 2))
-            levels.append(float(np.quantile(size[own], _QUANTILE)) ** 2)
-    if not rows:
-        return Noise(least, _LEAST_SHIFT)
-    slopes, level = np.array(rows), np.array(levels)
-    floor2, shift2 = optimize.nnls(slopes, level)[0]
-    # A flat thing that was edited may be all there is of one slope.
-    most2 = (_MOST_OVER * float(np.quantile(size, _QUANTILE))) ** 2
-    if floor2 > most2:
-        floor2 = most2
-        shift2 = max(0.0, float(np.median((level - floor2) / np.maximum(slopes[:, 1], 1e-3))))
-    shift = float(np.clip(np.sqrt(shift2), _LEAST_SHIFT, _MOST_SHIFT))
-    return Noise(max(least, float(np.sqrt(floor2))), shift)
+def _usual(size: np.ndarray) -> float:
+    """A difference that most of the lower ones do not reach: half of a picture may be edited."""
+    some = size[:: max(1, size.size // 200_000)]
+    return float(np.quantile(some, _QUANTILE)) if some.size else 0.0
 
 
 def _components(weak: Mask, strong: Mask, coarse: Plane, scale: float) -> Mask:
     """Connected parts of the weak differences that are strong enough somewhere."""
     opened = ndimage.binary_opening(weak, disc(_OPENING * scale)) if scale > _COARSE else weak
     labels, count = ndimage.label(
-        _closed(opened | strong, max(1.0, _CLOSING * scale)), np.ones((3, 3))
+        closed(opened | strong, max(1.0, _CLOSING * scale)), np.ones((3, 3))
     )
     if not count:
         return np.zeros(weak.shape, bool)
@@ -198,38 +163,6 @@ def _components(weak: Mask, strong: Mask, coarse: Plane, scale: float) -> Mask:
     stays = (strength >= _STRONG_PIXELS) & (strength > _STRONG_PART * area) & (area >= least)
     stays[0] = False
     return np.asarray(stays[labels])
-
-
-def _tight(
-    kept: Mask, fine: Mask, sharp: Plane, difference: Plane, valid: Mask, scale: float
-) -> Mask:
-    """The regions without what was only closed over, or blurred over: strokes of a text, and not
-    the word; with their soft ends.
-    """
-    if not kept.any():
-        return kept
-    skinned = kept & fine
-    base = _peeled(skinned, sharp, scale) if scale > _COARSE else skinned
-    step = step_of(kept.shape)
-    difference = reduced(difference, step)
-    inside = reduced(numbers(base), step) > 0
-    # What the regions hold is left out with its skin, so that neither spills.
-    held = reduced(numbers(skinned), step) > 0
-    free = numbers(~held & (reduced(numbers(valid), step) > 0))
-    around = distance_to(reduced(numbers(kept), step) > 0)
-    over = np.zeros(inside.shape, bool)
-    for sigma, least in zip(_TAIL_SIGMAS, _TAIL, strict=True):
-        mean, trust = spread(difference, free, sigma * scale / step)
-        size = length(mean) * (trust > 0.02)
-        quiet = size[(around > 2 * sigma * scale / step) & (free > 0)]
-        noise = float(np.quantile(quiet, 0.7)) if quiet.size > 64 else 1.0
-        over |= size > max(least, _TAIL_Z * noise)
-    over &= around < _TAIL_REACH * scale / step
-    over = ndimage.binary_opening(over & ~inside, disc(max(1.0, 2 * scale / step))) | inside
-    labels, _ = ndimage.label(over, np.ones((3, 3)))
-    own = np.unique(labels[(around == 0) & over])
-    tails = np.isin(labels, own[own > 0])
-    return np.asarray(base | ((resized(numbers(tails), kept.shape) > 0.5) & ~base & valid))
 
 
 def _lights(
@@ -282,28 +215,9 @@ def _soft(core: Mask, over: Mask, size: Plane, left: Plane, power: Plane, near: 
     return np.asarray(core & (rest < _BORDER_LEFT * whole)[labels])
 
 
-def _peeled(mask: Mask, size: Plane, scale: float) -> Mask:
-    """The mask without the skin over which a blurred edge runs out: up to half of what is near.
-
-    Thin things keep no more than that. Solid ones may differ by little inside.
-    """
-    reach, wide = max(1, round(_SKIN * scale)), 2 * max(1, round(_THIN * scale)) + 1
-    core = mask & (size >= _SKIN_PART * ndimage.maximum_filter(size, wide) - _SKIN_NOISE)
-    skin = ndimage.binary_propagation(~mask, mask=~core) & ~deeper(mask, reach)
-    solid = within(_solid(_closed(core, 1.5), scale), reach)
-    return np.asarray(core | (mask & ~skin & solid))
-
-
 def _solid(mask: Mask, scale: float) -> Mask:
     """The mask without what is thin."""
     return within(deeper(mask, _THIN * scale), _THIN * scale)
-
-
-def _closed(mask: Mask, by: float) -> Mask:
-    reach = int(by) + 1
-    wide = np.pad(mask, reach, mode="edge")
-    closed = deeper(within(wide, by), by)
-    return np.asarray((closed | wide)[reach:-reach, reach:-reach])
 
 
 def _filled(mask: Mask) -> Mask:

@@ -10,8 +10,10 @@ from hyimg_cli.finishing.planes import Mask, Pixels, Plane, blurred, opponent, s
 
 Kind = Literal["local", "none", "global"]
 _MOST_DRIFT, _MOST_NOISE, _MOST_AREA, _MOST_RIM = 9.0, 5.0, 0.55, 0.6
-# Below this correlation less than half of the power outside is the source's.
-_LEAST_STRUCTURE, _FLAT, _CHROMA, _LEAST_CHROMA = 0.7, 1.0, (0.6, 1.5), 6.0
+# Below this correlation less than half of the power outside is the source's; below that a redraw
+# may have a style of its own.
+_LEAST_STRUCTURE, _SURE_STRUCTURE = 0.7, 0.9
+_FLAT, _CHROMA, _LEAST_CHROMA = 1.0, (0.6, 1.5), 6.0
 _MOST_REGIONS = 30
 # Rows that are compared at a time, and pixels among them whose distances are measured.
 _STRIP, _SAMPLE = 256, 20_000
@@ -37,6 +39,11 @@ class Measures:
     def reasons(self) -> tuple[str, ...]:
         """Why the whole picture was changed, each with its value; empty where it was not."""
         return tuple(self._reasons())
+
+    @property
+    def is_sure(self) -> bool:
+        """False where the whole picture may have been changed by less than `reasons` tell."""
+        return self.structure is None or self.structure >= _SURE_STRUCTURE
 
     def _reasons(self) -> Iterator[str]:
         most = {

@@ -113,6 +113,11 @@ def edit_warnings(edit: Mapping[str, Any] | None) -> Iterator[str]:
     elif edit["reasons"]:
         kept = "nothing was kept" if edit["kind"] == "global" else "only the region was taken"
         yield f"the whole picture was edited ({', '.join(edit['reasons'])}): {kept}"
+    if edit["kind"] != "global" and not edit.get("sure", True):
+        yield "not sure: the rest is unlike the source, as in a style or by rain: see the redraw"
+    # Lines of former versions do not say it.
+    if not edit.get("moved", {}).get("sure", True):
+        yield "not sure: too little in the picture tells whether the redraw was shifted or zoomed"
     yield from (f"gate: {breach}" for breach in edit["gates"])
 
 
@@ -171,6 +176,7 @@ def edit_report(found: "Edit") -> Record:
     return {
         "kind": found.kind,
         "reasons": list(found.reasons),
+        "sure": measures.is_sure,
         "area": round(float(found.mask.mean()), 5),
         "regions": measures.regions,
         "redraw": {"mean_de": round(found.outside[0], 2), "p99_de": round(found.outside[1], 2)},

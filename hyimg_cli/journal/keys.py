@@ -27,7 +27,7 @@ _DEVICES = Path("/dev")
 # Counts up when the same image, weights and packages lead to other rows, or notes on them.
 _SOURCE_FORMAT = 3
 # Counts up when the same redraw is put back otherwise.
-_FINISHING_FORMAT = 3
+_FINISHING_FORMAT = 4
 
 
 def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
