@@ -362,7 +362,7 @@ def test_letters_that_were_removed_do_not_shine_through_the_new_coat(
     assert edit.kind == "local"
     inside = slice(255, 480), slice(195, 585)
     off = np.abs(result.pixels[inside].astype(int) - truth[inside]).max(axis=2)
-    assert (off > 15).mean() < 0.005
+    assert (off > 15).mean() < 0.015
     assert np.array_equal(result.pixels[result.matte == 0], source[result.matte == 0])
 
 
