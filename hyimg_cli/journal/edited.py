@@ -44,10 +44,10 @@ def keep_redraw(
     """Write what the model drew and what it is compared with; the line's `edit` as far as it is
     known then. Raises StorageError.
     """
-    size = Size(*drawn.shape[:2])
     text = None
     if facts is not None:
-        text = picture_text(job, public_line(job), facts, size, images.pixel_digest(drawn))
+        size, sha256 = Size(*drawn.shape[:2]), images.pixel_digest(drawn)
+        text = picture_text(job, public_line(job), facts, size, sha256)
     edit: Record = {"kind": "unfinished", "sha256": {}}
     for name, pixels, said in (("plain", drawn, text), ("shown", reference, None)):
         path = folder.place_for(job, EDIT_SUFFIXES[name])
@@ -85,9 +85,8 @@ def finish(
     if drawn.shape != reference.shape:
         what = "the picture was drawn in another size than its source was shown in"
         raise OutputError(what, code="outside.not-comparable")
-    size = Size(*source.pixels.shape[:2])
-    given = region_of(outside, size)
-    placement = Placement.stretched((size.height, size.width), drawn.shape[:2])
+    given = region_of(outside, Size(*source.pixels.shape[:2]))
+    placement = Placement.stretched(source.pixels.shape[:2], drawn.shape[:2])
     found = edit_of(drawn, reference, placement, given=given, mode=outside.region_mode)
     edit |= edit_report(found)
     if found.kind == "global" and outside.on_global == "fail":
@@ -113,11 +112,8 @@ def edit_warnings(edit: Mapping[str, Any] | None) -> Iterator[str]:
     elif edit["reasons"]:
         kept = "nothing was kept" if edit["kind"] == "global" else "only the region was taken"
         yield f"the whole picture was edited ({', '.join(edit['reasons'])}): {kept}"
-    if edit["kind"] != "global" and not edit.get("sure", True):
-        yield "not sure: the rest is unlike the source, as in a style or by rain: see the redraw"
-    # Lines of former versions do not say it.
-    if not edit.get("moved", {}).get("sure", True):
-        yield "not sure: too little in the picture tells whether the redraw was shifted or zoomed"
+    # Lines of former versions have no doubts.
+    yield from (f"not sure: {doubt}" for doubt in edit.get("doubts", ()))
     yield from (f"gate: {breach}" for breach in edit["gates"])
 
 
@@ -154,8 +150,7 @@ def _written(
     edit["mask"] = path.relative_to(folder.folder).as_posix()
     edit["sha256"]["mask"] = images.saved(path, carried.encoded(result.matte, _PNG, None))
     path = folder.place_for(job, job.encoding.suffix)
-    saved = images.saved(path, data)
-    relative = path.relative_to(folder.folder).as_posix()
+    relative, saved = path.relative_to(folder.folder).as_posix(), images.saved(path, data)
     return OutputFile(relative, saved, sha256, size.width, size.height, job.seed)
 
 
@@ -176,7 +171,7 @@ def edit_report(found: "Edit") -> Record:
     return {
         "kind": found.kind,
         "reasons": list(found.reasons),
-        "sure": measures.is_sure,
+        "doubts": list(found.doubts),
         "area": round(float(found.mask.mean()), 5),
         "regions": measures.regions,
         "redraw": {"mean_de": round(found.outside[0], 2), "p99_de": round(found.outside[1], 2)},
