@@ -202,11 +202,10 @@ def test_slots_are_shown_to_no_kernel_that_reads_all_it_is_given(
     given = []
     monkeypatch.setattr(offload, "_pin", lambda *_: [])
     monkeypatch.setattr(choice, "most_few_rows", lambda *_: 0)
-    monkeypatch.setattr(
-        choice,
-        "routed_experts",
-        lambda x, *_, gate_and_up, **__: given.append(gate_and_up.shape[0]) or x,
-    )
+    for name in ("routed_experts", "scaled_experts"):
+        monkeypatch.setattr(
+            choice, name, lambda x, *_, gate_and_up, **__: given.append(gate_and_up.shape[0]) or x
+        )
     away = [
         tuple(_away(stack) for stack in layer.mlp.stacks) for layer in bench.network.model.layers
     ]
