@@ -734,7 +734,7 @@ def test_latents_of_what_is_done_or_starts_afresh_are_removed(tmp_path: Path) ->
             jobs,
             config=RunConfig(OutputConfig(tmp_path)),
         )
-        assert prepared(policy=ResumePolicy()).done_before == ("done",)
+        assert prepared(policy=ResumePolicy()).summary.skipped == 1
         assert [path.name for path in (tmp_path / "latents").iterdir()] == ["begun.safetensors"]
         prepared(policy=ResumePolicy(resume=False, force=True))
         assert not list((tmp_path / "latents").iterdir())
