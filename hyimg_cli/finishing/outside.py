@@ -67,9 +67,11 @@ class Edit:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Why the verdict may be wrong: the redraw is to be looked at."""
+        """Why the verdict may be wrong: the redraw is to be looked at; none of a global edit."""
         found = []
-        if self.kind != "global" and not self.measures.is_sure:
+        if self.kind == "global":
+            return ()
+        if not self.measures.is_sure:
             found.append("the rest is unlike the source, as in a style or by rain: see the redraw")
         if not self.seen.is_sure:
             found.append("too little in the picture tells whether it was shifted or zoomed")
