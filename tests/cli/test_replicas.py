@@ -23,7 +23,7 @@ Write = Callable[..., Path]
 @pytest.fixture
 def manifest(write_manifest: Write, write_picture: Write) -> Path:
     """Pictures with text and without, edits of two sources, two videos."""
-    base = {"prompt": "a red circle", "steps": 12}
+    base = {"prompt": "a red circle", "steps": 4}
     edit = base | {"task": "it2i", "bot_task": "recaption", "max_new_tokens": 9}
     film = {"task": "t2v", "prompt": "a dog", "steps": 3, "num_frames": 5, "size": "48x32"}
     first, second = (str(write_picture(name)) for name in ("one.png", "two.png"))

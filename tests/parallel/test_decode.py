@@ -34,8 +34,13 @@ def of_library(loader: VaeLoader, z: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("kind", "frames", "grid", "dtype", "counts"),
     [
-        ("hunyuan-video", 1, (30, 53), torch.float32, (4,)),
-        ("hunyuan-video", 1, (45, 80), torch.bfloat16, (2, 4)),
+        # A film's own sizes, at length: 480p and 720p.
+        pytest.param(
+            *("hunyuan-video", 1, (30, 53), torch.float32, (4,)), marks=pytest.mark.thorough
+        ),
+        pytest.param(
+            *("hunyuan-video", 1, (45, 80), torch.bfloat16, (2, 4)), marks=pytest.mark.thorough
+        ),
         ("hunyuan-video", 2, (17, 5), torch.float32, (1, 2, 4)),
         ("hunyuan-video", 2, (14, 17), torch.bfloat16, (1, 2, 4)),
         ("hunyuan-video", 3, (3, 7), torch.float32, (1, 2)),
