@@ -385,7 +385,7 @@ class RunFolder(JobFolder):
     def journals(self) -> list[Path]:
         """The journals of the folder, a whole run's first."""
         shards = sorted(self.folder.glob("results-*-of-*.jsonl"))
-        return [path for path in (self.folder / RESULTS, *shards) if path.is_file()]
+        return [path for path in (self.folder / RESULTS, *shards) if os.path.lexists(path)]
 
     def outcomes(self) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
         """The outcomes in each journal, with their lines."""

@@ -113,14 +113,13 @@ def official_buckets(arch: Architecture) -> tuple[Bucket, ...]:
 
 
 def _allowed(arch: Architecture, extra: Config) -> tuple[Bucket, ...]:
-    """The sizes that were trained on, of those that are whole cells of the VAE."""
+    """The sizes that were trained on; where the card has none, all that are whole cells."""
     official, cell = official_buckets(arch), arch.vae_downsample_factor
-    every = tuple(range(len(official)))
-    wanted = extra.counts("ratio_indices", every, least=0, most=len(official) - 1)
-    found = [bucket for bucket in official if bucket.ratio_index in wanted]
-    if odd := [one.size for one in found if one.size.height % cell or one.size.width % cell]:
-        raise extra.fault("ratio_indices", None, f"sizes in cells of {cell} pixels, not {odd[0]}")
-    return tuple(found)
+    whole = {b.ratio_index for b in official if not (b.size.height % cell or b.size.width % cell)}
+    wanted = extra.counts("ratio_indices", tuple(sorted(whole)), least=0, most=len(official) - 1)
+    if not whole.issuperset(wanted) or not wanted:
+        raise extra.fault("ratio_indices", wanted, f"sizes in whole cells of {cell} pixels")
+    return tuple(bucket for bucket in official if bucket.ratio_index in wanted)
 
 
 def _weight_bytes(folder: Path) -> int:
