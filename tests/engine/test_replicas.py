@@ -707,10 +707,10 @@ def test_who_waits_for_room_is_not_taken_for_dead(
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("ray_environment")  # it imports Ray, which reads it once
 def test_what_a_killed_command_leaves_of_its_cluster_goes_with_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("ray")
     from hyimg_cli.engine.replicas import cluster
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
