@@ -24,9 +24,11 @@ demo: $(READY)
 	$(BIN)/hyimg generate recipes/quickstart.jsonl -o "$$out" && \
 	echo "The pictures are in $$out/outputs"
 
-# A process a core, each with one thread: two threads of one small model would wait for each other.
-# A test that hangs is ended after five minutes and named.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --timeout 300
+# A process more than cores, up to four, since tests wait for processes of their own; each with one
+# thread: two threads of one small model would wait for each other. A test that hangs is ended after
+# five minutes and named.
+WORKERS := import os; print(min(4, (os.cpu_count() or 1) + 1))
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$($(BIN)/python -c '$(WORKERS)') --dist worksteal --timeout 300
 
 test: $(READY) $(WEIGHTS)
 	$(PYTEST) -m 'not thorough'

@@ -9,15 +9,19 @@ import contextlib
 import errno
 import hashlib
 import io
+import logging
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from hyimg_cli.addresses import scheme_of
 from hyimg_cli.errors import MachineError, UsageError
 
+logger = logging.getLogger(__name__)
 # What brings the library of a store: what a library is imported as is not always its package.
 _PACKAGES = {
     **dict.fromkeys(("s3", "s3a"), "'hyimg-cli[s3]'"),
@@ -38,6 +42,8 @@ _S3_PATIENCE = {
     "read_timeout": 60,
     "retries": {"max_attempts": 8, "mode": "standard"},
 }
+# Seconds in which a store is to answer its first question, and after which that is told.
+_FIRST_ANSWER_S, _TOLD_S = 10, 2
 
 
 class Keeps(Protocol):
@@ -99,6 +105,24 @@ def _system(scheme: str) -> Any:
         ) from None
 
 
+@cache
+def _answers(store: str) -> bool:
+    """True if a store answers within some seconds, whatever it says."""
+    system, path = located(store)
+    has_answered = threading.Event()
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):
+            system.exists(path)
+        has_answered.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    if has_answered.wait(_TOLD_S):
+        return True
+    logger.warning("%s has not answered yet: it is asked for %g s", store, _FIRST_ANSWER_S)
+    return has_answered.wait(_FIRST_ANSWER_S - _TOLD_S)
+
+
 def copy_of(address: str, most: int | None = None) -> io.BufferedReader | None:
     """A copy of a store's file, open for reading; None where it has more than `most` bytes.
 
@@ -134,8 +158,13 @@ def _read_through(system: Any, path: str, address: str, facts: dict[str, Any]) -
 
 @contextlib.contextmanager
 def as_os_errors(address: str) -> Iterator[None]:
-    """What a store's library raises, as OSError with a number that tells of the disk."""
+    """What a store's library raises, as OSError with a number that tells of the disk; so is a store
+    that does not answer its first question, before another one is asked.
+    """
     try:
+        scheme = scheme_of(address)
+        if scheme in _PACKAGES and not _answers(f"{scheme}://{urlsplit(address).netloc}"):
+            raise OSError(errno.EIO, f"the store did not answer for {_FIRST_ANSWER_S} s")
         yield
     except tuple(_NUMBERS) as error:
         if error.errno is not None:

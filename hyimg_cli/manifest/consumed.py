@@ -40,7 +40,7 @@ def _idle_chunks(settings: Mapping[str, Setting], jobs: Sequence[VideoJob]) -> I
     """The same of what only models that work in chunks read: those that follow a camera."""
     if jobs and not any(job.camera for job in jobs):
         one = settings["clips_together"]
-        if _is_given(one):
+        if _is_given(one) and one.value > 1:
             yield f"{as_given(one)} concerns LingBot-World only; no video is its"
 
 

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -204,3 +205,27 @@ def test_killed_at_random_while_the_store_fails_at_random(
     for name, line in alone.items():
         assert merged[name]["key"] == line["key"]
         assert merged[name]["outputs"][0]["pixel_sha256"] == line["outputs"][0]["pixel_sha256"]
+
+
+def test_a_store_that_never_answers_is_told_of_and_left(
+    run_cli: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It takes connections, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "testing")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(remote, "_FIRST_ANSWER_S", 0.4)
+        monkeypatch.setattr(remote, "_TOLD_S", 0.1)
+        for known in (remote._system, remote._answers):
+            known.cache_clear()
+        try:
+            ran = run_cli("plan", "s3://bucket/jobs.jsonl")
+            assert ran.code == 2
+            assert "the store did not answer for 0.4 s" in ran.err
+            assert "s3://bucket has not answered yet" in ran.err + caplog.text
+            ran = run_cli("generate", "quickstart", "-o", "s3://bucket/run", "--no-prewarm")
+            assert (ran.code, "did not answer" in ran.err) == (3, True)
+        finally:
+            for known in (remote._system, remote._answers):
+                known.cache_clear()
