@@ -8,8 +8,26 @@ write_wan(tmp_path / "wan", boundary_ratio=0.9)      Wan 2.2, two transformers
 from pathlib import Path
 
 import hyimg_cli
+from hyimg_cli.spec.card import TileRule, VideoCard, VideoDefaults
+from hyimg_cli.spec.job import Size
 
 TINY_VIDEO = Path(hyimg_cli.__file__).parent / "assets" / "tiny-video"
+
+# The facts of a Wan that makes videos from a prompt alone; others are replaced from it.
+WAN_CARD = VideoCard(
+    model="tiny-video",
+    family="wan",
+    name="a card",
+    is_trained=False,
+    size_multiple=16,
+    pixels_per_cell=8,
+    frame_stride=4,
+    latent_channels=16,
+    max_prompt_tokens=512,
+    tiles=TileRule(32, 24, 64),
+    component_bytes=(),
+    defaults=VideoDefaults(Size(480, 832), 81, 16, 40, 5.0, 5.0),
+)
 
 
 def write_wan(folder: Path, *, boundary_ratio: float | None = None) -> Path:

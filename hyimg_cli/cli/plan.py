@@ -57,14 +57,12 @@ def show_plan(given: Mapping[str, Any]) -> int:
     found = inspect_sources(jobs, config, lambda it: show_remark(it, style), fetches=True)
     rest = runner.sift(run_folder(config.output.folder), jobs, config, request.policy)
     to_run = [job for job in rest.to_run if not found.error_of(job)]
-    order = make_plan(to_run, runner.cards(config.model.revision))
+    cards = runner.cards(config.model.revision)
+    order = make_plan(to_run, cards)
     costs = forecast(order, config, assumed_think=given["assume_think"])
-    revision = config.model.revision
     videos = video_forecast(order, config)
     components = _components(order, config)
-    memory = footprints(
-        order, config, runner.cards(revision), shared_kv_bytes=costs.shared_kv_bytes
-    )
+    memory = footprints(order, config, cards, shared_kv_bytes=costs.shared_kv_bytes)
     by_rank = rank_footprints(memory, config)
     replicas = replicas_of(order, config)
     too_large = dict(_too_large(order, config, replicas))

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from hyimg_cli.doctor.check import Check, Subject
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.keys import precision
-from hyimg_cli.memory.fit import FORMS
-from hyimg_cli.settings.run import Quantization
+from hyimg_cli.settings.run import QUANTIZATIONS, Quantization
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +27,7 @@ def kernels(subject: Subject) -> Check:
     (kind, dtype), chosen = precision(subject.config.model), subject.config.model.quantization
     device = torch.device(kind if kind == "cpu" or torch.cuda.is_available() else "cpu")
     found, missing = [], ""
-    for form in FORMS:
+    for form in QUANTIZATIONS:
         try:
             found.append(f"{form}: {_choice(form, device, dtype)}")
         except MachineError as error:

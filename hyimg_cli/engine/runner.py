@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.engine.failures import FailureLimit, failed_job, failed_line
-from hyimg_cli.engine.sources import SourcesSeen, probe_sources
+from hyimg_cli.engine.sources import SourcesSeen
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
 from hyimg_cli.journal.differences import differing
 from hyimg_cli.journal.journal import Resumption, RunFolder, resume
@@ -296,15 +296,14 @@ def prepare(
     *,
     config: RunConfig,
     policy: ResumePolicy,
-    invalid: Sequence[Outcome] = (),
-    found: SourcesSeen | None = None,
+    invalid: Sequence[Outcome],
+    found: SourcesSeen,
 ) -> RunPlan:
     """What is left to do of those `jobs` of `every` one that are meant; records the `invalid` lines
     that could not become jobs, and the jobs whose sources cannot be read, by what was `found`.
 
     Raises StorageError where the disk cannot hold what is left, before anything is loaded.
     """
-    found = found or probe_sources(jobs, config.cache)
     for model in sorted({job.model for job in jobs}):
         # A checkpoint that is not all there is told of before anything is written.
         registry.fingerprint(model, config.model.revision)

@@ -52,7 +52,6 @@ from hyimg_cli.journal.job_files import (
     refuse_sources,
 )
 from hyimg_cli.journal.journal_file import JournalFile, entry_of, whole_lines
-from hyimg_cli.journal.outcome_shape import fault_in
 from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.manifest.file_names import name_of, path_of
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
@@ -426,13 +425,15 @@ class RunFolder(JobFolder):
                 remove(path)  # an earlier film's would tell of another job
 
     def _record(self, outcomes: Sequence[Outcome]) -> None:
-        lines = [json_line(outcome_to_json(one)) for one in outcomes]
-        done = [one for one in outcomes if one.status == "done"]
+        entries = [outcome_to_json(one) for one in outcomes]
+        lines = [json_line(entry) for entry in entries]
         with disk_errors(self.folder):
             self._publish([one for one in outcomes if one.status == "done" or one.edit])
             self._append(lines)
-            for outcome in done:
-                now = files_of_result(outcome_to_json(outcome))
+            for outcome, entry in zip(outcomes, entries, strict=True):
+                if outcome.status != "done":
+                    continue
+                now = files_of_result(entry)
                 for path in self._former.pop(outcome.custom_id, ()):
                     if path not in now:
                         self._remove(path)
@@ -475,6 +476,7 @@ def outcomes_in(data: bytes, file: Path, first: int = 1) -> Iterator[tuple[dict[
     if not data:
         return
     # It brings pydantic: 0.2 s of a start that reads no line.
+    from hyimg_cli.journal.outcome_shape import fault_in
 
     for number, line in enumerate(whole_lines(data).split(b"\n"), first):
         if not line.strip():

@@ -26,10 +26,9 @@ _LEAST_HEADS = 16
 class Rows:
     """One layer's K/V of each row, [K, S, D] with S of its own, and where to find them.
 
-    `keys_ptr`, `values_ptr` [R]: pointers. `heads` [R]: slots from one head to the
-    next. `length` [R]: tokens before the new
-    one. All int64 on the device; the kernels read nothing else, the twin reads `keys`, `values` and
-    `length`.
+    `keys_ptr`, `values_ptr` [R]: pointers. `heads` [R]: slots from one head to the next. `length`
+    [R]: tokens before the new one. All int64 on the device; the kernels read nothing else, the twin
+    reads `keys`, `values` and `length`.
     """
 
     keys: Sequence[Tensor]

@@ -101,11 +101,12 @@ class PictureLine(ResolvedLine):
         if "infer_align_image_size" in self.line.given and not fields["infer_align_image_size"]:
             what = "keep_outside has sources seen whole, as infer_align_image_size does"
             yield self.fault("conflict", what, "infer_align_image_size", "take the field out")
-        if not self.value("region"):
+        if self.value("region"):
+            yield from self._region_faults()
+        else:
             for name in ("region_mode", "max_spill"):
                 if name in self.line.given:
                     yield self.unused(name, "there is no region")
-        yield from self._region_faults()
         yield from self._size_faults()
 
     def _region_faults(self) -> Iterator[HyimgError]:

@@ -19,12 +19,11 @@ from hyimg_cli.memory.refusals import (
     refuse_offload_on_ranks,
     refuse_unsplit,
 )
-from hyimg_cli.settings.run import OFFLOADS, Quantization, RunConfig
+from hyimg_cli.settings.run import OFFLOADS, QUANTIZATIONS, Quantization, RunConfig
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.units import bytes_text
 
 # In the order of what they change.
-FORMS: tuple[Quantization, ...] = ("none", "fp8", "nf4")
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ def can_be_split(config: RunConfig) -> bool:
 
 def in_forms(config: RunConfig) -> dict[Quantization, RunConfig]:
     """The run with each quantization that its ranks could share."""
-    found = {form: _changed(config, quantization=form) for form in FORMS}
+    found = {form: _changed(config, quantization=form) for form in QUANTIZATIONS}
     return {form: one for form, one in found.items() if can_be_split(one)}
 
 
@@ -155,7 +154,7 @@ def _changes(jobs: Sequence[Job], config: RunConfig) -> Iterator[tuple[str, RunC
             refuse_offload_on_ranks(config.parallel)
             for how in OFFLOADS[OFFLOADS.index(choice.cpu_offload) + 1 :]:
                 yield f"{OFFLOAD} {how}", _changed(config, cpu_offload=how)
-    smaller = FORMS[FORMS.index(choice.quantization) + 1 :]
+    smaller = QUANTIZATIONS[QUANTIZATIONS.index(choice.quantization) + 1 :]
     for form in smaller:
         changed = _changed(config, quantization=form)
         # A video's transformer has 4 bits on a GPU alone.

@@ -227,8 +227,7 @@ def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()
     """
     kind, dtype = precision(config.model)
     sizes = card.loaded_bytes(dtype, config.model.quantization)
-    width = 2 if dtype == "float32" else 1
-    work = max((video_work(job, card).kv_bytes * width for job in jobs), default=0)
+    work = max((video_work(job, card).kv_bytes * _width(config) for job in jobs), default=0)
     work *= config.batch.clips
     if config.model.cpu_offload != "none" and kind == "cuda":
         there = dict(sizes)

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from tiny_video import WAN_CARD
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.fields import PATH_FIELDS
@@ -15,21 +17,11 @@ from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.resolved import lines_beside, lines_moved, public_line
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.settings.values import BadValue
-from hyimg_cli.spec.card import ModelCard, StartRule, TileRule, VideoCard, VideoDefaults
+from hyimg_cli.spec.card import ModelCard, StartRule, VideoDefaults
 from hyimg_cli.spec.job import Job, Size
 
-VIDEO = VideoCard(
-    model="tiny-video",
-    family="wan",
-    name="a card",
-    is_trained=False,
-    size_multiple=16,
-    pixels_per_cell=8,
-    frame_stride=4,
-    latent_channels=16,
-    max_prompt_tokens=512,
-    tiles=TileRule(32, 24, 64),
-    component_bytes=(),
+VIDEO = replace(
+    WAN_CARD,
     defaults=VideoDefaults(Size(64, 64), 9, 8, 4, 5.0, 5.0),
     start=StartRule(1, 2, "stretch"),
     has_camera=True,

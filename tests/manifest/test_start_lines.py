@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from tiny_video import WAN_CARD
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.manifest import read_manifest
@@ -15,24 +16,11 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.settings.precedence import settle
-from hyimg_cli.spec.card import StartRule, TileRule, VideoCard, VideoDefaults
+from hyimg_cli.spec.card import StartRule, VideoCard
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.options import Lora
 
-T2V = VideoCard(
-    model="tiny-video",
-    family="wan",
-    name="a card",
-    is_trained=False,
-    size_multiple=16,
-    pixels_per_cell=8,
-    frame_stride=4,
-    latent_channels=16,
-    max_prompt_tokens=512,
-    tiles=TileRule(32, 24, 64),
-    component_bytes=(),
-    defaults=VideoDefaults(Size(480, 832), 81, 16, 40, 5.0, 5.0),
-)
+T2V = WAN_CARD
 I2V = replace(T2V, start=StartRule(1, 1, "stretch"), needs_start=True)
 BOTH = replace(I2V, needs_start=False)
 LAST = replace(I2V, start=StartRule(2, 2, "stretch"))

@@ -22,12 +22,13 @@ from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.available import AvailableMemory, available_memory
-from hyimg_cli.memory.fit import FORMS, check_fit, fits, in_forms, need_of_second, room_for
+from hyimg_cli.memory.fit import check_fit, fits, in_forms, need_of_second, room_for
 from hyimg_cli.memory.footprint import Need, footprint, need
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image import pipeline as pictures
 from hyimg_cli.settings.run import (
     OFFLOADS,
+    QUANTIZATIONS,
     BatchConfig,
     ModelChoice,
     OutputConfig,
@@ -168,7 +169,7 @@ def test_plan_doctor_and_run_agree(released: str, data: st.DataObject) -> None:
         model=released,
         device=device,
         dtype=data.draw(st.sampled_from(["float32", "bfloat16"]), "dtype"),
-        quantization=data.draw(st.sampled_from(FORMS), "quantization"),
+        quantization=data.draw(st.sampled_from(QUANTIZATIONS), "quantization"),
         cpu_offload=data.draw(st.sampled_from(OFFLOADS), "offload")
         if is_video and gpus
         else "none",
@@ -198,13 +199,13 @@ def test_plan_doctor_and_run_agree(released: str, data: st.DataObject) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(free=st.integers(1, 400), form=st.sampled_from(FORMS))
+@given(free=st.integers(1, 400), form=st.sampled_from(QUANTIZATIONS))
 def test_a_quantization_that_is_named_fits_and_none_before_it(
     released: str, free: int, form: Any
 ) -> None:
     config = replace(GPU, model=replace(GPU.model, quantization=form))
     jobs, there = edits(released)[:1], AvailableMemory(free * GB)
-    smaller = [one for one in FORMS if FORMS.index(one) > FORMS.index(form)]
+    smaller = [one for one in QUANTIZATIONS if QUANTIZATIONS.index(one) > QUANTIZATIONS.index(form)]
     enough = {
         one: check_fit(released, jobs, changed, there).is_enough
         for one, changed in in_forms(config).items()

@@ -76,7 +76,7 @@ def restored(described: Described, wishes: Wishes) -> Restored:
         if name != "model" and name in job:
             job[name] = search.find_files(name)
     settings = _settings(record, wishes.device)
-    removed = removed_in_key(record.provenance.settings, kind_of(record))
+    removed = removed_in_key(record.provenance.settings, _kind_of(record))
     notes += [f"made with {name}, which hyimg no longer has" for name in removed]
     return Restored(_manifest(job, title), custom_id, settings, tuple(notes))
 
@@ -201,7 +201,7 @@ def _digest(field: str, path: Path) -> str:
     return ",".join(source_digest(str(file)) for file in files)
 
 
-def kind_of(record: Record) -> JobKind:
+def _kind_of(record: Record) -> JobKind:
     """What a file's job made."""
     return "videos" if record.job.get("task") in VIDEO_TASKS else "pictures"
 
@@ -214,8 +214,8 @@ def _settings(record: Record, device: str) -> dict[str, Any]:
     recorded = record.provenance.settings
     if not recorded:
         return {}
-    found = values_in_key(recorded, kind_of(record))
-    is_video = kind_of(record) == "videos"
+    kind = _kind_of(record)
+    found, is_video = values_in_key(recorded, kind), kind == "videos"
     if found["dtype"] == "auto":  # none is recorded
         found["dtype"] = None
     if found["vae_use_tiling"] is None:  # as either kind does by itself

@@ -13,7 +13,6 @@ from itertools import chain, pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hyimg_cli.kernels.attention import RowAttention, masked_attention
 from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows
@@ -62,20 +61,6 @@ def addresses(buffers: Sequence[Buffer]) -> list[int]:
     layers = range(len(buffers[0].keys_HSD))
     pointers = [[row[layer].data_ptr() for row in side] for side in sides for layer in layers]
     return [*chain(*pointers), *(buffer.capacity for buffer in buffers)]
-
-
-def rows_at(buffers: Sequence[Buffer], table: Tensor, length_R: Tensor, layer: int) -> Rows:
-    """One layer's K/V by a table of `addresses`, on the layer's device."""
-    layers = (table.shape[0] - 1) // 2
-    device = next((buffer.keys_HSD[layer].device for buffer in buffers), table.device)
-    return Rows(
-        [buffer.keys_HSD[layer] for buffer in buffers],
-        [buffer.values_HSD[layer] for buffer in buffers],
-        table[layer].to(device),
-        table[layers + layer].to(device),
-        table[2 * layers].to(device),
-        length_R.to(device),
-    )
 
 
 def pieces(
@@ -144,11 +129,7 @@ class Attention(nn.Module):
         """Attention output [T, M] of the new tokens, one after another in `x_TM`."""
         q_THD, k_TKD, v_TKD = self.project(x_TM, rope)
         if isinstance(new, StepRows):
-            rows = new.of_layer(self.layer)
-            count = len(rows.length_R)
-            seen_THD = new.attend(q_THD[:count], k_TKD[:count], v_TKD[:count], rows)
-            if count < len(q_THD):  # rows behind them are padding
-                seen_THD = F.pad(seen_THD, (0, 0, 0, 0, 0, len(q_THD) - count))
+            seen_THD = new.attend(q_THD, k_TKD, v_TKD, new.of_layer(self.layer))
         else:
             seen_THD = self._by_query_block(new, q_THD, k_TKD, v_TKD)
         projected: Tensor = self.o_proj(seen_THD.flatten(1))

@@ -32,7 +32,7 @@ from hyimg_cli.kernels.choice import ANY_ROWS, MOST_FEW_ROWS, rows_unread
 from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows, decode_attention
 from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.models.hunyuan_image3.attention import StepRows, addresses, rows_at
+from hyimg_cli.models.hunyuan_image3.attention import StepRows, addresses
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.settings.run import Quantization
 
@@ -113,7 +113,12 @@ class DecodeStep:
         return hidden_RM
 
     def _rows(self, layer: int) -> Rows:
-        return rows_at(self._buffers, self._table, self._length_R, layer)
+        """One layer's K/V by the table of `addresses`."""
+        keys = [buffer.keys_HSD[layer] for buffer in self._buffers]
+        values = [buffer.values_HSD[layer] for buffer in self._buffers]
+        layers = len(self._table) // 2
+        keys_ptr_R, values_ptr_R, heads_R = (self._table[n] for n in (layer, layers + layer, -1))
+        return Rows(keys, values, keys_ptr_R, values_ptr_R, heads_R, self._length_R)
 
     def _point(self) -> None:
         """Rows without a job share the spare buffer's one slot: what it holds is of no account."""

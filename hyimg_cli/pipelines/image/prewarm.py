@@ -68,7 +68,7 @@ def prewarm(
     *,
     together: Together,
     warmed: set[Shape],
-    tokens_of: Callable[[ImageJob], int] | None = None,
+    tokens_of: Callable[[ImageJob], int] = lambda _: 0,
     learn: Callable[[Sequence[Shortage]], None] = lambda _: None,
 ) -> list[Shape]:
     """Run every shape that is not in `warmed` yet, and add it; those that there were.
@@ -85,7 +85,7 @@ def prewarm(
     counts: Counter[Shape] = Counter()
     longest: dict[Shape, tuple[int, ImageJob]] = {}
     for job in jobs:
-        tokens = tokens_of(job) if is_on_gpu and tokens_of else 0
+        tokens = tokens_of(job) if is_on_gpu else 0
         if shape := shape_of(job, stages.model.card, tokens):
             counts[shape] += 1
             if shape not in longest or tokens > longest[shape][0]:
