@@ -22,6 +22,7 @@ from torch._dynamo.callback import CallbackTrigger, callback_handler
 
 from hyimg_cli.engine.runner import ResumePolicy, Summary, prepare
 from hyimg_cli.engine.session import Session
+from hyimg_cli.engine.sources import SourcesSeen
 from hyimg_cli.errors import Interrupted, StorageError
 from hyimg_cli.journal.journal import RunFolder, outcome_to_json, resume
 from hyimg_cli.journal.keys import job_keys
@@ -733,6 +734,8 @@ def test_latents_of_what_is_done_or_starts_afresh_are_removed(tmp_path: Path) ->
             jobs,
             jobs,
             config=RunConfig(OutputConfig(tmp_path)),
+            invalid=[],
+            found=SourcesSeen({}, {}),
         )
         assert prepared(policy=ResumePolicy()).summary.skipped == 1
         assert [path.name for path in (tmp_path / "latents").iterdir()] == ["begun.safetensors"]
