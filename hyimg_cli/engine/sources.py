@@ -67,8 +67,9 @@ class SourcesSeen:
         """The sentences, and the first that they are about."""
         yield from self.sentences()
         errors = [*self.errors.values(), *self.unfit.values()]
-        for error in errors[:MOST_NAMED]:
-            yield f"  {error.where}" + (f": {error.what}" if error.code != _MISSING else "")
+        for number, error in enumerate(errors[:MOST_NAMED]):
+            is_said = number < len(self.errors) and error.code == _MISSING  # by the sentence
+            yield f"  {error.where}" + ("" if is_said else f": {error.what}")
         if len(errors) > MOST_NAMED:
             rest = len(errors) - MOST_NAMED
             yield f"  and {rest} more; hyimg check --json names every one"
@@ -214,7 +215,11 @@ def _region_fault(outside: KeepOutside, size: Size) -> SourceImageError | None:
     try:
         region_of(outside, size)
     except SourceImageError as error:
-        return error
+        if error.code != _MISSING:
+            return error
+        hint = "give a mask's path, in a manifest relative to it, or LEFT,TOP,RIGHT,BOTTOM"
+        what = "there is no such mask for the region"
+        return SourceImageError(what, where=outside.mask, hint=hint, code=_MISSING)
     return None
 
 

@@ -20,6 +20,11 @@ _DIGITS = 10
 _LONGEST, _LONGEST_FOLDER, _KEPT = 60, 40, 28
 _AS_IT_IS = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 _FOLDER_AS_IT_IS = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+# A shell reads these as more than a name, some even in quotes, and a flag in a first "-".
+# Spaces and parentheses stay: people name pictures so.
+_OF_SHELLS = re.compile(r"[&$;'`!]|(?:^|(?<=/))-")
+# Names of devices on Windows, whatever follows a dot behind them.
+_DEVICES = re.compile(r"(^|/)(con|prn|aux|nul|com[0-9]|lpt[0-9])(?=$|[./])", re.IGNORECASE)
 # What ends in digits like a digest could be another's id.
 _LIKE_DIGEST = re.compile(rf".*-[0-9a-f]{{{_DIGITS}}}", re.ASCII | re.DOTALL)
 
@@ -77,7 +82,7 @@ def _recorded(own: str, recorded: Mapping[str, str]) -> str:
 def _ways(name: str, own: str) -> tuple[str, ...]:
     """Names for a picture's results, the next one for where one is taken; the last is its id."""
     stem, _, suffix = name.rpartition(".")
-    plain = re.sub(r"(^|/)-", r"\1_", fit(stem))  # a name that begins so is a flag to a shell
+    plain = _DEVICES.sub(r"\g<0>_", _OF_SHELLS.sub("_", fit(stem)))
     marked = f"{plain}-{suffix.lower()}"
     fit_ones = (way for way in (plain, marked, f"{marked}-{short(name)}") if not fault_of(way))
     return (*fit_ones, own)

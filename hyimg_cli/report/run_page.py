@@ -67,6 +67,7 @@ class RunPage:
         Raises OutputFolderError for a damaged journal, StorageError where nothing can be written.
         """
         try:
+            refuse_links(self._folder / DATA, self._folder)
             # Not the folders above it: a run's folder that was moved away stays away.
             (self._folder / DATA).mkdir(exist_ok=True)
             touched = self._take_in(self._new_results(), thumbnails_s)

@@ -176,13 +176,14 @@ def test_where_no_job_can_keep_its_source_the_cause_and_what_to_do_are_told(
     for flags, cause, hint in (
         (("a.png", "--region", "0,0,9999,9"), "goes beyond it", "give LEFT,TOP,RIGHT,BOTTOM"),
         (("b.jpg",), "b.jpg: its pixels are CMYK", "convert it to 8-bit RGB"),
+        (("a.png", "--region", "c.png"), "c.png: there is no such mask", "give a mask's path"),
     ):
         ran = run_cli(command, *flags, *kept)
         assert (ran.code, fake_session.ran) == (2, [])
         assert "no job has its source" not in ran.err
         # A region beyond its source is a fault of its line, which the manifest is refused by.
         of_line = "manifest.region" in ran.err
-        assert of_line is (flags[0] == "a.png")
+        assert of_line is (flags[-1] == "0,0,9999,9")
         refused = "no job can be tried: 1 job cannot keep what is outside an edit"
         assert (refused in ran.err) is not of_line
         assert cause in ran.err

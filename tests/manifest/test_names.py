@@ -83,6 +83,10 @@ def test_results_are_called_as_people_called_their_pictures() -> None:
     assert names('a"b?.jpg', "-rf.jpg", "x/-y.jpg", "tab\there.jpg") == [
         *("a_b_", "_rf", "x/_y", "tab_here")
     ]
+    assert names("Tom & Jerry's $5;.jpg", "`ls`!.jpg", "con.jpg", "a/NUL.x.jpg", "cone.jpg") == [
+        *("Tom _ Jerry_s _5_", "_ls__", "con_", "a/NUL_.x", "cone")
+    ]
+    assert names("a&b.jpg", "a;b.jpg")[0].startswith("a_b-jpg-")
     assert names("cat.jpg", "cat.png", "Cat.webp", "CAT.JPG") == [
         *("cat-jpg", "cat-png", "Cat-webp", "CAT")
     ]
