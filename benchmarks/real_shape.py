@@ -8,14 +8,13 @@ in the same run. Rows come in the order of what matters, each is written to the 
 is there, and what the time does not allow is named as left out. Random weights route nearly evenly,
 so one row is skewed. Nothing is said about pictures.
 
-Predicted for one H200, not measured: `roofline.py`'s counts over 0.8 for what kernels reach, times
+Predicted for one H200, not measured: bytes and FLOP by count over 0.8 for what kernels reach, times
 the runs below. Text is 450 tokens, by CUDA graphs as the command decodes it: 5 ms each for one row,
 27 for 16. Without graphs the host is what counts, a third of a millisecond a layer.
 
     imports, floors, the first compilation of every kernel     0.5 minutes, imports before the clock
     FP8: 32 layers built (10 s; 77 GB in 8 bits), measured     2, a third of it the VAE
     1 request: 50 steps 19 s, 8 steps 5 s, no graphs 8 s       0.5
-    prewarm for 16 requests: graphs, stand-ins                 0.7
     16 requests, 8 steps: 12 s of 49 are text                  0.8
     16 requests, 50 steps with CFG: 17 s each                  4.6, or as many steps as are left
     dense: 22 layers built (10 s) and measured                 1.5, 2 in a run of their own
@@ -115,7 +114,7 @@ def _one_form(form: str, folder: Path, run: Run) -> None:
         run.rows(group.names, partial(group.cases, bench), of)
     try:
         if requests:
-            Serving(model, load, subject, run).all(requests, folder)
+            Serving(model, load, subject, run).all(requests)
     except Exception as error:
         kept.leave_out("requests", form, said(error))
 

@@ -84,6 +84,7 @@ def released(config: dict[str, Any]) -> dict[str, Any]:
                 "layers_per_block": 2,
                 "ffactor_spatial": 16,
                 "ffactor_temporal": 4,
+                "sample_size": 384,
             },
             "vit": config["vit"]
             | {

@@ -28,10 +28,9 @@ GOALS = {
 class Row:
     """One measurement. Milliseconds of a call, and, where layers do the work, of one layer.
 
-    `layers`: how many were run, None where none was. `of_32_layers`: a layer's time times 32;
-    `is_whole`: the network measured has all its layers, so that nothing is extrapolated. `floor`:
-    the least time that is possible, of a layer where there is `per_layer`, else of the call;
-    `of_floor`: the time measured over it. `gb_s`: bytes moved by the time. `fault`: what went
+    `layers`: how many were run, None where none was; `is_whole`: they are all of the network's.
+    `floor`: the least time that is possible, of a layer where there is `per_layer`, else of the
+    call; `of_floor`: the time measured over it. `gb_s`: bytes moved by the time. `fault`: what went
     otherwise than it should.
     """
 
@@ -40,7 +39,6 @@ class Row:
     layers: int | None
     timed: Timed
     per_layer: float | None = None
-    of_32_layers: float | None = None
     is_whole: bool = False
     floor: float | None = None
     of_floor: float | None = None
@@ -121,11 +119,9 @@ class Subject:
         """What a case's time means; `note` and `fault` stand behind the case's own."""
         said = "; ".join(filter(None, (case.note, note)))
         wrong = "; ".join(filter(None, (case.fault, fault)))
-        per_layer, of_32, goal = None, None, None
-        floor = None
+        per_layer, goal, floor = None, None, None
         if case.work is not None and self.layers and self.floors:
             per_layer = took.median / self.layers
-            of_32 = 32 * per_layer
             floor = self.floors.milliseconds(case.work, self.form)
             goal = GOALS.get(case.name, {}).get(self.form) if self.has_goals else None
         elif case.flops is not None and self.floors:
@@ -136,7 +132,6 @@ class Subject:
             self.layers,
             took,
             per_layer=per_layer,
-            of_32_layers=of_32,
             is_whole=self.is_whole,
             floor=floor,
             of_floor=None if floor is None else (per_layer or took.median) / floor,

@@ -23,8 +23,8 @@ WIDTH = 48
 NOTES = (
     "random weights: routing is nearly even, except in the skewed row; no picture means anything",
     "milliseconds are medians; the first call is apart; spread is least and most",
-    "per_layer divides a call's time by the layers that were run; of_32_layers is 32 times that, "
-    "measured as it is only where is_whole; rows of form any run no layer",
+    "per_layer divides a call's time by the layers that were run (is_whole: all of the network's); "
+    "rows of form any run no layer",
     "floor: the larger of FLOP at the measured product's speed and bytes at the measured copy's; "
     "of the VAE and of convolutions FLOP alone, at the speed of a product in bfloat16",
     "rows called graph use CUDA graphs, and so do requests unless they say otherwise: the default",

@@ -8,22 +8,19 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from hyimg_cli.kv.tree import KVTree
-from hyimg_cli.media.images import write_png
 from hyimg_cli.memory.footprint import Together, needs
 from hyimg_cli.memory.room import batch_sizes, synchronize
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.prefixes import Prefixes
-from hyimg_cli.pipelines.image.prewarm import prewarm, writing_rows
 from hyimg_cli.pipelines.image.stages import Decoded, ImageStages, encoded_by
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
 from hyimg_cli.spec.job import ImageJob
@@ -73,24 +70,22 @@ class Served:
     is_cut: bool
     seconds: float
     seconds_each: float | None
-    each_second: float | None
     events: dict[str, int]
     phases_s: dict[str, float]
-    prefix: tuple[int, ...]
     notes: tuple[str, ...]
     planned_bytes: int
     peak_bytes: int | None
 
 
-def plan_of(scale: Scale) -> tuple[tuple[Requests, ...], tuple[Requests, ...]]:
+def plan_of(scale: Scale) -> tuple[Requests, ...]:
     """One request, then several together; the last with as many steps as the time allows."""
-    alone = (
+    return (
         Requests(1, scale.steps, 2.5),
         Requests(1, scale.fast_steps, 1.0),
         Requests(1, scale.fast_steps, 1.0, uses_graphs=False),
+        Requests(scale.together, scale.fast_steps, 1.0),
+        Requests(scale.together, scale.steps, 2.5),
     )
-    count = scale.together
-    return alone, (Requests(count, scale.fast_steps, 1.0), Requests(count, scale.steps, 2.5))
 
 
 def affordable(requests: Requests, done: Sequence[Served], left_s: float) -> int:
@@ -103,46 +98,6 @@ def affordable(requests: Requests, done: Sequence[Served], left_s: float) -> int
     steps = alone[0].events["DenoiseStep"]
     per_step = requests.count * denoise / max(1, steps)
     return min(requests.steps, math.floor((0.9 * left_s - many[0].seconds) / per_step))
-
-
-def prewarm_names(scale: Scale) -> tuple[str, str]:
-    """Of the two rows of `prewarmed`."""
-    of = f"{scale.together} requests"
-    return f"prewarm, graphs, {of}", f"prewarm, stand-ins, {of}"
-
-
-def prewarm_seconds(scale: Scale, done: Sequence[Served]) -> float:
-    """What `prewarmed` will take, judged by the first request."""
-    if not done:
-        return 0.0
-    phases, steps = done[0].phases_s, done[0].events["DenoiseStep"]
-    denoise = phases["denoise_first"] + phases["denoise_rest"]
-    each = phases["prefill"] + phases["decode_latents"] + 2 * denoise / max(1, steps)
-    return scale.together * each
-
-
-def prewarmed(
-    model: HunyuanImage3, load: Workload, form: str, folder: Path
-) -> Iterator[tuple[float, str]]:
-    """Seconds of what a run does before its first picture, and what that was: graphs for as many
-    rows as will think, then the stand-ins. Kernels that other rows have run are compiled already.
-    """
-    path = folder / "source.png"
-    write_png(path, source("source", load.scale.size).pixels, {})
-    jobs = [
-        replace(load.request(n, steps=load.scale.fast_steps, guidance=1.0), images=(str(path),))
-        for n in range(load.scale.together)
-    ]
-    together = batch_sizes(jobs, model, _config(jobs, model, load, form))
-    started = time.perf_counter()
-    captured = model.prepare_decode(writing_rows(jobs, together))
-    synchronize(model.layer_devices)
-    yield time.perf_counter() - started, f"{captured} captured"
-    started = time.perf_counter()
-    shapes = prewarm(jobs, _studio(model, load), together=together, warmed=set())
-    synchronize(model.layer_devices)
-    said = f"{len(shapes)} shape, {together.thinking} thinking, {together.drawing} drawing"
-    yield time.perf_counter() - started, said
 
 
 def serve(
@@ -198,10 +153,8 @@ def serve(
         is_cut=is_cut,
         seconds=seconds,
         seconds_each=seconds / len(drawn) if is_done else None,
-        each_second=len(drawn) / seconds if is_done else None,
         events=dict(events),
         phases_s=_phases(timings),
-        prefix=tuple(sorted({_prefix(end) for end in drawn})),
         notes=tuple(
             dict.fromkeys(note for end in drawn for note in (*end.warnings, *end.request.notes))
         ),
@@ -223,11 +176,6 @@ def _studio(model: HunyuanImage3, load: Workload) -> ImageStages:
 def _phases(timings: list[dict[str, float]]) -> dict[str, float]:
     names = timings[0] if timings else ()
     return {name: statistics.median(t[name] for t in timings) for name in names}
-
-
-def _prefix(end: Decoded) -> int:
-    tokens = end.reuse.branches[0]
-    return tokens.reused + tokens.shared + tokens.computed
 
 
 def _config(jobs: list[ImageJob], model: HunyuanImage3, load: Workload, form: str) -> RunConfig:

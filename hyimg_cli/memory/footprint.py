@@ -11,7 +11,7 @@
     decode   the contexts of the others                            one picture in the VAE
 
 Of these the largest counts. Where images are encoded beside the model, that goes on at any moment.
-Weights and K/V are exact. Activations are set beside what `benchmarks/memory_count.py` counts
+Weights and K/V are exact. Activations are set beside what `tests/engine/test_fake_gpu.py` counts
 without a GPU: up to a tenth above it. What libraries take for themselves (a
 GPU's context, workspaces, an allocator's gaps, the nodes of CUDA graphs) is not in it.
 """

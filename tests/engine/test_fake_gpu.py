@@ -2,15 +2,16 @@
 
 import gc
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from fake_gpu.bench import Bench
+from fake_gpu.device import fake_gpu
+from fake_gpu.real_size import SIZE
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,26 +25,15 @@ from hyimg_cli.models.hunyuan_image3.vae import Vae
 from hyimg_cli.pipelines.image.sampling import Draw, choose
 from hyimg_cli.settings.run import Place
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 pytest.importorskip("triton", reason="what runs on a GPU is written in Triton")
-pytestmark = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the benchmarks are not part of this copy"
-)
 # Layers are alike: what a forward works with is that of one, weights and K/V grow by each.
 LAYERS = 2
 
 
 @pytest.fixture(scope="module", params=["fp8", pytest.param("dense", marks=pytest.mark.thorough)])
 def bench(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as inside:
-        patch.syspath_prepend(str(FOLDER))
-        from shapes.counted import Bench
-        from shapes.fake import fake_gpu
-        from shapes.scale import REAL
-
-        folder = tmp_path_factory.mktemp(request.param)
-        gpu = inside.enter_context(fake_gpu())
-        yield Bench(gpu, folder, REAL, request.param, LAYERS)
+    with fake_gpu() as gpu:
+        yield Bench(gpu, tmp_path_factory.mktemp(request.param), request.param, LAYERS)
         gc.collect()
 
 
@@ -221,7 +211,7 @@ def test_slots_are_shown_to_no_kernel_that_reads_all_it_is_given(
 @pytest.mark.parametrize("bench", ["fp8"], indirect=True)  # a format of experts alone
 def test_a_vae_that_waits_is_there_for_its_turn_alone(bench: Any) -> None:
     """Also where the turn ends in an error; what it takes is what `plan` counts."""
-    size, vae = bench.load.scale.size, bench.network.vae
+    size, vae = SIZE, bench.network.vae
     there = [(m, *w) for m in vae.modules() for w in m.named_parameters(recurse=False)]
     for module, name, weight in there:
         setattr(module, name, nn.Parameter(weight.cpu(), requires_grad=False))

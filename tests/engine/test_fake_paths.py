@@ -4,7 +4,6 @@ waits in a loop, and memory of one stream is never another's.
 
 import gc
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_gpu.bench import Bench
+from fake_gpu.device import fake_gpu
 
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.memory.footprint import Together
@@ -23,30 +24,16 @@ from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.settings.run import CacheConfig
 from hyimg_cli.spec.job import SizeRequest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 pytest.importorskip("triton", reason="what runs on a GPU is written in Triton")
-pytestmark = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the benchmarks are not part of this copy"
-)
 # Once a job: whether the picture is finite, and the picture on its way back.
 READS = "pipelines.image.stages.decode"
 WAITS = "models.hunyuan_image3.family.decode_latents"
 
 
-def _made(inside: ExitStack, folder: Path, patch: pytest.MonkeyPatch, **config: Any) -> Any:
-    patch.syspath_prepend(str(FOLDER))
-    from shapes import scale
-    from shapes.counted import Bench
-    from shapes.fake import fake_gpu
-
-    patch.setattr(scale, "_RELEASED", scale._RELEASED | config)
-    return Bench(inside.enter_context(fake_gpu()), folder, scale.REAL, "fp8", layers=1)
-
-
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as inside:
-        yield _made(inside, tmp_path_factory.mktemp("bench"), patch)
+    with fake_gpu() as gpu:
+        yield Bench(gpu, tmp_path_factory.mktemp("bench"), "fp8", layers=1)
         gc.collect()
 
 
@@ -65,13 +52,13 @@ def _ran(bench: Any, jobs: list[Any], *also: str) -> None:
     assert not bench.gpu.strays
 
 
-def test_a_distilled_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_distilled_network(tmp_path: Path) -> None:
     """Guidance and the next timestep are tokens, and there is no negative branch.
 
     The first of all: one fake GPU is there at a time.
     """
-    with ExitStack() as inside:
-        bench = _made(inside, tmp_path, monkeypatch, cfg_distilled=True, use_meanflow=True)
+    with fake_gpu() as gpu:
+        bench = Bench(gpu, tmp_path, "fp8", layers=1, cfg_distilled=True, use_meanflow=True)
         assert bench.load.layout.target.special_count == 3
         _ran(bench, [bench.load.request(n, steps=2, guidance=2.5) for n in range(2)])
         del bench

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_gpu.device import fake_gpu
 from masks import visibility
 
 from hyimg_cli.models.hunyuan_image3.attention import pieces
@@ -60,7 +61,6 @@ APART = COMPUTED | {
         for which in ("first length", "second length", "new lengths")
     ),
 }
-PREWARM = ["prewarm, graphs, 3 requests", "prewarm, stand-ins, 3 requests"]
 REQUESTS = [
     "1 request, 3 steps, CFG",
     "1 request, 2 steps, no CFG",
@@ -94,7 +94,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_every_row_of_both_formats_is_there(measured: dict[str, Any]) -> None:
     rows = {(row["name"], row["form"]): row for row in measured["rows"]}
     expected = {*product(LAYERS, ("dense", "fp8")), *((name, "any") for name in APART)}
-    expected |= {(name, "fp8") for name in PREWARM}
     assert rows.keys() == expected
     for (name, form), row in rows.items():
         took = row["timed"]
@@ -105,9 +104,7 @@ def test_every_row_of_both_formats_is_there(measured: dict[str, Any]) -> None:
         assert not row["is_whole"]
         assert (row["per_layer"] is not None) == (name in PER_LAYER)
         assert (row["floor"] is not None) == (name in PER_LAYER | COMPUTED)
-        assert row["of_32_layers"] == (32 * row["per_layer"] if name in PER_LAYER else None)
-        if name not in PREWARM:
-            assert (took["runs"], took["warmups"]) == (3, 2)
+        assert (took["runs"], took["warmups"]) == (3, 2)
         if name in PER_LAYER:
             assert row["per_layer"] == pytest.approx(took["median"] / 2)
             assert row["of_floor"] == pytest.approx(row["per_layer"] / row["floor"])
@@ -171,7 +168,7 @@ def test_what_time_does_not_allow_is_named(tmp_path: Path) -> None:
     kept = _ran(tmp_path / "cut.json", "--minutes", "0", "--forms", "fp8")
     assert kept["rows"] == kept["requests"] == []
     names = [each["name"] for each in kept["left_out"]]
-    assert set(names) == {*LAYERS, *APART, *PREWARM, *REQUESTS}
+    assert set(names) == {*LAYERS, *APART, *REQUESTS}
     assert len(names) == len(set(names))
     assert {each["why"] for each in kept["left_out"]} == {"out of time"}
 
@@ -393,7 +390,6 @@ def test_cases_are_made_on_a_gpu_too(
     pytest.importorskip("triton")
     from shapes import lengths, rows
     from shapes.cases import Subject
-    from shapes.fake import fake_gpu
     from shapes.floors import Floors
     from shapes.network import build
     from shapes.scale import TINY, workload

@@ -10,6 +10,8 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from fake_gpu.device import FakeGpu
+from fake_gpu.real_size import CONTEXT, DEVICE, SIZE, Workload, build, source, workload
 from torch import Tensor
 
 from hyimg_cli.diffusion.schedule import Step
@@ -30,13 +32,8 @@ from hyimg_cli.pipelines.image.sampling import Draw, choose
 from hyimg_cli.pipelines.image.stages import Decoded, ImageStages
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
 from hyimg_cli.spec.job import ImageJob
-from shapes.fake import FakeGpu
-from shapes.network import build, quantization_of
-from shapes.scale import Scale, Workload, source, workload
 
-DEVICE = torch.device("cuda:0")
-# Few tokens are written: their number changes nothing in a step; the prefix keeps its length.
-_THINK, _STEPS = 5, 2
+_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -55,11 +52,11 @@ class Counted:
 class Bench:
     """A network on a fake GPU; made and used inside `fake_gpu`."""
 
-    def __init__(self, gpu: FakeGpu, folder: Path, scale: Scale, form: str, layers: int) -> None:
+    def __init__(self, gpu: FakeGpu, folder: Path, form: str, layers: int, **config: Any) -> None:
         self.gpu, self.form = gpu, form
-        self.load = workload(folder, replace(scale, think=_THINK), layers)
+        self.load = workload(folder, layers, **config)
         before = gpu.rebase()
-        network = build(self.load.arch, form, DEVICE, torch.bfloat16)
+        network = build(self.load.arch, form)
         self.model = _Model(network, self.load.prompter)
         self.network = network
         self.held = gpu.live - before
@@ -86,7 +83,7 @@ class Bench:
             self.network.prefill, layout, layout.ids, [self._source()], buffer, layout.live_start
         )
         yield self._peak("prefill", rows.fixed + layout.live_start * rows.row, prefill)
-        pixels = self.load.scale.size.height * self.load.scale.size.width
+        pixels = SIZE.height * SIZE.width
         whole, tile = (
             self.card.vae_bytes(pixels, "cuda", in_tiles=in_tiles) for in_tiles in (False, True)
         )
@@ -94,13 +91,13 @@ class Bench:
         yield self._peak("VAE decode", whole, partial(vae.decode, latents_1CYX))
         tiled = TiledPicture(vae)
         yield self._peak("VAE decode, tiled", tile, partial(tiled.decode, latents_1CYX))
-        size = self.load.scale.size
+        size = SIZE
         picture = torch.zeros(1, 3, size.height, size.width, device=DEVICE)
         yield self._peak("VAE encode", whole, partial(vae.encode_moments, picture))
 
     def decode_step(self, count: int, *, by_graphs: bool = False) -> int:
         """Bytes that a token of `count` texts takes: forward, logits and choice."""
-        context = self.load.scale.context
+        context = CONTEXT
         runs = []
         for _ in range(count):
             buffer = self.network.new_buffer(context + 4)
@@ -136,7 +133,7 @@ class Bench:
             model=self.model,
             reuse=ReuseConfig(),
             prefixes=Prefixes(KVTree(0), "counted"),
-            read=lambda path: (source(path, self.load.scale.size), 0.0),
+            read=lambda path: (source(path), 0.0),
             encode=lambda shown: (self.model.encoded(shown.digest, self.load), 0.0),
         )
         run = ContinuousBatch(
@@ -170,7 +167,7 @@ class Bench:
         return LivePicture(self._latents(), Step(0, 0.5, 0.4, 500.0, 400.0, -0.1), 2.5, branches)
 
     def _latents(self) -> Tensor:
-        rows, columns = self.card.latent_grid(self.load.scale.size)
+        rows, columns = self.card.latent_grid(SIZE)
         return torch.zeros(self.load.arch.vae.latent_channels, rows, columns, device=DEVICE)
 
     def _source(self) -> SourceRows:
@@ -187,7 +184,7 @@ class Bench:
             model=self.load.job.model,
             device="cuda",
             dtype="bfloat16",
-            quantization=quantization_of(self.form),
+            quantization="fp8" if self.form == "fp8" else "none",
             # What graphs keep is not counted here: see `decode_step`.
             decode_graphs="off",
         )
@@ -204,7 +201,7 @@ class _Model(HunyuanImage3):
         return super().decode_latents(latents_CYX) if self.has_vae else torch.zeros(1, 1, 3)
 
     def encoded(self, name: str, load: Workload) -> Encoded:
-        size, vision, vae = load.scale.size, load.arch.vision, self.network.vae
+        size, vision, vae = SIZE, load.arch.vision, self.network.vae
         rows, columns = load.prompter.card.latent_grid(size)
         latents_1CYX = torch.zeros(1, load.arch.vae.latent_channels, rows, columns, device=DEVICE)
         if self.has_vae:

@@ -1,4 +1,4 @@
-"""What the prediction counts: small known operations, and a layer at its real size."""
+"""What is counted on the fake GPU: small known operations, and a layer at its real size."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,19 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from fake_gpu.counting import Facts, Rates, counted
+from fake_gpu.device import fake_gpu
+from fake_gpu.layer_rows import LayerRows, milliseconds
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-pytestmark = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="the benchmarks are not part of this copy"
-)
 HALF = torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
 
 
 @pytest.fixture
@@ -28,8 +22,6 @@ def fake() -> Iterator[None]:
 
 
 def _ops(call: Any, **facts: Any) -> list[Any]:
-    from shapes.counting import Facts, counted
-
     with counted(Facts(**facts)) as counter:
         call()
     return counter.ops
@@ -40,8 +32,6 @@ def _made(*shape: int, dtype: torch.dtype = HALF) -> torch.Tensor:
 
 
 def test_a_product_and_a_sum(fake: None) -> None:
-    from shapes.counting import Rates
-
     x, weight = _made(100, 64), _made(32, 64)
     (product,) = _ops(lambda: F.linear(x, weight))
     assert product.flops == 2 * 100 * 64 * 32
@@ -105,24 +95,20 @@ def test_triton_kernels_are_counted_and_not_started(fake: None) -> None:
     assert sum(op.bytes for op in both) == weights + around
 
 
-def test_a_layer_at_its_real_size(parts: None) -> None:
-    """FLOP and bytes beside the floors', which are counted from the numbers of the network."""
+def test_a_layer_at_its_real_size(tmp_path: Path) -> None:
+    """What surrounds the products is few launches and little time: the kernels of a layer are for
+    that. Milliseconds are those that one H200 needs at least.
+    """
     pytest.importorskip("triton")
-    import roofline
-    from shapes.scale import REAL
-
-    found = {row.name: row for row in roofline.rows_of(REAL, "dense")}
-    denoise = found["denoise step, 2 rows"]
-    assert denoise.teraflop == pytest.approx(7.43, abs=0.02)
-    assert denoise.goal == 12.5
-    assert denoise.milliseconds == pytest.approx(denoise.products + denoise.rest)
-    # Experts, attention, projections: at 760 TFLOP/s the floor of real_shape.py.
-    assert denoise.products == pytest.approx(9.78, abs=0.05)
-    # What stands around them is what the kernels of this layer are for.
-    assert denoise.rest < 0.96
-    assert denoise.launches <= 30
-    decode = found["AR decode, 1 row, graph"]
-    assert decode.milliseconds == pytest.approx(0.190, abs=0.002)
-    assert decode.launches <= 15
-    first = found["first step without reuse"].milliseconds
-    assert first == pytest.approx(2 * found["prefill"].milliseconds + denoise.milliseconds)
+    with fake_gpu():
+        rows = LayerRows(tmp_path, "dense")
+        denoise, decode, prefill = rows.denoise(), rows.decode(1), rows.prefill()
+    assert sum(op.flops for op in denoise) / 1e12 == pytest.approx(7.43, abs=0.02)
+    products = [op for op in denoise if op.is_product]
+    # Experts, attention, projections: at 760 TFLOP/s the floor of benchmarks/real_shape.py.
+    assert milliseconds(products) == pytest.approx(9.78, abs=0.05)
+    assert milliseconds(denoise) - milliseconds(products) < 0.96
+    assert len(denoise) <= 30
+    assert milliseconds(decode) == pytest.approx(0.190, abs=0.002)
+    assert len(decode) <= 15
+    assert len(prefill) <= 40

@@ -17,12 +17,11 @@ from math import prod
 from typing import Any
 
 import torch
+from fake_gpu.standins import stand_ins
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
-
-from shapes.standins import stand_ins
 
 aten = torch.ops.aten
 _FREE = {

@@ -15,6 +15,7 @@ from unittest.mock import patch
 from weakref import ref
 
 import torch
+from fake_gpu.standins import stand_ins
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,7 +23,6 @@ from torch.utils._pytree import tree_iter
 
 from hyimg_cli.kernels import formats
 from hyimg_cli.tiling import blend
-from shapes.standins import stand_ins
 
 _OPS = torch.ops.aten
 _KEPT = (blend._weights.cache_clear, formats._ON_DEVICE.clear)
