@@ -40,9 +40,9 @@ def write_wan(folder: Path, *, boundary_ratio: float | None = None) -> Path:
 
 def write_start(folder: Path, kind: str) -> Path:
     """A checkpoint of image-to-video in its official layout: one of START_KINDS."""
-    from tiny_checkpoints import start
+    import tiny_image_to_video
 
-    start.KINDS[kind](folder)
+    tiny_image_to_video.KINDS[kind](folder)
     return folder
 
 

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from diffusers import AutoencoderKLWan, HunyuanVideo15Transformer3DModel, WanTransformer3DModel
-from transformers import CLIPVisionConfig, CLIPVisionModel, SiglipVisionConfig, SiglipVisionModel
-
 from tiny_checkpoints import hunyuan_video15, wan
 from tiny_checkpoints.writing import bfloat16, write_json, write_weights
+from transformers import CLIPVisionConfig, CLIPVisionModel, SiglipVisionConfig, SiglipVisionModel
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 # Shaped like the released ones: a class row, rows of patches; the last layer but one is read.
