@@ -40,7 +40,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.parallel.watch import Limits
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, ParallelConfig, RunConfig
-from hyimg_cli.spec.events import JobDone, ReplicaDied
+from hyimg_cli.spec.events import JobEnded, ReplicaDied
 
 # A stopped replica is to be noticed within a trial's patience, not within a minute.
 _LIMITS, _BEAT_S = Limits(silence_s=20.0), 1.0
@@ -99,7 +99,7 @@ def _tried(given: argparse.Namespace, place: Path, address: str | None) -> dict[
                 break
             try:
                 for event in _several(config).run(make_plan(left, registry.model_card), folder):
-                    if isinstance(event, JobDone):
+                    if isinstance(event, JobEnded) and event.is_done:
                         faults.some()
                     elif isinstance(event, ReplicaDied):
                         deaths[event.why] += 1
@@ -139,7 +139,7 @@ def _node_lost(given: argparse.Namespace, place: Path, cluster: Any, how: int) -
     struck = 0.0
     with RunFolder(config.output.folder) as folder:
         for event in _several(config).run(make_plan(jobs, registry.model_card), folder):
-            done += isinstance(event, JobDone)
+            done += isinstance(event, JobEnded) and event.is_done
             if isinstance(event, ReplicaDied):
                 deaths[f"{event.why}, seen after {time.monotonic() - struck:.0f} s"] += 1
             if done == given.jobs // 3 and not struck:

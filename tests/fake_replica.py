@@ -25,16 +25,15 @@ from hyimg_cli.journal.keys import job_keys
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import (
-    DenoiseStep,
     Event,
     Failure,
     GroupStarted,
-    JobDone,
-    JobFailed,
+    JobEnded,
     JobStarted,
     ModelLoaded,
     Outcome,
     OutputFile,
+    Progress,
 )
 from hyimg_cli.spec.job import Job, VideoJob
 from hyimg_cli.spec.plan import Plan
@@ -92,12 +91,12 @@ class FakeSession:
                 latents.parent.mkdir(exist_ok=True)
                 replace_file(latents, b"%d" % step)
                 if step == 2 and "cut short" in job.prompt and self._first_time(job):
-                    yield DenoiseStep(job.custom_id, step, job.num_inference_steps)
+                    yield Progress(job.custom_id, "denoise", step, job.num_inference_steps)
                     self._die_once_heard(f"{job.custom_id}.step-2")
-            yield DenoiseStep(job.custom_id, step, job.num_inference_steps)
+            yield Progress(job.custom_id, "denoise", step, job.num_inference_steps)
         outcome = self._made(job, folder)
         folder.append(outcome)
-        yield (JobFailed if outcome.error else JobDone)(outcome)
+        yield JobEnded(outcome)
 
     def _made(self, job: Job, folder: JobFolder) -> Outcome:
         key = job_keys([job], self._config)[job.custom_id]

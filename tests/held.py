@@ -18,7 +18,7 @@ from pathlib import Path
 from hyimg_cli.cli.app import run
 from hyimg_cli.engine.session import Session
 from hyimg_cli.pipelines.prefetch import WriteBehind
-from hyimg_cli.spec.events import JobDone
+from hyimg_cli.spec.events import JobEnded
 
 hold, results = Path(sys.argv[1]), int(sys.argv[2])
 events_of, finished = Session.run, WriteBehind.finished
@@ -27,7 +27,7 @@ def held(session, *arguments):
     done = 0
     for event in events_of(session, *arguments):
         yield event
-        done += isinstance(event, JobDone)
+        done += isinstance(event, JobEnded) and event.is_done
         while done == results and hold.exists():
             time.sleep(0.01)
 

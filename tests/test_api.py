@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import processor_s
+from event_kinds import is_done
 
 from hyimg_cli import (
     ModelChoice,
@@ -31,7 +32,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.settings.config import configured, settings_of
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.settings.run import BatchConfig, ReuseConfig
-from hyimg_cli.spec.events import JobDone, JobFailed
+from hyimg_cli.spec.events import JobEnded
 from hyimg_cli.spec.job import SizeRequest
 from hyimg_cli.spec.options import Lora
 from hyimg_cli.spec.plan import Plan
@@ -89,7 +90,7 @@ def test_a_run_tells_its_plan_its_jobs_and_its_end(write_manifest: Write, tmp_pa
     summary = run_manifest(manifest, config, select="a", on_event=events.append)
     (planned,) = [event for event in events if isinstance(event, RunPlanned)]
     assert [job.custom_id for job in planned.plan.jobs] == ["a"]
-    (done,) = [event.outcome for event in events if isinstance(event, JobDone)]
+    (done,) = [event.outcome for event in events if is_done(event)]
     assert (tmp_path / "out" / done.outputs[0].path).is_file()
     assert events[-2] == RunEnded(summary)
     assert (summary.done, summary.left) == (1, 0)
@@ -109,7 +110,7 @@ def test_what_an_event_s_reader_raises_ends_the_run_in_order(
     def stop(event: Any) -> None:
         if isinstance(event, RunEnded):
             ended.append(event.error)
-        if isinstance(event, JobDone):
+        if is_done(event):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -225,7 +226,7 @@ def test_in_a_running_job_a_missing_system_prompt_fails_that_job_alone(
     ).jobs
     plan = make_plan([replace(bad, use_system_prompt="en_unified"), good])
     session = Session(RunConfig(OutputConfig(tmp_path / "out")))
-    events = [e for e in session.run(plan) if isinstance(e, JobDone | JobFailed)]
+    events = [e for e in session.run(plan) if isinstance(e, JobEnded)]
     ends = {event.outcome.custom_id: event.outcome for event in events}
     assert ends[good.custom_id].status == "done"
     error = ends[bad.custom_id].error

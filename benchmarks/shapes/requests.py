@@ -23,6 +23,7 @@ from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.stages import Decoded, ImageStages, encoded_by
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
+from hyimg_cli.spec.events import Progress
 from hyimg_cli.spec.job import ImageJob
 from shapes.network import quantization_of
 from shapes.scale import Scale, Workload, source
@@ -95,7 +96,7 @@ def affordable(requests: Requests, done: Sequence[Served], left_s: float) -> int
     if requests.count == 1 or not alone or not many:
         return requests.steps
     denoise = sum(alone[0].phases_s.get(name, 0.0) for name in ("denoise_first", "denoise_rest"))
-    steps = alone[0].events["DenoiseStep"]
+    steps = alone[0].events["denoise"]
     per_step = requests.count * denoise / max(1, steps)
     return min(requests.steps, math.floor((0.9 * left_s - many[0].seconds) / per_step))
 
@@ -129,7 +130,8 @@ def serve(
     failed: list[str] = []
     is_cut = False
     for event in run.run():
-        events[type(event).__name__] += 1
+        if isinstance(event, Progress) and event.done:
+            events[event.phase] += 1
         if isinstance(event, Decoded):
             drawn.append(event)
             timings.append(event.clock.timings_s())

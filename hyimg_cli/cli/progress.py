@@ -11,7 +11,7 @@ from hyimg_cli.cli.views import View, view_of
 from hyimg_cli.engine.run import ManifestEvent, ManifestRun, RunEnded, RunPlanned
 from hyimg_cli.errors import Interrupted, StorageError
 from hyimg_cli.journal.journal import outcome_to_json
-from hyimg_cli.spec.events import JobDone, JobFailed, JobStarted, Remark
+from hyimg_cli.spec.events import JobEnded, JobStarted, Remark
 
 
 class Report:
@@ -39,11 +39,11 @@ class Report:
                 self._end(event)
             case _:
                 if self._view is not None:
-                    self._has_begun |= isinstance(event, JobStarted | JobDone | JobFailed)
+                    self._has_begun |= isinstance(event, JobStarted | JobEnded)
                     self._view.show(event)
-                elif isinstance(event, JobDone | JobFailed):  # it was never started
+                elif isinstance(event, JobEnded):  # it was never started
                     note(describe_outcome(event.outcome))
-                if self._style.as_json and isinstance(event, JobDone | JobFailed):
+                if self._style.as_json and isinstance(event, JobEnded):
                     json_line(outcome_to_json(event.outcome))
 
     def _end(self, end: RunEnded) -> None:

@@ -3,15 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from hyimg_cli.spec.events import (
-    DenoiseStep,
-    Event,
-    JobDone,
-    JobFailed,
-    JobStarted,
-    PhaseStarted,
-    ThinkToken,
-)
+from hyimg_cli.spec.events import Event, JobEnded, JobStarted, Progress
 
 
 @dataclass(frozen=True)
@@ -43,14 +35,9 @@ class Underway:
         match event:
             case JobStarted(name):
                 self._move(PhaseLine("start", name))
-            case PhaseStarted(name, phase, total):
-                self._move(PhaseLine(phase, name, total=total))
-            case ThinkToken(name, count):
-                self._move(PhaseLine("think", name, count))
-            case DenoiseStep(name, step, total):
-                phase = self._jobs[name].phase if name in self._jobs else "denoise"
-                self._move(PhaseLine(phase, name, step, total))
-            case JobDone(outcome) | JobFailed(outcome):
+            case Progress(name, phase, done, total) if name:
+                self._move(PhaseLine(phase, name, done, total))
+            case JobEnded(outcome):
                 self._jobs.pop(outcome.custom_id, None)
             case _:
                 pass

@@ -10,11 +10,11 @@ from typing import Self
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    Progress,
     ProgressColumn,
     TaskID,
     TextColumn,
 )
+from rich.progress import Progress as Bars
 
 from hyimg_cli.cli.render import Style, note
 from hyimg_cli.cli.sentences import (
@@ -27,14 +27,7 @@ from hyimg_cli.cli.sentences import (
 from hyimg_cli.cli.underway import Underway
 from hyimg_cli.engine.eta import Eta
 from hyimg_cli.engine.weights_read import WeightsRead
-from hyimg_cli.spec.events import (
-    Event,
-    JobDone,
-    JobFailed,
-    ModelLoading,
-    PromptEmbedded,
-    PromptsReady,
-)
+from hyimg_cli.spec.events import Event, JobEnded, ModelLoading, Progress, PromptsReady
 from hyimg_cli.spec.printed import printable
 
 # Between looks at what changes without an event, and between plain lines that say how far it is.
@@ -53,7 +46,7 @@ class View:
         return None
 
     def show(self, event: Event) -> None:
-        if isinstance(event, JobFailed):
+        if isinstance(event, JobEnded) and not event.is_done:
             note(describe_outcome(event.outcome))
 
 
@@ -84,7 +77,10 @@ class LiveView(View):
             if isinstance(event, ModelLoading):
                 self._read = WeightsRead(of_children=self._has_replicas)
                 self._loading = event
-            elif not isinstance(event, PromptEmbedded | PromptsReady):
+            elif not (
+                isinstance(event, PromptsReady)
+                or (isinstance(event, Progress) and event.phase == "embed")
+            ):
                 self._loading = self._read = None
             self._show(event)
 
@@ -134,7 +130,7 @@ class PlainView(LiveView):
     def _show(self, event: Event) -> None:
         if isinstance(event, Readiness):
             note(describe_readiness(event))
-        elif isinstance(event, JobDone | JobFailed):
+        elif isinstance(event, JobEnded):
             self._count += 1
             note(f"[{self._count}/{self._total}] {describe_outcome(event.outcome)}")
 
@@ -157,7 +153,7 @@ class RichView(LiveView):
             BarColumn(),
             TextColumn("{task.fields[count]}", markup=False),
         ]
-        self._progress = Progress(
+        self._progress = Bars(
             *columns, console=Console(stderr=True, highlight=False, emoji=False), transient=True
         )
         self._finished = 0
@@ -187,7 +183,7 @@ class RichView(LiveView):
         self._underway.add(event)
         if isinstance(event, Readiness):
             self._print(describe_readiness(event))
-        elif isinstance(event, JobDone | JobFailed):
+        elif isinstance(event, JobEnded):
             self._finished += 1
             if event.outcome.status == "failed" or event.outcome.warnings:
                 self._print(describe_outcome(event.outcome))

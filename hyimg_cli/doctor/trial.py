@@ -18,7 +18,7 @@ from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.media.images import write_png
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import CacheConfig, OutputConfig, RunConfig
-from hyimg_cli.spec.events import JobDone, JobFailed
+from hyimg_cli.spec.events import JobEnded
 from hyimg_cli.spec.plan import Plan
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ def drawn(session: "Session", plan: Plan, folder: Path) -> dict[str, str]:
     found = {}
     with RunFolder(folder) as run_folder:
         for event in session.run(plan, run_folder):
-            if isinstance(event, JobFailed) and event.outcome.error is not None:
-                raise JobError(event.outcome.error.message, hint=event.outcome.error.hint)
-            if isinstance(event, JobDone):
+            if isinstance(event, JobEnded):
+                if error := event.outcome.error:
+                    raise JobError(error.message, hint=error.hint)
                 found[event.outcome.custom_id] = event.outcome.outputs[0].pixel_sha256
     return found

@@ -29,16 +29,13 @@ from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import (
-    DenoiseStep,
     Event,
     GroupStarted,
-    JobDone,
-    JobFailed,
+    JobEnded,
     JobStarted,
     ModelLoading,
     Outcome,
-    PhaseStarted,
-    ThinkToken,
+    Progress,
 )
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
@@ -192,16 +189,16 @@ class Eta:
             case JobStarted():
                 self._first_job = now if self._first_job is None else self._first_job
                 self._move(event.custom_id, "decode", passed, _WHOLE)
-            case PhaseStarted():
+            case Progress(phase="think", done=count) if count:
+                self._write(event, passed)
+            case Progress(phase="denoise", done=step) if step:
+                part = 1 - step / max(1, event.total)
+                self._move(event.custom_id, "denoise", passed, {"denoise": part})
+            case Progress() if event.custom_id:
                 stage = "denoise" if event.phase == "decode_latents" else "prompts"
                 over = {"think": _READ, "denoise": _READ | _WRITTEN}.get(event.phase, {})
                 self._move(event.custom_id, stage, passed, over)
-            case ThinkToken():
-                self._write(event, passed)
-            case DenoiseStep():
-                part = 1 - event.step / max(1, event.total)
-                self._move(event.custom_id, "denoise", passed, {"denoise": part})
-            case JobDone() | JobFailed():
+            case JobEnded():
                 self._end(event.outcome, passed)
             case ModelLoading():
                 self._load(event.model, passed)
@@ -271,13 +268,13 @@ class Eta:
             at.left[name] = part
         return at
 
-    def _write(self, event: ThinkToken, passed: float) -> None:
+    def _write(self, event: Progress, passed: float) -> None:
         """A token more; how far its text is follows from those that are done, if there are any."""
         at = self._move(event.custom_id, "text", passed, {})
         if at is not None:
             texts, tokens = self._texts.get(_kind(at.job), (0, 0))
             length = tokens / texts if texts else at.units["text"]
-            part = max(_LAST_PART, 1 - event.count / max(1.0, length))
+            part = max(_LAST_PART, 1 - event.done / max(1.0, length))
             self._move(event.custom_id, "text", 0.0, {"text": part})
 
     def _end(self, outcome: Outcome, passed: float) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from hyimg_cli.errors import ConsecutiveErrors, HyimgError, MachineError, ReplicaError
 from hyimg_cli.settings.run import FailurePolicy
-from hyimg_cli.spec.events import Event, Failure, JobDone, JobFailed, JobStarted, Outcome
+from hyimg_cli.spec.events import Event, Failure, JobEnded, JobStarted, Outcome
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 
 logger = logging.getLogger(__name__)
@@ -99,9 +99,9 @@ class FailureLimit:
         self._at_work: dict[str, int] = {}
         self._in_a_row: list[Failure] = []
 
-    def may_retry(self, event: Event, tries_left: int) -> bool:
+    def may_retry(self, ended: JobEnded, tries_left: int) -> bool:
         """True for a job that failed by what may pass, and has another try."""
-        error = event.outcome.error if isinstance(event, JobFailed) else None
+        error = ended.outcome.error
         return error is not None and error.retryable and tries_left > 0
 
     def ends_run(self, event: Event, *, is_final: bool = True) -> bool:
@@ -110,10 +110,10 @@ class FailureLimit:
             case JobStarted():
                 self._at_work[event.custom_id] = len(self._errors)
                 self._errors.append(None)
-            case JobDone():
+            case JobEnded() if event.is_done:
                 self._at_work.pop(event.outcome.custom_id, None)
-            case JobFailed():
-                self._count(event)
+            case JobEnded():
+                self._count(event.outcome)
                 return bool(self._in_a_row) or (is_final and self._policy.fail_fast)
         return False
 
@@ -134,9 +134,9 @@ class FailureLimit:
             "--max-consecutive-errors 0 goes on whatever fails",
         )
 
-    def _count(self, failed: JobFailed) -> None:
-        at = self._at_work.pop(failed.outcome.custom_id, len(self._errors))
-        self._errors[at : at + 1] = [failed.outcome.error]
+    def _count(self, failed: Outcome) -> None:
+        at = self._at_work.pop(failed.custom_id, len(self._errors))
+        self._errors[at : at + 1] = [failed.error]
         most = self._policy.max_consecutive_errors
         if not most or self._in_a_row:
             return

@@ -34,7 +34,7 @@ from hyimg_cli.report.follower import Follower
 from hyimg_cli.settings.config import settings_of
 from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.settings.run import TOYS, RunConfig
-from hyimg_cli.spec.events import Event, JobDone, JobFailed, Outcome, Remark, RemarkKind
+from hyimg_cli.spec.events import Event, JobEnded, Outcome, Remark, RemarkKind
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.units import counted
@@ -251,7 +251,7 @@ class ManifestRun:
     ) -> None:
         """Tell of jobs that ended without a session."""
         for outcome in outcomes:
-            event = (JobFailed if outcome.error else JobDone)(outcome)
+            event = JobEnded(outcome)
             self._tell(event)
             follow(event)
 

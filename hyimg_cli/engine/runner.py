@@ -32,14 +32,12 @@ from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.events import (
     Event,
-    JobDone,
-    JobFailed,
+    JobEnded,
     JobStarted,
     ModelLoaded,
     Outcome,
     Prewarmed,
     PromptsReady,
-    RunEvent,
 )
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
@@ -115,7 +113,7 @@ class Summary:
     def add(self, event: Event) -> None:
         before, self._clock = self._clock, time.perf_counter()
         # With replicas one loads while another draws: time with a job at work is the jobs'.
-        if self._at_work or not isinstance(event, RunEvent):
+        if self._at_work or isinstance(event, JobStarted | JobEnded):
             self.pictures_s += self._clock - before
         match event:
             case ModelLoaded():
@@ -126,7 +124,7 @@ class Summary:
                 self.encode_s = self._longest("encode", event.replica, event.encode_s)
             case JobStarted():
                 self._at_work.add(event.custom_id)
-            case JobDone() | JobFailed():
+            case JobEnded():
                 self.finish(event.outcome)
             case _:
                 pass
@@ -346,7 +344,7 @@ def _untried(
             attempt = attempts.get(job.custom_id, 0) + 1
             outcomes.append(failed_job(job, key, attempt, error, finishing_key=finishing))
             folder.append(outcomes[-1])
-            if limit.ends_run(JobFailed(outcomes[-1])):
+            if limit.ends_run(JobEnded(outcomes[-1])):
                 return tuple(outcomes), True
     return tuple(outcomes), False
 

@@ -1,6 +1,6 @@
 """Pipelines at work on a plan: the one place that holds models, plan and folder.
 
-A file is written, then its line, then `JobDone` leaves the session: a killed run never has a line
+A file is written, then its line, then `JobEnded` leaves the session: a killed run never has a line
 without its file.
 """
 
@@ -33,8 +33,8 @@ from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.events import (
     Event,
     GroupStarted,
-    JobDone,
-    JobFailed,
+    JobEnded,
+    JobStarted,
     ModelLoaded,
     ModelLoading,
     ModelReleased,
@@ -149,14 +149,14 @@ class Session:
         self, jobs: Sequence[Job], plan: Plan, started: float, limit: FailureLimit
     ) -> Iterator[Event]:
         """A group's events; failures that may pass are tried again behind the others."""
-        again: dict[str, JobFailed] = {}
+        again: dict[str, JobEnded] = {}
         for retries_left in range(self._config.failure.max_retries, -1, -1):
             for event in self._group(jobs, started):
                 is_final = True
-                if isinstance(event, JobDone | JobFailed):
+                if isinstance(event, JobEnded):
                     again.pop(event.outcome.custom_id, None)
-                if isinstance(event, JobFailed) and limit.may_retry(event, retries_left):
-                    is_final, again[event.outcome.custom_id] = False, event
+                    if limit.may_retry(event, retries_left):
+                        is_final, again[event.outcome.custom_id] = False, event
                 self._is_over |= limit.ends_run(event, is_final=is_final)
                 if is_final:
                     yield event
@@ -180,7 +180,9 @@ class Session:
                 raise
 
     def _shown(
-        self, events: Iterator[Progress | Finished[Job] | Lost[Job]], behind: WriteBehind[Written]
+        self,
+        events: Iterator[JobStarted | Progress | Finished[Job] | Lost[Job]],
+        behind: WriteBehind[Written],
     ) -> Iterator[Event]:
         """Progress as it is; jobs once they are written; cut where a stop was asked for."""
         for event in events:
@@ -207,9 +209,7 @@ class Session:
         except Exception as error:
             return done, error
 
-    def _journaled(
-        self, behind: WriteBehind[Written], *, wait: bool
-    ) -> Iterator[JobDone | JobFailed]:
+    def _journaled(self, behind: WriteBehind[Written], *, wait: bool) -> Iterator[JobEnded]:
         for (done, output), seconds in behind.finished(wait=wait):
             done.clock.overlapped("write", seconds)
             if isinstance(output, Exception):
@@ -221,14 +221,14 @@ class Session:
             if self._folder is not None:
                 with suppress(StorageError, OutputFolderError):
                     self._folder.drop_latents([done.job.custom_id])
-            yield JobDone(outcome)
+            yield JobEnded(outcome)
 
-    def _failed(self, lost: Lost[Job]) -> JobFailed:
+    def _failed(self, lost: Lost[Job]) -> JobEnded:
         raise_if_of_machine(lost.error)
         facts = self._facts(lost.job, key_of(lost.job, source_digests(lost.job), self._config))
         said = line_facts(lost, facts, *lost.warnings, *lost.request.warnings_if_lost)
         outcome = failed_job(lost.job, facts.key, facts.attempt, lost.error, **said)
-        return JobFailed(self._recorded(outcome))
+        return JobEnded(self._recorded(outcome))
 
     def _facts(self, job: Job, key: str) -> Facts:
         attempt = self._attempts[job.custom_id] = self._attempts.get(job.custom_id, 0) + 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hyimg_cli.journal.provenance import cores
 from hyimg_cli.report.run_page import RunPage
-from hyimg_cli.spec.events import Event, JobDone, JobFailed
+from hyimg_cli.spec.events import Event, JobEnded
 
 SHARE = 0.01
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class Follower:
 
     def look(self, event: Event) -> None:
         """Begins a refresh where there is news and time for it; never waits."""
-        is_news = isinstance(event, JobDone | JobFailed)
+        is_news = isinstance(event, JobEnded)
         # The page as the run finds the folder; then with the first picture.
         if self._at_work is None or (is_news and not self._has_shown_any):
             self._has_shown_any |= is_news

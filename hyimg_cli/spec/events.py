@@ -255,15 +255,6 @@ Embedded = Literal["prompts", "start pictures"]
 
 
 @dataclass(frozen=True)
-class PromptEmbedded:
-    """The `count`-th of `total` distinct prompts, or start pictures, of a plan is ready."""
-
-    count: int
-    total: int
-    what: Embedded = "prompts"
-
-
-@dataclass(frozen=True)
 class PromptsReady:
     """Every distinct prompt, or start picture, of a model's jobs is embedded: `encoded` of them
     now, `encode_s` long; their encoders have left memory.
@@ -319,55 +310,37 @@ class JobStarted:
 
 
 @dataclass(frozen=True)
-class PhaseStarted:
-    """A job entered a phase; `total` counts its units of work where that is known, else 0."""
+class Progress:
+    """How far a job is in a phase: `done` of `total` tokens or denoise steps, 0 where that is not
+    known. In the phase `embed`, which is of no job: prompts or start pictures of the plan.
+    """
 
     custom_id: str
     phase: str
+    done: int = 0
     total: int = 0
 
 
 @dataclass(frozen=True)
-class ThinkToken:
-    """The AR stage wrote its `count`-th token."""
-
-    custom_id: str
-    count: int
-
-
-@dataclass(frozen=True)
-class DenoiseStep:
-    """A denoise step is done; `step` counts from 1 to `total`."""
-
-    custom_id: str
-    step: int
-    total: int
-
-
-@dataclass(frozen=True)
-class JobDone:
-    """The picture is on disk and the line is in the journal."""
+class JobEnded:
+    """A job is done, its file on disk, or it failed; its line is in the journal."""
 
     outcome: Outcome
 
-
-@dataclass(frozen=True)
-class JobFailed:
-    """The job failed and its line is in the journal; the run goes on."""
-
-    outcome: Outcome
+    @property
+    def is_done(self) -> bool:
+        return self.outcome.status == "done"
 
 
-# What a job tells of itself between its start and its end.
-Progress = JobStarted | PhaseStarted | ThinkToken | DenoiseStep
-# What makes ready for jobs, or tells of something else than jobs.
-RunEvent = (
+Event = (
     ModelLoading
     | ModelLoaded
     | ModelReleased
-    | PromptEmbedded
     | PromptsReady
     | Prewarmed
     | ReplicaDied
+    | GroupStarted
+    | JobStarted
+    | Progress
+    | JobEnded
 )
-Event = RunEvent | GroupStarted | Progress | JobDone | JobFailed

@@ -18,18 +18,15 @@ from hyimg_cli.manifest.file_names import suffix_of
 from hyimg_cli.media.images import pixel_digest, write_picture
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import (
-    DenoiseStep,
     Event,
     Failure,
     GroupStarted,
-    JobDone,
-    JobFailed,
+    JobEnded,
     JobStarted,
     ModelLoaded,
     Outcome,
     OutputFile,
-    PhaseStarted,
-    ThinkToken,
+    Progress,
 )
 from hyimg_cli.spec.job import Encoding, ImageJob
 from hyimg_cli.spec.plan import Plan
@@ -74,18 +71,18 @@ class FakeSession:
     def _job(self, job: ImageJob) -> Iterator[Event]:
         type(self).ran.append(job.custom_id)
         yield JobStarted(job.custom_id)
-        yield PhaseStarted(job.custom_id, "think")
-        yield ThinkToken(job.custom_id, 1)
+        yield Progress(job.custom_id, "think")
+        yield Progress(job.custom_id, "think", 1)
         self._obey(job.prompt)
         self.meanwhile.get(job.custom_id, str)(self.folder.folder)
-        yield PhaseStarted(job.custom_id, "denoise_rest", total=job.num_inference_steps)
+        yield Progress(job.custom_id, "denoise", 0, job.num_inference_steps)
         for step in range(1, job.num_inference_steps + 1):
             if self._stopped_by:
                 raise Interrupted(self._stopped_by)
-            yield DenoiseStep(job.custom_id, step, job.num_inference_steps)
+            yield Progress(job.custom_id, "denoise", step, job.num_inference_steps)
         outcome = self._failed(job) if "fail" in job.prompt else self._done(job)
         self.folder.append(outcome)
-        yield (JobFailed if outcome.error else JobDone)(outcome)
+        yield JobEnded(outcome)
 
     def _obey(self, prompt: str) -> None:
         if "crash" in prompt:

@@ -15,22 +15,18 @@ from hyimg_cli.cli.underway import Underway
 from hyimg_cli.engine.eta import Eta
 from hyimg_cli.settings.run import OutputConfig, RunConfig
 from hyimg_cli.spec.events import (
-    DenoiseStep,
     Event,
     Failure,
     GroupStarted,
-    JobDone,
-    JobFailed,
+    JobEnded,
     JobStarted,
     ModelLoaded,
     ModelLoading,
     Outcome,
     OutputFile,
-    PhaseStarted,
     Prewarmed,
-    PromptEmbedded,
+    Progress,
     ReuseReport,
-    ThinkToken,
     VideoFile,
 )
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -50,20 +46,20 @@ def show(view: views.LiveView, event: Event) -> None:
 
 def end_of(name: str, *, is_failed: bool) -> Event:
     if not is_failed:
-        return JobDone(Outcome(name, "done", key=""))
+        return JobEnded(Outcome(name, "done", key=""))
     failure = Failure("job.fake", "told to\nfail", "", retryable=False)
-    return JobFailed(Outcome(name, "failed", key="", error=failure))
+    return JobEnded(Outcome(name, "failed", key="", error=failure))
 
 
 def life_of(name: str, *, is_failed: bool) -> list[Event]:
-    steps = [DenoiseStep(name, step, STEPS) for step in range(1, STEPS + 1)]
+    steps = [Progress(name, "denoise", step, STEPS) for step in range(1, STEPS + 1)]
     return [
         JobStarted(name),
-        PhaseStarted(name, "prefill"),
-        PhaseStarted(name, "think"),
-        ThinkToken(name, 1),
-        ThinkToken(name, 2),
-        PhaseStarted(name, "denoise", STEPS),
+        Progress(name, "prefill"),
+        Progress(name, "think"),
+        Progress(name, "think", 1),
+        Progress(name, "think", 2),
+        Progress(name, "denoise", 0, STEPS),
         *(steps[:1] if is_failed else steps),
         end_of(name, is_failed=is_failed),
     ]
@@ -90,10 +86,10 @@ def test_a_phase_is_told_once_with_its_jobs() -> None:
     underway = Underway()
     for name in ("a", "b", "c"):
         underway.add(JobStarted(name))
-        underway.add(PhaseStarted(name, "think"))
-    underway.add(ThinkToken("a", 7))
-    underway.add(PhaseStarted("c", "denoise", 20))
-    underway.add(DenoiseStep("c", 12, 20))
+        underway.add(Progress(name, "think"))
+    underway.add(Progress("a", "think", 7))
+    underway.add(Progress("c", "denoise", 0, 20))
+    underway.add(Progress("c", "denoise", 12, 20))
     told = [(line.phase, line.who, line.count) for line in underway.lines()]
     assert told == [("denoise", "c", "step 12/20"), ("think", "2 jobs", "7 tokens")]
     assert underway.drawn == 0.6
@@ -226,7 +222,7 @@ def test_loading_says_how_much_was_read(plain: views.PlainView) -> None:
     assert plain.loading == "loading tiny-image"
     plain.tick()
     assert plain.loading == "loading tiny-image: 12.3 of 91.4 GB"
-    show(plain, PromptEmbedded(1, 2))
+    show(plain, Progress("", "embed", 1, 2))
     assert plain.loading
     show(plain, ModelLoaded("tiny-image", 0.5, "cpu", "float32", 1000))
     assert plain.loading == ""

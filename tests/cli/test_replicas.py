@@ -14,7 +14,7 @@ import pytest
 from hyimg_cli.engine.replicas.local import LocalProcesses
 from hyimg_cli.engine.runner import Summary
 from hyimg_cli.journal.journal import RunFolder
-from hyimg_cli.spec.events import JobDone, JobStarted, ModelLoaded, Outcome, Prewarmed, ReplicaDied
+from hyimg_cli.spec.events import JobEnded, JobStarted, ModelLoaded, Outcome, Prewarmed, ReplicaDied
 
 Run = Callable[..., Any]
 Write = Callable[..., Path]
@@ -174,11 +174,11 @@ def test_times_of_replicas_that_load_together_are_not_added_up(
     at(6, Prewarmed(1, 1, replica=0))
     at(6, JobStarted("a"))
     at(8, ModelLoaded("m", 8, "cpu", "float32", 1, replica=1))  # while `a` is at work
-    at(10, JobDone(Outcome("a", "done", key="")))
+    at(10, JobEnded(Outcome("a", "done", key="")))
     at(11, ReplicaDied(1, "killed", 0, False))
     at(13, Prewarmed(1, 2, replica=0))
     at(14, JobStarted("b"))
-    at(16, JobDone(Outcome("b", "done", key="")))
+    at(16, JobEnded(Outcome("b", "done", key="")))
     assert (counts.load_s, counts.prewarm_s) == (8, 3)
     assert counts.pictures_s == pytest.approx(4 + 1 + 2)
     assert counts.seconds_per_picture == pytest.approx(3.5)

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from event_kinds import is_embedded, is_step
 
 from hyimg_cli.engine.session import Session
 from hyimg_cli.media.video import _Stream
 from hyimg_cli.models.diffusers_video import encoders, hunyuan_video15
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.pipelines.video import latents_checkpoint
-from hyimg_cli.spec.events import DenoiseStep, PromptEmbedded
+from hyimg_cli.spec.events import Progress
 
 LINE = {
     "custom_id": "film", "task": "t2v", "prompt": "a dog", "seed": 1, "steps": 5,
@@ -59,8 +60,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def run(self: Session, *arguments: Any) -> Iterator[Any]:
         for event in inner(self, *arguments):
-            if isinstance(event, DenoiseStep):
-                told.append(event.step)
+            if is_step(event):
+                told.append(event.done)
             yield event
 
     monkeypatch.setattr(Session, "run", run)
@@ -269,12 +270,12 @@ def test_what_is_left_to_denoise_beside_a_denoised_job_is_embedded_and_denoised(
     command = ("generate", write_manifest(LINE, other), "-o", "out", *PLAIN, "--no-prewarm")
     fail_once(monkeypatch, DiffusersVideo, "decode_latents", RuntimeError("out of memory"))
     assert run_cli(*command, "--limit", "1").code == 1
-    embedded: list[PromptEmbedded] = []
+    embedded: list[Progress] = []
     inner = Session.run
 
     def run(self: Session, *arguments: Any) -> Iterator[Any]:
         for event in inner(self, *arguments):
-            if isinstance(event, PromptEmbedded):
+            if is_embedded(event):
                 embedded.append(event)
             yield event
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engine.conftest import studio_of
+from event_kinds import is_done
 from PIL import Image
 
 from hyimg_cli.engine.forecast import forecast
@@ -24,7 +25,6 @@ from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.card import Bucket, ModelCard
-from hyimg_cli.spec.events import JobDone
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
 
 WIDE = Size(47, 88)  # 48 x 90, at the area of 64 x 64
@@ -120,7 +120,7 @@ def test_line_file_and_plan_agree(edit: ImageJob, tmp_path: Path, prefetches_sou
     plan = make_plan(jobs, registry.model_card)
     with RunFolder(tmp_path) as folder:
         events = Session(config).run(plan, folder)
-        lines = {e.outcome.custom_id: e.outcome for e in events if isinstance(e, JobDone)}
+        lines = {e.outcome.custom_id: e.outcome for e in events if is_done(e)}
     (output,) = lines["aligned"].outputs
     assert (output.height, output.width) == (WIDE.height, WIDE.width)
     with Image.open(tmp_path / output.path) as picture:

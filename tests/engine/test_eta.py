@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from event_kinds import is_done
 
 from hyimg_cli.cache.disk import RATES, DiskStore
 from hyimg_cli.engine.eta import STAGES, Eta, KeptRates, Rates
@@ -13,19 +14,16 @@ from hyimg_cli.settings.run import CacheConfig, OutputConfig, RunConfig
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.events import (
     BranchTokens,
-    DenoiseStep,
     Event,
     Failure,
     GroupStarted,
-    JobDone,
-    JobFailed,
+    JobEnded,
     JobStarted,
     ModelLoaded,
     ModelLoading,
     Outcome,
-    PhaseStarted,
+    Progress,
     ReuseReport,
-    ThinkToken,
 )
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
@@ -50,9 +48,9 @@ VIDEO = VideoJob(
 VIDEOS = VideoGroup("tiny-video", Size(32, 32), 5, (VIDEO,))
 
 
-def done(name: str, tokens: int = TOKENS) -> JobDone:
+def done(name: str, tokens: int = TOKENS) -> JobEnded:
     reuse = ReuseReport("hit", 30, 5, tokens, (BranchTokens(10, 0, 4, 16),))
-    return JobDone(Outcome(name, "done", key="", kv_reuse=reuse))
+    return JobEnded(Outcome(name, "done", key="", kv_reuse=reuse))
 
 
 class Run:
@@ -76,16 +74,16 @@ class Run:
         for first in range(0, len(self.jobs), self.together):
             names = [job.custom_id for job in self.jobs[first : first + self.together]]
             for name in names:
-                found += [(0, JobStarted(name)), (0, PhaseStarted(name, "think"))]
+                found += [(0, JobStarted(name)), (0, Progress(name, "think"))]
             for token in range(1, self.tokens + 1):
                 found += [
-                    (TOKEN if n == 0 else 0, ThinkToken(name, token))
+                    (TOKEN if n == 0 else 0, Progress(name, "think", token))
                     for n, name in enumerate(names)
                 ]
-            found += [(0, PhaseStarted(name, "denoise", STEPS)) for name in names]
+            found += [(0, Progress(name, "denoise", 0, STEPS)) for name in names]
             for step in range(1, STEPS + 1):
                 found += [
-                    (STEP if n == 0 else 0, DenoiseStep(name, step, STEPS))
+                    (STEP if n == 0 else 0, Progress(name, "denoise", step, STEPS))
                     for n, name in enumerate(names)
                 ]
             found += [(FINISH, done(name, self.tokens)) for name in names]
@@ -128,7 +126,7 @@ def test_without_earlier_runs_it_is_unknown_until_every_stage_was_seen(run: Run)
             assert not has_finished
         elif 0.5 * total < run.now:
             assert left.left_s == pytest.approx(total - run.now, rel=0.25, abs=3 * STEP)
-        has_finished = has_finished or isinstance(event, JobDone)
+        has_finished = has_finished or is_done(event)
     assert left.left_s == 0
     assert left.done == left.total == len(run.jobs)
 
@@ -166,13 +164,13 @@ def test_between_events_it_counts_down_until_nobody_can_know(job: ImageJob) -> N
 def test_a_failed_job_leaves_no_work_and_one_tried_again_has_all_of_it(job: ImageJob) -> None:
     run = Run(job, 2, 1)
     left = run.eta([run.rates()])
-    for event in (JobStarted("j0"), DenoiseStep("j0", 5, STEPS)):
+    for event in (JobStarted("j0"), Progress("j0", "denoise", 5, STEPS)):
         left.add(event)
     half = left.left_s
     left.add(JobStarted("j0"))
     again = left.left_s
     failure = Failure("job.fake", "", "", retryable=False)
-    left.add(JobFailed(Outcome("j0", "failed", key="", error=failure)))
+    left.add(JobEnded(Outcome("j0", "failed", key="", error=failure)))
     assert half is not None
     assert again is not None
     assert left.left_s is not None
@@ -183,7 +181,11 @@ def test_a_failed_job_leaves_no_work_and_one_tried_again_has_all_of_it(job: Imag
 def test_events_of_nobody_and_in_any_order_do_no_harm(job: ImageJob) -> None:
     run = Run(job, 5, 1)
     events = [event for _, event in run.moments()] * 2
-    events += [JobStarted("nobody"), ThinkToken("nobody", 3), DenoiseStep("nobody", 1, 2)]
+    events += [
+        JobStarted("nobody"),
+        Progress("nobody", "think", 3),
+        Progress("nobody", "denoise", 1, 2),
+    ]
     random.shuffle(events)
     left = run.eta()
     for event in events:
@@ -277,7 +279,7 @@ def test_what_failed_leaves_no_rates(job: ImageJob) -> None:
     failure = Failure("job.fake", "", "", retryable=False)
     eta.add(JobStarted("j0"))
     run.now += 50
-    eta.add(JobFailed(Outcome("j0", "failed", key="", error=failure)))
+    eta.add(JobEnded(Outcome("j0", "failed", key="", error=failure)))
     assert eta.rates() == {}
     for seconds, event in run.moments():
         if "'j1'" in str(event):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_kinds import is_done
 from processors import is_exact_here
 from released import released
 
@@ -18,7 +19,6 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.settings.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
-from hyimg_cli.spec.events import JobDone
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
 
@@ -64,7 +64,7 @@ def test_known_counts_agree_exactly_with_the_run(
     with RunFolder(tmp_path / "out") as folder:
         session = Session(config)
         events = list(session.run(plan, folder))
-    reports = [e.outcome.kv_reuse for e in events if isinstance(e, JobDone)]
+    reports = [e.outcome.kv_reuse for e in events if is_done(e)]
     assert len(reports) == len(jobs)
     assert promised.total.ar_prefill_rows == sum(r.ar_prefill_tokens for r in reports)
     assert promised.total.ar_shared_rows == sum(r.ar_shared_tokens for r in reports)
@@ -72,7 +72,7 @@ def test_known_counts_agree_exactly_with_the_run(
     assert promised.shared_kv_bytes == session._images.tree.held_bytes
     assert (promised.total.ar_shared_rows > 0) == (prefix_cache_mb > 0)
     # Without text to write nothing is estimated: the branches' rows agree as well.
-    silent = [e.outcome for e in events if isinstance(e, JobDone)]
+    silent = [e.outcome for e in events if is_done(e)]
     silent = [o for o in silent if o.custom_id.startswith("seed")]
     computed = sum(b.computed for o in silent for b in o.kv_reuse.branches)
     sizes = [group.size_class for group in plan.groups]
@@ -99,7 +99,7 @@ def _encodes(jobs: list[ImageJob], config: RunConfig) -> int:
     """Images that a session encodes for the jobs, as their last line says."""
     with RunFolder(config.output.folder) as folder:
         events = list(Session(config).run(make_plan(jobs, registry.model_card), folder))
-    lines = [event.outcome for event in events if isinstance(event, JobDone)]
+    lines = [event.outcome for event in events if is_done(event)]
     assert len(lines) == len(jobs)
     return lines[-1].cache["source_images"]["misses"] if lines else 0
 
@@ -180,7 +180,7 @@ def test_texts_are_counted_as_the_run_writes_them(
     told = forecast(plan, config, assumed_think=5).total
     assert (told.texts, told.shared_texts) == (3, 4)
     with RunFolder(tmp_path / "out") as folder, Session(config) as session:
-        done = [e.outcome for e in session.run(plan, folder) if isinstance(e, JobDone)]
+        done = [e.outcome for e in session.run(plan, folder) if is_done(e)]
     reports = [outcome.kv_reuse for outcome in done]
     assert len(done) == 7
     assert sum(report.ar_decode_tokens > 0 for report in reports if report) == told.texts

@@ -13,6 +13,7 @@ import pytest
 import torch
 from engine.conftest import studio_of
 from engine.fake_video import video_job
+from event_kinds import is_done, is_step
 
 from hyimg_cli.engine.session import Session
 from hyimg_cli.journal.journal import RunFolder
@@ -28,7 +29,7 @@ from hyimg_cli.pipelines.image.think import DecodeLoop
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.quality.metrics import psnr
 from hyimg_cli.settings.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
-from hyimg_cli.spec.events import DenoiseStep, JobDone, Outcome
+from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
 
 NO_CACHE = CacheConfig()
@@ -68,9 +69,9 @@ def _filmed(out: Path, *, stop: int = 0, cache: CacheConfig = NO_CACHE) -> Outco
     config = RunConfig(output, model=ModelChoice(device="cuda:0"), cache=cache)
     with RunFolder(out) as folder:
         for event in Session(config).run(make_plan([job], registry.model_card), folder):
-            if isinstance(event, DenoiseStep) and event.step == stop:
+            if is_step(event) and event.done == stop:
                 return None
-            if isinstance(event, JobDone):
+            if is_done(event):
                 return event.outcome
     raise AssertionError("the job failed")
 
@@ -102,7 +103,7 @@ def test_networks_that_take_turns_make_the_same_video_in_less_memory(tmp_path: P
         with RunFolder(config.output.folder) as folder, Session(config) as session:
             events = list(session.run(make_plan([job], registry.model_card), folder))
             held.append(torch.cuda.memory_allocated() - before)
-        made += [e.outcome.outputs[0].pixel_sha256 for e in events if isinstance(e, JobDone)]
+        made += [e.outcome.outputs[0].pixel_sha256 for e in events if is_done(e)]
     assert len(made) == 2
     assert made[0] == made[1]
     sizes = dict(registry.video_card("tiny-video").component_bytes)
@@ -134,7 +135,7 @@ def _drawn(
 ) -> Decoded:
     """The job's end; all denoise steps but the first are done inside `looping`."""
     events = _events([job], model)
-    step = next(event for event in events if isinstance(event, DenoiseStep))
+    step = next(event for event in events if is_step(event))
     with looping or nullcontext():
         while step.step < step.total:
             step = next(events)

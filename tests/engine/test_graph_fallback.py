@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from engine.conftest import studio_of
+from event_kinds import is_done
 from torch import Tensor
 
 from hyimg_cli.engine.session import Session
@@ -24,7 +25,7 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
-from hyimg_cli.spec.events import JobDone, JobStarted, Prewarmed
+from hyimg_cli.spec.events import JobStarted, Prewarmed
 from hyimg_cli.spec.job import ImageJob
 
 Compute = Callable[[], Tensor]
@@ -255,7 +256,7 @@ def test_a_failed_capture_is_in_every_line_and_in_no_key(
     }.items():
         model = with_graphs(family, captures)
         events = ran(model, jobs, config(tmp_path))
-        lines[name] = {e.outcome.custom_id: e.outcome for e in events if isinstance(e, JobDone)}
+        lines[name] = {e.outcome.custom_id: e.outcome for e in events if is_done(e)}
         started = [n for n, event in enumerate(events) if isinstance(event, JobStarted)]
         assert len(started) == len(lines[name]) == 3
     for job in jobs:

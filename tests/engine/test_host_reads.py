@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from engine.conftest import studio_of
+from event_kinds import is_step
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.pipelines.image.think import DecodeLoop
-from hyimg_cli.spec.events import DenoiseStep
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
 HOST_READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__")
@@ -82,9 +82,9 @@ def test_the_denoise_loop_reads_nothing_back(
     jobs = [replace(one, num_inference_steps=5) for one in _jobs(job, sources)]
     with watch:
         for event in _group(jobs, family, 0).run():
-            if isinstance(event, DenoiseStep):
+            if is_step(event):
                 steps += 1
-                watch.is_on = event.step < event.total
+                watch.is_on = event.done < event.total
     assert steps == 25
     assert watch.read == []
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from event_kinds import is_step
 from parallel.test_when_ranks_fail import gone_within, is_alive
 
 from hyimg_cli.engine.session import Session
@@ -29,7 +30,7 @@ from hyimg_cli.settings.run import (
     ParallelConfig,
     RunConfig,
 )
-from hyimg_cli.spec.events import DenoiseStep, JobDone, JobFailed, ModelLoaded, Outcome
+from hyimg_cli.spec.events import JobEnded, ModelLoaded, Outcome
 from hyimg_cli.spec.job import ImageJob
 
 NAMES = ("first", "second", "third")
@@ -74,7 +75,7 @@ def ran(
     found: dict[str, Outcome] = {}
     for event in session.run(make_plan(jobs, registry.model_card)):
         at(event)
-        if isinstance(event, JobDone | JobFailed):
+        if isinstance(event, JobEnded):
             found[event.outcome.custom_id] = event.outcome
     return found
 
@@ -164,7 +165,7 @@ def _keep(event: Any, loads: list[ModelLoaded]) -> None:
 
 
 def _kill_at(event: Any, pid: int) -> None:
-    if isinstance(event, DenoiseStep) and event.step == 1 and is_alive(pid):
+    if is_step(event) and event.done == 1 and is_alive(pid):
         os.kill(pid, signal.SIGKILL)
 
 

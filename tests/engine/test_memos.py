@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_kinds import is_done
 
 from hyimg_cli.engine.session import Session
 from hyimg_cli.manifest.planner import make_plan
@@ -12,14 +13,13 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3 import prompter as prompter_room
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
-from hyimg_cli.spec.events import JobDone
 from hyimg_cli.spec.job import ImageJob
 
 
 def _caches(jobs: list[ImageJob], out: Path) -> list[dict[str, dict[str, int]]]:
     config = RunConfig(OutputConfig(out), batch=BatchConfig(max_size=1, prewarm=False))
     events = Session(config).run(make_plan(jobs, registry.model_card))
-    return [event.outcome.cache for event in events if isinstance(event, JobDone)]
+    return [event.outcome.cache for event in events if is_done(event)]
 
 
 def test_a_second_seed_finds_prompt_and_angles(job: ImageJob, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from engine.conftest import studio_of
+from event_kinds import is_done
 from PIL import Image
 
 from hyimg_cli.engine.session import Session
@@ -19,7 +20,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image import prewarm as module
 from hyimg_cli.pipelines.image.prewarm import Shape, prewarm, shape_of
 from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
-from hyimg_cli.spec.events import JobDone, Prewarmed
+from hyimg_cli.spec.events import Prewarmed
 from hyimg_cli.spec.job import ImageJob
 
 Tell = Callable[..., Any]
@@ -87,7 +88,7 @@ def test_pixels_are_the_same_with_and_without(
         with RunFolder(out) as folder:
             events = list(Session(config).run(make_plan(jobs, registry.model_card), folder))
         assert any(isinstance(event, Prewarmed) for event in events) == is_on
-        outcomes = [event.outcome for event in events if isinstance(event, JobDone)]
+        outcomes = [event.outcome for event in events if is_done(event)]
         digests.append({o.custom_id: o.outputs[0].pixel_sha256 for o in outcomes})
         assert len(outcomes) == len(jobs)
         # Its seconds are apart: no job was under way yet.

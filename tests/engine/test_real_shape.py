@@ -157,7 +157,7 @@ def test_requests_run_whole_and_together(measured: dict[str, Any]) -> None:
         assert (each["form"], each["layers"], each["is_whole"]) == ("fp8", 2, False)
         assert not each["is_cut"]
         # Of so few words one may end a text by chance.
-        assert 3 * count < each["events"]["ThinkToken"] <= 6 * count
+        assert 3 * count < each["events"]["think"] <= 6 * count
         assert each["seconds_each"] == pytest.approx(each["seconds"] / count)
         assert each["planned_bytes"] > 0
     left_out = {(each["name"], each["form"]) for each in measured["left_out"]}

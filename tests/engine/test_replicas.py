@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from event_kinds import is_done, is_step
 from fake_replica import WAIT_S, wait_for
 from machines import with_main_memory
 
@@ -50,16 +51,7 @@ from hyimg_cli.settings.run import (
     ParallelConfig,
     RunConfig,
 )
-from hyimg_cli.spec.events import (
-    DenoiseStep,
-    Event,
-    JobDone,
-    JobFailed,
-    JobStarted,
-    ModelLoaded,
-    Outcome,
-    ReplicaDied,
-)
+from hyimg_cli.spec.events import Event, JobEnded, JobStarted, ModelLoaded, Outcome, ReplicaDied
 from hyimg_cli.spec.job import ImageJob, Job, Size, VideoJob
 from hyimg_cli.spec.plan import Plan
 
@@ -141,8 +133,8 @@ class Floor:
         """What the run has heard, for a replica that waits for that."""
         if isinstance(event, JobStarted):
             (self.marks / f"{event.custom_id}.begun").touch()
-        elif isinstance(event, DenoiseStep):
-            (self.marks / f"{event.custom_id}.step-{event.step}").touch()
+        elif is_step(event):
+            (self.marks / f"{event.custom_id}.step-{event.done}").touch()
 
     def plan(self, jobs: Sequence[Job]) -> Plan:
         return make_plan(jobs, registry.model_card)
@@ -234,7 +226,7 @@ def film() -> VideoJob:
 
 
 def outcomes(events: list[Event]) -> dict[str, Outcome]:
-    ended = [event.outcome for event in events if isinstance(event, JobDone | JobFailed)]
+    ended = [event.outcome for event in events if isinstance(event, JobEnded)]
     assert len({outcome.custom_id for outcome in ended}) == len(ended), "a job ends once"
     return {outcome.custom_id: outcome for outcome in ended}
 
@@ -247,7 +239,7 @@ def deaths(events: list[Event]) -> list[ReplicaDied]:
 def test_all_is_done_once_and_the_line_stands_before_it_is_told(floor: Floor, some: Some) -> None:
 
     def is_recorded(event: Event, _: Replicas) -> None:
-        if isinstance(event, JobDone):
+        if is_done(event):
             last = floor.lines
             assert event.outcome.custom_id in [line["custom_id"] for line in last]
             assert (floor.out / event.outcome.outputs[0].path).is_file()
@@ -348,8 +340,8 @@ def test_a_stop_leaves_what_is_made_and_no_process(
     steps: list[int] = []
 
     def stop(event: Event, several: Replicas) -> None:
-        if isinstance(event, DenoiseStep):
-            steps.append(event.step)
+        if is_step(event):
+            steps.append(event.done)
             if steps.count(1) == 4:
                 # As a signal's handler would, while `run` waits for the replicas.
                 threading.Timer(0.01, several.request_stop, [number]).start()
@@ -380,7 +372,7 @@ def test_whoever_stops_listening_leaves_no_process(floor: Floor, some: Some) -> 
     several = floor.replicas(floor.config(2))
     with RunFolder(floor.out) as folder:
         told = several.run(floor.plan(some(30)), folder)
-        while not isinstance(next(told), JobDone):
+        while not is_done(next(told)):
             pass
         told.close()
         assert floor.pictures == sorted(line["custom_id"] for line in floor.lines)
@@ -521,7 +513,7 @@ def test_a_journal_that_is_removed_stops_all_and_the_next_run_makes_all(
     removed: list[Event] = []
 
     def remove(event: Event, _: Replicas) -> None:
-        if isinstance(event, JobDone) and not removed:
+        if is_done(event) and not removed:
             (floor.out / "results.jsonl").unlink()
             removed.append(event)
 
@@ -542,7 +534,7 @@ def test_a_disk_that_is_full_for_the_journal_ends_every_replica(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def fill(event: Event, _: Replicas) -> None:
-        if isinstance(event, JobDone):
+        if is_done(event):
             monkeypatch.setattr("hyimg_cli.journal.journal_file.write_all", refuse)
 
     with pytest.raises(StorageError, match="the disk is full"):
@@ -560,7 +552,7 @@ def test_attempts_count_on_from_the_journal(floor: Floor, some: Some) -> None:
         (event,) = [
             event
             for event in floor.replicas(config).run(floor.plan(rest.to_run), folder)
-            if isinstance(event, JobFailed)
+            if isinstance(event, JobEnded) and not event.is_done
         ]
     assert event.outcome.attempt == 2
 

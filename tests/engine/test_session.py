@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from event_kinds import is_done, is_step
 
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import ConsecutiveErrors, Interrupted, JournalError, StorageError
@@ -25,15 +26,7 @@ from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline
 from hyimg_cli.pipelines.request import Finished
 from hyimg_cli.settings.run import BatchConfig, FailurePolicy, OutputConfig, RunConfig
-from hyimg_cli.spec.events import (
-    PHASES,
-    DenoiseStep,
-    GroupStarted,
-    JobDone,
-    JobFailed,
-    JobStarted,
-    Outcome,
-)
+from hyimg_cli.spec.events import PHASES, GroupStarted, JobEnded, JobStarted, Outcome
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
 Write = Callable[..., Path]
@@ -43,7 +36,7 @@ def _run(jobs: list[ImageJob], out: Path, **config: Any) -> dict[str, Outcome]:
     settings = RunConfig(OutputConfig(out), **config)
     with RunFolder(out) as folder:
         events = list(Session(settings).run(make_plan(jobs, registry.model_card), folder))
-    return {e.outcome.custom_id: e.outcome for e in events if isinstance(e, JobDone | JobFailed)}
+    return {e.outcome.custom_id: e.outcome for e in events if isinstance(e, JobEnded)}
 
 
 def _pixels(outcome: Outcome) -> str:
@@ -159,7 +152,7 @@ def test_what_comes_before_its_group_is_in_no_jobs_time(
         for event in session.run(plan, folder):
             if isinstance(event, GroupStarted):
                 began = time.perf_counter()
-            elif isinstance(event, JobDone):
+            elif is_done(event):
                 most[event.outcome.custom_id] = time.perf_counter() - began
                 timings = event.outcome.timings_s
                 assert timings["queue"] < timings["total"] <= most[event.outcome.custom_id]
@@ -204,7 +197,7 @@ def test_a_stop_request_ends_the_run_between_steps(jobs: list[ImageJob], tmp_pat
     with RunFolder(out) as folder:
         session = Session(RunConfig(OutputConfig(out)))
         events = session.run(make_plan(jobs, registry.model_card), folder)
-        seen = [next(event for event in events if isinstance(event, DenoiseStep))]
+        seen = [next(event for event in events if is_step(event))]
         session.request_stop(signal.SIGTERM)
         with pytest.raises(Interrupted) as caught:
             seen.extend(events)
@@ -218,13 +211,14 @@ KILLED = """
 import os, signal, sys
 from hyimg_cli.cli import app
 from hyimg_cli.engine.session import Session
-from hyimg_cli.spec.events import DenoiseStep
+from hyimg_cli.spec.events import Progress
 
 told = Session.run
 
 def run(self, plan, folder=None):
     for event in told(self, plan, folder):
-        if isinstance(event, DenoiseStep) and len(folder.results()) >= 2:
+        is_step = isinstance(event, Progress) and event.phase == "denoise" and event.done
+        if is_step and len(folder.results()) >= 2:
             os.kill(os.getpid(), signal.SIGKILL)
         yield event
 
@@ -334,7 +328,7 @@ def _run_to_its_end(jobs: list[ImageJob], out: Path, **failure: Any) -> tuple[di
     with RunFolder(out) as folder:
         try:
             for event in Session(config).run(make_plan(jobs, registry.model_card), folder):
-                if isinstance(event, JobDone | JobFailed):
+                if isinstance(event, JobEnded):
                     ended[event.outcome.custom_id] = event.outcome.status
         except ConsecutiveErrors as error:
             why = f"{error.code}: {error}"
@@ -442,7 +436,7 @@ def test_lines_hold_what_the_conventions_name(jobs: list[ImageJob], tmp_path: Pa
 
 
 def test_what_is_drawn_is_told_before_a_stop(jobs: list[ImageJob], tmp_path: Path) -> None:
-    """A stop between two jobs loses no `JobDone`: as many as there are lines. Then it may go on."""
+    """A stop between two jobs loses no `JobEnded`: as many as lines. Then it may go on."""
     out = tmp_path / "out"
     config = RunConfig(OutputConfig(out), batch=BatchConfig(max_size=1))
     plan = make_plan(jobs, registry.model_card)
@@ -454,12 +448,12 @@ def test_what_is_drawn_is_told_before_a_stop(jobs: list[ImageJob], tmp_path: Pat
         assert set(told) == set(folder.results())
         assert 1 <= len(told) < len(jobs)
         events = list(session.run(plan, folder))
-        assert sum(isinstance(event, JobDone) for event in events) == len(jobs)
+        assert sum(is_done(event) for event in events) == len(jobs)
 
 
 def _told_until_first(session: Session, plan: Any, folder: RunFolder, told: list[str]) -> list[str]:
     for event in session.run(plan, folder):
-        if isinstance(event, JobDone):
+        if is_done(event):
             told.append(event.outcome.custom_id)
             session.request_stop(signal.SIGINT)
     return []

@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import diagonal
 from engine.conftest import studio_of
+from event_kinds import is_token
 
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
@@ -280,7 +281,7 @@ def test_who_waits_has_not_begun(family: Any, job: ImageJob) -> None:
     events: list[Any] = []
     run(seeds, sharing(family, KVTree(10**9)), 4, events=events)
     begun = [n for n, event in enumerate(events) if isinstance(event, JobStarted)]
-    thought = [n for n, event in enumerate(events) if type(event).__name__ == "ThinkToken"]
+    thought = [n for n, event in enumerate(events) if is_token(event)]
     assert begun[0] < thought[0]
     assert thought[-1] < begun[1]
 

@@ -24,7 +24,7 @@ from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.pipelines.out_of_memory import Shortage
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
-from hyimg_cli.spec.events import JobDone, JobFailed, Outcome
+from hyimg_cli.spec.events import JobEnded, Outcome
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
 FULL = torch.OutOfMemoryError("tried to allocate 80 GiB")
@@ -106,7 +106,7 @@ def ran(
     own = session or Session(config, lambda *_, **__: model)
     with RunFolder(out) as folder:
         events = list(own.run(make_plan(jobs, registry.model_card), folder))
-    return {e.outcome.custom_id: e.outcome for e in events if isinstance(e, JobDone | JobFailed)}
+    return {e.outcome.custom_id: e.outcome for e in events if isinstance(e, JobEnded)}
 
 
 def _pixel_digests(lines: dict[str, Outcome]) -> dict[str, str]:

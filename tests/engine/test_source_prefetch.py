@@ -16,7 +16,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.pipelines.image.sources import EncodedSources, SourceEncoder, suits_prefetch
 from hyimg_cli.settings.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
-from hyimg_cli.spec.events import JobDone, JobFailed, Outcome
+from hyimg_cli.spec.events import JobEnded, Outcome
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
 Run = Callable[..., dict[str, Outcome]]
@@ -69,7 +69,7 @@ def run(
             if prefetches_sources:
                 _ask_late(patch)
             events = list(Session(config).run(make_plan(edits, registry.model_card)))
-        ends = [event.outcome for event in events if isinstance(event, JobDone | JobFailed)]
+        ends = [event.outcome for event in events if isinstance(event, JobEnded)]
         return {end.custom_id: end for end in ends}
 
     return drawn

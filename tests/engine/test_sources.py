@@ -22,7 +22,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.pipelines.image.sources import EncodedSources
 from hyimg_cli.settings.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
-from hyimg_cli.spec.events import JobDone, JobFailed, Outcome
+from hyimg_cli.spec.events import JobEnded, Outcome
 from hyimg_cli.spec.job import ImageJob
 
 
@@ -59,7 +59,7 @@ def run(job: ImageJob, sources: tuple[str, ...], tmp_path: Path) -> Callable[...
         )
         with RunFolder(config.output.folder) as folder:
             events = list(Session(config).run(make_plan(edits, registry.model_card), folder))
-        return [event.outcome for event in events if isinstance(event, JobDone | JobFailed)]
+        return [event.outcome for event in events if isinstance(event, JobEnded)]
 
     return drawn
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from engine.conftest import studio_of
+from event_kinds import is_token
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from hyimg_cli.errors import JobError
@@ -14,7 +15,6 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import Generated
 from hyimg_cli.settings.run import ReuseConfig
-from hyimg_cli.spec.events import ThinkToken
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
 Tell = Callable[..., Any]
@@ -37,7 +37,7 @@ def test_the_limit_closes_the_text(drawn: Tell, job: ImageJob) -> None:
     if written.is_truncated:  # random weights practically never close a tag in five words
         assert written.text.endswith(("</think>", "</recaption>"))
         assert len(written.ids) == 1 + 5 + 1
-    assert sum(isinstance(event, ThinkToken) for event in result.events) >= 5
+    assert sum(is_token(event) for event in result.events) >= 5
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_nothing_to_write_means_no_decode_step(
     result = drawn(replace(job, **changes))
     assert result.picture.reuse.ar_decode_tokens == 0
     assert result.picture.text.decode_steps == 0
-    assert not any(isinstance(event, ThinkToken) for event in result.events)
+    assert not any(is_token(event) for event in result.events)
 
 
 def test_given_ids_draw_what_the_written_ones_drew(drawn: Tell, job: ImageJob) -> None:

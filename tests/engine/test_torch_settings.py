@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from engine.fake_video import video_job
+from event_kinds import is_done
 
 from hyimg_cli.engine import session as sessions
 from hyimg_cli.engine.session import Session
@@ -17,7 +18,6 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.torch_settings import torch_settings
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
-from hyimg_cli.spec.events import JobDone
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
 VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
@@ -57,7 +57,7 @@ def _seen(choice: ModelChoice, job: ImageJob, out: Path) -> list[list[dict[str, 
         for one in jobs:
             run = session.run(make_plan([one], registry.model_card), folder)
             found = [(event, _state()) for event in run]
-            assert isinstance(found[-1][0], JobDone)
+            assert is_done(found[-1][0])
             seen.append([state for _, state in found])
     return seen
 

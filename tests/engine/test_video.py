@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from engine.fake_video import FakeDenoiser, FakeVideo, Studios, video_job
+from event_kinds import is_done, is_embedded, is_step
 from machines import with_main_memory
 from PIL import Image
 from torch._dynamo.callback import CallbackTrigger, callback_handler
@@ -44,16 +45,13 @@ from hyimg_cli.settings.run import (
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import (
     PHASES,
-    DenoiseStep,
     Event,
-    JobDone,
-    JobFailed,
+    JobEnded,
     ModelLoaded,
     ModelLoading,
     ModelReleased,
     Outcome,
     Prewarmed,
-    PromptEmbedded,
     PromptsReady,
     VideoFile,
 )
@@ -76,7 +74,7 @@ def run(
     with RunFolder(out) as folder:
         plan = make_plan(jobs, registry.model_card)
         events = list((session or Session(settings)).run(plan, folder))
-    done = {e.outcome.custom_id: e.outcome for e in events if isinstance(e, JobDone | JobFailed)}
+    done = {e.outcome.custom_id: e.outcome for e in events if isinstance(e, JobEnded)}
     return events, done
 
 
@@ -180,7 +178,7 @@ def test_a_load_that_was_cut_short_begins_again(
 ) -> None:
     session = Session(RunConfig(OutputConfig(tmp_path)))
     events = session.run(make_plan(jobs, registry.model_card))
-    assert any(isinstance(event, PromptEmbedded) for event in events), "cut behind the first"
+    assert any(is_embedded(event) for event in events), "cut behind the first"
     events.close()
     again, outcomes = run(jobs, tmp_path, session=session)
     assert sum(isinstance(event, ModelLoaded) for event in again) == 1
@@ -217,7 +215,7 @@ def test_no_more_than_two_pieces_of_a_film_are_held(
 def test_a_film_without_a_place_is_only_decoded(studios: Studios) -> None:
     with Session(RunConfig(OutputConfig(Path("nowhere")), batch=COLD)) as session:
         events = list(session.run(make_plan([video_job()], registry.model_card)))
-    (done,) = (event for event in events if isinstance(event, JobDone))
+    (done,) = (event for event in events if is_done(event))
     assert done.outcome.outputs == ()
     assert "decode (2, 2, 3)" in studios.models[0].log
 
@@ -269,7 +267,7 @@ def test_a_failing_neighbour_changes_nothing(jobs: list[VideoJob], tmp_path: Pat
     assert mixed["in-text"].error is not None
     assert mixed["in-text"].error.code == "job.text"
     assert all(pixels(mixed[name]) == pixels(clean[name]) for name in clean)
-    assert len([e for e in events if isinstance(e, JobDone)]) == 4
+    assert len([e for e in events if is_done(e)]) == 4
 
 
 def test_every_job_has_a_denoiser_of_its_own(
@@ -322,10 +320,10 @@ def test_a_stop_request_ends_the_run_after_the_step(tmp_path: Path) -> None:
     with RunFolder(tmp_path) as folder:
         session = Session(RunConfig(OutputConfig(tmp_path)))
         events = session.run(make_plan([video_job()], registry.model_card), folder)
-        steps = [next(event for event in events if isinstance(event, DenoiseStep))]
+        steps = [next(event for event in events if is_step(event))]
         session.request_stop(signal.SIGINT)
         with pytest.raises(Interrupted) as caught:
-            steps.extend(event for event in events if isinstance(event, DenoiseStep))
+            steps.extend(event for event in events if is_step(event))
         assert caught.value.exit_code == 130
         assert len(steps) == 1
         assert folder.results() == {}
@@ -336,7 +334,7 @@ def stopped_behind(step: int, job: VideoJob, out: Path, every: int) -> Path:
     with RunFolder(out) as folder:
         session = Session(RunConfig(OutputConfig(out, checkpoint_every=every), batch=COLD))
         for event in session.run(make_plan([job], registry.model_card), folder):
-            if isinstance(event, DenoiseStep) and event.step == step:
+            if is_step(event) and event.done == step:
                 break
         return folder.latents_for(job.custom_id)
 
@@ -717,7 +715,7 @@ def test_pieces_of_a_plan_embed_all_of_its_prompts_with_the_first(
     assert [one.strings for one in ready[0]] == [4]
     assert not any(ready[1:])
     assert studios.models[0].log.count("release") == 1
-    assert sum(isinstance(event, JobDone) for events in told for event in events) == 10
+    assert sum(is_done(event) for events in told for event in events) == 10
 
 
 def test_latents_of_what_is_done_or_starts_afresh_are_removed(tmp_path: Path) -> None:

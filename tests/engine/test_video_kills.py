@@ -34,7 +34,7 @@ from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.cli import app
 from hyimg_cli.engine.session import Session
 from hyimg_cli.media.video import _Stream
-from hyimg_cli.spec.events import DenoiseStep, PromptEmbedded
+from hyimg_cli.spec.events import Progress
 import hyimg_cli.models.diffusers_video.loading, hyimg_cli.models.diffusers_video.hunyuan_video15
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 
@@ -53,10 +53,10 @@ def reached(phase):
 
 def run(self, plan, folder=None):
     for event in told(self, plan, folder):
-        if isinstance(event, DenoiseStep):
+        if isinstance(event, Progress) and event.done and event.phase == "denoise":
             os.write(1, b"s")
             reached("denoise")
-        if isinstance(event, PromptEmbedded):
+        if isinstance(event, Progress) and event.phase == "embed":
             reached("encode")
         yield event
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from engine.fake_video import frames_by_seed, video_job
+from event_kinds import is_done
 
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import UsageError
@@ -21,7 +22,7 @@ from hyimg_cli.settings.run import (
     ReuseConfig,
     RunConfig,
 )
-from hyimg_cli.spec.events import JobDone, JobFailed
+from hyimg_cli.spec.events import JobEnded
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
 
 PLAIN = RunConfig(
@@ -64,8 +65,8 @@ def jobs() -> list[VideoJob]:
 def run(config: RunConfig, jobs: list[VideoJob]) -> None:
     with Session(config) as session:
         events = list(session.run(make_plan(jobs, registry.model_card)))
-    assert not [event for event in events if isinstance(event, JobFailed)]
-    assert len([event for event in events if isinstance(event, JobDone)]) == len(jobs)
+    assert not [event for event in events if isinstance(event, JobEnded) and not event.is_done]
+    assert len([event for event in events if is_done(event)]) == len(jobs)
 
 
 @pytest.mark.thorough

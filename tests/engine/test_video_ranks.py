@@ -14,6 +14,7 @@ import rank_tasks
 import torch
 import torch.distributed as dist
 from engine.fake_video import frames_by_seed, video_job
+from event_kinds import is_step
 from parallel.test_when_ranks_fail import gone_within, is_alive
 from rank_tasks import DiesOnMembers, Nothing, ShortVae
 from tiny_video import write_wan
@@ -35,7 +36,7 @@ from hyimg_cli.settings.run import (
     ReuseConfig,
     RunConfig,
 )
-from hyimg_cli.spec.events import DenoiseStep, Event, JobDone, JobFailed, ModelLoaded, Outcome
+from hyimg_cli.spec.events import Event, JobEnded, ModelLoaded, Outcome
 from hyimg_cli.spec.job import Size, VideoJob
 
 COLD = BatchConfig(prewarm=False)
@@ -80,7 +81,7 @@ def pids(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 
 def outcomes(events: Iterator[Event]) -> dict[str, Outcome]:
-    return {e.outcome.custom_id: e.outcome for e in events if isinstance(e, JobDone | JobFailed)}
+    return {e.outcome.custom_id: e.outcome for e in events if isinstance(e, JobEnded)}
 
 
 def test_a_killed_rank_fails_its_job_and_no_other(
@@ -98,9 +99,9 @@ def test_a_killed_rank_fails_its_job_and_no_other(
             assert event.ranks == 2
             # The terminal's Ctrl-C goes to this process's group alone.
             assert os.getpgid(pids[0][0]) != os.getpgid(0)
-        if isinstance(event, DenoiseStep) and (event.custom_id, event.step) == ("second", 1):
+        if is_step(event) and (event.custom_id, event.done) == ("second", 1):
             os.kill(pids[0][0], signal.SIGKILL)
-        if isinstance(event, JobDone | JobFailed):
+        if isinstance(event, JobEnded):
             found[event.outcome.custom_id] = event.outcome
     error = found["second"].error
     assert error is not None
@@ -180,11 +181,11 @@ def test_behind_a_rank_that_died_in_the_decode_the_next_attempt_only_decodes(
         Session(config(vae=2, failure=retry)) as session,
     ):
         for event in session.run(plan, folder):
-            if isinstance(event, DenoiseStep):
+            if is_step(event):
                 steps += 1
-                if event.step == event.total:
+                if event.done == event.total:
                     os.kill(pids[0][0], signal.SIGKILL)
-            if isinstance(event, JobDone | JobFailed):
+            if isinstance(event, JobEnded):
                 found[event.outcome.custom_id] = event.outcome
     job = found["job"]
     assert (job.status, job.attempt, job.denoise_steps, steps) == ("done", 2, 0, 2)

@@ -11,12 +11,12 @@ import pytest
 import torch
 from engine.fake_video import FakeDenoiser, FakeEncoder, FakeVideo, Studios, video_job
 from engine.test_video import COLD, pixels, run
+from event_kinds import is_step
 
 from hyimg_cli.engine.session import Session
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline
 from hyimg_cli.settings.run import FailurePolicy, OutputConfig, ReuseConfig, RunConfig
-from hyimg_cli.spec.events import DenoiseStep
 
 STAGES: dict[str, tuple[type, str]] = {
     "encode": (FakeEncoder, "encode"),
@@ -78,7 +78,7 @@ def test_a_stage_is_tried_once_more_to_the_bit(
     assert outcomes["job"].denoise_steps == 4
     assert "release" in studios.models[1].log, "the encoders have left the device"
     assert ("release transformer" in studios.models[1].log) == (stage == "decode")
-    steps = [event.step for event in events if isinstance(event, DenoiseStep)]
+    steps = [event.done for event in events if is_step(event)]
     assert steps == ([1, 2, 1, 2, 3, 4] if stage == "denoise" else [1, 2, 3, 4])
     assert not list((tmp_path / "short").glob("latents/*"))
 
@@ -172,7 +172,7 @@ def test_steps_that_were_kept_on_the_way_are_not_run_again(tmp_path: Path, short
     short("denoise", range(3, 4))
     config = OutputConfig(tmp_path, checkpoint_every=2)
     events, outcomes = run([video_job()], tmp_path, output=config, batch=COLD)
-    assert [event.step for event in events if isinstance(event, DenoiseStep)] == [1, 2, 3, 3, 4]
+    assert [event.done for event in events if is_step(event)] == [1, 2, 3, 3, 4]
     assert pixels(outcomes["job"]) == pixels(clean["job"])
     assert outcomes["job"].denoise_steps == 4, "all of this run"
     assert outcomes["job"].warnings == (
@@ -194,7 +194,7 @@ def test_what_pictures_keep_beside_is_dropped(
 
 def test_another_fault_is_not_tried_again(tmp_path: Path) -> None:
     events, outcomes = run([video_job(prompt="it fails in step 2")], tmp_path, batch=COLD)
-    assert [event.step for event in events if isinstance(event, DenoiseStep)] == [1, 2]
+    assert [event.done for event in events if is_step(event)] == [1, 2]
     assert outcomes["job"].warnings == ()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from engine.fake_video import video_job
+from event_kinds import is_step
 from tiny_video import TINY_VIDEO, write_wan
 
 from hyimg_cli.engine.session import Session
@@ -19,7 +20,7 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.settings.run import BatchConfig, CacheConfig, OutputConfig, ReuseConfig, RunConfig
-from hyimg_cli.spec.events import DenoiseStep, JobDone, JobFailed, Outcome
+from hyimg_cli.spec.events import JobEnded, Outcome
 from hyimg_cli.spec.job import Size, VideoJob
 
 COLD = BatchConfig(prewarm=False)
@@ -34,7 +35,7 @@ def run(jobs: list[VideoJob], out: Path, **config: Any) -> dict[str, Outcome]:
     settings = RunConfig(**({"output": OutputConfig(out), "batch": COLD} | config))
     with RunFolder(out) as folder:
         events = list(Session(settings).run(make_plan(jobs, registry.model_card), folder))
-    return {e.outcome.custom_id: e.outcome for e in events if isinstance(e, JobDone | JobFailed)}
+    return {e.outcome.custom_id: e.outcome for e in events if isinstance(e, JobEnded)}
 
 
 def pixels(outcomes: dict[str, Outcome]) -> dict[str, str]:
@@ -171,7 +172,7 @@ def test_kept_latents_lead_to_the_same_frames(
         config = RunConfig(OutputConfig(out, checkpoint_every=1), batch=COLD, cache=cache)
         with RunFolder(out) as folder:
             for event in Session(config).run(make_plan([job], registry.model_card), folder):
-                if isinstance(event, DenoiseStep) and event.step == stop:
+                if is_step(event) and event.done == stop:
                     break
         resumed = run([job], out, cache=cache)
         assert resumed["job"].denoise_steps == 5 - stop

@@ -11,10 +11,10 @@ from report.test_run_page import index, large, records
 
 from hyimg_cli.report import follower
 from hyimg_cli.report.follower import SHARE, Follower
-from hyimg_cli.spec.events import JobDone, Outcome, ThinkToken
+from hyimg_cli.spec.events import JobEnded, Outcome, Progress
 
-DONE = JobDone(Outcome("a", "done", key=""))
-OTHER = ThinkToken("a", 1)
+DONE = JobEnded(Outcome("a", "done", key=""))
+OTHER = Progress("a", "think", 1)
 
 
 def journaled(out: Path, name: str) -> None:

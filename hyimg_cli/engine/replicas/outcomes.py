@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from hyimg_cli.spec.events import (
     Event,
-    JobDone,
-    JobFailed,
+    JobEnded,
     ModelLoaded,
     ModelLoading,
     ModelReleased,
@@ -22,10 +21,10 @@ def marked(event: Event, number: int, deaths: Deaths) -> Event:
     match event:
         case ModelLoading() | ModelLoaded() | ModelReleased() | Prewarmed() | PromptsReady():
             return replace(event, replica=number)
-        case JobDone() | JobFailed():
+        case JobEnded():
             died = deaths.get(event.outcome.custom_id, ())
             told = tuple(f"{who} died at this job; it was dispatched again" for who in died)
             warnings = event.outcome.warnings + told
-            return type(event)(replace(event.outcome, replica=number, warnings=warnings))
+            return JobEnded(replace(event.outcome, replica=number, warnings=warnings))
         case _:
             return event

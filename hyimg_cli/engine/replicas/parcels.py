@@ -14,7 +14,7 @@ from hyimg_cli.journal.disk import disk_errors, make_folders
 from hyimg_cli.journal.job_files import OUTPUTS, files_of, files_of_result
 from hyimg_cli.journal.journal import JobFolder, outcome_to_json
 from hyimg_cli.manifest.file_names import path_of
-from hyimg_cli.spec.events import JobDone, JobFailed
+from hyimg_cli.spec.events import JobEnded
 from hyimg_cli.spec.plan import Plan
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Packer:
         for message in messages:
             files: dict[str, bytes] = {}
             for event in message.events if isinstance(message, Told) else ():
-                if isinstance(event, JobDone | JobFailed):
+                if isinstance(event, JobEnded):
                     for name in files_of_result(outcome_to_json(event.outcome)):
                         files |= self._taken(name)
             yield Parcel(message, files, self.take_latents())

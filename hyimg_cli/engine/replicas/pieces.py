@@ -17,21 +17,8 @@ from hyimg_cli.engine.replicas.messages import Assign, PieceDone, Setup, Told
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.journal.keys import ReplicaFacts
 from hyimg_cli.parallel.watch import AwakeClock, Steps
-from hyimg_cli.spec.events import (
-    DenoiseStep,
-    Event,
-    GroupStarted,
-    JobDone,
-    JobFailed,
-    JobStarted,
-    PhaseStarted,
-    PromptEmbedded,
-    ThinkToken,
-)
+from hyimg_cli.spec.events import Event, GroupStarted, JobEnded, JobStarted, Progress
 from hyimg_cli.spec.printed import log_printable
-
-# The next one of a job says all that these say.
-_PROGRESS = PhaseStarted | ThinkToken | DenoiseStep | PromptEmbedded
 
 
 class PieceWorker:
@@ -77,18 +64,19 @@ class PieceWorker:
         self.steps.begin()
         # A session that was cut short has lines of which it tells nothing more.
         if untold := self._folder.take_untold():
-            yield Told(tuple(JobFailed(one) if one.error else JobDone(one) for one in untold))
+            yield Told(tuple(map(JobEnded, untold)))
         yield ended
 
     def _told(self, event: Event) -> Iterator[Told]:
         now = time.monotonic()
-        if isinstance(event, _PROGRESS):
-            self._progress[getattr(event, "custom_id", "")] = event
+        if isinstance(event, Progress):
+            # The next one of a job says all that this one says.
+            self._progress[event.custom_id] = event
             if now - self._told_at < self._progress_s:
                 return
             yield Told(tuple(self._progress.values()))
         else:
-            if isinstance(event, JobDone | JobFailed):
+            if isinstance(event, JobEnded):
                 self._folder.note_told(event.outcome)
             yield Told((*self._progress.values(), event))
         self._progress, self._told_at = {}, now
@@ -99,14 +87,12 @@ class PieceWorker:
             case GroupStarted():
                 self._group = f"{event.model} {event.size_class}"
                 kind = "start"
-            case PhaseStarted():
-                kind = event.phase
-            case ThinkToken():
-                kind = "think"
-            case DenoiseStep():
-                kind = "denoise" if event.step < event.total else "decode"
-            case JobStarted() | JobDone() | JobFailed():
+            case JobStarted() | JobEnded():
                 kind = "job"
+            case Progress(phase="denoise") if event.done == event.total:
+                kind = "decode"
+            case Progress() if event.custom_id:
+                kind = event.phase
             case _:
                 return ""
         return f"{kind} of {self._group}"

@@ -44,7 +44,7 @@ from hyimg_cli.journal.journal import FinishedJob, JobFolder
 from hyimg_cli.journal.keys import ReplicaFacts, key_of, source_digests
 from hyimg_cli.parallel.watch import LIMITS, AwakeClock, Beat, Limits, StepWatch
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.events import Event, JobDone, JobFailed, ReplicaDied
+from hyimg_cli.spec.events import Event, JobEnded, ReplicaDied
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Plan
 
@@ -246,7 +246,7 @@ class _Dispatcher:
             for number, message in said
             if isinstance(message, Told)
             for event in message.events
-            if isinstance(event, JobDone | JobFailed)
+            if isinstance(event, JobEnded)
         ]
         for one in finished:
             self._attempts[one.outcome.custom_id] = one.outcome.attempt
@@ -329,12 +329,12 @@ class _Dispatcher:
         for job in given_up:
             yield self._given_up(job)
 
-    def _given_up(self, job: Job) -> JobFailed:
+    def _given_up(self, job: Job) -> JobEnded:
         key = key_of(job, source_digests(job), self._config)
         error = replicas_died(self._deaths[job.custom_id])
         outcome = failed_job(job, key, self._tried(job) + 1, error)
         self._folder.append(outcome)
-        return JobFailed(outcome)
+        return JobEnded(outcome)
 
     def _tried(self, job: Job) -> int:
         return self._attempts.get(job.custom_id, 0)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from hyimg_cli.engine.replicas.messages import FromReplica, Waits
 from hyimg_cli.parallel.watch import Beat
-from hyimg_cli.spec.events import Event, JobDone, JobFailed, JobStarted
+from hyimg_cli.spec.events import Event, JobEnded, JobStarted
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Plan
 
@@ -57,7 +57,7 @@ class Worker:
         """Keep account of which jobs are in hand."""
         if isinstance(event, JobStarted):
             self._begun.add(event.custom_id)
-        elif isinstance(event, JobDone | JobFailed):
+        elif isinstance(event, JobEnded):
             self._jobs.pop(event.outcome.custom_id, None)
             self._begun.discard(event.outcome.custom_id)
             self._deaths_in_a_row = 0

@@ -32,8 +32,7 @@ from hyimg_cli.pipelines.image.pipeline import LoadModel
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import (
     PHASES,
-    JobDone,
-    JobFailed,
+    JobEnded,
     ModelLoaded,
     Outcome,
     Prewarmed,
@@ -161,7 +160,7 @@ def timed_run(session: Session, config: RunConfig, jobs: Sequence[Job], folder: 
                     phases_s[EMBED] += event.encode_s
                 case Prewarmed():
                     phases_s[PREWARM] += event.prewarm_s
-                case JobDone() | JobFailed():
+                case JobEnded():
                     outcomes.append(event.outcome)
                 case _:
                     pass

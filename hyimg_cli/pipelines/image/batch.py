@@ -39,10 +39,10 @@ from hyimg_cli.pipelines.image.texts import SharedTexts
 from hyimg_cli.pipelines.image.think import DecodeLoop, DecodeRequest, reading_lag
 from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy, Remedy, SharedStage, Shortage
 from hyimg_cli.pipelines.request import Lost, Request
-from hyimg_cli.spec.events import DenoiseStep, JobStarted, PhaseStarted, Progress, ThinkToken
+from hyimg_cli.spec.events import JobStarted, Progress
 from hyimg_cli.spec.job import ImageJob
 
-Events = Iterator[Progress | Generated | Decoded | Lost[ImageJob]]
+Events = Iterator[JobStarted | Progress | Generated | Decoded | Lost[ImageJob]]
 
 
 class ContinuousBatch:
@@ -138,7 +138,7 @@ class ContinuousBatch:
                     continue
                 request = Request(job, self._new_clock())
                 yield JobStarted(job.custom_id)
-                yield PhaseStarted(job.custom_id, "prefill")
+                yield Progress(job.custom_id, "prefill")
             yield from self._prefill(request)
 
     def _prefill(self, request: Request[ImageJob]) -> Events:
@@ -160,7 +160,7 @@ class ContinuousBatch:
                 insert_prefix(work, self._stages)
             yield from self._make_ready(work)
         else:
-            yield PhaseStarted(work.job.custom_id, "think")
+            yield Progress(work.job.custom_id, "think")
             work.clock.enter("think")
             self._thinking.append(work)
             self._texts.begin(shared_text(work.job, self._stages))
@@ -192,7 +192,7 @@ class ContinuousBatch:
             known = self._loop.settle()
         for work in self._thinking:
             if _decoding(work) in known:
-                yield ThinkToken(work.job.custom_id, _decoding(work).count)
+                yield Progress(work.job.custom_id, "think", _decoding(work).count)
         failed = self._loop.take_failed()
         for work in [work for work in self._thinking if _decoding(work) in failed]:
             yield from self._lose(work, failed[_decoding(work)])
@@ -254,7 +254,7 @@ class ContinuousBatch:
     def _denoise(self, *batch: Denoising) -> Events:
         for work in batch:
             work.batch["denoise"] = len(batch)
-            yield PhaseStarted(work.job.custom_id, "denoise", work.track.schedule.count)
+            yield Progress(work.job.custom_id, "denoise", 0, work.track.schedule.count)
         with Attempt() as tried:
             _enter(batch, "denoise_first")
             # Anew for each attempt.
@@ -267,7 +267,7 @@ class ContinuousBatch:
                     _enter(batch, "denoise_rest")
                 for work, latents_CYX in zip(batch, latents, strict=True):
                     work.latents_CYX, work.steps = latents_CYX, step
-                    yield DenoiseStep(work.job.custom_id, step, work.track.schedule.count)
+                    yield Progress(work.job.custom_id, "denoise", step, work.track.schedule.count)
             _enter(batch, "queue")
         if tried.error is not None:
             yield from self._smaller(tried.error, batch, self._denoise, "draw")

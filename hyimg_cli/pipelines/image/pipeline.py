@@ -46,7 +46,7 @@ from hyimg_cli.pipelines.pipeline import Pipeline, Warmed
 from hyimg_cli.pipelines.prefetch import SourcePrefetch
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import ModelChoice, ParallelConfig, RunConfig
-from hyimg_cli.spec.events import ModelLoaded, Outcome, OutputFile, Progress
+from hyimg_cli.spec.events import JobStarted, ModelLoaded, Outcome, OutputFile, Progress
 from hyimg_cli.spec.job import ImageJob
 
 _MB = 1_000_000
@@ -110,7 +110,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
 
     def work(
         self, jobs: Sequence[ImageJob], folder: JobFolder | None, started: float
-    ) -> Iterator[Progress | Generated | Decoded | Lost[ImageJob]]:
+    ) -> Iterator[JobStarted | Progress | Generated | Decoded | Lost[ImageJob]]:
         model = self._resident()
         self._revive()
         self._together = self._memory_limits.within(jobs, self._together, model.card)

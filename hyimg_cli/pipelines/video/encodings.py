@@ -16,7 +16,7 @@ from hyimg_cli.cache.memo import Memo
 from hyimg_cli.errors import MachineError
 from hyimg_cli.models.latent_video import ConditionEncoder, PromptEmbedding
 from hyimg_cli.settings.run import CacheConfig
-from hyimg_cli.spec.events import Embedded, PromptEmbedded, PromptsReady
+from hyimg_cli.spec.events import Embedded, Progress, PromptsReady
 
 Item = TypeVar("Item")
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Encodings(Generic[Item]):
 
     def ready(
         self, encoder: ConditionEncoder[Item], items: Iterable[Item]
-    ) -> Iterator[PromptEmbedded | PromptsReady]:
+    ) -> Iterator[Progress | PromptsReady]:
         """Have every one of `items` in memory, then let the encoders go.
 
         One that cannot be embedded fails its own jobs later. Raises MachineError.
@@ -59,7 +59,7 @@ class Encodings(Generic[Item]):
                 raise
             except Exception:
                 logger.info("an item was not embedded ahead of its job", exc_info=True)
-            yield PromptEmbedded(count, len(distinct), self._what)
+            yield Progress("", "embed", count, len(distinct))
         encoder.release()
         encoded = self._counts["misses"] - before
         yield PromptsReady(len(distinct), encoded, time.perf_counter() - started, self._what)

@@ -113,7 +113,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
 
     def work(
         self, jobs: Sequence[VideoJob], folder: JobFolder | None, started: float
-    ) -> Iterator[Progress | Frames | Lost[VideoJob]]:
+    ) -> Iterator[JobStarted | Progress | Frames | Lost[VideoJob]]:
         stages = self._stages(self._prompts.of, self._pictures.of)
         waits, shares = partial(synchronize, [stages.model.device]), Shares()
         model, most = stages.model, self._config.batch.clips

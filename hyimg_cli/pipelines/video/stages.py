@@ -26,9 +26,7 @@ from hyimg_cli.pipelines.video.film import BeginFilm, Film
 from hyimg_cli.pipelines.video.latents_checkpoint import Kept, LatentsCheckpoint
 from hyimg_cli.settings.run import DecodeTiles
 from hyimg_cli.spec.events import (
-    DenoiseStep,
     ParallelReport,
-    PhaseStarted,
     Progress,
     StepCacheReport,
 )
@@ -181,7 +179,7 @@ def _decode_alone(
 
 def encode(request: Request[VideoJob], stages: VideoStages) -> Stage[EncodedConditions]:
     """Embed every string and picture the job reads; mostly it is in memory."""
-    yield PhaseStarted(request.job.custom_id, "encode")
+    yield Progress(request.job.custom_id, "encode")
     request.clock.enter("encode")
     texts = dict.fromkeys(stages.model.texts(request.job))
     views = stages.see(request.job) if request.job.images else {}
@@ -200,7 +198,7 @@ def denoise(
 ) -> Stage[Denoised]:
     """Every denoise step behind the kept latents; none is read on the host unless it is kept."""
     job, clock = request.job, request.clock
-    yield PhaseStarted(job.custom_id, "denoise", video_work(job, stages.model.card).steps)
+    yield Progress(job.custom_id, "denoise", 0, video_work(job, stages.model.card).steps)
     kept = None if checkpoint is None else checkpoint.found()
     clock.enter("denoise_first")
     start = {kind: view.tensors[kind] for kind, view in encoded.views.items()}
@@ -220,7 +218,7 @@ def denoise(
             said = (encoded.warnings, encoded.notes)
             checkpoint.keep(Kept(step, steps, latents_BCFYX, state, *said))
             clock.enter("denoise_rest")
-        yield DenoiseStep(job.custom_id, step, steps)
+        yield Progress(job.custom_id, "denoise", step, steps)
     return Denoised(latents_BCFYX, denoiser.steps, denoiser.velocities.report())
 
 
@@ -235,7 +233,7 @@ def decode(
     """Decode the last latents into the frames of a film, which are encoded as they come; `tiles`,
     and the `tiling` that they are: instead of the model's own.
     """
-    yield PhaseStarted(request.job.custom_id, "decode_latents")
+    yield Progress(request.job.custom_id, "decode_latents")
     request.clock.enter("decode_latents")
     decoded = stages.model.decode_latents(denoised.latents_BCFYX, tiling)
     film = None if begin is None else begin(tiles)

@@ -15,7 +15,7 @@ from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.pipelines.request import Request
 from hyimg_cli.pipelines.video.latents_checkpoint import Kept, LatentsCheckpoint
 from hyimg_cli.pipelines.video.stages import Denoised, EncodedConditions, VideoStages, encode
-from hyimg_cli.spec.events import DenoiseStep, PhaseStarted, Progress
+from hyimg_cli.spec.events import Progress
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.work import video_work
 
@@ -67,7 +67,7 @@ def _denoised(
     clips = []
     for request, one in zip(requests, encoded, strict=True):
         job = request.job
-        yield PhaseStarted(job.custom_id, "denoise", video_work(job, model.card).steps)
+        yield Progress(job.custom_id, "denoise", 0, video_work(job, model.card).steps)
         clips.append((job, one.texts[job.prompt], one.views[LATENTS].tensors[LATENTS]))
         request.clock.enter("denoise_first")
     denoiser = model.denoiser_of(clips)
@@ -82,7 +82,7 @@ def _denoised(
                 own_1CFYX, of_inputs = latents_BCFYX[number : number + 1], encoded[number]
                 said = (of_inputs.warnings, of_inputs.notes)
                 checkpoint.keep(Kept(step, steps, own_1CFYX, {}, *said))
-            yield DenoiseStep(request.job.custom_id, step, steps)
+            yield Progress(request.job.custom_id, "denoise", step, steps)
     for request in requests:
         request.clock.enter("queue")
     return {

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from event_kinds import is_step, is_token
 from processors import is_same
 from torch import Tensor
 
@@ -16,7 +17,6 @@ from hyimg_cli.errors import JobError
 from hyimg_cli.models.bagel.family import Bagel
 from hyimg_cli.models.bagel.guidance import Guidance, packed, unpacked
 from hyimg_cli.models.bagel.sequence import contexts
-from hyimg_cli.spec.events import PhaseStarted, ThinkToken
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
 from hyimg_cli.spec.options import TextSampling
 from hyimg_cli.spec.step_cache import StepCache
@@ -59,17 +59,16 @@ def test_latents_of_the_published_code(
     assert (off.max(), (off > 0).sum() <= 10) in [(0, True), (1, True)]
     # "N timesteps" are N - 1 evaluations, and as many are told.
     assert done.denoise_steps == run["num_timesteps"] - 1
-    (denoise,) = [
-        one for one in runs.events if isinstance(one, PhaseStarted) and one.phase == "denoise"
-    ]
-    assert denoise.total == done.denoise_steps
+    steps = [one for one in runs.events if is_step(one)]
+    assert [one.done for one in steps] == list(range(1, done.denoise_steps + 1))
+    assert {one.total for one in steps} == {done.denoise_steps}
     if "text" in run:
         assert done.text.text == run["text"]
         assert list(done.text.ids or ())[1:-1] == run["decoded_ids"]
         assert done.reuse.status == ("hit" if run["round_trip"] else "partial")
         assert bool(done.request.warnings) is not run["round_trip"]
     else:
-        assert not any(isinstance(one, ThinkToken) for one in runs.events)
+        assert not any(is_token(one) for one in runs.events)
         assert done.reuse.ar_decode_tokens == done.reuse.ar_prefill_tokens == 0
 
 
@@ -203,9 +202,8 @@ def test_it_draws_while_others_still_write(bagel: Bagel) -> None:
     thought = replace(JOB, custom_id="thought", bot_task="think", text=text)
     runs = Runs(bagel)
     found = runs.all([thought, new])
-    names = [(type(event).__name__, event) for event in runs.events]
-    drawn = next(n for n, (_, one) in enumerate(names) if one is found["new"])
-    told = [n for n, (kind, _) in enumerate(names) if kind == "ThinkToken"]
+    drawn = next(n for n, one in enumerate(runs.events) if one is found["new"])
+    told = [n for n, one in enumerate(runs.events) if is_token(one)]
     assert drawn < max(told) - 20
     assert torch.equal(latents(found["new"]), latents(Runs(bagel).one(new)))
 

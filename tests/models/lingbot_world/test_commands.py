@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from event_kinds import is_done, is_step
 from PIL import Image
 from tiny_checkpoints import lingbot_world
 
@@ -25,7 +26,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.lingbot_world.denoising import ChunkDenoiser
 from hyimg_cli.models.lingbot_world.model import LingBotWorld
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
-from hyimg_cli.spec.events import DenoiseStep, JobDone, Outcome
+from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.work import video_work
 
@@ -157,9 +158,9 @@ def made(session: Session, job: VideoJob, out: Path, stop: int = 0) -> Outcome |
     """The job's line; None where the run ended behind a step, as a kill would end it."""
     with RunFolder(out) as folder:
         for event in session.run(make_plan([job], registry.model_card), folder):
-            if isinstance(event, DenoiseStep) and event.step == stop:
+            if is_step(event) and event.done == stop:
                 return None
-            if isinstance(event, JobDone):
+            if is_done(event):
                 return event.outcome
     raise AssertionError("the job was made")
 
