@@ -34,13 +34,11 @@ from hyimg_cli.spec.events import (
     Event,
     GroupStarted,
     JobEnded,
-    JobStarted,
     ModelLoaded,
     ModelLoading,
     ModelReleased,
     Outcome,
     OutputFile,
-    Progress,
 )
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
@@ -181,7 +179,7 @@ class Session:
 
     def _shown(
         self,
-        events: Iterator[JobStarted | Progress | Finished[Job] | Lost[Job]],
+        events: Iterator[Event | Finished[Job] | Lost[Job]],
         behind: WriteBehind[Written],
     ) -> Iterator[Event]:
         """Progress as it is; jobs once they are written; cut where a stop was asked for."""

@@ -17,15 +17,7 @@ from hyimg_cli.pipelines.gpu_lock import ModelRanks
 from hyimg_cli.pipelines.outcomes import Facts
 from hyimg_cli.pipelines.request import Finished, Lost
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.events import (
-    Event,
-    JobStarted,
-    ModelLoaded,
-    Outcome,
-    OutputFile,
-    Prewarmed,
-    Progress,
-)
+from hyimg_cli.spec.events import Event, ModelLoaded, Outcome, OutputFile, Prewarmed
 from hyimg_cli.spec.job import Job
 
 Model = TypeVar("Model", bound=MixedModel | LatentVideoModel)
@@ -76,7 +68,7 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
     @abstractmethod
     def work(
         self, jobs: Sequence[OneJob], folder: JobFolder | None, started: float
-    ) -> Iterator[JobStarted | Progress | Done | Lost[OneJob]]:
+    ) -> Iterator[Event | Done | Lost[OneJob]]:
         """A group's jobs on their way; `started` is where their clocks begin."""
 
     @abstractmethod
