@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.kernels.attention import causal_mask
-from hyimg_cli.models.hunyuan_image3.attention import QuerySpan
+from hyimg_cli.models.common.spans import QuerySpan
 
 
 def plain_attention(q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_causal: bool) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kernels.decode_attention import plain_decode
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.models.hunyuan_image3.attention import QuerySpan, pieces
+from hyimg_cli.models.common.spans import QuerySpan, query_spans
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs, bucket_of, decode_graphs
 from hyimg_cli.models.hunyuan_image3.model import Branch, HunyuanImage3ForCausalMM, SourceRows
@@ -93,7 +93,7 @@ class Bench:
                 hidden: Tensor = self.network.model(x_TM, rope, query_blocks)
             return hidden
 
-        pairs = sum(_pairs(branch.query_block.pieces) for branch in branches)
+        pairs = sum(_pairs(branch.query_block.spans) for branch in branches)
         return self._counted(name, call, rows=rows, pairs=pairs, kv_slots=len(branches) * slots)
 
     def decode(self, count: int) -> Iterator[Case]:
@@ -128,7 +128,7 @@ class Bench:
             "prefill",
             partial(self._prefilled, buffer),
             rows=rows,
-            pairs=_pairs(pieces(0, rows, layout.full_spans)),
+            pairs=_pairs(query_spans(0, rows, layout.full_spans)),
             kv_slots=rows,
         )
 
@@ -147,7 +147,7 @@ class Bench:
             "first step without reuse",
             call,
             rows=2 * slots,
-            pairs=2 * _pairs(pieces(0, slots, layout.full_spans)),
+            pairs=2 * _pairs(query_spans(0, slots, layout.full_spans)),
             kv_slots=2 * slots,
             note=f"two prefills of {prefix} and a whole step of 2 x {live} rows",
         )

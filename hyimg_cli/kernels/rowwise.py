@@ -172,8 +172,8 @@ def rowwise(device: torch.device) -> Rowwise:
 
 
 def rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Heads turned by their tokens' angles, float32; element i pairs with i + D/2."""
-    x_THD = x_THD.float()
+    """Heads turned by their tokens' angles, in float32 at least; element i pairs with i + D/2."""
+    x_THD = x_THD.to(torch.promote_types(x_THD.dtype, torch.float32))
     first, second = x_THD.chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
     return x_THD * cos_TD[:, None] + turned * sin_TD[:, None]

@@ -17,7 +17,7 @@ import torch
 from fake_gpu.device import fake_gpu
 from masks import visibility
 
-from hyimg_cli.models.hunyuan_image3.attention import pieces
+from hyimg_cli.models.common.spans import query_spans
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SCRIPT = FOLDER / "real_shape.py"
@@ -298,7 +298,7 @@ def test_pairs_are_those_of_the_mask(parts: None) -> None:
     from shapes.rows import _pairs
 
     for spans in ((), ((3, 9),), ((2, 5), (7, 12))):
-        parts_of = pieces(0, 14, spans)
+        parts_of = query_spans(0, 14, spans)
         assert _pairs(parts_of) == int(visibility(parts_of, 14).sum())
 
 

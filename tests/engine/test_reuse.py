@@ -230,7 +230,7 @@ def test_without_guidance_there_is_one_branch(drawn: Tell, job: ImageJob) -> Non
 @pytest.mark.parametrize(
     ("place", "name"),
     [
-        (model, "pieces"),
+        (model, "query_spans"),
         (rope, "positions"),
         (rope, "rope"),
         (rowwise, "rotate"),
@@ -262,7 +262,7 @@ def test_generate_calls_what_the_golden_tests_check(
 
 def _broken(name: str, original: Any) -> Any:
     def broken(*arguments: Any, **options: Any) -> Any:
-        if name == "pieces":
+        if name == "query_spans":
             return original(*arguments[:2], ())  # images become causal
         result = original(*arguments, **options)
         if name == "positions":

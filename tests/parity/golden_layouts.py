@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+from hyimg_cli.models.common.grid import Grid
 from hyimg_cli.models.hunyuan_image3.sequence import (
     Draft,
-    Grid,
     Layout,
     Section,
     SourceShape,

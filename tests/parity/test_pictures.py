@@ -17,10 +17,11 @@ from hyimg_cli.diffusion.denoise import Track, denoise
 from hyimg_cli.diffusion.guidance import CFG, guided
 from hyimg_cli.diffusion.schedule import Schedule, Step
 from hyimg_cli.loading.checkpoint import tensor_index
-from hyimg_cli.models.hunyuan_image3.attention import pieces
+from hyimg_cli.models.common.grid import Grid
+from hyimg_cli.models.common.spans import query_spans
 from hyimg_cli.models.hunyuan_image3.model import Branch
 from hyimg_cli.models.hunyuan_image3.rope import positions
-from hyimg_cli.models.hunyuan_image3.sequence import Grid, Layout
+from hyimg_cli.models.hunyuan_image3.sequence import Layout
 from hyimg_cli.models.hunyuan_image3.vision import VisionInputs
 from hyimg_cli.models.hunyuan_image3.weights import load
 from hyimg_cli.models.protocols import LivePicture
@@ -156,7 +157,7 @@ def _close_layout(scene: Scene) -> None:
     case.equal("guidance_index", [[target.guidance]])
     case.equal("timesteps_r_index", [[target.timestep_r]])
     case.equal("rope_pos_yx", positions(length, layout.image_blocks))
-    dense = visibility(pieces(0, length, layout.full_spans), length)
+    dense = visibility(query_spans(0, length, layout.full_spans), length)
     case.equal("attention_mask", dense.expand(rows, -1, -1))
     live = list(range(target.live_start, target.image.stop))
     case.equal("second_step_position_ids", [live] * rows)
@@ -210,7 +211,7 @@ def test_08_t2i_second_step(open_scene: Any, open_case: Any, goldens: Path) -> N
     live = list(range(target.live_start, target.image.stop))
     rows = len(first.case["input_ids"])
     case.equal("position_ids", [live] * rows)
-    parts = pieces(target.live_start, target.image.stop, first.layout.full_spans)
+    parts = query_spans(target.live_start, target.image.stop, first.layout.full_spans)
     case.equal("attention_mask", visibility(parts, length).expand(rows, -1, -1))
     branches = first.branches()
     first.velocity(

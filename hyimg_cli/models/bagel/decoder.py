@@ -20,42 +20,20 @@ from torch.nn import functional as F
 
 from hyimg_cli.kernels.attention import RowAttention, masked_attention
 from hyimg_cli.kernels.rows import padding
+from hyimg_cli.kernels.rowwise import rotate
 from hyimg_cli.kernels.transfer import sent, to_device
-from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.bagel.config import DecoderShape
+from hyimg_cli.models.common.attention import QueryBlock, attend_blocks
 
 _GEN = "_moe_gen"
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Queries `[start, stop)`: they see every slot before `stop`, or, if causal, up to their
-    own.
-    """
+class NewTokens(QueryBlock):
+    """New tokens of one sequence, with each one's rope id, and if it is a latent."""
 
-    start: int
-    stop: int
-    is_causal: bool
-
-
-@dataclass(frozen=True)
-class NewTokens:
-    """New tokens of one sequence, from slot `start` of its buffer on: what each of them sees, its
-    rope id, and if it is a latent.
-    """
-
-    buffer: Buffer
-    pieces: Sequence[Piece]
     positions: Sequence[int]
     is_gen: Sequence[bool]
-
-    @property
-    def start(self) -> int:
-        return self.pieces[0].start
-
-    @property
-    def stop(self) -> int:
-        return self.pieces[-1].stop
 
 
 @dataclass(frozen=True)
@@ -132,18 +110,8 @@ class PairedAttention(InPairs):
 
     def forward(self, x_RM: Tensor, rows: KindRows) -> Tensor:
         q_THD, k_TKD, v_TKD = self.project(x_RM, rows)
-        seen: list[Tensor] = []
-        at = 0
-        for block in rows.blocks:
-            stop = at + block.stop - block.start
-            block.buffer.write(self.layer, block.start, k_TKD[at:stop], v_TKD[at:stop])
-            for piece in block.pieces:
-                keys_KSD, values_KSD = block.buffer.read(self.layer, piece.stop)
-                queries = slice(at + piece.start - block.start, at + piece.stop - block.start)
-                seen.append(self.by_row(q_THD[queries], keys_KSD, values_KSD, piece.is_causal))
-            at = stop
-        seen_TM = torch.cat(seen).flatten(1)
-        return self.both("o_proj", rows.from_tokens(seen_TM), rows.und)
+        seen_THD = attend_blocks(self.by_row, self.layer, rows.blocks, q_THD, k_TKD, v_TKD)
+        return self.both("o_proj", rows.from_tokens(seen_THD.flatten(1)), rows.und)
 
     def project(self, x_RM: Tensor, rows: KindRows) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of the tokens as the cache holds them."""
@@ -154,10 +122,9 @@ class PairedAttention(InPairs):
 
         q_RHD = self.both("q_norm", heads("q_proj"), rows.und)
         k_RKD = self.both("k_norm", heads("k_proj"), rows.und)
-        angles = rows.cos_TD, rows.sin_TD
         q_THD, k_TKD = (
-            turned(rows.of_tokens(q_RHD), *angles),
-            turned(rows.of_tokens(k_RKD), *angles),
+            rotate(rows.of_tokens(x_RHD), rows.cos_TD, rows.sin_TD).to(x_RHD.dtype)
+            for x_RHD in (q_RHD, k_RKD)
         )
         return q_THD, k_TKD, rows.of_tokens(heads("v_proj"))
 
@@ -232,11 +199,3 @@ def angles(position_T: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Ten
     angle_TD = position_T[:, None].float() * (1.0 / theta**exponent)
     both_TD = torch.cat([angle_TD, angle_TD], dim=-1)
     return both_TD.cos(), both_TD.sin()
-
-
-def turned(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Heads turned by their tokens' angles, in float32 at least."""
-    wide = x_THD.to(torch.promote_types(x_THD.dtype, torch.float32))
-    first, second = wide.chunk(2, dim=-1)
-    other = torch.cat([-second, first], dim=-1)
-    return (wide * cos_TD[:, None] + other * sin_TD[:, None]).to(x_THD.dtype)

@@ -30,7 +30,6 @@ from hyimg_cli.models.bagel.sequence import (
     BlockLayout,
     Markers,
     SourcePlace,
-    TokenGrid,
     Writer,
     picture_grid,
     segments,
@@ -38,6 +37,7 @@ from hyimg_cli.models.bagel.sequence import (
 )
 from hyimg_cli.models.bagel.vae import PictureCodec
 from hyimg_cli.models.bagel.weights import load
+from hyimg_cli.models.common.grid import Grid
 from hyimg_cli.models.protocols import (
     BranchSequence,
     Canvas,
@@ -192,7 +192,7 @@ class Bagel:
             device = self.network.weight.device
             rows = {name: rows.to(device) for name, rows in unpack_tensors(data).items()}
             size, vae, vit = (Size(*size) for size in facts["sizes"])
-            shape = SourcePlace(size, vae, vit, TokenGrid(*facts["vit"]))
+            shape = SourcePlace(size, vae, vit, Grid(*facts["vit"]))
             return Encoded(digest, shape, ImageRows(**rows))
         except (SafetensorError, KeyError, TypeError) as error:
             raise ValueError("not an encoded source image") from error
@@ -321,7 +321,7 @@ def _levels(pixels: np.ndarray) -> Tensor:
     return (torch.from_numpy(pixels).permute(2, 0, 1).float() / 255 - 0.5) / 0.5
 
 
-def _patches(levels_CHW: Tensor, grid: TokenGrid) -> Tensor:
+def _patches(levels_CHW: Tensor, grid: Grid) -> Tensor:
     """The ViT's patches, [N, P]: row in the patch, column in it, channel the fastest."""
     side = levels_CHW.shape[-1] // grid.columns
     cells = levels_CHW.reshape(3, grid.rows, side, grid.columns, side)

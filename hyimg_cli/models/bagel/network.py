@@ -23,12 +23,15 @@ from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.bagel.config import BagelShape, VisionShape
-from hyimg_cli.models.bagel.decoder import NewTokens, PairedDecoder, Piece
+from hyimg_cli.models.bagel.decoder import NewTokens, PairedDecoder
 from hyimg_cli.models.bagel.guidance import packed, unpacked
-from hyimg_cli.models.bagel.sequence import BlockLayout, TokenGrid
+from hyimg_cli.models.bagel.sequence import BlockLayout
+from hyimg_cli.models.common.attention import appended_spans
+from hyimg_cli.models.common.grid import Grid
+from hyimg_cli.models.common.spans import QuerySpan
+from hyimg_cli.models.common.timestep import TimestepEmbedder
 from hyimg_cli.models.protocols import Context, LivePicture
 
-_SINUSOID, _MAX_PERIOD = 256, 10000.0
 _IMAGES = ("vae", "vit", "noise")
 
 
@@ -45,7 +48,7 @@ class NoiseBranch:
     """One guidance branch while denoising: its noise block behind its context."""
 
     block: NewTokens
-    grid: TokenGrid
+    grid: Grid
 
 
 class LanguageModel(nn.Module):
@@ -57,26 +60,6 @@ class LanguageModel(nn.Module):
         self.lm_head = nn.Linear(arch.decoder.hidden_size, arch.decoder.vocab_size, bias=False)
 
 
-class TimeEmbedder(nn.Module):
-    """A noise level, 0 to 1, as a token's row."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(_SINUSOID, width), nn.SiLU(), nn.Linear(width, width))
-
-    def forward(self, t_1: Tensor) -> Tensor:
-        row: Tensor = self.mlp(sinusoid(t_1).to(next(self.parameters()).dtype))
-        return row
-
-
-def sinusoid(t_B: Tensor) -> Tensor:
-    """Cosines, then sines, of falling frequencies, float32 [B, 256]."""
-    half = _SINUSOID // 2
-    index = torch.arange(half, dtype=torch.float32, device=t_B.device)
-    angle = t_B[:, None].float() * torch.exp(-math.log(_MAX_PERIOD) * index / half)
-    return torch.cat([angle.cos(), angle.sin()], dim=-1)
-
-
 class PlaceTable(nn.Module):
     """A row for each place of a square grid; frozen, but in the checkpoint."""
 
@@ -85,7 +68,7 @@ class PlaceTable(nn.Module):
         self.side = side
         self.pos_embed = nn.Parameter(torch.empty(side**2, width))
 
-    def forward(self, grid: TokenGrid) -> Tensor:
+    def forward(self, grid: Grid) -> Tensor:
         return self.pos_embed[to_device(grid.places(self.side), self.pos_embed.device)]
 
 
@@ -112,7 +95,7 @@ class VisionEmbeddings(nn.Module):
         self.patch_embedding = nn.Linear(arch.patch_values, arch.hidden_size)
         self.position_embedding = nn.Embedding(arch.positions, arch.hidden_size)
 
-    def forward(self, patches_NP: Tensor, grid: TokenGrid) -> Tensor:
+    def forward(self, patches_NP: Tensor, grid: Grid) -> Tensor:
         places_N = to_device(grid.places(self.side), patches_NP.device)
         rows: Tensor = self.patch_embedding(patches_NP) + self.position_embedding(places_N)
         return rows
@@ -137,7 +120,7 @@ class VisionTransformer(nn.Module):
         self.encoder = SiglipEncoder(cast(SiglipConfig, config))
         self.post_layernorm = nn.LayerNorm(arch.hidden_size, eps=arch.layer_norm_eps)
 
-    def forward(self, patches_NP: Tensor, grid: TokenGrid) -> Tensor:
+    def forward(self, patches_NP: Tensor, grid: Grid) -> Tensor:
         rows_1NM = self.embeddings(patches_NP, grid)[None]
         out: Tensor = self.post_layernorm(self.encoder(inputs_embeds=rows_1NM).last_hidden_state)
         return out[0]
@@ -159,7 +142,7 @@ class BagelNetwork(nn.Module):
         self.arch = arch
         width, values = arch.decoder.hidden_size, arch.patch_values
         self.language_model = LanguageModel(arch)
-        self.time_embedder = TimeEmbedder(width)
+        self.time_embedder = TimestepEmbedder(width, nn.SiLU())
         self.vae2llm, self.llm2vae = nn.Linear(values, width), nn.Linear(width, values)
         self.latent_pos_embed = PlaceTable(arch.table_side, width)
         self.connector = Connector(arch.vision.hidden_size, width)
@@ -193,7 +176,7 @@ class BagelNetwork(nn.Module):
             devices=[self.weight.device] * arch.num_hidden_layers,
         )
 
-    def encode_source(self, latents_CYX: Tensor, patches_NP: Tensor, vit: TokenGrid) -> ImageRows:
+    def encode_source(self, latents_CYX: Tensor, patches_NP: Tensor, vit: Grid) -> ImageRows:
         """Token rows of one source image, from its scaled latents and its patches; it is clean."""
         seen_NM = self.vit_model.vision_model(patches_NP.to(self.weight.dtype), vit)
         connected_NM: Tensor = self.connector(seen_NM) + self.vit_pos_embed(vit)
@@ -202,7 +185,7 @@ class BagelNetwork(nn.Module):
     def latent_rows(self, latents_CYX: Tensor, sigma: float) -> Tensor:
         """Token rows of latents at a noise level, [N, M]."""
         rows_NP = packed(latents_CYX.to(self.weight.device)).to(self.weight.dtype)
-        grid = TokenGrid(latents_CYX.shape[-2] // 2, latents_CYX.shape[-1] // 2)
+        grid = Grid(latents_CYX.shape[-2] // 2, latents_CYX.shape[-1] // 2)
         level_1 = torch.full((1,), sigma, device=self.weight.device)
         rows: Tensor = self.vae2llm(rows_NP) + self.time_embedder(level_1)
         placed_NM: Tensor = rows + self.latent_pos_embed(grid)
@@ -221,9 +204,8 @@ class BagelNetwork(nn.Module):
                 rows = sources[block.source]
                 x_TM[inside] = rows.vae_NM if block.kind == "vae" else rows.vit_NM
                 is_gen[inside] = [block.kind == "vae"] * block.grid.cells
-        pieces = [Piece(*piece) for piece in layout.pieces(start, stop)]
-        query_block = NewTokens(buffer, pieces, layout.positions(start, stop), is_gen)
-        hidden_TM = self.decoder(x_TM, [query_block])
+        spans, positions = layout.spans(start, stop), layout.positions(start, stop)
+        hidden_TM = self.decoder(x_TM, [NewTokens(buffer, spans, positions, is_gen)])
         buffer.commit(stop)
         last_M: Tensor = hidden_TM[-1]
         return last_M
@@ -231,18 +213,15 @@ class BagelNetwork(nn.Module):
     def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> list[Tensor]:
         """Append text behind each context, all in one forward; each run's last state [M]."""
         blocks: list[NewTokens] = []
-        stops = {id(context.buffer): _buffer(context).length for context, _ in runs}
-        for context, ids in runs:
-            start, buffer = stops[id(context.buffer)], _buffer(context)
-            stop = stops[id(buffer)] = start + len(ids)
+        spans = appended_spans((_buffer(context), len(ids)) for context, ids in runs)
+        for (context, ids), span in zip(runs, spans, strict=True):
             shift = context.layout.rope_shift
-            positions = range(start - shift, stop - shift)
-            piece = Piece(start, stop, is_causal=True)
-            blocks.append(NewTokens(buffer, [piece], positions, [False] * len(ids)))
+            positions = range(span.start - shift, span.stop - shift)
+            blocks.append(NewTokens(_buffer(context), [span], positions, [False] * len(ids)))
         hidden_TM = self.decoder(torch.cat([self._embedded(ids) for _, ids in runs]), blocks)
         for block in blocks:
             block.buffer.commit(block.stop)
-        return [hidden_TM[end - 1] for end in accumulate(len(ids) for _, ids in runs)]
+        return [hidden_TM[end - 1] for end in accumulate(block.count for block in blocks)]
 
     def text_logits(self, hidden_RM: Tensor) -> Tensor:
         """Next-token logits [R, V], float32."""
@@ -258,8 +237,8 @@ class BagelNetwork(nn.Module):
         # Its markers see the noise: they are computed anew as well, and are no latents.
         is_gen = [False, *[True] * noise.grid.cells, False]
         positions = [noise.rope] * len(is_gen)
-        piece = Piece(noise.start, noise.stop, is_causal=False)
-        return NoiseBranch(NewTokens(buffer, [piece], positions, is_gen), noise.grid)
+        span = QuerySpan(noise.start, noise.stop, is_causal=False)
+        return NoiseBranch(NewTokens(buffer, [span], positions, is_gen), noise.grid)
 
     def velocities(self, pictures: Sequence[LivePicture], markers: tuple[int, int]) -> list[Tensor]:
         """Velocity of every picture's branches, [G, C, Y, X] each, float32, before guidance."""

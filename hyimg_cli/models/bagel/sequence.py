@@ -10,36 +10,21 @@ K/V buffer and one step of rope: the two are counted apart, and neither is deriv
 Ids of image tokens are negative: sequences whose ids agree agree in their blocks and positions.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from hyimg_cli.kv.segments import ImageSegment, Segment, TextSegment
 from hyimg_cli.models.bagel.config import TOKEN_PIXELS, BagelShape, SizeLimits
+from hyimg_cli.models.common.grid import Grid
+from hyimg_cli.models.common.spans import QuerySpan, query_spans
 from hyimg_cli.spec.job import Size
 
 Kind: TypeAlias = Literal["text", "vae", "vit", "noise"]
 PLACEHOLDER: dict[Kind, int] = {"vae": -1, "vit": -2, "noise": -3}
 # Of no pictures known, where the largest is what counts.
 UNREAD = Size(1, 1)
-
-
-@dataclass(frozen=True)
-class TokenGrid:
-    """Rows and columns of image tokens."""
-
-    rows: int
-    columns: int
-
-    @property
-    def cells(self) -> int:
-        return self.rows * self.columns
-
-    def places(self, side: int) -> list[int]:
-        """Row of each token in a table of `side` x `side` positions."""
-        return [y * side + x for y in range(self.rows) for x in range(self.columns)]
 
 
 @dataclass(frozen=True)
@@ -51,10 +36,10 @@ class SourcePlace:
     size: Size
     vae_size: Size
     vit_size: Size
-    vit: TokenGrid
+    vit: Grid
 
     @property
-    def vae(self) -> TokenGrid:
+    def vae(self) -> Grid:
         return picture_grid(self.vae_size)
 
 
@@ -66,8 +51,8 @@ class Block:
     start: int
     stop: int
     rope: int
-    source: int = 0
-    grid: TokenGrid = TokenGrid(0, 0)
+    source: int
+    grid: Grid
 
     @property
     def next_rope(self) -> int:
@@ -105,22 +90,14 @@ class BlockLayout:
         kept = self.blocks[:blocks]
         return BlockLayout(self.ids[: kept[-1].stop] if kept else (), kept)
 
-    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
-        """Runs of `[start, stop)` with one mask each: where from, where to, and if it is causal.
+    def spans(self, start: int, stop: int) -> tuple[QuerySpan, ...]:
+        """The mask of the tokens `[start, stop)`.
 
-        In a text the last token stands alone: the same runs, and so the same bits, whether all
+        The last token of a text stands alone: the same runs, and so the same bits, whether all
         before it is computed here or was there already.
         """
-        for block in self.blocks:
-            if block.stop <= start or block.start >= stop:
-                continue
-            is_text = block.kind == "text"
-            assert is_text or start <= block.start < block.stop <= stop, "an image is one run"
-            first, last = max(start, block.start), min(stop, block.stop)
-            edges = (
-                {first, last, stop - 1} if is_text and first < stop - 1 < last else {first, last}
-            )
-            yield from ((a, b, is_text) for a, b in pairwise(sorted(edges)))
+        images = ((block.start, block.stop) for block in self.blocks if block.kind != "text")
+        return query_spans(start, stop, images, (*(b.start for b in self.blocks), stop - 1))
 
     def positions(self, start: int, stop: int) -> list[int]:
         """Rope ids of the tokens `[start, stop)`."""
@@ -163,15 +140,15 @@ class Writer:
         """Both blocks of a source image: what the VAE makes of it, then the ViT."""
         return self._image("vae", shape.vae, number)._image("vit", shape.vit, number)
 
-    def noise(self, grid: TokenGrid) -> "Writer":
+    def noise(self, grid: Grid) -> "Writer":
         return self._image("noise", grid, 0)
 
-    def _image(self, kind: Kind, grid: TokenGrid, number: int) -> "Writer":
+    def _image(self, kind: Kind, grid: Grid, number: int) -> "Writer":
         cells = (PLACEHOLDER[kind],) * grid.cells
         return self._add(kind, (self._markers.start, *cells, self._markers.end), number, grid)
 
     def _add(
-        self, kind: Kind, ids: tuple[int, ...], source: int = 0, grid: TokenGrid | None = None
+        self, kind: Kind, ids: tuple[int, ...], source: int = 0, grid: Grid | None = None
     ) -> "Writer":
         known = self.layout
         block = Block(
@@ -180,7 +157,7 @@ class Writer:
             known.length + len(ids),
             known.next_rope,
             source,
-            grid or TokenGrid(0, 0),
+            grid or Grid(0, 0),
         )
         self.layout = BlockLayout(known.ids + ids, (*known.blocks, block))
         return self
@@ -290,9 +267,9 @@ def source_shape(size: Size, arch: BagelShape) -> SourcePlace:
     # As published: what was resized goes through both rules once more.
     vae, vit = (fitted(first, one, arch.max_pixels) for one in (arch.vae_limits, arch.vit_limits))
     patch = arch.vision.patch_size
-    return SourcePlace(first, vae, vit, TokenGrid(vit.height // patch, vit.width // patch))
+    return SourcePlace(first, vae, vit, Grid(vit.height // patch, vit.width // patch))
 
 
-def picture_grid(size: Size) -> TokenGrid:
+def picture_grid(size: Size) -> Grid:
     """Latent tokens of a picture."""
-    return TokenGrid(size.height // TOKEN_PIXELS, size.width // TOKEN_PIXELS)
+    return Grid(size.height // TOKEN_PIXELS, size.width // TOKEN_PIXELS)

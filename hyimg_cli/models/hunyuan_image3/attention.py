@@ -1,15 +1,10 @@
-"""Attention of one layer: fused projections, rotation, norms, and the softmax row by row.
-
-A query block is a run of new tokens of one branch. Its mask is a list of spans, each a run of
-queries with one rule, so no mask tensor is built where none is needed and no row is padded to
-another's length.
-"""
+"""Attention of one layer: fused projections, rotation, norms, and the softmax row by row."""
 
 # Legend: T new token (all branches' rows, one after another), H query head, K kv head, D head
-# width, M model width, S slot
-from collections.abc import Callable, Iterable, Sequence
+# width, M model width
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -18,33 +13,9 @@ from hyimg_cli.kernels.attention import RowAttention, masked_attention
 from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows
 from hyimg_cli.kernels.rowwise import PLAIN, Rowwise
 from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.models.common.attention import QueryBlock, attend_blocks
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.rope import Rope
-
-
-@dataclass(frozen=True)
-class QuerySpan:
-    """Queries `[start, stop)`: they see every slot before `stop`, or, if causal, up to
-    themselves.
-    """
-
-    start: int
-    stop: int
-    is_causal: bool
-
-
-@dataclass(frozen=True)
-class QueryBlock:
-    """New tokens `[start, stop)` of one branch: where they are written and what they see."""
-
-    buffer: Buffer
-    start: int
-    stop: int
-    pieces: tuple[QuerySpan, ...]
-
-    @property
-    def count(self) -> int:
-        return self.stop - self.start
 
 
 @dataclass(frozen=True)
@@ -61,34 +32,6 @@ def addresses(buffers: Sequence[Buffer]) -> list[int]:
     layers = range(len(buffers[0].keys_HSD))
     pointers = [[row[layer].data_ptr() for row in side] for side in sides for layer in layers]
     return [*chain(*pointers), *(buffer.capacity for buffer in buffers)]
-
-
-def pieces(
-    start: int, stop: int, full_spans: Sequence[tuple[int, int]], cuts: Iterable[int] = ()
-) -> tuple[QuerySpan, ...]:
-    """The mask of tokens `[start, stop)`: causal, but fully visible within each span.
-
-    A span must lie wholly inside or outside: its tokens depend on each other and are computed
-    together. Causal runs also end at `cuts`, wherever a prefix may be shared: the same runs, and so
-    the same bits, whether what comes before a cut is computed here or was there already.
-    """
-    borders = sorted({start, stop, *(cut for cut in cuts if start < cut < stop)})
-    result: list[QuerySpan] = []
-    at = start
-    for span_start, span_stop in sorted(full_spans):
-        if span_stop <= start or span_start >= stop:
-            continue
-        assert start <= span_start < span_stop <= stop, "an image is never computed in parts"
-        result += _causal(at, span_start, borders)
-        result.append(QuerySpan(span_start, span_stop, is_causal=False))
-        at = span_stop
-    return (*result, *_causal(at, stop, borders))
-
-
-def _causal(start: int, stop: int, borders: Sequence[int]) -> list[QuerySpan]:
-    inner = [border for border in borders if start < border < stop]
-    edges = [start, *inner, stop]
-    return [QuerySpan(a, b, is_causal=True) for a, b in pairwise(edges) if a < b]
 
 
 class RMSNorm(nn.Module):
@@ -131,32 +74,9 @@ class Attention(nn.Module):
         if isinstance(new, StepRows):
             seen_THD = new.attend(q_THD, k_TKD, v_TKD, new.of_layer(self.layer))
         else:
-            seen_THD = self._by_query_block(new, q_THD, k_TKD, v_TKD)
+            seen_THD = attend_blocks(self.by_row, self.layer, new, q_THD, k_TKD, v_TKD)
         projected: Tensor = self.o_proj(seen_THD.flatten(1))
         return projected
-
-    def _by_query_block(
-        self, query_blocks: Sequence[QueryBlock], q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor
-    ) -> Tensor:
-        seen_THD: Tensor | None = None
-        at = 0
-        for query_block in query_blocks:
-            rows = slice(at, at + query_block.count)
-            query_block.buffer.write(self.layer, query_block.start, k_TKD[rows], v_TKD[rows])
-            for piece in query_block.pieces:
-                stop = at + piece.stop - piece.start
-                keys_KSD, values_KSD = query_block.buffer.read(self.layer, piece.stop)
-                own_THD = self.by_row(q_THD[at:stop], keys_KSD, values_KSD, piece.is_causal)
-                if len(own_THD) == len(q_THD):
-                    return own_THD
-                # What each piece has seen goes to its place at once: nothing is joined behind them.
-                seen_THD = torch.empty_like(q_THD) if seen_THD is None else seen_THD
-                seen_THD[at:stop] = own_THD
-                at = stop
-        assert seen_THD is not None, "there are queries"
-        if at < len(q_THD):  # rows of no query block are padding
-            seen_THD[at:] = 0
-        return seen_THD
 
     def project(self, x_TM: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [T, H, D], keys and values [T, K, D] as the cache holds them: turned, then

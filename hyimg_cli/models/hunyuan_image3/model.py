@@ -12,7 +12,7 @@ business.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,14 @@ from torch.nn import functional as F
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.transfer import current, to_device
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.models.hunyuan_image3.attention import QueryBlock, pieces
+from hyimg_cli.models.common.attention import QueryBlock, appended_spans
+from hyimg_cli.models.common.spans import query_spans
+from hyimg_cli.models.common.timestep import TimestepEmbedder
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.patching import (
     FinalLayer,
     PatchEmbed,
     RowConv2d,
-    TimestepEmbedder,
     VisionAligner,
 )
 from hyimg_cli.models.hunyuan_image3.rope import Rope, RopeTables, joined
@@ -60,7 +61,7 @@ class Branch:
         self.target = layout.target
         self.live_rope = live_rope
         start, stop = self.target.live_start, self.target.image.stop
-        self.query_block = QueryBlock(buffer, start, stop, pieces(start, stop, layout.full_spans))
+        self.query_block = QueryBlock(buffer, query_spans(start, stop, layout.full_spans))
 
 
 class HunyuanImage3ForCausalMM(nn.Module):
@@ -74,13 +75,13 @@ class HunyuanImage3ForCausalMM(nn.Module):
         width = arch.hidden_size
         self.model = Transformer(arch)
         self.lm_head = nn.Linear(width, arch.vocab_size, bias=False)
-        self.timestep_emb = TimestepEmbedder(width)
-        self.time_embed = TimestepEmbedder(width)
-        self.time_embed_2 = TimestepEmbedder(width)
+        self.timestep_emb = TimestepEmbedder(width, nn.GELU())
+        self.time_embed = TimestepEmbedder(width, nn.GELU())
+        self.time_embed_2 = TimestepEmbedder(width, nn.GELU())
         if arch.cfg_distilled:
-            self.guidance_emb = TimestepEmbedder(width)
+            self.guidance_emb = TimestepEmbedder(width, nn.GELU())
         if arch.use_meanflow:
-            self.timestep_r_emb = TimestepEmbedder(width)
+            self.timestep_r_emb = TimestepEmbedder(width, nn.GELU())
         self.patch_embed = PatchEmbed(arch)
         self.final_layer = FinalLayer(arch)
         self.vision_model = VisionTower(arch.vision)
@@ -145,8 +146,8 @@ class HunyuanImage3ForCausalMM(nn.Module):
             if start <= block.timestep and block.vit.stop <= stop:
                 _put_source(x_TM, block, rows, start)
         # The last token stands alone: its hidden row is wanted even where all before it is shared.
-        parts = pieces(start, stop, layout.full_spans, (*layout.cuts, stop - 1))
-        return x_TM, self._rope(layout, start, stop), QueryBlock(buffer, start, stop, parts)
+        spans = query_spans(start, stop, layout.full_spans, (*layout.cuts, stop - 1))
+        return x_TM, self._rope(layout, start, stop), QueryBlock(buffer, spans)
 
     def feed(self, runs: Sequence[tuple[Sequence[int] | Tensor, Buffer]]) -> Tensor:
         """Append text tokens behind the prefix of each buffer; each run's last hidden row, [R, M].
@@ -155,21 +156,14 @@ class HunyuanImage3ForCausalMM(nn.Module):
         buffer stand one behind another, with the bits that they have a step each. Ids that are on
         the device, int64 [T], stay there.
         """
-        spans: list[tuple[int, int]] = []
-        stops = {id(buffer): buffer.length for _, buffer in runs}
-        for ids, buffer in runs:
-            start = stops[id(buffer)]
-            stops[id(buffer)] = start + len(ids)
-            spans.append((start, start + len(ids)))
-        query_blocks = [
-            QueryBlock(buffer, start, stop, pieces(start, stop, ()))
-            for (_, buffer), (start, stop) in zip(runs, spans, strict=True)
-        ]
-        embedded: Tensor = self.model.wte(self._joined_ids([ids for ids, _ in runs]))
-        hidden_TM = self.model(embedded, self.angles.text(spans, embedded.device), query_blocks)
-        for (_, buffer), (_, stop) in zip(runs, spans, strict=True):
-            buffer.commit(stop)
-        ends = list(accumulate(stop - start for start, stop in spans))
+        spans = appended_spans((buffer, len(ids)) for ids, buffer in runs)
+        blocks = [QueryBlock(buffer, [span]) for (_, buffer), span in zip(runs, spans, strict=True)]
+        embedded_TM = torch.cat([self._embed(ids) for ids, _ in runs])
+        rope = self.angles.text([(span.start, span.stop) for span in spans], embedded_TM.device)
+        hidden_TM = self.model(embedded_TM, rope, blocks)
+        for block in blocks:
+            block.buffer.commit(block.stop)
+        ends = accumulate(block.count for block in blocks)
         last_RM: Tensor = torch.stack([hidden_TM[end - 1] for end in ends])
         return last_RM
 
@@ -289,20 +283,11 @@ class HunyuanImage3ForCausalMM(nn.Module):
             torch.cat([torch.full((1,), value, device=self.device) for value in values])
         )
 
-    def _embed(self, ids: Sequence[int]) -> Tensor:
-        embedded: Tensor = self.model.wte(to_device(ids, self.model.wte.weight.device))
-        return embedded
-
-    def _joined_ids(self, runs: Sequence[Sequence[int] | Tensor]) -> Tensor:
-        """The ids of all runs, one after another, on the device; those known here in one copy."""
+    def _embed(self, ids: Sequence[int] | Tensor) -> Tensor:
         device = self.model.wte.weight.device
-        parts: list[Tensor] = []
-        for is_on_device, group in groupby(runs, lambda ids: isinstance(ids, Tensor)):
-            if is_on_device:
-                parts += [ids.to(device) for ids in group if isinstance(ids, Tensor)]
-            else:
-                parts.append(to_device([id_ for ids in group for id_ in ids], device))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        ids_T = ids.to(device) if isinstance(ids, Tensor) else to_device(ids, device)
+        embedded: Tensor = self.model.wte(ids_T)
+        return embedded
 
     def _rope(self, layout: Layout, start: int, stop: int) -> Rope:
         device = self.model.wte.weight.device

@@ -1,39 +1,12 @@
-"""Latents to token rows and back: timestep embedders, the UNet-style patch embed and final
-layer.
-"""
+"""Latents to token rows and back: the UNet-style patch embed and final layer."""
 
 # Legend: B row, C channel, Y X latent rows and columns, S image token, M model width
-import math
-
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 
-_SINUSOID_WIDTH = 256
 _NORM_GROUPS = 32
-
-
-class TimestepEmbedder(nn.Module):
-    """A scalar in timestep units (0 to 1000) as a model-width row."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.mlp = nn.Sequential(
-            nn.Linear(_SINUSOID_WIDTH, width), nn.GELU(), nn.Linear(width, width)
-        )
-
-    def forward(self, timestep_B: Tensor) -> Tensor:
-        """[B, M]; the sinusoid is computed in float32 and cast to the weights' dtype."""
-        half = _SINUSOID_WIDTH // 2
-        index = torch.arange(half, dtype=torch.float32, device=timestep_B.device)
-        angle = timestep_B.float()[:, None] * torch.exp(-math.log(10000.0) * index / half)
-        sinusoid = torch.cat([angle.cos(), angle.sin()], dim=-1)
-        first = self.mlp[0]
-        assert isinstance(first, nn.Linear), "the projection's dtype is the model's"
-        embedded: Tensor = self.mlp(sinusoid.to(first.weight.dtype))
-        return embedded
 
 
 class RowConv2d(nn.Conv2d):

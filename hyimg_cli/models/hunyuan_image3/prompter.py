@@ -12,6 +12,7 @@ from hyimg_cli.cache.memo import Lengths, Memo
 from hyimg_cli.errors import JobError
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.manifest.cost import JobTokens
+from hyimg_cli.models.common.grid import Grid
 from hyimg_cli.models.hunyuan_image3 import split
 from hyimg_cli.models.hunyuan_image3.card import (
     model_card,
@@ -21,7 +22,6 @@ from hyimg_cli.models.hunyuan_image3.card import (
 )
 from hyimg_cli.models.hunyuan_image3.script import Script, trigger
 from hyimg_cli.models.hunyuan_image3.sequence import (
-    Grid,
     Layout,
     LayoutBuilder,
     Prompt,

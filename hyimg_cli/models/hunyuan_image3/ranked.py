@@ -37,7 +37,8 @@ from torch import Tensor, nn
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.mirror import Change, FollowerKV, Mirror, MirroredBuffer
-from hyimg_cli.models.hunyuan_image3.attention import QueryBlock, QuerySpan
+from hyimg_cli.models.common.attention import QueryBlock
+from hyimg_cli.models.common.spans import QuerySpan
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.rope import Rope
 from hyimg_cli.models.hunyuan_image3.sharded import sums_of
@@ -53,24 +54,15 @@ Compute = Callable[[Tensor, Rope, Sequence[QueryBlock]], Tensor]
 
 
 @dataclass(frozen=True)
-class Span:
-    """A query block by its buffer's number."""
-
-    buffer: int
-    start: int
-    stop: int
-    pieces: tuple[QuerySpan, ...]
-
-
-@dataclass(frozen=True)
 class Forward:
     """One forward as the ranks are told: what comes before it, its rows, and what will arrive.
 
-    `parts`: the set of ranks that computes each span, rising; empty where each computes all.
+    `blocks`: each query block by its buffer's number, with its spans. `parts`: the set of ranks
+    that computes each block, rising; empty where each computes all.
     """
 
     changes: tuple[Change, ...]
-    spans: tuple[Span, ...]
+    blocks: tuple[tuple[int, tuple[QuerySpan, ...]], ...]
     rows: tuple[int, ...]
     dtype: torch.dtype
     angles: tuple[int, ...]
@@ -78,12 +70,12 @@ class Forward:
     parts: tuple[int, ...]
 
     def own(self, number: int) -> tuple[slice, slice]:
-        """Which of the spans, and of their rows, a set of ranks computes."""
+        """Which of the blocks, and of their rows, a set of ranks computes."""
         if not self.parts:
-            return slice(0, len(self.spans)), slice(0, self.rows[0])
-        spans = slice(bisect_left(self.parts, number), bisect_right(self.parts, number))
-        ends = [0, *accumulate(span.stop - span.start for span in self.spans)]
-        return spans, slice(ends[spans.start], ends[spans.stop])
+            return slice(0, len(self.blocks)), slice(0, self.rows[0])
+        blocks = slice(bisect_left(self.parts, number), bisect_right(self.parts, number))
+        ends = [0, *accumulate(spans[-1].stop - spans[0].start for _, spans in self.blocks)]
+        return blocks, slice(ends[blocks.start], ends[blocks.stop])
 
 
 @dataclass(frozen=True)
@@ -124,14 +116,12 @@ class LayersFollower:
         self.sums = sums_of(self.layers)
         self.kv = FollowerKV(network.new_buffer, network.layer_devices, number)
 
-    def compute(self, forward: Forward, spans: Sequence[Span], x_TM: Tensor, rope: Rope) -> Tensor:
+    def compute(self, forward: Forward, own: slice, x_TM: Tensor, rope: Rope) -> Tensor:
         """Make rank 0's changes since the last forward, then this rank's part of one."""
         self.kv.change(forward.changes)
-        query_blocks = [
-            QueryBlock(self.kv.buffer(s.buffer), s.start, s.stop, s.pieces) for s in spans
-        ]
+        blocks = [QueryBlock(self.kv.buffer(of), spans) for of, spans in forward.blocks[own]]
         self.layers.row_multiple = forward.row_multiple
-        return self.layers(x_TM, rope, query_blocks) if spans else x_TM
+        return self.layers(x_TM, rope, blocks) if blocks else x_TM
 
 
 @torch.no_grad()
@@ -145,10 +135,10 @@ def follow(rank: Rank, forward: Forward) -> str | None:
     spread(x_TM, sets.ranks)
     spread(angles_2TD, sets.ranks)
     own, rows = forward.own(number)
-    spans, x_TM, rope = forward.spans[own], x_TM[rows], Rope(*angles_2TD[:, rows].unbind())
-    compute = partial(follower.compute, forward, spans, x_TM, rope)
+    x_TM, rope = x_TM[rows], Rope(*angles_2TD[:, rows].unbind())
+    compute = partial(follower.compute, forward, own, x_TM, rope)
     hidden_TM, why = _computed(compute, follower.sums, x_TM, forward.row_multiple)
-    if forward.parts and spans and sets.of(rank.number)[1] == rank.number:
+    if forward.parts and forward.blocks[own] and sets.of(rank.number)[1] == rank.number:
         # Without memory for them these are other rows, and nobody looks at them.
         dist.send(x_TM if hidden_TM is None else hidden_TM.contiguous(), 0)
     return why
@@ -210,13 +200,10 @@ class Leader:
         entering_TM = _in_order(x_TM, counts, order).contiguous()
         angles_2TD = _in_order(angles_2TD, counts, order, dim=1).contiguous()
         query_blocks = [query_blocks[place] for place in order]
-        spans = tuple(
-            Span(self.mirror.require(each.buffer), each.start, each.stop, each.pieces)
-            for each in query_blocks
-        )
+        blocks = tuple((self.mirror.require(b.buffer), tuple(b.spans)) for b in query_blocks)
         forward = Forward(
             self.mirror.drained(),
-            spans,
+            blocks,
             tuple(x_TM.shape),
             x_TM.dtype,
             tuple(angles_2TD.shape),

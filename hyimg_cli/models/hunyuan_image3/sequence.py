@@ -10,22 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hyimg_cli.kv.segments import ImageSegment, Segment, TextSegment
+from hyimg_cli.models.common.grid import Grid
 from hyimg_cli.models.hunyuan_image3.config import Template
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 
 _COT_PARTS = re.compile(r"<(think|recaption)>(.*?)</\1>", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Rows and columns of image tokens."""
-
-    rows: int
-    columns: int
-
-    @property
-    def cells(self) -> int:
-        return self.rows * self.columns
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from safetensors.torch import load, save
 from torch import device
 
 from hyimg_cli.loading.checkpoint import metadata_of
+from hyimg_cli.models.common.grid import Grid
 from hyimg_cli.models.hunyuan_image3.model import SourceRows
-from hyimg_cli.models.hunyuan_image3.sequence import Grid, SourceShape
+from hyimg_cli.models.hunyuan_image3.sequence import SourceShape
 from hyimg_cli.models.protocols import Encoded
 
 

@@ -7,19 +7,12 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hyimg_cli.kernels.attention import (
-    pinned,
-    row_attention,
-)
+from hyimg_cli.kernels.attention import pinned, row_attention
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.rowwise import rowwise
 from hyimg_cli.kernels.transfer import current
-from hyimg_cli.models.hunyuan_image3.attention import (
-    Attention,
-    QueryBlock,
-    RMSNorm,
-    StepRows,
-)
+from hyimg_cli.models.common.attention import QueryBlock
+from hyimg_cli.models.hunyuan_image3.attention import Attention, RMSNorm, StepRows
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.moe import Mlp, Moe, Router
 from hyimg_cli.models.hunyuan_image3.rope import Rope

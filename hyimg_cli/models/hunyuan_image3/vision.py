@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.kernels.attention import any_attention
 from hyimg_cli.kernels.transfer import sent
+from hyimg_cli.models.common.grid import Grid
 from hyimg_cli.models.hunyuan_image3.config import VisionArchitecture
-from hyimg_cli.models.hunyuan_image3.sequence import Grid
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),

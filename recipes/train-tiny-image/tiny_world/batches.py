@@ -15,9 +15,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hyimg_cli.models.common.grid import Grid
 from hyimg_cli.models.hunyuan_image3.rope import positions
 from hyimg_cli.models.hunyuan_image3.sequence import (
-    Grid,
     Layout,
     LayoutBuilder,
     Prompt,

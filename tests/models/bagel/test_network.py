@@ -9,25 +9,28 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hyimg_cli.diffusion.schedule import Schedule, Step
-from hyimg_cli.models.bagel.decoder import NewTokens, Piece, angles, turned
+from hyimg_cli.kernels.rowwise import rotate
+from hyimg_cli.models.bagel.decoder import NewTokens, angles
 from hyimg_cli.models.bagel.family import Bagel, _levels, _patches
 from hyimg_cli.models.bagel.guidance import Guidance, packed, unpacked
-from hyimg_cli.models.bagel.network import BagelNetwork, ImageRows, sinusoid
+from hyimg_cli.models.bagel.network import BagelNetwork, ImageRows
 from hyimg_cli.models.bagel.sequence import (
     BlockLayout,
     Markers,
     SourcePlace,
-    TokenGrid,
     Writer,
     contexts,
 )
+from hyimg_cli.models.common.grid import Grid
+from hyimg_cli.models.common.spans import QuerySpan
+from hyimg_cli.models.common.timestep import sinusoid
 from hyimg_cli.models.protocols import Context, LivePicture
 from hyimg_cli.spec.job import Size
 
 from .conftest import CASES
 
 MARKERS = Markers(398, 399, 400, 401)
-SHAPE = SourcePlace(Size(64, 48), Size(64, 48), Size(42, 28), TokenGrid(3, 2))
+SHAPE = SourcePlace(Size(64, 48), Size(64, 48), Size(42, 28), Grid(3, 2))
 TEXT = (64, 366, 301)
 STEP = Step(0, 0.6, 0.5, 600.0, 500.0, -0.1)
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}
@@ -66,7 +69,7 @@ def test_a_layer(loaded: Bagel, golden: dict[str, Tensor], kind: str) -> None:
     buffer.write(1, 0, golden["layer.past_keys"], golden["layer.past_values"])
     is_gen = [kind == "gen" and 0 < n < 9 for n in range(10)]
     positions = [7] * 10 if kind == "gen" else list(range(7, 17))
-    block = NewTokens(buffer, [Piece(9, 19, kind == "und")], positions, is_gen)
+    block = NewTokens(buffer, [QuerySpan(9, 19, kind == "und")], positions, is_gen)
     decoder = loaded.network.decoder
     rows = decoder.rows([block], torch.device("cpu"))
     out = rows.of_tokens(decoder.layers[1](rows.from_tokens(golden[f"layer.{kind}.input"]), rows))
@@ -82,7 +85,7 @@ def test_the_vit(loaded: Bagel, golden: dict[str, Tensor]) -> None:
     """
     from hyimg_cli.media.images import bicubic
 
-    grid = TokenGrid(8, 6)
+    grid = Grid(8, 6)
     patches = _patches(_levels(bicubic(golden["vit.rgb"].numpy(), Size(112, 84))), grid)
     torch.testing.assert_close(patches[:2], golden["vit.patches"])
     network = loaded.network
@@ -94,7 +97,7 @@ def test_one_hot_channel_tells_the_patch_order(loaded: Bagel) -> None:
     """Row in the patch, column in it, channel the fastest: of pictures and of latents."""
     levels = torch.zeros(3, 28, 42)
     levels[2, 14 + 5, 28 + 7] = 1
-    assert _patches(levels, TokenGrid(2, 3)).nonzero().tolist() == [[5, (5 * 14 + 7) * 3 + 2]]
+    assert _patches(levels, Grid(2, 3)).nonzero().tolist() == [[5, (5 * 14 + 7) * 3 + 2]]
     latents = torch.zeros(16, 4, 6)
     latents[9, 2 + 1, 4] = 1
     assert packed(latents).nonzero().tolist() == [[5, (1 * 2 + 0) * 16 + 9]]
@@ -159,7 +162,7 @@ def _one_forward(
         own = layer.self_attn
         normed = part(layer, "input_layernorm", x)
         q, k, v = (part(own, f"{n}_proj", normed).unflatten(-1, (-1, 16)) for n in "qkv")
-        q, k = turned(part(own, "q_norm", q), cos, sin), turned(part(own, "k_norm", k), cos, sin)
+        q, k = rotate(part(own, "q_norm", q), cos, sin), rotate(part(own, "k_norm", k), cos, sin)
         k, v = (rows.repeat_interleave(2, dim=1) for rows in (k, v))
         seen = F.scaled_dot_product_attention(
             *(rows.transpose(0, 1)[None] for rows in (q, k, v)), attn_mask=mask
@@ -167,7 +170,7 @@ def _one_forward(
         x = x + part(own, "o_proj", seen.flatten(1))
         x = x + part(layer, "mlp", part(layer, "post_attention_layernorm", x))
     hidden = part(network.decoder, "norm", x)
-    rows = network.llm2vae(hidden[-TokenGrid(2, 3).cells - 1 : -1])
+    rows = network.llm2vae(hidden[-Grid(2, 3).cells - 1 : -1])
     return hidden, unpacked(rows, 2, 3)
 
 
@@ -184,7 +187,7 @@ def _filled(network: BagelNetwork, layout: BlockLayout, source: ImageRows) -> An
 def test_block_by_block_is_one_masked_forward(
     wide: BagelNetwork, source: ImageRows, edit: Any
 ) -> None:
-    layout, noise = Writer(MARKERS, edit.full).noise(TokenGrid(2, 3)).layout, _noise()
+    layout, noise = Writer(MARKERS, edit.full).noise(Grid(2, 3)).layout, _noise()
     branch = _filled(wide, layout, source)
     (velocity,) = wide.velocities([_live([branch], noise)], (400, 401))
     _, expected = _one_forward(wide, layout, source, noise)
@@ -197,7 +200,7 @@ def test_block_by_block_is_one_masked_forward(
     longer = Writer(MARKERS, edit.full).opening().layout
     buffer = wide.new_buffer(longer.length + 8)
     state = wide.prefill(longer, [source], buffer, longer.length)
-    whole = Writer(MARKERS, longer).noise(TokenGrid(2, 3)).layout
+    whole = Writer(MARKERS, longer).noise(Grid(2, 3)).layout
     hidden, _ = _one_forward(wide, whole, source, noise)
     torch.testing.assert_close(state, hidden[longer.length - 1], atol=1e-10, rtol=0)
 
@@ -206,7 +209,7 @@ def test_block_by_block_is_one_masked_forward(
 def test_the_context_does_not_see_the_noise(
     wide: BagelNetwork, source: ImageRows, edit: Any
 ) -> None:
-    layout = Writer(MARKERS, edit.full).noise(TokenGrid(2, 3)).layout
+    layout = Writer(MARKERS, edit.full).noise(Grid(2, 3)).layout
     branch = _filled(wide, layout, source)
     before = branch.block.buffer.read(2, edit.full.length)[0].clone()
     first = wide.velocities([_live([branch], _noise())], (400, 401))[0]
@@ -220,8 +223,8 @@ def test_the_context_does_not_see_the_noise(
 def test_a_prefix_is_the_context_without_the_text(
     wide: BagelNetwork, source: ImageRows, edit: Any
 ) -> None:
-    full = _filled(wide, Writer(MARKERS, edit.full).noise(TokenGrid(2, 3)).layout, source)
-    layout = Writer(MARKERS, edit.without_text).noise(TokenGrid(2, 3)).layout
+    full = _filled(wide, Writer(MARKERS, edit.full).noise(Grid(2, 3)).layout, source)
+    layout = Writer(MARKERS, edit.without_text).noise(Grid(2, 3)).layout
     buffer = wide.new_buffer(layout.length)
     buffer.take(full.block.buffer, edit.without_text.length)
     view = wide.branch(layout, buffer)
@@ -235,7 +238,7 @@ def test_a_prefix_is_the_context_without_the_text(
 def test_each_layer_has_two_sets(
     wide: BagelNetwork, source: ImageRows, edit: Any, place: int
 ) -> None:
-    layout = Writer(MARKERS, edit.full).noise(TokenGrid(2, 3)).layout
+    layout = Writer(MARKERS, edit.full).noise(Grid(2, 3)).layout
     expected = wide.velocities([_live([_filled(wide, layout, source)], _noise())], (400, 401))
     other = copy.deepcopy(wide)
     own = other.decoder.layers[place]._modules
@@ -246,7 +249,7 @@ def test_each_layer_has_two_sets(
 
 @torch.no_grad()
 def test_markers_are_no_latents(wide: BagelNetwork, source: ImageRows, edit: Any) -> None:
-    branch = _filled(wide, Writer(MARKERS, edit.full).noise(TokenGrid(2, 3)).layout, source)
+    branch = _filled(wide, Writer(MARKERS, edit.full).noise(Grid(2, 3)).layout, source)
     assert list(branch.block.is_gen) == [False, *[True] * 6, False]
     expected = wide.velocities([_live([branch], _noise())], (400, 401))[0]
     object.__setattr__(branch.block, "is_gen", [True] * 8)
@@ -272,7 +275,7 @@ def test_rows_do_not_depend_on_their_company(loaded: Bagel) -> None:
     texts = [(1, 2, 3), tuple(range(17)), (9,), (7, 7)]
     alone = [fed([ids])[0] for ids in texts]
     assert all(torch.equal(a, b) for a, b in zip(fed(texts), alone, strict=True))
-    layouts = [Writer(MARKERS).text(ids).noise(TokenGrid(2, 3)).layout for ids in texts]
+    layouts = [Writer(MARKERS).text(ids).noise(Grid(2, 3)).layout for ids in texts]
     branches = [
         _filled(network, layout, ImageRows(*[torch.zeros(0, 64)] * 2)) for layout in layouts
     ]

@@ -11,20 +11,21 @@ from hyimg_cli.models.bagel.sequence import (
     BlockLayout,
     Markers,
     SourcePlace,
-    TokenGrid,
     Writer,
     contexts,
     fitted,
     segments,
     source_shape,
 )
+from hyimg_cli.models.common.grid import Grid
+from hyimg_cli.models.common.spans import QuerySpan
 from hyimg_cli.spec.job import Size
 
 from .conftest import CASES, GOLDEN
 
 MARKERS = Markers(398, 399, 400, 401)
 VAE_LIMITS, VIT_LIMITS, PIXELS = SizeLimits(1024, 512, 16), SizeLimits(980, 224, 14), 1_806_336
-SQUARE = SourcePlace(Size(1024, 1024), Size(1024, 1024), Size(980, 980), TokenGrid(70, 70))
+SQUARE = SourcePlace(Size(1024, 1024), Size(1024, 1024), Size(980, 980), Grid(70, 70))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_an_edit_at_the_real_sizes() -> None:
     assert (found.without_text.length, found.without_text.next_rope) == (9000, 2)
     assert (found.without_images.length, found.without_images.next_rope) == (10, 10)
     assert found.full.ids[: found.without_text.length] == found.without_text.ids
-    noise = Writer(MARKERS, found.full).noise(TokenGrid(64, 64)).layout
+    noise = Writer(MARKERS, found.full).noise(Grid(64, 64)).layout
     assert set(noise.positions(9010, 9010 + 4098)) == {12}
     # No token stands between the two blocks of an image but their markers.
     assert found.full.ids[4096:4101] == (-1, 401, 400, -2, -2)
@@ -96,7 +97,7 @@ def test_what_the_files_say_wrongly_is_read_off_the_weights(prompter: BagelPromp
 
 
 def test_segments_are_whole_images_and_texts() -> None:
-    shape = SourcePlace(Size(32, 48), Size(32, 48), Size(28, 42), TokenGrid(2, 3))
+    shape = SourcePlace(Size(32, 48), Size(32, 48), Size(28, 42), Grid(2, 3))
     layout = contexts(MARKERS, [shape, (1, 2), shape, (3,)]).full
     found = segments(layout, ["a", "b"], layout.length - 1)
     assert [type(one) for one in found] == [ImageSegment, TextSegment, ImageSegment, TextSegment]
@@ -109,6 +110,6 @@ def test_segments_are_whole_images_and_texts() -> None:
 
 def test_a_text_alone_behind_a_shared_prefix_has_the_same_runs() -> None:
     layout = Writer(MARKERS).text((1, 2, 3)).layout
-    assert list(layout.pieces(0, 5)) == [(0, 4, True), (4, 5, True)]
-    assert list(layout.pieces(4, 5)) == [(4, 5, True)]
-    assert list(layout.pieces(0, 4)) == [(0, 3, True), (3, 4, True)]
+    assert layout.spans(0, 5) == (QuerySpan(0, 4, True), QuerySpan(4, 5, True))
+    assert layout.spans(4, 5) == (QuerySpan(4, 5, True),)
+    assert layout.spans(0, 4) == (QuerySpan(0, 3, True), QuerySpan(3, 4, True))

@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from masks import visibility
 
-from hyimg_cli.models.hunyuan_image3.attention import QueryBlock, pieces
+from hyimg_cli.models.common.attention import QueryBlock
+from hyimg_cli.models.common.grid import Grid
+from hyimg_cli.models.common.spans import query_spans
 from hyimg_cli.models.hunyuan_image3.rope import Rope, positions, rope
-from hyimg_cli.models.hunyuan_image3.sequence import Grid, ImageBlock
+from hyimg_cli.models.hunyuan_image3.sequence import ImageBlock
 
 
 def _dense(length: int, spans: list[tuple[int, int]]) -> torch.Tensor:
@@ -36,13 +38,13 @@ def test_pieces_are_the_dense_mask(case: tuple[int, list[tuple[int, int]]], data
     length, spans = case
     borders = [i for i in range(length) if not any(a < i < b for a, b in spans)]
     start = data.draw(st.sampled_from(borders))
-    parts = pieces(start, length, spans)
+    parts = query_spans(start, length, spans)
     assert torch.equal(visibility(parts, length), _dense(length, spans)[start:])
 
 
 def test_an_image_is_never_cut() -> None:
     with pytest.raises(AssertionError, match="in parts"):
-        pieces(3, 9, [(2, 6)])
+        query_spans(3, 9, [(2, 6)])
 
 
 @pytest.mark.parametrize("cut", [4, 5, 11, 13])
@@ -62,7 +64,7 @@ def test_attention_by_pieces_equals_one_masked_softmax(small_network: Any, cut: 
     parts = []
     for start, stop in ((0, cut), (cut, length)):
         piece = Rope(angles.cos_TD[start:stop], angles.sin_TD[start:stop])
-        query_block = QueryBlock(buffer, start, stop, pieces(start, stop, spans))
+        query_block = QueryBlock(buffer, query_spans(start, stop, spans))
         parts.append(attention(x[start:stop], piece, [query_block]))
     torch.testing.assert_close(torch.cat(parts), expected, atol=1e-5, rtol=1e-5)
 
@@ -77,14 +79,12 @@ def test_stretches_of_unequal_length_do_not_mix(small_network: Any) -> None:
         fill = torch.randn(prefix, width)
         fill_angles = rope(positions(prefix, ()), head_dim=attention.head_dim, theta=10000.0)
         for buffer in pair:
-            attention(fill, fill_angles, [QueryBlock(buffer, 0, prefix, pieces(0, prefix, ()))])
+            attention(fill, fill_angles, [QueryBlock(buffer, query_spans(0, prefix, ()))])
         live = torch.randn(4, width)
         live_angles = rope(
             positions(prefix + 4, ())[prefix:], head_dim=attention.head_dim, theta=10000.0
         )
-        query_blocks = [
-            QueryBlock(b, prefix, prefix + 4, pieces(prefix, prefix + 4, ())) for b in pair
-        ]
+        query_blocks = [QueryBlock(b, query_spans(prefix, prefix + 4, ())) for b in pair]
         alone.append(attention(live, live_angles, query_blocks[:1]))
         together.append(query_blocks[1])
         rows.append(live)

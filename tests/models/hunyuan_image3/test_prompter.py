@@ -11,9 +11,10 @@ import pytest
 
 from hyimg_cli.errors import CheckpointError, JobError
 from hyimg_cli.models import registry
+from hyimg_cli.models.common.grid import Grid
 from hyimg_cli.models.hunyuan_image3 import system_prompt
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
-from hyimg_cli.models.hunyuan_image3.sequence import Grid, SourceShape
+from hyimg_cli.models.hunyuan_image3.sequence import SourceShape
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.options import TextSampling

@@ -1,0 +1,83 @@
+"""Write the K/V of new tokens to their buffers, and attend span by span.
+
+A query block is a run of new tokens of one sequence. Its mask is a list of spans, so no mask tensor
+is built where none is needed and no row is padded to another's length.
+"""
+
+# Legend: T new token (all blocks' rows, one after another), H query head, K kv head, D head width,
+# S slot
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hyimg_cli.kernels.attention import RowAttention
+from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.models.common.spans import QuerySpan
+
+
+@dataclass(frozen=True)
+class QueryBlock:
+    """New tokens of one sequence: where they are written and what they see."""
+
+    buffer: Buffer
+    spans: Sequence[QuerySpan]
+
+    @property
+    def start(self) -> int:
+        """The first token's slot in the buffer."""
+        return self.spans[0].start
+
+    @property
+    def stop(self) -> int:
+        return self.spans[-1].stop
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
+
+
+def appended_spans(runs: Iterable[tuple[Buffer, int]]) -> list[QuerySpan]:
+    """The place of so many tokens of text behind each buffer's prefix; runs of one buffer stand one
+    behind another.
+    """
+    stops: dict[int, int] = {}
+    spans: list[QuerySpan] = []
+    for buffer, count in runs:
+        start = stops.get(id(buffer), buffer.length)
+        stops[id(buffer)] = start + count
+        spans.append(QuerySpan(start, start + count, is_causal=True))
+    return spans
+
+
+def attend_blocks(
+    by_row: RowAttention,
+    layer: int,
+    blocks: Sequence[QueryBlock],
+    q_THD: Tensor,
+    k_TKD: Tensor,
+    v_TKD: Tensor,
+) -> Tensor:
+    """Attention output [T, H, D] of one layer, whose K/V go to the blocks' buffers. Rows behind
+    those of the blocks are padding.
+    """
+    seen_THD: Tensor | None = None
+    at = 0
+    for block in blocks:
+        rows = slice(at, at + block.count)
+        block.buffer.write(layer, block.start, k_TKD[rows], v_TKD[rows])
+        for span in block.spans:
+            stop = at + span.stop - span.start
+            keys_KSD, values_KSD = block.buffer.read(layer, span.stop)
+            own_THD = by_row(q_THD[at:stop], keys_KSD, values_KSD, span.is_causal)
+            if len(own_THD) == len(q_THD):
+                return own_THD
+            # What each span has seen goes to its place at once: nothing is joined behind them.
+            seen_THD = torch.empty_like(q_THD) if seen_THD is None else seen_THD
+            seen_THD[at:stop] = own_THD
+            at = stop
+    assert seen_THD is not None, "there are queries"
+    if at < len(q_THD):
+        seen_THD[at:] = 0
+    return seen_THD
