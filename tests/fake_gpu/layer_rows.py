@@ -14,7 +14,8 @@ from torch import Tensor
 
 from hyimg_cli.kernels.pointer_decode import pointer_decode
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.models.hunyuan_image3.attention import QueryBlock, pieces
+from hyimg_cli.models.common.attention import QueryBlock
+from hyimg_cli.models.common.spans import query_spans
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeStep
 from hyimg_cli.models.hunyuan_image3.rope import joined
 
@@ -42,8 +43,8 @@ class LayerRows:
 
     def prefill(self) -> list[Op]:
         layout, stop = self._load.layout, self._load.layout.live_start
-        parts = pieces(0, stop, layout.full_spans, (*layout.cuts, stop - 1))
-        query_block = QueryBlock(self._network.new_buffer(layout.live_stop), 0, stop, parts)
+        spans = query_spans(0, stop, layout.full_spans, (*layout.cuts, stop - 1))
+        query_block = QueryBlock(self._network.new_buffer(layout.live_stop), spans)
         rope = self._network._rope(layout, 0, stop)
         x_TM = self._rows(stop)
         return self._in_layer(lambda: self._network.model(x_TM, rope, [query_block]), stop)
