@@ -25,7 +25,7 @@ from hyimg_cli.cli.shard import folder_of, shard_named
 from hyimg_cli.errors import UsageError
 from hyimg_cli.remote import keep_copies_in
 from hyimg_cli.settings.config import configured, refuse_conflicts
-from hyimg_cli.settings.kinds import FOLDER, RUN_FOLDER, Kind
+from hyimg_cli.settings.kinds import FOLDER, RUN_FOLDER, Form, Kind
 from hyimg_cli.settings.option import Declaration
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.settings.recipe import FOLDERS_OWN, read_folders_own, read_recipe
@@ -48,7 +48,7 @@ def option(*names: str, panel: str, help: str, is_basic: bool = False, **more: A
     return typer.Option(*names, help=help, show_default=False, **more)
 
 
-def _parser(kind: Kind, typed: Callable[[str], Any]) -> Callable[[str], Any]:
+def _parser(kind: Kind | Form, typed: Callable[[str], Any]) -> Callable[[str], Any]:
     """A reader of one option's text, whose faults are the parser's."""
 
     def parse(text: str) -> Any:
@@ -61,9 +61,9 @@ def _parser(kind: Kind, typed: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 # An empty name, as of an unset variable, is not this folder.
-folder = _parser(Kind(str, FOLDER), Path)
+folder = _parser(FOLDER, Path)
 # A run's results may lie at an address.
-place = _parser(Kind(str, RUN_FOLDER), partial(joined, Path()))
+place = _parser(RUN_FOLDER, partial(joined, Path()))
 task_named = _parser(Kind(AnyTask), str)
 
 

@@ -11,8 +11,9 @@ from hyimg_cli.settings.kinds import (
     MATRIX,
     MAX_SIDE,
     MIN_SIDE,
+    Form,
     Kind,
-    integers,
+    numbers,
     text,
 )
 from hyimg_cli.settings.option import JobKind
@@ -27,7 +28,7 @@ class Field:
     """A field of a manifest line. `only`: the kind of job that has it, where not both do."""
 
     name: str
-    kind: Kind
+    kind: Kind | Form
     help: str
     aliases: tuple[str, ...] = ()
     only: JobKind | None = None
@@ -37,38 +38,47 @@ _SIDE = Kind(int, Interval(ge=MIN_SIDE, le=MAX_SIDE))
 _OWN = (
     Field(
         "custom_id",
-        Kind(str, CUSTOM_ID),
+        CUSTOM_ID,
         "Name of the job and its file.",
         ("id", "request_id"),
     ),
     Field("task", Kind(AnyTask), "Default: it2i where there are images, or t2i."),
-    Field("prompt", Kind(str, text("prompt")), "What to show, or to change in the images."),
+    Field("prompt", text("prompt"), "What to show, or to change in the images."),
     Field(
         "images",
-        Kind(tuple[str, ...], SOURCES),
+        SOURCES,
         "Source pictures, in order; of i2v first and last frame.",
         ("image", "image_path"),
     ),
     Field(
         "model",
-        Kind(str, MODEL_NAME),
+        MODEL_NAME,
         "Checkpoint of this job: a folder or a hub id.",
     ),
-    Field("seeds", integers(1000, MAX_SEED, is_distinct=True), "A result for each seed."),
+    Field(
+        "seeds",
+        numbers(int, Interval(ge=0, le=MAX_SEED), 1, 1000, is_distinct=True),
+        "A result for each seed.",
+    ),
     Field(
         "matrix",
-        Kind(dict[str, list[object]], MATRIX),
+        MATRIX,
         "A job for each combination of values: lists of them, by field.",
     ),
     Field("width", _SIDE, "With height, instead of size."),
     Field("height", _SIDE, "With width, instead of size."),
     Field(
         "cot_text",
-        Kind(str, text("text")),
+        text("text"),
         "Text before the picture, given.",
         only="pictures",
     ),
-    Field("cot_token_ids", integers(65536, 2**31 - 1), "The same as tokens.", only="pictures"),
+    Field(
+        "cot_token_ids",
+        numbers(int, Interval(ge=0, le=2**31 - 1), 1, 65536),
+        "The same as tokens.",
+        only="pictures",
+    ),
     Field(
         "ratio_index",
         Kind(int, Interval(ge=0, le=999)),
@@ -77,17 +87,17 @@ _OWN = (
     ),
     Field(
         "written",
-        Kind(dict[str, object], NOTE),
+        NOTE,
         "What hyimg think notes of its text.",
         only="pictures",
     ),
     Field(
         "camera",
-        Kind(str, CAMERA),
+        CAMERA,
         "Path that an i2v follows: poses.npy, or keys.",
         only="videos",
     ),
-    Field("metadata", Kind(str, ANYTHING), "Copied to the result."),
+    Field("metadata", ANYTHING, "Copied to the result."),
 )
 _SHARED = (
     Field(row.name, row.kind, row.help, row.aliases, row.only)
@@ -97,9 +107,7 @@ _SHARED = (
 FIELDS = (*_OWN, *_SHARED)
 BY_NAME = {name: field for field in FIELDS for name in (field.name, *field.aliases)}
 # Fields that name files.
-PATH_FIELDS = {
-    field.name: field.kind.form for field in FIELDS if isinstance(field.kind.form, PathForm)
-}
+PATH_FIELDS = {field.name: field.kind for field in FIELDS if isinstance(field.kind, PathForm)}
 # What a matrix may combine.
 IN_MATRIX = {
     name: field

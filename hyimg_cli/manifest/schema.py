@@ -92,11 +92,9 @@ def _line(
     for field in FIELDS:
         if field.name not in without and (kind is None or field.only in (None, kind)):
             annotation = _matrix(kind) if field.name == "matrix" else field.kind.annotation
-            more = {"uniqueItems": True} if field.name == "seeds" else {}
             for name in (field.name, *field.aliases):
-                fields[name] = (annotation, _unset(field.help, **more))
-    prompt = Annotated[str, text("prompt")]
-    fields["prompt"] = (prompt, Field(description="What to show, or to change."))
+                fields[name] = (annotation, _unset(field.help))
+    fields["prompt"] = (text("prompt").annotation, Field(description="What to show, or to change."))
     return create_model(title, __base__=_Line, **(fields | own))
 
 

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from string import Formatter
 
-from hyimg_cli.settings.kinds import WRITTEN, Form, read_text
+from hyimg_cli.settings.kinds import TEXT, Form, read_text
 from hyimg_cli.settings.values import BadValue, nearest, shown
 
 FIELDS = ("custom_id", "stem", "folder", "index", "seed")
@@ -48,7 +48,7 @@ def read_template(value: object) -> str:
     return template
 
 
-NAME_TEMPLATE = Form(read_template, WRITTEN)
+NAME_TEMPLATE = Form(read_template, TEXT)
 
 
 def _check_field(template: str, name: str, spec: str, conversion: str | None) -> None:

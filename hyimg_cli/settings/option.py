@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, Field, dataclass, fields
 from typing import Any, Literal, get_args
 
-from hyimg_cli.settings.kinds import SIZE, SPAN, STEP_CACHE, Aliases, Form, Kind, text
+from hyimg_cli.settings.kinds import SIZE, SPAN, STEP_CACHE, Form, Kind, text
 from hyimg_cli.settings.paths import LORAS, REGION
 from hyimg_cli.spec.job import SizeRequest
 from hyimg_cli.spec.options import Lora, Region
@@ -52,7 +52,7 @@ class Declaration:
     help: str
     _: KW_ONLY
     name: str
-    kind: Kind
+    kind: Kind | Form
     default: Any
     table: str
     attribute: str
@@ -100,14 +100,11 @@ def declarations(part: Any, table: str) -> Iterator[Declaration]:
             yield Declaration(**own, kind=kind, table=table, attribute=one.name)
 
 
-def _kind(one: Field[Any], marks: Sequence[Any], spellings: Mapping[Any, str]) -> Kind:
+def _kind(one: Field[Any], marks: Sequence[Any], aliases: Mapping[Any, str]) -> Kind | Form:
     """The kind of a field's values, by its type; a text is named by its field in messages."""
     # Of a type or None, the type: nobody can write None.
     base = get_args(one.type)[0] if type(None) in get_args(one.type) else one.type
-    if spellings:
-        marks = (Aliases(spellings),)
-    elif base in _FORMS:
-        marks = (_FORMS[base],)
-    elif base is str and not marks:
-        marks = (text(one.name.replace("_", " "), may_be_empty=one.default == ""),)
-    return Kind(base, *marks)
+    (mark,) = marks or (_FORMS.get(base),)
+    if mark is None and base is str:
+        mark = text(one.name.replace("_", " "), may_be_empty=one.default == "")
+    return mark if isinstance(mark, Form) else Kind(base, mark, aliases)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.addresses import FOREIGN_PATTERN, joined, scheme_of, shown_place
-from hyimg_cli.settings.kinds import NO_STORE, NO_STORES, WRITTEN, Form, read_text
+from hyimg_cli.settings.kinds import NO_STORE, NO_STORES, TEXT, WRITTEN, Form, matching, read_text
 from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec.job import POSES_SUFFIX
 from hyimg_cli.spec.options import MAX_SOURCE_IMAGES, KeepOutside, Lora, Region
@@ -215,17 +215,17 @@ def _lora(written: str, hint: str) -> Lora:
 
 
 _PICTURE = rf"(?!(?:{NO_STORE}):/|[Dd][Aa][Tt][Aa]:|~/|[A-Za-z]:[\\/])[^\x00]+"
-_IS_PATH = {"type": "string", "pattern": rf"^(?:{_PICTURE})$(?!\n)"}
+_IS_PATH = matching(_PICTURE)
 _ARE_PATHS = {"type": "array", "items": _IS_PATH, "maxItems": MAX_SOURCE_IMAGES}
 _PIXEL = {"type": "integer", "minimum": 0}
 _BOX = {"type": "array", "items": _PIXEL, "minItems": 4, "maxItems": 4}
-_ANY_REGION = {"type": "string", "pattern": r"^(?:(?!https?://|data:)[^\x00]+)$(?!\n)"}
-MODEL_NAME = ModelName(_model, WRITTEN)
-CAMERA = Camera(_camera, WRITTEN)
+_ANY_REGION = matching(r"(?!https?://|data:)[^\x00]+")
+MODEL_NAME = ModelName(_model, TEXT)
+CAMERA = Camera(_camera, TEXT)
 REGION = RegionForm(_region, {"anyOf": [_ANY_REGION, _BOX]}, "box|path")
 SOURCES = Sources(
     _paths,
     {"anyOf": [_IS_PATH, _ARE_PATHS]},
-    parse=lambda cell: _paths([path.strip() for path in cell.split(";") if path.strip()]),
+    split=lambda cell: [path.strip() for path in cell.split(";") if path.strip()],
 )
-LORAS = Loras(_loras, f"|{WRITTEN}", "text")
+LORAS = Loras(_loras, matching(f"|{WRITTEN}"), "text")

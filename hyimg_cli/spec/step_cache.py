@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Interval
 
 # A job of fewer steps has nothing to leave out: a plain run of as few passes is nearer.
 FEWEST_STEPS = 12
-MAX_INTERVAL, MAX_ORDER = 100, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,10 +16,10 @@ class StepCache:
     up to `order`. The `first` steps and the last `tail` ones are full. It changes pixels.
     """
 
-    interval: int = 3
-    order: int = 1
-    first: int = 3
-    tail: int = 1
+    interval: Annotated[int, Interval(ge=2, le=100)] = 3
+    order: Annotated[int, Interval(ge=0, le=2)] = 1
+    first: Annotated[int, Interval(ge=1, le=1000)] = 3
+    tail: Annotated[int, Interval(ge=1, le=1000)] = 1
 
     @property
     def kind(self) -> str:
