@@ -30,7 +30,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Group, Plan
-from hyimg_cli.spec.units import bytes_text, counted, duration_text, flops_text, time_text
+from hyimg_cli.spec.units import bytes_text, counted, flops_text, time_text
 
 # Dense bfloat16, by NVIDIA's data sheets of H100 SXM and H200.
 _H100_FLOPS = 989e12
@@ -264,7 +264,7 @@ def _expert_lines(order: Plan, config: RunConfig, *, think: int) -> Iterator[str
         text_s = found.text_s(think)
         if any(job.writes_text for job in jobs) and text_s > HOPELESS_TEXT_S:
             yield (
-                f"    a text takes {duration_text(text_s)} a job: --bot-task none writes none, and "
+                f"    a text takes {time_text(text_s)} a job: --bot-task none writes none, and "
                 "`hyimg think` on a machine that holds the model writes them for this one"
             )
 
@@ -357,7 +357,7 @@ def _steps_text(cost: Cost | VideoForecast) -> str:
 
 def _floor_text(flops: int) -> str:
     """Floating-point operations, and the time that no run can go below on a fast GPU."""
-    least = duration_text(flops / _H100_FLOPS)
+    least = time_text(flops / _H100_FLOPS)
     return f"{flops_text(flops)}, {least} at the peak of one H100 or H200; real runs take more"
 
 

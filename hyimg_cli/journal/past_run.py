@@ -47,7 +47,7 @@ def recorded_names(run: RunFolder) -> dict[str, str]:
     """What each job's file is called in a run's folder, or will be, by custom_id."""
     names = {}
     for custom_id, entry in readable_jobs(run.place).items():
-        with suppress(BadValue):
+        with suppress(BadValue, KeyError):
             template = read_template(entry.get("name", BY_ID))
             names[custom_id] = finished(template, {"custom_id": custom_id})
     names |= names_in(run.results())

@@ -11,9 +11,9 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.settings.file_names import (
+    braced,
     clashes,
     fault_of,
-    filled,
     finished,
     fit,
     tells_results_apart,
@@ -32,9 +32,9 @@ def named(
     """The jobs with the names of their files, and what is wrong with those; a line with such a
     fault gives no job. `setting`: the name where a line says none.
     """
-    beside = dict(_beside(jobs))
     if all(job.file_name == BY_ID for job in jobs):
         # No two have one id, in any spelling.
+        beside = dict(_beside(jobs))
         return [job for job in jobs if job.source_line not in beside], list(beside.values())
     below = cache(partial(_below, os.path.abspath(manifest.folder)))
     results = Counter(job.source_line for job in jobs)
@@ -98,21 +98,23 @@ def _numbered(manifest: Manifest, jobs: Sequence[Job]) -> Iterator[tuple[int, Jo
 
 
 def _name(job: Job, below: Callable[[str], str], number: int, *, is_alone: bool) -> str:
-    """The template of the job's name with all but the id, which stands in the job: a name that is
-    the id alone stays as it is. One that several results of a line would have ends in their number,
-    as their ids do.
+    """The template of the job's name, which has no fields but of a name that is the id alone. One
+    that several results of a line would have ends in their number, as their ids do.
     """
     template = job.file_name
+    if template == BY_ID:
+        return template
     if not (is_alone or tells_results_apart(template)):
         template += f"-{job.custom_id.rpartition('-')[2]}"
     source = job.images[0] if job.images else None
     values: dict[str, str | int] = {
+        "custom_id": job.custom_id,
         "stem": job.custom_id if source is None else fit(PurePath(source).stem),
         "folder": "" if source is None else below(os.path.dirname(source)),
         "index": number,
         "seed": job.seed,
     }
-    return filled(template, values)
+    return braced(finished(template, values))
 
 
 def _below(own: str, folder: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from hyimg_cli.spec.card import ModelCard
-from hyimg_cli.spec.job import ImageJob, TextInputs
+from hyimg_cli.spec.job import ImageJob
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class TextIdentity:
     they are: the checkpoint's files, precision and ranks are the same for the whole run.
     """
 
-    inputs: TextInputs
+    inputs: Hashable
     size_class: str
 
 

@@ -102,8 +102,8 @@ class VideoLine(ResolvedLine):
             if picture is None:
                 return own
             shape = picture
-        if rule and rule.has_sizes:
-            return rule.size_for(shape)
+        if rule and (found := rule.size_for(shape)):
+            return found
         ratio = shape.height / shape.width
         height = math.sqrt(own.height * own.width * ratio)
         return Size(self._on_grid(height), self._on_grid(height / ratio))

@@ -67,22 +67,9 @@ def _bad(template: str, what: str, hint: str) -> BadValue:
     return BadValue(f"{shown(template)}: {what}", hint, "bad-name")
 
 
-def filled(template: str, values: Mapping[str, str | int]) -> str:
-    """The template with these fields filled in; others stay. An empty folder leaves no slash."""
-    pieces = []
-    for literal, name, spec, _ in Formatter().parse(template):
-        pieces.append(braced(literal))
-        if name is not None and name not in values:
-            pieces.append(f"{{{name}{spec and ':'}{spec}}}")
-        elif name is not None:
-            value = values[name]
-            pieces.append(braced(value if isinstance(value, str) else format(value, spec or "")))
-    return "/".join(filter(None, "".join(pieces).split("/")))
-
-
 def finished(template: str, values: Mapping[str, str | int]) -> str:
-    """The name itself; `values` has every field of the template."""
-    return filled(template, values).replace("{{", "{").replace("}}", "}")
+    """The name that a checked template gives. An empty folder leaves no slash."""
+    return "/".join(filter(None, template.format_map(values).split("/")))
 
 
 def tells_results_apart(template: str) -> bool:

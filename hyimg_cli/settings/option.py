@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, Field, dataclass, fields
 from typing import Any, Literal, get_args
 
-from hyimg_cli.settings.kinds import SIZE, SPAN, STEP_CACHE, Form, Kind, text
+from hyimg_cli.settings.kinds import FOLDER, RUN_FOLDER, SIZE, SPAN, STEP_CACHE, Form, Kind, text
 from hyimg_cli.settings.paths import LORAS, REGION
 from hyimg_cli.spec.job import SizeRequest
 from hyimg_cli.spec.options import Lora, Region
@@ -79,6 +79,11 @@ class Declaration:
     def off_flag(self) -> str:
         """The flag that switches a truth off; empty where there is none."""
         return self.spelled[-1].partition("/")[2]
+
+    @property
+    def is_by_name_alone(self) -> bool:
+        """True of weights and folders, which no file may choose that nobody named."""
+        return self.pixels == "checkpoint" or self.kind in (FOLDER, RUN_FOLDER)
 
     @property
     def field(self) -> str:

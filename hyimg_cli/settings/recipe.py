@@ -14,12 +14,6 @@ from hyimg_cli.settings.table import REMOVED, SETTINGS, TABLES
 from hyimg_cli.settings.values import BadValue, nearest
 
 FOLDERS_OWN = Path("hyimg.toml")
-# What a file that nobody named may not decide: which weights are loaded, and where is written.
-_BY_NAME_ALONE = {
-    "model": ("model", "video_model", "video_components", "revision"),
-    "cache": ("cache_dir",),
-    "output": ("output_dir",),
-}
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
@@ -30,33 +24,22 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 def read_folders_own(path: Path = FOLDERS_OWN) -> dict[str, Any]:
     """The settings of a file that was found, not named. Raises RecipeError as `read_recipe` does,
-    and for what such a file may not set.
+    and for what such a file may not decide: which weights are loaded, and where is written.
     """
     text, tables = _read(path)
-    for table, names in _BY_NAME_ALONE.items():
-        entries = tables.get(table)
-        for name in names:
-            if isinstance(entries, dict) and name in entries:
-                raise RecipeError(
-                    f"{name} may not be set by a file that is read because it lies here",
-                    where=f"{path.name}:{_line_of(text, table, name)}: {table}.{name}",
-                    hint=f"--recipe {path.name} lets it; --no-config leaves the file out",
-                    code="recipe.not-by-itself",
-                )
+    for name, row in SETTINGS.items():
+        entries = tables.get(row.table)
+        if isinstance(entries, dict) and name in entries and row.is_by_name_alone:
+            key = re.compile(rf"(.*[{{,.])?\s*[\"']?{name}[\"']?\s*=")
+            lines = enumerate(text.splitlines(), 1)
+            number = next((number for number, line in lines if key.match(line)), 1)
+            raise RecipeError(
+                f"{name} may not be set by a file that is read because it lies here",
+                where=f"{path.name}:{number}: {row.table}.{name}",
+                hint=f"--recipe {path.name} lets it; --no-config leaves the file out",
+                code="recipe.not-by-itself",
+            )
     return dict(_recipe_settings(tables, path.name))
-
-
-def _line_of(text: str, table: str, name: str) -> int:
-    """The line on which a key of a table stands: below [table], as table.name, or in braces."""
-    current = ""
-    spelled = {(table, name), ("", f"{table}.{name}")}
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
-            current = re.sub(r"[\s\"']", "", header[1])
-        key = re.sub(r"[\s\"']", "", line.partition("=")[0])
-        if (current, key) in spelled or ((current, key) == ("", table) and name in line):
-            return number
-    return 1
 
 
 def _read(path: Path) -> tuple[str, dict[str, Any]]:

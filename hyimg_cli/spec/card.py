@@ -3,11 +3,10 @@ defaults.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from ctypes import c_float
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hyimg_cli.spec.job import Size, SizeRequest, VideoJob
+from hyimg_cli.spec.job import Size, SizeRequest
 from hyimg_cli.spec.options import Fit
 
 # Of a pixel in float32.
@@ -291,48 +290,32 @@ class DecodeWork:
 
 @dataclass(frozen=True)
 class StartRule:
-    """How a checkpoint starts from pictures: how many it takes (the second is the last frame), how
-    its authors fit them, and its `sizes`; without any, all of the default size's area.
+    """How a checkpoint starts from pictures: how many it takes (the second is the last frame), and
+    how its authors fit them. The video's size is the nearest of `sizes`, or the largest of `area`
+    pixels at most in the picture's shape, rounded down to `multiple`; with neither of them, one of
+    the default size's area.
     """
 
     fewest: int
     most: int
     fit: Fit
     sizes: tuple[Size, ...] = ()
-
-    @property
-    def has_sizes(self) -> bool:
-        """True if `size_for` decides the size of a picture's shape."""
-        return bool(self.sizes)
-
-    def size_for(self, picture: Size) -> Size:
-        """The nearest of `sizes` in ratio, on the square's side of it. Source: get_closest_ratio
-        of HunyuanVideo-1.5's release.
-        """
-        ratio = picture.height / picture.width
-        ratios = [(round(size.height / size.width, 5) - ratio, size) for size in self.sizes]
-        inner = [(off, size) for off, size in ratios if (off <= 0 if ratio >= 1 else off >= 0)]
-        return min(inner, key=lambda found: abs(found[0]))[1]
-
-
-@dataclass(frozen=True)
-class AreaRule(StartRule):
-    """A start whose size has at most `area` pixels, rounded down to `multiple`."""
-
     area: int = 0
     multiple: int = 16
 
-    @property
-    def has_sizes(self) -> bool:
-        return True
-
-    def size_for(self, picture: Size) -> Size:
-        """The largest in the picture's shape. NOTE: ratio first and in doubles, as it is published:
-        832x480 of its own area has a height of 479.99999999999994, and so 464.
-        """
+    def size_for(self, picture: Size) -> Size | None:
+        """The video's size for a picture's shape; None where the default size's area decides."""
         ratio = picture.height / picture.width
-        sides = (math.sqrt(self.area * ratio), math.sqrt(self.area / ratio))
-        return Size(*(max(1, int(side // self.multiple)) * self.multiple for side in sides))
+        if self.area:
+            # NOTE: ratio first and in doubles, as it is published: 832x480 of its own area has a
+            # height of 479.99999999999994, and so 464.
+            sides = (math.sqrt(self.area * ratio), math.sqrt(self.area / ratio))
+            return Size(*(max(1, int(side // self.multiple)) * self.multiple for side in sides))
+        # The nearest in ratio, on the square's side of it. Source: get_closest_ratio of
+        # HunyuanVideo-1.5's release.
+        ratios = [(round(size.height / size.width, 5) - ratio, size) for size in self.sizes]
+        inner = [(off, size) for off, size in ratios if (off <= 0 if ratio >= 1 else off >= 0)]
+        return min(inner, key=lambda found: abs(found[0]))[1] if inner else None
 
 
 @dataclass(frozen=True)
@@ -355,47 +338,6 @@ class ChunkRule:
 
 
 @dataclass(frozen=True)
-class SwitchRule:
-    """Where a checkpoint of two transformers goes on with the second: below the noise level
-    `boundary`, of `levels`, as its scheduler spaces them: Euler's, or UniPC.
-    """
-
-    boundary: float
-    levels: int = 1000
-    is_euler: bool = False
-
-    def networks(self, job: VideoJob) -> tuple[int, ...]:
-        """Number of the transformer that takes each of a job's steps."""
-        return tuple(int(level < self.boundary * self.levels) for level in self._spaced(job))
-
-    def _spaced(self, job: VideoJob) -> Iterator[float]:
-        """Source: set_timesteps of both schedulers, in its precision: a level may be the boundary.
-        Euler's own shifts its last level twice.
-        """
-        is_distilled = job.scheduler == "euler"
-        rounded = _single if is_distilled else float
-
-        def shifted(level: float) -> float:
-            below = rounded(1 + rounded((job.flow_shift - 1) * level))
-            return rounded(rounded(job.flow_shift * level) / below)
-
-        steps, last = job.num_inference_steps, 1 / self.levels
-        if is_distilled:
-            last = 0.0
-        elif self.is_euler:
-            steps, last = max(steps - 1, 1), shifted(last)
-        for step in range(job.num_inference_steps):
-            sigma = shifted(rounded(1 + (last - 1) * step / steps))
-            is_whole = not (is_distilled or self.is_euler)
-            yield int(self.levels * sigma) if is_whole else _single(self.levels * _single(sigma))
-
-
-def _single(value: float) -> float:
-    """The nearest number of single precision."""
-    return c_float(value).value
-
-
-@dataclass(frozen=True)
 class VideoCard:
     """A video checkpoint's facts, read from its JSON files alone.
 
@@ -413,7 +355,7 @@ class VideoCard:
     prompt. `cleaner`: the package that mends prompts where it is there, as its authors' pipeline
     does it.
     `is_distilled`: to few steps. `context_heads`: of attention, where ranks can share the tokens of
-    a forward; 0 where they cannot. `switch`: between two transformers.
+    a forward; 0 where they cannot.
     """
 
     model: str
@@ -442,7 +384,6 @@ class VideoCard:
     decode: DecodeWork = DecodeWork()
     is_distilled: bool = False
     context_heads: int = 0
-    switch: SwitchRule | None = None
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> dict[str, int]:
         """Bytes of each component once loaded in `dtype`, transformers quantized; as stored where

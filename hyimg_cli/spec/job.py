@@ -1,10 +1,10 @@
 """One picture or one video to make, fully resolved: nothing is left to a default further down."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from hyimg_cli.spec.options import (
-    BotTask,
     JobOptions,
     KeepOutside,
     PictureOptions,
@@ -82,25 +82,6 @@ class Encoding:
         return self.quality is None
 
 
-@dataclass(frozen=True, slots=True)
-class TextInputs:
-    """All of a job that decides the text it writes, but its bucket and what is in its files.
-
-    Of a greedy text there is no seed, nor what only a choice by chance looks at.
-    """
-
-    model: str
-    prompt: str
-    images: tuple[str, ...]
-    is_aligned: bool
-    use_system_prompt: str
-    system_prompt: str | None
-    bot_task: BotTask
-    chooses_size: bool
-    sampling: TextSampling
-    seed: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Line(JobOptions):
     """What a job of either kind has of its line.
@@ -161,25 +142,25 @@ class ImageJob(PictureOptions, _Line):
         return self.images[self.outside.kept_source - 1]
 
     @property
-    def text_inputs(self) -> TextInputs | None:
-        """Inputs that decide the job's text; None where it writes none. Jobs of one bucket with
-        equal ones write the same text, as long as their sources' files stay as they are.
+    def text_inputs(self) -> Hashable | None:
+        """All of the job that decides the text it writes, but its bucket and what is in its files;
+        None where it writes none. A greedy text has neither a seed nor what only a choice by chance
+        looks at.
         """
         if not self.writes_text:
             return None
-        text = self.text
-        greedy = TextSampling(0.0, 0, 1.0, text.max_new_tokens)
-        return TextInputs(
-            model=self.model,
-            prompt=self.prompt,
-            images=self.images,
-            is_aligned=self.infer_align_image_size and bool(self.images),
-            use_system_prompt=self.use_system_prompt,
-            system_prompt=self.system_prompt,
-            bot_task=self.bot_task,
-            chooses_size=self.size.is_auto,
-            sampling=text if text.temperature else greedy,
-            seed=self.ar_seed if text.temperature else 0,
+        text, is_greedy = self.text, not self.text.temperature
+        return (
+            self.model,
+            self.prompt,
+            self.images,
+            self.infer_align_image_size and bool(self.images),
+            self.use_system_prompt,
+            self.system_prompt,
+            self.bot_task,
+            self.size.is_auto,
+            TextSampling(0.0, 0, 1.0, text.max_new_tokens) if is_greedy else text,
+            0 if is_greedy else self.ar_seed,
         )
 
 

@@ -15,14 +15,6 @@ def bytes_text(count: float) -> str:
     return f"{count:.0f} bytes"
 
 
-def duration_text(seconds: float) -> str:
-    """Seconds in the unit that keeps the number short."""
-    for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds * 1000:.1f} ms"
-
-
 def time_text(seconds: float) -> str:
     """Seconds as a clock would tell them: 9.3 s, 45 s, 4 min 10 s, 3 h 12 min."""
     if seconds < 9.95:

@@ -75,9 +75,9 @@ def video_work(job: VideoJob, card: VideoCard) -> VideoWork:
     cells, levels = math.prod(grid), count_full(rule, asked)
     tokens = cells // card.forward.cells_per_token
     full_steps, kv_bytes = levels, 0
-    if rule is not None and card.switch is not None:
-        # The first behind a change of transformers is among them.
-        full_steps = sum(rule.full_steps(card.switch.networks(job)))
+    if rule is not None and card.defaults.guidance_scale_2 is not None:
+        # The second transformer's first step is full, which may be due then or not.
+        full_steps = min(asked, levels + 1)
     elif chunks is not None:
         full_steps = chunks.passes(grid[0], asked)
         in_chunk = tokens * chunks.frames // grid[0]

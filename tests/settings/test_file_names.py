@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from hyimg_cli.settings.file_names import (
     FIELDS,
+    braced,
     clashes,
     fault_of,
-    filled,
     finished,
     fit,
     read_template,
@@ -95,10 +95,9 @@ def test_a_job_without_a_source_folder_leaves_no_slash() -> None:
     assert finished("x/{folder}/{stem}", VALUES | {"folder": ""}) == "x/IMG_12"
 
 
-def test_what_is_not_filled_yet_stays_a_field() -> None:
-    half = filled("{stem}-{index:05}x{custom_id}{{", {"stem": "a{b}"})
-    assert half == "a{{b}}-{index:05}x{custom_id}{{"
-    assert finished(half, {"index": 64, "custom_id": "c"}) == "a{b}-00064xc{"
+def test_a_finished_name_can_be_a_template_of_itself() -> None:
+    name = finished("{stem}-{index:05}", {"stem": "a{b}", "index": 64})
+    assert name == finished(braced(name), {}) == "a{b}-00064"
 
 
 TEXTS = st.text(st.characters(exclude_characters="\0"), max_size=40)

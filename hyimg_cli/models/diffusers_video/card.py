@@ -27,7 +27,6 @@ from hyimg_cli.models.diffusers_video.work import (
 from hyimg_cli.spec.card import (
     DecodeWork,
     StartRule,
-    SwitchRule,
     TileRule,
     VideoCard,
     VideoDefaults,
@@ -77,7 +76,9 @@ def counted(card: VideoCard, layout: CheckpointLayout) -> VideoCard:
 
 def default_size(target_size: int, cell: int) -> Size:
     """The 16:9 size of a HunyuanVideo-1.5 checkpoint."""
-    return start_rule(target_size, cell).size_for(_LANDSCAPE)
+    found = start_rule(target_size, cell).size_for(_LANDSCAPE)
+    assert found is not None, "the rule has sizes"
+    return found
 
 
 def start_rule(target_size: int, cell: int) -> StartRule:
@@ -156,7 +157,6 @@ def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
         forward=wan_forward(network),
         blocks=wan_blocks(network),
         context_heads=wan_heads(network),
-        switch=_wan_switch(layout),
         decode=WAN_DECODE,
         start=_wan_start(layout),
         needs_start=layout.starts_from_pictures and not layout.expands_timesteps,
@@ -182,14 +182,6 @@ def _wan_start(layout: CheckpointLayout) -> StartRule | None:
         return StartRule(1, 2, "stretch")
     count = 2 if network.has("pos_embed_seq_len") else 1
     return StartRule(count, count, "stretch")
-
-
-def _wan_switch(layout: CheckpointLayout) -> SwitchRule | None:
-    ratio, scheduler = layout.boundary_ratio, layout.components["scheduler"]
-    if ratio is None:
-        return None
-    levels = scheduler.config().count("num_train_timesteps", 1000)
-    return SwitchRule(ratio, levels, scheduler.class_name == _EULER)
 
 
 def _wan_defaults(layout: CheckpointLayout) -> VideoDefaults:

@@ -8,7 +8,7 @@ from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.work import wan_forward
 from hyimg_cli.models.lingbot_world.layout import FAMILY, network_shape
 from hyimg_cli.models.lingbot_world.network_shape import NetworkShape
-from hyimg_cli.spec.card import AreaRule, ChunkRule, TileRule, VideoCard, VideoDefaults
+from hyimg_cli.spec.card import ChunkRule, StartRule, TileRule, VideoCard, VideoDefaults
 from hyimg_cli.spec.job import Size
 
 _BF16_BYTES = 2
@@ -52,7 +52,7 @@ def lingbot_card(layout: CheckpointLayout, model: str) -> VideoCard:
     )
     card = counted(card, layout)
     size = card.defaults.size
-    rule = AreaRule(1, 1, "stretch", area=size.height * size.width, multiple=card.size_multiple)
+    rule = StartRule(1, 1, "stretch", area=size.height * size.width, multiple=card.size_multiple)
     return replace(card, start=rule)
 
 

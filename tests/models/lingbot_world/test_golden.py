@@ -19,7 +19,7 @@ from hyimg_cli.models.lingbot_world.schedule import levels
 from hyimg_cli.models.lingbot_world.weights import load_network, original_name
 from hyimg_cli.pipelines.video import prewarm
 from hyimg_cli.pipelines.video.stages import VideoStages
-from hyimg_cli.spec.card import AreaRule
+from hyimg_cli.spec.card import StartRule
 from hyimg_cli.spec.job import Size, VideoJob
 
 from .conftest import (
@@ -88,7 +88,7 @@ def test_each_sigma_is_looked_up_by_its_whole_timestep() -> None:
 
 def test_sizes_are_those_of_the_published_arithmetic() -> None:
     for area, picture, expected in CASES["sizes"]:
-        assert AreaRule(1, 1, "stretch", area=area).size_for(Size(*picture)) == Size(*expected)
+        assert StartRule(1, 1, "stretch", area=area).size_for(Size(*picture)) == Size(*expected)
 
 
 def test_prompts_and_pictures_are_encoded_as_published(
