@@ -16,7 +16,7 @@ from conftest import MAY_LACK
 from hyimg_cli import errors
 from hyimg_cli.cli.eval import evaluate
 from hyimg_cli.cli.replay import replay
-from hyimg_cli.doctor.check import Subject, examined
+from hyimg_cli.doctor.check import run_checks
 from hyimg_cli.doctor.tools import film, lpips
 from hyimg_cli.settings.run import OutputConfig, RunConfig
 
@@ -124,7 +124,7 @@ def test_paths_are_paths_where_a_context_has_words(
 
 @pytest.mark.usefixtures("_nothing_is_installed")
 def test_the_doctor_names_what_is_missing() -> None:
-    subject = Subject(RunConfig(OutputConfig(Path())), video_model="tiny-video")
-    films, distances = examined(subject, [("video files", film), ("lpips", lpips)])
+    config = RunConfig(OutputConfig(Path()))
+    films, distances = run_checks(config, [("video files", film), ("lpips", lpips)])
     assert (films.status, films.found) == ("failed", "diffusers and av are not installed")
     assert distances.status == "warning", "no run needs it"

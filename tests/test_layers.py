@@ -88,7 +88,7 @@ WITHOUT_TORCH = (
     "doctor.environment",
     "doctor.kernels",
     "doctor.models",
-    "doctor.places",
+    "doctor.folders",
     "doctor.tools",
     "doctor.trial",
     "report",

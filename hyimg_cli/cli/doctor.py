@@ -1,20 +1,21 @@
 """`hyimg doctor`: whether this machine is ready for a run."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from hyimg_cli import __version__
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
-from hyimg_cli.doctor.check import Check, Subject, examined, is_ready
+from hyimg_cli.doctor.check import Check, is_ready, run_checks
 from hyimg_cli.doctor.checks import BY_NAME, CHECKS, RANKS
 from hyimg_cli.doctor.models import model_name
 from hyimg_cli.errors import UsageError
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.declare import RUN
 
 NOT_READY = 3
@@ -66,9 +67,9 @@ def doctor(
     no user, host, token or folder from the root on, so that it can be attached to an issue. Exit
     code 0: ready; 3: not.
     """
-    subject = _subject(ctx.params)
-    parallel = subject.config.parallel
-    has_ranks = ranks or parallel.of_session > 1
+    settings = o.settings_of(ctx.params)
+    config = o.run_config(settings, Path(settings["output_dir"].value or "runs"))
+    has_ranks = ranks or config.parallel.of_session > 1
     checks = (*CHECKS, RANKS) if has_ranks else CHECKS
     if what is not None:
         if what not in BY_NAME:
@@ -76,18 +77,12 @@ def doctor(
             raise UsageError(f"{what} is no check", hint=hint, code="usage.doctor")
         checks = ((what, BY_NAME[what]),)
     answers = []
-    for answer in examined(subject, checks):
+    for answer in run_checks(config, checks):
         answers.append(answer)
         if not as_json:
             _show(answer)
-    _close(subject, answers, as_json=as_json)
+    _close(config.model, answers, as_json=as_json)
     raise typer.Exit(0 if is_ready(answers) else NOT_READY)
-
-
-def _subject(given: Mapping[str, Any]) -> Subject:
-    settings = o.settings_of(given)
-    folder = Path(settings["output_dir"].value or "runs")
-    return Subject(o.run_config(settings, folder), settings["video_model"].value)
 
 
 def _show(answer: Check) -> None:
@@ -96,11 +91,11 @@ def _show(answer: Check) -> None:
         render.line(f"{'':<8}hint: {answer.hint}")
 
 
-def _close(subject: Subject, answers: Sequence[Check], *, as_json: bool) -> None:
+def _close(chosen: ModelChoice, answers: Sequence[Check], *, as_json: bool) -> None:
     counts = Counter(answer.status for answer in answers)
     names = {
-        "model": model_name(subject.image_model),
-        "video_model": model_name(subject.video_model),
+        "model": model_name(chosen.model),
+        "video_model": model_name(chosen.video_model),
     }
     if as_json:
         facts = {"ready": is_ready(answers), "version": __version__} | names

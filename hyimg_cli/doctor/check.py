@@ -1,4 +1,4 @@
-"""A check's subject and its answer, and words made fit to be passed on."""
+"""A check's answer, and words made fit to be passed on."""
 
 import re
 import time
@@ -30,28 +30,23 @@ class Check:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class Subject:
-    """The run that the machine is to be ready for. `config.model.model` draws the pictures."""
-
-    config: RunConfig
-    video_model: str
-
-    @property
-    def image_model(self) -> str:
-        return self.config.model.model
+Examine = Callable[[RunConfig], Check]
 
 
-Examine = Callable[[Subject], Check]
-
-
-def examined(subject: Subject, checks: Iterable[tuple[str, Examine]]) -> Iterator[Check]:
+def run_checks(config: RunConfig, checks: Iterable[tuple[str, Examine]]) -> Iterator[Check]:
     """Each check's answer as it comes. One that raises has failed; the others are made all the
     same.
     """
     for name, examine in checks:
         began = time.perf_counter()
-        check = _answer(examine, subject)
+        try:
+            check = examine(config)
+        except HyimgError as error:
+            check = Check("failed", error.what, error.hint)
+        # NOTE: a package that is half installed ends in nearly any error: that is looked for.
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}".splitlines()[0]
+            check = Check("failed", what, "if a fresh installation says the same, report it")
         yield replace(
             check,
             name=name,
@@ -59,17 +54,6 @@ def examined(subject: Subject, checks: Iterable[tuple[str, Examine]]) -> Iterato
             hint=portable_text(check.hint),
             seconds=time.perf_counter() - began,
         )
-
-
-def _answer(examine: Examine, subject: Subject) -> Check:
-    try:
-        return examine(subject)
-    except HyimgError as error:
-        return Check("failed", error.what, error.hint)
-    # NOTE: a package that is half installed ends in nearly any error, and that is what is sought.
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
-        return Check("failed", what, "if a fresh installation says the same, report it")
 
 
 def is_ready(checks: Iterable[Check]) -> bool:

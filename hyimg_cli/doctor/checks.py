@@ -3,6 +3,7 @@
 from hyimg_cli.doctor.check import Examine
 from hyimg_cli.doctor.determinism import determinism
 from hyimg_cli.doctor.environment import gpus, hub, packages, processor, python
+from hyimg_cli.doctor.folders import cache_folder, output_folder
 from hyimg_cli.doctor.kernels import kernels
 from hyimg_cli.doctor.models import (
     image_checkpoint,
@@ -11,7 +12,6 @@ from hyimg_cli.doctor.models import (
     video_checkpoint,
     video_memory,
 )
-from hyimg_cli.doctor.places import cache_folder, output_folder
 from hyimg_cli.doctor.tools import film, lpips, ranks
 from hyimg_cli.doctor.trial import trial
 

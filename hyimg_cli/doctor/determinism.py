@@ -4,7 +4,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from hyimg_cli.doctor.check import Check, Subject
+from hyimg_cli.doctor.check import Check
 from hyimg_cli.doctor.models import model_name
 from hyimg_cli.doctor.trial import bare, drawn
 from hyimg_cli.engine import runner
@@ -18,7 +18,7 @@ _PROMPTS = ("a red circle", "a blue square above a green circle", "a dog", "two 
 _JOB = {"num_inference_steps": 4, "max_new_tokens": 16}
 
 
-def determinism(subject: Subject) -> Check:
+def determinism(config: RunConfig) -> Check:
     """Which runs of one job, by the chosen model, end with the same pixels.
 
     Failed where two differ that are claimed to be equal: all of them on a CPU, on a GPU those that
@@ -27,7 +27,7 @@ def determinism(subject: Subject) -> Check:
     from hyimg_cli.engine.session import Session
 
     with tempfile.TemporaryDirectory() as name:
-        config = bare(subject.config, Path(name))
+        config = bare(config, Path(name))
         one, all_ = (_plan(config, count) for count in (1, len(_PROMPTS)))
         digests = []
         with Session(config) as session:

@@ -11,10 +11,10 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from hyimg_cli import __version__
-from hyimg_cli.doctor.check import Check, Subject
+from hyimg_cli.doctor.check import Check
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.journal.provenance import cores, cpu_name
-from hyimg_cli.settings.run import ParallelConfig
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.units import bytes_text
 
 OURS = "hyimg-cli"
@@ -22,7 +22,7 @@ _UNKNOWN = "hyimg is not installed as a package, so the versions that it needs a
 _INSTALL = "pip install hyimg-cli, in a fresh environment"
 
 
-def python(subject: Subject) -> Check:
+def python(config: RunConfig) -> Check:
     """Python's version against what the package asks for."""
     found = f"Python {platform.python_version()}, hyimg {__version__}"
     try:
@@ -34,7 +34,7 @@ def python(subject: Subject) -> Check:
     return Check("ok", f"{found} (needed: {wanted})")
 
 
-def packages(subject: Subject) -> Check:
+def packages(config: RunConfig) -> Check:
     """Every package that hyimg needs, against the range in its own metadata."""
     try:
         needed = [Requirement(text) for text in requires(OURS) or ()]
@@ -60,7 +60,7 @@ def _package_faults(needed: Requirement) -> Iterator[str]:
         yield f"{needed.name} is {found} (needed: {needed.specifier})"
 
 
-def processor(subject: Subject) -> Check:
+def processor(config: RunConfig) -> Check:
     """The CPU, and how much of it torch uses."""
     import torch
 
@@ -73,13 +73,13 @@ def processor(subject: Subject) -> Check:
     return Check("ok", told)
 
 
-def gpus(subject: Subject) -> Check:
+def gpus(config: RunConfig) -> Check:
     """The GPUs that torch can use; failed where the run wants one and there is none."""
     import torch
 
     from hyimg_cli.parallel.devices import gpu_count
 
-    wanted, build = precision(subject.config.model)[0], f"torch {torch.__version__}"
+    wanted, build = precision(config.model)[0], f"torch {torch.__version__}"
     count = gpu_count()
     if not count and wanted == "cuda":
         found = f"no GPU that {build} (CUDA {torch.version.cuda or 'not built in'}) can use"
@@ -88,18 +88,13 @@ def gpus(subject: Subject) -> Check:
         return Check("failed", f"{found}, and the run wants one{_driver()}", hint)
     if not count:
         return Check("ok", f"none{_hidden()}; {build} runs on the CPU")
-    processes = _processes(subject.config.parallel)
+    processes = config.parallel.of_session * config.parallel.replicas
     if wanted == "cuda" and count < processes:
         hint = "ask for fewer ranks or replicas, or show more GPUs (CUDA_VISIBLE_DEVICES)"
         found = f"{processes} processes want a GPU each; {build} finds {count}{_hidden()}"
         return Check("failed", found, hint)
     told = "; ".join(_gpu(index) for index in range(count)) + _hidden()
     return Check("ok", f"{told}; {build}, CUDA {torch.version.cuda}{_driver()}")
-
-
-def _processes(parallel: ParallelConfig) -> int:
-    """The most at work at once, each on a GPU of its own."""
-    return parallel.of_session * parallel.replicas
 
 
 def _gpu(index: int) -> str:
@@ -129,7 +124,7 @@ def _driver() -> str:
     return f", driver {done.stdout.split()[0]}" if done.stdout.strip() else ""
 
 
-def hub(subject: Subject) -> Check:
+def hub(config: RunConfig) -> Check:
     """How checkpoints would be fetched. Of a token only that there is one is told."""
     from huggingface_hub import constants, get_token
 

@@ -9,10 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyimg_cli.doctor.check import Check, Subject
+from hyimg_cli.doctor.check import Check
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.keys import precision
-from hyimg_cli.settings.run import QUANTIZATIONS, Quantization
+from hyimg_cli.settings.run import QUANTIZATIONS, Quantization, RunConfig
 
 if TYPE_CHECKING:
     import torch
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 _EXPERTS, _WIDTH = 1, 64
 
 
-def kernels(subject: Subject) -> Check:
+def kernels(config: RunConfig) -> Check:
     """Check each quantization for kernels, and name the optional packages they rest on."""
     import torch
 
-    (kind, dtype), chosen = precision(subject.config.model), subject.config.model.quantization
+    (kind, dtype), chosen = precision(config.model), config.model.quantization
     device = torch.device(kind if kind == "cpu" or torch.cuda.is_available() else "cpu")
     found, missing = [], ""
     for form in QUANTIZATIONS:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 
-from hyimg_cli.doctor import places
-from hyimg_cli.doctor.check import Check, Subject
+from hyimg_cli.doctor import folders
+from hyimg_cli.doctor.check import Check
 from hyimg_cli.engine import runner
 from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.journal.keys import precision
@@ -38,16 +38,16 @@ _UNCOUNTED = "what the model needs is not known: neither its weights nor their i
 _NOT_FETCHED = ("checkpoint.no-weights", "checkpoint.missing-shard")
 
 
-def image_checkpoint(subject: Subject) -> Check:
+def image_checkpoint(config: RunConfig) -> Check:
     """The files of the picture model."""
-    return _checkpoint(subject.image_model, subject, registry.model_card)
+    return _checkpoint(config.model.model, config, registry.model_card)
 
 
-def image_files(subject: Subject) -> Check:
+def image_files(config: RunConfig) -> Check:
     """Which files of the picture model are read, and what they leave to defaults."""
-    model = subject.image_model
+    model = config.model.model
     try:
-        found = registry.reading(model, subject.config.model.revision)
+        found = registry.reading(model, config.model.revision)
     except CheckpointError as error:
         return Check("warning", f"{model_name(model)}: {error.what}")
     if found is None:
@@ -58,13 +58,13 @@ def image_files(subject: Subject) -> Check:
     return Check("ok", f"{said}; by default: {absent or 'nothing'}")
 
 
-def video_checkpoint(subject: Subject) -> Check:
+def video_checkpoint(config: RunConfig) -> Check:
     """The files of the video model, and the package by which its prompts are mended."""
-    model = subject.video_model
-    found = _checkpoint(model, subject, registry.video_card)
+    model = config.model.video_model
+    found = _checkpoint(model, config, registry.video_card)
     if found.status != "ok":
         return found
-    cleaner = registry.video_card(model, subject.config.model.revision).cleaner
+    cleaner = registry.video_card(model, config.model.revision).cleaner
     if not cleaner or find_spec(cleaner) is not None:
         return found
     said = f"{found.found}; {cleaner} is not installed: prompts with broken Unicode are not mended"
@@ -72,8 +72,8 @@ def video_checkpoint(subject: Subject) -> Check:
     return Check("warning", said, hint)
 
 
-def _checkpoint(model: str, subject: Subject, card_of: CardOf) -> Check:
-    shown, revision = model_name(model), subject.config.model.revision
+def _checkpoint(model: str, config: RunConfig, card_of: CardOf) -> Check:
+    shown, revision = model_name(model), config.model.revision
     try:
         stored = registry.stored_weights(model, revision)
         registry.refuse_other_weights(model, revision)
@@ -99,7 +99,10 @@ def _incomplete(model: str, error: CheckpointError, card: Callable[[], Card]) ->
     if os.environ.get("HF_HUB_OFFLINE"):
         hint = "unset HF_HUB_OFFLINE for the first run, or copy the checkpoint here"
         return Check("failed", f"{what}, and HF_HUB_OFFLINE is set", hint)
-    needed, free = _bytes_to_fetch(card()), _hub_room()
+    from huggingface_hub import constants
+
+    needed = _bytes_to_fetch(card())
+    free = folders.free_bytes(Path(constants.HF_HUB_CACHE))
     found = (
         f"{shown}: the first run fetches about {bytes_text(needed)}; {bytes_text(free)} are free"
     )
@@ -124,16 +127,10 @@ def _bytes_to_fetch(card: Card) -> int:
     return card.weight_bytes
 
 
-def _hub_room() -> int:
-    from huggingface_hub import constants
-
-    return places.free_bytes(Path(constants.HF_HUB_CACHE))
-
-
-def image_memory(subject: Subject) -> Check:
+def image_memory(config: RunConfig) -> Check:
     """Free memory against one edit and a full batch, and which quantizations would fit."""
-    config, name = subject.config, subject.image_model
-    there, size, revision = _present(config), config.batch.max_size, config.model.revision
+    name = config.model.model
+    there, size, revision = _available(config), config.batch.max_size, config.model.revision
     try:
         refusals.refuse_unsplit(config.model, config.parallel)
         edit = _sample(_EDIT, model=name, revision=revision)
@@ -146,11 +143,12 @@ def image_memory(subject: Subject) -> Check:
     copies = copies_of(config, config.parallel.replicas)
     weights = card.loaded_bytes(dtype, config.model.quantization)
     most = f"{bytes_text(full.total * copies)} with {size} together"
+    processes = _processes_text(config)
     said = f"{model_name(name)}: {bytes_text(weights)} of weights, "
     if waiting := found.needed.waiting:
         said += f"{bytes_text(waiting)} of them wait in main memory; on the GPU "
-    said += f"{bytes_text(found.needed.total * copies)} with one edit, {most}{_place(config)}; "
-    said += f"{_free_text(there, copies)} ({'; '.join(_fits(forms, there, copies))})"
+    said += f"{bytes_text(found.needed.total * copies)} with one edit, {most}{processes}; "
+    said += f"{bytes_text(there.free * copies)} free ({'; '.join(_fits(forms, there, copies))})"
     if not found.is_enough:
         return Check("failed", said, found.remedy)
     if not fits(full, there):
@@ -164,7 +162,7 @@ def _fits(forms: Mapping[Quantization, Need], there: AvailableMemory, copies: in
         yield f"{form} {verb} with {bytes_text(one.total * copies)}"
 
 
-def _place(config: RunConfig) -> str:
+def _processes_text(config: RunConfig) -> str:
     """Which processes are in the memory that is looked at."""
     ranks, replicas = config.parallel.picture_ranks, config.parallel.replicas
     is_one = precision(config.model)[0] == "cpu"
@@ -181,7 +179,7 @@ def _sample(line: bytes, **flags: str | None) -> Sequence[Job]:
     return found
 
 
-def _film(card: VideoCard) -> bytes:
+def _video_line(card: VideoCard) -> bytes:
     """A line of the checkpoint's own task."""
     if card.start is None or not card.needs_start:
         return _VIDEO
@@ -190,17 +188,13 @@ def _film(card: VideoCard) -> bytes:
     return json.dumps({"prompt": "a film", "task": "i2v", "images": images} | camera).encode()
 
 
-def _free_text(there: AvailableMemory, copies: int) -> str:
-    return f"{bytes_text(there.free * copies)} free"
-
-
-def video_memory(subject: Subject) -> Check:
+def video_memory(config: RunConfig) -> Check:
     """Free memory against the video model's weights: first its text encoders, then the rest, with
     K/V of a clip where there are some; and what its decode takes beside them at the model's own
     size, which a run is not refused by.
     """
-    config, name, revision = subject.config, subject.video_model, subject.config.model.revision
-    there = _present(config)
+    name, revision = config.model.video_model, config.model.revision
+    there = _available(config)
     if config.model.cpu_offload != "none":
         refusals.refuse_offload_on_cpu(config.model)
     try:
@@ -211,7 +205,7 @@ def video_memory(subject: Subject) -> Check:
     if not loaded:
         return Check("warning", _UNCOUNTED)
     parts = {"video_model": name, "video_components": config.model.components}
-    sample = _sample(_film(card), revision=revision, **parts)
+    sample = _sample(_video_line(card), revision=revision, **parts)
     refusals.refuse_unsplit_context(sample, config)
     found = check_fit(name, sample, config, there)
     copies = copies_of(config, config.parallel.replicas)
@@ -227,16 +221,15 @@ def video_memory(subject: Subject) -> Check:
         if found.needed.work:
             each = f", of that {bytes_text(found.needed.work)} of K/V and rows{each}"
         said += f"{bytes_text(encoders)} of text encoders, then {bytes_text(rest)} of weights and "
-        said += f"the video's own{each}; {_free_text(there, copies)}"
-    said += f"; a decode about {bytes_text(_decode_bytes(sample, card, config))}"
+        said += f"the video's own{each}; {bytes_text(there.free * copies)} free"
+    decoded = sum(
+        decode_bytes(job, card, config.model) for job in sample if isinstance(job, VideoJob)
+    )
+    said += f"; a decode about {bytes_text(decoded)}"
     return Check("ok" if found.is_enough else "failed", said, found.remedy)
 
 
-def _decode_bytes(jobs: Sequence[Job], card: VideoCard, config: RunConfig) -> int:
-    return sum(decode_bytes(job, card, config.model) for job in jobs if isinstance(job, VideoJob))
-
-
-def _present(config: RunConfig) -> AvailableMemory:
+def _available(config: RunConfig) -> AvailableMemory:
     """Memory for a model where the run puts it. Raises MachineError where there is no GPU."""
     refusals.refuse_in_session(config)
     there = available_memory(config, replicas=config.parallel.replicas)

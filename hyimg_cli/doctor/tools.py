@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from hyimg_cli.doctor.check import Check, Subject
+from hyimg_cli.doctor.check import Check
 from hyimg_cli.errors import HyimgError, require
+from hyimg_cli.settings.run import RunConfig
 
 _FRAMES, _SIDE = 3, 32
 
 
-def film(subject: Subject) -> Check:
+def film(config: RunConfig) -> Check:
     """Encodes a few frames with H.264 and reads them back."""
     require("diffusers", "av")
     import av
@@ -34,7 +35,7 @@ def film(subject: Subject) -> Check:
     return Check("ok", found)
 
 
-def lpips(subject: Subject) -> Check:
+def lpips(config: RunConfig) -> Check:
     """Check that the AlexNet backbone of LPIPS is here and gives the stored numbers."""
     from hyimg_cli.quality.lpips import TELLING, Lpips
 
@@ -51,7 +52,7 @@ def lpips(subject: Subject) -> Check:
     return Check("ok", f"{metric.title}: {len(pairs)} pairs give the stored numbers")
 
 
-def ranks(subject: Subject) -> Check:
+def ranks(config: RunConfig) -> Check:
     """Starts one process beside this one and adds a number over both."""
     from hyimg_cli.doctor.rank_task import added
     from hyimg_cli.parallel.ranks import RankPool

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hyimg_cli.doctor.check import Check, Subject
+from hyimg_cli.doctor.check import Check
 from hyimg_cli.engine import runner
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.journal import RunFolder
@@ -35,14 +35,14 @@ _JOB = {
 _SIDE = 64
 
 
-def trial(subject: Subject) -> Check:
+def trial(config: RunConfig) -> Check:
     """Seconds and pixel digest of the picture; failed where the second is another on a CPU."""
     from hyimg_cli.engine.session import Session
 
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        model = replace(subject.config.model, model=registry.EMBEDDED, revision=None)
-        config = bare(replace(subject.config, model=model), place)
+        model = replace(config.model, model=registry.EMBEDDED, revision=None)
+        config = bare(replace(config, model=model), place)
         plan = _plan(place / "source.png")
         with Session(config) as session:
             first, first_s = _drawn(session, plan, place / "first")

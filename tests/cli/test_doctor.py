@@ -55,22 +55,22 @@ def test_settings_of_the_run_are_those_of_the_check(
     """A recipe's settings too; ranks are started where the run would start some."""
     seen: list[Any] = []
 
-    def examined(subject: Any, checks: Any) -> Any:
-        seen.append((subject, dict(checks)))
+    def run_checks(config: Any, checks: Any) -> Any:
+        seen.append((config, dict(checks)))
         return iter(())
 
-    monkeypatch.setattr("hyimg_cli.cli.doctor.examined", examined)
+    monkeypatch.setattr("hyimg_cli.cli.doctor.run_checks", run_checks)
     (tmp_path / "r.toml").write_text("[parallel]\ncfg_parallel_size = 2\n")
     assert run_cli("doctor", "--recipe", "r.toml", "--quantization", "nf4", "-o", "x").code == 0
     assert run_cli("doctor", "--video-model", "other/model").code == 0
     assert run_cli("doctor", "--tp-size", "2").code == 0
     assert run_cli("doctor", "--replicas", "2", "--tp-size", "2").code == 0
     (first, with_ranks), (second, without), (third, split), (several, _) = seen
-    parallel = several.config.parallel
+    parallel = several.parallel
     assert (parallel.replicas, parallel.tensor_ranks) == (2, 2)
-    assert (third.config.parallel.tensor_ranks, "ranks" in split) == (2, True)
-    assert (first.config.model.quantization, first.config.output.folder) == ("nf4", Path("x"))
-    assert second.video_model == "other/model"
+    assert (third.parallel.tensor_ranks, "ranks" in split) == (2, True)
+    assert (first.model.quantization, first.output.folder) == ("nf4", Path("x"))
+    assert second.model.video_model == "other/model"
     assert ("ranks" in with_ranks, "ranks" in without) == (True, False)
 
 

@@ -15,8 +15,8 @@ from machines import with_gpus, with_main_memory
 from released import released_folder
 from tiny_video import write_wan
 
-from hyimg_cli.doctor import determinism, environment, kernels, models, places, tools, trial
-from hyimg_cli.doctor.check import Check, Subject, examined, is_ready, portable_text
+from hyimg_cli.doctor import determinism, environment, folders, kernels, models, tools, trial
+from hyimg_cli.doctor.check import Check, is_ready, portable_text, run_checks
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal import keys
 from hyimg_cli.memory import available
@@ -33,7 +33,7 @@ from hyimg_cli.settings.run import (
 )
 
 SMALL = Path(__file__).parent.parent / "parity" / "tiny" / "checkpoint"
-MakeSubject = Callable[..., Subject]
+MakeSubject = Callable[..., RunConfig]
 
 
 @pytest.fixture
@@ -43,14 +43,14 @@ def subject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeSubject:
 
     def make(
         model: str | Path = "tiny-image", video: str | Path = "tiny-video", **choice: Any
-    ) -> Subject:
+    ) -> RunConfig:
         config = RunConfig(
             OutputConfig(tmp_path / "out"),
-            model=ModelChoice(str(model), **choice),
+            model=ModelChoice(str(model), video_model=str(video), **choice),
             batch=BatchConfig(),
             cache=CacheConfig(tmp_path / "cache"),
         )
-        return Subject(config, str(video))
+        return config
 
     return make
 
@@ -66,14 +66,14 @@ def with_free(monkeypatch: pytest.MonkeyPatch, count: float) -> None:
 
 
 def test_a_check_that_raises_has_failed_and_the_others_are_made(subject: MakeSubject) -> None:
-    def refuses(_: Subject) -> Check:
+    def refuses(_: RunConfig) -> Check:
         raise MachineError("no room in /srv/secret/place", hint="see ~/x or a/b")
 
-    def breaks(_: Subject) -> Check:
+    def breaks(_: RunConfig) -> Check:
         raise ImportError("libx.so: cannot open\nmore")
 
     checks = (("a", refuses), ("b", breaks), ("c", lambda _: Check("warning", "little")))
-    found = list(examined(subject(), checks))
+    found = list(run_checks(subject(), checks))
     assert [one.status for one in found] == ["failed", "failed", "warning"]
     assert (found[0].found, found[0].hint) == ("no room in …/place", "see ~/x or a/b")
     assert found[1].found == "ImportError: libx.so: cannot open"
@@ -150,7 +150,7 @@ def test_a_gpu_that_torch_cannot_use(
     by_driver = environment.gpus(subject())
     assert by_driver.status == "failed"
     assert "CUDA_VISIBLE_DEVICES is '0'" in by_driver.found
-    (memory,) = examined(subject(), [("memory", models.image_memory)])
+    (memory,) = run_checks(subject(), [("memory", models.image_memory)])
     assert memory.status == "failed"
 
 
@@ -170,7 +170,7 @@ def test_gpus_by_name_capability_and_room(
     assert found.status == "ok"
     assert "NVIDIA H100, capability 9.0, 40.0 GB of 80.0 GB free" in found.found
     alone = subject(device="cuda")
-    one = replace(alone, config=replace(alone.config, parallel=ParallelConfig(replicas=2)))
+    one = replace(alone, parallel=ParallelConfig(replicas=2))
     several = environment.gpus(one)
     assert several.status == "failed"
     assert several.found.startswith("2 processes want a GPU each; torch")
@@ -255,7 +255,7 @@ def test_a_file_that_was_cut_short(subject: MakeSubject, tmp_path: Path) -> None
         shutil.copytree(registry.resolve_model(name), folder)
         (weights,) = sorted(folder.rglob("*.safetensors"))[:1]
         weights.write_bytes(weights.read_bytes()[:-100])
-        (found,) = examined(subject(folder, folder), [("x", check)])
+        (found,) = run_checks(subject(folder, folder), [("x", check)])
         assert (found.status, f"{weights.name} is damaged" in found.found) == ("failed", True)
 
 
@@ -327,9 +327,9 @@ def test_memory_of_several_processes(
 ) -> None:
     """On a CPU all lie in one memory: what takes one model's bytes and no more is too small."""
     alone = subject(device="cpu")
-    one = replace(alone, config=replace(alone.config, parallel=parallel))
+    one = replace(alone, parallel=parallel)
     edit = models._sample(models._EDIT, model="tiny-image", revision=None)
-    with_main_memory(monkeypatch, need("tiny-image", edit, alone.config).total)
+    with_main_memory(monkeypatch, need("tiny-image", edit, alone).total)
     assert models.image_memory(alone).status == "warning"
     found = models.image_memory(one)
     assert (found.status, place in found.found) == ("failed", True)
@@ -342,7 +342,7 @@ def test_rank_0_is_what_a_gpu_must_hold(
 ) -> None:
     with_gpus(monkeypatch, [80e9] * 4)
     alone = subject(real_size, device="cuda", dtype="bfloat16")
-    split = replace(alone, config=replace(alone.config, parallel=ParallelConfig(tensor_ranks=4)))
+    split = replace(alone, parallel=ParallelConfig(tensor_ranks=4))
     assert models.image_memory(alone).status == "failed"
     found = models.image_memory(split)
     assert found.status != "failed", found
@@ -351,8 +351,8 @@ def test_rank_0_is_what_a_gpu_must_hold(
 
 def test_ranks_that_cannot_share_the_model_are_told(subject: MakeSubject) -> None:
     alone = subject(device="cpu")
-    one = replace(alone, config=replace(alone.config, parallel=ParallelConfig(tensor_ranks=3)))
-    (found,) = examined(one, [("memory", models.image_memory)])
+    one = replace(alone, parallel=ParallelConfig(tensor_ranks=3))
+    (found,) = run_checks(one, [("memory", models.image_memory)])
     assert (found.status, found.hint) == ("failed", "this model can be split over 2, 4, 6")
 
 
@@ -413,7 +413,7 @@ def test_turns_are_of_videos_on_a_gpu(subject: MakeSubject) -> None:
     """Refused on a CPU as by a run, and no matter of the picture that is drawn on trial."""
     turns = subject(device="cpu", cpu_offload="model")
     checks = (("video memory", models.video_memory), ("trial", trial.trial))
-    memory, drawn = examined(turns, checks)
+    memory, drawn = run_checks(turns, checks)
     assert (memory.status, "--device cuda" in memory.hint) == ("failed", True)
     assert drawn.status == "ok"
 
@@ -432,16 +432,16 @@ def test_a_video_model_without_weights_is_not_counted_as_nothing(
 
 def test_a_part_of_a_gpu_is_refused_on_a_cpu(subject: MakeSubject) -> None:
     one = subject(device="cpu")
-    asked = replace(one.config, batch=BatchConfig(gpu_memory_utilization=0.5))
-    (found,) = examined(replace(one, config=asked), [("memory", models.image_memory)])
+    asked = replace(one, batch=BatchConfig(gpu_memory_utilization=0.5))
+    (found,) = run_checks(replace(one, config=asked), [("memory", models.image_memory)])
     assert (found.status, "memory_gb" in found.hint) == ("failed", True)
 
 
 def test_a_checkpoint_that_cannot_be_read_fails_once(subject: MakeSubject, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     one = subject(tmp_path / "empty", tmp_path / "empty")
-    checks = (models.image_checkpoint, models.image_memory, places.output_folder)
-    found = list(examined(one, [(check.__name__, check) for check in checks]))
+    checks = (models.image_checkpoint, models.image_memory, folders.output_folder)
+    found = list(run_checks(one, [(check.__name__, check) for check in checks]))
     assert [check.status for check in found] == ["failed", "warning", "ok"]
     assert models.video_memory(one).status == "warning"
 
@@ -450,17 +450,17 @@ def test_folders_that_are_full_or_files(
     subject: MakeSubject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = subject()
-    assert (places.output_folder(one).status, places.cache_folder(one).status) == ("ok", "ok")
+    assert (folders.output_folder(one).status, folders.cache_folder(one).status) == ("ok", "ok")
     with_free(monkeypatch, 0)
     nowhere = subject(tmp_path / "no model")
-    assert places.output_folder(nowhere).status == "warning"
+    assert folders.output_folder(nowhere).status == "warning"
     with_free(monkeypatch, 1e6)
-    full = places.output_folder(one), places.cache_folder(one)
+    full = folders.output_folder(one), folders.cache_folder(one)
     assert [check.status for check in full] == ["warning", "warning"]
     assert full[1].hint == "--disk-cache-mb 0 keeps below what is free"
     for name in ("out", "cache"):
         (tmp_path / name).write_text("a file")
-    files = places.output_folder(one), places.cache_folder(one)
+    files = folders.output_folder(one), folders.cache_folder(one)
     assert [check.status for check in files] == ["failed", "failed"]
     assert not any(str(tmp_path) in check.found for check in (*full, *files))
 
@@ -482,7 +482,7 @@ def test_an_encoder_that_is_missing(subject: MakeSubject, monkeypatch: pytest.Mo
         raise av.error.EncoderNotFoundError(1, "libx264")
 
     monkeypatch.setattr("hyimg_cli.media.video._Stream", unknown)
-    (found,) = examined(subject(), [("video files", tools.film)])
+    (found,) = run_checks(subject(), [("video files", tools.film)])
     assert found.status == "failed"
 
 

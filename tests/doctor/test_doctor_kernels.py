@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hyimg_cli.doctor import kernels
-from hyimg_cli.doctor.check import Check, Subject
+from hyimg_cli.doctor.check import Check
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, Quantization, RunConfig
 
 pytest.importorskip("triton", reason="without Triton nothing is built")
@@ -22,7 +22,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Check]:
     monkeypatch.setattr(kernels, "_choice", lambda *_: "kernel")
     monkeypatch.delenv("CC", raising=False)
     config = RunConfig(OutputConfig(Path()), model=ModelChoice(device="cuda"))
-    return lambda: kernels.kernels(Subject(config, "video"))
+    return lambda: kernels.kernels(config)
 
 
 def test_a_compiler_and_headers_are_enough(

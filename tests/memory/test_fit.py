@@ -15,7 +15,6 @@ from released import released_folder
 
 from hyimg_cli.cli import plan as planning
 from hyimg_cli.doctor import models
-from hyimg_cli.doctor.check import Subject
 from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.replicas import local as replicas
 from hyimg_cli.engine.session import Session
@@ -125,7 +124,7 @@ def says_plan(machine: Machine, order: Plan, config: RunConfig) -> bool:
 
 def says_doctor(config: RunConfig, *, is_video: bool) -> bool:
     check = models.video_memory if is_video else models.image_memory
-    return check(Subject(config, "tiny-video")).status != "failed"
+    return check(config).status != "failed"
 
 
 def says_run(patch: pytest.MonkeyPatch, order: Plan, config: RunConfig) -> bool:

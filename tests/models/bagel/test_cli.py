@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import tiny_bagel
 
-from hyimg_cli.doctor.check import Subject
 from hyimg_cli.doctor.models import image_checkpoint, image_memory
 from hyimg_cli.media.images import read_image
 from hyimg_cli.models import registry
@@ -85,7 +84,7 @@ def test_bench(run_cli: Any, write_manifest: Any, tiny: str, tmp_path: Path) -> 
 def test_doctor(tiny: str) -> None:
     """Its two checks of a picture model; the others are the machine's."""
     choice = ModelChoice(tiny, device="cpu")
-    subject = Subject(RunConfig(OutputConfig(Path("out")), model=choice), "tiny-video")
+    subject = RunConfig(OutputConfig(Path("out")), model=choice)
     found = image_checkpoint(subject)
     assert "complete, 1.7 M weights (model" in found.found
     assert image_memory(subject).status == "ok"

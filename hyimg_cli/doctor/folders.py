@@ -6,20 +6,21 @@ from pathlib import Path
 
 from hyimg_cli.addresses import address_of
 from hyimg_cli.cache.disk import DiskStore
-from hyimg_cli.doctor.check import Check, Subject, portable_path
+from hyimg_cli.doctor.check import Check, portable_path
 from hyimg_cli.errors import CheckpointError, HyimgError
 from hyimg_cli.files import nearest_existing
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.models import registry
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.units import bytes_text
 
 # A night's work. A PNG of noise is about as large as its pixels, and no picture is larger.
 PICTURES, BYTES_PER_PIXEL = 500, 3
 
 
-def output_folder(subject: Subject) -> Check:
+def output_folder(config: RunConfig) -> Check:
     """Free space for a night's pictures; videos are counted by `hyimg plan`."""
-    folder = subject.config.output.folder
+    folder = config.output.folder
     if address := address_of(folder):
         try:
             done = len(run_folder(folder).results())
@@ -30,16 +31,16 @@ def output_folder(subject: Subject) -> Check:
     found = f"{portable_path(folder)}: {bytes_text(free)} free"
     if not _is_writable(above):
         return Check("failed", f"{found}, but it cannot be written", "choose another with -o")
-    needed = _pictures_bytes(subject)
+    needed = _pictures_bytes(config)
     found += f"; {PICTURES} pictures take at most {bytes_text(needed)}" if needed else ""
     if needed >= free:
         return Check("warning", found, "free some space, or choose another folder with -o")
     return Check("ok", found)
 
 
-def cache_folder(subject: Subject) -> Check:
+def cache_folder(config: RunConfig) -> Check:
     """Bytes that the disk cache holds, may hold, and has room for."""
-    cache = subject.config.cache
+    cache = config.cache
     if cache.folder is None or not cache.budget_bytes:
         return Check("ok", "no disk cache: source images are encoded again in each run")
     shown = portable_path(cache.folder)
@@ -56,10 +57,10 @@ def cache_folder(subject: Subject) -> Check:
     return Check("ok", found)
 
 
-def _pictures_bytes(subject: Subject) -> int:
+def _pictures_bytes(config: RunConfig) -> int:
     """Bytes of a night's pictures at most; 0 where the checkpoint does not tell their size."""
     try:
-        card = registry.model_card(subject.image_model, subject.config.model.revision)
+        card = registry.model_card(config.model.model, config.model.revision)
     except CheckpointError:
         return 0
     return PICTURES * card.base_size**2 * BYTES_PER_PIXEL
