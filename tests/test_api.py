@@ -29,7 +29,7 @@ from hyimg_cli import (
 from hyimg_cli.engine import runner
 from hyimg_cli.errors import CheckpointError, ManifestError, UsageError
 from hyimg_cli.models import registry
-from hyimg_cli.settings.config import configured, settings_of
+from hyimg_cli.settings.config import build_run_config, settings_of
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.settings.run import BatchConfig, ReuseConfig
 from hyimg_cli.spec.events import JobEnded
@@ -144,7 +144,7 @@ def test_every_setting_goes_from_a_configuration_and_back() -> None:
     )
     config = RunConfig(OutputConfig(Path("out"), format="webp"), sampling=sampling)
     settings = settings_of(config)
-    assert configured(settings, config.output.folder, None) == config
+    assert build_run_config(settings, config.output.folder, None) == config
     by_hand = {name for name, one in settings.items() if one.origin == "RunConfig"}
     given = {"size", "step_cache", "lora", "guidance_interval", "n", "format", "output_dir"}
     assert by_hand == given

@@ -24,7 +24,7 @@ from hyimg_cli.cli.render import PROGRESS
 from hyimg_cli.cli.shard import folder_of, shard_named
 from hyimg_cli.errors import UsageError
 from hyimg_cli.remote import keep_copies_in
-from hyimg_cli.settings.config import configured, refuse_conflicts
+from hyimg_cli.settings.config import build_run_config, refuse_conflicts
 from hyimg_cli.settings.kinds import FOLDER, RUN_FOLDER, Form, Kind
 from hyimg_cli.settings.option import Declaration
 from hyimg_cli.settings.precedence import Setting, settle
@@ -273,7 +273,7 @@ def cache_folder(settings: Mapping[str, Setting]) -> Path | None:
 def run_config(settings: Mapping[str, Setting], folder: Path) -> RunConfig:
     """The run that the settings describe, with results in `folder`."""
     has_cache = settings["disk_cache"].value
-    config = configured(settings, folder, cache_folder(settings) if has_cache else None)
+    config = build_run_config(settings, folder, cache_folder(settings) if has_cache else None)
     keep_copies_in(DiskStore(config.cache.folder, config.cache.budget_bytes))
     return config
 

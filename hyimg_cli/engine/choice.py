@@ -10,10 +10,10 @@ from typing import Protocol
 from hyimg_cli.errors import require
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.past_run import read_run_info
-from hyimg_cli.settings.run import Place, RunConfig
+from hyimg_cli.settings.run import MachineInfo, RunConfig
 from hyimg_cli.spec.events import Event
+from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.uncollected import uncollected
 
 
 class RunsPlans(Protocol):
@@ -53,13 +53,13 @@ def find_place(config: RunConfig) -> RunConfig:
         return config
     found = read_run_info(config.output.folder).get("place")
     if isinstance(found, dict) and found.keys() == {"has_gpu", "has_triton"}:
-        place = Place(**{name: bool(value) for name, value in found.items()})
+        place = MachineInfo(**{name: bool(value) for name, value in found.items()})
     else:
         _admit_ray(config.parallel.ray_address)
         from hyimg_cli.engine.replicas.cluster import place_of
 
         place = place_of(config)
-    return replace(config, model=replace(config.model, place=place))
+    return replace(config, model=replace(config.model, machine=place))
 
 
 def _admit_ray(address: str) -> None:
@@ -75,7 +75,7 @@ def _admit_ray(address: str) -> None:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
-@uncollected()
+@gc_paused()
 def session_for(config: RunConfig) -> RunsPlans:
     """The one that `config` asks for. Raises MachineError where GPUs are missing."""
     # Imported here: `--help` must not wait for torch, and replicas need none in this process.

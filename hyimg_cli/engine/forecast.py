@@ -24,9 +24,9 @@ from hyimg_cli.memory.videos import CARDS, VideoNeeds, fitting, video_needs, wit
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import TileRule, VideoCard
+from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
-from hyimg_cli.spec.uncollected import uncollected
 from hyimg_cli.spec.work import film_bytes, video_work
 from hyimg_cli.tiling.tiles import DecodeForecast, Tiling, tile_plan
 from hyimg_cli.tiling.tiles import video_forecast as decode_forecast
@@ -58,7 +58,7 @@ class PictureForecast:
     shared_kv_bytes: int
 
 
-@uncollected()
+@gc_paused()
 def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PictureForecast:
     """Forecast the pictures of `plan`; source images are looked at, not decoded."""
     ahead, groups = Forecast(config, assumed_think), []

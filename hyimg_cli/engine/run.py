@@ -172,7 +172,7 @@ class ManifestRun:
 
                         self._recomposite(recomposite(folder, todo.to_finish, config), follow)
                     if plan.jobs and not todo.is_over:
-                        place = asdict(config.model.place or here())
+                        place = asdict(config.model.machine or here())
                         folder.write_run(run_info(manifest, settings, plan) | {"place": place})
                         self._work(plan, folder, eta, follow)
             folder.confirm()

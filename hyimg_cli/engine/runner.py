@@ -26,7 +26,7 @@ from hyimg_cli.manifest.shards import Shard, planned_work, shard_of
 from hyimg_cli.memory.disk_space import refuse_full_disk
 from hyimg_cli.memory.refusals import refuse_settings
 from hyimg_cli.models import registry
-from hyimg_cli.settings.config import configured
+from hyimg_cli.settings.config import build_run_config
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import ModelCard, VideoCard
@@ -39,9 +39,9 @@ from hyimg_cli.spec.events import (
     Prewarmed,
     PromptsReady,
 )
+from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.uncollected import uncollected
 from hyimg_cli.spec.units import counted
 
 
@@ -194,7 +194,7 @@ def make_plan(
     return planner.make_plan(jobs, card_of or cards(None))
 
 
-@uncollected()
+@gc_paused()
 def examine(
     manifest: Manifest, settings: Mapping[str, Setting]
 ) -> tuple[list[Job], list[HyimgError]]:
@@ -206,7 +206,7 @@ def examine(
     revision = settings["revision"].value
     jobs, unresolved = resolve_jobs(manifest, settings, cards(revision), video_cards(revision))
     jobs, unnamed = named(manifest, jobs, settings["name"])
-    config = configured(settings, Path(), None)
+    config = build_run_config(settings, Path(), None)
     refuse_settings(jobs, config)
     unfit = _unfit(jobs, settings)
     good = [job for job in jobs if job.source_line not in unfit]
@@ -286,7 +286,7 @@ def sift(
     )
 
 
-@uncollected()
+@gc_paused()
 def prepare(
     folder: RunFolder,
     every: Sequence[Job],

@@ -14,7 +14,7 @@ from hyimg_cli.journal.provenance import versions
 from hyimg_cli.media.images import MAX_SOURCE_BYTES
 from hyimg_cli.models import lora_files, registry
 from hyimg_cli.settings.config import in_key
-from hyimg_cli.settings.run import ModelChoice, OutputConfig, Place, RunConfig
+from hyimg_cli.settings.run import MachineInfo, ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.options import FINISHING
@@ -90,13 +90,13 @@ def job_keys(jobs: Sequence[Job], config: RunConfig) -> dict[str, str]:
 
 def precision(choice: ModelChoice) -> tuple[str, str]:
     """Kind of device and dtype that a run will choose; without torch, so by the driver's files."""
-    kind = choice.kind(has_gpu=(choice.place or here()).has_gpu)
+    kind = choice.kind(has_gpu=(choice.machine or here()).has_gpu)
     return kind, choice.dtype_on(kind)
 
 
-def here() -> Place:
+def here() -> MachineInfo:
     """This machine, as far as keys depend on it."""
-    return Place(_has_gpu(), _has_triton())
+    return MachineInfo(_has_gpu(), _has_triton())
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def by_graphs(choice: ModelChoice, ranks: int) -> bool:
     if is_on_gpu and not registry.model_card(choice.model, choice.revision).has_graphs:
         return False
     return choice.wants_graphs(
-        on_one_gpu=is_on_gpu and ranks == 1, has_triton=(choice.place or here()).has_triton
+        on_one_gpu=is_on_gpu and ranks == 1, has_triton=(choice.machine or here()).has_triton
     )
 
 

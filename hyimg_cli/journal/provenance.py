@@ -12,8 +12,8 @@ from hyimg_cli import __version__
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.models import registry
 from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.plan import Plan
-from hyimg_cli.spec.uncollected import uncollected
 
 PACKAGES = ("torch", "transformers", "diffusers", "safetensors", "tokenizers", "numpy", "pillow")
 CPU_FACTS = Path("/proc/cpuinfo")
@@ -78,7 +78,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-@uncollected()
+@gc_paused()
 def _gpu_names() -> list[str]:
     import torch
 

@@ -19,7 +19,7 @@ from hyimg_cli.manifest.line import Line, ManifestLine, child_ids, fault
 from hyimg_cli.manifest.table import DELIMITERS, read_table
 from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.uncollected import uncollected
+from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.units import counted
 
 _STEM_LENGTH = 100
@@ -83,7 +83,7 @@ def manifest_of(data: bytes, title: str, name: str = "") -> Manifest:
     return _manifest(_Reading(title, name or _id_stem(title)), data, Path())
 
 
-@uncollected()
+@gc_paused()
 def _manifest(reading: "_Reading", data: bytes, folder: Path) -> Manifest:
     reading.read(data.removeprefix(_BOM))
     return Manifest(

@@ -76,7 +76,7 @@ def makes_dense(config: RunConfig) -> bool:
     dense for theirs.
     """
     choice = config.model
-    if choice.quantization != "fp8" or choice.place or not here().has_gpu:
+    if choice.quantization != "fp8" or choice.machine or not here().has_gpu:
         return False
     import torch
 

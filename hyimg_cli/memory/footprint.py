@@ -29,9 +29,9 @@ from hyimg_cli.memory.available import makes_dense
 from hyimg_cli.models.registry import model_card, sequences, video_card
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard, Working
+from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.job import ImageJob, Job, Size, SizeRequest, VideoJob
 from hyimg_cli.spec.plan import Group, Plan
-from hyimg_cli.spec.uncollected import uncollected
 from hyimg_cli.spec.work import video_work
 
 # Behind a context's text: its closing tag and what opens the picture, up to the ratio token.
@@ -409,7 +409,7 @@ def footprint(
     return Footprint(together.thinking, together.drawing, moment, weights, kv, activations, least)
 
 
-@uncollected()
+@gc_paused()
 def footprints(
     plan: Plan, config: RunConfig, card_of: Callable[[str], ModelCard], *, shared_kv_bytes: int
 ) -> dict[str, Footprint]:

@@ -33,7 +33,7 @@ def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
     for model in dict.fromkeys(job.model for job in pictures):
         refuse_unsplit(replace(config.model, model=model), config.parallel)
     refuse_unsplit_context(jobs, config)
-    if config.parallel.ray_address is not None and config.model.place is None:
+    if config.parallel.ray_address is not None and config.model.machine is None:
         return  # each session asks on the machine that it works on
     _refuse_utilization(config)
     if len(pictures) < len(jobs) and config.model.quantization == "nf4":
@@ -170,7 +170,7 @@ def _refuse_without_experts(choice: ModelChoice, flag: str, why: str) -> None:
 def _refuse_video_nf4(choice: ModelChoice) -> None:
     """Raise UsageError for a video's transformer in 4 bits without a GPU or the package for it."""
     on_cpu = precision(choice)[0] == "cpu"
-    if on_cpu or (choice.place is None and find_spec("bitsandbytes") is None):
+    if on_cpu or (choice.machine is None and find_spec("bitsandbytes") is None):
         why = "this run is on the CPU" if on_cpu else "bitsandbytes is not installed"
         raise UsageError(
             f"a video's transformer is held in 4 bits by bitsandbytes on a GPU, and {why}",

@@ -20,8 +20,8 @@ from hyimg_cli.models.family import Family, ImageCheckpoint, Reading, VideoCheck
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.card import ModelCard, VideoCard
+from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.job import Job, VideoJob
-from hyimg_cli.spec.uncollected import uncollected
 
 if TYPE_CHECKING:
     from hyimg_cli.models.latent_video import LatentVideoModel
@@ -198,7 +198,7 @@ def check(job: Job, revision: str | None = None, components: str | None = None) 
         sequences(job.model, revision).check(job)
 
 
-@uncollected()
+@gc_paused()
 def load(
     choice: ModelChoice, *, is_batch_invariant: bool = True, pool: "RankPool | None" = None
 ) -> "MixedModel":
@@ -208,7 +208,7 @@ def load(
     return known.load(choice, is_batch_invariant=is_batch_invariant, pool=pool)
 
 
-@uncollected()
+@gc_paused()
 def load_video(choice: ModelChoice, *, is_fast: bool = True) -> "LatentVideoModel":
     """The loaded video model; see `VideoCheckpoint.load`. Imports torch."""
     resolve_model(choice.model, choice.revision)

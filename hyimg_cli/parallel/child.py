@@ -18,14 +18,14 @@ from queue import SimpleQueue
 
 from hyimg_cli.parallel.launch import packed
 from hyimg_cli.parallel.watch import Beat
-from hyimg_cli.spec.uncollected import uncollected
+from hyimg_cli.spec.gc_paused import gc_paused
 
 
 def main() -> None:
     """Have a module do the work: its `main` is given the parent."""
     module, line, beat_s = sys.argv[1:]
     parent = Parent(int(line), float(beat_s))
-    with uncollected():
+    with gc_paused():
         imported = import_module(module)
     imported.main(parent)
 

@@ -13,7 +13,7 @@ from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import PARTS, REMOVED, SETTINGS
 
 
-def configured(
+def build_run_config(
     settings: Mapping[str, Setting], folder: Path, cache_folder: Path | None
 ) -> RunConfig:
     """The run that the settings describe: results in `folder`; without a cache's, no disk cache."""

@@ -86,7 +86,7 @@ _video = partial(option, panel=VIDEO, only="videos")
 
 
 @dataclass(frozen=True)
-class Place:
+class MachineInfo:
     """What a machine has by which the device, dtype and graphs of "auto" are decided."""
 
     has_gpu: bool
@@ -140,8 +140,8 @@ class ModelChoice:
     picture's model the experts are in main memory, `expert_room` bytes of them on the GPU beside
     two layers, and so is the VAE between its turns. `components`: a folder with the text encoder
     and VAE of a video model that comes without. `decode_tiles`: of a video's decode, whatever
-    `vae_use_tiling` says: the model's `own`, or those of half their side; other pixels. `place`:
-    the machine that the work is done on; None: this. `weights_cache`: where quantised weights are
+    `vae_use_tiling` says: the model's `own`, or those of half their side; other pixels. `machine`:
+    where the work is done; None: this one. `weights_cache`: where quantised weights are
     kept for the next start; None: nowhere.
     """
 
@@ -237,7 +237,7 @@ class ModelChoice:
         pixels=InKey("algorithms", {True: "deterministic"}),
     )
     expert_room: int = 0
-    place: Place | None = None
+    machine: MachineInfo | None = None
     weights_cache: CacheConfig | None = None
 
     def kind(self, *, has_gpu: bool) -> Literal["cpu", "cuda"]:

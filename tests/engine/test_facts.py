@@ -26,16 +26,16 @@ from hyimg_cli.journal.keys import ReplicaFacts, by_graphs, job_keys, precision
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.watch import Limits
-from hyimg_cli.settings.run import ModelChoice, OutputConfig, ParallelConfig, Place, RunConfig
+from hyimg_cli.settings.run import MachineInfo, ModelChoice, OutputConfig, ParallelConfig, RunConfig
 from hyimg_cli.spec.events import Event, JobStarted, ReplicaDied
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Plan
 
-GPU, BARE = Place(has_gpu=True, has_triton=True), Place(has_gpu=False, has_triton=False)
+GPU, BARE = MachineInfo(has_gpu=True, has_triton=True), MachineInfo(has_gpu=False, has_triton=False)
 
 
-def config(place: Place | None = None, **changes: Any) -> RunConfig:
-    choice = ModelChoice(place=place, **changes)
+def config(place: MachineInfo | None = None, **changes: Any) -> RunConfig:
+    choice = ModelChoice(machine=place, **changes)
     return RunConfig(OutputConfig(Path("out")), model=choice)
 
 
@@ -55,7 +55,7 @@ def test_a_folder_says_where_its_results_were_made(tmp_path: Path) -> None:
     on_ray = replace(
         base, output=OutputConfig(tmp_path), parallel=ParallelConfig(ray_address="10.0.0.1:1")
     )
-    assert find_place(on_ray).model.place == Place(has_gpu=True, has_triton=False)
+    assert find_place(on_ray).model.machine == MachineInfo(has_gpu=True, has_triton=False)
     assert find_place(base) is base
 
 
@@ -142,9 +142,11 @@ Run = Callable[..., tuple[Scripted, list[Event]]]
 
 @pytest.fixture
 def run(job: ImageJob, tmp_path: Path) -> Run:
-    def go(*changes: dict[str, Any], place: Place = BARE) -> tuple[Scripted, list[Event]]:
+    def go(*changes: dict[str, Any], place: MachineInfo = BARE) -> tuple[Scripted, list[Event]]:
         parallel = ParallelConfig(replicas=len(changes))
-        mine = RunConfig(OutputConfig(tmp_path), model=ModelChoice(place=place), parallel=parallel)
+        mine = RunConfig(
+            OutputConfig(tmp_path), model=ModelChoice(machine=place), parallel=parallel
+        )
         jobs = [replace(job, custom_id=f"j{n}", prompt=f"{n}") for n in range(6)]
         plan = make_plan(jobs, registry.model_card)
         facts = [replace(ReplicaFacts.of(mine, plan), **change) for change in changes]
@@ -190,7 +192,7 @@ def test_a_head_tells_of_a_lost_job_by_the_key_of_where_it_was_lost(
     job: ImageJob, tmp_path: Path
 ) -> None:
     parallel = ParallelConfig(replicas=2)
-    mine = RunConfig(OutputConfig(tmp_path), model=ModelChoice(place=GPU), parallel=parallel)
+    mine = RunConfig(OutputConfig(tmp_path), model=ModelChoice(machine=GPU), parallel=parallel)
     plan = make_plan([job], registry.model_card)
     fatal = Fatal(mine, [ReplicaFacts.of(mine, plan)] * 2)
     with RunFolder(tmp_path) as folder:

@@ -23,7 +23,7 @@ from hyimg_cli.models.hunyuan_image3 import card, row_chunks
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.vae import Vae
 from hyimg_cli.pipelines.image.sampling import Draw, choose
-from hyimg_cli.settings.run import Place
+from hyimg_cli.settings.run import MachineInfo
 
 pytest.importorskip("triton", reason="what runs on a GPU is written in Triton")
 # Layers are alike: what a forward works with is that of one, weights and K/V grow by each.
@@ -159,7 +159,7 @@ def test_experts_that_wait_are_asked_for_once_a_layer_of_a_token(
     monkeypatch.setattr(offload, "_pin", lambda *_: [])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: capability)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(available, "here", lambda: Place(has_gpu=True, has_triton=True))
+    monkeypatch.setattr(available, "here", lambda: MachineInfo(has_gpu=True, has_triton=True))
     away = [tuple(_away(stack) for stack in layer.mlp.stacks) for layer in layers]
     before = gpu.rebase()
     outside = OffloadedExperts(away, torch.device("cuda:0"), 0)  # type: ignore[arg-type]

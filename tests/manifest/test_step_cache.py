@@ -14,7 +14,7 @@ from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.memory.footprint import needs
 from hyimg_cli.models import registry
-from hyimg_cli.settings.config import configured
+from hyimg_cli.settings.config import build_run_config
 from hyimg_cli.settings.kinds import STEP_CACHE
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.settings.values import BadValue
@@ -127,7 +127,7 @@ def test_what_it_keeps_is_in_the_forecast() -> None:
     assert isinstance(picture, ImageJob)
     assert isinstance(video, VideoJob)
     card, films = registry.model_card("tiny-image"), registry.video_card("tiny-video")
-    config = configured(settle({"device": "cpu"}, {}, {}), Path("out"), None)
+    config = build_run_config(settle({"device": "cpu"}, {}, {}), Path("out"), None)
     off = needs([replace(picture, step_cache=None)], card, config).share
     rows, columns = card.latent_grid(card.buckets[0].size)
     more = needs([picture], card, config).share.branches - off.branches

@@ -18,12 +18,12 @@ from hyimg_cli.memory.footprint import need, working
 from hyimg_cli.memory.offload import Link, spare_bytes, traffic
 from hyimg_cli.memory.refusals import refuse_settings
 from hyimg_cli.models.registry import model_card
-from hyimg_cli.settings.run import ModelChoice, OutputConfig, ParallelConfig, Place, RunConfig
+from hyimg_cli.settings.run import MachineInfo, ModelChoice, OutputConfig, ParallelConfig, RunConfig
 from hyimg_cli.spec.job import ImageJob
 
 GB = 10**9
 LINK = Link(25e9, is_measured=False)
-PLACE = Place(has_gpu=True, has_triton=True)
+PLACE = MachineInfo(has_gpu=True, has_triton=True)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def config(model: str) -> RunConfig:
     choice = ModelChoice(
-        model, device="cuda", quantization="fp8", offloads_experts=True, place=PLACE
+        model, device="cuda", quantization="fp8", offloads_experts=True, machine=PLACE
     )
     return RunConfig(OutputConfig(Path("out")), model=choice)
 
@@ -136,7 +136,7 @@ def test_a_card_without_fp8_products_has_room_for_dense_weights(
     model: str, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cards of 24 and 48 GB are no Hoppers: one stack of 64 experts in bfloat16 is 3.2 GB."""
-    here = replace(config, model=replace(config.model, place=None))
+    here = replace(config, model=replace(config.model, machine=None))
     monkeypatch.setattr(available, "here", lambda: PLACE)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     card, found = model_card(model), {}

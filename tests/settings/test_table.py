@@ -12,7 +12,7 @@ import pytest
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal import keys
 from hyimg_cli.models import registry
-from hyimg_cli.settings.config import configured, values_in_key
+from hyimg_cli.settings.config import build_run_config, values_in_key
 from hyimg_cli.settings.option import InKey
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.settings.recipe import read_recipe
@@ -79,7 +79,7 @@ BEFORE: dict[str, Any] = {
 }
 # Fields that are no user's to set.
 NO_SETTING = {
-    *("output.only_texts", "batch.prefetches_sources", "model.place"),
+    *("output.only_texts", "batch.prefetches_sources", "model.machine"),
     *("model.weights_cache", "model.expert_room"),
 }
 # How each setting that changes pixels stands in the resume key: the words of folders that exist.
@@ -191,15 +191,15 @@ def test_every_setting_has_an_answer_here() -> None:
 @pytest.mark.parametrize("name", FILLS)
 def test_a_setting_fills_its_own_field_and_no_other(name: str) -> None:
     place, value = FILLS[name]
-    plain = configured(settle({}, {}, {}), Path("out"), None)
-    config = configured(settle({name: value}, {}, {}), Path("out"), None)
+    plain = build_run_config(settle({}, {}, {}), Path("out"), None)
+    config = build_run_config(settle({name: value}, {}, {}), Path("out"), None)
     differ = [p for p, _ in FILLS.values() if attrgetter(p)(plain) != attrgetter(p)(config)]
     assert differ == [place]
     assert attrgetter(place)(config) == value
 
 
 def test_every_field_is_some_settings() -> None:
-    config = configured(settle({}, {}, {}), Path("out"), Path("cache"))
+    config = build_run_config(settle({}, {}, {}), Path("out"), Path("cache"))
     parts = {part.name: getattr(config, part.name) for part in fields(config)}
     places = {f"{name}.{field.name}" for name, part in parts.items() for field in fields(part)}
     declared = {name: f"{row.table}.{row.attribute}" for name, row in SETTINGS.items()}
@@ -209,8 +209,8 @@ def test_every_field_is_some_settings() -> None:
 
 
 def test_defaults_are_those_of_a_configuration_made_by_hand() -> None:
-    by_hand = {"output": configured(settle({}, {}, {}), Path("out"), None).output}
-    assert configured(settle({}, {}, {}), Path("out"), None) == RunConfig(**by_hand)
+    by_hand = {"output": build_run_config(settle({}, {}, {}), Path("out"), None).output}
+    assert build_run_config(settle({}, {}, {}), Path("out"), None) == RunConfig(**by_hand)
 
 
 @pytest.mark.parametrize(("name", "value"), IN_KEY | IN_VIDEO_KEY)
@@ -218,7 +218,7 @@ def test_what_changes_pixels_is_in_the_key(
     under: Callable[..., Any], name: str, value: Any
 ) -> None:
     settings, (edit, video) = under({name: value})
-    config = configured(settings, Path("out"), None)
+    config = build_run_config(settings, Path("out"), None)
     assert keys.pixel_settings(edit, config) == PLAIN | IN_KEY.get((name, value), {})
     of_video = {"dtype": "float32"} | IN_VIDEO_KEY.get((name, value), {})
     assert keys.pixel_settings(video, config) == of_video
@@ -229,7 +229,7 @@ def test_what_changes_chunks_is_in_their_key_alone(
     under: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str, value: Any
 ) -> None:
     settings, (_, video) = under({name: value})
-    config = configured(settings, Path("out"), None)
+    config = build_run_config(settings, Path("out"), None)
     assert keys.pixel_settings(video, config) == {"dtype": "float32"}
     card = registry.video_card(video.model)
     in_chunks = replace(card, chunks=ChunkRule(3, 1))
@@ -242,7 +242,7 @@ def test_what_changes_chunks_is_in_their_key_alone(
 @pytest.mark.parametrize("name", WITHOUT_PIXELS)
 def test_what_changes_none_is_not(under: Callable[..., Any], name: str) -> None:
     settings, (edit, video) = under({name: OFF_DEFAULT[name]})
-    config = configured(settings, Path("out"), None)
+    config = build_run_config(settings, Path("out"), None)
     assert keys.pixel_settings(edit, config) == PLAIN
     assert keys.pixel_settings(video, config) == {"dtype": "float32"}
 
@@ -251,7 +251,7 @@ def test_what_changes_none_is_not(under: Callable[..., Any], name: str) -> None:
 def test_what_is_of_the_job_changes_its_key(under: Callable[..., Any], name: str) -> None:
     def key(environ: dict[str, Any]) -> str:
         settings, jobs = under(environ)
-        config = configured(settings, Path("out"), None)
+        config = build_run_config(settings, Path("out"), None)
         job = jobs[1 if SETTINGS[name].only == "videos" else 0]
         return keys.key_of(job, ["a source"], config)
 
@@ -264,7 +264,7 @@ def test_what_is_of_the_finishing_changes_its_key_alone(
 ) -> None:
     def both(environ: dict[str, Any]) -> tuple[str, str]:
         settings, (job, _) = under({"keep_outside": True} | environ)
-        config = configured(settings, Path("out"), None)
+        config = build_run_config(settings, Path("out"), None)
         return keys.key_of(job, ["a source"], config), keys.finishing_key(job, config.output)
 
     (drawing, finishing), plain = both(OF_THE_FINISHING[name]), both({})
@@ -280,7 +280,7 @@ def test_another_checkpoint_has_keys_of_its_own(
     found = []
     for environ in ({}, {name: "another"}):
         settings, jobs = under(environ)
-        config = configured(settings, Path("out"), None)
+        config = build_run_config(settings, Path("out"), None)
         found.append(keys.key_of(jobs[name.startswith("video_")], ["a source"], config))
     assert found[0] != found[1]
 
@@ -338,5 +338,5 @@ def test_the_librarys_own_variable_says_its_backend() -> None:
     ],
 )
 def test_the_older_flag_of_offload_is_the_model_s(given: dict[str, Any], offload: str) -> None:
-    found = configured(settle(given, {}, {}), Path("out"), None)
+    found = build_run_config(settle(given, {}, {}), Path("out"), None)
     assert found.model.cpu_offload == offload

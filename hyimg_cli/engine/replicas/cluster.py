@@ -37,7 +37,7 @@ from hyimg_cli.journal.provenance import cores
 from hyimg_cli.memory.available import of_each
 from hyimg_cli.parallel.tie import tie_to
 from hyimg_cli.parallel.watch import Beat
-from hyimg_cli.settings.run import Place, RunConfig
+from hyimg_cli.settings.run import MachineInfo, RunConfig
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.units import counted
 
@@ -327,7 +327,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def place_of(config: RunConfig) -> Place:
+def place_of(config: RunConfig) -> MachineInfo:
     """What a machine of the cluster has on which a replica has room. Raises MachineError."""
     connect(config)
     probe = ray.remote(here).options(max_retries=0, **_needs(config, config.parallel.replicas))
@@ -349,7 +349,7 @@ def _needs(config: RunConfig, count: int) -> dict[str, Any]:
     """
     choice, ranks, nodes = config.model, config.parallel.of_session, _nodes()
     gpus, cpus = ([int(node.get(what, 0)) for node in nodes] for what in ("GPU", "CPU"))
-    has_gpu = any(gpus) if choice.place is None else choice.place.has_gpu
+    has_gpu = any(gpus) if choice.machine is None else choice.machine.has_gpu
     is_on_gpu = choice.kind(has_gpu=has_gpu) == "cuda"
     what, there, each = ("GPU", gpus, ranks) if is_on_gpu else ("CPU", cpus, 1)
     fit = sum(one // each for one in there)

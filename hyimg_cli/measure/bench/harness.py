@@ -28,7 +28,7 @@ from hyimg_cli.measure.bench.verdict import FEWEST_RUNS, Comparison, Timed
 from hyimg_cli.measure.pairs import VARIANTS
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import LoadModel
-from hyimg_cli.settings.config import configured
+from hyimg_cli.settings.config import build_run_config
 from hyimg_cli.settings.precedence import Setting, settle
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import SETTINGS
@@ -139,7 +139,7 @@ class _Bench:
 
     def _config(self, variant: Variant) -> RunConfig:
         # Without a disk cache: what an earlier bench left there would be a third variant.
-        config = configured(self._settings(variant), self.scratch, None)
+        config = build_run_config(self._settings(variant), self.scratch, None)
         # An MP4 loses what a comparison is about.
         return replace(config, output=replace(config.output, frames="png"))
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Disable cyclic garbage collection in a block or a decorated function."""
     was_on = gc.isenabled()
     gc.disable()
