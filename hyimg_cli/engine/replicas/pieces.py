@@ -31,7 +31,7 @@ class PieceWorker:
         logging.basicConfig(level=setup.log_level, format=log_format)
         self._whole = setup.whole
         # By this machine; where that differs from the run's, nobody will want the session.
-        config = replace(setup.config, model=replace(setup.config.model, place=None))
+        config = replace(setup.config, model=replace(setup.config.model, machine=None))
         self.facts = ReplicaFacts.of(config, setup.whole)
         self._folder = ReplicaFolder(setup.folder)
         self.steps = Steps(AwakeClock(most_s=3 * setup.beat_s))
