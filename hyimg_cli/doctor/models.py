@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path, PurePath
+from typing import Any
 
 from hyimg_cli.doctor import folders
 from hyimg_cli.doctor.check import Check
@@ -29,8 +30,7 @@ from hyimg_cli.spec.units import bytes_text
 Card = ModelCard | VideoCard
 CardOf = Callable[[str, str | None], Card]
 # An edit, as most jobs are; everything else is the checkpoint's own default.
-_EDIT = b'{"prompt": "an edit", "images": ["picture.png"]}'
-_VIDEO = b'{"prompt": "a film", "task": "t2v"}'
+_EDIT = {"prompt": "an edit", "images": ["picture.png"]}
 _SHOWN = 8
 _UNREAD = "what the model needs is not known: its checkpoint cannot be read"
 _UNCOUNTED = "what the model needs is not known: neither its weights nor their indexes are here"
@@ -171,21 +171,21 @@ def _processes_text(config: RunConfig) -> str:
     return f" in {replicas} replicas" if is_one and replicas > 1 else ""
 
 
-def _sample(line: bytes, **flags: str | None) -> Sequence[Job]:
+def _sample(line: Mapping[str, Any], **flags: str | None) -> Sequence[Job]:
     """The job of a line with its checkpoint's own defaults."""
-    found, faults = runner.examine(manifest_of(line, "doctor"), settle(flags, {}, {}))
+    manifest = manifest_of(json.dumps(line).encode(), "doctor")
+    found, faults = runner.examine(manifest, settle(flags, {}, {}))
     for fault in faults:
         raise fault
     return found
 
 
-def _video_line(card: VideoCard) -> bytes:
+def _video_line(card: VideoCard) -> dict[str, Any]:
     """A line of the checkpoint's own task."""
     if card.start is None or not card.needs_start:
-        return _VIDEO
-    images = ["picture.png"] * card.start.fewest
-    camera = {"camera": "none-1"} if card.has_camera else {}
-    return json.dumps({"prompt": "a film", "task": "i2v", "images": images} | camera).encode()
+        return {"prompt": "a film", "task": "t2v"}
+    line = {"prompt": "a film", "task": "i2v", "images": ["picture.png"] * card.start.fewest}
+    return line | ({"camera": "none-1"} if card.has_camera else {})
 
 
 def video_memory(config: RunConfig) -> Check:

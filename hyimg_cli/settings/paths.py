@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ class PathForm(Form):
     """A form whose values hold paths. Whoever resolves, moves, hides or finds the files of a job
     asks it which parts they are; a list of such fields stands nowhere else.
 
-    Its `names` are paths, and what may stand in their place.
+    Its `names` are paths, and what may stand in their place: `is_path` tells them apart.
     """
+
+    is_path: Callable[[str], bool] = lambda name: True
 
     def names(self, value: Any) -> Sequence[str]:
         """The names in a value, typed or as in JSON."""
@@ -35,10 +38,6 @@ class PathForm(Form):
     def to_json(self, value: Any) -> Any:
         """A typed value as in JSON."""
         return value
-
-    def is_path(self, name: str) -> bool:
-        """Tell a path from what may stand in its place."""
-        return True
 
     def map_paths(self, value: Any, change: Callable[[str], str]) -> Any:
         """The value, typed, with each path changed."""
@@ -57,9 +56,6 @@ class PathForm(Form):
 class ModelName(PathForm):
     """An embedded model, a hub id, or the path of a folder, which begins with a dot or a slash."""
 
-    def is_path(self, name: str) -> bool:
-        return name.split("/")[0] in ("", ".", "..")
-
     def resolve_paths(self, value: str, folder: Path) -> str:
         """One that leads nowhere from `folder` leads from the working folder."""
         there = str(folder / value)
@@ -69,21 +65,11 @@ class ModelName(PathForm):
 class Camera(PathForm):
     """Keys, the path of a file of poses, or that of a folder with one."""
 
-    def is_path(self, name: str) -> bool:
-        return name.endswith(POSES_SUFFIX)
-
     def resolve_paths(self, value: str, folder: Path) -> str:
         there = shown_place(joined(folder, value))
         if os.path.isdir(there):
             return f"{there}/poses{POSES_SUFFIX}"
         return there if self.is_path(value) else value
-
-
-class RegionForm(PathForm):
-    """A part of a picture: a box of left, top, right and bottom, or the path of a mask."""
-
-    def is_path(self, name: str) -> bool:
-        return bool(KeepOutside(region=Region(name)).mask)
 
 
 class Sources(PathForm):
@@ -111,9 +97,6 @@ class Loras(PathForm):
 
     def to_json(self, value: Iterable[Lora]) -> str:
         return ";".join(map(str, value))
-
-    def is_path(self, name: str) -> bool:
-        return not is_hub_file(name)
 
     def resolve_paths(self, value: tuple[Lora, ...], folder: Path) -> tuple[Lora, ...]:
         """A file in `folder`, else one in the working folder, else a name as it is."""
@@ -183,12 +166,12 @@ def _region(value: Any) -> str:
     return f"{left},{top},{right},{bottom}"
 
 
-def _camera(value: Any) -> str:
-    return _own_path(read_text("camera", value))
+def _is_folder_path(model: str) -> bool:
+    return model.split("/")[0] in ("", ".", "..")
 
 
-def _model(value: Any) -> str:
-    return read_text("model", value)
+def _is_mask(region: str) -> bool:
+    return bool(KeepOutside(region=Region(region)).mask)
 
 
 def _loras(value: Any) -> tuple[Lora, ...]:
@@ -220,12 +203,16 @@ _ARE_PATHS = {"type": "array", "items": _IS_PATH, "maxItems": MAX_SOURCE_IMAGES}
 _PIXEL = {"type": "integer", "minimum": 0}
 _BOX = {"type": "array", "items": _PIXEL, "minItems": 4, "maxItems": 4}
 _ANY_REGION = matching(r"(?!https?://|data:)[^\x00]+")
-MODEL_NAME = ModelName(_model, TEXT)
-CAMERA = Camera(_camera, TEXT)
-REGION = RegionForm(_region, {"anyOf": [_ANY_REGION, _BOX]}, "box|path")
+MODEL_NAME = ModelName(partial(read_text, "model"), TEXT, is_path=_is_folder_path)
+CAMERA = Camera(
+    lambda value: _own_path(read_text("camera", value)),
+    TEXT,
+    is_path=lambda name: name.endswith(POSES_SUFFIX),
+)
+REGION = PathForm(_region, {"anyOf": [_ANY_REGION, _BOX]}, "box|path", is_path=_is_mask)
 SOURCES = Sources(
     _paths,
     {"anyOf": [_IS_PATH, _ARE_PATHS]},
     split=lambda cell: [path.strip() for path in cell.split(";") if path.strip()],
 )
-LORAS = Loras(_loras, matching(f"|{WRITTEN}"), "text")
+LORAS = Loras(_loras, matching(f"|{WRITTEN}"), "text", is_path=lambda name: not is_hub_file(name))

@@ -57,7 +57,9 @@ def edits(model: str) -> list[Job]:
 
 
 def videos() -> list[Job]:
-    return _three(models._sample(models._VIDEO, video_model="tiny-video", revision=None))
+    return _three(
+        models._sample({"prompt": "a film", "task": "t2v"}, video_model="tiny-video", revision=None)
+    )
 
 
 def _three(jobs: Any) -> list[Job]:
