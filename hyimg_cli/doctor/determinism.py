@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hyimg_cli.doctor.check import Check
 from hyimg_cli.doctor.models import model_name
-from hyimg_cli.doctor.trial import bare, drawn
+from hyimg_cli.doctor.trial import bare, draw_pictures
 from hyimg_cli.engine import runner
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.manifest import manifest_of
@@ -32,7 +32,7 @@ def determinism(config: RunConfig) -> Check:
         digests = []
         with Session(config) as session:
             for number, plan in enumerate((one, one, all_, all_)):
-                digests.append(drawn(session, plan, Path(name, str(number))))
+                digests.append(draw_pictures(session, plan, Path(name, str(number))))
                 session.forget()
     alone, again, batch, batch_again = digests
     (first,) = alone

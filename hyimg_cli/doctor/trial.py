@@ -44,10 +44,14 @@ def trial(config: RunConfig) -> Check:
         model = replace(config.model, model=registry.EMBEDDED, revision=None)
         config = bare(replace(config, model=model), place)
         plan = _plan(place / "source.png")
+        runs = []
         with Session(config) as session:
-            first, first_s = _drawn(session, plan, place / "first")
-            session.forget()
-            second, second_s = _drawn(session, plan, place / "second")
+            for run in ("first", "second"):
+                began = time.perf_counter()
+                (digest,) = draw_pictures(session, plan, place / run).values()
+                runs.append((digest, time.perf_counter() - began))
+                session.forget()
+    (first, first_s), (second, second_s) = runs
     found = f"{registry.EMBEDDED} drew an edit in {first_s:.1f} s with loading, again in "
     if first == second:
         return Check("ok", f"{found}{second_s:.1f} s with equal pixels ({first[:12]})")
@@ -77,14 +81,7 @@ def _plan(source: Path) -> Plan:
     return runner.make_plan(manifest_of(line, "trial"))
 
 
-def _drawn(session: "Session", plan: Plan, folder: Path) -> tuple[str, float]:
-    """The picture's pixel digest, and the seconds until it was written. Raises JobError."""
-    began = time.perf_counter()
-    (digest,) = drawn(session, plan, folder).values()
-    return digest, time.perf_counter() - began
-
-
-def drawn(session: "Session", plan: Plan, folder: Path) -> dict[str, str]:
+def draw_pictures(session: "Session", plan: Plan, folder: Path) -> dict[str, str]:
     """Pixel digests by job, of a run into `folder`. Raises JobError for a job that fails."""
     found = {}
     with RunFolder(folder) as run_folder:

@@ -491,7 +491,7 @@ def test_other_pixels_the_second_time(
     subject: MakeSubject, monkeypatch: pytest.MonkeyPatch, device: str, status: str
 ) -> None:
     digests = iter(("a" * 64, "b" * 64))
-    monkeypatch.setattr(trial, "_drawn", lambda *_: (next(digests), 0.1))
+    monkeypatch.setattr(trial, "draw_pictures", lambda *_: {"trial": next(digests)})
     found = trial.trial(subject(device=device))
     assert found.status == status
     assert "with other pixels (aaaaaaaaaaaa, bbbbbbbbbbbb)" in found.found
@@ -519,7 +519,7 @@ def test_determinism_is_judged_by_what_is_claimed(
     """Four drawings: alone, again, in a batch, that again."""
     monkeypatch.setattr(
         determinism,
-        "drawn",
+        "draw_pictures",
         lambda _, plan, folder: {
             job.custom_id: f"{job.custom_id} {int(folder.name) in differs}" for job in plan.jobs
         },
