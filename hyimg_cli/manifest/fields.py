@@ -36,12 +36,7 @@ class Field:
 
 _SIDE = Kind(int, Interval(ge=MIN_SIDE, le=MAX_SIDE))
 _OWN = (
-    Field(
-        "custom_id",
-        CUSTOM_ID,
-        "Name of the job and its file.",
-        ("id", "request_id"),
-    ),
+    Field("custom_id", CUSTOM_ID, "Name of the job and its file.", ("id", "request_id")),
     Field("task", Kind(AnyTask), "Default: it2i where there are images, or t2i."),
     Field("prompt", text("prompt"), "What to show, or to change in the images."),
     Field(
@@ -50,29 +45,16 @@ _OWN = (
         "Source pictures, in order; of i2v first and last frame.",
         ("image", "image_path"),
     ),
-    Field(
-        "model",
-        MODEL_NAME,
-        "Checkpoint of this job: a folder or a hub id.",
-    ),
+    Field("model", MODEL_NAME, "Checkpoint of this job: a folder or a hub id."),
     Field(
         "seeds",
         numbers(int, Interval(ge=0, le=MAX_SEED), 1, 1000, is_distinct=True),
         "A result for each seed.",
     ),
-    Field(
-        "matrix",
-        MATRIX,
-        "A job for each combination of values: lists of them, by field.",
-    ),
+    Field("matrix", MATRIX, "A job for each combination of values: lists of them, by field."),
     Field("width", _SIDE, "With height, instead of size."),
     Field("height", _SIDE, "With width, instead of size."),
-    Field(
-        "cot_text",
-        text("text"),
-        "Text before the picture, given.",
-        only="pictures",
-    ),
+    Field("cot_text", text("text"), "Text before the picture, given.", only="pictures"),
     Field(
         "cot_token_ids",
         numbers(int, Interval(ge=0, le=2**31 - 1), 1, 65536),
@@ -85,18 +67,8 @@ _OWN = (
         "The size of a given text.",
         only="pictures",
     ),
-    Field(
-        "written",
-        NOTE,
-        "What hyimg think notes of its text.",
-        only="pictures",
-    ),
-    Field(
-        "camera",
-        CAMERA,
-        "Path that an i2v follows: poses.npy, or keys.",
-        only="videos",
-    ),
+    Field("written", NOTE, "What hyimg think notes of its text.", only="pictures"),
+    Field("camera", CAMERA, "Path that an i2v follows: poses.npy, or keys.", only="videos"),
     Field("metadata", ANYTHING, "Copied to the result."),
 )
 _SHARED = (

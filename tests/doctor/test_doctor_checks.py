@@ -307,7 +307,7 @@ def test_experts_that_wait_are_told_apart_from_what_the_gpu_holds(
     subject: MakeSubject, real_size: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        models, "_present", lambda _: available.AvailableMemory(32 * 10**9, main=128 * 10**9)
+        models, "_available", lambda _: available.AvailableMemory(32 * 10**9, main=128 * 10**9)
     )
     choice = {"device": "cuda", "quantization": "fp8", "offloads_experts": True}
     found = models.image_memory(subject(real_size, **choice))
@@ -433,7 +433,7 @@ def test_a_video_model_without_weights_is_not_counted_as_nothing(
 def test_a_part_of_a_gpu_is_refused_on_a_cpu(subject: MakeSubject) -> None:
     one = subject(device="cpu")
     asked = replace(one, batch=BatchConfig(gpu_memory_utilization=0.5))
-    (found,) = run_checks(replace(one, config=asked), [("memory", models.image_memory)])
+    (found,) = run_checks(asked, [("memory", models.image_memory)])
     assert (found.status, "memory_gb" in found.hint) == ("failed", True)
 
 

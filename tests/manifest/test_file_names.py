@@ -102,7 +102,7 @@ def test_a_line_and_a_resolved_line_say_a_name(examined: Examined) -> None:
     again, faults = examined(*map(job_to_json, jobs))
     assert not faults
     assert paths(again) == paths(jobs)
-    assert [job_to_json(job)["name"] for job in again] == ["{custom_id}-x", "x{{y}}-2"]
+    assert [job_to_json(job)["name"] for job in again] == ["a-x", "x{{y}}-2"]
 
 
 def test_formats_have_their_suffixes(examined: Examined) -> None:
