@@ -100,7 +100,7 @@ class FakeSession:
 
     def _made(self, job: Job, folder: JobFolder) -> Outcome:
         key = job_keys([job], self._config)[job.custom_id]
-        attempt = folder.attempts().get(job.custom_id, 0) + 1
+        attempt = folder.attempts.get(job.custom_id, 0) + 1
         if "fail" in job.prompt:
             failure = Failure("job.fake", "it was told to fail", "", retryable=False)
             return Outcome(job.custom_id, "failed", key=key, attempt=attempt, error=failure)

@@ -344,7 +344,7 @@ def inspect_sources(
         tell(Remark(text, "info"))
     for text in turned_sizes(found, jobs):
         tell(Remark(text))
-    refuse_hopeless(found, jobs, run_folder(config.output.folder).results())
+    refuse_hopeless(found, jobs, run_folder(config.output.folder))
     return found
 
 

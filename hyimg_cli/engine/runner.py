@@ -265,16 +265,21 @@ def video_cards(revision: str | None) -> Callable[[str], VideoCard]:
 
 
 def sift(
-    folder: RunFolder, jobs: Sequence[Job], config: RunConfig, policy: ResumePolicy
+    folder: RunFolder,
+    results: Mapping[str, Mapping[str, Any]],
+    jobs: Sequence[Job],
+    config: RunConfig,
+    policy: ResumePolicy,
 ) -> Resumption:
-    """Find what an earlier run in `folder` leaves to do. Raises OutputFolderError on a clash.
+    """Find what an earlier run's `results` in `folder` leave to do. Raises OutputFolderError on a
+    clash.
 
     Weights are looked at only where the folder has results to compare with.
     """
-    made = folder.results()
-    there = [job for job in jobs if job.custom_id in made]
+    there = [job for job in jobs if job.custom_id in results]
     return resume(
         folder,
+        results,
         jobs,
         job_keys(there, config),
         finishing={job.custom_id: finishing_key(job, config.output) for job in there},
@@ -305,7 +310,8 @@ def prepare(
     for model in sorted({job.model for job in jobs}):
         # A checkpoint that is not all there is told of before anything is written.
         registry.fingerprint(model, config.model.revision)
-    rest = sift(folder, jobs, config, policy)
+    results = folder.results()
+    rest = sift(folder, results, jobs, config, policy)
     to_run = [job for job in rest.to_run if not found.error_of(job)]
     videos = [job for job in to_run if isinstance(job, VideoJob)]
     refuse_full_disk(folder.folder, videos, config, video_cards(config.model.revision))
@@ -314,10 +320,10 @@ def prepare(
     folder.drop_latents(begun)
     folder.supersede(rest.former)
     folder.write_resolved(every)
-    _record(folder, invalid)
+    _record(folder, invalid, results)
     untried, is_over = _untried(folder, rest.to_run, found, config)
     plan = planner.make_plan(to_run, cards(config.model.revision))
-    results, kinds = folder.results(), {type(job) for job in to_run}
+    kinds = {type(job) for job in to_run}
     summary = Summary(
         noun="video" if kinds == {VideoJob} else "job" if VideoJob in kinds else "picture",
         failed=len(rest.failed_before) + len(untried),
@@ -333,7 +339,7 @@ def _untried(
     folder: RunFolder, jobs: Iterable[Job], found: SourcesSeen, config: RunConfig
 ) -> tuple[tuple[Outcome, ...], bool]:
     """Record the jobs whose sources cannot be read; True where one of them ends the run."""
-    attempts, limit = folder.attempts(), FailureLimit(config.failure)
+    limit = FailureLimit(config.failure)
     outcomes: list[Outcome] = []
     for job in jobs:
         if error := found.error_of(job):
@@ -341,7 +347,7 @@ def _untried(
                 key_of(job, source_digests(job), config),
                 finishing_key(job, config.output),
             )
-            attempt = attempts.get(job.custom_id, 0) + 1
+            attempt = folder.attempts.get(job.custom_id, 0) + 1
             outcomes.append(failed_job(job, key, attempt, error, finishing_key=finishing))
             folder.append(outcomes[-1])
             if limit.ends_run(JobEnded(outcomes[-1])):
@@ -349,9 +355,10 @@ def _untried(
     return tuple(outcomes), False
 
 
-def _record(folder: RunFolder, invalid: Sequence[Outcome]) -> None:
+def _record(
+    folder: RunFolder, invalid: Sequence[Outcome], results: Mapping[str, Mapping[str, Any]]
+) -> None:
     """Appends failed lines, once: a resumed run says the same of them and adds nothing."""
-    results = folder.results()
     for outcome in invalid:
         earlier = results.get(outcome.custom_id, {}).get("error") or {}
         if outcome.error and earlier.get("message") != outcome.error.message:

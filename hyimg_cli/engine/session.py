@@ -99,7 +99,7 @@ class Session:
         """
         confine(self._config)
         self._folder = folder
-        self._attempts = folder.attempts() if folder else {}
+        self._attempts = dict(folder.attempts) if folder else {}
         if folder:
             folder.make_places(plan.jobs)
         self._is_over, limit = False, FailureLimit(self._config.failure)

@@ -14,6 +14,7 @@ from pathlib import Path
 from hyimg_cli.addresses import address_of
 from hyimg_cli.cache.disk import CHECKED_SOURCES, DiskStore
 from hyimg_cli.errors import HyimgError, SourceImageError, UsageError
+from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.media.carried import depth_fault, region_of
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.settings.run import CacheConfig
@@ -223,9 +224,12 @@ def _region_fault(outside: KeepOutside, size: Size) -> SourceImageError | None:
     return None
 
 
-def refuse_hopeless(found: SourcesSeen, jobs: Sequence[Job], tried: Mapping[str, object]) -> None:
-    """Raise UsageError where no job can be tried, and none was before."""
-    if found.leaves_none(jobs) and not any(job.custom_id in tried for job in jobs):
+def refuse_hopeless(found: SourcesSeen, jobs: Sequence[Job], run: RunFolder) -> None:
+    """Raise UsageError where no job can be tried, and none was before in the folder of the run."""
+    if not found.leaves_none(jobs):
+        return
+    results = run.results()
+    if not any(job.custom_id in results for job in jobs):
         errors = [*found.errors.values(), *found.unfit.values()]
         hint = next((error.hint for error in errors if error.hint), "")
         none = "no job has its source pictures" if found.errors else "no job can be tried"

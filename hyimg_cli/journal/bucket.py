@@ -30,10 +30,10 @@ from typing import Any, Self
 
 from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import MachineError, OutputFolderError, StorageError
-from hyimg_cli.files import json_of
+from hyimg_cli.files import json_of, opened
 from hyimg_cli.journal.disk import disk_errors, is_process
 from hyimg_cli.journal.job_files import OUTPUTS, files_of_result
-from hyimg_cli.journal.journal import RESOLVED, RunFolder, outcome_to_json, outcomes_in
+from hyimg_cli.journal.journal import RESOLVED, RunFolder, json_line, outcome_to_json, outcomes_in
 from hyimg_cli.remote import as_os_errors, located
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
@@ -152,7 +152,6 @@ class BucketFolder(RunFolder):
         self._ended = threading.Event()
         self._renewing = threading.Thread(target=self._renew_always, daemon=True)
         self._sizes: dict[str, int] | None = None
-        self._known: dict[str, bytearray] | None = None
 
     def __enter__(self) -> Self:
         with self._errors() as (system, root):
@@ -162,6 +161,7 @@ class BucketFolder(RunFolder):
             self._journal = PartJournal(system, root, self._run, self._parts)
             self._join_parts(system, root)
             self._renew(system, root)
+            self._count_attempts()
         self._renewing.start()
         return self
 
@@ -190,26 +190,21 @@ class BucketFolder(RunFolder):
             if _read_lease(system, f"{root}/{self._lease}").get("run") == self._run:
                 system.rm_file(f"{root}/{self._lease}")
 
-    def outcomes(self) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
-        known = self._known
-        if known is None:
-            with self._errors() as (system, root):
-                names = _names(system, root, _JOURNAL)
-                known = {name: bytearray(_joined(system, f"{root}/{name}")) for name in names}
-            if self._journal is not None:  # from here on nobody else adds to this run's
-                self._known = known
-        for name, data in known.items():
-            yield outcomes_in(bytes(data), self.place / name)
-
-    def write_results(self, lines: Iterable[bytes]) -> None:
-        """Adds lines to the journal, all in one part: the last one of a job counts."""
-        with self._errors():
-            self._append([b"".join(lines)])
-
-    def bring(self, name: str, local: Path) -> None:
-        """Puts a file of this machine under a name in the folder."""
+    def outcomes(self) -> Iterator[Iterator[dict[str, Any]]]:
         with self._errors() as (system, root):
-            _put(system, f"{root}/{name}", local)
+            names = _names(system, root, _JOURNAL)
+            journals = {name: _joined(system, f"{root}/{name}") for name in names}
+        for name, data in journals.items():
+            yield outcomes_in(data, self.place / name)
+
+    def write_results(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Adds outcomes to the journal, all in one part: the last one of a job counts."""
+        with self._errors():
+            self._held_journal().append(list(map(json_line, entries)))
+
+    def bring(self, name: str, source: Path) -> None:
+        with self._errors() as (system, root), opened(source) as file:
+            system.pipe_file(f"{root}/{name}", file.read())
 
     def fetched(self, name: str) -> Path:
         local = self.folder / name
@@ -227,16 +222,13 @@ class BucketFolder(RunFolder):
                 found = system.find(f"{root}/{OUTPUTS}", detail=True, refresh=True)
                 start = len(root) + 1
                 self._sizes = {name[start:]: facts["size"] for name, facts in found.items()}
-        path, frames = str(output["path"]), output.get("frames_path")
-        if not self._sizes.get(path) or (with_frames and "num_frames" in output and not frames):
+        if not self._sizes.get(output["path"]):
             return False
-        shots = sum(name.startswith(f"{frames}/") for name in self._sizes) if with_frames else 0
-        return not (with_frames and "num_frames" in output) or shots == output["num_frames"]
-
-    def _append(self, lines: Sequence[bytes]) -> None:
-        super()._append(lines)
-        if self._known is not None:
-            self._known.setdefault(self._parts, bytearray()).extend(b"".join(lines))
+        if not (with_frames and "num_frames" in output):
+            return True
+        folder = f"{output['frames_path']}/"
+        count = sum(name.startswith(folder) for name in self._sizes)
+        return bool(count == output["num_frames"])
 
     def _publish(self, outcomes: Sequence[Outcome]) -> None:
         """Puts the files of done jobs, checked once more, then takes them from this machine."""
@@ -270,7 +262,8 @@ class BucketFolder(RunFolder):
         with tempfile.NamedTemporaryFile(dir=self.folder) as local:
             local.writelines(data)
             local.flush()
-            self.bring(name, Path(local.name))
+            with self._errors() as (system, root):
+                system.put_file(local.name, f"{root}/{name}")
 
     def _confirm_lock(self) -> None:
         """Nothing: the next part tells."""
@@ -290,8 +283,8 @@ class BucketFolder(RunFolder):
         last = max(number for number, is_all in numbers if not is_all)
         if last - joined < _JOINED_AFTER:
             return
-        told = outcomes_in(_joined(system, folder), self.place / self._parts)
-        latest = {entry["custom_id"]: line for entry, line in told}
+        outcomes = outcomes_in(_joined(system, folder), self.place / self._parts)
+        latest = {entry["custom_id"]: json_line(entry) for entry in outcomes}
         with suppress(FileExistsError):
             name = f"{folder}/{last:08}.all.jsonl"
             system.pipe_file(name, b"".join(latest.values()), mode="create")

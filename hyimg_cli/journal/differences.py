@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.journal.journal import NOT_FOUND, line_key, shaping_fields
-from hyimg_cli.journal.keys import UNREADABLE, pixel_settings, source_digest, source_digests
+from hyimg_cli.journal.journal import NOT_FOUND, shaping_fields
+from hyimg_cli.journal.keys import UNREADABLE, source_digest
 from hyimg_cli.journal.past_run import read_run_info, readable_jobs
 from hyimg_cli.journal.provenance import portable
 from hyimg_cli.manifest.resolved import job_to_json
@@ -25,22 +25,20 @@ from hyimg_cli.spec.job import Job
 UNKNOWN = "what this folder does not say"
 
 
-def differing(folder: Path, config: RunConfig) -> Callable[[Job, Mapping[str, Any]], list[str]]:
-    """Names the differences of a job and the result line under its id: fields, `model`, settings,
+def differing(folder: Path, config: RunConfig) -> Callable[[Job], list[str]]:
+    """Names the differences of a job and the recorded one of its id: fields, `model`, settings,
     `source image`, or that one is not found; of jobs for which nothing is recorded, `UNKNOWN`.
     """
     lines, run_info = cache(lambda: readable_jobs(folder)), cache(lambda: read_run_info(folder))
     fingerprint = cache(lambda model: registry.fingerprint(model, config.model.revision))
 
-    def of(job: Job, result: Mapping[str, Any]) -> list[str]:
+    def of(job: Job) -> list[str]:
         lost = [path for path in job.images if source_digest(path) == UNREADABLE]
         if lost and not os.path.exists(lost[0]):
             return [NOT_FOUND]
         before, info = lines().get(job.custom_id, {}), run_info()
         old, new = shaping_fields(before), shaping_fields(job_to_json(job))
         names = [name for name in old.keys() | new.keys() if old and old.get(name) != new.get(name)]
-        if names and _explain(before, job, result, config, fingerprint(job.model)):
-            return sorted(names)
         models = info.get("models")
         if isinstance(models, dict) and fingerprint(job.model) not in models.values():
             names.append("model")
@@ -50,19 +48,6 @@ def differing(folder: Path, config: RunConfig) -> Callable[[Job, Mapping[str, An
         return sorted(names) or [UNKNOWN]
 
     return of
-
-
-def _explain(
-    before: Mapping[str, Any],
-    job: Job,
-    result: Mapping[str, Any],
-    config: RunConfig,
-    fingerprint: str,
-) -> bool:
-    """Tell if the fields are all that differs: with those of before the key is the result's."""
-    bot_task = before.get("bot_task", getattr(job, "bot_task", None))
-    sources, settings = source_digests(job), pixel_settings(job, config)
-    return line_key(before, bot_task, sources, fingerprint, settings) == result.get("key")
 
 
 def _settings(info: Mapping[str, Any], config: RunConfig) -> Iterator[str]:

@@ -1,7 +1,5 @@
 """Provenance of a file, for its metadata: what a replay sets again, and what it cannot."""
 
-from functools import cache
-
 import torch
 
 from hyimg_cli import __version__
@@ -20,7 +18,7 @@ def file_provenance(job: Job, config: RunConfig) -> Provenance:
         version=__version__,
         model_fingerprint=model_print(job, config),
         settings=settings | _processor(kind),
-        packages=_packages(),
+        packages={name: found for name, found in versions().items() if name != "hyimg"},
     )
 
 
@@ -33,8 +31,3 @@ def _processor(kind: str) -> dict[str, str]:
         "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
     }
-
-
-@cache
-def _packages() -> dict[str, str]:
-    return {name: found for name, found in versions().items() if name != "hyimg"}

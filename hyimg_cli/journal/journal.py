@@ -28,6 +28,7 @@ from hyimg_cli.errors import JobError, OutputFolderError, StorageError
 from hyimg_cli.files import (
     JOURNAL_BYTES,
     bytes_of,
+    opened,
     refuse_links,
     remove,
     replace_file,
@@ -95,6 +96,8 @@ class JobFolder(ABC):
 
     def __init__(self, folder: Path, run: Path | None = None) -> None:
         self.folder, self.run = folder, run or folder
+        # How often each job was tried until now, by custom_id.
+        self.attempts: dict[str, int] = {}
 
     def replica_folder(self, number: int) -> Path:
         """Where replica `number` writes its files."""
@@ -162,10 +165,6 @@ class JobFolder(ABC):
                 make_folders(place)
 
     @abstractmethod
-    def attempts(self) -> dict[str, int]:
-        """Count how often each job was tried until now, by custom_id."""
-
-    @abstractmethod
     def append(self, outcome: Outcome) -> None:
         """Adds a line to the journal; it is on disk when this returns.
 
@@ -223,6 +222,7 @@ class RunFolder(JobFolder):
             try:
                 self._enter()
                 self._journal = JournalFile(self.folder / f"results{self.shard}.jsonl")
+                self._count_attempts()
             except BaseException:
                 self._release()
                 raise
@@ -249,6 +249,9 @@ class RunFolder(JobFolder):
         finally:
             if self._lock != door:
                 os.close(door)
+
+    def _count_attempts(self) -> None:
+        self.attempts = {name: line.get("attempt", 0) for name, line in self.results().items()}
 
     def _clear(self) -> None:
         for place in (self.folder, *self._places_of_files()):
@@ -318,29 +321,30 @@ class RunFolder(JobFolder):
 
         Its paths lead from the folder: read there as a manifest, it gives the same jobs.
         """
-        self.write_as_is(lines_beside(jobs, self.place))
+        self.write_lines(RESOLVED, lines_beside(jobs, self.place))
 
-    def write_as_is(self, lines: Iterable[Mapping[str, Any]], name: str = RESOLVED) -> None:
-        """Replaces a manifest in the folder by these lines."""
+    def write_lines(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Replaces a file of JSON lines in the folder."""
         self._replace(name, map(json_line, lines))
 
-    def write_results(self, lines: Iterable[bytes]) -> None:
-        """Replaces all of the journals by lines of outcomes."""
-        self._replace(RESULTS, lines)
+    def write_results(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Replaces all of the journals by these outcomes."""
+        self.write_lines(RESULTS, entries)
         for path in self.journals():
             if path.name != RESULTS:
                 remove(path)
 
-    def bring(self, name: str, local: Path) -> None:
-        """Puts a file of this machine under a name in the folder, by a link where the disk can."""
+    def bring(self, name: str, source: Path) -> None:
+        """Puts a file from elsewhere under a name in the folder, by a link where the disk can."""
         path = self.inside(name)
-        with disk_errors(self.folder):
+        with disk_errors(self.folder), opened(source) as file:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as temporary:
                 try:
-                    os.link(local, temporary)
+                    os.link(file.name, temporary)
                 except OSError:
-                    shutil.copy2(local, temporary)
+                    with open(temporary, "xb") as copy:
+                        shutil.copyfileobj(file, copy)
 
     def fetched(self, name: str) -> Path:
         """A file of the folder, on this machine. Raises OSError."""
@@ -348,9 +352,12 @@ class RunFolder(JobFolder):
 
     def holds(self, output: Mapping[str, Any], *, with_frames: bool) -> bool:
         """True if an output's files are there as they were written. Raises OSError."""
-        path: Path = self.folder / output["path"]
-        is_whole = digest.of_file(path) == output["sha256"]
-        return is_whole and (not with_frames or _has_frames(self.folder, output))
+        if digest.of_file(self.folder / output["path"]) != output["sha256"]:
+            return False
+        if not (with_frames and "num_frames" in output):
+            return True
+        frames = output["frames_path"]  # these are not read again
+        return frames is not None and len(os.listdir(self.folder / frames)) == output["num_frames"]
 
     def _replace(self, name: str, data: Iterable[bytes]) -> None:
         assert self._lock is not None, "the folder is written without its lock"
@@ -364,21 +371,15 @@ class RunFolder(JobFolder):
     def results(self) -> dict[str, dict[str, Any]]:
         """The last outcome of each job, by custom_id, in the order of first appearance.
 
+        In a journal the last line counts, of several journals the one of the latest attempt.
         A last line that a kill cut off is passed over. Raises OutputFolderError for any other line
         that is no outcome.
         """
-        return {name: entry for name, (entry, _) in self.last_lines().items()}
-
-    def last_lines(self) -> dict[str, tuple[dict[str, Any], bytes]]:
-        """The same, each with its line. In a journal a job's last line counts, of several journals
-        the one of the latest attempt.
-        """
-        found: dict[str, tuple[dict[str, Any], bytes]] = {}
+        found: dict[str, dict[str, Any]] = {}
         for outcomes in self.outcomes():
-            own = {entry["custom_id"]: (entry, line) for entry, line in outcomes}
-            for name, one in own.items():
-                if name not in found or attempt_of(one[0]) >= attempt_of(found[name][0]):
-                    found[name] = one
+            for name, entry in {entry["custom_id"]: entry for entry in outcomes}.items():
+                if name not in found or attempt_of(entry) >= attempt_of(found[name]):
+                    found[name] = entry
         return found
 
     def journals(self) -> list[Path]:
@@ -386,15 +387,12 @@ class RunFolder(JobFolder):
         shards = sorted(self.folder.glob("results-*-of-*.jsonl"))
         return [path for path in (self.folder / RESULTS, *shards) if os.path.lexists(path)]
 
-    def outcomes(self) -> Iterator[Iterator[tuple[dict[str, Any], bytes]]]:
-        """The outcomes in each journal, with their lines."""
+    def outcomes(self) -> Iterator[Iterator[dict[str, Any]]]:
+        """The outcomes in each journal."""
         for path in self.journals():
             with disk_errors(self.folder):
                 data = _bytes_if_any(path)
             yield outcomes_in(data, path)
-
-    def attempts(self) -> dict[str, int]:
-        return {name: line.get("attempt", 0) for name, line in self.results().items()}
 
     def append(self, outcome: Outcome) -> None:
         self._record([outcome])
@@ -429,8 +427,9 @@ class RunFolder(JobFolder):
         lines = [json_line(entry) for entry in entries]
         with disk_errors(self.folder):
             self._publish([one for one in outcomes if one.status == "done" or one.edit])
-            self._append(lines)
+            self._held_journal().append(lines)
             for outcome, entry in zip(outcomes, entries, strict=True):
+                self.attempts[outcome.custom_id] = outcome.attempt
                 if outcome.status != "done":
                     continue
                 now = files_of_result(entry)
@@ -440,9 +439,6 @@ class RunFolder(JobFolder):
 
     def _publish(self, done: Sequence[Outcome]) -> None:
         """Nothing: files are made where they belong."""
-
-    def _append(self, lines: Sequence[bytes]) -> None:
-        self._held_journal().append(lines)
 
     def _remove(self, name: str) -> None:
         remove(self.inside(name))
@@ -467,8 +463,8 @@ def attempt_of(entry: Mapping[str, Any]) -> tuple[int, bool]:
     return entry.get("attempt") or 0, entry.get("status") == "done"
 
 
-def outcomes_in(data: bytes, file: Path, first: int = 1) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """The outcomes in the bytes of a journal, of which line `first` is the first, with their lines.
+def outcomes_in(data: bytes, file: Path, first: int = 1) -> Iterator[dict[str, Any]]:
+    """The outcomes in the bytes of a journal, of which line `first` is the first.
 
     A last line that a kill cut off is passed over. Raises OutputFolderError for any other line that
     is no outcome.
@@ -490,7 +486,7 @@ def outcomes_in(data: bytes, file: Path, first: int = 1) -> Iterator[tuple[dict[
                 hint="take the line out: its job runs again",
                 code="output.damaged-journal",
             )
-        yield entry, line + b"\n"
+        yield entry
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
@@ -516,28 +512,16 @@ def job_key(
     `source_digests`: sha256 of each source image's bytes, in order. `pixel_settings`: what of the
     run changes pixels, such as the dtype.
     """
-    # Where the text is given the line has no bot_task, but a dynamic system prompt hangs on it.
-    bot_task = job.bot_task if isinstance(job, ImageJob) else None
-    return line_key(job_to_json(job), bot_task, source_digests, model_fingerprint, pixel_settings)
-
-
-def line_key(
-    line: Mapping[str, Any],
-    bot_task: str | None,
-    source_digests: Sequence[str],
-    model_fingerprint: str,
-    pixel_settings: Mapping[str, str],
-) -> str:
-    """The `job_key` of a job by its resolved line; `bot_task` is None for a video."""
-    facts: dict[str, Any] = {"job": shaping_fields(line), "model": model_fingerprint}
-    facts["settings"] = dict(pixel_settings)
-    if bot_task is None and source_digests:
-        facts["sources"] = list(source_digests)
-    if bot_task is not None:
-        if line.keys() & {"cot_text", "cot_token_ids"}:
+    fields = shaping_fields(job_to_json(job))
+    facts = {"job": fields, "model": model_fingerprint, "settings": dict(pixel_settings)}
+    if isinstance(job, ImageJob):
+        if fields.keys() & {"cot_text", "cot_token_ids"}:
             # Some lines of a given text say bot_task, which only a dynamic system prompt reads.
-            facts["job"].pop("bot_task", None)
-        facts |= {"bot_task": bot_task, "sources": list(source_digests)}
+            fields.pop("bot_task", None)
+        # Where the text is given the line has no bot_task, but a dynamic system prompt hangs on it.
+        facts["bot_task"] = job.bot_task
+    if source_digests or isinstance(job, ImageJob):
+        facts["sources"] = list(source_digests)
     return digest.of_json(facts)
 
 
@@ -563,6 +547,7 @@ class Resumption:
 
 def resume(
     folder: RunFolder,
+    results: Mapping[str, Mapping[str, Any]],
     jobs: Sequence[Job],
     keys: Mapping[str, str],
     *,
@@ -570,20 +555,19 @@ def resume(
     retry_failed: bool = False,
     force: bool = False,
     with_frames: bool = False,
-    differing: Callable[[Job, Mapping[str, Any]], Iterable[str]] | None = None,
+    differing: Callable[[Job], Iterable[str]] | None = None,
     finishing: Mapping[str, str] = MappingProxyType({}),
 ) -> Resumption:
-    """Sorts `jobs` by what `folder` says of them; `keys` has the `job_key` of each custom_id with a
+    """Sorts `jobs` by the `results` in `folder`; `keys` has the `job_key` of each custom_id with a
     result there.
 
     Done: same key, and every file there with its sha256, `with_frames` a video's PNG files too.
     Raises OutputFolderError, unless `force`, where a picture would be replaced by one of another
     key or name, and, with `resume` off, where the folder holds results at all; in any case where a
     file of another job would be. A job that failed under another key is a new job: it runs.
-    `differing`: in what a job and a result line differ. `finishing`: the `finishing_key` of each
+    `differing`: in what a job and the recorded one differ. `finishing`: the `finishing_key` of each
     such id; where that alone differs, or its file is gone, and the redraw is there, that is enough.
     """
-    results = folder.results()
     if not resume and results and not force:
         raise _occupied(folder, len(results))
     resumption = Resumption([], [], [])
@@ -615,7 +599,7 @@ def resume(
         for job in others:
             entry = results[job.custom_id]
             if differing and entry.get("key") != keys.get(job.custom_id):
-                counts.update(differing(job, entry))
+                counts.update(differing(job))
             counts["name"] += is_renamed(job, entry)
         raise _other_jobs(folder, others, counts, len(jobs), len(resumption.done))
     if results:
@@ -662,17 +646,10 @@ def _is_to_finish(
         return False
     is_same = entry.get("finishing_key") == finishing_key
     is_done = entry.get("status") == "done"
-    is_whole = _is_intact(folder, entry, False) and _has_matte(folder, entry)
+    is_whole = _is_intact(folder, entry, False) and _holds_edit(folder, entry, "mask")
     if is_same and (is_whole if is_done else not retry_failed):
         return False
-    try:
-        edit = entry["edit"]
-        return all(
-            digest.of_file(folder.fetched(edit[name])) == edit["sha256"][name]
-            for name in ("plain", "shown")
-        )
-    except (OSError, KeyError, TypeError):
-        return False
+    return _holds_edit(folder, entry, "plain", "shown")
 
 
 def _is_intact(folder: RunFolder, entry: Mapping[str, Any], with_frames: bool) -> bool:
@@ -686,22 +663,14 @@ def _is_intact(folder: RunFolder, entry: Mapping[str, Any], with_frames: bool) -
         return False
 
 
-def _has_matte(folder: RunFolder, entry: Mapping[str, Any]) -> bool:
-    """True if the matte of an edit is there as it was written."""
+def _holds_edit(folder: RunFolder, entry: Mapping[str, Any], *kinds: str) -> bool:
+    """True if these files of an edit are there as they were written."""
     try:
         edit = entry["edit"]
-        matte = {"path": edit["mask"], "sha256": edit["sha256"]["mask"]}
-        return folder.holds(matte, with_frames=False)
+        files = [{"path": edit[kind], "sha256": edit["sha256"][kind]} for kind in kinds]
+        return all(folder.holds(file, with_frames=False) for file in files)
     except (OSError, KeyError, TypeError):
         return False
-
-
-def _has_frames(folder: Path, output: Mapping[str, Any]) -> bool:
-    """True if a video's PNG files are there; a picture needs none. They are not read again."""
-    if "num_frames" not in output:
-        return True
-    shots = output["frames_path"]
-    return shots is not None and len(os.listdir(folder / shots)) == output["num_frames"]
 
 
 def json_line(entry: Mapping[str, Any]) -> bytes:

@@ -125,7 +125,7 @@ class ReplicaFacts:
         source = next((source_digest(path) for path in sources), None)
         graphs = by_graphs(choice, parallel.picture_ranks)
         ranks = parallel.tensor_ranks
-        return cls(device, dtype, graphs, ranks, prints, _versions(), source)
+        return cls(device, dtype, graphs, ranks, prints, versions(), source)
 
     def differences(self, other: "ReplicaFacts") -> str:
         """In words, what `other` has otherwise; of versions, those that are known here."""
@@ -223,11 +223,6 @@ def source_key(image_digest: str, model_print: str, *, device: str, dtype: str) 
         "model": model_print,
         "device": device,
         "dtype": dtype,
-        "versions": _versions(),
+        "versions": versions(),
     }
     return digest.of_json(facts)
-
-
-@cache
-def _versions() -> dict[str, str]:
-    return versions()

@@ -1,29 +1,28 @@
-"""Folders of runs joined into one: lines and files as they are, contradictions refused.
+"""Folders of runs joined into one: results and files as they are, contradictions refused.
 
 Two clusters that shared a manifest have a folder each; so had shards, in earlier versions.
 """
 
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from hyimg_cli.addresses import address_of, shown_place
 from hyimg_cli.errors import OutputFolderError
-from hyimg_cli.files import opened, refuse_unfit
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.journal.job_files import files_of, files_of_edit
-from hyimg_cli.journal.journal import MISSING, RunFolder
+from hyimg_cli.journal.journal import MISSING, RESOLVED, RunFolder
 from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
 from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.manifest.resolved import lines_moved
 from hyimg_cli.settings.file_names import clashes
 from hyimg_cli.spec import digest
+
+Entry = Mapping[str, Any]
 
 
 @dataclass
@@ -39,45 +38,12 @@ class Merged:
 
 
 @dataclass(frozen=True)
-class _Found:
-    """An outcome with the line and the folder that it is from."""
+class _Source:
+    """A folder to join, with its results and its resolved jobs by custom_id."""
 
-    outcome: Mapping[str, Any]
-    line: bytes
     folder: Path
-
-    @property
-    def is_done(self) -> bool:
-        return bool(self.outcome.get("status") == "done")
-
-    @property
-    def outputs(self) -> Sequence[Mapping[str, Any]]:
-        return self.outcome.get("outputs") or ()
-
-    def is_intact(self) -> bool:
-        """Tell if all of its files are there as they were written."""
-        with suppress(OSError, KeyError, TypeError):
-            return bool(self.outputs) and all(
-                digest.of_file(self.folder / output["path"]) == output["sha256"]
-                for output in self.outputs
-            )
-        return False
-
-    def files(self) -> Iterator[str]:
-        """Every file of it, frames one by one."""
-        for output in self.outputs:
-            for name in files_of(output):
-                count = output.get("num_frames", 0) if name == output.get("frames_path") else 0
-                yield from [f"{name}/{n:04}.png" for n in range(count)] or [name]
-        yield from files_of_edit(self.outcome)
-
-    def is_changed(self, name: str) -> bool:
-        """Tell if a file of an edit is another one than its line says. Raises OSError."""
-        edit = self.outcome.get("edit") or {}
-        kind = next((one for one in EDIT_SUFFIXES if edit.get(one) == name), None)
-        with suppress(KeyError, TypeError):
-            return kind is not None and edit["sha256"][kind] != digest.of_file(self.folder / name)
-        return True
+    results: Mapping[str, Entry]
+    jobs: Mapping[str, Entry]
 
 
 def merge(folders: Sequence[Path], into: Path) -> Merged:
@@ -88,36 +54,34 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
     of one id otherwise, or two jobs have one file; then nothing is written.
     """
     with run_folder(into) as target:
-        sources = [into, *(folder for folder in folders if not _is_same(folder, into))]
-        found = {folder: _outcomes(folder) for folder in sources}
-        told: dict[str, dict[Path, dict[str, Any]]] = {}
-        for folder in sources:
-            for name, line in _resolved(folder, into).items():
-                told.setdefault(name, {})[folder] = line
-        order = dict.fromkeys([*told, *(name for some in found.values() for name in some)])
-        chosen: dict[str, _Found] = {}
+        others = (folder for folder in folders if not _is_same(folder, into))
+        sources = [_read(folder, into) for folder in (into, *others)]
+        order = dict.fromkeys(
+            chain(*(source.jobs for source in sources), *(source.results for source in sources))
+        )
+        chosen: dict[str, _Source] = {}
         merged = Merged()
         for name in order:
-            one = _chosen(name, [some[name] for some in found.values() if name in some], merged)
-            if one is not None:
-                chosen[name] = one
+            if source := _choose(name, [one for one in sources if name in one.results], merged):
+                chosen[name] = source
         _refuse_clashes(chosen)
         # The line of a job is where its outcome is from: another folder may know it otherwise.
-        of = {name: one.folder for name, one in chosen.items()}
-        jobs = {
-            name: lines.get(of.get(name, into)) or next(iter(lines.values()))
-            for name, lines in told.items()
-        }
-        for one in chosen.values():
-            _bring(one, target)
-        target.write_results(one.line for one in chosen.values())
-        target.write_as_is(jobs.values())
-        info = next(filter(None, map(read_run_info, sources)), {})
+        jobs: dict[str, Entry] = {}
+        for name in order:
+            told = (chosen[name], *sources) if name in chosen else sources
+            jobs |= next(({name: one.jobs[name]} for one in told if name in one.jobs), {})
+        for name, source in chosen.items():
+            if source.folder != into:
+                _bring_files(source.results[name], source.folder, target)
+        results = [source.results[name] for name, source in chosen.items()]
+        target.write_results(results)
+        target.write_lines(RESOLVED, jobs.values())
+        info = next(filter(None, (read_run_info(source.folder) for source in sources)), {})
         target.write_run(info | {"merged": [folder.name for folder in folders]})
-        done = {name for name, one in chosen.items() if one.is_done}
-        merged.done, merged.failed = len(done), len(chosen) - len(done)
+        done = {entry["custom_id"] for entry in results if _is_done(entry)}
+        merged.done, merged.failed = len(done), len(results) - len(done)
         merged.missing = [name for name in order if name not in done]
-        target.write_as_is((jobs[name] for name in merged.missing if name in jobs), MISSING)
+        target.write_lines(MISSING, (jobs[name] for name in merged.missing if name in jobs))
     return merged
 
 
@@ -127,16 +91,11 @@ def _is_same(folder: Path, other: Path) -> bool:
     return other.exists() and folder.exists() and folder.samefile(other)
 
 
-def _outcomes(folder: Path) -> dict[str, _Found]:
-    lines = run_folder(folder).last_lines()
-    return {name: _Found(entry, line, folder) for name, (entry, line) in lines.items()}
-
-
-def _resolved(folder: Path, into: Path) -> dict[str, dict[str, Any]]:
-    """Lines of a folder's jobs by custom_id, their paths led from `into`."""
+def _read(folder: Path, into: Path) -> _Source:
+    """A folder's results and jobs; the jobs' paths lead from `into`."""
     try:
-        lines = dict(resolved_jobs(folder))
-        return dict(zip(lines, lines_moved(lines.values(), folder, into), strict=True))
+        jobs = dict(resolved_jobs(folder))
+        moved = dict(zip(jobs, lines_moved(jobs.values(), folder, into), strict=True))
     except (OSError, ValueError):
         raise OutputFolderError(
             "its manifest.resolved.jsonl cannot be read",
@@ -144,13 +103,14 @@ def _resolved(folder: Path, into: Path) -> dict[str, dict[str, Any]]:
             hint="plan or generate with this folder writes it again",
             code="output.damaged-manifest",
         ) from None
+    return _Source(folder, run_folder(folder).results(), moved)
 
 
-def _chosen(name: str, found: Sequence[_Found], merged: Merged) -> _Found | None:
-    """The outcome that counts of a job; None where all that is left of it is a damaged file."""
-    done = [one for one in found if one.is_done]
+def _choose(name: str, sources: Sequence[_Source], merged: Merged) -> _Source | None:
+    """The source whose result of a job counts; None where a damaged file is all that is left."""
+    done = [one for one in sources if _is_done(one.results[name])]
     for other in done[1:]:
-        if other.outcome.get("key") != done[0].outcome.get("key"):
+        if other.results[name].get("key") != done[0].results[name].get("key"):
             raise OutputFolderError(
                 f'"{name}" was done otherwise in {shown_place(done[0].folder)}: its line, a source '
                 "image, the model or a setting differs",
@@ -158,43 +118,70 @@ def _chosen(name: str, found: Sequence[_Found], merged: Merged) -> _Found | None
                 hint="leave one of the folders out; run.json has the flags of each",
                 code="output.other-job",
             )
-    intact = next((one for one in done if one.is_intact()), None)
+    intact = next((one for one in done if _is_intact(one.results[name], one.folder)), None)
     if done and intact is None:
         merged.damaged.append(name)
-    failed = [one for one in found if not one.is_done]
+    failed = [one for one in sources if one not in done]
     return intact or (failed[-1] if failed else None)
 
 
-def _refuse_clashes(chosen: Mapping[str, _Found]) -> None:
-    owners = [(output["path"], name) for name, one in chosen.items() for output in one.outputs]
+def _is_done(entry: Entry) -> bool:
+    return bool(entry.get("status") == "done")
+
+
+def _outputs(entry: Entry) -> Sequence[Entry]:
+    return entry.get("outputs") or ()
+
+
+def _is_intact(entry: Entry, folder: Path) -> bool:
+    """True if a result has outputs, and all of them are there as they were written."""
+    with suppress(OSError, KeyError, TypeError):
+        return bool(_outputs(entry)) and all(
+            digest.of_file(folder / output["path"]) == output["sha256"]
+            for output in _outputs(entry)
+        )
+    return False
+
+
+def _refuse_clashes(chosen: Mapping[str, _Source]) -> None:
+    owners = [
+        (output["path"], name)
+        for name, source in chosen.items()
+        for output in _outputs(source.results[name])
+    ]
     for later, earlier in clashes([path for path, _ in owners]):
         path, name = owners[later]
-        other = owners[earlier][1]
         raise OutputFolderError(
-            f'{path} would be the file of "{name}" and of "{other}"',
+            f'{path} would be the file of "{name}" and of "{owners[earlier][1]}"',
             where=chosen[name].folder,
             hint="join folders of one manifest, or of manifests whose ids and names differ",
             code="output.other-file",
         )
 
 
-def _bring(one: _Found, target: RunFolder) -> None:
-    """Puts the files of an outcome where they belong. Its results were looked at; of what stands
-    beside them (a film's sidecar and frames, an edit's redraw and matte) what is gone or changed
-    stays away.
+def _bring_files(entry: Entry, folder: Path, target: RunFolder) -> None:
+    """Put the files of a result where they belong. Its outputs were checked; of a film's sidecar
+    and frames, an edit's redraw and matte, what is gone or changed stays away.
     """
-    if one.folder == target.place:
-        return
-    for name in one.files():
-        with disk_errors(one.folder), suppress(FileNotFoundError):
-            if one.is_changed(name):
-                continue
-            path = one.folder / name
-            if not address_of(path):
-                refuse_unfit(path, os.stat(path))
-                target.bring(name, path)
-                continue
-            with opened(path) as file, tempfile.NamedTemporaryFile() as local:
-                shutil.copyfileobj(file, local)
-                local.flush()
-                target.bring(name, Path(local.name))
+    for name in _files(entry):
+        with disk_errors(folder), suppress(FileNotFoundError):
+            if not _is_changed(entry, name, folder):
+                target.bring(name, folder / name)
+
+
+def _is_changed(entry: Entry, name: str, folder: Path) -> bool:
+    """True if a file of an edit is another one than its line says. Raises OSError."""
+    edit = entry.get("edit") or {}
+    kind = next((one for one in EDIT_SUFFIXES if edit.get(one) == name), None)
+    with suppress(KeyError, TypeError):
+        return kind is not None and edit["sha256"][kind] != digest.of_file(folder / name)
+    return True
+
+
+def _files(entry: Entry) -> Iterator[str]:
+    """Every file of a result, frames one by one."""
+    for output in _outputs(entry):
+        for name in files_of(output):
+            count = output.get("num_frames", 0) if name == output.get("frames_path") else 0
+            yield from [f"{name}/{n:04}.png" for n in range(count)] or [name]
+    yield from files_of_edit(entry)

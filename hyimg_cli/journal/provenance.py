@@ -4,6 +4,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
 from typing import Any
@@ -27,7 +28,7 @@ def run_info(manifest: Manifest, settings: Mapping[str, Setting], plan: Plan) ->
     revision = settings["revision"].value
     models = dict.fromkeys(group.model for group in plan.groups)
     return {
-        "versions": versions() | {"av": _version("av")},
+        "versions": {**versions(), "av": _version("av")},
         "hardware": hardware(),
         "flags": {
             name: {"value": portable(setting.value), "origin": setting.origin}
@@ -38,11 +39,11 @@ def run_info(manifest: Manifest, settings: Mapping[str, Setting], plan: Plan) ->
     }
 
 
-def versions() -> dict[str, str]:
+@cache
+def versions() -> Mapping[str, str]:
     """Versions of Python, hyimg and the packages that can change a picture."""
-    return {"python": platform.python_version(), "hyimg": __version__} | {
-        name: _version(name) for name in PACKAGES
-    }
+    packages = {name: _version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), "hyimg": __version__} | packages
 
 
 def hardware() -> dict[str, Any]:

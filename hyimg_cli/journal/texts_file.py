@@ -66,9 +66,6 @@ class TextsFile(JobFolder):
     def replica_folder(self, number: int) -> Path:
         return self._path.with_name(f".{self._path.name}{REPLICA}{number}")
 
-    def attempts(self) -> dict[str, int]:
-        return {}
-
     def lines(self) -> dict[str, dict[str, Any]]:
         """The lines by custom_id; what a kill cut off is passed over. Raises OutputFolderError for
         any other line that is no job.

@@ -4,11 +4,11 @@ Frames are uint8 arrays [T, H, W, 3], RGB, in pieces of any length; no more than
 """
 
 import hashlib
-from collections.abc import Generator, Iterable
-from contextlib import closing, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import av
 import numpy as np
@@ -17,7 +17,6 @@ from av.video.reformatter import ColorRange, Colorspace
 from numpy.typing import NDArray
 from PIL import Image
 
-from hyimg_cli.errors import StorageError
 from hyimg_cli.files import is_of_the_disk, replacing, storage_error
 from hyimg_cli.spec import digest
 
@@ -43,113 +42,79 @@ class WrittenVideo:
     width: int
 
 
-# Takes pieces, and None behind the last one.
-Film: TypeAlias = Generator[None, Frames | None, WrittenVideo]
-
-
 def write_video(path: Path, pieces: Iterable[Frames], **how: Any) -> WrittenVideo:
-    """Writes an MP4 of all `pieces`, as `film` does with the same options."""
-    with closing(film(path, **how)) as made:
+    """Write an MP4 of all `pieces`; `how`: as `VideoWriter` takes it, and errors as it raises."""
+    with closing(VideoWriter(path, **how)) as writer:
         for piece in pieces:
-            made.send(piece)
-        return finished(made)
+            writer.add(piece)
+        return writer.finish()
 
 
-def film(
-    path: Path,
-    *,
-    fps: int,
-    comment: str | None = None,
-    box: bytes = b"",
-    frames_folder: Path | None = None,
-) -> Film:
-    """An MP4 in the making, and PNG files in `frames_folder`: `send` takes a piece, `finished` puts
-    both in their places, and `close` drops what is not finished. `box` is appended as it is.
+class VideoWriter:
+    """An MP4 that is written piece by piece, and PNG files of its frames in `frames_folder`.
 
-    Each is there whole or not at all. Equal frames give equal bytes with the same libraries. H.264
-    halves the colours' resolution, so an odd side gets its last row or column twice. The PNG files
-    stand before the MP4 does. All raise StorageError for what the disk refuses, the encoder's own
-    errors as they are, ValueError where there is no frame.
+    Each is there whole once `finish` returns, the PNG files before the MP4; `close` drops what is
+    not finished. Equal frames give equal bytes with the same libraries. H.264 halves the colours'
+    resolution, so an odd side gets its last row or column twice. All raise StorageError for what
+    the disk refuses, and the encoder's own errors as they are.
     """
-    made = _encode_pieces(path, fps, comment, box, frames_folder)
-    next(made)
-    return made
-
-
-def finished(made: Film) -> WrittenVideo:
-    """The film in its place."""
-    try:
-        made.send(None)
-    except StopIteration as end:
-        written: WrittenVideo = end.value
-        return written
-    raise AssertionError("no piece comes behind the last")
-
-
-def _encode_pieces(
-    path: Path, fps: int, comment: str | None, box: bytes, frames_folder: Path | None
-) -> Film:
-    """Take pieces until None."""
-    # What a muxer of another version would name itself stays out of the file.
-    options = {"fflags": "+bitexact", "movflags": "+faststart"}
-    try:
-        frames_place = replacing(frames_folder) if frames_folder else nullcontext()
-        with replacing(path) as film_path, frames_place as shots:
-            if shots:
-                shots.mkdir()
-            with av.open(str(film_path), "w", format="mp4", options=options) as container:
-                if comment is not None:
-                    container.metadata["comment"] = comment
-                stream = _Stream(container, fps, shots)
-                while (piece := (yield)) is not None:
-                    stream.add(piece)
-                    del piece  # not held until the next one comes
-                stream.close()
-            with open(film_path, "ab") as file:
-                file.write(box)
-            sha256, pixel_sha256 = digest.of_file(film_path), stream.pixels.hexdigest()
-            return WrittenVideo(sha256, pixel_sha256, stream.count, *stream.shape[:2])
-    except StorageError:
-        raise
-    except (OSError, av.FFmpegError) as error:
-        if not is_of_the_disk(error.errno):
-            raise
-        refusal = error if isinstance(error, OSError) else OSError(error.errno, error.strerror)
-        raise storage_error(refusal, path.parent) from error
-
-
-class _Stream:
-    """The video stream of a container, begun with its first frame: what it was given until now."""
 
     def __init__(
-        self, container: av.container.OutputContainer, fps: int, shots: Path | None
+        self,
+        path: Path,
+        *,
+        fps: int,
+        comment: str | None = None,
+        box: bytes = b"",
+        frames_folder: Path | None = None,
     ) -> None:
-        self.pixels, self.count, self.shape = hashlib.sha256(), 0, (0, 0, 0)
-        self._container, self._fps, self._shots = container, fps, shots
-        self._odd = _EVEN
+        """`box` is appended to the MP4 as it is."""
+        self._path, self._fps, self._box = path, fps, box
+        self._pixels, self._count, self._shape = hashlib.sha256(), 0, (0, 0, 0)
+        # What a muxer of another version would name itself stays out of the file.
+        options = {"fflags": "+bitexact", "movflags": "+faststart"}
+        with _disk_errors(path), ExitStack() as places:
+            self._mp4 = places.enter_context(replacing(path))
+            self._frames = places.enter_context(replacing(frames_folder)) if frames_folder else None
+            if self._frames:
+                self._frames.mkdir()
+            container = av.open(str(self._mp4), "w", format="mp4", options=options)
+            self._container = places.enter_context(container)
+            if comment is not None:
+                container.metadata["comment"] = comment
+            self._places = places.pop_all()
 
     def add(self, piece: Frames) -> None:
-        """Encode its frames, and write each as a picture where there is a place for them."""
-        for frame in piece:
-            if not self.count:
-                self._begin(*frame.shape)
-            assert frame.shape == self.shape, "a video's frames are of one size"
-            assert frame.dtype == np.uint8, "frames are bytes"
-            self.pixels.update(np.ascontiguousarray(frame).tobytes())
-            self._container.mux(self._stream.encode(self._picture(frame)))
-            if self._shots is not None:
-                Image.fromarray(frame).save(self._shots / f"{self.count:04d}.png")
-            self.count += 1
+        """Encode frames, and write each as a PNG file where there is a folder for them."""
+        with _disk_errors(self._path):
+            for frame in piece:
+                if not self._count:
+                    self._begin(*frame.shape)
+                assert frame.shape == self._shape, "a video's frames are of one size"
+                assert frame.dtype == np.uint8, "frames are bytes"
+                self._pixels.update(np.ascontiguousarray(frame).tobytes())
+                self._container.mux(self._stream.encode(self._picture(frame)))
+                if self._frames is not None:
+                    Image.fromarray(frame).save(self._frames / f"{self._count:04d}.png")
+                self._count += 1
+
+    def finish(self) -> WrittenVideo:
+        """Put everything in its place. Raises ValueError where there was no frame."""
+        with _disk_errors(self._path):
+            self._end_stream()
+            with open(self._mp4, "ab") as file:
+                file.write(self._box)
+            sha256, pixel_sha256 = digest.of_file(self._mp4), self._pixels.hexdigest()
+            self._places.close()
+        return WrittenVideo(sha256, pixel_sha256, self._count, *self._shape[:2])
 
     def close(self) -> None:
-        """Encode what was held back. Raises ValueError where there was no frame."""
-        if not self.count:
-            raise ValueError("a video needs a frame")
-        self._container.mux(self._stream.encode(None))
+        """Drop what is not finished."""
+        with suppress(_Unfinished), _disk_errors(self._path), self._places:
+            raise _Unfinished
 
     def _begin(self, height: int, width: int, channels: int) -> None:
-        self.shape = height, width, channels
-        self._odd = ((0, height % 2), (0, width % 2), (0, 0))
+        self._shape = height, width, channels
         self._stream = stream = self._container.add_stream("libx264", rate=self._fps)
         stream.height, stream.width = height + height % 2, width + width % 2
         stream.pix_fmt = "yuv420p"
@@ -163,9 +128,17 @@ class _Stream:
         context.colorspace = Colorspace.ITU709
         context.color_primaries = context.color_trc = _BT709
 
+    def _end_stream(self) -> None:
+        if not self._count:
+            raise ValueError("a video needs a frame")
+        self._container.mux(self._stream.encode(None))
+        self._container.close()
+
     def _picture(self, frame: Frames) -> VideoFrame:
-        even = np.pad(frame, self._odd, mode="edge") if self._odd != _EVEN else frame
-        rgb = VideoFrame.from_ndarray(np.ascontiguousarray(even), format="rgb24")
+        height, width, _ = frame.shape
+        if height % 2 or width % 2:
+            frame = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+        rgb = VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
         return rgb.reformat(
             format="yuv420p",
             dst_colorspace=Colorspace.ITU709,
@@ -174,4 +147,17 @@ class _Stream:
         )
 
 
-_EVEN = ((0, 0), (0, 0), (0, 0))
+class _Unfinished(Exception):
+    """Raised and caught in `VideoWriter.close`: nothing is put in its place."""
+
+
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """Raise StorageError for what the disk refuses; the encoder's own errors pass."""
+    try:
+        yield
+    except (OSError, av.FFmpegError) as error:
+        if not is_of_the_disk(error.errno):
+            raise
+        refusal = error if isinstance(error, OSError) else OSError(error.errno, error.strerror)
+        raise storage_error(refusal, path.parent) from error

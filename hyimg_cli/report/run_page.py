@@ -86,7 +86,7 @@ class RunPage:
             with opened(path, JOURNAL_BYTES) as file:
                 file.seek(size)
                 fresh = whole_lines(file.read())
-            found += (entry for entry, _ in outcomes_in(fresh, path, lines + 1))
+            found += outcomes_in(fresh, path, lines + 1)
             self._read[path] = size + len(fresh), lines + fresh.count(b"\n")
         if len(self._read) > 1:  # of several journals the latest attempt at a job counts
             found.sort(key=attempt_of)

@@ -53,7 +53,7 @@ class FakeSession:
 
     def run(self, plan: Plan, folder: RunFolder) -> Iterator[Event]:
         self.folder = folder
-        self.attempts = folder.attempts()
+        self.attempts = dict(folder.attempts)
         folder.make_places(plan.jobs)
         if any("no checkpoint" in job.prompt for job in plan.jobs):
             raise CheckpointError("there is none", hint="copy it")

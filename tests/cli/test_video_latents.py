@@ -13,7 +13,7 @@ import torch
 from event_kinds import is_embedded, is_step
 
 from hyimg_cli.engine.session import Session
-from hyimg_cli.media.video import _Stream
+from hyimg_cli.media.video import VideoWriter
 from hyimg_cli.models.diffusers_video import encoders, hunyuan_video15
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.pipelines.video import latents_checkpoint
@@ -147,7 +147,7 @@ def test_behind_a_full_disk_the_same_command_only_decodes(
     every: str,
 ) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
-    fail_once(monkeypatch, _Stream, "close", full)
+    fail_once(monkeypatch, VideoWriter, "_end_stream", full)
     failed = generate("out", "--checkpoint-every", every)
     assert (failed.code, "the disk is full" in failed.err, len(steps)) == (3, True, 5)
     steps.clear()
@@ -161,7 +161,7 @@ def test_behind_a_full_disk_the_same_command_only_decodes(
 def test_a_film_that_cannot_be_encoded_is_told_to_be_denoised(
     generate: Generate, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail_once(monkeypatch, _Stream, "close", ValueError("no such colour"))
+    fail_once(monkeypatch, VideoWriter, "_end_stream", ValueError("no such colour"))
     failed = generate("out")
     (line, _) = failed.json_lines
     assert (failed.code, line["error"]["code"]) == (1, "job.internal")

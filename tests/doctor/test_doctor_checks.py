@@ -481,7 +481,7 @@ def test_an_encoder_that_is_missing(subject: MakeSubject, monkeypatch: pytest.Mo
     def unknown(*_: Any, **__: Any) -> Any:
         raise av.error.EncoderNotFoundError(1, "libx264")
 
-    monkeypatch.setattr("hyimg_cli.media.video._Stream", unknown)
+    monkeypatch.setattr("hyimg_cli.media.video.VideoWriter._begin", unknown)
     (found,) = run_checks(subject(), [("video files", tools.film)])
     assert found.status == "failed"
 

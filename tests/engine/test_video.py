@@ -223,15 +223,14 @@ def test_a_film_without_a_place_is_only_decoded(studios: Studios) -> None:
 def test_what_cannot_be_written_is_one_jobs_failure(
     jobs: list[VideoJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner = video.film
+    inner = video.VideoWriter
 
     def refuses(path: Path, **named: Any) -> Any:
-        made = inner(path, **named)
         if path.stem == "seeded":
-            made.throw(ValueError("the encoder takes no such frame"))
-        return made
+            raise ValueError("the encoder takes no such frame")
+        return inner(path, **named)
 
-    monkeypatch.setattr(video, "film", refuses)
+    monkeypatch.setattr(video, "VideoWriter", refuses)
     every = OutputConfig(tmp_path, checkpoint_every=1)
     _, outcomes = run(jobs, tmp_path, output=every)
     assert {name: one.status for name, one in outcomes.items()} == {
@@ -461,12 +460,12 @@ def test_what_is_done_is_skipped_until_frames_are_asked_for(tmp_path: Path) -> N
     run([job], tmp_path)
     keys = job_keys([job], config)
     folder = RunFolder(tmp_path)
-    assert resume(folder, [job], keys).done == ["job"]
-    assert resume(folder, [job], keys, with_frames=True).to_run == [job]
+    assert resume(folder, folder.results(), [job], keys).done == ["job"]
+    assert resume(folder, folder.results(), [job], keys, with_frames=True).to_run == [job]
     run([job], tmp_path, output=OutputConfig(tmp_path, frames="png"))
-    assert resume(folder, [job], keys, with_frames=True).done == ["job"]
+    assert resume(folder, folder.results(), [job], keys, with_frames=True).done == ["job"]
     (tmp_path / "outputs/job.frames/0003.png").unlink()
-    assert resume(folder, [job], keys, with_frames=True).to_run == [job]
+    assert resume(folder, folder.results(), [job], keys, with_frames=True).to_run == [job]
 
 
 def test_keys_hold_what_changes_the_file(tmp_path: Path) -> None:

@@ -33,12 +33,12 @@ import torch, diffusers
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.cli import app
 from hyimg_cli.engine.session import Session
-from hyimg_cli.media.video import _Stream
+from hyimg_cli.media.video import VideoWriter
 from hyimg_cli.spec.events import Progress
 import hyimg_cli.models.diffusers_video.loading, hyimg_cli.models.diffusers_video.hunyuan_video15
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 
-told, decoded, closed = Session.run, DiffusersVideo.decode_latents, _Stream.close
+told, decoded, closed = Session.run, DiffusersVideo.decode_latents, VideoWriter._end_stream
 appended = RunFolder.append
 wanted, left, wait = None, 0, 0
 
@@ -73,7 +73,7 @@ def append(self, outcome):
     reached("line")
     appended(self, outcome)
 
-Session.run, DiffusersVideo.decode_latents, _Stream.close = run, decode_latents, close
+Session.run, DiffusersVideo.decode_latents, VideoWriter._end_stream = run, decode_latents, close
 RunFolder.append = append
 manifest, options = sys.argv[1], sys.argv[2:]
 for folder, wanted, left, wait, flags in json.load(sys.stdin):

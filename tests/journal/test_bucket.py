@@ -20,7 +20,7 @@ from hyimg_cli.files import bytes_of
 from hyimg_cli.journal import bucket
 from hyimg_cli.journal.bucket import BucketFolder, PartJournal, run_folder
 from hyimg_cli.journal.edited import finish, keep_redraw
-from hyimg_cli.journal.journal import RunFolder, resume
+from hyimg_cli.journal.journal import RESOLVED, RunFolder, resume
 from hyimg_cli.journal.keys import finishing_key
 from hyimg_cli.journal.past_run import recorded_names
 from hyimg_cli.media.carried import read_carried
@@ -146,7 +146,9 @@ def test_names_of_results_are_found_there_made_or_planned() -> None:
     with run_folder(PLACE) as folder:
         folder._record([replace(done(folder, "Größe"), custom_id="a")])
         planned = [{"custom_id": "a"}, {"custom_id": "b", "name": "{{ä}}"}, {"custom_id": "c"}]
-        folder.write_as_is([*planned, {"custom_id": "d", "name": "{width}"}, {"custom_id": "../e"}])
+        folder.write_lines(
+            RESOLVED, [*planned, {"custom_id": "d", "name": "{width}"}, {"custom_id": "../e"}]
+        )
     assert recorded_names(run_folder(PLACE)) == {"a": "Größe", "b": "{ä}", "c": "c"}
 
 
@@ -407,10 +409,12 @@ def test_an_edit_is_finished_again_from_the_redraw_in_the_store(
     endpoint.requests.clear()
     with run_folder(PLACE) as folder:
         finishing = {"a": finishing_key(second, config.output)}
-        assert resume(folder, [second], {"a": "k"}, finishing=finishing).to_finish == [second]
+        assert resume(
+            folder, folder.results(), [second], {"a": "k"}, finishing=finishing
+        ).to_finish == [second]
         (outcome,) = recomposite(folder, [second], config)
         assert outcome.status == "done", outcome.error
-        again = resume(folder, [second], {"a": "k"}, finishing=finishing)
+        again = resume(folder, folder.results(), [second], {"a": "k"}, finishing=finishing)
         assert (again.done, again.to_finish) == (["a"], [])
     read = [path.rpartition("/")[2] for method, path in endpoint.requests if method == "GET"]
     assert {name for name in read if name.startswith("a.")} == {"a.redraw.png", "a.reference.png"}

@@ -154,7 +154,7 @@ def test_only_the_disk_is_blamed_for_the_disk(
     def refuses(*_: object) -> None:
         av.error.err_check(-number)
 
-    monkeypatch.setattr(video._Stream, "add", refuses)
+    monkeypatch.setattr(video.VideoWriter, "_begin", refuses)
     with pytest.raises(kind):
         write_video(tmp_path / "a.mp4", [scene(1, 32, 32)], fps=8)
     assert not list(tmp_path.iterdir())

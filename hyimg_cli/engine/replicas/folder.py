@@ -1,6 +1,6 @@
 """The folder that a replica's session writes into: the run moves its files to where they belong."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hyimg_cli.journal.job_files import OUTPUTS
@@ -14,11 +14,7 @@ class ReplicaFolder(JobFolder):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, run=folder.parent)
         (folder / OUTPUTS).mkdir(parents=True, exist_ok=True)
-        self.tried: Mapping[str, int] = {}  # how often each job of the piece was, before
         self._untold: dict[str, Outcome] = {}
-
-    def attempts(self) -> dict[str, int]:
-        return dict(self.tried)
 
     def append(self, outcome: Outcome) -> None:
         self._untold[outcome.custom_id] = outcome

@@ -48,7 +48,7 @@ class PieceWorker:
         """What is to be told of a piece, as it goes; last, how it ended."""
         ended = PieceDone()
         try:
-            self._folder.tried = given.attempts
+            self._folder.attempts = dict(given.attempts)
             run = self._session.run(given.piece, self._folder, whole=self._whole)
             with closing(run) as events:
                 for event in events:

@@ -158,7 +158,6 @@ class _Dispatcher:
         self._setup, self._config, self._folder = setup, setup.config, folder
         self._workers = [Worker(number) for number in range(count)]
         self._queue = JobQueue(setup.whole, count)
-        self._attempts = folder.attempts()
         facts = ReplicaFacts.of(setup.config, setup.whole)
         own = {name: facts.versions[name] for name in ("hyimg",)}
         self._facts = replace(facts, versions=own)
@@ -248,8 +247,6 @@ class _Dispatcher:
             for event in message.events
             if isinstance(event, JobEnded)
         ]
-        for one in finished:
-            self._attempts[one.outcome.custom_id] = one.outcome.attempt
         if finished:
             self._folder.store(finished)
 
@@ -337,7 +334,7 @@ class _Dispatcher:
         return JobEnded(outcome)
 
     def _tried(self, job: Job) -> int:
-        return self._attempts.get(job.custom_id, 0)
+        return self._folder.attempts.get(job.custom_id, 0)
 
 
 def _is_its_own(error: HyimgError) -> bool:

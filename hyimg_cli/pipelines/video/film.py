@@ -21,8 +21,7 @@ from hyimg_cli.files import remove, replace_file, storage_error
 from hyimg_cli.settings.run import DecodeTiles
 
 if TYPE_CHECKING:
-    from hyimg_cli.media.video import Film as Encoding
-    from hyimg_cli.media.video import WrittenVideo
+    from hyimg_cli.media.video import VideoWriter, WrittenVideo
 
 
 @dataclass(eq=False)
@@ -34,14 +33,11 @@ class Film:
     path: Path
     text: str | None
     shots: Path | None
-    encoding: "Encoding"
+    writer: "VideoWriter"
 
     def write(self) -> "WrittenVideo":
         """The sidecar, the frames, then the film: whoever sees the film sees the others."""
-        # Imported here: a run of pictures needs no PyAV.
-        from hyimg_cli.media.video import finished
-
-        with closing(self.encoding):
+        with closing(self.writer):
             try:
                 # What an earlier film of this name has beside it would tell of another job.
                 for suffix in (".json", ".frames"):
@@ -50,7 +46,7 @@ class Film:
                     replace_file(self.path.with_suffix(".json"), f"{self.text}\n".encode())
             except OSError as error:
                 raise storage_error(error, self.path.parent) from error
-            return finished(self.encoding)
+            return self.writer.finish()
 
     def take(self, pieces: Iterator[np.ndarray]) -> float:
         """Encode each piece while the next one is decoded; seconds that it took. Where either fails
@@ -65,12 +61,12 @@ class Film:
                     adding = thread.submit(self._add, piece)
                 return seconds + adding.result()
         except BaseException:
-            self.encoding.close()
+            self.writer.close()
             raise
 
     def _add(self, piece: np.ndarray) -> float:
         started = time.perf_counter()
-        self.encoding.send(piece)
+        self.writer.add(piece)
         return time.perf_counter() - started
 
 

@@ -171,7 +171,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
     def _film(self, job: VideoJob, folder: JobFolder, tiles: DecodeTiles | None) -> Film:
         """A new film of the job; `tiles`: of its decode, where they are not what was asked for."""
         # Imported here: a run of pictures needs no PyAV.
-        from hyimg_cli.media.video import film
+        from hyimg_cli.media.video import VideoWriter
 
         config, path = self._config, folder.place_for(job, ".mp4")
         shots = path.with_suffix(".frames") if config.output.frames == "png" else None
@@ -182,8 +182,8 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
             made_by = file_provenance(job, config)
             text = video_text(public_line(job), made_by, self._digests(job))
             box = mp4_box(EDITED if job.images else MADE)
-        encoding = film(path, fps=job.fps, comment=text, box=box, frames_folder=shots)
-        return Film(path, text, shots, encoding)
+        writer = VideoWriter(path, fps=job.fps, comment=text, box=box, frames_folder=shots)
+        return Film(path, text, shots, writer)
 
     def outcome(self, done: Frames, output: OutputFile | None, facts: Facts) -> Outcome:
         return outcomes.done(
