@@ -25,23 +25,8 @@ from hyimg_cli.errors import OutputFolderError, StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-_REFUSED = (
-    errno.EIO,
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EEXIST,
-    errno.ENOTEMPTY,
-    errno.EFBIG,
-    errno.EBUSY,
-    errno.ESTALE,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-    errno.ENODEV,
-    errno.ENXIO,
-)
+# What a library that writes has for faults of its own; any other number tells of the disk.
+_NOT_OF_THE_DISK = (errno.EINVAL, errno.ENOMEM, errno.EAGAIN, errno.ENOSYS, errno.EPIPE)
 
 # Most bytes that are read of a kind of file: many times what an honest one has.
 SETTINGS_BYTES = 10_000_000  # a recipe, a scenario, the record of a run
@@ -110,22 +95,38 @@ def is_deeper(value: Any, levels: int) -> bool:
     return any(isinstance(one, list | dict) for one in layer)
 
 
-def opened(path: Path, most: int | None = None) -> io.BufferedReader:
+def opened(path: Path, most: int | None = None, *, or_stream: bool = False) -> io.BufferedReader:
     """A regular file, behind links too, open for reading; `most`: the bytes it may have.
 
     Of an address: a copy of what is there. Never waits for another process, and touches no device.
-    Raises OSError as `open` does, UnfitFile for what is no regular file or too large.
+    `or_stream`: a pipe or a terminal as well, where `path` names one that this process was given:
+    `/dev/stdin`, `/dev/fd/N`. Raises OSError as `open` does, UnfitFile for what is no regular file
+    or too large.
     """
-    return _opened(path, most, may_stream=False)
+    if address := address_of(path):
+        if (copy := remote.copy_of(address, most)) is not None:
+            return copy
+        raise UnfitFile(errno.EFBIG, f"it has more than {most:,} bytes", address)
+    is_stream = or_stream and _OWN_STREAM.fullmatch(str(path)) is not None
+
+    def opener(_name: str, flags: int) -> int:
+        if not is_stream:
+            return descriptor_of(path, flags, most)
+        # Whoever wrote into the pipe may be gone already: then it is at its end.
+        descriptor = os.open(path, flags | os.O_NONBLOCK)
+        os.set_blocking(descriptor, True)
+        return descriptor
+
+    # Libraries that are given the file want its name to be a text.
+    return open(str(path), "rb", opener=opener)
 
 
 def bytes_of(path: Path, most: int, *, or_stream: bool = False) -> bytes:
     """All of a regular file that has no more than `most` bytes, however it grows meanwhile.
 
-    `or_stream`: of a pipe or a terminal as well, where `path` names one that this process was
-    given: `/dev/stdin`, `/dev/fd/N`. Raises as `opened` does.
+    `or_stream`, and what it raises: as `opened`.
     """
-    with _opened(path, most, may_stream=or_stream) as file:
+    with opened(path, most, or_stream=or_stream) as file:
         return bounded(file, most, str(path), expected=os.fstat(file.fileno()).st_size)
 
 
@@ -152,25 +153,6 @@ def bounded(stream: BinaryIO, most: int, name: str, *, expected: int = 0) -> byt
     if not left:
         raise UnfitFile(errno.EFBIG, f"it has more than {most:,} bytes", name)
     return b"".join(pieces)
-
-
-def _opened(path: Path, most: int | None, *, may_stream: bool) -> io.BufferedReader:
-    if address := address_of(path):
-        if (copy := remote.copy_of(address, most)) is not None:
-            return copy
-        raise UnfitFile(errno.EFBIG, f"it has more than {most:,} bytes", address)
-    is_stream = may_stream and _OWN_STREAM.fullmatch(str(path)) is not None
-
-    def opener(_name: str, flags: int) -> int:
-        if not is_stream:
-            return descriptor_of(path, flags, most)
-        # Whoever wrote into the pipe may be gone already: then it is at its end.
-        descriptor = os.open(path, flags | os.O_NONBLOCK)
-        os.set_blocking(descriptor, True)
-        return descriptor
-
-    # Libraries that are given the file want its name to be a text.
-    return open(str(path), "rb", opener=opener)
 
 
 def descriptor_of(path: Path, flags: int, most: int | None = None) -> int:
@@ -227,43 +209,33 @@ def replace_file(
     is_lasting: bool = True,
     syncs_folder: bool = True,
 ) -> None:
-    """Writes `data` to `path`, all of it or nothing.
-
-    `is_lasting` off: a power cut may leave nothing of it, and nobody waits for the disk.
-    `syncs_folder` off: the name is made to last by who calls, for many files at a time.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    remove(temporary)
-    try:
-        with open(temporary, "xb", buffering=0) as file:
-            for piece in (data,) if isinstance(data, bytes) else data:
-                write_all(file.fileno(), piece)
-            if is_lasting:
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-        if is_lasting and syncs_folder:
-            sync(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    """Writes `data` to `path`, all of it or nothing; the options are those of `replacing`."""
+    how = {"is_lasting": is_lasting, "syncs_folder": syncs_folder}
+    with replacing(path, **how) as temporary, open(temporary, "xb", buffering=0) as file:
+        for piece in (data,) if isinstance(data, bytes) else data:
+            write_all(file.fileno(), piece)
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, is_lasting: bool = True, syncs_folder: bool = True) -> Iterator[Path]:
     """The name under which to write a file or a folder; after the block it stands at `path`, whole.
 
-    A block that raises leaves nothing, and what stood at `path` stays.
+    A block that raises leaves nothing, and what stood at `path` stays. `is_lasting` off: a power
+    cut may leave nothing of it, and nobody waits for the disk. `syncs_folder` off: the name is made
+    to last by who calls, for many files at a time.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     remove(temporary)
     try:
         yield temporary
-        for file in [temporary, *(temporary.iterdir() if temporary.is_dir() else ())]:
+        is_folder = temporary.is_dir()
+        for file in [temporary, *(temporary.iterdir() if is_folder else ())] if is_lasting else ():
             sync(file)
-        if path.is_dir():
+        if is_folder and path.is_dir():
             remove(path)
         os.replace(temporary, path)
-        sync(path.parent)
+        if is_lasting and syncs_folder:
+            sync(path.parent)
     except BaseException:
         remove(temporary)
         raise
@@ -299,8 +271,8 @@ def sync(path: Path) -> None:
 
 
 def is_of_the_disk(number: int | None) -> bool:
-    """True if an errno tells of the disk; a library that writes has other errors too."""
-    return number in (*_FULL, *_FORBIDDEN, *_REFUSED)
+    """True if an errno tells of the disk; a library that writes has numbers of its own, too."""
+    return number in errno.errorcode and number not in _NOT_OF_THE_DISK
 
 
 def storage_error(error: OSError, folder: Path) -> StorageError | OutputFolderError:

@@ -171,15 +171,13 @@ def as_os_errors(address: str) -> Iterator[None]:
             raise
         number = _NUMBERS[type(error)]
         raise OSError(number, os.strerror(number), address) from error
-    except PermissionError as error:
-        raise PermissionError(errno.EACCES, _words(error), address) from error
-    except OSError as error:
-        raise OSError(errno.EIO, _words(error), address) from error
     except Exception as error:
         # NOTE: botocore's errors are no OSError; another store's library has others still.
-        if type(error).__module__.partition(".")[0] in ("hyimg_cli", "builtins"):
+        is_ours = type(error).__module__.partition(".")[0] in ("hyimg_cli", "builtins")
+        if is_ours and not isinstance(error, OSError):
             raise
-        raise OSError(errno.EIO, _words(error), address) from error
+        number = errno.EACCES if isinstance(error, PermissionError) else errno.EIO
+        raise OSError(number, _words(error), address) from error
 
 
 def _words(error: BaseException) -> str:
