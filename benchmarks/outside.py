@@ -29,7 +29,7 @@ from simulated_edits import GLOBAL, LOCAL, Case, case, cases, fitted, photograph
 
 from hyimg_cli.finishing.outside import edit_of, put_back
 from hyimg_cli.finishing.placement import Placement, mapped_back
-from hyimg_cli.journal.edited import finish
+from hyimg_cli.journal.job_pictures import finish
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.provenance import hardware, versions
 from hyimg_cli.media.carried import encoded

@@ -71,7 +71,7 @@ WITHOUT_TORCH = (
     "finishing",
     "journal.differences",
     "journal.disk",
-    "journal.edited",
+    "journal.job_pictures",
     "journal.bucket",
     "journal.journal",
     "journal.merge",

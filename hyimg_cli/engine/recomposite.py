@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from hyimg_cli.engine.failures import fail_after_all
 from hyimg_cli.errors import MachineError
-from hyimg_cli.journal.edited import edit_warnings, finish
+from hyimg_cli.journal.job_pictures import edit_warnings, finish
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import finishing_key
 from hyimg_cli.manifest.file_names import EDIT_SUFFIXES

@@ -125,6 +125,16 @@ class JobFolder(ABC):
                 )
         return path
 
+    def save(self, job: Job, suffix: str, data: bytes) -> tuple[str, str]:
+        """Writes a file of a job, whole or not at all: its name in the folder, and its sha256.
+
+        Raises as `place_for`, and StorageError.
+        """
+        path = self.place_for(job, suffix)
+        with disk_errors(path.parent):
+            replace_file(path, data)
+        return path.relative_to(self.folder).as_posix(), digest.of_bytes(data)
+
     def is_folder(self, name: str) -> bool:
         """True where a folder of the run has the name of a file."""
         place = self.run / name

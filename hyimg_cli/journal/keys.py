@@ -8,10 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from hyimg_cli import __version__
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import job_key
 from hyimg_cli.journal.provenance import versions
 from hyimg_cli.media.images import MAX_SOURCE_BYTES
+from hyimg_cli.media.metadata import Provenance
 from hyimg_cli.models import lora_files, registry
 from hyimg_cli.settings.config import in_key
 from hyimg_cli.settings.run import MachineInfo, ModelChoice, OutputConfig, RunConfig
@@ -80,6 +82,27 @@ def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
     graphs = by_graphs(replace(choice, model=job.model), config.parallel.picture_ranks)
     decided |= {"vae_use_tiling": choice.vae_use_tiling or None}
     return in_key(config, "pictures", decided | {"decode_graphs": "on" if graphs else "off"})
+
+
+def file_provenance(job: Job, config: RunConfig) -> Provenance:
+    """Everything known in this process that decides the bits of the job's file: what a replay sets
+    again, and what it cannot.
+    """
+    import torch
+
+    kind = precision(config.model)[0]
+    processor = {"device": kind, "capability": torch.backends.cpu.get_cpu_capability()}
+    if kind == "cuda":
+        major, minor = torch.cuda.get_device_capability()
+        processor["capability"] = f"{major}.{minor}"
+    else:
+        processor["threads"] = str(torch.get_num_threads())
+    return Provenance(
+        version=__version__,
+        model_fingerprint=model_print(job, config),
+        settings=pixel_settings(job, config) | mask_print(job) | processor,
+        packages={name: found for name, found in versions().items() if name != "hyimg"},
+    )
 
 
 def job_keys(jobs: Sequence[Job], config: RunConfig) -> dict[str, str]:

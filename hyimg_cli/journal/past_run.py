@@ -3,8 +3,7 @@
 Any part may be missing, damaged, or of another run: who asks checks.
 """
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,14 @@ def resolved_jobs(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The lines of manifest.resolved.jsonl by custom_id, in order; none where there is no such
     file. Raises ValueError or OSError at the first line that cannot be read.
     """
-    return ((entry["custom_id"], entry) for _, entry in _resolved(folder))
+    with suppress(FileNotFoundError), opened(folder / RESOLVED, JOURNAL_BYTES) as file:
+        for line in file:
+            entry = json_of(line.decode()) if line.strip() else None
+            if isinstance(entry, dict) and isinstance(entry.get("custom_id"), str):
+                images = entry.get("images", [])
+                if not (isinstance(images, list) and all(isinstance(one, str) for one in images)):
+                    raise ValueError(f"images of {entry['custom_id']} is {shown(images)}")
+                yield entry["custom_id"], entry
 
 
 def readable_jobs(folder: Path) -> dict[str, dict[str, Any]]:
@@ -52,48 +58,6 @@ def recorded_names(run: RunFolder) -> dict[str, str]:
             names[custom_id] = finished(template, {"custom_id": custom_id})
     names |= names_in(run.results())
     return {custom_id: name for custom_id, name in names.items() if not fault_of(name)}
-
-
-def _resolved(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The same lines, each with the byte that it begins at."""
-    at = 0
-    with suppress(FileNotFoundError), opened(folder / RESOLVED, JOURNAL_BYTES) as file:
-        for line in file:
-            entry = json_of(line.decode()) if line.strip() else None
-            if isinstance(entry, dict) and isinstance(entry.get("custom_id"), str):
-                images = entry.get("images", [])
-                if not (isinstance(images, list) and all(isinstance(one, str) for one in images)):
-                    raise ValueError(f"images of {entry['custom_id']} is {shown(images)}")
-                yield at, entry
-            at += len(line)
-
-
-class ResolvedJobs(Mapping[str, tuple[int, dict[str, Any]]]):
-    """`resolved_jobs` by custom_id, each with its place, read when it is asked for. `folders`:
-    those that sources are in, as they are written.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """Raises as `resolved_jobs` does."""
-        self._folder = folder
-        self.folders: set[str] = set()
-        self._places: dict[str, tuple[int, int]] = {}
-        for place, (at, entry) in enumerate(_resolved(folder)):
-            self._places[entry["custom_id"]] = place, at
-            self.folders.update(map(os.path.dirname, entry.get("images", ())))
-
-    def __getitem__(self, name: str) -> tuple[int, dict[str, Any]]:
-        place, at = self._places[name]
-        with opened(self._folder / RESOLVED, JOURNAL_BYTES) as file:
-            file.seek(at)
-            entry: dict[str, Any] = json_of(file.readline().decode())
-        return place, entry
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
 
 
 def output_files(folder: Path, *, by_frame: bool = False) -> dict[str, Path]:

@@ -16,7 +16,7 @@ from hyimg_cli.finishing.outside import edit_of
 from hyimg_cli.finishing.placement import AxisMap, Placement, shown
 from hyimg_cli.finishing.planes import Mask, distance_to, scale_of
 from hyimg_cli.finishing.verdict import Change
-from hyimg_cli.journal.edited import edit_report, list_breaches
+from hyimg_cli.journal.job_pictures import edit_report, list_breaches
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.measure.replay.run_folder import run_of
 from hyimg_cli.media.carried import Bytes, check_region, on_white, own_picture, region_of

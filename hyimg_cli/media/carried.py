@@ -81,6 +81,14 @@ class Carried:
         # As of a source: what is clear nowhere has no alpha, which a WebP would drop, too.
         return edited[..., :3] if edited[..., 3].min() == 255 else edited
 
+    def encoded(self, pixels: Bytes, encoding: Encoding, text: PictureText | None) -> bytes:
+        """A result's file, lossless; `text`: what it says of itself. Without it only the profile
+        goes along.
+        """
+        # A profile of grey is none of colours.
+        icc = self.icc if pixels.ndim == self.own.ndim or self.own.ndim != 2 else None
+        return formats.lossless(pixels, encoding, text, icc=icc, exif=self.exif)
+
     def differing(self, data: bytes, matte: Bytes) -> int:
         """Pixels outside the matte that a result's file, decoded again, has otherwise."""
         own = self.own
@@ -181,18 +189,6 @@ def _mask(path: Path) -> Bytes:
         hint = "paint white where an edit may be"
         raise SourceImageError(what, where=path, hint=hint, code="source.region")
     return levels
-
-
-def encoded(
-    pixels: Bytes, encoding: Encoding, text: PictureText | None, carried: Carried | None = None
-) -> bytes:
-    """A result's file, lossless; `text`: what it says of itself. Without it only the profile of
-    what is `carried` goes with it.
-    """
-    icc = None if carried is None else carried.icc
-    if carried is not None and carried.own.ndim != pixels.ndim and carried.own.ndim == 2:
-        icc = None  # a profile of grey is none of colours
-    return formats.lossless(pixels, encoding, text, icc=icc, exif=carried.exif if carried else b"")
 
 
 def _depth(image: ImageFile.ImageFile) -> str:

@@ -59,8 +59,8 @@ def lossless(
     encoding: Encoding,
     text: PictureText | None,
     *,
-    icc: bytes | None,
-    exif: bytes,
+    icc: bytes | None = None,
+    exif: bytes = b"",
 ) -> bytes:
     """A PNG of grey, RGB or RGBA pixels or a lossless WebP of RGB or RGBA, colours under clear ones
     included, with a source's profile and EXIF; without `text` with the profile alone.

@@ -26,7 +26,7 @@ from hyimg_cli.files import UnfitFile, bytes_of, opened, replace_file, storage_e
 from hyimg_cli.media import formats
 from hyimg_cli.media.metadata import PictureText
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import Encoding, Size
+from hyimg_cli.spec.job import Size
 
 Pixels = NDArray[np.uint8]
 # As Pillow holds it: colours take four bytes a pixel.
@@ -240,21 +240,12 @@ def write_png(path: Path, pixels: Pixels, text: Mapping[str, str]) -> tuple[str,
 
     The file is on disk when this returns. Raises StorageError.
     """
-    return saved(path, formats.png(pixels, text)), pixel_digest(pixels)
-
-
-def write_picture(path: Path, pixels: Pixels, encoding: Encoding, text: PictureText | None) -> str:
-    """The same in any format, with what the picture says about itself; gives the file's sha256."""
-    return saved(path, formats.encoded(pixels, encoding, text))
-
-
-def saved(path: Path, data: bytes) -> str:
-    """Write a file, whole or not at all; its sha256. Raises StorageError."""
+    data = formats.png(pixels, text)
     try:
         replace_file(path, data)
     except OSError as error:
         raise storage_error(error, path.parent) from error
-    return digest.of_bytes(data)
+    return digest.of_bytes(data), pixel_digest(pixels)
 
 
 def bytes_of_source(path: Path) -> bytes:

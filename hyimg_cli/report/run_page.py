@@ -13,6 +13,8 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,23 @@ from hyimg_cli.errors import OutputFolderError, UsageError
 from hyimg_cli.files import (
     JOURNAL_BYTES,
     bytes_of,
+    json_of,
     opened,
     refuse_links,
     replace_file,
     storage_error,
 )
-from hyimg_cli.journal.journal import RESOLVED, RESULTS, RUN, RunFolder, attempt_of, outcomes_in
+from hyimg_cli.journal.journal import (
+    RESOLVED,
+    RESULTS,
+    RUN,
+    RunFolder,
+    attempt_of,
+    json_line,
+    outcomes_in,
+)
 from hyimg_cli.journal.journal_file import whole_lines
-from hyimg_cli.journal.past_run import ResolvedJobs, read_run_info
+from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
 from hyimg_cli.report.page import render
 from hyimg_cli.report.records import Entry, Pictures, Record, record
 from hyimg_cli.report.thumbnails import LinkedPictures
@@ -48,7 +59,7 @@ class RunPage:
         """
         self._folder = folder
         self._asked = asked_in(folder)
-        self._pictures = LinkedPictures(folder, shared_folder(self._asked))
+        self._pictures = LinkedPictures(folder, self._asked.shared)
         # Bytes and lines that were read of each journal.
         self._read: dict[Path, tuple[int, int]] = {}
         self._status: dict[str, str] = {}
@@ -72,8 +83,9 @@ class RunPage:
             (self._folder / DATA).mkdir(exist_ok=True)
             touched = self._take_in(self._new_results(), thumbnails_s)
             files = {f"{DATA}/data-{n + 1:04}.js": self._data(n) for n in sorted(touched)}
-            files[f"{DATA}/index.js"] = call("index", self._index(is_running))
-            files[NAME] = render("report.html", title=title(self._folder), inline="")
+            facts = self._index(is_running)
+            files[f"{DATA}/index.js"] = call("index", facts)
+            files[NAME] = render("report.html", title=facts["title"], inline="")
             return bool([name for name, text in files.items() if self._put(name, text)])
         except OSError as error:
             raise storage_error(error, self._folder) from error
@@ -103,7 +115,7 @@ class RunPage:
         work = [*enumerate(results, first), *self._waiting.items()]
         for number, result in work:
             before = self._pictures.waiting
-            self._records[number] = as_json(record_of(result, self._asked, self._pictures))
+            self._records[number] = as_json(self._asked.record_of(result, self._pictures))
             self._waiting.pop(number, None)
             if self._pictures.waiting > before:
                 self._waiting[number] = result
@@ -116,7 +128,7 @@ class RunPage:
     def _index(self, is_running: bool) -> Record:
         count = len(self._records)
         waiting = Counter(number // _PER_FILE for number in self._waiting)
-        return index(self._folder, self._asked, self._status) | {
+        return index(self._folder, self._asked.lines, self._status) | {
             # When it was so: a run that was killed says nothing.
             "running": is_running and int(time.time()),
             # Of each data file the records in it, and how many of them will change yet.
@@ -139,9 +151,25 @@ class RunPage:
         return True
 
 
-def asked_in(folder: Path) -> ResolvedJobs:
-    """The jobs of a run's folder as they were resolved, each with its place. Raises UsageError for
-    a folder that no run has written in, OutputFolderError for one that is damaged.
+@dataclass(frozen=True)
+class AskedJobs:
+    """A run's jobs as they were resolved: the place and the line of each, by custom_id.
+
+    `shared`: the folder, as sources are written, that all of them are in.
+    """
+
+    lines: Mapping[str, tuple[int, bytes]]
+    shared: Path | None
+
+    def record_of(self, result: Entry, pictures: Pictures) -> Record:
+        """A result with its job; one that the manifest no longer has stands behind all others."""
+        place, line = self.lines.get(result["custom_id"], (len(self.lines), b"{}"))
+        return record(place, json_of(line), result, pictures)
+
+
+def asked_in(folder: Path) -> AskedJobs:
+    """The jobs of a run's folder. Raises UsageError for a folder that no run has written in,
+    OutputFolderError for one that is damaged.
     """
     if not any(os.path.exists(folder / name) for name in (RESULTS, RESOLVED, RUN)):
         hint = f"name one that has {RESULTS}: the -o of hyimg generate"
@@ -153,8 +181,11 @@ def asked_in(folder: Path) -> ResolvedJobs:
             hint=hint,
             code="report.no-run",
         )
+    lines, folders, shared = {}, set[str](), None
     try:
-        return ResolvedJobs(folder)
+        for place, (name, entry) in enumerate(resolved_jobs(folder)):
+            lines[name] = place, json_line(entry)
+            folders.update(map(os.path.dirname, entry.get("images", ())))
     except (OSError, ValueError) as error:
         raise OutputFolderError(
             f"{RESOLVED} cannot be read: {error}",
@@ -162,20 +193,9 @@ def asked_in(folder: Path) -> ResolvedJobs:
             hint="run the same command again: it is written anew",
             code="output.damaged-jobs",
         ) from error
-
-
-def shared_folder(jobs: ResolvedJobs) -> Path | None:
-    """The folder, as sources are written, that all of them are in."""
-    try:
-        return Path(os.path.commonpath(jobs.folders)) if jobs.folders else None
-    except ValueError:  # some absolute, some not
-        return None
-
-
-def record_of(result: Entry, jobs: ResolvedJobs, pictures: Pictures) -> Record:
-    """A result with its job; one that the manifest no longer has stands behind all others."""
-    place, asked = jobs.get(result["custom_id"], (len(jobs), {}))
-    return record(place, asked, result, pictures)
+    with suppress(ValueError):  # there are none, or some are absolute and some not
+        shared = Path(os.path.commonpath(folders))
+    return AskedJobs(lines, shared)
 
 
 def status_of(result: Entry) -> str:
@@ -185,12 +205,12 @@ def status_of(result: Entry) -> str:
     return "gated" if is_gated else status
 
 
-def index(folder: Path, jobs: ResolvedJobs, status: Mapping[str, str]) -> Record:
+def index(folder: Path, jobs: Mapping[str, object], status: Mapping[str, str]) -> Record:
     """Summary of the run, for the head of the page."""
     counts, info = Counter(status.values()), read_run_info(folder)
     return {
         "format": FORMAT,
-        "title": title(folder),
+        "title": str(_object(info, "manifest").get("name") or folder.resolve().name),
         "done": counts["done"] + counts["gated"],
         "failed": counts["failed"],
         "gated": counts["gated"],
@@ -198,12 +218,6 @@ def index(folder: Path, jobs: ResolvedJobs, status: Mapping[str, str]) -> Record
         "toys": list(_toys(info)),
         "environment": list(_environment(info)),
     }
-
-
-def title(folder: Path) -> str:
-    """The name of the run's manifest, or of its folder."""
-    manifest = _object(read_run_info(folder), "manifest")
-    return str(manifest.get("name") or folder.resolve().name)
 
 
 def _toys(info: Mapping[str, Any]) -> Iterator[str]:

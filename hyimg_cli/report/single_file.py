@@ -8,15 +8,7 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.report.page import render
 from hyimg_cli.report.records import Entry, Record
-from hyimg_cli.report.run_page import (
-    asked_in,
-    call,
-    index,
-    record_of,
-    shared_folder,
-    status_of,
-    title,
-)
+from hyimg_cli.report.run_page import asked_in, call, index, status_of
 from hyimg_cli.report.thumbnails import as_jpeg, is_video, name_of, small
 
 # Longest side of a picture inside, and the bytes of a file that is taken as it is.
@@ -40,11 +32,10 @@ def single_file(folder: Path, *, most_mb: float = MOST_MB) -> str:
     asked = asked_in(folder)
     results = RunFolder(folder).results()
     status = {name: status_of(result) for name, result in results.items()}
-    pictures = EmbeddedPictures(folder, shared_folder(asked), int(most_mb * 1e6))
-    order = {name: n for n, name in enumerate(dict.fromkeys((*asked, *results)))}
-    found = sorted(results.values(), key=lambda result: order[result["custom_id"]])
-    records = [record_of(result, asked, pictures) for result in found]
-    facts = index(folder, asked, status) | {"running": False, "files": []}
+    pictures = EmbeddedPictures(folder, asked.shared, int(most_mb * 1e6))
+    order = dict.fromkeys((*asked.lines, *results))
+    records = [asked.record_of(results[name], pictures) for name in order if name in results]
+    facts = index(folder, asked.lines, status) | {"running": False, "files": []}
     facts["capped"] = (
         f"{pictures.left_out} pictures are left out of this file, which holds up to {most_mb:g} MB "
         "of them; the run's own report.html shows all."
@@ -54,7 +45,7 @@ def single_file(folder: Path, *, most_mb: float = MOST_MB) -> str:
         else ""
     )
     calls = (call("index", facts), call("pictures", pictures.uris), call("inside", records))
-    return render("report.html", title=title(folder), inline="".join(calls))
+    return render("report.html", title=facts["title"], inline="".join(calls))
 
 
 @dataclass

@@ -15,7 +15,8 @@ from hyimg_cli.errors import CheckpointError, Interrupted
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import job_keys
 from hyimg_cli.manifest.file_names import suffix_of
-from hyimg_cli.media.images import pixel_digest, write_picture
+from hyimg_cli.media import formats
+from hyimg_cli.media.images import pixel_digest
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import (
     Event,
@@ -99,9 +100,8 @@ class FakeSession:
     def _done(self, job: ImageJob) -> Outcome:
         pixels = np.full((16, 16, 3), job.seed % 256, dtype=np.uint8)
         # Of a video there is a picture in its place.
-        path = self.folder.place_for(job, suffix_of(job))
-        sha256 = write_picture(path, pixels, getattr(job, "encoding", Encoding()), None)
-        name = path.relative_to(self.folder.folder).as_posix()
+        data = formats.encoded(pixels, getattr(job, "encoding", Encoding()), None)
+        name, sha256 = self.folder.save(job, suffix_of(job), data)
         file = OutputFile(name, sha256, pixel_digest(pixels), 16, 16, job.seed)
         return Outcome(
             job.custom_id,

@@ -21,7 +21,7 @@ from hyimg_cli.engine import run as manifest_run
 from hyimg_cli.engine.runner import Summary
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import Interrupted
-from hyimg_cli.journal.edited import finish
+from hyimg_cli.journal.job_pictures import finish
 from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.measure.replay.verdict import answer_to, verdict
 from hyimg_cli.media.images import pixel_digest, text_of

@@ -19,7 +19,7 @@ from hyimg_cli.errors import MachineError, OutputFolderError, StorageError, Usag
 from hyimg_cli.files import bytes_of
 from hyimg_cli.journal import bucket
 from hyimg_cli.journal.bucket import BucketFolder, PartJournal, run_folder
-from hyimg_cli.journal.edited import finish, keep_redraw
+from hyimg_cli.journal.job_pictures import finish, keep_redraw
 from hyimg_cli.journal.journal import RESOLVED, RunFolder, resume
 from hyimg_cli.journal.keys import finishing_key
 from hyimg_cli.journal.past_run import recorded_names

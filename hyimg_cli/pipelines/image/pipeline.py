@@ -8,11 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from hyimg_cli.journal.edited import edit_warnings, finish, keep_redraw
-from hyimg_cli.journal.file_provenance import file_provenance
+from hyimg_cli.journal.job_pictures import edit_warnings, finish, keep_redraw, write_picture
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs
-from hyimg_cli.journal.written import write_picture
+from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs, file_provenance
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.media.images import SourceImage

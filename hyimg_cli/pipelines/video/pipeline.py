@@ -9,9 +9,14 @@ from pathlib import Path
 
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, START_PICTURES
 from hyimg_cli.errors import JobError
-from hyimg_cli.journal.file_provenance import file_provenance
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.keys import confirm_dtype, key_of, source_digest, source_digests
+from hyimg_cli.journal.keys import (
+    confirm_dtype,
+    file_provenance,
+    key_of,
+    source_digest,
+    source_digests,
+)
 from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media.metadata import video_text
 from hyimg_cli.media.xmp import EDITED, MADE, mp4_box

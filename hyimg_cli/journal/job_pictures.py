@@ -1,4 +1,5 @@
-"""An edit that keeps its source outside, as files: the redraw first, then what is made of it.
+"""A job's picture as a file that says what made it; of an edit that keeps its source outside the
+redraw first, then what is made of it.
 
     outputs/NAME.redraw.png      what the model drew        outputs/NAME.png        the result
     outputs/NAME.reference.png   the source's round trip    outputs/NAME.mask.png   its matte
@@ -19,7 +20,7 @@ from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import mask_print
 from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.manifest.resolved import public_line
-from hyimg_cli.media import carried, images
+from hyimg_cli.media import formats, images
 from hyimg_cli.media.carried import Bytes, Carried, read_carried, region_of
 from hyimg_cli.media.metadata import PictureFacts, PictureText, picture_text, rewrite_metadata
 from hyimg_cli.settings.run import OutputConfig
@@ -34,6 +35,20 @@ _PNG = Encoding()
 Record = dict[str, Any]
 
 
+def write_picture(
+    folder: JobFolder, job: ImageJob, pixels: images.Pixels, facts: PictureFacts | None
+) -> OutputFile:
+    """Writes the job's picture in its format under its name; without `facts` it says nothing.
+
+    The file is on disk when this returns. Raises StorageError.
+    """
+    text, sha256 = _text(job, pixels, facts)
+    data = formats.encoded(pixels, job.encoding, text)
+    path, file_sha256 = folder.save(job, job.encoding.suffix, data)
+    height, width = pixels.shape[:2]
+    return OutputFile(path, file_sha256, sha256, width, height, job.seed)
+
+
 def keep_redraw(
     folder: JobFolder,
     job: ImageJob,
@@ -44,15 +59,9 @@ def keep_redraw(
     """Write what the model drew and what it is compared with; the line's `edit` as far as it is
     known then. Raises StorageError.
     """
-    text = None
-    if facts is not None:
-        size, sha256 = Size(*drawn.shape[:2]), images.pixel_digest(drawn)
-        text = picture_text(job, public_line(job), facts, size, sha256)
     edit: Record = {"kind": "unfinished", "sha256": {}}
-    for name, pixels, said in (("plain", drawn, text), ("shown", reference, None)):
-        path = folder.place_for(job, EDIT_SUFFIXES[name])
-        edit[name] = path.relative_to(folder.folder).as_posix()
-        edit["sha256"][name] = images.saved(path, carried.encoded(pixels, _PNG, said))
+    _save_beside(folder, job, edit, "plain", drawn, _text(job, drawn, facts)[0])
+    _save_beside(folder, job, edit, "shown", reference)
     return edit
 
 
@@ -132,11 +141,11 @@ def _written(
     if pixels.ndim == 2 and job.encoding.format == "webp":
         pixels = result.pixels  # it has no grey
     size, sha256 = Size(*pixels.shape[:2]), images.pixel_digest(pixels)
-    text = _text(folder, job, edit, size, sha256) if config.metadata else None
+    text = _text_of_redraw(folder, job, edit, size, sha256) if config.metadata else None
     if text is not None and found.kind == "none":
         # Nothing in it was generated.
         text = PictureText("", "", "")
-    data = carried.encoded(pixels, job.encoding, text, source)
+    data = source.encoded(pixels, job.encoding, text)
     differing = source.differing(data, result.matte) if found.kind != "global" else None
     if differing:
         what = f"{differing} pixels outside the edit differ from the source"
@@ -146,15 +155,35 @@ def _written(
         "outside_differing_pixels": differing,
         "box": _box(result.matte),
     }
-    path = folder.place_for(job, EDIT_SUFFIXES["mask"])
-    edit["mask"] = path.relative_to(folder.folder).as_posix()
-    edit["sha256"]["mask"] = images.saved(path, carried.encoded(result.matte, _PNG, None))
-    path = folder.place_for(job, job.encoding.suffix)
-    relative, saved = path.relative_to(folder.folder).as_posix(), images.saved(path, data)
-    return OutputFile(relative, saved, sha256, size.width, size.height, job.seed)
+    _save_beside(folder, job, edit, "mask", result.matte)
+    path, file_sha256 = folder.save(job, job.encoding.suffix, data)
+    return OutputFile(path, file_sha256, sha256, size.width, size.height, job.seed)
+
+
+def _save_beside(
+    folder: JobFolder,
+    job: ImageJob,
+    edit: Record,
+    kind: str,
+    pixels: Bytes,
+    text: PictureText | None = None,
+) -> None:
+    """Write a PNG beside the result of an edit, and name it in `edit`."""
+    data = formats.lossless(pixels, _PNG, text)
+    edit[kind], edit["sha256"][kind] = folder.save(job, EDIT_SUFFIXES[kind], data)
 
 
 def _text(
+    job: ImageJob, pixels: images.Pixels, facts: PictureFacts | None
+) -> tuple[PictureText | None, str]:
+    """Metadata of a picture that was drawn, where there are `facts`, and its pixels' digest."""
+    sha256 = images.pixel_digest(pixels)
+    if facts is None:
+        return None, sha256
+    return picture_text(job, public_line(job), facts, Size(*pixels.shape[:2]), sha256), sha256
+
+
+def _text_of_redraw(
     folder: JobFolder, job: ImageJob, edit: Record, size: Size, sha256: str
 ) -> PictureText | None:
     """Metadata of the result: those of the redraw, rewritten."""

@@ -13,10 +13,9 @@ from PIL import ExifTags, Image, ImageCms
 
 from hyimg_cli.engine.sources import faults, probe_sources
 from hyimg_cli.errors import JobError, OutputError, SourceImageError
-from hyimg_cli.journal import edited
-from hyimg_cli.journal.edited import edit_warnings, finish, keep_redraw
+from hyimg_cli.journal.job_pictures import edit_warnings, finish, keep_redraw
 from hyimg_cli.journal.journal import RunFolder
-from hyimg_cli.media.carried import depth_fault, read_carried, region_of
+from hyimg_cli.media.carried import Carried, depth_fault, read_carried, region_of
 from hyimg_cli.media.images import own_numbers, pixel_digest, stretch, text_of
 from hyimg_cli.media.metadata import PictureFacts, Provenance
 from hyimg_cli.settings.run import OutputConfig
@@ -245,15 +244,14 @@ def test_a_gate_judges_what_the_result_changed_and_not_the_drift_that_was_undone
 def test_a_difference_outside_is_a_failure_and_the_redraw_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode = edited.carried.encoded
+    encode = Carried.encoded
 
-    def spoilt(pixels: Any, *more: Any) -> bytes:
-        if pixels.shape == (101, 150, 3):
-            pixels = pixels.copy()
-            pixels[3, 4] ^= 1
-        return encode(pixels, *more)
+    def spoilt(source: Carried, pixels: Any, *more: Any) -> bytes:
+        pixels = pixels.copy()
+        pixels[3, 4] ^= 1
+        return encode(source, pixels, *more)
 
-    monkeypatch.setattr(edited.carried, "encoded", spoilt)
+    monkeypatch.setattr(Carried, "encoded", spoilt)
     with pytest.raises(OutputError, match="1 pixels outside the edit differ"):
         put_back(tmp_path / "out", saved(tmp_path, "RGB"))
     assert (tmp_path / "out" / "outputs" / "a.redraw.png").is_file()
