@@ -84,15 +84,10 @@ def refuse_constant(name: str) -> Any:
 
 def is_deeper(value: Any, levels: int) -> bool:
     """True if lists and objects stand in one another on more than so many levels."""
-    layer = [value]
-    for _ in range(levels):
-        nested = (one for one in layer if isinstance(one, list | dict))
-        layer = [
-            part for one in nested for part in (one.values() if isinstance(one, dict) else one)
-        ]
-        if not layer:
-            return False
-    return any(isinstance(one, list | dict) for one in layer)
+    parts = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    )
+    return parts is not None and (not levels or any(is_deeper(one, levels - 1) for one in parts))
 
 
 def opened(path: Path, most: int | None = None, *, or_stream: bool = False) -> io.BufferedReader:
@@ -141,18 +136,16 @@ def bounded(stream: BinaryIO, most: int, name: str, *, expected: int = 0) -> byt
 
     Raises UnfitFile where that is more than `most` bytes.
     """
-    pieces, left, is_over = [], most + 1, False
+    pieces, left = [], most + 1
     at_once = max(expected + 1, _PIECE_BYTES)
-    while left and not is_over:
+    while left:
         asked = min(left, at_once)
-        piece = stream.read(asked) or b""
+        pieces.append(stream.read(asked) or b"")
+        left -= len(pieces[-1])
         # At a terminal, to ask again is to wait again.
-        is_over = len(piece) < asked
-        pieces.append(piece)
-        left -= len(piece)
-    if not left:
-        raise UnfitFile(errno.EFBIG, f"it has more than {most:,} bytes", name)
-    return b"".join(pieces)
+        if len(pieces[-1]) < asked:
+            return b"".join(pieces)
+    raise UnfitFile(errno.EFBIG, f"it has more than {most:,} bytes", name)
 
 
 def descriptor_of(path: Path, flags: int, most: int | None = None) -> int:

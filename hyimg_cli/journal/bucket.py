@@ -62,8 +62,8 @@ class PartJournal:
         create one name.
         """
         self._system, self._folder, self._run = system, f"{root}/{parts}", run
-        numbers = [number for number, is_all in parts_in(system, self._folder) if not is_all]
-        self._next = max(numbers, default=-1) + 1
+        _, single = parts_in(system, self._folder)
+        self._next = max(single, default=-1) + 1
         self._open()
 
     def _open(self) -> None:
@@ -128,14 +128,17 @@ class PartJournal:
         return json.dumps({"run": self._run}).encode() + b"\n" + data
 
 
-def parts_in(system: Any, folder: str) -> list[tuple[int, bool]]:
-    """Numbers of the parts there, in order, and whether each has all before it."""
+def parts_in(system: Any, folder: str) -> tuple[int, list[int]]:
+    """The last number that parts were joined up to, or -1, and the numbers of single parts, in
+    order.
+    """
     try:
         names = system.ls(folder, detail=False, refresh=True)
     except FileNotFoundError:
-        return []
-    found = (_PART.fullmatch(name.rpartition("/")[2]) for name in names)
-    return sorted((int(match[1]), bool(match[2])) for match in found if match)
+        return -1, []
+    found = list(filter(None, (_PART.fullmatch(name.rpartition("/")[2]) for name in names)))
+    joined = max((int(match[1]) for match in found if match[2]), default=-1)
+    return joined, sorted(int(match[1]) for match in found if not match[2])
 
 
 class BucketFolder(RunFolder):
@@ -249,7 +252,8 @@ class BucketFolder(RunFolder):
         with self._errors() as (system, root):
             if files:
                 with ThreadPoolExecutor(min(_AT_ONCE, len(files))) as pool:
-                    list(pool.map(lambda f: _put(system, f"{root}/{f}", self.folder / f), files))
+                    places = [f"{root}/{file}" for file in files]
+                    list(pool.map(system.put_file, [str(self.folder / f) for f in files], places))
         for name in files:
             (self.folder / name).unlink(missing_ok=True)
 
@@ -278,15 +282,13 @@ class BucketFolder(RunFolder):
     def _join_parts(self, system: Any, root: str) -> None:
         """Writes the last line of every job in one piece, where many parts came since the last."""
         folder = f"{root}/{self._parts}"
-        numbers = parts_in(system, folder)
-        joined = max((number for number, is_all in numbers if is_all), default=-1)
-        last = max(number for number, is_all in numbers if not is_all)
-        if last - joined < _JOINED_AFTER:
+        joined, single = parts_in(system, folder)
+        if single[-1] - joined < _JOINED_AFTER:
             return
         outcomes = outcomes_in(_joined(system, folder), self.place / self._parts)
         latest = {entry["custom_id"]: json_line(entry) for entry in outcomes}
         with suppress(FileExistsError):
-            name = f"{folder}/{last:08}.all.jsonl"
+            name = f"{folder}/{single[-1]:08}.all.jsonl"
             system.pipe_file(name, b"".join(latest.values()), mode="create")
 
     def _refuse_held(self, system: Any, root: str) -> None:
@@ -330,10 +332,6 @@ class BucketFolder(RunFolder):
                     self._renew(system, root)
 
 
-def _put(system: Any, name: str, local: Path) -> None:
-    system.put_file(str(local), name)
-
-
 def _names(system: Any, root: str, pattern: re.Pattern[str]) -> list[str]:
     """The names of this kind in a run's folder; a whole run's first."""
     try:
@@ -364,11 +362,10 @@ def _is_dead(lease: Mapping[str, Any]) -> bool:
 
 def _joined(system: Any, folder: str) -> bytes:
     """The lines of all parts. Raises OutputFolderError where one between others is missing."""
-    numbers = parts_in(system, folder)
-    joined = max((number for number, is_all in numbers if is_all), default=-1)
-    single = [number for number, is_all in numbers if not is_all and number > joined]
-    if single != list(range(joined + 1, joined + 1 + len(single))):
-        gap = next(n for n, number in enumerate(single, joined + 1) if n != number)
+    joined, single = parts_in(system, folder)
+    single = [number for number in single if number > joined]
+    gap = next((n for n, number in enumerate(single, joined + 1) if n != number), None)
+    if gap is not None:
         raise OutputFolderError(
             f"part {gap:08}.jsonl of the journal is missing",
             where=folder,

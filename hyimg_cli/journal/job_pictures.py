@@ -42,11 +42,10 @@ def write_picture(
 
     The file is on disk when this returns. Raises StorageError.
     """
-    text, sha256 = _text(job, pixels, facts)
-    data = formats.encoded(pixels, job.encoding, text)
-    path, file_sha256 = folder.save(job, job.encoding.suffix, data)
+    data = formats.encoded(pixels, job.encoding, _text(job, pixels, facts))
+    path, sha256 = folder.save(job, job.encoding.suffix, data)
     height, width = pixels.shape[:2]
-    return OutputFile(path, file_sha256, sha256, width, height, job.seed)
+    return OutputFile(path, sha256, images.pixel_digest(pixels), width, height, job.seed)
 
 
 def keep_redraw(
@@ -60,7 +59,7 @@ def keep_redraw(
     known then. Raises StorageError.
     """
     edit: Record = {"kind": "unfinished", "sha256": {}}
-    _save_beside(folder, job, edit, "plain", drawn, _text(job, drawn, facts)[0])
+    _save_beside(folder, job, edit, "plain", drawn, _text(job, drawn, facts))
     _save_beside(folder, job, edit, "shown", reference)
     return edit
 
@@ -173,14 +172,12 @@ def _save_beside(
     edit[kind], edit["sha256"][kind] = folder.save(job, EDIT_SUFFIXES[kind], data)
 
 
-def _text(
-    job: ImageJob, pixels: images.Pixels, facts: PictureFacts | None
-) -> tuple[PictureText | None, str]:
-    """Metadata of a picture that was drawn, where there are `facts`, and its pixels' digest."""
-    sha256 = images.pixel_digest(pixels)
+def _text(job: ImageJob, pixels: images.Pixels, facts: PictureFacts | None) -> PictureText | None:
+    """Metadata of a picture that was drawn, where there are `facts`."""
     if facts is None:
-        return None, sha256
-    return picture_text(job, public_line(job), facts, Size(*pixels.shape[:2]), sha256), sha256
+        return None
+    size, sha256 = Size(*pixels.shape[:2]), images.pixel_digest(pixels)
+    return picture_text(job, public_line(job), facts, size, sha256)
 
 
 def _text_of_redraw(

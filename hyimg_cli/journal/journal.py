@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 from hyimg_cli.addresses import shown_place
@@ -282,12 +282,7 @@ class RunFolder(JobFolder):
         """True if a run was begun there."""
         return bool(self.journals()) or (self.folder / RESOLVED).is_file()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):
             if not self.shard:  # another one may be about to put some there
                 (self.folder / LATENTS).rmdir()  # unless some wait for the next run

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -122,48 +122,35 @@ def here() -> MachineInfo:
     return MachineInfo(_has_gpu(), _has_triton())
 
 
-@dataclass(frozen=True)
-class ReplicaFacts:
-    """What all who make one folder's results have in common, told where the work is done: what
-    decides keys and pixels of jobs, fingerprints of models by name, versions of packages, and the
-    digest of the first `source` picture, as it is found there.
+def replica_facts(config: RunConfig, plan: Plan) -> dict[str, object]:
+    """What all who make one folder's results have in common, by name, as it is where this is asked
+    or at the place that `config` names.
+
+    What decides keys and pixels of jobs, the digest of the first source picture, fingerprints of
+    models and versions of packages. Raises CheckpointError.
     """
+    choice, parallel = config.model, config.parallel
+    device, dtype = precision(choice)
+    names = dict.fromkeys(group.model for group in plan.groups)
+    sources = (path for job in plan.jobs for path in job.images)
+    return {
+        "device": device,
+        "dtype": dtype,
+        "decode_graphs": by_graphs(choice, parallel.picture_ranks),
+        "tensor ranks": parallel.tensor_ranks,
+        "source picture": next((source_digest(path) for path in sources), None),
+        **{name: registry.fingerprint(name, choice.revision) for name in names},
+        **versions(),
+    }
 
-    device: str
-    dtype: str
-    decode_graphs: bool
-    tensor_ranks: int
-    models: Mapping[str, str]
-    versions: Mapping[str, str]
-    source: str | None
 
-    @classmethod
-    def of(cls, config: RunConfig, plan: Plan) -> "ReplicaFacts":
-        """By this process, or by the place that `config` names. Raises CheckpointError."""
-        choice, parallel = config.model, config.parallel
-        device, dtype = precision(choice)
-        names = dict.fromkeys(group.model for group in plan.groups)
-        prints = {name: registry.fingerprint(name, choice.revision) for name in names}
-        sources = (path for job in plan.jobs for path in job.images)
-        source = next((source_digest(path) for path in sources), None)
-        graphs = by_graphs(choice, parallel.picture_ranks)
-        ranks = parallel.tensor_ranks
-        return cls(device, dtype, graphs, ranks, prints, versions(), source)
-
-    def differences(self, other: "ReplicaFacts") -> str:
-        """In words, what `other` has otherwise; of versions, those that are known here."""
-        theirs = other.flat()
-        told = [
-            f"{name} {theirs.get(name)} instead of {value}"
-            for name, value in self.flat().items()
-            if theirs.get(name) != value
-        ]
-        return ", ".join(told)
-
-    def flat(self) -> dict[str, object]:
-        found = {name: getattr(self, name) for name in ("device", "dtype", "decode_graphs")}
-        found |= {"tensor ranks": self.tensor_ranks, "source picture": self.source}
-        return found | dict(self.models) | dict(self.versions)
+def describe_differences(expected: Mapping[str, object], found: Mapping[str, object]) -> str:
+    """In words, which of the expected facts are `found` otherwise."""
+    return ", ".join(
+        f"{name} {found.get(name)} instead of {value}"
+        for name, value in expected.items()
+        if found.get(name) != value
+    )
 
 
 def confirm_dtype(choice: ModelChoice, dtype: str) -> None:

@@ -7,9 +7,9 @@ it. Lines are people's to edit; what is there is never written again.
 import glob
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from hyimg_cli.errors import OutputFolderError
@@ -35,33 +35,23 @@ class TextsFile(JobFolder):
         super().__init__(path.parent)
         self._path = path.resolve() if path.is_symlink() else path
         self._jobs = {job.custom_id: job for job in jobs}
-        self._lock: int | None = None
         self._file: JournalFile | None = None
 
     def __enter__(self) -> Self:
-        with disk_errors(self._path):
+        with disk_errors(self._path), ExitStack() as held:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = locked(self._path.with_name(f".{self._path.name}.lock"))
-            try:
-                for left in self.folder.glob(f".{glob.escape(self._path.name)}{REPLICA}*"):
-                    remove(left)
-                self.lines()  # what is no file of texts is left as it is
-                self._file = JournalFile(self._path)
-            except BaseException:
-                os.close(self._lock)
-                raise
+            held.callback(os.close, locked(self._path.with_name(f".{self._path.name}.lock")))
+            for left in self.folder.glob(f".{glob.escape(self._path.name)}{REPLICA}*"):
+                remove(left)
+            self.lines()  # what is no file of texts is left as it is
+            self._file = JournalFile(self._path)
+            self._held = held.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
-        if self._lock is not None:
-            os.close(self._lock)
+        self._held.close()
 
     def replica_folder(self, number: int) -> Path:
         return self._path.with_name(f".{self._path.name}{REPLICA}{number}")

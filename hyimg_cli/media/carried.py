@@ -26,6 +26,7 @@ from hyimg_cli.media.images import (
     grey_of,
     open_source,
     opened_picture,
+    own_channels,
     read_image,
     size_of,
 )
@@ -209,17 +210,11 @@ def _too_deep(path: Path, why: str) -> SourceImageError:
 
 
 def _own(path: Path, image: ImageFile.ImageFile) -> Picture:
-    """A picture's own channels, upright; it is copied only where it must be."""
+    """A picture's own channels, upright."""
     with decoder_faults(path):
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
-        kind = "L" if image.mode in ("1", "L") else "RGB"
-        if image.has_transparency_data:
-            layer = image if image.mode == "RGBA" else image.convert("RGBA")
-            if layer.getchannel("A").getextrema() != (255, 255):
-                return layer
-            return layer.convert("RGB")
-        return image if image.mode == kind else image.convert(kind)
+        return own_channels(image)
 
 
 def _unmixed(alpha: Bytes, drawn: Pixels) -> Bytes:

@@ -412,14 +412,22 @@ def _as_rgb(image: Image.Image) -> tuple[Image.Image, list[str]]:
         return grey_of(image).convert("RGB"), []
     name = _MODE_NAMES.get(image.mode, image.mode)
     notes = [] if image.mode in _PLAIN_MODES else [f"{name} converted to RGB"]
-    if not image.has_transparency_data:
-        return image.convert("RGB"), notes
-    layer = image.convert("RGBA")
-    if layer.getchannel("A").getextrema() == (255, 255):
-        return layer.convert("RGB"), notes
+    own = own_channels(image)
+    if own.mode != "RGBA":
+        return own.convert("RGB"), notes
     white = Image.new("RGBA", image.size, "white")
-    composite = Image.alpha_composite(white, layer).convert("RGB")
+    composite = Image.alpha_composite(white, own).convert("RGB")
     return composite, [*notes, "transparency composited on white"]
+
+
+def own_channels(image: Picture) -> Picture:
+    """8-bit grey, RGB, or RGBA where it is clear somewhere; copied only where it must be."""
+    if image.has_transparency_data:
+        layer = image if image.mode == "RGBA" else image.convert("RGBA")
+        is_clear = layer.getchannel("A").getextrema() != (255, 255)
+        return layer if is_clear else layer.convert("RGB")
+    kind = "L" if image.mode in ("1", "L") else "RGB"
+    return image if image.mode == kind else image.convert(kind)
 
 
 def _fault(slug: str, what: str, path: Path, hint: str = "") -> SourceImageError:

@@ -22,14 +22,19 @@ from hyimg_cli.engine.replicas.messages import (
 from hyimg_cli.engine.replicas.run import Replicas
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import RunFolder
-from hyimg_cli.journal.keys import ReplicaFacts, by_graphs, job_keys, precision
+from hyimg_cli.journal.keys import (
+    by_graphs,
+    describe_differences,
+    job_keys,
+    precision,
+    replica_facts,
+)
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.watch import Limits
 from hyimg_cli.settings.run import MachineInfo, ModelChoice, OutputConfig, ParallelConfig, RunConfig
 from hyimg_cli.spec.events import Event, JobStarted, ReplicaDied
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.plan import Plan
 
 GPU, BARE = MachineInfo(has_gpu=True, has_triton=True), MachineInfo(has_gpu=False, has_triton=False)
 
@@ -61,22 +66,21 @@ def test_a_folder_says_where_its_results_were_made(tmp_path: Path) -> None:
 
 def test_what_differs_is_said_by_name(job: ImageJob, tmp_path: Path) -> None:
     plan = make_plan([job], registry.model_card)
-    here, there = ReplicaFacts.of(config(BARE), plan), ReplicaFacts.of(config(GPU), plan)
-    assert here.differences(here) == ""
-    assert here.differences(there) == (
+    here, there = replica_facts(config(BARE), plan), replica_facts(config(GPU), plan)
+    assert describe_differences(here, here) == ""
+    assert describe_differences(here, there) == (
         "device cuda instead of cpu, dtype bfloat16 instead of float32, "
         "decode_graphs True instead of False"
     )
     edit = replace(job, images=(str(tmp_path / "one.png"),))
-    assert (
-        ReplicaFacts.of(config(BARE), make_plan([edit], registry.model_card)).source == "unreadable"
-    )
+    facts = replica_facts(config(BARE), make_plan([edit], registry.model_card))
+    assert facts["source picture"] == "unreadable"
 
 
 class Scripted:
     """A transport of replicas that have these facts, and do nothing."""
 
-    def __init__(self, config: RunConfig, facts: list[ReplicaFacts]) -> None:
+    def __init__(self, config: RunConfig, facts: list[dict[str, object]]) -> None:
         self.config, self._facts = config, facts
         self._said: list[tuple[int, FromReplica]] = []
         self.assigned: list[int] = []
@@ -129,7 +133,7 @@ def test_who_waits_for_room_is_not_taken_for_dead(job: ImageJob, tmp_path: Path)
     mine = RunConfig(OutputConfig(tmp_path), parallel=ParallelConfig(replicas=2))
     jobs = [replace(job, custom_id=f"j{n}", prompt=f"{n}") for n in range(2)]
     plan = make_plan(jobs, registry.model_card)
-    crowded = Crowded(mine, [replace(ReplicaFacts.of(mine, plan))])
+    crowded = Crowded(mine, [replica_facts(mine, plan)])
     limits = Limits(start_s=0.2, silence_s=10.0)
     with RunFolder(tmp_path) as folder:
         run = Replicas(mine, transport=lambda *_: crowded, limits=limits)
@@ -149,7 +153,7 @@ def run(job: ImageJob, tmp_path: Path) -> Run:
         )
         jobs = [replace(job, custom_id=f"j{n}", prompt=f"{n}") for n in range(6)]
         plan = make_plan(jobs, registry.model_card)
-        facts = [replace(ReplicaFacts.of(mine, plan), **change) for change in changes]
+        facts = [replica_facts(mine, plan) | change for change in changes]
         scripted = Scripted(mine, facts)
         with RunFolder(tmp_path) as folder:
             events = list(Replicas(mine, transport=lambda *_: scripted).run(plan, folder))
@@ -175,7 +179,7 @@ ON_CPU = {"device": "cpu", "dtype": "float32", "decode_graphs": False}
         (ON_CPU, "device cpu instead of cuda, dtype float32 instead of bfloat16, "
          "decode_graphs False instead of True"),
         ({"decode_graphs": False}, "decode_graphs False instead of True"),
-        ({"tensor_ranks": 2}, "tensor ranks 2 instead of 1"),
+        ({"tensor ranks": 2}, "tensor ranks 2 instead of 1"),
     ],
 )  # fmt: skip
 def test_a_head_without_a_gpu_drives_workers_that_have_one(
@@ -194,7 +198,7 @@ def test_a_head_tells_of_a_lost_job_by_the_key_of_where_it_was_lost(
     parallel = ParallelConfig(replicas=2)
     mine = RunConfig(OutputConfig(tmp_path), model=ModelChoice(machine=GPU), parallel=parallel)
     plan = make_plan([job], registry.model_card)
-    fatal = Fatal(mine, [ReplicaFacts.of(mine, plan)] * 2)
+    fatal = Fatal(mine, [replica_facts(mine, plan)] * 2)
     with RunFolder(tmp_path) as folder:
         list(Replicas(mine, transport=lambda *_: fatal).run(plan, folder))
         (line,) = folder.results().values()
@@ -203,13 +207,12 @@ def test_a_head_tells_of_a_lost_job_by_the_key_of_where_it_was_lost(
 
 
 def test_the_packages_of_the_first_are_those_of_all(run: Run) -> None:
-    versions = ReplicaFacts.of(config(BARE), Plan(())).versions
-    newer = {"versions": dict(versions) | {"torch": "9.9"}}
+    newer = {"torch": "9.9"}
     scripted, events = run(newer, {}, newer)
     assert set(scripted.assigned) == {0, 2}
     assert [event.replica for event in events if isinstance(event, ReplicaDied)] == [1]
     with pytest.raises(MachineError, match=r"every replica died: .*refused .* hyimg 0\.0"):
-        run({"versions": dict(versions) | {"hyimg": "0.0"}})
+        run({"hyimg": "0.0"})
 
 
 def test_without_ray_the_extra_that_brings_it_is_named(

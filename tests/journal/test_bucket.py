@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from journal.test_edited import SIZE, job, opened, saved
+from journal.test_job_pictures import SIZE, job, opened, saved
 from store_server import Endpoint, s3_endpoint
 
 from hyimg_cli import remote

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Protocol
 
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.journal.keys import ReplicaFacts
 from hyimg_cli.parallel.watch import BEAT_S, Beat
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Event
@@ -61,7 +60,7 @@ class Ready:
     this; `facts` are what it finds there.
     """
 
-    facts: ReplicaFacts
+    facts: Mapping[str, object]
     node: str = ""
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from hyimg_cli.engine.replicas.folder import ReplicaFolder
 from hyimg_cli.engine.replicas.messages import Assign, PieceDone, Setup, Told
 from hyimg_cli.errors import HyimgError, Interrupted
-from hyimg_cli.journal.keys import ReplicaFacts
+from hyimg_cli.journal.keys import replica_facts
 from hyimg_cli.parallel.watch import AwakeClock, Steps
 from hyimg_cli.spec.events import Event, GroupStarted, JobEnded, JobStarted, Progress
 from hyimg_cli.spec.printed import log_printable
@@ -32,7 +32,7 @@ class PieceWorker:
         self._whole = setup.whole
         # By this machine; where that differs from the run's, nobody will want the session.
         config = replace(setup.config, model=replace(setup.config.model, machine=None))
-        self.facts = ReplicaFacts.of(config, setup.whole)
+        self.facts = replica_facts(config, setup.whole)
         self._folder = ReplicaFolder(setup.folder)
         self.steps = Steps(AwakeClock(most_s=3 * setup.beat_s))
         module, name = setup.session.split(":")

@@ -41,7 +41,8 @@ from hyimg_cli.errors import (
 )
 from hyimg_cli.files import remove
 from hyimg_cli.journal.journal import FinishedJob, JobFolder
-from hyimg_cli.journal.keys import ReplicaFacts, key_of, source_digests
+from hyimg_cli.journal.keys import describe_differences, key_of, replica_facts, source_digests
+from hyimg_cli.journal.provenance import versions
 from hyimg_cli.parallel.watch import LIMITS, AwakeClock, Beat, Limits, StepWatch
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Event, JobEnded, ReplicaDied
@@ -158,9 +159,10 @@ class _Dispatcher:
         self._setup, self._config, self._folder = setup, setup.config, folder
         self._workers = [Worker(number) for number in range(count)]
         self._queue = JobQueue(setup.whole, count)
-        facts = ReplicaFacts.of(setup.config, setup.whole)
-        own = {name: facts.versions[name] for name in ("hyimg",)}
-        self._facts = replace(facts, versions=own)
+        # Packages of its own count for nothing: the first replica's are those of all.
+        packages = versions().keys() - {"hyimg"}
+        facts = replica_facts(setup.config, setup.whole)
+        self._facts = {name: fact for name, fact in facts.items() if name not in packages}
         self._deaths: dict[str, list[str]] = {}
         self._dead: list[str] = []
         self._advice = ""
@@ -270,10 +272,10 @@ class _Dispatcher:
 
     def _differences(self, ready: Ready) -> str:
         """Why a replica may not work on this run; the first one's packages are all others'."""
-        expected, node = self._facts, f" ({ready.node})" if ready.node else ""
-        if found := expected.differences(ready.facts):
+        node = f" ({ready.node})" if ready.node else ""
+        if found := describe_differences(self._facts, ready.facts):
             return f"refused{node}, it has {found}"
-        self._facts = replace(expected, versions=ready.facts.versions)
+        self._facts = dict(ready.facts)
         return ""
 
     def _ended(self, worker: Worker, ended: PieceDone) -> Iterator[Event]:
