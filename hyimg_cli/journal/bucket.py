@@ -50,7 +50,7 @@ _READ_AT_ONCE = 500
 # S3's answer to a request that met another one for the same name; it may be sent again.
 _CONFLICT, _CONFLICT_PAUSES_S = "ConditionalRequestConflict", (0.1, 1.0, 5.0)
 _JOURNAL = re.compile(rf"{PARTS}(-[0-9]+-of-[0-9]+)?")
-_LEASE = re.compile(r"lease(-[0-9]+-of-([0-9]+))?\.json")
+_LEASE = re.compile(r"lease(-[0-9]+-of-[0-9]+)?\.json")
 _PART = re.compile(r"([0-9]{8})(\.all)?\.jsonl")
 
 
@@ -82,12 +82,6 @@ class PartJournal:
             hint="use a store with conditional writes (S3, GCS, MinIO from 2024 on), or a folder",
             code="machine.store",
         )
-
-    def close(self) -> None:
-        """Nothing: each part is whole."""
-
-    def confirm(self) -> None:
-        """Nothing: nobody but the next run can write behind the last part."""
 
     def append(self, lines: Sequence[bytes]) -> None:
         """Adds lines in one part. Raises StorageError where another run has taken over."""
@@ -155,13 +149,14 @@ class BucketFolder(RunFolder):
         self._ended = threading.Event()
         self._renewing = threading.Thread(target=self._renew_always, daemon=True)
         self._sizes: dict[str, int] | None = None
+        self._part_journal: PartJournal | None = None
 
     def __enter__(self) -> Self:
         with self._errors() as (system, root):
             self._refuse_held(system, root)
             self._clear()
             (self.folder / OUTPUTS).mkdir(parents=True, exist_ok=True)
-            self._journal = PartJournal(system, root, self._run, self._parts)
+            self._part_journal = PartJournal(system, root, self._run, self._parts)
             self._join_parts(system, root)
             self._renew(system, root)
             self._count_attempts()
@@ -185,7 +180,7 @@ class BucketFolder(RunFolder):
         self._ended.set()
         # On its way it would put the lease back behind us.
         self._renewing.join(_PARTING_S)
-        self._journal = None
+        self._part_journal = None
         shutil.rmtree(self.folder, ignore_errors=True)
         if self._renewing.is_alive():
             return  # the store does not answer
@@ -203,7 +198,14 @@ class BucketFolder(RunFolder):
     def write_results(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Adds outcomes to the journal, all in one part: the last one of a job counts."""
         with self._errors():
-            self._held_journal().append(list(map(json_line, entries)))
+            self._append(list(map(json_line, entries)))
+
+    def confirm(self) -> None:
+        """Nothing: nobody but the next run can write behind the last part."""
+
+    def _append(self, lines: Sequence[bytes]) -> None:
+        assert self._part_journal is not None, "the journal is written without its first part"
+        self._part_journal.append(lines)
 
     def bring(self, name: str, source: Path) -> None:
         with self._errors() as (system, root), opened(source) as file:
@@ -269,9 +271,6 @@ class BucketFolder(RunFolder):
             with self._errors() as (system, root):
                 system.put_file(local.name, f"{root}/{name}")
 
-    def _confirm_lock(self) -> None:
-        """Nothing: the next part tells."""
-
     @contextmanager
     def _errors(self) -> Iterator[tuple[Any, str]]:
         """The store and the folder in it; what the store raises is an error of the folder's."""
@@ -295,12 +294,9 @@ class BucketFolder(RunFolder):
         """Raises OutputFolderError where a lease that keeps this run out is renewed while we look:
         its own, or one of a run that is not a shard of the same count.
         """
-        ours = _LEASE.fullmatch(self._lease)
-        assert ours is not None, "a lease has this run's name"
-        held = {}
+        of_count, held = f"-{self.shard.rpartition('-')[2]}.json", {}
         for name in _names(system, root, _LEASE):
-            match = _LEASE.fullmatch(name)
-            is_beside = match and ours[2] and match[2] == ours[2] and name != self._lease
+            is_beside = self.shard and name.endswith(of_count) and name != self._lease
             lease = {} if is_beside else _read_lease(system, f"{root}/{name}")
             if lease and not _is_dead(lease) and time.time() - lease.get("time", 0) <= 4 * STALE_S:
                 held[name] = lease

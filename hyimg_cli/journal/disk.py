@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hyimg_cli.errors import OutputFolderError
-from hyimg_cli.files import descriptor_of, remove, storage_error, write_all
+from hyimg_cli.files import descriptor_of, storage_error, write_all
 
 
 def locked(path: Path, wait_s: float = 0.0) -> int:
@@ -85,12 +85,6 @@ def make_folders(path: Path) -> None:
             hint="choose another folder with -o",
             code="output.not-a-folder",
         ) from None
-
-
-def remove_temporaries(folder: Path, of: str = "[0-9]*") -> None:
-    """Removes what a killed run had not yet given its final name; `of`: one process's alone."""
-    for leftover in folder.glob(f".*.{of}.tmp"):
-        remove(leftover)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from hyimg_cli.addresses import shown_place
 from hyimg_cli.errors import JobError, OutputFolderError, StorageError
@@ -41,7 +41,6 @@ from hyimg_cli.journal.disk import (
     is_locked,
     locked,
     make_folders,
-    remove_temporaries,
 )
 from hyimg_cli.journal.job_files import (
     OUTPUTS,
@@ -190,18 +189,6 @@ class JobFolder(ABC):
         """
 
 
-class Journal(Protocol):
-    """Where lines are added: a file, or parts in an object store."""
-
-    def append(self, lines: Sequence[bytes]) -> None:
-        """Adds lines: on disk when this returns. Raises StorageError."""
-
-    def confirm(self) -> None:
-        """Raises StorageError where it is no longer as this run left it."""
-
-    def close(self) -> None: ...
-
-
 def shard_suffix(shard: tuple[int, int] | None) -> str:
     """What the names of a shard's own files have more: `-2-of-8`; nothing for a whole run."""
     return f"-{shard[0]}-of-{shard[1]}" if shard else ""
@@ -217,7 +204,7 @@ class RunFolder(JobFolder):
         super().__init__(folder)
         self.place, self.shard = folder, shard_suffix(shard)
         self._lock: int | None = None
-        self._journal: Journal | None = None
+        self._journal: JournalFile | None = None
         self._former: dict[str, list[str]] = {}
 
     def __enter__(self) -> Self:
@@ -265,7 +252,8 @@ class RunFolder(JobFolder):
 
     def _clear(self) -> None:
         for place in (self.folder, *self._places_of_files()):
-            remove_temporaries(place)
+            for temporary in place.glob(".*.[0-9]*.tmp"):
+                remove(temporary)
         for left in self.folder.glob(f"{REPLICA}*"):
             remove(left)
 
@@ -432,7 +420,7 @@ class RunFolder(JobFolder):
         lines = [json_line(entry) for entry in entries]
         with disk_errors(self.folder):
             self._publish([one for one in outcomes if one.status == "done" or one.edit])
-            self._held_journal().append(lines)
+            self._append(lines)
             for outcome, entry in zip(outcomes, entries, strict=True):
                 self.attempts[outcome.custom_id] = outcome.attempt
                 if outcome.status != "done":
@@ -457,7 +445,10 @@ class RunFolder(JobFolder):
         with disk_errors(self.folder):
             self._held_journal().confirm()
 
-    def _held_journal(self) -> "Journal":
+    def _append(self, lines: Sequence[bytes]) -> None:
+        self._held_journal().append(lines)
+
+    def _held_journal(self) -> JournalFile:
         assert self._journal is not None, "the journal is written without the folder's lock"
         self._confirm_lock()
         return self._journal
@@ -581,12 +572,9 @@ def resume(
         entry = results.get(job.custom_id) if resume else None
         if entry is None:
             resumption.to_run.append(job)
-        elif entry.get("key") != keys.get(job.custom_id, ""):
+        elif entry.get("key") != keys.get(job.custom_id, "") or is_renamed(job, entry):
             if entry.get("status") == "done":
                 others.append(job)
-            resumption.to_run.append(job)
-        elif is_renamed(job, entry):
-            others.append(job)
             resumption.to_run.append(job)
         elif _is_to_finish(folder, entry, wanted := finishing.get(job.custom_id, ""), retry_failed):
             assert isinstance(job, ImageJob), "only pictures are put back on a source"

@@ -3,9 +3,11 @@ resolved; either may be empty.
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import VIDEO_TASKS
@@ -18,16 +20,38 @@ _NO_TIME = ("queue", "total")
 _NO_SETTING = ("custom_id", "prompt", "images", "seed", "cot_text", "cot_token_ids", "model")
 
 
-class Pictures(Protocol):
-    """How the page gets at files: `name`, `link`, `thumb`, `width`, `height`; `gone` says why one
-    cannot be shown.
+class Pictures(ABC):
+    """How a page gets at files, by their paths from the run's folder.
+
+    `shared`: the folder, as sources are written, that stands before the names of all.
     """
 
-    def source(self, path: str) -> Record: ...
+    def __init__(self, folder: Path, shared: Path | None = None) -> None:
+        self._folder, self._shared = folder, shared
 
-    def output(self, output: Entry) -> Record: ...
+    @abstractmethod
+    def show(self, path: str, key: str = "", width: int = 0, height: int = 0) -> Record:
+        """Link and thumbnail of a file; `gone` says why it cannot be shown. `key`: of its content,
+        where that is known.
+        """
 
-    def link(self, path: str) -> str: ...
+    @abstractmethod
+    def link(self, path: str) -> str:
+        """Where a file is, from the page; empty where there is none."""
+
+    def source(self, path: str) -> Record:
+        """A source, by the part of its path that not all sources share."""
+        pure, shared = Path(path), self._shared
+        name = str(pure.relative_to(shared)) if shared and shared in pure.parents else pure.name
+        return self.show(path) | {"name": name}
+
+    def output(self, output: Entry) -> Record:
+        """A file of a result, with what its line says of it."""
+        path = str(output.get("path"))
+        facts = {name: output[name] for name in ("width", "height", "seed") if name in output}
+        size = facts.get("width", 0), facts.get("height", 0)
+        shown = self.show(path, str(output.get("sha256") or ""), *size)
+        return facts | shown | {"name": Path(path).name}
 
 
 def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Record:

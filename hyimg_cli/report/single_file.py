@@ -1,27 +1,19 @@
 """A run's page as one file with its pictures inside, to attach; capped, and it says so."""
 
 import base64
-from dataclasses import dataclass, field
+import mimetypes
 from pathlib import Path
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.report.page import render
-from hyimg_cli.report.records import Entry, Record
+from hyimg_cli.report.records import Pictures, Record
 from hyimg_cli.report.run_page import asked_in, call, index, status_of
-from hyimg_cli.report.thumbnails import as_jpeg, is_video, name_of, small
+from hyimg_cli.report.thumbnails import SHOWABLE, as_jpeg, is_video, small
 
 # Longest side of a picture inside, and the bytes of a file that is taken as it is.
 _SIDE, _QUALITY = 640, 80
 _PICTURE_BYTES, _VIDEO_BYTES = 60_000, 4_000_000
-_TYPES = {
-    ".png": "image/png",
-    ".jpg": "image/jpeg",
-    ".jpeg": "image/jpeg",
-    ".webp": "image/webp",
-    ".gif": "image/gif",
-    ".mp4": "video/mp4",
-}
 MOST_MB = 24
 
 
@@ -48,52 +40,42 @@ def single_file(folder: Path, *, most_mb: float = MOST_MB) -> str:
     return render("report.html", title=facts["title"], inline="".join(calls))
 
 
-@dataclass
-class EmbeddedPictures:
-    """Pictures as data URIs, one that is used twice kept once; links are keys of
-    `uris`."""
+class EmbeddedPictures(Pictures):
+    """Pictures as data URIs, one that is used twice kept once; links are keys of `uris`."""
 
-    folder: Path
-    shared: Path | None
-    left_bytes: int
-    _known: dict[str, Record] = field(default_factory=dict)
-    _keys: dict[str, str] = field(default_factory=dict)
-    left_out: int = 0
-    is_scaled: bool = False
-
-    def source(self, path: str) -> Record:
-        return self._shown(path) | {"name": name_of(path, self.shared)}
-
-    def output(self, output: Entry) -> Record:
-        path = str(output.get("path"))
-        facts = {name: output[name] for name in ("width", "height", "seed") if name in output}
-        return facts | self._shown(path) | {"name": Path(path).name}
+    def __init__(self, folder: Path, shared: Path | None, left_bytes: int) -> None:
+        super().__init__(folder, shared)
+        self._left_bytes = left_bytes
+        self._known: dict[str, Record] = {}
+        self._keys: dict[str, str] = {}
+        self.left_out, self.is_scaled = 0, False
 
     def link(self, path: str) -> str:
         """Nothing: the page stands alone."""
         return ""
 
-    def _shown(self, path: str) -> Record:
+    def show(self, path: str, key: str = "", width: int = 0, height: int = 0) -> Record:
         if path not in self._known:
             self._known[path] = self._embedded(path)
         return self._known[path]
 
     def _embedded(self, path: str) -> Record:
         """The file, or a smaller copy; of a video its first frame, and all of it if it is small."""
-        file, whole, copy = self.folder / path, "", ""
+        file, whole, copy = self._folder / path, "", ""
         try:
-            kind = _TYPES.get(file.suffix.lower())
+            kind = mimetypes.guess_type(file.name, strict=False)[0]
+            is_shown = file.suffix.lower() in (*SHOWABLE, ".mp4")
             most = _VIDEO_BYTES if is_video(path) else _PICTURE_BYTES
-            if kind and file.stat().st_size <= most:
+            if kind and is_shown and file.stat().st_size <= most:
                 whole = _uri(kind, file.read_bytes())
             if is_video(path) or not whole:
                 copy = _uri("image/jpeg", as_jpeg(small(file, _SIDE), _QUALITY))
         except (HyimgError, OSError, ValueError) as error:
             return {"gone": getattr(error, "what", "there is no such file")}
-        if len(whole) + len(copy) > self.left_bytes:
+        if len(whole) + len(copy) > self._left_bytes:
             self.left_out += 1
             return {"gone": "left out of this file"}
-        self.left_bytes -= len(whole) + len(copy)
+        self._left_bytes -= len(whole) + len(copy)
         self.is_scaled |= not whole
         link, thumb = (self._keep(uri) if uri else "" for uri in (whole or copy, copy))
         found = {"link": link} | ({"thumb": thumb} if thumb else {})

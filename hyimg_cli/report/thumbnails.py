@@ -18,7 +18,7 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.files import refuse_links, replace_file
 from hyimg_cli.media.frames import VIDEO_SUFFIXES, read_frames
 from hyimg_cli.media.images import probe_image, read_small
-from hyimg_cli.report.records import Entry, Record
+from hyimg_cli.report.records import Pictures, Record
 from hyimg_cli.spec import digest
 
 SIDE = 320
@@ -28,15 +28,14 @@ SHOWABLE = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".avif", ".bmp")
 _QUALITY = 82
 
 
-class LinkedPictures:
-    """Pictures by their paths from the run's folder.
+class LinkedPictures(Pictures):
+    """Pictures beside the page.
 
     `waiting` counts those whose thumbnail was put off: the page links the file itself meanwhile.
     """
 
     def __init__(self, folder: Path, shared: Path | None = None) -> None:
-        """`shared`: the folder, as sources are written, that stands before the names of all."""
-        self._folder, self._shared = folder, shared
+        super().__init__(folder, shared)
         self._sources: dict[str, Record] = {}
         self._until = math.inf
         self.waiting = 0
@@ -46,31 +45,22 @@ class LinkedPictures:
         self._until, self.waiting = time.thread_time() + seconds, 0
 
     def source(self, path: str) -> Record:
-        if path not in self._sources:
-            before = self.waiting
-            shown = self._shown(path, _name(path))
-            found = shown | {"name": name_of(path, self._shared)}
-            if self.waiting > before:
-                return found
+        if path in self._sources:
+            return self._sources[path]
+        before, found = self.waiting, super().source(path)
+        if self.waiting == before:
             self._sources[path] = found
-        return self._sources[path]
-
-    def output(self, output: Entry) -> Record:
-        path = str(output.get("path"))
-        facts = {name: output[name] for name in ("width", "height", "seed") if name in output}
-        sha256 = str(output.get("sha256"))
-        key = sha256 if sha256.isalnum() else _name(path)
-        shown = self._shown(path, key, facts.get("width", 0), facts.get("height", 0))
-        return facts | shown | ({"is_video": True} if is_video(path) else {})
+        return found
 
     def link(self, path: str) -> str:
-        """Where a file is, from the page; empty where there is none."""
         return link_to(path) if os.path.isfile(self._folder / path) else ""
 
-    def _shown(self, path: str, key: str, width: int = 0, height: int = 0) -> Record:
-        """Link and thumbnail. A file that is gone is shown by the thumbnail it left, if any."""
+    def show(self, path: str, key: str = "", width: int = 0, height: int = 0) -> Record:
+        """A file that is gone is shown by the thumbnail it left, if any."""
+        if not key.isalnum():
+            key = digest.of_bytes(path.encode("utf-8", "surrogatepass"))
         file, thumb = self._folder / path, f"{THUMBS}/{key[:24]}.jpg"
-        found: Record = {"name": Path(path).name}
+        found: Record = {"is_video": True} if is_video(path) else {}
         try:
             changed_ns = file.stat().st_mtime_ns
         except (OSError, ValueError):
@@ -125,19 +115,9 @@ def is_video(path: str) -> bool:
     return Path(path).suffix.lower() in VIDEO_SUFFIXES
 
 
-def name_of(path: str, shared: Path | None) -> str:
-    """A source's path without what all sources share."""
-    pure = Path(path)
-    return str(pure.relative_to(shared)) if shared and shared in pure.parents else pure.name
-
-
 def link_to(path: str) -> str:
     """A path from the page as a link from the page."""
     return Path(path).as_uri() if Path(path).is_absolute() else quote(os.fsencode(path))
-
-
-def _name(path: str) -> str:
-    return digest.of_bytes(path.encode("utf-8", "surrogatepass"))
 
 
 def _is_of(thumb: Path, changed_ns: int) -> bool:
