@@ -62,7 +62,7 @@ def keep_copies_in(store: Keeps) -> None:
     _copies[:] = [store]
 
 
-def located(address: str) -> tuple[Any, str]:
+def locate(address: str) -> tuple[Any, str]:
     """The file system of an address, and its path there.
 
     Raises MachineError where a library is missing, UsageError for an address that nobody serves.
@@ -108,7 +108,7 @@ def _system(scheme: str) -> Any:
 @cache
 def _answers(store: str) -> bool:
     """True if a store answers within some seconds, whatever it says."""
-    system, path = located(store)
+    system, path = locate(store)
     has_answered = threading.Event()
 
     def ask() -> None:
@@ -128,7 +128,7 @@ def copy_of(address: str, most: int | None = None) -> io.BufferedReader | None:
 
     Raises OSError.
     """
-    system, path = located(address)
+    system, path = locate(address)
     with as_os_errors(address):
         facts = system.info(path)
         if facts.get("type") == "directory":

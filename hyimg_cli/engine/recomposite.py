@@ -62,7 +62,7 @@ def _finished(
 
 
 def _pixels(folder: RunFolder, path: str) -> np.ndarray:
-    with Image.open(folder.fetched(path)) as image:
+    with Image.open(folder.fetch(path)) as image:
         return np.asarray(image.convert("RGB"))
 
 

@@ -34,7 +34,7 @@ from hyimg_cli.files import json_of, opened
 from hyimg_cli.journal.disk import disk_errors, is_process
 from hyimg_cli.journal.job_files import OUTPUTS, files_of_result
 from hyimg_cli.journal.journal import RESOLVED, RunFolder, json_line, outcome_to_json, outcomes_in
-from hyimg_cli.remote import as_os_errors, located
+from hyimg_cli.remote import as_os_errors, locate
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
 
@@ -211,12 +211,12 @@ class BucketFolder(RunFolder):
         with self._errors() as (system, root), opened(source) as file:
             system.pipe_file(f"{root}/{name}", file.read())
 
-    def fetched(self, name: str) -> Path:
+    def fetch(self, name: str) -> Path:
         local = self.folder / name
         if not local.exists():
             local.parent.mkdir(parents=True, exist_ok=True)
             with as_os_errors(self._address):
-                system, root = located(self._address)
+                system, root = locate(self._address)
                 system.get_file(f"{root.rstrip('/')}/{name}", str(local))
         return local
 
@@ -275,7 +275,7 @@ class BucketFolder(RunFolder):
     def _errors(self) -> Iterator[tuple[Any, str]]:
         """The store and the folder in it; what the store raises is an error of the folder's."""
         with disk_errors(self.place), as_os_errors(self._address):
-            system, root = located(self._address)
+            system, root = locate(self._address)
             yield system, root.rstrip("/")
 
     def _join_parts(self, system: Any, root: str) -> None:

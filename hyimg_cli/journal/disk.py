@@ -12,7 +12,7 @@ from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.files import descriptor_of, storage_error, write_all
 
 
-def locked(path: Path, wait_s: float = 0.0) -> int:
+def take_lock(path: Path, wait_s: float = 0.0) -> int:
     """A descriptor that holds the lock until it is closed, by us or by the end of the process.
 
     Raises OutputFolderError where another process holds it for longer than `wait_s`.

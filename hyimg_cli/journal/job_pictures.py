@@ -42,7 +42,7 @@ def write_picture(
 
     The file is on disk when this returns. Raises StorageError.
     """
-    data = formats.encoded(pixels, job.encoding, _text(job, pixels, facts))
+    data = formats.encode(pixels, job.encoding, _text(job, pixels, facts))
     path, sha256 = folder.save(job, job.encoding.suffix, data)
     height, width = pixels.shape[:2]
     return OutputFile(path, sha256, images.pixel_digest(pixels), width, height, job.seed)
@@ -144,8 +144,8 @@ def _written(
     if text is not None and found.kind == "none":
         # Nothing in it was generated.
         text = PictureText("", "", "")
-    data = source.encoded(pixels, job.encoding, text)
-    differing = source.differing(data, result.matte) if found.kind != "global" else None
+    data = source.encode(pixels, job.encoding, text)
+    differing = source.count_differing(data, result.matte) if found.kind != "global" else None
     if differing:
         what = f"{differing} pixels outside the edit differ from the source"
         raise OutputError(what, hint="this is a bug: please report it", code="outside.differs")
@@ -168,7 +168,7 @@ def _save_beside(
     text: PictureText | None = None,
 ) -> None:
     """Write a PNG beside the result of an edit, and name it in `edit`."""
-    data = formats.lossless(pixels, _PNG, text)
+    data = formats.encode_lossless(pixels, _PNG, text)
     edit[kind], edit["sha256"][kind] = folder.save(job, EDIT_SUFFIXES[kind], data)
 
 

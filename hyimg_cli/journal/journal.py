@@ -39,8 +39,8 @@ from hyimg_cli.journal.disk import (
     disk_errors,
     in_use,
     is_locked,
-    locked,
     make_folders,
+    take_lock,
 )
 from hyimg_cli.journal.job_files import (
     OUTPUTS,
@@ -230,9 +230,9 @@ class RunFolder(JobFolder):
 
         A whole run keeps `.lock`. A shard holds it while it enters, then its own lock alone.
         """
-        door = locked(self.folder / LOCK, wait_s=_DOOR_S if self.shard else 0.0)
+        door = take_lock(self.folder / LOCK, wait_s=_DOOR_S if self.shard else 0.0)
         try:
-            self._lock = locked(self.folder / f"{LOCK}{self.shard}") if self.shard else door
+            self._lock = take_lock(self.folder / f"{LOCK}{self.shard}") if self.shard else door
             others = [
                 path
                 for path in self.folder.glob(f"{LOCK}-*-of-*")
@@ -339,7 +339,7 @@ class RunFolder(JobFolder):
                     with open(temporary, "xb") as copy:
                         shutil.copyfileobj(file, copy)
 
-    def fetched(self, name: str) -> Path:
+    def fetch(self, name: str) -> Path:
         """A file of the folder, on this machine. Raises OSError."""
         return self.folder / name
 

@@ -30,7 +30,7 @@ class JournalFile:
     def __init__(self, path: Path) -> None:
         """Opens the file, or makes it; half a line at its end is taken off. Raises OSError."""
         self._path = path
-        self._file = _opened(path)
+        self._file = _open_journal(path)
         self._end = os.fstat(self._file).st_size
         # What an earlier run wrote last is looked at as what this one did.
         length = min(self._end, _TAIL_BYTES)
@@ -103,7 +103,7 @@ def whole_lines(data: bytes) -> bytes:
     return data if entry_of(data[end:]) is not None else data[:end]
 
 
-def _opened(path: Path) -> int:
+def _open_journal(path: Path) -> int:
     """The journal opened for appending, ending in a whole line."""
     journal = descriptor_of(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:

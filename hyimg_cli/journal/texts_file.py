@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.files import MANIFEST_BYTES, bytes_of, remove, replace_file
-from hyimg_cli.journal.disk import disk_errors, locked
+from hyimg_cli.journal.disk import disk_errors, take_lock
 from hyimg_cli.journal.journal import REPLICA, FinishedJob, JobFolder, json_line
 from hyimg_cli.journal.journal_file import JournalFile, entry_of, whole_lines
 from hyimg_cli.manifest.fields import AR_FIELDS
@@ -40,7 +40,7 @@ class TextsFile(JobFolder):
     def __enter__(self) -> Self:
         with disk_errors(self._path), ExitStack() as held:
             self.folder.mkdir(parents=True, exist_ok=True)
-            held.callback(os.close, locked(self._path.with_name(f".{self._path.name}.lock")))
+            held.callback(os.close, take_lock(self._path.with_name(f".{self._path.name}.lock")))
             for left in self.folder.glob(f".{glob.escape(self._path.name)}{REPLICA}*"):
                 remove(left)
             self.lines()  # what is no file of texts is left as it is

@@ -24,8 +24,8 @@ from hyimg_cli.media.images import (
     bytes_of_source,
     decoder_faults,
     grey_of,
+    open_picture,
     open_source,
-    opened_picture,
     own_channels,
     read_image,
     size_of,
@@ -82,15 +82,15 @@ class Carried:
         # As of a source: what is clear nowhere has no alpha, which a WebP would drop, too.
         return edited[..., :3] if edited[..., 3].min() == 255 else edited
 
-    def encoded(self, pixels: Bytes, encoding: Encoding, text: PictureText | None) -> bytes:
+    def encode(self, pixels: Bytes, encoding: Encoding, text: PictureText | None) -> bytes:
         """A result's file, lossless; `text`: what it says of itself. Without it only the profile
         goes along.
         """
         # A profile of grey is none of colours.
         icc = self.icc if pixels.ndim == self.own.ndim or self.own.ndim != 2 else None
-        return formats.lossless(pixels, encoding, text, icc=icc, exif=self.exif)
+        return formats.encode_lossless(pixels, encoding, text, icc=icc, exif=self.exif)
 
-    def differing(self, data: bytes, matte: Bytes) -> int:
+    def count_differing(self, data: bytes, matte: Bytes) -> int:
         """Pixels outside the matte that a result's file, decoded again, has otherwise."""
         own = self.own
         with Image.open(io.BytesIO(data)) as image:
@@ -110,7 +110,7 @@ def read_carried(path: Path, *, keep_gps: bool = False) -> Carried:
     equal to it.
     """
     data = bytes_of_source(path)
-    with opened_picture(path, io.BytesIO(data)) as image:
+    with open_picture(path, io.BytesIO(data)) as image:
         if why := _depth(image):
             raise _too_deep(path, why)
         with decoder_faults(path):
@@ -124,7 +124,7 @@ def own_picture(path: Path) -> tuple[Picture, bool]:
     """A picture upright, in its own channels, grey, RGB or RGBA, and true; where these have more
     than 8 bits, as `read_image` has it, and false. Raises SourceImageError.
     """
-    with open_source(path) as file, opened_picture(path, file) as image:
+    with open_source(path) as file, open_picture(path, file) as image:
         if not _depth(image):
             return _own(path, image), True
     return Image.fromarray(read_image(path).pixels), False
@@ -146,7 +146,7 @@ def on_white(own: Bytes) -> Pixels:
 
 def depth_fault(path: Path) -> SourceImageError | None:
     """Why no result could be equal to a picture, by its head; None also where it cannot be read."""
-    with suppress(SourceImageError), path.open("rb") as file, opened_picture(path, file) as image:
+    with suppress(SourceImageError), path.open("rb") as file, open_picture(path, file) as image:
         why = _depth(image)
         return _too_deep(path, why) if why else None
     return None
@@ -183,7 +183,7 @@ def check_region(outside: KeepOutside, size: Size) -> None:
 
 def _mask(path: Path) -> Bytes:
     data = io.BytesIO(bytes_of_source(path))
-    with opened_picture(path, data) as image, decoder_faults(path, "mask"):
+    with open_picture(path, data) as image, decoder_faults(path, "mask"):
         levels = np.asarray(_as_levels(image))
     if not (levels > 127).any():
         what = f"the mask is black: its brightest level is {levels.max()} of 255"

@@ -37,7 +37,7 @@ def png(pixels: NDArray[np.uint8], texts: Mapping[str, str]) -> bytes:
     return _saved(pixels, format="PNG", pnginfo=_chunks(texts))
 
 
-def encoded(pixels: NDArray[np.uint8], encoding: Encoding, text: PictureText | None) -> bytes:
+def encode(pixels: NDArray[np.uint8], encoding: Encoding, text: PictureText | None) -> bytes:
     """The picture's file; `text`: what it says about itself."""
     assert pixels.shape[2:] == (3,), "pixels are RGB"
     match encoding.format:
@@ -54,7 +54,7 @@ def encoded(pixels: NDArray[np.uint8], encoding: Encoding, text: PictureText | N
             return _saved(pixels, format="WEBP", quality=encoding.quality, **_in_webp(text))
 
 
-def lossless(
+def encode_lossless(
     pixels: NDArray[np.uint8],
     encoding: Encoding,
     text: PictureText | None,

@@ -92,7 +92,7 @@ def probe_image(path: Path, *, decode: bool = True) -> tuple[Size, tuple[str, ..
     `decode` off looks at the header alone: damage further on and notes on pixels stay unseen.
     Raises SourceImageError.
     """
-    with open_source(path) as file, opened_picture(path, file) as image:
+    with open_source(path) as file, open_picture(path, file) as image:
         size, notes = image.size, tuple[str, ...]()
         if decode:
             # All of a JPEG's data are read, for an eighth of its pixels.
@@ -132,7 +132,7 @@ def read_image(path: Path) -> SourceImage:
     Raises SourceImageError.
     """
     data = bytes_of_source(path)
-    with opened_picture(path, io.BytesIO(data)) as image:
+    with open_picture(path, io.BytesIO(data)) as image:
         rgb, notes = _as_read(path, image)
     return SourceImage(np.array(rgb), digest.of_bytes(data), notes)
 
@@ -142,7 +142,7 @@ def own_numbers(path: Path) -> NDArray[Any]:
 
     Raises SourceImageError.
     """
-    with open_source(path) as file, opened_picture(path, file) as image, decoder_faults(path):
+    with open_source(path) as file, open_picture(path, file) as image, decoder_faults(path):
         return np.asarray(image)
 
 
@@ -163,7 +163,7 @@ def read_small(path: Path, side: int) -> Image.Image:
 
     A JPEG is decoded at a fraction of its size. Raises SourceImageError.
     """
-    with open_source(path) as file, opened_picture(path, file) as image, decoder_faults(path):
+    with open_source(path) as file, open_picture(path, file) as image, decoder_faults(path):
         image.draft("RGB", (2 * side, 2 * side))
         upright, _ = _as_rgb(ImageOps.exif_transpose(image))
         upright.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
@@ -175,7 +175,7 @@ def text_of(path: Path) -> PictureText:
 
     Raises SourceImageError for a file that is no picture, or a damaged PNG.
     """
-    with open_source(path) as file, opened_picture(path, file) as image, decoder_faults(path):
+    with open_source(path) as file, open_picture(path, file) as image, decoder_faults(path):
         return formats.text_in(image)
 
 
@@ -282,7 +282,7 @@ def _file_faults(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def opened_picture(path: Path, file: IO[bytes]) -> Iterator[ImageFile.ImageFile]:
+def open_picture(path: Path, file: IO[bytes]) -> Iterator[ImageFile.ImageFile]:
     """The picture in `file`, not decoded yet, its size and kind checked."""
     if path.suffix.lower() in RAW_SUFFIXES:
         hint = RAW_HINT.format(path.name, path.stem)

@@ -17,7 +17,7 @@ _INFERNO = bytes.fromhex(
 _POINTS = np.frombuffer(_INFERNO, dtype=np.uint8).reshape(-1, 3)
 
 
-def colored(values: NDArray[np.floating[Any]]) -> Pixels:
+def color_values(values: NDArray[np.floating[Any]]) -> Pixels:
     """Values [H, W] from 0 to 1 as colours [H, W, 3]; what lies outside is shown as the end."""
     places = np.linspace(0, 1, len(_POINTS))
     channels = [np.interp(values, places, column) for column in _POINTS.T]

@@ -7,7 +7,7 @@ from typing import Any
 from hyimg_cli.media.images import read_image
 from hyimg_cli.quality.metrics import SHARES
 from hyimg_cli.report.page import number, render
-from hyimg_cli.report.pictures import embedded, heat_map
+from hyimg_cli.report.pictures import embed_picture, heat_map
 
 # More pairs than this make a page heavy; the folders A and B hold them all.
 _MOST_PAIRS = 12
@@ -95,8 +95,8 @@ def _pairs(entry: Entry, pictures: Mapping[str, tuple[Path, Path]]) -> Iterator[
             continue
         yield {
             "name": name,
-            "before": embedded(ours, f"{name}, {a}"),
-            "after": embedded(theirs, f"{name}, {b}"),
+            "before": embed_picture(ours, f"{name}, {a}"),
+            "after": embed_picture(theirs, f"{name}, {b}"),
             "heat": heat_map(ours, theirs),
             "facts": facts.get(name, ()),
         }

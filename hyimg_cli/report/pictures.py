@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from hyimg_cli.quality.metrics import Pixels, level_differences
-from hyimg_cli.report.colormap import colored
+from hyimg_cli.report.colormap import color_values
 
 # Longest side in pixels of a picture that is looked at closely.
 DISPLAY_SIDE = 768
@@ -53,7 +53,7 @@ class HeatMap(NamedTuple):
     legend: str
 
 
-def embedded(pixels: Pixels, alt: str) -> EmbeddedPicture:
+def embed_picture(pixels: Pixels, alt: str) -> EmbeddedPicture:
     """`pixels` in a page, scaled down (Lanczos) where they are larger than it shows."""
     image = Image.fromarray(pixels)
     if max(image.size) <= DISPLAY_SIDE:
@@ -77,7 +77,7 @@ def heat_map(a: Pixels, b: Pixels) -> HeatMap:
     top = next(scale for scale in _SCALES if scale >= largest)
     step = -(-max(levels.shape) // DISPLAY_SIDE)
     dots = block_reduce(levels, step, np.max) if step > 1 else levels
-    image = Image.fromarray(colored(dots / top))
+    image = Image.fromarray(color_values(dots / top))
     picture = _encoded(image, f"Difference map: largest {largest} levels")
     note = f"; each dot is the largest of {step}x{step} pixels" if step > 1 else ""
     legend = f"|A - B|, the largest of the three channels, from 0 to {top} levels of 255; "

@@ -58,7 +58,7 @@ class RunPage:
         that is damaged.
         """
         self._folder = folder
-        self._asked = asked_in(folder)
+        self._asked = read_asked_jobs(folder)
         self._pictures = LinkedPictures(folder, self._asked.shared)
         # Bytes and lines that were read of each journal.
         self._read: dict[Path, tuple[int, int]] = {}
@@ -167,7 +167,7 @@ class AskedJobs:
         return record(place, json_of(line), result, pictures)
 
 
-def asked_in(folder: Path) -> AskedJobs:
+def read_asked_jobs(folder: Path) -> AskedJobs:
     """The jobs of a run's folder. Raises UsageError for a folder that no run has written in,
     OutputFolderError for one that is damaged.
     """

@@ -8,7 +8,7 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.report.page import render
 from hyimg_cli.report.records import Pictures, Record
-from hyimg_cli.report.run_page import asked_in, call, index, status_of
+from hyimg_cli.report.run_page import call, index, read_asked_jobs, status_of
 from hyimg_cli.report.thumbnails import SHOWABLE, as_jpeg, is_video, small
 
 # Longest side of a picture inside, and the bytes of a file that is taken as it is.
@@ -21,7 +21,7 @@ def single_file(folder: Path, *, most_mb: float = MOST_MB) -> str:
     """The page with all jobs, and with pictures in the manifest's order up to `most_mb` of 10^6
     bytes. Raises as `RunPage` does.
     """
-    asked = asked_in(folder)
+    asked = read_asked_jobs(folder)
     results = RunFolder(folder).results()
     status = {name: status_of(result) for name, result in results.items()}
     pictures = EmbeddedPictures(folder, asked.shared, int(most_mb * 1e6))

@@ -100,7 +100,7 @@ class FakeSession:
     def _done(self, job: ImageJob) -> Outcome:
         pixels = np.full((16, 16, 3), job.seed % 256, dtype=np.uint8)
         # Of a video there is a picture in its place.
-        data = formats.encoded(pixels, getattr(job, "encoding", Encoding()), None)
+        data = formats.encode(pixels, getattr(job, "encoding", Encoding()), None)
         name, sha256 = self.folder.save(job, suffix_of(job), data)
         file = OutputFile(name, sha256, pixel_digest(pixels), 16, 16, job.seed)
         return Outcome(

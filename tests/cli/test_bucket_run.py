@@ -45,7 +45,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Endpoi
 
 def filled(folder: Path) -> None:
     """The bucket with a manifest and the sources that it names."""
-    system, _ = remote.located("s3://bucket")
+    system, _ = remote.locate("s3://bucket")
     system.mkdir("bucket")
     lines = []
     for n in range(JOBS):
@@ -115,7 +115,7 @@ def test_a_finished_file_is_told_by_its_address(
     run_cli: Run, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     line = {"custom_id": "a", "prompt": "a red circle", "bot_task": "none"}
-    remote.located("s3://bucket")[0].pipe_file("bucket/one.jsonl", json.dumps(line).encode())
+    remote.locate("s3://bucket")[0].pipe_file("bucket/one.jsonl", json.dumps(line).encode())
     assert (
         run_cli("generate", "s3://bucket/one.jsonl", "-o", "s3://bucket/run", *ARGUMENTS).code == 0
     )
@@ -146,7 +146,7 @@ def test_of_two_commands_that_both_find_no_lease_one_stops(
     (stopped,) = [text for text, code in told.items() if code]
     assert sorted(told.values()) == [0, StorageError.exit_code]
     assert "another run writes here by now; this one was taken for dead" in stopped
-    system, _ = remote.located("s3://bucket")
+    system, _ = remote.locate("s3://bucket")
     parts = [system.cat_file(name) for name in sorted(system.ls("bucket/run/results"))]
     lines = [json.loads(line) for part in parts for line in part.splitlines()[1:]]
     assert Counter(line["custom_id"] for line in lines) == {f"job-{n}": 1 for n in range(JOBS)}
@@ -157,7 +157,7 @@ def test_of_two_commands_that_both_find_no_lease_one_stops(
 
 def names() -> list[str]:
     """All that the bucket has of the run."""
-    system, _ = remote.located("s3://bucket")
+    system, _ = remote.locate("s3://bucket")
     return sorted(system.find("bucket/run", refresh=True))
 
 
@@ -191,7 +191,7 @@ def test_killed_at_random_while_the_store_fails_at_random(
     for driver in drivers:
         driver.communicate()
     endpoint.fault = lambda method, path: None
-    system, _ = remote.located("s3://bucket")
+    system, _ = remote.locate("s3://bucket")
     parts = [system.cat_file(name) for name in sorted(system.ls("bucket/run/results"))]
     lines = [json.loads(line) for part in parts for line in part.splitlines()[1:]]
     assert Counter(line["custom_id"] for line in lines) == {f"job-{n}": 1 for n in range(JOBS)}

@@ -50,7 +50,7 @@ def endpoint(served: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endp
     monkeypatch.setattr(bucket, "STALE_S", 0.3)
     remote._system.cache_clear()
     served.fault = lambda method, path: None
-    system, _ = remote.located("s3://bucket")
+    system, _ = remote.locate("s3://bucket")
     if system.exists("bucket"):
         system.rm("bucket", recursive=True)
     system.mkdir("bucket")
@@ -79,7 +79,7 @@ def done(folder: RunFolder, name: str, data: bytes | None = None) -> Outcome:
 
 
 def names_in(folder: str) -> list[str]:
-    system, path = remote.located(folder)
+    system, path = remote.locate(folder)
     return sorted(name.removeprefix(f"{path}/") for name in system.find(path))
 
 
@@ -154,7 +154,7 @@ def test_names_of_results_are_found_there_made_or_planned() -> None:
 
 def test_who_is_taken_for_dead_stops_at_its_next_line(endpoint: Endpoint) -> None:
     """It was frozen, and its lease ran out; no clock is asked."""
-    system, root = remote.located("s3://bucket/run")
+    system, root = remote.locate("s3://bucket/run")
     first = PartJournal(system, root, "first")
     first.append([b'{"custom_id": "a"}\n'])
     second = PartJournal(system, root, "second")
@@ -172,7 +172,7 @@ def test_writers_that_take_over_from_each_other_lose_no_line_that_was_acknowledg
     acknowledged: list[str] = []
 
     def write(writer: int) -> None:
-        system, root = remote.located("s3://bucket/run")
+        system, root = remote.locate("s3://bucket/run")
         for turn in range(4):
             try:
                 journal = PartJournal(system, root, f"{writer} {turn}")
@@ -239,7 +239,7 @@ def test_a_store_that_stays_away_ends_the_run_in_plain_words(
 def test_a_store_that_ignores_conditions_is_refused(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    system, root = remote.located("s3://bucket/run")
+    system, root = remote.locate("s3://bucket/run")
     plain = system.pipe_file
     monkeypatch.setattr(system, "pipe_file", lambda path, value, mode: plain(path, value))
     with pytest.raises(MachineError, match="two writers create one name"):
@@ -253,7 +253,7 @@ def test_a_lease_that_is_renewed_is_a_polite_refusal_and_a_dead_one_none(
         patch.setattr(bucket, "STALE_S", 60)
         with pytest.raises(OutputFolderError, match="another run is writing"), run_folder(PLACE):
             pass
-    system, _ = remote.located("s3://bucket")
+    system, _ = remote.locate("s3://bucket")
     lease = {"run": "killed", "host": "elsewhere", "process": 1, "time": 1e12}
     system.pipe_file("bucket/run/lease.json", json.dumps(lease).encode())
     with run_folder(PLACE) as folder:
@@ -329,7 +329,7 @@ def test_many_parts_are_joined_once_and_a_hole_is_told(
     results = run_folder(PLACE).results()
     assert [line["key"] for line in results.values()] == ["4", "1", "2", "3", "k"]
     assert len({path for _, path in endpoint.requests if path.endswith(".jsonl")}) == 2
-    system, _ = remote.located("s3://bucket")
+    system, _ = remote.locate("s3://bucket")
     with run_folder(PLACE) as folder:
         folder.append(Outcome("more", "failed", key="k"))
     system.rm_file("bucket/run/results/00000008.jsonl")
@@ -355,7 +355,7 @@ def test_what_is_read_is_kept_by_its_tag(
     from hyimg_cli.cache.disk import DiskStore
 
     monkeypatch.setattr(remote, "_copies", [DiskStore(tmp_path, 1_000_000)])
-    system, _ = remote.located("s3://bucket")
+    system, _ = remote.locate("s3://bucket")
     system.pipe_file("bucket/a b#ü.png", b"one")
     place = Path("s3://bucket/a b#ü.png")
     endpoint.requests.clear()
@@ -391,7 +391,7 @@ def test_an_edit_is_finished_again_from_the_redraw_in_the_store(
 ) -> None:
     """Source, redraw and result lie there; another region needs no model, and no other file."""
     source = saved(tmp_path, "RGB")
-    system, _ = remote.located("s3://bucket")
+    system, _ = remote.locate("s3://bucket")
     system.put_file(str(source), "bucket/in.png")
     first, second = (
         replace(job(source, KeepOutside(region=region)), images=("s3://bucket/in.png",))
@@ -430,13 +430,13 @@ def test_a_missing_library_a_password_and_an_unknown_store_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(UsageError, match="must not hold a password") as refused:
-        remote.located("s3://key:secret@bucket/run")
+        remote.locate("s3://key:secret@bucket/run")
     assert "secret" not in str(refused.value)
     with pytest.raises(UsageError, match="this is no address"):
-        remote.located("s3://[bucket/run")
+        remote.locate("s3://[bucket/run")
     for address in ("nowhere://bucket", "github://owner/run", "dir://run", "zip://run"):
         with pytest.raises(UsageError, match="no kind of store"):
-            remote.located(address)
+            remote.locate(address)
     for missing, scheme, package in (
         ("fsspec", "s3", "'hyimg-cli[s3]'"),
         ("fsspec", "gs", "gcsfs"),
@@ -447,6 +447,6 @@ def test_a_missing_library_a_password_and_an_unknown_store_are_refused(
         remote._system.cache_clear()
         monkeypatch.setitem(sys.modules, missing, None)
         with pytest.raises(MachineError, match=f"{scheme}:// needs a library") as refused:
-            remote.located(f"{scheme}://bucket/run")
+            remote.locate(f"{scheme}://bucket/run")
         assert refused.value.hint == f"pip install {package} brings it"
         monkeypatch.undo()

@@ -244,14 +244,14 @@ def test_a_gate_judges_what_the_result_changed_and_not_the_drift_that_was_undone
 def test_a_difference_outside_is_a_failure_and_the_redraw_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode = Carried.encoded
+    encode = Carried.encode
 
     def spoilt(source: Carried, pixels: Any, *more: Any) -> bytes:
         pixels = pixels.copy()
         pixels[3, 4] ^= 1
         return encode(source, pixels, *more)
 
-    monkeypatch.setattr(Carried, "encoded", spoilt)
+    monkeypatch.setattr(Carried, "encode", spoilt)
     with pytest.raises(OutputError, match="1 pixels outside the edit differ"):
         put_back(tmp_path / "out", saved(tmp_path, "RGB"))
     assert (tmp_path / "out" / "outputs" / "a.redraw.png").is_file()

@@ -44,7 +44,7 @@ def encoding(request: pytest.FixtureRequest) -> Encoding:
 
 def written(folder: Path, encoding: Encoding, text: PictureText | None) -> Path:
     path = folder / f"a{encoding.suffix}"
-    path.write_bytes(formats.encoded(SMOOTH, encoding, text))
+    path.write_bytes(formats.encode(SMOOTH, encoding, text))
     return path
 
 
@@ -76,7 +76,7 @@ def test_without_text_a_picture_says_nothing(tmp_path: Path, encoding: Encoding)
 
 
 def test_equal_jobs_give_equal_bytes(encoding: Encoding) -> None:
-    assert formats.encoded(SMOOTH, encoding, TEXT) == formats.encoded(SMOOTH, encoding, TEXT)
+    assert formats.encode(SMOOTH, encoding, TEXT) == formats.encode(SMOOTH, encoding, TEXT)
 
 
 def test_what_is_lossless_is(tmp_path: Path, encoding: Encoding) -> None:
@@ -188,9 +188,9 @@ def test_entities_are_not_followed() -> None:
 
 @given(st.binary(max_size=300), st.integers(0, 2000))
 def test_any_damage_is_survived(noise: bytes, place: int) -> None:
-    data = bytearray(formats.encoded(SMOOTH, ENCODINGS["jpeg"], TEXT))
+    data = bytearray(formats.encode(SMOOTH, ENCODINGS["jpeg"], TEXT))
     data[place : place + len(noise)] = noise
-    with Image.open(io.BytesIO(formats.encoded(SMOOTH, ENCODINGS["webp"], TEXT))) as image:
+    with Image.open(io.BytesIO(formats.encode(SMOOTH, ENCODINGS["webp"], TEXT))) as image:
         image.info["xmp"] = bytes(data)
         assert formats.text_in(image).parameters == TEXT.parameters
     assert isinstance(xmp.record_in(bytes(data)), str)

@@ -64,7 +64,7 @@ def test_a_record_comes_back_as_it_was_written(png: WritePng, tmp_path: Path) ->
 def test_every_format_of_a_picture_says_the_same(tmp_path: Path, encoding: Encoding) -> None:
     path = tmp_path / "a.of-any-name"
     text = PictureText("a cat", video_text(JOB, PROVENANCE), xmp.EDITED)
-    path.write_bytes(formats.encoded(FRAMES[0], encoding, text))
+    path.write_bytes(formats.encode(FRAMES[0], encoding, text))
     found = read_described(path)
     assert found.record is not None
     assert (found.kind, found.source_type) == (encoding.format, xmp.EDITED)
@@ -96,7 +96,7 @@ def test_a_film_says_that_a_model_made_it_and_plays_on(tmp_path: Path) -> None:
 
 
 def test_what_another_program_says_of_a_picture_of_its_own(tmp_path: Path) -> None:
-    data = formats.encoded(FRAMES[0], Encoding("jpeg", 90), PictureText("", "", "x"))
+    data = formats.encode(FRAMES[0], Encoding("jpeg", 90), PictureText("", "", "x"))
     (tmp_path / "a.jpg").write_bytes(data)
     found = read_described(tmp_path / "a.jpg")
     assert (found.record, found.parameters, found.source_type) == (None, "", "x")

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from hyimg_cli.errors import UsageError
-from hyimg_cli.report.colormap import colored, gradient
+from hyimg_cli.report.colormap import color_values, gradient
 from hyimg_cli.report.pictures import (
     DISPLAY_SIDE,
     EmbeddedPicture,
@@ -46,12 +46,12 @@ def test_the_colours_are_those_of_inferno() -> None:
     matplotlib = pytest.importorskip("matplotlib")
     values = np.linspace(0, 1, 256)[None]
     expected = np.rint(matplotlib.colormaps["inferno"](values)[..., :3] * 255)
-    assert np.abs(colored(values) - expected).max() <= 2
+    assert np.abs(color_values(values) - expected).max() <= 2
     assert gradient().count("#") == 33
 
 
 def test_brightness_rises_with_the_difference() -> None:
-    luma = colored(np.linspace(0, 1, 256)[None])[0] @ np.array([0.2126, 0.7152, 0.0722])
+    luma = color_values(np.linspace(0, 1, 256)[None])[0] @ np.array([0.2126, 0.7152, 0.0722])
     assert (np.diff(luma) > -0.6).all()
     assert luma[-1] - luma[0] > 200
 
@@ -64,7 +64,7 @@ def test_a_heat_map_says_its_scale_and_shows_each_difference() -> None:
     assert (found.top, found.largest) == (10, 7)
     assert "from 0 to 10 levels" in found.legend
     pixels = decoded(found.picture)
-    assert pixels[3, 4].tolist() == colored(np.array([[0.7]]))[0, 0].tolist()
+    assert pixels[3, 4].tolist() == color_values(np.array([[0.7]]))[0, 0].tolist()
     rest = np.delete(pixels.reshape(-1, 3), 3 * 30 + 4, axis=0)
     assert np.unique(rest, axis=0).tolist() == [[0, 0, 4]]
 
