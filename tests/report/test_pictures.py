@@ -12,7 +12,7 @@ from hyimg_cli.report.colormap import color_values, gradient
 from hyimg_cli.report.pictures import (
     DISPLAY_SIDE,
     EmbeddedPicture,
-    embedded,
+    embed_picture,
     heat_map,
 )
 
@@ -28,7 +28,7 @@ def noise(height: int, width: int) -> np.ndarray:
 
 
 def test_a_small_picture_keeps_every_bit_and_is_shown_enlarged() -> None:
-    picture = embedded(noise(48, 64), "x")
+    picture = embed_picture(noise(48, 64), "x")
     assert np.array_equal(decoded(picture), noise(48, 64))
     assert (picture.width, picture.height, picture.shown_width) == (64, 48, 256)
     assert picture.is_enlarged
@@ -36,7 +36,7 @@ def test_a_small_picture_keeps_every_bit_and_is_shown_enlarged() -> None:
 
 
 def test_a_large_picture_is_scaled_down_and_says_so() -> None:
-    picture = embedded(noise(600, 1200), "x")
+    picture = embed_picture(noise(600, 1200), "x")
     assert decoded(picture).shape == (DISPLAY_SIDE // 2, DISPLAY_SIDE, 3)
     assert picture.note == "scaled down from 1200x600"
     assert not picture.is_enlarged
