@@ -158,8 +158,8 @@ class BucketFolder(RunFolder):
             (self.folder / OUTPUTS).mkdir(parents=True, exist_ok=True)
             self._part_journal = PartJournal(system, root, self._run, self._parts)
             self._join_parts(system, root)
-            self._renew(system, root)
             self._count_attempts()
+            self._renew(system, root)
         self._renewing.start()
         return self
 

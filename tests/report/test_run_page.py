@@ -231,6 +231,18 @@ def test_pictures_that_are_gone_leave_a_word_and_their_thumbnail(out: Path) -> N
     assert found["sources"][0]["gone"] == "this is not a picture"
 
 
+def test_results_without_a_digest_have_a_thumbnail_each(out: Path) -> None:
+    lines = [done(name, f"outputs/{name}.png") for name in ("a", "b")]
+    for number, line in enumerate(lines):
+        picture(out / line["outputs"][0]["path"], number, size=(1000, 750))
+        del line["outputs"][0]["sha256"]
+        line["outputs"][0] |= {"width": 1000, "height": 750}
+    write_run(out, lines, [])
+    RunPage(out).refresh()
+    thumbs = [one["outputs"][0]["thumb"] for one in records(out)]
+    assert len({(out / thumb).read_bytes() for thumb in thumbs}) == 2
+
+
 @pytest.mark.parametrize("suffix", ["jpg", "webp", "tiff"])
 def test_other_kinds_of_pictures_are_shown(out: Path, suffix: str) -> None:
     """What a browser cannot show itself has a thumbnail however small it is."""
