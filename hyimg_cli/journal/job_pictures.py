@@ -21,7 +21,7 @@ from hyimg_cli.journal.keys import mask_print
 from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media import formats, images
-from hyimg_cli.media.carried import Bytes, Carried, read_carried, region_of
+from hyimg_cli.media.carried import Bytes, read_carried, region_of
 from hyimg_cli.media.metadata import PictureFacts, PictureText, picture_text, rewrite_metadata
 from hyimg_cli.settings.run import OutputConfig
 from hyimg_cli.spec.events import OutputFile
@@ -29,7 +29,7 @@ from hyimg_cli.spec.job import Encoding, ImageJob, Size
 from hyimg_cli.spec.options import KeepOutside
 
 if TYPE_CHECKING:
-    from hyimg_cli.finishing.outside import Edit, Result
+    from hyimg_cli.finishing.outside import Edit
 
 _PNG = Encoding()
 Record = dict[str, Any]
@@ -43,9 +43,7 @@ def write_picture(
     The file is on disk when this returns. Raises StorageError.
     """
     data = formats.encode(pixels, job.encoding, _text(job, pixels, facts))
-    path, sha256 = folder.save(job, job.encoding.suffix, data)
-    height, width = pixels.shape[:2]
-    return OutputFile(path, sha256, images.pixel_digest(pixels), width, height, job.seed)
+    return _save_result(folder, job, pixels, data)
 
 
 def keep_redraw(
@@ -107,7 +105,20 @@ def finish(
         change.add(source.pixels, result.pixels, result.matte > 0, result.matte.size)
     edit["change"] = {"mean_de": change.mean_de}
     edit["gates"] = list_breaches(edit, outside)
-    return _written(folder, job, source, found, result, edit, config)
+    matte, is_whole = result.matte, found.kind == "global"
+    pixels = result.pixels if is_whole else source.with_edit(result.pixels, matte)
+    if pixels.ndim == 2 and job.encoding.format == "webp":
+        pixels = result.pixels  # it has no grey
+    text = _text_of_result(folder, job, edit, pixels) if config.metadata else None
+    data = source.encode(pixels, job.encoding, text)
+    differing = None if is_whole else source.count_differing(data, matte)
+    if differing:
+        what = f"{differing} pixels outside the edit differ from the source"
+        raise OutputError(what, hint="this is a bug: please report it", code="outside.differs")
+    edit["outside_equal"] = None if is_whole else True
+    edit |= {"outside_differing_pixels": differing, "box": _box(matte)}
+    _save_beside(folder, job, edit, "mask", matte)
+    return _save_result(folder, job, pixels, data)
 
 
 def edit_warnings(edit: Mapping[str, Any] | None) -> Iterator[str]:
@@ -125,38 +136,10 @@ def edit_warnings(edit: Mapping[str, Any] | None) -> Iterator[str]:
     yield from (f"gate: {breach}" for breach in edit["gates"])
 
 
-def _written(
-    folder: JobFolder,
-    job: ImageJob,
-    source: Carried,
-    found: "Edit",
-    result: "Result",
-    edit: Record,
-    config: OutputConfig,
-) -> OutputFile:
-    pixels = (
-        result.pixels if found.kind == "global" else source.with_edit(result.pixels, result.matte)
-    )
-    if pixels.ndim == 2 and job.encoding.format == "webp":
-        pixels = result.pixels  # it has no grey
-    size, sha256 = Size(*pixels.shape[:2]), images.pixel_digest(pixels)
-    text = _text_of_redraw(folder, job, edit, size, sha256) if config.metadata else None
-    if text is not None and found.kind == "none":
-        # Nothing in it was generated.
-        text = PictureText("", "", "")
-    data = source.encode(pixels, job.encoding, text)
-    differing = source.count_differing(data, result.matte) if found.kind != "global" else None
-    if differing:
-        what = f"{differing} pixels outside the edit differ from the source"
-        raise OutputError(what, hint="this is a bug: please report it", code="outside.differs")
-    edit |= {
-        "outside_equal": None if differing is None else True,
-        "outside_differing_pixels": differing,
-        "box": _box(result.matte),
-    }
-    _save_beside(folder, job, edit, "mask", result.matte)
-    path, file_sha256 = folder.save(job, job.encoding.suffix, data)
-    return OutputFile(path, file_sha256, sha256, size.width, size.height, job.seed)
+def _save_result(folder: JobFolder, job: ImageJob, pixels: Bytes, data: bytes) -> OutputFile:
+    path, sha256 = folder.save(job, job.encoding.suffix, data)
+    height, width = pixels.shape[:2]
+    return OutputFile(path, sha256, images.pixel_digest(pixels), width, height, job.seed)
 
 
 def _save_beside(
@@ -180,13 +163,12 @@ def _text(job: ImageJob, pixels: images.Pixels, facts: PictureFacts | None) -> P
     return picture_text(job, public_line(job), facts, size, sha256)
 
 
-def _text_of_redraw(
-    folder: JobFolder, job: ImageJob, edit: Record, size: Size, sha256: str
-) -> PictureText | None:
-    """Metadata of the result: those of the redraw, rewritten."""
+def _text_of_result(folder: JobFolder, job: ImageJob, edit: Record, pixels: Bytes) -> PictureText:
+    """Metadata of an edit's result: those of the redraw, rewritten, where any of it was drawn."""
     text = images.text_of(folder.folder / edit["plain"])
-    if not text.record:
+    if edit["kind"] == "none" or not text.record:
         return PictureText("", "", "")
+    size, sha256 = Size(*pixels.shape[:2]), images.pixel_digest(pixels)
     return rewrite_metadata(text, public_line(job), mask_print(job), size, sha256)
 
 
