@@ -23,8 +23,6 @@ from hyimg_cli import remote
 from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import OutputFolderError, StorageError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 # What a library that writes has for faults of its own; any other number tells of the disk.
 _NOT_OF_THE_DISK = (errno.EINVAL, errno.ENOMEM, errno.EAGAIN, errno.ENOSYS, errno.EPIPE)
 
@@ -67,12 +65,10 @@ def json_of(text: str | bytes, **how: Any) -> Any:
     try:
         value = json.loads(text, **how)
     except RecursionError:
-        is_deep = True
-    else:
-        # Most texts have no such number of brackets at all.
-        data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-        is_deep = data.count(b"[") + data.count(b"{") > MAX_DEPTH and is_deeper(value, MAX_DEPTH)
-    if is_deep:
+        raise ValueError("nested too deeply") from None
+    # Most texts have no such number of brackets at all.
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and is_deeper(value, MAX_DEPTH):
         raise ValueError("nested too deeply")
     return value
 
@@ -280,10 +276,10 @@ def storage_error(error: OSError, folder: Path) -> StorageError | OutputFolderEr
         if error.errno == errno.ELOOP:
             return OutputFolderError(what, where=where, hint=hint, code="output.link")
         return StorageError(what, where=where, hint=hint, code="storage.not-a-file")
-    if error.errno in _FULL:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "free some space and run the same command again: it resumes"
         return StorageError("the disk is full", where=folder, hint=hint, code="storage.full")
-    if error.errno in _FORBIDDEN:
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         hint = "choose a folder that can be written with -o"
         what = "the folder cannot be written"
         return StorageError(what, where=folder, hint=hint, code="storage.read-only")

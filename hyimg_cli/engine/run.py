@@ -189,8 +189,7 @@ class ManifestRun:
         with TextsFile(path, jobs) as file:
             there = file.lines()
             keys = job_keys([job for job in jobs if job.custom_id in there], config)
-            left = file.left(jobs, keys, force=self.request.policy.force)
-            file.drop(left)
+            left = file.begin(jobs, keys, force=self.request.policy.force)
             to_write, as_they_are = list[Job](), list[Job]()
             for job in left:
                 writes = isinstance(job, ImageJob) and job.writes_text

@@ -6,7 +6,7 @@ it. Lines are people's to edit; what is there is never written again.
 
 import glob
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -81,35 +81,29 @@ class TextsFile(JobFolder):
                 )
         return found
 
-    def left(self, jobs: Iterable[Job], keys: Mapping[str, str], *, force: bool) -> list[Job]:
+    def begin(self, jobs: Sequence[Job], keys: Mapping[str, str], *, force: bool) -> list[Job]:
         """The jobs that have no line yet; `keys`: by custom_id of those that have one.
 
         Raises OutputFolderError where a line is of another job of that name, unless `force`: then
-        it counts as none.
+        the line is taken out.
         """
-        lines, left = self.lines(), []
-        for job in jobs:
-            line = lines.get(job.custom_id)
-            if line is not None and not _is_of(line, keys.get(job.custom_id)):
-                if not force:
-                    raise _other_job(job, self._path)
-                line = None
-            if line is None:
-                left.append(job)
-        return left
-
-    def drop(self, jobs: Iterable[Job]) -> None:
-        """Takes the lines of jobs out that are about to be written anew."""
-        names = {job.custom_id for job in jobs}
-        lines = self.lines()
-        if names.isdisjoint(lines):
-            return
-        kept = [line for name, line in lines.items() if name not in names]
-        assert self._file is not None, "the file is written without its lock"
-        with disk_errors(self._path):
-            self._file.close()
-            replace_file(self._path, b"".join(map(json_line, kept)))
-            self._file = JournalFile(self._path)
+        kept = self.lines()
+        others = [
+            job
+            for job in jobs
+            if job.custom_id in kept and not _is_of(kept[job.custom_id], keys.get(job.custom_id))
+        ]
+        if others and not force:
+            raise _other_job(others[0], self._path)
+        for job in others:
+            del kept[job.custom_id]
+        if others:
+            assert self._file is not None, "the file is written without its lock"
+            with disk_errors(self._path):
+                self._file.close()
+                replace_file(self._path, b"".join(map(json_line, kept.values())))
+                self._file = JournalFile(self._path)
+        return [job for job in jobs if job.custom_id not in kept]
 
     def append_as_is(self, job: Job) -> None:
         """Adds the line of a job that has no text to write."""
