@@ -58,7 +58,7 @@ def _refused(jobs: Sequence[Job], found: SourcesSeen, request: RunRequest) -> li
     try:
         refuse_hopeless(found, jobs, run)
         if request.settings["output_dir"].value is not None:
-            runner.sift(run, run.results(), jobs, request.config, request.policy)
+            runner.sift(run, jobs, request.config, request.policy)
     except UsageError as error:
         return [error]
     return []

@@ -55,8 +55,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
         render.remarks(without_effect(request.settings, every), style)
     jobs, shard = request.selection.of(every, config.model.revision)
     found = inspect_sources(jobs, config, lambda it: show_remark(it, style), fetches=True)
-    folder = run_folder(config.output.folder)
-    rest = runner.sift(folder, folder.results(), jobs, config, request.policy)
+    rest = runner.sift(run_folder(config.output.folder), jobs, config, request.policy)
     to_run = [job for job in rest.to_run if not found.error_of(job)]
     cards = runner.cards(config.model.revision)
     order = make_plan(to_run, cards)

@@ -265,17 +265,13 @@ def video_cards(revision: str | None) -> Callable[[str], VideoCard]:
 
 
 def sift(
-    folder: RunFolder,
-    results: Mapping[str, Mapping[str, Any]],
-    jobs: Sequence[Job],
-    config: RunConfig,
-    policy: ResumePolicy,
+    folder: RunFolder, jobs: Sequence[Job], config: RunConfig, policy: ResumePolicy
 ) -> Resumption:
-    """Find what an earlier run's `results` in `folder` leave to do. Raises OutputFolderError on a
-    clash.
+    """Find what an earlier run in `folder` leaves to do. Raises OutputFolderError on a clash.
 
     Weights are looked at only where the folder has results to compare with.
     """
+    results = folder.results()
     there = [job for job in jobs if job.custom_id in results]
     return resume(
         folder,
@@ -310,8 +306,7 @@ def prepare(
     for model in sorted({job.model for job in jobs}):
         # A checkpoint that is not all there is told of before anything is written.
         registry.fingerprint(model, config.model.revision)
-    results = folder.results()
-    rest = sift(folder, results, jobs, config, policy)
+    rest = sift(folder, jobs, config, policy)
     to_run = [job for job in rest.to_run if not found.error_of(job)]
     videos = [job for job in to_run if isinstance(job, VideoJob)]
     refuse_full_disk(folder.folder, videos, config, video_cards(config.model.revision))
@@ -320,7 +315,7 @@ def prepare(
     folder.drop_latents(begun)
     folder.supersede(rest.former)
     folder.write_resolved(every)
-    _record(folder, invalid, results)
+    _record(folder, invalid, rest.results)
     untried, is_over = _untried(folder, rest.to_run, found, config)
     plan = planner.make_plan(to_run, cards(config.model.revision))
     kinds = {type(job) for job in to_run}
@@ -329,7 +324,7 @@ def prepare(
         failed=len(rest.failed_before) + len(untried),
         invalid=len(invalid),
         skipped=len(rest.done),
-        gated=sum(bool((results[name].get("edit") or {}).get("gates")) for name in rest.done),
+        gated=sum(bool((rest.results[name].get("edit") or {}).get("gates")) for name in rest.done),
         left=len(to_run) + len(rest.to_finish),
     )
     return RunPlan(plan, summary, (*invalid, *untried), tuple(rest.to_finish), is_over)

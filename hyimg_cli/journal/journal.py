@@ -531,7 +531,7 @@ class Resumption:
     """Jobs still to do, jobs that are there already, and failed ones that are left alone.
 
     `to_finish`: jobs whose redraw is there, to be put back on its source in another way. `former`:
-    by job, files of results that are to be replaced.
+    by job, files of results that are to be replaced. `results`: the last outcomes before.
     """
 
     to_run: list[Job]
@@ -539,6 +539,7 @@ class Resumption:
     failed_before: list[str]
     to_finish: list[ImageJob] = field(default_factory=list)
     former: dict[str, list[str]] = field(default_factory=dict)
+    results: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def resume(
@@ -598,7 +599,8 @@ def resume(
     if results:
         refuse_files_of_others(resumption.to_run, results, {job.custom_id for job in jobs})
     refuse_sources(folder.folder, jobs, resumption.to_run)
-    return replace(resumption, former=former_files(resumption.to_run, results))
+    former = former_files(resumption.to_run, results)
+    return replace(resumption, former=former, results=results)
 
 
 def _occupied(folder: RunFolder, count: int) -> OutputFolderError:

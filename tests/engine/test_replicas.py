@@ -111,7 +111,7 @@ class Floor:
         """The events of what is left to do of the jobs; `each` sees them one by one."""
         config, events = self.config(count, **failure), []
         with RunFolder(self.out) as folder:
-            rest = sift(folder, folder.results(), jobs, config, ResumePolicy())
+            rest = sift(folder, jobs, config, ResumePolicy())
             several = self.replicas(config)
             with closing(several), closing(several.run(self.plan(rest.to_run), folder)) as told:
                 for event in told:
@@ -547,7 +547,7 @@ def test_attempts_count_on_from_the_journal(floor: Floor, some: Some) -> None:
     config = floor.config(2)
     with RunFolder(floor.out) as folder:
         jobs = some(3, j0="fail")
-        rest = sift(folder, folder.results(), jobs, config, ResumePolicy(retry_failed=True))
+        rest = sift(folder, jobs, config, ResumePolicy(retry_failed=True))
         assert [job.custom_id for job in rest.to_run] == ["j0"]
         (event,) = [
             event

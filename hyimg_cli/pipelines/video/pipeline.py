@@ -160,7 +160,6 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         job, film = done.job, done.film
         assert film is not None, "where there is a folder there is a film"
         written = film.write()
-        shots = film.shots
         return VideoFile(
             path=film.path.relative_to(folder.folder).as_posix(),
             sha256=written.sha256,
@@ -170,7 +169,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
             seed=job.seed,
             num_frames=written.num_frames,
             fps=job.fps,
-            frames_path=None if shots is None else shots.relative_to(folder.folder).as_posix(),
+            frames_path=film.shots.relative_to(folder.folder).as_posix() if film.shots else None,
         )
 
     def _film(self, job: VideoJob, folder: JobFolder, tiles: DecodeTiles | None) -> Film:
