@@ -11,7 +11,7 @@ from typing import Any
 from hyimg_cli.files import JOURNAL_BYTES, SETTINGS_BYTES, json_of, opened, text_of
 from hyimg_cli.journal.job_files import names_in
 from hyimg_cli.journal.journal import RESOLVED, RUN, RunFolder
-from hyimg_cli.settings.file_names import fault_of, finished, read_template
+from hyimg_cli.settings.file_names import fault_of, fill_template, read_template
 from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec.job import BY_ID
 
@@ -55,7 +55,7 @@ def recorded_names(run: RunFolder) -> dict[str, str]:
     for custom_id, entry in readable_jobs(run.place).items():
         with suppress(BadValue, KeyError):
             template = read_template(entry.get("name", BY_ID))
-            names[custom_id] = finished(template, {"custom_id": custom_id})
+            names[custom_id] = fill_template(template, {"custom_id": custom_id})
     names |= names_in(run.results())
     return {custom_id: name for custom_id, name in names.items() if not fault_of(name)}
 

@@ -11,10 +11,10 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.settings.file_names import (
-    braced,
     clashes,
+    escape_braces,
     fault_of,
-    finished,
+    fill_template,
     fit,
     tells_results_apart,
 )
@@ -73,7 +73,7 @@ def path_of(job: Job) -> str:
 
 def name_of(job: Job) -> str:
     """The same without its suffix."""
-    return finished(job.file_name, {"custom_id": job.custom_id})
+    return fill_template(job.file_name, {"custom_id": job.custom_id})
 
 
 def suffix_of(job: Job) -> str:
@@ -114,7 +114,7 @@ def _name(job: Job, below: Callable[[str], str], number: int, *, is_alone: bool)
         "index": number,
         "seed": job.seed,
     }
-    return braced(finished(template, values))
+    return escape_braces(fill_template(template, values))
 
 
 def _below(own: str, folder: str) -> str:

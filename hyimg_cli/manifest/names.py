@@ -10,7 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from hyimg_cli.settings.file_names import fault_of, fit, folded
+from hyimg_cli.settings.file_names import fault_of, fit, fold_name
 from hyimg_cli.spec import digest
 
 # Names without a mark of their kind; others have it behind them, so that cat.jpg stays cat beside
@@ -55,17 +55,17 @@ def names_of_files(ids: Mapping[str, str], recorded: Mapping[str, str]) -> dict[
     """
     there = {name: _recorded(own, recorded) for name, own in ids.items()}
     names = {name: own for name, own in there.items() if own}
-    taken = {folded(own) for own in recorded.values()}
+    taken = {fold_name(own) for own in recorded.values()}
     ways = {name: _ways(name, ids[name]) for name in ids if name not in names}
     tried = dict.fromkeys(ways, 0)
     while True:
         found = {name: ways[name][tried[name]] for name in ways}
-        claims = Counter(map(folded, found.values()))
+        claims = Counter(map(fold_name, found.values()))
         met = [
             name
             for name, own in found.items()
             if tried[name] < len(ways[name]) - 1
-            and (folded(own) in taken or (claims[folded(own)] > 1 and own != ids[name]))
+            and (fold_name(own) in taken or (claims[fold_name(own)] > 1 and own != ids[name]))
         ]
         if not met:
             return names | found

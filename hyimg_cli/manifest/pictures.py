@@ -94,7 +94,7 @@ class PictureLine(ResolvedLine):
             what = f"kept_source {number} of {counted(len(images), 'image')}"
             yield self.fault("out-of-range", what, "kept_source", "they are counted from 1")
             return
-        if not self._encoding().is_lossless:
+        if self._encoding().quality is not None:
             kind = "a JPEG" if self.value("format") == "jpeg" else "a WebP with losses"
             what = f"keep_outside cannot hold in {kind}: no pixel stays equal"
             yield self.fault("conflict", what, "format", "use png, or webp with lossless")

@@ -40,7 +40,7 @@ def read_template(value: object) -> str:
     for _, name, spec, conversion in parts:
         if name is not None:
             _check_field(template, name, spec or "", conversion)
-    fault = fault_of(finished(template, _ANY))
+    fault = fault_of(fill_template(template, _ANY))
     if template.startswith("/") or template.endswith("/"):
         fault = "it begins or ends with a slash"
     if fault:
@@ -67,7 +67,7 @@ def _bad(template: str, what: str, hint: str) -> BadValue:
     return BadValue(f"{shown(template)}: {what}", hint, "bad-name")
 
 
-def finished(template: str, values: Mapping[str, str | int]) -> str:
+def fill_template(template: str, values: Mapping[str, str | int]) -> str:
     """The name that a checked template gives. An empty folder leaves no slash."""
     return "/".join(filter(None, template.format_map(values).split("/")))
 
@@ -106,7 +106,7 @@ def fault_of(name: str) -> str:
     return ""
 
 
-def folded(path: str) -> str:
+def fold_name(path: str) -> str:
     """A path as disks compare it that know neither case nor ways to write an accent."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
 
@@ -118,10 +118,10 @@ def clashes(paths: Sequence[str]) -> Iterator[tuple[int, int]]:
     """
     seen: dict[str, int] = {}
     for index, path in enumerate(paths):
-        if (twin := seen.setdefault(folded(path), index)) != index:
+        if (twin := seen.setdefault(fold_name(path), index)) != index:
             yield index, twin
 
 
-def braced(text: str) -> str:
+def escape_braces(text: str) -> str:
     """The template of a name that has no fields."""
     return text.replace("{", "{{").replace("}", "}}")

@@ -3,7 +3,7 @@
 A manifest line stands above all of them, the checkpoint of its job below: `manifest.resolve`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -46,20 +46,25 @@ def settle(
     for name in flags:
         assert name in SETTINGS, f"no setting is called {name}"
     _refuse_misspelt(environ)
-    settled = {name: _default(row) for name, row in SETTINGS.items()}
-    for name, value in (folders_own or {}).items():
-        settled[name] = Setting(name, value, "hyimg.toml")
-    for name, value in recipe.items():
-        settled[name] = Setting(name, value, "recipe")
-    for name, row in SETTINGS.items():
+
+    def candidates(row: Declaration) -> Iterator[Setting]:
+        """The setting by each origin that says it, the strongest first."""
+        name = row.name
         if (flag := flags.get(name)) is not None:
             where = row.flag if origin == "flag" else row.field
-            settled[name] = Setting(name, _typed(row, flag, where=where), origin)
-            continue
+            yield Setting(name, _typed(row, flag, where=where), origin)
         for variable in (row.variable, row.also_variable):
             if text := environ.get(variable):
-                settled[name] = Setting(name, _typed(row, text, where=variable), "environment")
-                break
+                yield Setting(name, _typed(row, text, where=variable), "environment")
+        if name in recipe:
+            yield Setting(name, recipe[name], "recipe")
+        if folders_own and name in folders_own:
+            yield Setting(name, folders_own[name], "hyimg.toml")
+        if row.default is CHECKPOINT:
+            yield Setting(name, None, "model")
+        yield Setting(name, row.default, "default")
+
+    settled = {name: next(candidates(row)) for name, row in SETTINGS.items()}
     _keep_by_region(settled)
     return settled
 
@@ -77,12 +82,6 @@ def _keep_by_region(settled: dict[str, Setting]) -> None:
         what = f"{as_given(region)} does not go with {as_given(keep)}: it needs keep_outside"
         raise UsageError(what, hint="give one of the two", code="usage.region")
     settled[keep.name] = Setting(keep.name, True, region.origin)
-
-
-def _default(row: Declaration) -> Setting:
-    if row.default is CHECKPOINT:
-        return Setting(row.name, None, "model")
-    return Setting(row.name, row.default, "default")
 
 
 def _typed(row: Declaration, value: Any, *, where: str) -> Any:

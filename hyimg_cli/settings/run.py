@@ -60,7 +60,6 @@ AttentionBackend = Literal[
     "_sage_qk_int8_pv_fp16_triton",
     "xformers",
 ]
-ATTENTION_BACKENDS: tuple[AttentionBackend, ...] = get_args(AttentionBackend)
 # Those of them that can split a video's tokens over ranks.
 CONTEXT_BACKENDS = (
     *("native", "_native_cudnn", "_native_flash", "_native_npu", "flash", "flash_hub"),
@@ -475,11 +474,6 @@ class ParallelConfig:
     def picture_ranks(self) -> int:
         """Processes that are needed for a picture, this one counted."""
         return self.tensor_ranks * self.cfg_ranks
-
-    @property
-    def has_replicas(self) -> bool:
-        """True if sessions run in other processes than this."""
-        return self.replicas > 1 or self.ray_address is not None
 
     @property
     def of_session(self) -> int:

@@ -77,10 +77,6 @@ class Encoding:
     def suffix(self) -> str:
         return _SUFFIXES[self.format]
 
-    @property
-    def is_lossless(self) -> bool:
-        return self.quality is None
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Line(JobOptions):

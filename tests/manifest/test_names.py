@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hyimg_cli.manifest.names import ids_of_files, in_id, names_of_files
 from hyimg_cli.media.images import SUFFIXES
-from hyimg_cli.settings.file_names import fault_of, folded
+from hyimg_cli.settings.file_names import fault_of, fold_name
 from hyimg_cli.settings.kinds import is_custom_id
 
 ENDINGS = sorted({suffix for one in SUFFIXES for suffix in (one, one.upper())})
@@ -62,7 +62,7 @@ def names(*files: str, recorded: Mapping[str, str] | None = None) -> list[str]:
 def test_results_have_names_of_their_own_that_any_disk_takes(files: list[str]) -> None:
     found = names(*files)
     assert not [name for name in found if fault_of(name)]
-    assert len({folded(name) for name in found}) == len(files)
+    assert len({fold_name(name) for name in found}) == len(files)
 
 
 @given(FILES, st.data())
@@ -73,7 +73,7 @@ def test_names_of_results_that_are_there_stay(files: list[str], data: st.DataObj
     first = names_of_files({file: ids[file] for file in some}, {})
     later = names_of_files(ids, {ids[file]: name for file, name in first.items()})
     assert {file: later[file] for file in some} == first
-    assert len({folded(name) for name in later.values()}) == len(files)
+    assert len({fold_name(name) for name in later.values()}) == len(files)
 
 
 def test_results_are_called_as_people_called_their_pictures() -> None:

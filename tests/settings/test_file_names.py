@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from hyimg_cli.settings.file_names import (
     FIELDS,
-    braced,
     clashes,
+    escape_braces,
     fault_of,
-    finished,
+    fill_template,
     fit,
     read_template,
 )
@@ -45,7 +45,7 @@ READ = read_template
     ],
 )
 def test_what_a_template_gives(template: str, name: str) -> None:
-    assert finished(READ(template), VALUES) == name
+    assert fill_template(READ(template), VALUES) == name
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,13 @@ def test_what_is_no_template(template: Any, what: str, hint: str) -> None:
 
 
 def test_a_job_without_a_source_folder_leaves_no_slash() -> None:
-    assert finished("{folder}/{stem}", VALUES | {"folder": ""}) == "IMG_12"
-    assert finished("x/{folder}/{stem}", VALUES | {"folder": ""}) == "x/IMG_12"
+    assert fill_template("{folder}/{stem}", VALUES | {"folder": ""}) == "IMG_12"
+    assert fill_template("x/{folder}/{stem}", VALUES | {"folder": ""}) == "x/IMG_12"
 
 
 def test_a_finished_name_can_be_a_template_of_itself() -> None:
-    name = finished("{stem}-{index:05}", {"stem": "a{b}", "index": 64})
-    assert name == finished(braced(name), {}) == "a{b}-00064"
+    name = fill_template("{stem}-{index:05}", {"stem": "a{b}", "index": 64})
+    assert name == fill_template(escape_braces(name), {}) == "a{b}-00064"
 
 
 TEXTS = st.text(st.characters(exclude_characters="\0"), max_size=40)
@@ -118,7 +118,7 @@ def test_nothing_leads_out_of_the_outputs(template: str, stem: str, folder: str)
     """Whatever is written, and however the user's files are called."""
     values = VALUES | {"stem": fit(stem), "folder": fit(folder)}
     try:
-        name = finished(READ(template), values)
+        name = fill_template(READ(template), values)
     except BadValue:
         return
     if fault_of(name):

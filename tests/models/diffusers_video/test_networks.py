@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -122,9 +122,9 @@ def test_another_kernel_of_attention_is_this_models_alone(
 def test_names_of_kernels_are_the_librarys() -> None:
     from diffusers.models.attention_dispatch import AttentionBackendName
 
-    from hyimg_cli.settings.run import ATTENTION_BACKENDS
+    from hyimg_cli.settings.run import AttentionBackend
 
-    assert set(ATTENTION_BACKENDS) == {name.value for name in AttentionBackendName}
+    assert set(get_args(AttentionBackend)) == {name.value for name in AttentionBackendName}
 
 
 def test_what_is_not_installed_is_named(folders: dict[str, Path]) -> None:
