@@ -37,9 +37,7 @@ def refuse_missing_device(config: RunConfig) -> None:
     `auto` takes one that is there, and replicas count theirs: only for a GPU that is asked for by
     name torch is imported here.
     """
-    parallel = config.parallel
-    is_here = parallel.replicas == 1 and parallel.ray_address is None
-    if is_here and config.model.device not in ("auto", "cpu"):
+    if not config.parallel.has_replicas and config.model.device not in ("auto", "cpu"):
         from hyimg_cli.parallel.devices import device_of
 
         device_of(config.model)

@@ -20,7 +20,7 @@ from hyimg_cli.manifest.names import ids_of_files, in_id, names_of_files, short
 from hyimg_cli.manifest.resolved import leading_from
 from hyimg_cli.manifest.sources import Sources
 from hyimg_cli.media.images import SUFFIXES
-from hyimg_cli.settings.file_names import escape_braces
+from hyimg_cli.settings.file_names import template_of
 
 _BOM = b"\xef\xbb\xbf"
 _NO_FOLDER = "prompts"
@@ -115,9 +115,7 @@ def _of_pictures(
         image = place(path)
         for prompt, mark in zip(prompts, marks, strict=True):
             job = {"custom_id": f"{ids[name]}{mark}", "prompt": prompt, "images": [image]}
-            own = (
-                {} if names[name] == ids[name] else {"name": escape_braces(f"{names[name]}{mark}")}
-            )
+            own = {} if names[name] == ids[name] else {"name": template_of(f"{names[name]}{mark}")}
             yield job | own
 
 

@@ -12,11 +12,11 @@ from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.settings.file_names import (
     clashes,
-    escape_braces,
     fault_of,
     fill_template,
     fit,
     tells_results_apart,
+    template_of,
 )
 from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.job import BY_ID, ImageJob, Job
@@ -114,7 +114,7 @@ def _name(job: Job, below: Callable[[str], str], number: int, *, is_alone: bool)
         "index": number,
         "seed": job.seed,
     }
-    return escape_braces(fill_template(template, values))
+    return template_of(fill_template(template, values))
 
 
 def _below(own: str, folder: str) -> str:

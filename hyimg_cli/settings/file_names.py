@@ -122,6 +122,6 @@ def clashes(paths: Sequence[str]) -> Iterator[tuple[int, int]]:
             yield index, twin
 
 
-def escape_braces(text: str) -> str:
+def template_of(text: str) -> str:
     """The template of a name that has no fields."""
     return text.replace("{", "{{").replace("}", "}}")

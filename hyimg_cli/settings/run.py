@@ -476,6 +476,11 @@ class ParallelConfig:
         return self.tensor_ranks * self.cfg_ranks
 
     @property
+    def has_replicas(self) -> bool:
+        """True if sessions run in other processes than this."""
+        return self.replicas > 1 or self.ray_address is not None
+
+    @property
     def of_session(self) -> int:
         """Processes, a GPU each, that one session needs for whatever it makes."""
         return max(self.ranks, self.picture_ranks)
