@@ -4,8 +4,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-import numpy as np
-
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
@@ -51,25 +49,3 @@ class Memo(Generic[Key, Value]):
         while self.held_bytes > self._budget:
             _, (_, freed) = self._values.popitem(last=False)
             self.held_bytes -= freed
-
-
-class Lengths:
-    """Lengths of texts, twelve bytes each: a text is known by its hash alone, and may take the
-    place of an earlier one.
-    """
-
-    def __init__(self, places: int = 1 << 21) -> None:
-        self._hashes = np.zeros(places, np.int64)
-        self._lengths = np.zeros(places, np.int32)
-
-    def get(self, text: str) -> int | None:
-        """The length that was kept of a text, if it was."""
-        found, place = hash(text), self._place(text)
-        return int(self._lengths[place]) if self._hashes[place] == found and found else None
-
-    def keep(self, text: str, length: int) -> None:
-        place = self._place(text)
-        self._hashes[place], self._lengths[place] = hash(text), length
-
-    def _place(self, text: str) -> int:
-        return hash(text) % len(self._hashes)

@@ -41,7 +41,7 @@ def _idle_chunks(settings: Mapping[str, Setting], jobs: Sequence[VideoJob]) -> I
     if jobs and not any(job.camera for job in jobs):
         one = settings["clips_together"]
         if _is_given(one) and one.value > 1:
-            yield f"{as_given(one)} concerns LingBot-World only; no video is its"
+            yield f"{as_given(one)} concerns models that follow a camera only; no video is of one"
 
 
 def _idle_encoding(settings: Mapping[str, Setting], jobs: Sequence[ImageJob]) -> Iterator[str]:

@@ -134,7 +134,7 @@ def _refuse_uneven(job: VideoJob, config: RunConfig) -> None:
     card = video_card(job.model, config.model.revision, config.model.components)
     ranks, heads = config.parallel.context_ranks, card.context_heads
     if not heads:
-        what = f"{card.name} is not split: the library has a plan for Wan's transformer alone"
+        what = f"{card.name} is not split: the library has no plan for its transformer"
         hint = f"leave it out; {_CFG} 2 and --replicas share its work"
         raise _refused(what, hint, _CONTEXT)
     tokens = video_work(job, card).tokens

@@ -104,6 +104,9 @@ class Family:
     and no other. `reading`: what of it is read, where that is known. `open_with` and
     `fingerprint_with` are given a second folder, with its text encoder and VAE; None where no
     checkpoint of the family has them there. All raise CheckpointError.
+
+    `follows`: settings of a run that not every family of the kind follows, and this one does; a
+    `name=value` is of that value alone. What a family does not follow is refused by one rule.
     """
 
     name: str
@@ -116,3 +119,4 @@ class Family:
     reading: Callable[[Path], Reading | None] = lambda folder: None
     open_with: Callable[[Path, str, Path], VideoCheckpoint] | None = None
     fingerprint_with: Callable[[Path, Path], str] | None = None
+    follows: frozenset[str] = frozenset()

@@ -82,7 +82,6 @@ class GeneratedText:
     text: str | None = None
     cut: str = ""
     ending: tuple[int, ...] = ()
-    decode_steps: int = 0
 
     @property
     def is_truncated(self) -> bool:

@@ -14,10 +14,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from hyimg_cli.errors import CheckpointError
+from hyimg_cli.errors import CheckpointError, UsageError
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.models.family import Family, ImageCheckpoint, Reading, VideoCheckpoint
 from hyimg_cli.settings.run import ModelChoice
+from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.gc_paused import gc_paused
@@ -203,17 +204,37 @@ def load(
     choice: ModelChoice, *, is_batch_invariant: bool = True, pool: "RankPool | None" = None
 ) -> "MixedModel":
     """The loaded model; see `ImageCheckpoint.load`. Imports torch."""
-    resolve_model(choice.model, choice.revision)  # fetches the weights, too
+    folder = resolve_model(choice.model, choice.revision)  # fetches the weights, too
     known = sequences(choice.model, choice.revision)
+    _refuse_unfollowed(_family(folder, "pictures"), choice, known.card.name)
     return known.load(choice, is_batch_invariant=is_batch_invariant, pool=pool)
 
 
 @gc_paused()
 def load_video(choice: ModelChoice, *, is_fast: bool = True) -> "LatentVideoModel":
     """The loaded video model; see `VideoCheckpoint.load`. Imports torch."""
-    resolve_model(choice.model, choice.revision)
+    folder = resolve_model(choice.model, choice.revision)
     known = _films(choice.model, choice.revision, choice.components)
+    _refuse_unfollowed(_family(folder, "videos"), choice, known.card.name)
     return known.load(choice, is_fast=is_fast)
+
+
+def _refuse_unfollowed(family: Family, choice: ModelChoice, model: str) -> None:
+    """Passes settings that the family follows, of those that any of its kind does. Raises
+    UsageError.
+    """
+    kin = (one.follows for one in families() if one.makes == family.makes)
+    for name in sorted(frozenset[str]().union(*kin) - family.follows):
+        setting, _, asked = name.partition("=")
+        row = SETTINGS[setting]
+        value = getattr(choice, row.attribute)
+        if value == asked if asked else value != row.default:
+            raise UsageError(
+                f"{setting} {value} is not followed by {model}",
+                where=row.flag if row.panel else "",
+                hint="leave it out",
+                code="usage.not-followed",
+            )
 
 
 def _fetched(model: str, revision: str | None, *, with_weights: bool) -> Path:

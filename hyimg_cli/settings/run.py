@@ -156,7 +156,7 @@ class ModelChoice:
     )
     components: str | None = _video(
         None,
-        "Folder with text encoder and VAE for a video model that comes without: a Wan checkpoint.",
+        "Folder with text encoder and VAE for a video model that comes without.",
         FOLDER,
         name="video_components",
         pixels="checkpoint",
@@ -328,7 +328,7 @@ class BatchConfig:
     )
     clips: int = _video(
         1,
-        "Clips of LingBot-World that are denoised together. They round differently.",
+        "Clips that are denoised together, by models that follow a camera. They round differently.",
         Interval(ge=1, le=MAX_CLIPS),
         name="clips_together",
         pixels=InKey("clips", {n: f"{n} together" for n in range(2, MAX_CLIPS + 1)}),
@@ -437,7 +437,7 @@ class ParallelConfig:
     )
     context_ranks: int = _video(
         1,
-        "Processes, a GPU each, that share the tokens of Wan's transformer. Equal within rounding.",
+        "Processes, a GPU each, that share a video's tokens. Equal within rounding.",
         Interval(ge=1, le=MAX_RANKS),
         name="context_parallel_size",
         pixels=InKey("context", {n: f"{n} ranks" for n in range(2, MAX_RANKS + 1)}),

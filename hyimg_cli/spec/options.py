@@ -41,8 +41,8 @@ _outside = partial(_of_job, panel=OUTSIDE, only="pictures")
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """A LoRA by its file's path or hub name, how much of it, and on which of two transformers
-    (Wan 2.2), empty where there is one. Without a file: none on this one.
+    """A LoRA by its file's path or hub name, how much of it, and on which of two transformers,
+    empty where there is one. Without a file: none on this one.
     """
 
     file: str
@@ -110,18 +110,16 @@ class PictureOptions:
     ar_seed: int = _picture(None, "Seed of the text stage.", Interval(ge=0, le=MAX_SEED))
     image_guidance_scale: float | None = _picture(
         CHECKPOINT,
-        "How hard source images pull; BAGEL. Up to 1: not apart from the prompt.",
+        "How hard source images pull. Up to 1: not apart from the prompt.",
         Interval(ge=0, le=100),
     )
     guidance_interval: tuple[float, float] | None = _picture(
-        CHECKPOINT, "Noise levels that are guided, the lower one left out: 0.4,1; BAGEL."
+        CHECKPOINT, "Noise levels that are guided, the lower one left out: 0.4,1."
     )
-    guidance_renorm: Renorm | None = _picture(
-        CHECKPOINT, "How guidance is kept from growing; BAGEL."
-    )
+    guidance_renorm: Renorm | None = _picture(CHECKPOINT, "How guidance is kept from growing.")
     guidance_renorm_min: float | None = _picture(
         CHECKPOINT,
-        "How much of its length guidance keeps at least; 1 is renorm none; BAGEL.",
+        "How much of its length guidance keeps at least; 1 is renorm none.",
         Interval(ge=0, le=1),
     )
     infer_align_image_size: bool = _picture(False, "Edits get their source's aspect ratio.")

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyimg_cli.cache.memo import Lengths, Memo
+from hyimg_cli.cache.memo import Memo
 
 
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(0, 40))
@@ -39,16 +39,3 @@ def test_a_value_beyond_the_budget_is_not_kept() -> None:
     memo.get("small", lambda: b"1")
     memo.clear()
     assert memo.held_bytes == 0
-
-
-def test_lengths_are_kept_by_text_in_bounded_places() -> None:
-    lengths = Lengths(places=64)
-    texts = [f"text {number}" for number in range(200)]
-    assert lengths.get("") is lengths.get(texts[0]) is None
-    for number, text in enumerate(texts):
-        lengths.keep(text, number)
-        assert lengths.get(text) == number
-    found = {number: lengths.get(text) for number, text in enumerate(texts)}
-    kept = {number for number, length in found.items() if length is not None}
-    assert all(found[number] == number for number in kept)
-    assert 30 < len(kept) <= 64

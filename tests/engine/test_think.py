@@ -54,7 +54,6 @@ def test_nothing_to_write_means_no_decode_step(
 ) -> None:
     result = drawn(replace(job, **changes))
     assert result.picture.reuse.ar_decode_tokens == 0
-    assert result.picture.text.decode_steps == 0
     assert not any(is_token(event) for event in result.events)
 
 

@@ -50,9 +50,9 @@ def test_commands_tell_it_on_stderr(
     assert "concern" not in run_cli(command, films).err
 
 
-def test_what_only_lingbot_world_reads_is_told_of_other_videos() -> None:
+def test_what_only_models_with_a_camera_read_is_told_of_other_videos() -> None:
     settings = settle({"clips_together": 2}, {}, {})
-    told = ["--clips-together concerns LingBot-World only; no video is its"]
+    told = ["--clips-together concerns models that follow a camera only; no video is of one"]
     film = VideoJob(
         custom_id="film",
         **FILM,

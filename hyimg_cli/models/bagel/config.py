@@ -21,6 +21,7 @@ from hyimg_cli.loading.checkpoint import (
     tensor_index,
 )
 from hyimg_cli.loading.config import Config
+from hyimg_cli.models.common.released import refuse_unreleased
 from hyimg_cli.spec.card import (
     PICTURE_BYTES,
     Bucket,
@@ -181,15 +182,8 @@ def read_architecture(folder: Path) -> BagelShape:
         (vit, _ONLY_RELEASED_VIT),
     ):
         refuse_many(own.values, MOST_MODULES, Path(own.where))
-        _refuse_unreleased(own, only)
+        refuse_unreleased(own, only)
     return _architecture(config, llm, vit, _headers(folder))
-
-
-def _refuse_unreleased(own: Config, only: Mapping[str, Any]) -> None:
-    for key, released in only.items():
-        value = own.values.get(key, released)
-        if value != released:
-            raise own.fault(key, value, f"{released!r}, the only one that was released")
 
 
 def _headers(folder: Path) -> Mapping[str, TensorInfo]:

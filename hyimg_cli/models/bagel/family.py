@@ -2,26 +2,20 @@
 
 # Legend: C channel, Y X latent rows and columns, H W pixels, N token, P values of a token,
 # V vocabulary
-import json
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as unpack_tensors
-from safetensors.torch import save as pack_tensors
 from torch import Tensor
 
 from hyimg_cli.diffusion.denoise import Track
 from hyimg_cli.diffusion.schedule import Schedule
-from hyimg_cli.errors import UsageError
 from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
-from hyimg_cli.loading.checkpoint import metadata_of
 from hyimg_cli.media.images import bicubic
 from hyimg_cli.models.bagel.guidance import Guidance, unpacked
 from hyimg_cli.models.bagel.network import BagelNetwork, ImageRows, NoiseBranch
@@ -38,6 +32,7 @@ from hyimg_cli.models.bagel.sequence import (
 from hyimg_cli.models.bagel.vae import PictureCodec
 from hyimg_cli.models.bagel.weights import load
 from hyimg_cli.models.common.grid import Grid
+from hyimg_cli.models.common.stored_source import pack_source, unpack_source
 from hyimg_cli.models.protocols import (
     BranchSequence,
     Canvas,
@@ -61,25 +56,8 @@ _RETOKENISED = (
 def load_family(
     prompter: BagelPrompter, choice: ModelChoice, *, is_batch_invariant: bool
 ) -> "Bagel":
-    """Load the weights on the chosen device: float32 on the CPU, bfloat16 on a GPU by default.
-
-    Raises UsageError for a form that this family is not held in.
-    """
+    """Load the weights on the chosen device: float32 on the CPU, bfloat16 on a GPU by default."""
     device = device_of(choice)
-    refused = {
-        "--device balanced": device == "balanced",
-        "decode_graphs": choice.decode_graphs == "on",
-        "--vae-dtype float16": choice.vae_dtype == "float16",
-        "sdpa_backend": choice.sdpa_backend != "auto",
-        "--offload-experts": choice.offloads_experts,
-    }
-    for asked, is_refused in refused.items():
-        if is_refused:
-            raise UsageError(
-                f"{asked}: BAGEL is held whole, on one device, and decodes without graphs",
-                hint="leave it out",
-                code="usage.bagel",
-            )
     dtype = getattr(torch, choice.dtype_on(device.partition(":")[0]))
     network, vae = load(
         prompter.folder,
@@ -179,23 +157,10 @@ class Bagel:
         return torch.randn(shape, generator=generator)
 
     def pack_source(self, encoded: Encoded) -> bytes:
-        tensors = {name: rows.contiguous().cpu() for name, rows in vars(encoded.rows).items()}
-        sizes = [[size.height, size.width] for size in _sizes(encoded.shape)]
-        facts = {"digest": encoded.digest, "sizes": sizes, "vit": astuple(encoded.shape.vit)}
-        return pack_tensors(tensors, metadata={"source": json.dumps(facts)})
+        return pack_source(encoded)
 
     def unpack_source(self, data: bytes, digest: str) -> Encoded:
-        try:
-            facts = json.loads(metadata_of(data)["source"])
-            if facts["digest"] != digest:
-                raise ValueError("the rows of another image")
-            device = self.network.weight.device
-            rows = {name: rows.to(device) for name, rows in unpack_tensors(data).items()}
-            size, vae, vit = (Size(*size) for size in facts["sizes"])
-            shape = SourcePlace(size, vae, vit, Grid(*facts["vit"]))
-            return Encoded(digest, shape, ImageRows(**rows))
-        except (SafetensorError, KeyError, TypeError) as error:
-            raise ValueError("not an encoded source image") from error
+        return unpack_source(data, digest, self.network.weight.device, SourcePlace, ImageRows)
 
     def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> TextPrompt | None:
         layout = self.prompter.opening(job, _shapes(sources))
@@ -250,7 +215,7 @@ class Bagel:
             layout = Writer(prompter.markers, context).noise(grid).layout
             written.append(BranchSequence(layout.ids, context.length, layout.length, layout))
         words = prompter.vocabulary
-        read_again = text.ids is not None and list(words.encode(words.decode(text.ids)))
+        read_again = text.ids is not None and words.encode(words.decode(text.ids))
         is_other = text.ids is not None and read_again != words.inner(text.ids)
         return Canvas(bucket, None, tuple(written), warnings=(_RETOKENISED,) if is_other else ())
 
@@ -326,10 +291,6 @@ def _patches(levels_CHW: Tensor, grid: Grid) -> Tensor:
     side = levels_CHW.shape[-1] // grid.columns
     cells = levels_CHW.reshape(3, grid.rows, side, grid.columns, side)
     return cells.permute(1, 3, 2, 4, 0).reshape(grid.cells, -1)
-
-
-def _sizes(shape: SourcePlace) -> tuple[Size, Size, Size]:
-    return shape.size, shape.vae_size, shape.vit_size
 
 
 def _shapes(sources: Sequence[Encoded]) -> list[SourcePlace]:

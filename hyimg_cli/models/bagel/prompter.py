@@ -1,14 +1,11 @@
 """From a job to its contexts, for running it and for counting what it will cost; no torch."""
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenizers import Tokenizer
-
-from hyimg_cli.cache.memo import Memo
-from hyimg_cli.errors import CheckpointError, JobError, UsageError, require
-from hyimg_cli.files import TABLE_BYTES, bytes_of
+from hyimg_cli.errors import JobError, UsageError, require
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.models.bagel.config import model_card, read_architecture
@@ -22,6 +19,12 @@ from hyimg_cli.models.bagel.sequence import (
     picture_grid,
     segments,
     source_shape,
+)
+from hyimg_cli.models.common.tokenizer import (
+    ControlTokenizer,
+    read_tokenizer,
+    refuse_control_tokens,
+    refuse_unknown_ids,
 )
 from hyimg_cli.settings.run import ModelChoice, Quantization
 from hyimg_cli.spec.card import NO_RATIO, Bucket, RankBytes
@@ -38,48 +41,20 @@ THINK_PROMPT = (
     "here </think> image here"
 )
 _MARKERS = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
-_TOKEN_BYTES = 32_000_000
 
 
-class QwenVocabulary:
+class QwenVocabulary(ControlTokenizer):
     """Text to ids and back, and the markers' ids, looked up by name."""
 
     def __init__(self, folder: Path) -> None:
         """Raises CheckpointError where `tokenizer.json` is missing or broken."""
-        path = folder / "tokenizer.json"
-        try:
-            self._tokenizer = Tokenizer.from_buffer(bytes_of(path, TABLE_BYTES))
-        except FileNotFoundError:
-            hint = "download it again from where the checkpoint is from"
-            raise _fault("tokenizer.json is missing", folder, "missing-file", hint) from None
-        except Exception as error:  # the library raises bare Exception
-            what = f"tokenizer.json cannot be read: {error}"
-            raise _fault(what, folder, "tokenizer") from None
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        found = [self._tokenizer.token_to_id(name) for name in _MARKERS]
-        known = [id_ for id_ in found if id_ is not None]
-        if len(known) < len(found):
-            what = f"the tokenizer has no token {_MARKERS[found.index(None)]}"
-            raise _fault(what, folder, "tokenizer", "use the files of one checkpoint together")
-        self.markers = Markers(*known)
-        added = self._tokenizer.get_added_tokens_decoder().items()
-        self._control = {*known, *(id_ for id_, token in added if token.special)}
-        self._encoded: Memo[str, tuple[int, ...]] = Memo(
-            _TOKEN_BYTES, lambda ids: 256 + 8 * len(ids)
-        )
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        def made() -> tuple[int, ...]:
-            return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-        return self._encoded.get(text, made)
+        super().__init__(read_tokenizer(folder))
+        self.markers = Markers(*(self.id_of(name) for name in _MARKERS))
+        self.control = {*astuple(self.markers), *self.special}
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, without the markers around it; an image's tokens have none."""
-        known = [id_ for id_ in self.inner(ids) if id_ >= 0]
-        text: str = self._tokenizer.decode(known, skip_special_tokens=False)
-        return text
+        return super().decode([id_ for id_ in self.inner(ids) if id_ >= 0])
 
     def inner(self, ids: Sequence[int]) -> list[int]:
         """Ids of a text without the markers around it."""
@@ -89,14 +64,6 @@ class QwenVocabulary:
         if kept[-1:] == [self.markers.eos]:
             del kept[-1]
         return kept
-
-    def control_in(self, text: str) -> str:
-        """The first control token that is spelled out in `text`; empty where there is none."""
-        found = (id_ for id_ in self.encode(text) if id_ in self._control)
-        return next((str(self._tokenizer.id_to_token(id_)) for id_ in found), "")
-
-    def counts(self) -> dict[str, int]:
-        return self._encoded.counts()
 
 
 class BagelPrompter:
@@ -114,25 +81,13 @@ class BagelPrompter:
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
         """Look-ups of texts' tokens."""
-        return {"prompt_tokens": self.vocabulary.counts()}
+        return {"prompt_tokens": self.vocabulary.memo_counts()}
 
     def check(self, job: ImageJob) -> None:
         self._refuse_unread(job)
         for field, text in (("prompt", job.prompt), ("cot_text", job.cot_text or "")):
-            if token := self.vocabulary.control_in(text):
-                raise JobError(
-                    f"{field} contains the model's control token {token}",
-                    where=field,
-                    hint="write it differently; control tokens would change the sequence",
-                    code="job.control-token",
-                )
-        unknown = [n for n in job.cot_token_ids or () if not 0 <= n < self.card.vocab_size]
-        if unknown:
-            raise JobError(
-                f"{unknown[0]} is no token of the model",
-                where="cot_token_ids",
-                code="job.unknown-token",
-            )
+            refuse_control_tokens(field, self.vocabulary.control_in(self.vocabulary.encode(text)))
+        refuse_unknown_ids(job.cot_token_ids or (), self.card.vocab_size)
         # A picture takes one position a block.
         shape = source_shape(Size(1, 1), self.arch)
         self._refuse_too_long(self.contexts(job, [shape] * len(job.images)).full)
@@ -323,7 +278,3 @@ def _held(full: BlockLayout, length: int, others: Sequence[BlockLayout], noise: 
     apart = sum(other.length + noise for other in others if _shared(full, other) < other.length)
     kept = sum(one - min(lent) for one in (length, *lent)) if lent else 0
     return length + noise + kept + apart
-
-
-def _fault(what: str, folder: Path, slug: str, hint: str = "") -> CheckpointError:
-    return CheckpointError(what, where=folder, hint=hint, code=f"checkpoint.{slug}")

@@ -119,7 +119,7 @@ class Markers:
     end: int
 
 
-Part: TypeAlias = SourcePlace | tuple[int, ...]
+Part: TypeAlias = SourcePlace | Sequence[int]
 
 
 class Writer:
@@ -181,8 +181,8 @@ def contexts(
     markers: Markers,
     parts: Sequence[Part],
     *,
-    system: tuple[int, ...] | None = None,
-    written: tuple[int, ...] | None = None,
+    system: Sequence[int] | None = None,
+    written: Sequence[int] | None = None,
 ) -> Contexts:
     """The contexts of a request: texts and images in order, behind a `system` text if there is one.
 

@@ -48,4 +48,5 @@ FAMILY = Family(
     open=DiffusersFolder,
     fingerprint=lambda folder: read_layout(folder).fingerprint(),
     tensors=_tensors,
+    follows=frozenset({"quantization", "attention_backend", "compile_blocks", "cpu_offload=group"}),
 )

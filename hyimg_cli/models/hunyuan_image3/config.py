@@ -5,13 +5,14 @@ unreleased code is refused, so that a checkpoint we would compute wrongly does n
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading.checkpoint import MOST_MODULES, MOST_WIDTH
 from hyimg_cli.loading.config import Config
+from hyimg_cli.models.common.released import refuse_unreleased
 from hyimg_cli.spec.card import SamplingDefaults
 from hyimg_cli.spec.options import BOT_TASKS
 
@@ -185,7 +186,10 @@ def architecture(config: Mapping[str, Any], *, where: Path | str = "config.json"
     """
     own = Config(config, where)
     _refuse_packed_otherwise(own)
-    _refuse_unreleased(own)
+    refuse_unreleased(own, _ONLY_RELEASED)
+    scaling = own.table("rope_scaling", {})
+    kind = scaling.text("type", scaling.text("rope_type", "custom"))
+    refuse_unreleased(replace(scaling, values={"type": kind}), {"type": "custom"})
     return _architecture(own)
 
 
@@ -268,20 +272,6 @@ def _refuse_packed_otherwise(own: Config) -> None:
             "that transformers has saved with bitsandbytes (NF4, INT8)",
             code="checkpoint.quantized",
         )
-
-
-def _refuse_unreleased(own: Config) -> None:
-    scaling = own.table("rope_scaling", {})
-    kind = scaling.text("type", scaling.text("rope_type", "custom"))
-    flat = {**own.values, "rope_scaling type": kind}
-    for key, released in (*_ONLY_RELEASED.items(), ("rope_scaling type", "custom")):
-        value = flat.get(key, released)
-        if value is not None and value != released:
-            raise CheckpointError(
-                f"{key} is {value!r}; only {released!r} exists in released checkpoints",
-                where=own.where,
-                code="checkpoint.config",
-            )
 
 
 def _architecture(own: Config) -> Architecture:

@@ -21,7 +21,7 @@ from hyimg_cli.kernels.transfer import Waiting, sent, to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.media.images import cut_off, fit_cover, stretch
-from hyimg_cli.models.hunyuan_image3 import stored
+from hyimg_cli.models.common.stored_source import pack_source, unpack_source
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.graphs import (
     DecodeGraphs,
@@ -218,10 +218,10 @@ class HunyuanImage3:
         )
 
     def pack_source(self, encoded: Encoded) -> bytes:
-        return stored.pack(encoded)
+        return pack_source(encoded)
 
     def unpack_source(self, data: bytes, digest: str) -> Encoded:
-        return stored.unpack(data, digest, self.network.model.wte.weight.device)
+        return unpack_source(data, digest, self.network.device, SourceShape, SourceRows)
 
     def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> TextPrompt | None:
         opening = self.prompter.opening(job, _shapes(sources))

@@ -2,17 +2,18 @@
 torch.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hyimg_cli.cache.memo import Lengths, Memo
+from hyimg_cli.cache.memo import Memo
 from hyimg_cli.errors import JobError
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.models.common.grid import Grid
+from hyimg_cli.models.common.tokenizer import refuse_control_tokens, refuse_unknown_ids
 from hyimg_cli.models.hunyuan_image3 import split
 from hyimg_cli.models.hunyuan_image3.card import (
     model_card,
@@ -49,9 +50,9 @@ if TYPE_CHECKING:
 _FRAME_TOKENS = 16
 # Any text: only the tokens around it are counted.
 _STAND_IN = "x"
-# What one checkpoint keeps of texts that it has measured, and of sequences that it has built.
-_TEXT_BYTES = 32_000_000
+# What one checkpoint keeps of sequences that it has built, and of what jobs share.
 _LAYOUT_BYTES = 64_000_000
+_SHARED_BYTES = 64_000_000
 
 
 @dataclass(frozen=True)
@@ -82,16 +83,12 @@ class Prompter:
         self.builder = LayoutBuilder(
             self.vocabulary, has_joint_source_span=self.arch.has_joint_source_span
         )
-        self._lengths = Lengths()
-        self._frames: Memo[tuple[bool, int, str], int] = Memo(_TEXT_BYTES, lambda _: 64)
-        self._around: Memo[Hashable, tuple[int, dict[str, int]]] = Memo(_TEXT_BYTES, lambda _: 1024)
-        self._counts: Memo[Hashable, JobTokens] = Memo(_TEXT_BYTES, lambda _: 1024)
-        self._openings: Memo[Hashable, ArPrompt | None] = Memo(_TEXT_BYTES, lambda _: 1024)
-        self._leading: Memo[Hashable, list[Segment]] = Memo(
-            _TEXT_BYTES, lambda found: 1024 + 8 * sum(one.length for one in found)
-        )
-        self._fitted: Memo[Size, SourceShape] = Memo(_TEXT_BYTES, lambda _: 512)
         self._layouts: Memo[Hashable, Layout] = Memo(_LAYOUT_BYTES, _layout_bytes)
+        # By all that a job's sequences are made of but its prompt: in that alone the jobs of a
+        # manifest mostly differ.
+        self._shared: Memo[Hashable, Any] = Memo(_SHARED_BYTES, _shared_bytes)
+        self._shape_of = lru_cache(maxsize=10_000)(self._shape)
+        self._frame_of = cache(self._frame)
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
         """Look-ups by kind: tokens of whole sections, sequences."""
@@ -106,12 +103,11 @@ class Prompter:
         Source images count as the smallest they can be. Raises JobError with the manifest's field
         in `where`; each distinct prompt is encoded once.
         """
-        prompt_length, names = self._measured(job.prompt)
-        self._refuse_names("prompt", names)
-        key = self._without_prompt(job, len(job.images))
-        length, parts = self._around.get(key, lambda: self._beside_prompt(job))
-        parts = {"prompt": prompt_length} | parts
-        self._refuse_too_long(length + prompt_length, max(parts, key=lambda name: parts[name]))
+        key = "least", self._without_prompt(job, len(job.images))
+        length, parts = self._shared.get(key, lambda: self._beside_prompt(job))
+        parts = {"prompt": len(self._prompt_ids(job))} | parts
+        length += parts["prompt"]
+        self._refuse_too_long(length, max(parts, key=lambda name: parts[name]))
 
     def _beside_prompt(self, job: ImageJob) -> tuple[int, dict[str, int]]:
         """The least tokens of a job beside its prompt, and those of its other texts by field."""
@@ -123,9 +119,9 @@ class Prompter:
         picture_system = self._picture_system(job, is_rewritten)
         cot_length = sum(len(section.ids) for section in self._given_cot(job))
         text = system if job.writes_text else picture_system
-        system_length = self._measured(text)[0] if text else 0
+        system_length = len(self.vocabulary.encode(text)) if text else 0
         tag = trigger(job.bot_task) if job.writes_text else ""
-        frame = self._framed(bool(text), len(job.images), tag)
+        frame = self._frame_of(bool(text), len(job.images), tag)
         parts: dict[str, int] = {}
         if job.system_prompt is not None:
             parts["system_prompt"] = system_length
@@ -240,71 +236,65 @@ class Prompter:
     def text_prefix(
         self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
     ) -> list[Segment] | None:
-        self._refuse_names("prompt", self._measured(job.prompt)[1])
-        shapes = self._shapes(source_sizes)
-        key = self._without_prompt(job, shapes)
-        opening = self._openings.get(key, lambda: self.opening(_stand_in(job), shapes))
+        user, shapes = self._prompt_ids(job), self._shapes(source_sizes)
+        key = "opening", self._without_prompt(job, shapes)
+        opening = self._shared.get(key, lambda: self.opening(_stand_in(job), shapes))
         if opening is None:
             return None
-        user, layout = self.vocabulary.encode(job.prompt), opening.layout
+        layout: Layout = opening.layout
         last = behind_sources(layout, layout.ids, opening.stop - 1, user)
-        return self._sources(key, layout, digests) + last
+        return self._sources(job, shapes, layout, digests) + last
 
     def branch_prefixes(
         self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
     ) -> list[list[Segment]]:
         bucket = self.fit(job.size.height, job.size.width)[0]
-        self._refuse_names("prompt", self._measured(job.prompt)[1])
-        shapes = self._shapes(source_sizes)
+        user, shapes = self._prompt_ids(job), self._shapes(source_sizes)
         # Kept as long as any sequence: the stand-in's prompt is that of all.
         layout = self.picture(_stand_in(job), shapes, None, bucket)
-        user = self.vocabulary.encode(job.prompt)
         rows = (
             (layout.ids, user),
             (layout.unconditional_ids, [self.vocabulary.cfg] * len(user)),
         )[: self.branch_count(job)]
-        first = self._sources(self._without_prompt(job, shapes), layout, digests)
+        first = self._sources(job, shapes, layout, digests)
         stop = layout.live_start - 1
         return [first + behind_sources(layout, row, stop, text) for row, text in rows]
 
-    def _sources(self, key: Hashable, layout: Layout, digests: Sequence[str]) -> list[Segment]:
+    def _sources(
+        self, job: ImageJob, shapes: Hashable, layout: Layout, digests: Sequence[str]
+    ) -> list[Segment]:
         """Segments up to the last source."""
+        key = "sources", self._without_prompt(job, shapes), tuple(digests)
         stop = max((0, *layout.cuts))
-        return self._leading.get(
-            (key, tuple(digests)), lambda: segments(layout, layout.ids, digests, stop)
+        found: list[Segment] = self._shared.get(
+            key, lambda: segments(layout, layout.ids, digests, stop)
         )
+        return found
 
     def _shapes(self, source_sizes: Sequence[Size]) -> tuple[SourceShape, ...]:
         """Of pictures that are not read: the real patch grid only shapes positions, every count is
         the same with any.
         """
-        return tuple(self._fitted.get(size, partial(self._shape, size)) for size in source_sizes)
+        return tuple(map(self._shape_of, source_sizes))
+
+    def _shape(self, size: Size) -> SourceShape:
+        return self.source_shape(self.fit(size.height, size.width)[0], Grid(1, 1))
 
     def _without_prompt(self, job: ImageJob, sources: Hashable) -> Hashable:
-        """All that a sequence is made of but the prompt: in that alone jobs of a manifest mostly
-        differ.
-        """
         return (
             *(sources, job.bot_task, job.size, self.branch_count(job)),
             *(job.use_system_prompt, self._system(job), job.drop_think),
             *(job.cot_text, job.cot_token_ids),
         )
 
-    def _shape(self, size: Size) -> SourceShape:
-        return self.source_shape(self.fit(size.height, size.width)[0], Grid(1, 1))
-
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
         """Tokens that the job will take; text not yet written counts as `assumed_think` tokens."""
-        length, names = self._measured(job.prompt)
-        self._refuse_names("prompt", names)
         shapes = self._shapes(source_sizes)
-        key = assumed_think, self._without_prompt(job, shapes)
-
-        def counted() -> JobTokens:
-            return self._counted(_stand_in(job), shapes, assumed_think)
-
-        found = self._counts.get(key, counted)
-        more = length - self._stand_in_length
+        key = "tokens", assumed_think, self._without_prompt(job, shapes)
+        found: JobTokens = self._shared.get(
+            key, lambda: self._counted(_stand_in(job), shapes, assumed_think)
+        )
+        more = len(self._prompt_ids(job)) - len(self.vocabulary.encode(_STAND_IN))
         self._refuse_too_long(found.positive + more)
         return found._replace(
             ar_prefill=found.ar_prefill and found.ar_prefill + more,
@@ -319,15 +309,13 @@ class Prompter:
         bucket = self.card.bucket_of(job.size) or self.card.nearest_bucket(1, 1)
         text = [self.vocabulary.cfg] * assumed_think
         layout = self.picture(job, shapes, text if job.writes_text else None, bucket)
-        assert layout.target is not None, "a picture's layout has a target"
-        branches = self.branch_count(job)
-        prefix = layout.target.live_start
+        branches, prefix = self.branch_count(job), layout.live_start
         return JobTokens(
             ar_prefill=opening.stop if opening else 0,
             shared_prefix=layout.shared_length if branches > 1 else 0,
             positive=prefix,
             negative=prefix if branches > 1 else 0,
-            step_rows=layout.target.image.stop - prefix,
+            step_rows=layout.live_stop - prefix,
             branches=branches,
             image_encodes=len(shapes),
             assumed_think=assumed_think if job.writes_text else 0,
@@ -350,20 +338,11 @@ class Prompter:
             self, self.folder, choice, is_batch_invariant=is_batch_invariant, pool=pool
         )
 
-    @cached_property
-    def _stand_in_length(self) -> int:
-        return self._measured(_STAND_IN)[0]
-
-    def _measured(self, text: str) -> tuple[int, tuple[str, ...]]:
-        """Number of tokens a text has, and the names of the control tokens in it."""
-        length = self._lengths.get(text)
-        if length is not None:
-            return length, ()
-        ids = self.vocabulary.encode(text)
-        names = tuple(self.vocabulary.control_in(ids))
-        if not names:
-            self._lengths.keep(text, len(ids))
-        return len(ids), names
+    def _prompt_ids(self, job: ImageJob) -> list[int]:
+        """The prompt's ids. Raises JobError for a control token in it."""
+        ids = self.vocabulary.encode(job.prompt)
+        refuse_control_tokens("prompt", self.vocabulary.control_in(ids))
+        return ids
 
     def _text(self, prompt: Prompt, trigger: str) -> Layout:
         return self._layouts.get((prompt, trigger), lambda: self.builder.text(prompt, trigger))
@@ -372,13 +351,7 @@ class Prompter:
         key = prompt, tuple(cot), target
         return self._layouts.get(key, lambda: self.builder.image(prompt, cot, target))
 
-    def _framed(self, has_system: bool, source_count: int, tag: str) -> int:
-        key = has_system, source_count, tag
-        return self._frames.get(
-            key, lambda: self._frame(has_system=has_system, source_count=source_count, tag=tag)
-        )
-
-    def _frame(self, *, has_system: bool, source_count: int, tag: str) -> int:
+    def _frame(self, has_system: bool, source_count: int, tag: str) -> int:
         """Positions that a sequence takes at least beside its texts: up to the live rows, or, where
         `tag` opens a text to write, up to its first token with room for the rest.
         """
@@ -386,13 +359,13 @@ class Prompter:
         shape = self.source_shape(smallest, Grid(1, 1))
         system = _STAND_IN if has_system else None
         prompt = Prompt("", system, (shape,) * source_count, self.template)
-        stand_in = self._measured(_STAND_IN)[0] if has_system else 0
+        stand_in = len(self.vocabulary.encode(_STAND_IN)) if has_system else 0
         if tag:
             return len(self.builder.text(prompt, tag).ids) + _FRAME_TOKENS + 1 - stand_in
         return self.builder.image(prompt, [], self.target(smallest)).live_start - stand_in
 
     def _prompt(self, job: ImageJob, shapes: Sequence[SourceShape], system: str | None) -> Prompt:
-        self._refuse_names("prompt", self._measured(job.prompt)[1])
+        self._prompt_ids(job)
         return Prompt(job.prompt, system, tuple(shapes), self.template)
 
     def _system(self, job: ImageJob) -> str | None:
@@ -425,7 +398,7 @@ class Prompter:
 
     def _given_cot(self, job: ImageJob) -> list[Section]:
         if job.cot_token_ids is not None:
-            self._refuse_unknown_ids(job.cot_token_ids)
+            refuse_unknown_ids(job.cot_token_ids, self.card.vocab_size)
             return self.builder.cot_from_ids(job.cot_token_ids, drop_think=job.drop_think)
         if job.cot_text is None:
             return []
@@ -434,31 +407,9 @@ class Prompter:
         )
         ids = [id_ for section in sections for id_ in section.ids]
         words = self.vocabulary
-        self._refuse_control("cot_text", ids, {*words.tags, words.answer, words.end_answer})
+        allowed = {*words.tags, words.answer, words.end_answer}
+        refuse_control_tokens("cot_text", words.control_in(ids, allowed=allowed))
         return sections
-
-    def _refuse_unknown_ids(self, ids: Sequence[int]) -> None:
-        # Any token may stand here: a result line's own ids can hold whatever was sampled.
-        unknown = [id_ for id_ in ids if not 0 <= id_ < self.card.vocab_size]
-        if unknown:
-            raise JobError(
-                f"{unknown[0]} is no token of the model",
-                where="cot_token_ids",
-                hint=f"its tokens are 0 to {self.card.vocab_size - 1}",
-                code="job.unknown-token",
-            )
-
-    def _refuse_control(self, field: str, ids: Sequence[int], allowed: Iterable[int]) -> None:
-        self._refuse_names(field, self.vocabulary.control_in(ids, allowed=allowed))
-
-    def _refuse_names(self, field: str, names: Sequence[str]) -> None:
-        if names:
-            raise JobError(
-                f"{field} contains the model's control token {names[0]}",
-                where=field,
-                hint="write it differently; control tokens would change the sequence's structure",
-                code="job.control-token",
-            )
 
     def _refuse_too_long(self, length: int, field: str = "") -> None:
         if length > self.card.max_positions:
@@ -478,3 +429,9 @@ def _stand_in(job: ImageJob) -> ImageJob:
 def _layout_bytes(layout: Layout) -> int:
     # Two tuples of ids; the sections and blocks beside them are few.
     return 512 + 2 * 8 * len(layout.ids)
+
+
+def _shared_bytes(found: Any) -> int:
+    if isinstance(found, ArPrompt):
+        return _layout_bytes(found.layout)
+    return 1024 + (8 * sum(part.length for part in found) if isinstance(found, list) else 0)

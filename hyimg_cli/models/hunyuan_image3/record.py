@@ -26,4 +26,13 @@ FAMILY = Family(
     tensors=lambda folder: {"model": stored_index(folder).tensors},
     refuse_wrong=_refuse_wrong,
     reading=reading,
+    follows=frozenset(
+        {
+            "device=balanced",
+            "decode_graphs=on",
+            "vae_dtype=float16",
+            "sdpa_backend",
+            "offload_experts",
+        }
+    ),
 )

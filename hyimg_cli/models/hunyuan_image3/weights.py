@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from hyimg_cli.errors import CheckpointError
 from hyimg_cli.kernels.choice import require_bitsandbytes
 from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks
 from hyimg_cli.kernels.offload import OffloadedExperts
@@ -28,6 +27,12 @@ from hyimg_cli.loading.checkpoint import check_against, check_floating, weight_f
 from hyimg_cli.loading.kept import KeptWeights
 from hyimg_cli.loading.packed import stored_index
 from hyimg_cli.loading.readers import StoredTensor, make_pages, read_all
+from hyimg_cli.models.common.weights import (
+    owner_of,
+    refuse_missing,
+    set_weight,
+    tensor_shapes,
+)
 from hyimg_cli.models.hunyuan_image3.card import read_architecture
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
@@ -157,8 +162,7 @@ def checked(folder: Path) -> Architecture:
 @lru_cache(maxsize=2)  # A network is built to know them.
 def expected_shapes(arch: Architecture) -> Mapping[str, tuple[int, ...]]:
     """Every tensor that a checkpoint of this architecture holds, without allocating any."""
-    tensors = without_weights(arch).state_dict().items()
-    return {name: tuple(tensor.shape) for name, tensor in tensors}
+    return tensor_shapes(without_weights(arch))
 
 
 def without_weights(
@@ -223,9 +227,7 @@ def fill(
     read_all(weight_files(folder), stored_index(folder), put, is_wanted)
     if kept is not None:
         kept.tell()
-    if missing:
-        what = f"loading left missing keys: {', '.join(sorted(missing)[:5])}"
-        raise CheckpointError(what, code="checkpoint.not-strict")
+    refuse_missing(missing)
 
 
 def _put(
@@ -235,13 +237,12 @@ def _put(
     place: torch.device,
     cut: WeightCut | None,
 ) -> None:
-    path, _, own = stored.name.rpartition(".")
-    module = network.get_submodule(path)
+    module, own = owner_of(network, stored.name)
     room: Tensor = getattr(module, own)
     if room.is_meta:
         wanted = torch.float32 if stays_wide(stored.name) else dtype
         room = torch.empty(room.shape, dtype=wanted, device=place)
-        setattr(module, own, nn.Parameter(room, requires_grad=False))
+        set_weight(module, own, room)
     if cut is None:
         stored.into(room)
     else:

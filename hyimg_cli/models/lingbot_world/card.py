@@ -25,14 +25,14 @@ def lingbot_card(layout: CheckpointLayout, model: str) -> VideoCard:
         family=FAMILY,
         name="",
         is_trained=True,
-        size_multiple=_PIXELS_PER_CELL * shape.patch[1],
+        size_multiple=_PIXELS_PER_CELL * shape.patch_size[1],
         pixels_per_cell=_PIXELS_PER_CELL,
         frame_stride=_FRAME_STRIDE,
-        latent_channels=shape.made,
+        latent_channels=shape.out_channels,
         max_prompt_tokens=shape.text_len,
         tiles=_NO_TILES,
         component_bytes=(),
-        forward=wan_forward(Config(_as_wan(shape), "")),
+        forward=wan_forward(Config(asdict(shape), "")),
         needs_start=True,
         defaults=VideoDefaults(
             size=Size(480, 832),
@@ -46,7 +46,7 @@ def lingbot_card(layout: CheckpointLayout, model: str) -> VideoCard:
         guides_below_one=False,
         is_distilled=True,
         chunks=chunk_rule(shape),
-        blocks=shape.layers,
+        blocks=shape.num_layers,
         decode=WAN_DECODE,
         has_camera=True,
     )
@@ -58,21 +58,7 @@ def lingbot_card(layout: CheckpointLayout, model: str) -> VideoCard:
 
 def chunk_rule(shape: NetworkShape) -> ChunkRule:
     """Bytes of K/V, of the camera's scale and shift and a forward's rows, and of the text's K/V."""
-    pair = 2 * shape.layers * shape.width * _BF16_BYTES
+    pair = 2 * shape.num_layers * shape.width * _BF16_BYTES
     # A block's rows in float32: residual, normed, queries, keys, values, and its feed-forward's.
-    rows = 4 * (6 * shape.width + 2 * shape.ffn)
-    return ChunkRule(shape.chunk, pair, pair + rows, pair * shape.text_len)
-
-
-def _as_wan(shape: NetworkShape) -> dict[str, object]:
-    numbers = asdict(shape)
-    names = {
-        "num_attention_heads": "heads",
-        "attention_head_dim": "head_dim",
-        "num_layers": "layers",
-        "ffn_dim": "ffn",
-        "in_channels": "taken",
-        "out_channels": "made",
-        "patch_size": "patch",
-    }
-    return {name: numbers[own] for name, own in names.items()}
+    rows = 4 * (6 * shape.width + 2 * shape.ffn_dim)
+    return ChunkRule(shape.num_frames_per_block, pair, pair + rows, pair * shape.text_len)

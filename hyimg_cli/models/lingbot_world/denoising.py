@@ -79,7 +79,7 @@ class ChunkDenoiser:
         hoists_camera: bool = True,
     ) -> None:
         """`hoists_camera` off computes a chunk's camera anew for each of its passes: its twin."""
-        device, self._chunk = network.device, network.shape.chunk
+        device, self._chunk = network.device, network.shape.num_frames_per_block
         self._network, self._levels, self._size = network, tuple(levels), size
         self._hoists = hoists_camera
         self._noise_BCFYX = torch.stack([one.drawn.noise_CFYX for one in clips]).to(device)

@@ -107,21 +107,12 @@ def network_shape(layout: CheckpointLayout) -> NetworkShape:
     own = layout.components[TRANSFORMER].config()
     original = {name: own.values[old] for name, old in _ORIGINAL.items() if own.has(old)}
     own, plain = replace(own, values={**own.values, **original}), NetworkShape()
-    heads = own.count("num_attention_heads", plain.heads)
-    width = own.count("dim", heads * own.count("attention_head_dim", plain.head_dim), least=heads)
-    return NetworkShape(
-        heads=heads,
-        head_dim=width // heads,
-        layers=own.count("num_layers", plain.layers, most=checkpoint.MOST_MODULES),
-        ffn=own.count("ffn_dim", plain.ffn),
-        text_dim=own.count("text_dim", plain.text_dim),
-        text_len=own.count("text_len", plain.text_len),
-        freq_dim=own.count("freq_dim", plain.freq_dim),
-        taken=own.count("in_channels", plain.taken),
-        made=own.count("out_channels", plain.made),
-        eps=own.number("eps", plain.eps, above=0),
-        chunk=own.count("num_frames_per_block", plain.chunk),
-        positions=own.count("rope_max_seq_len", plain.positions),
+    heads = own.count("num_attention_heads", plain.num_attention_heads)
+    head_dim = own.count("attention_head_dim", plain.attention_head_dim)
+    return own.facts(
+        NetworkShape,
+        attention_head_dim=own.count("dim", heads * head_dim, least=heads) // heads,
+        num_layers=own.count("num_layers", plain.num_layers, most=checkpoint.MOST_MODULES),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyimg_cli.errors import CheckpointError, MachineError
+from hyimg_cli.errors import CheckpointError
 from hyimg_cli.models.diffusers_video.decode import (
     LocalDecoder,
     frames_by,
@@ -44,24 +44,15 @@ def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "Lin
     CheckpointError, or MachineError for the device.
     """
     place = place_of(choice)
-    for name, is_off in (
-        ("--quantization", choice.quantization == "none"),
-        ("attention_backend", choice.attention_backend == "native"),
-        ("--compile-blocks", not choice.compile_blocks),
-        ("--cpu-offload group", choice.cpu_offload != "group"),
-    ):
-        if not is_off:
-            what, hint = f"{name} is not followed by {card.name}", "leave it out"
-            raise MachineError(what, hint=hint, code="machine.not-followed")
     shape, parts = network_shape(layout), layout.components
     count = check_network(parts[TRANSFORMER], shape)
     count += sum(check_weights(parts[name]) for name in ("vae", "text_encoder"))
     for name, key, expected in (
         ("text_encoder", "d_model", shape.text_dim),
-        ("vae", "z_dim", shape.made),
-        (TRANSFORMER, "taken", 2 * shape.made + card.frame_stride),
+        ("vae", "z_dim", shape.out_channels),
+        (TRANSFORMER, "taken", 2 * shape.out_channels + card.frame_stride),
     ):
-        found = shape.taken if name == TRANSFORMER else parts[name].config().values.get(key)
+        found = shape.in_channels if name == TRANSFORMER else parts[name].config().values.get(key)
         if found != expected:
             what = f"the {name}'s {key} is {found}, the other parts want {expected}"
             raise CheckpointError(what, where=parts[name].folder, code="checkpoint.components")
@@ -160,7 +151,7 @@ class LingBotWorld:
         """
         first = clips[0][0]
         assert self.card.chunks is not None, "the model works in chunks"
-        check_shape(first, self.card, self.card.chunks, self.shape.positions)
+        check_shape(first, self.card, self.card.chunks, self.shape.rope_max_seq_len)
         if self.place.offload is None:
             self.network.to(self.device)
         self.place.bring(self.network)
@@ -195,7 +186,9 @@ class LingBotWorld:
         mask_CFYX = frame_mask(job.num_frames, self.card.frame_stride, has_last=False)
         mask_CFYX = mask_CFYX[:, :, None, None].expand(-1, -1, *grid[1:]).to(latents_CFYX)
         return ClipInputs(
-            drawn(job.seed, (self.shape.made, *grid), self.shape.chunk, levels),
+            drawn(
+                job.seed, (self.shape.out_channels, *grid), self.shape.num_frames_per_block, levels
+            ),
             torch.cat([mask_CFYX, latents_CFYX]),
             padded_NM,
             torch.from_numpy(path.at(grid[0])).float(),

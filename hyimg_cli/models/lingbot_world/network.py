@@ -12,7 +12,7 @@ slots and reads all up to the chunk's end. No mask: causal is what the cache hol
 # N text tokens, M width, H heads, D head width, T cached tokens
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -56,22 +56,12 @@ class LingBotNetwork(nn.Module):
     def __init__(self, shape: NetworkShape) -> None:
         super().__init__()
         self.shape = shape
-        wan: Any = WanTransformer3DModel(
-            patch_size=shape.patch,
-            num_attention_heads=shape.heads,
-            attention_head_dim=shape.head_dim,
-            in_channels=shape.taken,
-            out_channels=shape.made,
-            text_dim=shape.text_dim,
-            freq_dim=shape.freq_dim,
-            ffn_dim=shape.ffn,
-            num_layers=shape.layers,
-            eps=shape.eps,
-            rope_max_seq_len=1,
-        )
+        numbers = {**asdict(shape), "rope_max_seq_len": 1}
+        del numbers["text_len"], numbers["num_frames_per_block"]  # no numbers of Wan's
+        wan: Any = WanTransformer3DModel(**numbers)
         width = shape.width
         self.patch_embedding, self.condition_embedder = wan.patch_embedding, wan.condition_embedder
-        self.patch_embedding_wancamctrl = nn.Linear(CHANNELS * math.prod(shape.patch), width)
+        self.patch_embedding_wancamctrl = nn.Linear(CHANNELS * math.prod(shape.patch_size), width)
         self.c2ws_hidden_states_layer1 = nn.Linear(width, width)
         self.c2ws_hidden_states_layer2 = nn.Linear(width, width)
         self.blocks: Any = wan.blocks
@@ -100,14 +90,17 @@ class LingBotNetwork(nn.Module):
         shape, batch = self.shape, len(text_BNM)
         tokens = shape.chunk_tokens(rows, columns)
         cache = Buffer(
-            kv_heads=batch * shape.heads,
-            head_dim=shape.head_dim,
+            kv_heads=batch * shape.num_attention_heads,
+            head_dim=shape.attention_head_dim,
             capacity=chunks * tokens,
             dtype=self.dtype,
-            devices=[self.device] * shape.layers,
+            devices=[self.device] * shape.num_layers,
         )
-        grid = (chunks * shape.chunk, rows // shape.patch[1], columns // shape.patch[2])
-        cosines, sines = (angles.to(self.device) for angles in rope(grid, shape.head_dim))
+        _, patch_rows, patch_columns = shape.patch_size
+        frames = chunks * shape.num_frames_per_block
+        grid = (frames, rows // patch_rows, columns // patch_columns)
+        angles = rope(grid, shape.attention_head_dim)
+        cosines, sines = (each.to(self.device) for each in angles)
         times = [self.time(timestep) for timestep in timesteps]
         return Clip(cache, tokens, self.text(text_BNM), times, (cosines, sines))
 
@@ -137,7 +130,7 @@ class LingBotNetwork(nn.Module):
 
     def camera_embedding(self, camera_BCFYX: Tensor) -> Tensor:
         """Tokens of a grid of rays, [B, S, M]."""
-        patched = patches(camera_BCFYX, self.shape.patch).to(self.dtype)
+        patched = patches(camera_BCFYX, self.shape.patch_size).to(self.dtype)
         embedded: Tensor = self.patch_embedding_wancamctrl(patched)
         inner = fun.silu(self.c2ws_hidden_states_layer1(embedded))
         return embedded + self.c2ws_hidden_states_layer2(inner)  # type: ignore[no-any-return]
@@ -158,7 +151,7 @@ class LingBotNetwork(nn.Module):
         embedded_1M, modulation_16M = clip.times[number]
         patched: Tensor = self.patch_embedding(latents_BCFYX.to(self.dtype))
         hidden_BSM = patched.flatten(2).transpose(1, 2).contiguous()
-        for layer in range(self.shape.layers):
+        for layer in range(self.shape.num_layers):
             hidden_BSM = self.block(clip, layer, chunk, hidden_BSM, modulation_16M)
         shift, scale = (self.scale_shift_table + embedded_1M[:, None]).chunk(2, dim=1)
         normed = self.norm_out(hidden_BSM.float()) * (1 + scale) + shift
@@ -190,16 +183,10 @@ class LingBotNetwork(nn.Module):
             for norm, project in ((module.norm_q, module.to_q), (module.norm_k, module.to_k))
         )
         value_BHSD = self._heads(module.to_v(rows_BSM))
-        self.write(clip, layer, slots, key_BHSD.flatten(0, 1), value_BHSD.flatten(0, 1))
+        keys_SHD, values_SHD = (x.flatten(0, 1).transpose(0, 1) for x in (key_BHSD, value_BHSD))
+        clip.cache.write(layer, slots.start, keys_SHD, values_SHD)
         keys, values = (x.unflatten(0, (batch, -1)) for x in clip.cache.read(layer, slots.stop))
         return self._joined(fun.scaled_dot_product_attention(query_BHSD, keys, values), module)
-
-    def write(
-        self, clip: Clip, layer: int, slots: slice, keys_HSD: Tensor, values_HSD: Tensor
-    ) -> None:
-        """K/V of a chunk into its slots."""
-        clip.cache.keys_HSD[layer][:, slots] = keys_HSD
-        clip.cache.values_HSD[layer][:, slots] = values_HSD
 
     def cross_attention(self, clip: Clip, layer: int, hidden_BSM: Tensor) -> Tensor:
         """To all of the text's positions; zeros behind the text are no holes."""
@@ -210,7 +197,7 @@ class LingBotNetwork(nn.Module):
         return self._joined(fun.scaled_dot_product_attention(query_BHSD, keys, values), module)
 
     def _heads(self, rows_BSM: Tensor) -> Tensor:
-        heads: Tensor = rows_BSM.unflatten(2, (self.shape.heads, -1)).transpose(1, 2)
+        heads: Tensor = rows_BSM.unflatten(2, (self.shape.num_attention_heads, -1)).transpose(1, 2)
         return heads
 
     def _joined(self, mixed_BHSD: Tensor, module: Any) -> Tensor:
@@ -219,7 +206,8 @@ class LingBotNetwork(nn.Module):
 
     def _unpatched(self, rows_BSM: Tensor, grid: Sequence[int]) -> Tensor:
         """Rows of patches as latents; a patch's cells come before its channels."""
-        cells: Tensor = rows_BSM.unflatten(2, (*self.shape.patch, -1)).unflatten(1, tuple(grid))
+        patch = self.shape.patch_size
+        cells: Tensor = rows_BSM.unflatten(2, (*patch, -1)).unflatten(1, tuple(grid))
         # batch, channels, then (frame, in patch), (row, in patch), (column, in patch)
         split = cells.permute(0, 7, 1, 4, 2, 5, 3, 6)
         return split.flatten(6, 7).flatten(4, 5).flatten(2, 3)

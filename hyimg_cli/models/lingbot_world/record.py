@@ -35,7 +35,7 @@ class LingBotFolder:
         self.card = lingbot_card(self.layout, model)
 
     def check(self, job: VideoJob) -> None:
-        positions = network_shape(self.layout).positions
+        positions = network_shape(self.layout).rope_max_seq_len
         check_job(job, self.card, positions)
         check_texts(job, self._whole().components["tokenizer"].folder.parent, self.card)
 

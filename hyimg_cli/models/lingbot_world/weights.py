@@ -6,16 +6,11 @@ is read; names and shapes are checked in the headers before a byte of weight is.
 
 import math
 import re
-from collections.abc import Mapping
-from typing import Any
 
 import torch
-from torch import nn
 
-from hyimg_cli.errors import CheckpointError
-from hyimg_cli.loading.checkpoint import check_against, check_floating, tensor_index, weight_files
-from hyimg_cli.loading.packed import Stored
-from hyimg_cli.loading.readers import StoredTensor, read_all
+from hyimg_cli.loading.checkpoint import tensor_index
+from hyimg_cli.models.common.weights import check_tensors, fill, tensor_shapes
 from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.models.lingbot_world.network import IN_FLOAT32, LingBotNetwork
@@ -53,7 +48,7 @@ def check_network(part: Component, shape: NetworkShape) -> int:
     """
     network = _without_weights(shape)
     _names_by_stored(part, network)
-    return sum(math.prod(value.shape) for value in network.state_dict().values())
+    return sum(math.prod(shape) for shape in tensor_shapes(network).values())
 
 
 def load_network(part: Component, shape: NetworkShape, place: LoadTarget) -> LingBotNetwork:
@@ -61,19 +56,15 @@ def load_network(part: Component, shape: NetworkShape, place: LoadTarget) -> Lin
     network = _without_weights(shape)
     names = _names_by_stored(part, network)
     place.release()
-    device = torch.device("cpu") if place.offload is not None else place.device
-
-    def put(stored: StoredTensor) -> None:
-        name = names.pop(stored.name)
-        dtype = torch.float32 if _is_wide(name) else place.dtype
-        holder, _, own = name.rpartition(".")
-        kept = nn.Parameter(stored.on(device, dtype), requires_grad=False)
-        setattr(network.get_submodule(holder), own, kept)
-
-    index = Stored(tensor_index(part.folder, part.stem), {})
-    read_all(weight_files(part.folder, part.stem), index, put)
-    assert not names, "the headers hold every weight"
-    return network.eval()
+    fill(
+        network,
+        part.folder,
+        part.stem,
+        names,
+        dtype_of=lambda name: torch.float32 if _is_wide(name) else place.dtype,
+        device=torch.device("cpu") if place.offload is not None else place.device,
+    )
+    return network
 
 
 def _without_weights(shape: NetworkShape) -> LingBotNetwork:
@@ -83,17 +74,12 @@ def _without_weights(shape: NetworkShape) -> LingBotNetwork:
 
 def _names_by_stored(part: Component, network: LingBotNetwork) -> dict[str, str]:
     """The network's names by those in the files, which hold these and no other."""
-    values: Mapping[str, Any] = network.state_dict()
+    shapes = tensor_shapes(network)
     found = tensor_index(part.folder, part.stem)
     is_original = _OF_ORIGINAL in found
-    names = {original_name(name) if is_original else name: name for name in values}
-    try:
-        check_against(found, {stored: tuple(values[own].shape) for stored, own in names.items()})
-        check_floating(found)
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"{part.name}: {error.what}", where=part.folder, hint=error.hint, code=error.code
-        ) from None
+    names = {original_name(name) if is_original else name: name for name in shapes}
+    expected = {stored: shapes[own] for stored, own in names.items()}
+    check_tensors(found, expected, part.folder, part.name)
     return names
 
 

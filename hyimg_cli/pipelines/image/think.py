@@ -45,7 +45,7 @@ class DecodeRequest:
 
     def __init__(self, job: ImageJob, model: MixedModel, context: Context) -> None:
         self.context = context
-        self.steps = self.overdecoded = 0
+        self.overdecoded = 0
         # Tokens that entered the context together; of a text that is read late, one at a time.
         self.runs: list[tuple[int, ...]] = []
         self.is_done = False
@@ -115,7 +115,6 @@ class DecodeRequest:
 
     def accept(self, choice: ChosenToken, id_: int) -> None:
         """Write a token that is known now, and what must follow it; or end the text before it."""
-        self.steps += 1
         if choice.is_free and (why := self._script.early_end(id_)):
             self._end(why, before=id_)
         else:
@@ -138,7 +137,7 @@ class DecodeRequest:
         ids = self._script.text_of(self._written)
         ending = tuple(self._written[len(ids) :])
         text = model.decode_text(ids)
-        return GeneratedText(tuple(ids), text, self._cut, ending, self.steps)
+        return GeneratedText(tuple(ids), text, self._cut, ending)
 
     @property
     def _is_free(self) -> bool:

@@ -18,21 +18,29 @@ from tiny_checkpoints import wan
 from tiny_checkpoints.writing import drawn, write_json
 
 SEED = "tiny-lingbot-world-1"
-SHAPE = NetworkShape(heads=3, head_dim=12, layers=2, ffn=64, text_dim=32, text_len=24, freq_dim=32)
+SHAPE = NetworkShape(
+    num_attention_heads=3,
+    attention_head_dim=12,
+    num_layers=2,
+    ffn_dim=64,
+    text_dim=32,
+    text_len=24,
+    freq_dim=32,
+)
 ORIGINAL: dict[str, Any] = {
     "_class_name": "WanModelFast",
     "_diffusers_version": "0.33.0",
     "model_type": "i2v",
     "control_type": "cam",
     "text_len": SHAPE.text_len,
-    "in_dim": SHAPE.taken,
+    "in_dim": SHAPE.in_channels,
     "dim": SHAPE.width,
-    "ffn_dim": SHAPE.ffn,
+    "ffn_dim": SHAPE.ffn_dim,
     "freq_dim": SHAPE.freq_dim,
     "text_dim": SHAPE.text_dim,
-    "out_dim": SHAPE.made,
-    "num_heads": SHAPE.heads,
-    "num_layers": SHAPE.layers,
+    "out_dim": SHAPE.out_channels,
+    "num_heads": SHAPE.num_attention_heads,
+    "num_layers": SHAPE.num_layers,
     "local_attn_size": -1,
     "sink_size": 0,
     "eps": SHAPE.eps,
@@ -40,19 +48,19 @@ ORIGINAL: dict[str, Any] = {
 CONVERTED: dict[str, Any] = {
     "_class_name": "CausalLingBotWorldTransformer3DModel",
     "_diffusers_version": wan.LIBRARY,
-    "patch_size": list(SHAPE.patch),
+    "patch_size": list(SHAPE.patch_size),
     "text_len": SHAPE.text_len,
-    "num_attention_heads": SHAPE.heads,
-    "attention_head_dim": SHAPE.head_dim,
-    "in_channels": SHAPE.taken,
-    "out_channels": SHAPE.made,
+    "num_attention_heads": SHAPE.num_attention_heads,
+    "attention_head_dim": SHAPE.attention_head_dim,
+    "in_channels": SHAPE.in_channels,
+    "out_channels": SHAPE.out_channels,
     "text_dim": SHAPE.text_dim,
     "freq_dim": SHAPE.freq_dim,
-    "ffn_dim": SHAPE.ffn,
-    "num_layers": SHAPE.layers,
+    "ffn_dim": SHAPE.ffn_dim,
+    "num_layers": SHAPE.num_layers,
     "eps": SHAPE.eps,
     "local_attn_size": -1,
-    "num_frames_per_block": SHAPE.chunk,
+    "num_frames_per_block": SHAPE.num_frames_per_block,
 }
 INDEX: dict[str, Any] = {
     "_class_name": "LingBotWorldCausalDMDPipeline",

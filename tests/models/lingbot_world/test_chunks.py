@@ -62,7 +62,7 @@ def whole_forward(network: LingBotNetwork, clip: ClipInputs, latents: Tensor, at
     times = [network.time(at if chunk == count // 3 - 1 else 0) for chunk in range(count // 3)]
     embedded_SM = torch.cat([embedded.expand(18, -1) for embedded, _ in times])
     modulation_S6M = torch.cat([modulation.expand(18, -1, -1) for _, modulation in times])
-    angles = rope((count, 2, 3), shape.head_dim)
+    angles = rope((count, 2, 3), shape.attention_head_dim)
     taken = torch.cat([latents[0], clip.condition_CFYX[:, :count]])[None]
     hidden = network.patch_embedding(taken).flatten(2).transpose(1, 2)
     text = network.condition_embedder.text_embedder(clip.text_NM[None])
@@ -70,10 +70,10 @@ def whole_forward(network: LingBotNetwork, clip: ClipInputs, latents: Tensor, at
     seen = network.camera_embedding(grid[None])
 
     def heads(rows: Tensor) -> Tensor:
-        return rows.view(1, -1, shape.heads, shape.head_dim).transpose(1, 2)
+        return rows.view(1, -1, shape.num_attention_heads, shape.attention_head_dim).transpose(1, 2)
 
     def attended(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        scores = q @ k.transpose(2, 3) / shape.head_dim**0.5
+        scores = q @ k.transpose(2, 3) / shape.attention_head_dim**0.5
         if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf"))
         mixed = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
@@ -98,8 +98,8 @@ def whole_forward(network: LingBotNetwork, clip: ClipInputs, latents: Tensor, at
         hidden = hidden + block.ffn(rows) * ff_gate
     shift, scale = (network.scale_shift_table + embedded_SM[:, None]).unbind(1)
     rows = fun.layer_norm(hidden, (shape.width,), eps=shape.eps) * (1 + scale) + shift
-    cells = network.proj_out(rows).view(count, 2, 3, 2, 2, shape.made)
-    return cells.permute(5, 0, 1, 3, 2, 4).reshape(1, shape.made, count, 4, 6)
+    cells = network.proj_out(rows).view(count, 2, 3, 2, 2, shape.out_channels)
+    return cells.permute(5, 0, 1, 3, 2, 4).reshape(1, shape.out_channels, count, 4, 6)
 
 
 def test_every_pass_equals_a_masked_forward_of_the_clip_so_far(golden: LingBotWorld) -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 from tiny_checkpoints import lingbot_world
 
 from hyimg_cli.engine.session import Session
-from hyimg_cli.errors import CheckpointError, MachineError
+from hyimg_cli.errors import CheckpointError, UsageError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.available import AvailableMemory
@@ -259,7 +259,7 @@ def test_what_is_not_run_is_refused_with_the_reason(
     )
     for settings in others:
         unfollowed = ModelChoice(str(published), device="cpu", components=flags[3], **settings)
-        with pytest.raises(MachineError, match="is not followed by tiny-lingbot-world"):
+        with pytest.raises(UsageError, match="is not followed by tiny-lingbot-world"):
             registry.load_video(unfollowed)
     changes = {
         "v2": {"local_attn_size": 18, "sink_size": 6},

@@ -116,7 +116,7 @@ def test_a_pass_over_a_filled_cache_and_its_clean_pass(golden: LingBotWorld) -> 
     text[0, : len(given["text_embeds"])] = given["text_embeds"]
     network = golden.network
     clip = network.clip(text, [825, 0], chunks=4, rows=4, columns=6)
-    for layer in range(golden.shape.layers):
+    for layer in range(golden.shape.num_layers):
         clip.cache.keys_HSD[layer].copy_(given["filled.cache_k_before"][layer].transpose(0, 1))
         clip.cache.values_HSD[layer].copy_(given["filled.cache_v_before"][layer].transpose(0, 1))
     network.begin(clip, given["filled.plucker"][None])

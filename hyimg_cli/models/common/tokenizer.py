@@ -1,0 +1,116 @@
+"""Texts as ids and back, and the control tokens that texts must not spell out; no torch."""
+
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from hyimg_cli.cache.memo import Memo
+from hyimg_cli.errors import CheckpointError, JobError
+from hyimg_cli.files import TABLE_BYTES, bytes_of
+
+# Ids of the sections that were encoded last: system prompts, role strings, users' prompts.
+_TOKEN_BYTES = 64_000_000
+
+
+class ControlTokenizer:
+    """A checkpoint's tokenizer. `control`: ids of the tokens that are no text."""
+
+    control: Collection[int]
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # A tokenizer.json may hold both from how it was made; transformers turns them off as well.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        # One object an id, however many sequences have it.
+        self._ids: dict[int, int] = {}
+        self._encoded: Memo[str, tuple[int, ...]] = Memo(
+            _TOKEN_BYTES, lambda ids: 256 + 8 * len(ids)
+        )
+        self.added = tokenizer.get_added_tokens_decoder()
+        self.special = frozenset(id_ for id_, token in self.added.items() if token.special)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of one section of text; control tokens spelled out in it are recognised."""
+
+        def made() -> tuple[int, ...]:
+            ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+            return tuple([self._ids.setdefault(id_, id_) for id_ in ids])
+
+        return list(self._encoded.get(text, made))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, control tokens spelled out."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def memo_counts(self) -> dict[str, int]:
+        """Count how often a section's ids were there, and how often they were made."""
+        return self._encoded.counts()
+
+    def name(self, id_: int) -> str:
+        """How a single token is written."""
+        return str(self._tokenizer.id_to_token(id_))
+
+    def id_of(self, token: str, hint: str = "use the files of one checkpoint together") -> int:
+        """A token's id. Raises CheckpointError where the tokenizer has none."""
+        id_ = self._tokenizer.token_to_id(token)
+        if id_ is None:
+            raise CheckpointError(
+                f"the tokenizer has no token {token}",
+                where="tokenizer.json",
+                hint=hint,
+                code="checkpoint.tokenizer",
+            )
+        return int(id_)
+
+    def control_in(self, ids: Iterable[int], *, allowed: Iterable[int] = ()) -> list[str]:
+        """Names of control tokens among `ids` that are not `allowed`."""
+        permitted = frozenset(allowed)
+        return sorted({self.name(i) for i in ids if i in self.control and i not in permitted})
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer in `folder/tokenizer.json`. Raises CheckpointError where it is missing or
+    broken.
+    """
+    try:
+        return Tokenizer.from_buffer(bytes_of(folder / "tokenizer.json", TABLE_BYTES))
+    except FileNotFoundError:
+        raise CheckpointError(
+            "tokenizer.json is missing",
+            where=folder,
+            hint="download it again from where the checkpoint is from",
+            code="checkpoint.missing-file",
+        ) from None
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(
+            f"tokenizer.json cannot be read: {error}", where=folder, code="checkpoint.tokenizer"
+        ) from None
+
+
+def refuse_control_tokens(field: str, names: Sequence[str]) -> None:
+    """Passes a text of a job without names of control tokens in it. Raises JobError."""
+    if names:
+        raise JobError(
+            f"{field} contains the model's control token {names[0]}",
+            where=field,
+            hint="write it differently; control tokens would change the sequence's structure",
+            code="job.control-token",
+        )
+
+
+def refuse_unknown_ids(ids: Iterable[int], vocab_size: int) -> None:
+    """Passes ids of tokens that a model has. Raises JobError.
+
+    Any of them may be among `cot_token_ids`: a result line's own can hold whatever was sampled.
+    """
+    unknown = [id_ for id_ in ids if not 0 <= id_ < vocab_size]
+    if unknown:
+        raise JobError(
+            f"{unknown[0]} is no token of the model",
+            where="cot_token_ids",
+            hint=f"its tokens are 0 to {vocab_size - 1}",
+            code="job.unknown-token",
+        )
