@@ -36,6 +36,7 @@ _REGISTERED: list[Family] = []
 EMBEDDED = "tiny-image"
 EMBEDDED_VIDEO = "tiny-video"
 _ASSETS = Path(__file__).parent.parent / "assets"
+Kind = Literal["pictures", "videos"]
 
 
 def resolve_model(model: str, revision: str | None = None, *, with_weights: bool = True) -> Path:
@@ -73,7 +74,7 @@ def in_cache(model: str, revision: str | None = None) -> Path | None:
 def register(family: Family) -> None:
     """Have checkpoints of one more family known; it is asked before the built-in ones."""
     _REGISTERED.insert(0, family)
-    for known in (_sequences, _video, _fingerprint):
+    for known in (_opened, _fingerprint):
         known.cache_clear()
 
 
@@ -83,7 +84,7 @@ def families() -> tuple[Family, ...]:
     return (*_REGISTERED, *(module.FAMILY for module in modules))
 
 
-def _family(folder: Path, makes: Literal["pictures", "videos"] | None = None) -> Family:
+def _family(folder: Path, makes: Kind | None = None) -> Family:
     """The family of the checkpoint in `folder`; `makes`: by what a job wants of it."""
     asked = [family for family in families() if makes in (None, family.makes)]
     built_in = [family for family in asked if family not in _REGISTERED]
@@ -98,29 +99,26 @@ def _base(*names: str | None) -> str:
 
 def sequences(model: str, revision: str | None = None) -> ImageCheckpoint:
     """A picture checkpoint, read once; its weights need not be there."""
-    return _sequences(_base(model), model, revision)
-
-
-@lru_cache(maxsize=8)
-def _sequences(_from: str, model: str, revision: str | None) -> ImageCheckpoint:
-    folder = resolve_model(model, revision, with_weights=False)
-    return cast(ImageCheckpoint, _family(folder, "pictures").open(folder, model))
+    return cast(ImageCheckpoint, _opened(_base(model), "pictures", model, revision, None))
 
 
 def _films(
     model: str, revision: str | None = None, components: str | None = None
 ) -> VideoCheckpoint:
     """`components`: a folder with the text encoder and VAE of families that let them be there."""
-    return _video(_base(model, components), model, revision, components)
+    base = _base(model, components)
+    return cast(VideoCheckpoint, _opened(base, "videos", model, revision, components))
 
 
-@lru_cache(maxsize=8)
-def _video(_from: str, model: str, revision: str | None, components: str | None) -> VideoCheckpoint:
+@lru_cache(maxsize=16)
+def _opened(
+    _from: str, makes: Kind, model: str, revision: str | None, components: str | None
+) -> ImageCheckpoint | VideoCheckpoint:
     folder = resolve_model(model, revision, with_weights=False)
-    family = _family(folder, "videos")
+    family = _family(folder, makes)
     if components is not None and family.open_with is not None:
         return family.open_with(folder, model, Path(os.path.expanduser(components)))
-    return cast(VideoCheckpoint, family.open(folder, model))
+    return family.open(folder, model)
 
 
 def model_card(model: str, revision: str | None = None) -> ModelCard:

@@ -152,7 +152,7 @@ def test_other_weights_of_the_encoder_are_a_miss(
     data[-2] ^= 1
     weights.write_bytes(data)
     # The look-up of fingerprints is for one process; files do not change under it.
-    for known in (registry._fingerprint, registry._video):
+    for known in (registry._fingerprint, registry._opened):
         known.cache_clear()
     other = run(same, tmp_path / "other", cache=CacheConfig(kept))
     assert runs_of(other)["text_encoder"] == 2
