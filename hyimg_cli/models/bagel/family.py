@@ -18,7 +18,7 @@ from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.media.images import bicubic
 from hyimg_cli.models.bagel.guidance import Guidance, unpacked
-from hyimg_cli.models.bagel.network import BagelNetwork, ImageRows, NoiseBranch
+from hyimg_cli.models.bagel.network import BagelNetwork, ImageRows
 from hyimg_cli.models.bagel.prompter import BagelPrompter
 from hyimg_cli.models.bagel.sequence import (
     BlockLayout,
@@ -32,7 +32,7 @@ from hyimg_cli.models.bagel.sequence import (
 from hyimg_cli.models.bagel.vae import PictureCodec
 from hyimg_cli.models.bagel.weights import load
 from hyimg_cli.models.common.grid import Grid
-from hyimg_cli.models.common.stored_source import pack_source, unpack_source
+from hyimg_cli.models.common.model import DecoderModel, shapes_of
 from hyimg_cli.models.protocols import (
     BranchSequence,
     Canvas,
@@ -95,8 +95,12 @@ class PlainScript:
         return written
 
 
-class Bagel:
+class Bagel(DecoderModel):
     """One loaded checkpoint."""
+
+    source_shape, source_rows = SourcePlace, ImageRows
+    network: BagelNetwork
+    prompter: BagelPrompter
 
     has_graphs, lends_prefixes = False, True
 
@@ -111,9 +115,6 @@ class Bagel:
     def rows_seen(self) -> int:
         return self.network.decoder.rows_seen
 
-    def memo_counts(self) -> dict[str, dict[str, int]]:
-        return self.prompter.memo_counts()
-
     @property
     def device_name(self) -> str:
         return str(self.network.weight.device)
@@ -121,10 +122,6 @@ class Bagel:
     @property
     def layer_devices(self) -> list[torch.device]:
         return [self.network.weight.device] * len(self.network.decoder.layers)
-
-    @property
-    def dtype_name(self) -> str:
-        return str(self.network.weight.dtype).removeprefix("torch.")
 
     @property
     def parameter_count(self) -> int:
@@ -156,14 +153,8 @@ class Bagel:
         shape = (self.prompter.arch.vae.z_channels, *self.card.latent_grid(size))
         return torch.randn(shape, generator=generator)
 
-    def pack_source(self, encoded: Encoded) -> bytes:
-        return pack_source(encoded)
-
-    def unpack_source(self, data: bytes, digest: str) -> Encoded:
-        return unpack_source(data, digest, self.network.weight.device, SourcePlace, ImageRows)
-
     def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> TextPrompt | None:
-        layout = self.prompter.opening(job, _shapes(sources))
+        layout = self.prompter.opening(job, shapes_of(sources))
         if layout is None:
             return None
         room = self.prompter.text_budget(job, layout)
@@ -188,27 +179,12 @@ class Bagel:
         for (context, _), hidden_M in zip(runs, self.network.feed(runs), strict=True):
             context.hidden_M = hidden_M
 
-    @torch.no_grad()
-    def text_logits(self, contexts: Sequence[Context]) -> Tensor:
-        hidden = [context.hidden_M for context in contexts if context.hidden_M is not None]
-        assert len(hidden) == len(contexts), "logits stand behind a token"
-        return self.network.text_logits(torch.stack(hidden))
-
-    def decode_text(self, ids: Sequence[int]) -> str:
-        return self.prompter.vocabulary.decode(ids)
-
     def ending(self, context: Context) -> tuple[int, ...]:
         return ()
 
-    def prepare_decode(self, rows: int) -> int:
-        return 0
-
-    def decode_note(self, rows: int) -> str:
-        return ""
-
     def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
         """The branches that guidance needs; those with equal contexts are one to the engine."""
-        shapes, prompter = _shapes(sources), self.prompter
+        shapes, prompter = shapes_of(sources), self.prompter
         found, bucket = prompter.contexts(job, shapes, text.ids), prompter.bucket(job, shapes)
         grid, written = picture_grid(bucket.size), []
         for context in prompter.branches(job, found):
@@ -218,9 +194,6 @@ class Bagel:
         read_again = text.ids is not None and words.encode(words.decode(text.ids))
         is_other = text.ids is not None and read_again != words.inner(text.ids)
         return Canvas(bucket, None, tuple(written), warnings=(_RETOKENISED,) if is_other else ())
-
-    def new_buffer(self, capacity: int) -> Buffer:
-        return self.network.new_buffer(capacity)
 
     @torch.no_grad()
     def prefill(
@@ -233,9 +206,6 @@ class Bagel:
     ) -> Tensor:
         rows = [cast(ImageRows, source.rows) for source in sources]
         return self.network.prefill(layout, rows, buffer, stop)
-
-    def branch(self, layout: BlockLayout, buffer: Buffer) -> NoiseBranch:
-        return self.network.branch(layout, buffer)
 
     def track(self, job: ImageJob, canvas: Canvas, branches: int) -> Track:
         """N noise levels are N - 1 steps: the last one is an end point alone."""
@@ -291,7 +261,3 @@ def _patches(levels_CHW: Tensor, grid: Grid) -> Tensor:
     side = levels_CHW.shape[-1] // grid.columns
     cells = levels_CHW.reshape(3, grid.rows, side, grid.columns, side)
     return cells.permute(1, 3, 2, 4, 0).reshape(grid.cells, -1)
-
-
-def _shapes(sources: Sequence[Encoded]) -> list[SourcePlace]:
-    return [source.shape for source in sources]

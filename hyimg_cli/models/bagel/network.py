@@ -28,6 +28,7 @@ from hyimg_cli.models.bagel.guidance import packed, unpacked
 from hyimg_cli.models.bagel.sequence import BlockLayout
 from hyimg_cli.models.common.attention import appended_spans
 from hyimg_cli.models.common.grid import Grid
+from hyimg_cli.models.common.model import buffer_of
 from hyimg_cli.models.common.spans import QuerySpan
 from hyimg_cli.models.common.timestep import TimestepEmbedder
 from hyimg_cli.models.protocols import Context, LivePicture
@@ -213,11 +214,11 @@ class BagelNetwork(nn.Module):
     def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> list[Tensor]:
         """Append text behind each context, all in one forward; each run's last state [M]."""
         blocks: list[NewTokens] = []
-        spans = appended_spans((_buffer(context), len(ids)) for context, ids in runs)
+        spans = appended_spans((buffer_of(context), len(ids)) for context, ids in runs)
         for (context, ids), span in zip(runs, spans, strict=True):
             shift = context.layout.rope_shift
             positions = range(span.start - shift, span.stop - shift)
-            blocks.append(NewTokens(_buffer(context), [span], positions, [False] * len(ids)))
+            blocks.append(NewTokens(buffer_of(context), [span], positions, [False] * len(ids)))
         hidden_TM = self.decoder(torch.cat([self._embedded(ids) for _, ids in runs]), blocks)
         for block in blocks:
             block.buffer.commit(block.stop)
@@ -268,8 +269,3 @@ def _counted(pictures: Sequence[LivePicture]) -> list[tuple[int, int]]:
     """Of each picture, how many branches it has, and how many there are up to its last one."""
     counts = [len(live.branches) for live in pictures]
     return list(zip(counts, accumulate(counts), strict=True))
-
-
-def _buffer(context: Context) -> Buffer:
-    assert context.buffer is not None, "an empty context has no text stage"
-    return context.buffer

@@ -21,7 +21,7 @@ from hyimg_cli.kernels.transfer import Waiting, sent, to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.media.images import cut_off, fit_cover, stretch
-from hyimg_cli.models.common.stored_source import pack_source, unpack_source
+from hyimg_cli.models.common.model import DecoderModel, buffer_of, shapes_of
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.graphs import (
     DecodeGraphs,
@@ -30,7 +30,7 @@ from hyimg_cli.models.hunyuan_image3.graphs import (
     is_one_gpu,
     refuse_without_gpu,
 )
-from hyimg_cli.models.hunyuan_image3.model import Branch, HunyuanImage3ForCausalMM, SourceRows
+from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, SourceRows
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.ranked import load_ranked
 from hyimg_cli.models.hunyuan_image3.script import Script, trigger
@@ -124,8 +124,12 @@ def decodes_in_half(asked: VaeDtype, device: str) -> bool:
     return asked == "float16" or (asked == "auto" and device != "cpu")
 
 
-class HunyuanImage3:
+class HunyuanImage3(DecoderModel):
     """One loaded checkpoint."""
+
+    source_shape, source_rows = SourceShape, SourceRows
+    network: HunyuanImage3ForCausalMM
+    prompter: Prompter
 
     def __init__(
         self,
@@ -166,7 +170,7 @@ class HunyuanImage3:
         return rows
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
-        return {**self.prompter.memo_counts(), "rope_tables": self.network.rope_counts}
+        return {**super().memo_counts(), "rope_tables": self.network.rope_counts}
 
     @property
     def device_name(self) -> str:
@@ -179,10 +183,6 @@ class HunyuanImage3:
     @property
     def layer_devices(self) -> list[torch.device]:
         return self.network.layer_devices
-
-    @property
-    def dtype_name(self) -> str:
-        return _name(self.network.lm_head.weight.dtype)
 
     @property
     def parameter_count(self) -> int:
@@ -217,14 +217,8 @@ class HunyuanImage3:
             notes=(note,) if note else (),
         )
 
-    def pack_source(self, encoded: Encoded) -> bytes:
-        return pack_source(encoded)
-
-    def unpack_source(self, data: bytes, digest: str) -> Encoded:
-        return unpack_source(data, digest, self.network.device, SourceShape, SourceRows)
-
     def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> TextPrompt | None:
-        opening = self.prompter.opening(job, _shapes(sources))
+        opening = self.prompter.opening(job, shapes_of(sources))
         if opening is None:
             return None
         room = self.prompter.text_budget(job, opening.stop) if job.writes_text else 0
@@ -247,7 +241,7 @@ class HunyuanImage3:
 
     @torch.no_grad()
     def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> None:
-        rows = [(ids, _buffer(context)) for context, ids in runs]
+        rows = [(ids, buffer_of(context)) for context, ids in runs]
         hidden_RM = (self._graphs or self.network.feed)(rows)
         for (context, _), hidden_M in zip(runs, hidden_RM, strict=True):
             context.hidden_M = hidden_M
@@ -265,15 +259,6 @@ class HunyuanImage3:
     def decode_note(self, rows: int) -> str:
         return "" if self._graphs is None else self._graphs.degraded(rows)
 
-    @torch.no_grad()
-    def text_logits(self, contexts: Sequence[Context]) -> Tensor:
-        hidden = [context.hidden_M for context in contexts if context.hidden_M is not None]
-        assert len(hidden) == len(contexts), "logits stand behind a token"
-        return self.network.text_logits(torch.stack(hidden))
-
-    def decode_text(self, ids: Sequence[int]) -> str:
-        return self.prompter.vocabulary.decode(ids)
-
     def ending(self, context: Context) -> tuple[int, ...]:
         """The most likely of the ratio tokens that the checkpoint may choose."""
         logits_V, ratios = self.text_logits([context])[0], self.prompter.allowed_ratios
@@ -289,7 +274,7 @@ class HunyuanImage3:
         else:
             size = job.size
             bucket, note = self.prompter.fit(size.height, size.width, is_ratio=size.is_ratio)
-        layout = self.prompter.picture(job, _shapes(sources), text.ids, bucket)
+        layout = self.prompter.picture(job, shapes_of(sources), text.ids, bucket)
         start, stop, known = layout.live_start, layout.live_stop, self.card.max_positions
         rows = (layout.ids, layout.unconditional_ids)[: self.prompter.branch_count(job)]
         warnings = []
@@ -299,9 +284,6 @@ class HunyuanImage3:
         branches = tuple(BranchSequence(ids, start, stop) for ids in rows)
         notes = (note,) if note else ()
         return Canvas(bucket, layout, branches, notes, tuple(warnings))
-
-    def new_buffer(self, capacity: int) -> Buffer:
-        return self.network.new_buffer(capacity)
 
     @torch.no_grad()
     def prefill(
@@ -331,9 +313,6 @@ class HunyuanImage3:
                 for layout, ids, sources, buffer, stop in prefills
             ]
         )
-
-    def branch(self, layout: Layout, buffer: Buffer) -> Branch:
-        return self.network.branch(layout, buffer)
 
     def track(self, job: ImageJob, canvas: Canvas, branches: int) -> Track:
         return Track(
@@ -385,22 +364,9 @@ class HunyuanImage3:
         return vae.posterior_sample(mean, logvar, noise)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _parameters(arch: Architecture) -> int:
     """Of the whole network: here they may be in fewer bits, or a rank's share."""
     return sum(math.prod(shape) for shape in expected_shapes(arch).values())
-
-
-def _buffer(context: Context) -> Buffer:
-    assert context.buffer is not None, "an empty context has no AR stage"
-    return context.buffer
-
-
-def _shapes(sources: Sequence[Encoded]) -> list[SourceShape]:
-    return [source.shape for source in sources]
 
 
 def _rows(sources: Sequence[Encoded]) -> list[SourceRows]:

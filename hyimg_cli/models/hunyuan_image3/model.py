@@ -207,9 +207,13 @@ class HunyuanImage3ForCausalMM(nn.Module):
                 module.by_rows = True
 
     @property
+    def weight(self) -> Tensor:
+        """One that tells the dtype, and the device where tokens enter."""
+        return self.model.wte.weight
+
+    @property
     def device(self) -> torch.device:
-        """Where tokens enter."""
-        return self.model.wte.weight.device
+        return self.weight.device
 
     @property
     def rope_counts(self) -> dict[str, int]:

@@ -1,0 +1,90 @@
+"""A loaded checkpoint that writes text and draws with one decoder: what all families do alike."""
+
+# Legend: V vocabulary, R row
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+import torch
+from pydantic import TypeAdapter
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.loading.checkpoint import metadata_of
+from hyimg_cli.models.protocols import Context, Encoded
+
+
+class DecoderModel:
+    """Parts of `MixedModel`. A family has its `network` and `prompter`; `source_shape` and
+    `source_rows` are what it knows a source image by.
+    """
+
+    source_shape: ClassVar[type]
+    source_rows: ClassVar[Callable[..., Any]]
+    network: Any
+    prompter: Any
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.network.weight.dtype).removeprefix("torch.")
+
+    def memo_counts(self) -> dict[str, dict[str, int]]:
+        counts: dict[str, dict[str, int]] = self.prompter.memo_counts()
+        return counts
+
+    def pack_source(self, encoded: Encoded) -> bytes:
+        """`encoded` as safetensors with every bit of its rows, its shape in the metadata."""
+        tensors = {name: rows.contiguous().cpu() for name, rows in vars(encoded.rows).items()}
+        facts = {"shape": asdict(encoded.shape), "notes": encoded.notes, "digest": encoded.digest}
+        return save(tensors, metadata={"source": json.dumps(facts)})
+
+    def unpack_source(self, data: bytes, digest: str) -> Encoded:
+        """Undo `pack_source`, where tokens enter. Raises ValueError for other bytes."""
+        where = self.network.weight.device
+        try:
+            facts = json.loads(metadata_of(data)["source"])
+            if facts["digest"] != digest:
+                raise ValueError("the rows of another image")
+            tensors = {name: stored.to(where) for name, stored in load(data).items()}
+            shape: Any = TypeAdapter(self.source_shape).validate_python(facts["shape"])
+            rows = type(self).source_rows(**tensors)
+            return Encoded(digest, shape, rows, tuple(facts["notes"]))
+        except (SafetensorError, KeyError, TypeError) as error:
+            raise ValueError("not an encoded source image") from error
+
+    @torch.no_grad()
+    def text_logits(self, contexts: Sequence[Context]) -> Tensor:
+        hidden = [context.hidden_M for context in contexts if context.hidden_M is not None]
+        assert len(hidden) == len(contexts), "logits stand behind a token"
+        logits_RV: Tensor = self.network.text_logits(torch.stack(hidden))
+        return logits_RV
+
+    def decode_text(self, ids: Sequence[int]) -> str:
+        text: str = self.prompter.vocabulary.decode(ids)
+        return text
+
+    def prepare_decode(self, rows: int) -> int:
+        return 0
+
+    def decode_note(self, rows: int) -> str:
+        return ""
+
+    def new_buffer(self, capacity: int) -> Buffer:
+        buffer: Buffer = self.network.new_buffer(capacity)
+        return buffer
+
+    def branch(self, layout: Any, buffer: Buffer) -> Any:
+        return self.network.branch(layout, buffer)
+
+
+def buffer_of(context: Context) -> Buffer:
+    """The K/V of a context that has any."""
+    assert context.buffer is not None, "an empty context has no text stage"
+    return context.buffer
+
+
+def shapes_of(sources: Sequence[Encoded]) -> list[Any]:
+    return [source.shape for source in sources]
