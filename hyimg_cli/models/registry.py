@@ -7,7 +7,6 @@ needed here.
 
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -165,7 +164,13 @@ def stored_weights(model: str, revision: str | None = None) -> dict[str, StoredW
     Raises CheckpointError where a file is missing, cut short, or not what its index says.
     """
     folder = resolve_model(model, revision, with_weights=False)
-    return {part: _counted(found) for part, found in _family(folder).tensors(folder).items()}
+    return {
+        part: StoredWeights(
+            sum(math.prod(tensor.shape) for tensor in found.values()),
+            checkpoint.weight_bytes(found),
+        )
+        for part, found in _family(folder).tensors(folder).items()
+    }
 
 
 def reading(model: str, revision: str | None = None) -> Reading | None:
@@ -182,11 +187,6 @@ def refuse_other_weights(model: str, revision: str | None = None) -> None:
     """
     folder = resolve_model(model, revision, with_weights=False)
     _family(folder).refuse_wrong(folder)
-
-
-def _counted(tensors: Mapping[str, checkpoint.TensorInfo]) -> StoredWeights:
-    count = sum(math.prod(tensor.shape) for tensor in tensors.values())
-    return StoredWeights(count, checkpoint.weight_bytes(tensors))
 
 
 def check(job: Job, revision: str | None = None, components: str | None = None) -> None:

@@ -183,22 +183,7 @@ def read_architecture(folder: Path) -> BagelShape:
     ):
         refuse_many(own.values, MOST_MODULES, Path(own.where))
         refuse_unreleased(own, only)
-    return _architecture(config, llm, vit, _headers(folder))
-
-
-def _headers(folder: Path) -> Mapping[str, TensorInfo]:
-    """Every tensor but the VAE's; none where the weights are not here yet, to check and plan."""
-    try:
-        return tensor_index(folder, WEIGHTS)
-    except CheckpointError as error:
-        if error.code == "checkpoint.no-weights":
-            return {}
-        raise
-
-
-def _architecture(
-    config: Config, llm: Config, vit: Config, found: Mapping[str, TensorInfo]
-) -> BagelShape:
+    found = _headers(folder)
     heads = llm.count("num_attention_heads")
     decoder = llm.facts(
         DecoderShape, head_dim=llm.count("head_dim", llm.count("hidden_size") // heads)
@@ -230,6 +215,16 @@ def _architecture(
         vit_limits=_limits(transforms, "vit", 980, 224, vision.patch_size),
         max_pixels=transforms.count("max_pixels", 14 * 14 * 9 * 1024),
     )
+
+
+def _headers(folder: Path) -> Mapping[str, TensorInfo]:
+    """Every tensor but the VAE's; none where the weights are not here yet, to check and plan."""
+    try:
+        return tensor_index(folder, WEIGHTS)
+    except CheckpointError as error:
+        if error.code == "checkpoint.no-weights":
+            return {}
+        raise
 
 
 def _limits(transforms: Config, name: str, longest: int, shortest: int, stride: int) -> SizeLimits:

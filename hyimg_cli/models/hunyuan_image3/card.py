@@ -66,7 +66,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
     the sizes to the ratio indices that it was trained on.
     """
     arch, generation = read_architecture(folder), read_generation(folder)
-    extra = Config.read(folder / "card.json", is_optional=True)
+    extra, layers = Config.read(folder / "card.json", is_optional=True), arch.num_hidden_layers
     return ModelCard(
         model=model,
         family=FAMILY,
@@ -76,7 +76,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
         buckets=_allowed(arch, extra),
         pixels_per_cell=arch.vae_downsample_factor,
         source_vit_tokens=arch.vision.max_num_patches,
-        kv_bytes_per_token=_kv_bytes(arch),
+        kv_bytes_per_token=2 * arch.num_key_value_heads * arch.head_dim * layers * _BF16_BYTES,
         weight_bytes=_weight_bytes(folder),
         max_positions=arch.max_position_embeddings,
         vocab_size=arch.vocab_size,
@@ -85,7 +85,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
         row_bytes=arch.hidden_size * _BF16_BYTES,
         activations=_activations(arch),
         weights=_weights(folder, arch),
-        routing=Routing(arch.num_hidden_layers, arch.num_experts, max(arch.moe_topk)),
+        routing=Routing(layers, arch.num_experts, max(arch.moe_topk)),
         vae_bytes_per_pixel=_vae_bytes(arch.vae),
         vae_chunk_bytes=VAE_CHUNK_BYTES,
         tile_pixels=arch.vae.sample_size,
@@ -221,7 +221,3 @@ def _activations(arch: Architecture) -> dict[str, Working]:
         # One of the two stacks is made dense for its product; so is FP8's where a GPU has none.
         "nf4": Working(dense, experts * 2 * inner * width * _BF16_BYTES),
     }
-
-
-def _kv_bytes(arch: Architecture) -> int:
-    return arch.num_hidden_layers * 2 * arch.num_key_value_heads * arch.head_dim * _BF16_BYTES

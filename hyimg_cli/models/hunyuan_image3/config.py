@@ -190,7 +190,35 @@ def architecture(config: Mapping[str, Any], *, where: Path | str = "config.json"
     scaling = own.table("rope_scaling", {})
     kind = scaling.text("type", scaling.text("rope_type", "custom"))
     refuse_unreleased(replace(scaling, values={"type": kind}), {"type": "custom"})
-    return _architecture(own)
+    layers = own.count("num_hidden_layers", most=MOST_MODULES)
+    heads = own.count("num_attention_heads")
+    experts = own.count("num_experts", most=max(1, _MOST_EXPERTS // layers))
+    head_dim = own.count("head_dim", own.count("hidden_size") // heads)
+    down = own.counts("vae_downsample_factor", length=2)
+    if down[0] != down[1]:
+        raise own.fault("vae_downsample_factor", down, "two equal numbers")
+    spans = own.text("cond_token_attn_type", _CONFIG_DEFAULTS["cond_token_attn_type"])
+    if spans not in _SOURCE_SPANS:
+        raise own.fault("cond_token_attn_type", spans, f"one of {', '.join(_SOURCE_SPANS)}")
+    inner = "moe_intermediate_size" if own.has("moe_intermediate_size") else "intermediate_size"
+    version = own.text("model_version", _CONFIG_DEFAULTS["model_version"])
+    return own.facts(
+        Architecture,
+        num_hidden_layers=layers,
+        num_key_value_heads=own.count("num_key_value_heads", heads),
+        head_dim=own.count("attention_head_dim", head_dim),
+        moe_topk=_per_layer(own, "moe_topk", layers, most=experts),
+        num_shared_expert=_per_layer(own, "num_shared_expert", layers, 1, least=0),
+        moe_intermediate_size=_per_layer(own, inner, layers),
+        pad_token_id=own.count("pad_token_id", own.count("pad_id", 0, least=0), least=0),
+        vae_downsample_factor=down[0],
+        has_joint_source_span=_SOURCE_SPANS[spans],
+        # A sixteenth of it is the step from one size to the next.
+        image_base_size=own.count("image_base_size", Architecture.image_base_size, least=16),
+        is_base=version == "HunyuanImage-3.0",
+        vae=own.table("vae").facts(VaeArchitecture),
+        vision=_vision(own),
+    )
 
 
 def generation_config(
@@ -211,10 +239,7 @@ def generation_config(
             )
     off = {key: value for key, value in _OFF.items() if config.get(key, value) is None}
     told = {key: value for key, value in config.items() if value is not None}
-    return _generation_config(Config(_GENERATION_DEFAULTS | told | off, where))
-
-
-def _generation_config(own: Config) -> GenerationConfig:
+    own = Config(_GENERATION_DEFAULTS | told | off, where)
     template = own.text("sequence_template")
     if template not in get_args(Template):
         raise own.fault("sequence_template", template, "instruct or pretrain")
@@ -272,38 +297,6 @@ def _refuse_packed_otherwise(own: Config) -> None:
             "that transformers has saved with bitsandbytes (NF4, INT8)",
             code="checkpoint.quantized",
         )
-
-
-def _architecture(own: Config) -> Architecture:
-    layers = own.count("num_hidden_layers", most=MOST_MODULES)
-    heads = own.count("num_attention_heads")
-    experts = own.count("num_experts", most=max(1, _MOST_EXPERTS // layers))
-    head_dim = own.count("head_dim", own.count("hidden_size") // heads)
-    down = own.counts("vae_downsample_factor", length=2)
-    if down[0] != down[1]:
-        raise own.fault("vae_downsample_factor", down, "two equal numbers")
-    spans = own.text("cond_token_attn_type", _CONFIG_DEFAULTS["cond_token_attn_type"])
-    if spans not in _SOURCE_SPANS:
-        raise own.fault("cond_token_attn_type", spans, f"one of {', '.join(_SOURCE_SPANS)}")
-    inner = "moe_intermediate_size" if own.has("moe_intermediate_size") else "intermediate_size"
-    version = own.text("model_version", _CONFIG_DEFAULTS["model_version"])
-    return own.facts(
-        Architecture,
-        num_hidden_layers=layers,
-        num_key_value_heads=own.count("num_key_value_heads", heads),
-        head_dim=own.count("attention_head_dim", head_dim),
-        moe_topk=_per_layer(own, "moe_topk", layers, most=experts),
-        num_shared_expert=_per_layer(own, "num_shared_expert", layers, 1, least=0),
-        moe_intermediate_size=_per_layer(own, inner, layers),
-        pad_token_id=own.count("pad_token_id", own.count("pad_id", 0, least=0), least=0),
-        vae_downsample_factor=down[0],
-        has_joint_source_span=_SOURCE_SPANS[spans],
-        # A sixteenth of it is the step from one size to the next.
-        image_base_size=own.count("image_base_size", Architecture.image_base_size, least=16),
-        is_base=version == "HunyuanImage-3.0",
-        vae=own.table("vae").facts(VaeArchitecture),
-        vision=_vision(own),
-    )
 
 
 def _per_layer(

@@ -182,7 +182,8 @@ class Prompter:
             cot, ids = self.builder.cot_from_ids(written, drop_think=job.drop_think), written
         system = self._picture_system(job, self._thinks_and_rewrites(ids))
         prompt = self._prompt(job, shapes, system)
-        layout = self._image(prompt, cot, self.target(bucket))
+        key = prompt, tuple(cot), self.target(bucket)
+        layout = self._layouts.get(key, lambda: self.builder.image(prompt, cot, key[2]))
         self._refuse_too_long(layout.live_start)
         return layout
 
@@ -346,10 +347,6 @@ class Prompter:
 
     def _text(self, prompt: Prompt, trigger: str) -> Layout:
         return self._layouts.get((prompt, trigger), lambda: self.builder.text(prompt, trigger))
-
-    def _image(self, prompt: Prompt, cot: Sequence[Section], target: Target) -> Layout:
-        key = prompt, tuple(cot), target
-        return self._layouts.get(key, lambda: self.builder.image(prompt, cot, target))
 
     def _frame(self, has_system: bool, source_count: int, tag: str) -> int:
         """Positions that a sequence takes at least beside its texts: up to the live rows, or, where
