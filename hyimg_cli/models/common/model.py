@@ -4,6 +4,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.loading.checkpoint import metadata_of
 from hyimg_cli.models.protocols import Context, Encoded
+
+# Made once for each kind of shape.
+_adapter: Callable[[type], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 class DecoderModel:
@@ -49,7 +53,7 @@ class DecoderModel:
             if facts["digest"] != digest:
                 raise ValueError("the rows of another image")
             tensors = {name: stored.to(where) for name, stored in load(data).items()}
-            shape: Any = TypeAdapter(self.source_shape).validate_python(facts["shape"])
+            shape: Any = _adapter(self.source_shape).validate_python(facts["shape"])
             rows = type(self).source_rows(**tensors)
             return Encoded(digest, shape, rows, tuple(facts["notes"]))
         except (SafetensorError, KeyError, TypeError) as error:
