@@ -191,15 +191,8 @@ def nearest_existing(path: Path) -> Path:
     return next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
 
 
-def replace_file(
-    path: Path,
-    data: bytes | Iterable[bytes],
-    *,
-    is_lasting: bool = True,
-    syncs_folder: bool = True,
-) -> None:
-    """Writes `data` to `path`, all of it or nothing; the options are those of `replacing`."""
-    how = {"is_lasting": is_lasting, "syncs_folder": syncs_folder}
+def replace_file(path: Path, data: bytes | Iterable[bytes], **how: bool) -> None:
+    """Writes `data` to `path`, all of it or nothing; `how`: as `replacing` takes it."""
     with replacing(path, **how) as temporary, open(temporary, "xb", buffering=0) as file:
         for piece in (data,) if isinstance(data, bytes) else data:
             write_all(file.fileno(), piece)

@@ -251,9 +251,12 @@ class RunFolder(JobFolder):
         self.attempts = {name: line.get("attempt", 0) for name, line in self.results().items()}
 
     def _clear(self) -> None:
-        for place in (self.folder, *self._places_of_files()):
-            for temporary in place.glob(".*.[0-9]*.tmp"):
-                remove(temporary)
+        places = [self.folder, self.folder / LATENTS]
+        for place, below, _ in os.walk(self.folder / OUTPUTS):
+            below[:] = [name for name in below if not name.endswith(".frames")]
+            places.append(Path(place))
+        for temporary in [one for place in places for one in place.glob(".*.[0-9]*.tmp")]:
+            remove(temporary)
         for left in self.folder.glob(f"{REPLICA}*"):
             remove(left)
 
@@ -296,13 +299,6 @@ class RunFolder(JobFolder):
                 hint="wait for it, then run the same command again: it resumes",
                 code="storage.in-use",
             )
-
-    def _places_of_files(self) -> Iterator[Path]:
-        """The folders in which jobs' files are written; those of frames are not."""
-        yield self.folder / LATENTS
-        for place, below, _ in os.walk(self.folder / OUTPUTS):
-            below[:] = [name for name in below if not name.endswith(".frames")]
-            yield Path(place)
 
     def write_run(self, info: Mapping[str, Any]) -> None:
         """Replaces run.json."""
