@@ -24,8 +24,9 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.manifest.shards import Shard
 from hyimg_cli.memory.available import available_memory, configured_memory
 from hyimg_cli.memory.fit import check_fit
-from hyimg_cli.memory.footprint import ByRank, Footprint, footprints, rank_footprints, video_need
+from hyimg_cli.memory.footprint import ByRank, Footprint, footprints, rank_footprints
 from hyimg_cli.memory.offload import HOPELESS_TEXT_S, link_of, traffic
+from hyimg_cli.memory.videos import video_need
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import ImageJob

@@ -17,8 +17,8 @@ from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.memory import refusals
 from hyimg_cli.memory.available import AvailableMemory, available_memory, copies_of
-from hyimg_cli.memory.fit import check_fit, fits, in_forms
-from hyimg_cli.memory.footprint import Need, need
+from hyimg_cli.memory.fit import check_fit, fits, in_forms, need
+from hyimg_cli.memory.footprint import Need
 from hyimg_cli.memory.videos import decode_bytes
 from hyimg_cli.models import registry
 from hyimg_cli.settings.precedence import settle

@@ -145,7 +145,7 @@ def _of_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
         context_ranks=config.parallel.context_ranks,
         tokens=first.tokens,
         heads=card.context_heads,
-        memory=video_needs(group.jobs[0], card, config.model, ranks=config.parallel.context_ranks),
+        memory=video_needs(group.jobs[0], card, config),
         cards={name: fitting(group.jobs[0], card, config, room) for name, room in CARDS.items()},
         without_negative=sum(
             card.wants_negative and job.branch_count > 1 and not job.negative_prompt

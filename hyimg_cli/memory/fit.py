@@ -12,18 +12,18 @@ from typing import Any
 from hyimg_cli.errors import MachineError, UsageError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.available import AvailableMemory, available_memory
-from hyimg_cli.memory.footprint import Need, need
+from hyimg_cli.memory.footprint import Need, picture_need
 from hyimg_cli.memory.refusals import (
     OFFLOAD,
     OFFLOAD_EXPERTS,
     refuse_offload_on_ranks,
     refuse_unsplit,
 )
+from hyimg_cli.memory.videos import video_need
+from hyimg_cli.models.registry import model_card, video_card
 from hyimg_cli.settings.run import OFFLOADS, QUANTIZATIONS, Quantization, RunConfig
-from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.units import bytes_text
-
-# In the order of what they change.
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,15 @@ class Fit:
         if self.needed.total <= there.free and main is not None:
             found = f"main memory has {bytes_text(main)} free for those that wait"
         return _too_large(self.needed, found, self.remedy)
+
+
+def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 1) -> Need:
+    """The need of a model with so many of `jobs` at work `together`; without jobs, its weights."""
+    revision = config.model.revision
+    if videos := [job for job in jobs if isinstance(job, VideoJob)]:
+        return video_need(video_card(model, revision, config.model.components), config, videos)
+    pictures = [job for job in jobs if isinstance(job, ImageJob)]
+    return picture_need(model_card(model, revision), config, pictures, together=together)
 
 
 def fits(needed: Need, there: AvailableMemory) -> bool:

@@ -26,13 +26,12 @@ from hyimg_cli.journal.keys import by_graphs, precision
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.manifest.written import Replay
 from hyimg_cli.memory.available import makes_dense
-from hyimg_cli.models.registry import model_card, sequences, video_card
+from hyimg_cli.models.registry import model_card, sequences
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard, Working
+from hyimg_cli.spec.card import ModelCard, RankBytes, Working
 from hyimg_cli.spec.gc_paused import gc_paused
-from hyimg_cli.spec.job import ImageJob, Job, Size, SizeRequest, VideoJob
+from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
 from hyimg_cli.spec.plan import Group, Plan
-from hyimg_cli.spec.work import video_work
 
 # Behind a context's text: its closing tag and what opens the picture, up to the ratio token.
 _BEHIND_TEXT = 8
@@ -42,11 +41,6 @@ _TAGS = 2
 ENCODED_BYTES = 2_000_000_000
 # Of the memory that weights leave free: the rest is for what is not counted.
 _USABLE_PERCENT = 85
-# Components of a video model that other ranks may hold too; the others are text encoders.
-TRANSFORMERS = ("transformer", "transformer_2")
-_RANKED = ("vae", *TRANSFORMERS)
-# Blocks of a transformer in groups that are on the device while one of them works.
-_BLOCKS = 2
 # A graph serves the next larger number of rows; numbers are at most half as large again.
 _GRAPH_ROWS = 1.5
 
@@ -194,64 +188,23 @@ class RankFootprint:
 ByRank = dict[str, list[RankFootprint]]
 
 
-def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 1) -> Need:
-    """The need of a model with so many of `jobs` at work `together`; without jobs, its weights.
-
-    Of what a video's latents and its decode take, only what a step cache keeps is known.
-    """
-    revision = config.model.revision
-    pictures = [job for job in jobs if isinstance(job, ImageJob)]
-    if len(pictures) < len(jobs):
-        films = [job for job in jobs if isinstance(job, VideoJob)]
-        videos = video_card(model, revision, config.model.components)
-        own = video_need(videos, config, films)
-        kept = max(video_work(job, videos).velocity_bytes for job in films)
-        return replace(own, work=own.work + kept)
-    card = model_card(model, revision)
+def picture_need(
+    card: ModelCard, config: RunConfig, jobs: Sequence[ImageJob], *, together: int = 1
+) -> Need:
+    """The need of a picture model with so many of `jobs` at work; without jobs, its weights."""
     weights, waiting = held_weights(card, config), 0
     if config.model.offloads_experts and card.weights is not None:
         kind = precision(config.model)[1], config.model.quantization
         waiting = card.weights.experts_nbytes(*kind) + card.encoder_bytes + card.decoder_bytes
-    if not pictures:
+    if not jobs:
         return Need(weights, waiting=waiting)
-    found = _where_fullest(needs(pictures, card, config, prefixes=0), card, config)
+    found = _where_fullest(needs(jobs, card, config, prefixes=0), card, config)
     return Need(weights, found.widest(Together(together, together)).total, waiting)
-
-
-def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()) -> Need:
-    """The need of a video model, with the one of `jobs` that takes most.
-
-    The text encoders go before the other networks come, unless every job embeds its prompt. In main
-    memory the networks of all ranks lie together. Of networks that take turns on a GPU the largest
-    is there.
-    """
-    kind, dtype = precision(config.model)
-    sizes = card.loaded_bytes(dtype, config.model.quantization)
-    work = max((video_work(job, card).kv_bytes * _width(config) for job in jobs), default=0)
-    work *= config.batch.clips
-    if config.model.cpu_offload != "none" and kind == "cuda":
-        there = dict(sizes)
-        if config.model.cpu_offload == "group":
-            there |= {name: in_groups(card, sizes[name]) for name in TRANSFORMERS if name in sizes}
-        return Need(max(there.values(), default=0), work, waiting=sum(sizes.values()))
-    encoders = sum(size for name, size in sizes.items() if name not in _RANKED)
-    copies = {"vae": config.parallel.vae_ranks} if kind == "cpu" else {}
-    others = config.parallel.step_ranks if kind == "cpu" else 1
-    rest = sum(sizes[name] * copies.get(name, others) for name in _RANKED if name in sizes)
-    if not config.reuse.prompt_cache:
-        return Need(encoders + rest, work)
-    # While texts are embedded there are no K/V yet.
-    return Need(max(encoders, rest), work if rest >= encoders else max(0, work - encoders + rest))
-
-
-def in_groups(card: VideoCard, nbytes: int) -> int:
-    """Bytes on the device of a transformer of so many whose blocks come one by one."""
-    return nbytes * _BLOCKS // max(card.blocks, _BLOCKS)
 
 
 def kv_bytes_per_token(card: ModelCard, config: RunConfig) -> int:
     """Bytes of one token's K/V in the dtype that the run will choose."""
-    return card.kv_bytes_per_token * _width(config)
+    return card.kv_bytes_per_token * number_width(config)
 
 
 def _share(job: ImageJob, card: ModelCard, config: RunConfig, kv: int, row: int) -> JobBytes:
@@ -300,7 +253,7 @@ def working(card: ModelCard, config: RunConfig) -> Working:
     is_on_cpu, form = precision(config.model)[0] == "cpu", config.model.quantization
     kind = "cpu" if is_on_cpu else "nf4" if makes_dense(config) else form
     found = card.activations.get(kind, Working())
-    width = _width(config)
+    width = number_width(config)
     return Working(found.row * width, found.fixed * width)
 
 
@@ -345,7 +298,7 @@ def needs(
         decode=max(decodes, default=0),
         prefetch=encode if prefetches else 0,
         forward=forward,
-        kept=prefixes + min(ENCODED_BYTES, rows * card.row_bytes * _width(config)),
+        kept=prefixes + min(ENCODED_BYTES, rows * card.row_bytes * number_width(config)),
         has_graphs=by_graphs(replace(choice, model=card.model), config.parallel.picture_ranks),
     )
 
@@ -446,7 +399,7 @@ def usable(free: int) -> int:
     return free * _USABLE_PERCENT // 100
 
 
-def _width(config: RunConfig) -> int:
+def number_width(config: RunConfig) -> int:
     """How many times larger a number is than in bfloat16."""
     return 2 if precision(config.model)[1] == "float32" else 1
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.available import AvailableMemory
-from hyimg_cli.memory.footprint import held_weights, need, needs, usable
+from hyimg_cli.memory.fit import need
+from hyimg_cli.memory.footprint import held_weights, needs, usable
 from hyimg_cli.models.registry import model_card
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import ImageJob

@@ -12,11 +12,12 @@ what was counted for two of their blocks. A run is not refused by them: a decode
 memory goes on in smaller tiles.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 from hyimg_cli.journal.keys import precision
-from hyimg_cli.memory.footprint import TRANSFORMERS, Need, in_groups
+from hyimg_cli.memory.footprint import Need, number_width
 from hyimg_cli.settings.run import OFFLOADS, QUANTIZATIONS, ModelChoice, RunConfig
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
@@ -25,6 +26,9 @@ from hyimg_cli.spec.work import video_work
 # Bytes of the cards that users ask about; the driver has some of each.
 CARDS = {"24 GB": 24_000_000_000, "48 GB": 48_000_000_000}
 
+_TRANSFORMERS = ("transformer", "transformer_2")
+# Blocks of a transformer in groups that are on the device while one of them works.
+_BLOCKS = 2
 # Of a pixel in 16 bits.
 _PIXEL_BYTES = 3 * 2
 
@@ -43,26 +47,62 @@ class VideoNeeds:
         return max(self.text, self.denoise, self.decode, key=lambda one: one.total)
 
 
-def video_needs(
-    job: VideoJob, card: VideoCard, choice: ModelChoice, *, ranks: int = 1
-) -> VideoNeeds:
-    """The needs of one job, its prompts embedded ahead, on one of the `ranks` that share tokens."""
-    dtype = precision(choice)[1]
-    sizes = card.loaded_bytes(dtype, choice.quantization)
-    encoders = [size for name, size in sizes.items() if name not in (*TRANSFORMERS, "vae")]
-    transformers = [sizes[name] for name in TRANSFORMERS if name in sizes]
-    vae, turns = sizes.get("vae", 0), choice.cpu_offload != "none"
-    if choice.cpu_offload == "group":
-        transformers = [in_groups(card, size) for size in transformers]
-    largest, together = max(transformers, default=0), sum(transformers) + vae
-    work, width = video_work(job, card), 2 if dtype == "float32" else 1
+def video_needs(job: VideoJob, card: VideoCard, config: RunConfig) -> VideoNeeds:
+    """The needs of one job, its prompts embedded ahead, on one of the ranks that share tokens."""
+    text, denoise, decode = _weights_by_moment(card, config)
+    work, width = video_work(job, card), number_width(config)
     # K/V and the chunk at work, or all of the video's rows.
-    step = work.kv_bytes * width or card.forward.working_bytes(work.grid) * width // ranks
+    rows = card.forward.working_bytes(work.grid) * width // config.parallel.context_ranks
     return VideoNeeds(
-        text=Need(max(encoders, default=0) if turns else sum(encoders)),
-        denoise=Need(largest if turns else together, step),
-        decode=Need(vae if turns else together, decode_bytes(job, card, choice)),
+        text=Need(text),
+        denoise=Need(denoise, work.kv_bytes * width or rows),
+        decode=Need(decode, decode_bytes(job, card, config.model)),
     )
+
+
+def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()) -> Need:
+    """What a run of a video model is refused by: its weights, and of the one of `jobs` that takes
+    most K/V and what a step cache keeps. The rest of its work is only estimated.
+
+    The text encoders go before the other networks come, unless every job embeds its prompt.
+    """
+    works = [video_work(job, card) for job in jobs]
+    kv = max((work.kv_bytes for work in works), default=0)
+    kv *= number_width(config) * config.batch.clips
+    kept = max((work.velocity_bytes for work in works), default=0)
+    text, *others = _weights_by_moment(card, config)
+    rest = max(others)
+    if _takes_turns(config):
+        sizes = card.loaded_bytes(precision(config.model)[1], config.model.quantization)
+        return Need(max(text, rest), kv + kept, waiting=sum(sizes.values()))
+    if not config.reuse.prompt_cache:
+        return Need(text + rest, kv + kept)
+    # While texts are embedded there are no K/V yet.
+    return Need(max(text, rest), max(0, kv - max(0, text - rest)) + kept)
+
+
+def _takes_turns(config: RunConfig) -> bool:
+    """True if of the networks only the one at work is on the GPU."""
+    return config.model.cpu_offload != "none" and precision(config.model)[0] == "cuda"
+
+
+def _weights_by_moment(card: VideoCard, config: RunConfig) -> tuple[int, int, int]:
+    """Bytes of the networks that are on the device while texts are embedded, in a step, and in a
+    decode. In main memory those of all ranks lie together.
+    """
+    kind, dtype = precision(config.model)
+    sizes = card.loaded_bytes(dtype, config.model.quantization)
+    encoders = [size for name, size in sizes.items() if name not in ("vae", *_TRANSFORMERS)]
+    transformers = [sizes[name] for name in _TRANSFORMERS if name in sizes]
+    vae = sizes.get("vae", 0)
+    if not _takes_turns(config):
+        if kind == "cpu":
+            vae *= config.parallel.vae_ranks
+            transformers = [size * config.parallel.step_ranks for size in transformers]
+        return sum(encoders), sum(transformers) + vae, sum(transformers) + vae
+    if config.model.cpu_offload == "group":
+        transformers = [size * _BLOCKS // max(card.blocks, _BLOCKS) for size in transformers]
+    return max(encoders, default=0), max(transformers, default=0), vae
 
 
 def decode_bytes(job: VideoJob, card: VideoCard, choice: ModelChoice) -> int:
@@ -91,14 +131,13 @@ def fitting(job: VideoJob, card: VideoCard, config: RunConfig, room: int) -> str
     """The settings that change least with which a GPU of so many bytes takes the job: flags, empty
     where none is needed; None where none is enough.
     """
-    ranks = config.parallel.context_ranks
     for quantization, offload in product(QUANTIZATIONS, OFFLOADS):
+        if offload == "group" and config.parallel.context_ranks > 1:
+            continue
         choice = replace(
             config.model, device="cuda", quantization=quantization, cpu_offload=offload
         )
-        if choice.cpu_offload == "group" and ranks > 1:
-            continue
-        if video_needs(job, card, choice, ranks=ranks).most.total <= room:
+        if video_needs(job, card, replace(config, model=choice)).most.total <= room:
             flags = {"--quantization": quantization, "--cpu-offload": offload}
             return " ".join(f"{flag} {word}" for flag, word in flags.items() if word != "none")
     return None

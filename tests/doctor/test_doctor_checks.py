@@ -20,7 +20,7 @@ from hyimg_cli.doctor.check import Check, is_ready, portable_text, run_checks
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal import keys
 from hyimg_cli.memory import available
-from hyimg_cli.memory.footprint import need
+from hyimg_cli.memory.fit import need
 from hyimg_cli.models import registry
 from hyimg_cli.quality import backbones
 from hyimg_cli.settings.run import (

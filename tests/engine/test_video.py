@@ -30,7 +30,7 @@ from hyimg_cli.journal.keys import job_keys
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.media import video
 from hyimg_cli.memory import available
-from hyimg_cli.memory.footprint import need
+from hyimg_cli.memory.fit import need
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import can_be_spread, takes_clips
 from hyimg_cli.settings.run import (

@@ -11,7 +11,7 @@ from event_kinds import is_done
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import UsageError
 from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.memory.footprint import video_need
+from hyimg_cli.memory.videos import video_need
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.offload import Offload
 from hyimg_cli.settings.run import (

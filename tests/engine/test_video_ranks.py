@@ -23,7 +23,7 @@ from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import Interrupted, MachineError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.memory.footprint import video_need
+from hyimg_cli.memory.videos import video_need
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.video import ranks as video_ranks
 from hyimg_cli.pipelines.video.ranks import VideoRanks

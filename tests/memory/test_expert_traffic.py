@@ -13,8 +13,8 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.journal import keys
 from hyimg_cli.memory import available
 from hyimg_cli.memory.available import AvailableMemory
-from hyimg_cli.memory.fit import fits, remedy
-from hyimg_cli.memory.footprint import need, working
+from hyimg_cli.memory.fit import fits, need, remedy
+from hyimg_cli.memory.footprint import working
 from hyimg_cli.memory.offload import Link, spare_bytes, traffic
 from hyimg_cli.memory.refusals import refuse_settings
 from hyimg_cli.models.registry import model_card

@@ -21,8 +21,8 @@ from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.available import AvailableMemory, available_memory
-from hyimg_cli.memory.fit import check_fit, fits, in_forms, need_of_second, room_for
-from hyimg_cli.memory.footprint import Need, footprint, need
+from hyimg_cli.memory.fit import check_fit, fits, in_forms, need, need_of_second, room_for
+from hyimg_cli.memory.footprint import Need, footprint
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image import pipeline as pictures
 from hyimg_cli.settings.run import (

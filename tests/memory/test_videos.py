@@ -95,10 +95,14 @@ def test_a_decode_follows_what_was_counted(
     assert wide == 2 * found
 
 
+def _run(choice: ModelChoice) -> RunConfig:
+    return RunConfig(OutputConfig(Path("out")), model=choice)
+
+
 def test_what_takes_turns_needs_less_at_every_moment() -> None:
     one = job(LARGE, 81)
     found = {
-        how: video_needs(one, PAIR, replace(GPU, cpu_offload=how))
+        how: video_needs(one, PAIR, _run(replace(GPU, cpu_offload=how)))
         for how in ("none", "model", "group")
     }
     whole, turns, groups = (found[how] for how in ("none", "model", "group"))
@@ -110,7 +114,7 @@ def test_what_takes_turns_needs_less_at_every_moment() -> None:
     assert whole.denoise.work == pytest.approx(75_600 * 5120 * 22.1, rel=0.15)
     assert {one.denoise.work for one in found.values()} == {whole.denoise.work}
     assert whole.most is whole.denoise
-    eight = video_needs(one, PAIR, replace(GPU, quantization="fp8"))
+    eight = video_needs(one, PAIR, _run(replace(GPU, quantization="fp8")))
     assert eight.denoise.weights == 2 * 14_300_000_000 + 2 * 127_000_000
 
 
@@ -126,6 +130,6 @@ def test_what_takes_turns_needs_less_at_every_moment() -> None:
 def test_the_flags_that_change_least_are_named(
     card: VideoCard, size: Size, frames: int, fits: tuple[str | None, str | None]
 ) -> None:
-    config = RunConfig(OutputConfig(Path("out")), model=ModelChoice(device="cpu"))
+    config = _run(ModelChoice(device="cpu"))
     found = tuple(fitting(job(size, frames), card, config, room) for room in CARDS.values())
     assert found == fits
