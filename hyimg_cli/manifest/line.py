@@ -29,7 +29,7 @@ from hyimg_cli.manifest.fields import (
 from hyimg_cli.manifest.matrix import Axis, AxisValue, axes_of
 from hyimg_cli.manifest.names import in_id
 from hyimg_cli.manifest.written import fault_of_tags, has_its_ids, is_as_written
-from hyimg_cli.settings.kinds import as_json, size_request
+from hyimg_cli.settings.kinds import as_json, is_custom_id, size_request
 from hyimg_cli.settings.values import BadValue, nearest, shown
 from hyimg_cli.spec.job import VIDEO_TASKS, SizeRequest
 
@@ -169,6 +169,45 @@ def child_ids(fields: Mapping[str, Any]) -> list[str]:
     custom_id = fields["custom_id"]
     count = len(fields["seeds"]) if "seeds" in fields else fields.get("n", 1)
     return [f"{custom_id}-{index}" for index in range(count)] if count > 1 else [custom_id]
+
+
+class IdClaims:
+    """The ids of all jobs: each one line's alone."""
+
+    def __init__(self) -> None:
+        # NOTE: some disks give "Cat.png" and "cat.png" one and the same file. The number of the
+        # line that claimed an id, its case folded, and those spelled otherwise.
+        self._line_of: dict[str, int] = {}
+        self._spelled: dict[str, str] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name.casefold() in self._line_of
+
+    def claim(self, names: Iterable[str], number: int, where: str) -> list[HyimgError]:
+        """Claim the ids of a line; the fault of the first that is unfit or another's, and then none
+        is claimed.
+        """
+        names = dict.fromkeys(names)
+        for name in names:
+            if not is_custom_id(name):
+                what = f'"{name}" has more than 128 characters'
+                return [fault("bad-id", what, where=f"{where}: custom_id")]
+            if name in self:
+                folded = name.casefold()
+                twin, owner = self._spelled.get(folded, folded), self._line_of[folded]
+                what = f'"{name}" appears twice'
+                if twin != name:
+                    what = f'"{name}" and "{twin}" differ in case only'
+                hint = f"give each line its own custom_id; line {owner} has this one"
+                return [fault("duplicate-id", what, where=where, hint=hint)]
+        for name in names:
+            folded = name.casefold()
+            if folded == name:
+                folded = name  # one text for both
+            else:
+                self._spelled[folded] = name
+            self._line_of[folded] = number
+        return []
 
 
 class Line:

@@ -15,9 +15,8 @@ from typing import Literal, TextIO
 from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.files import MANIFEST_BYTES, SETTINGS_BYTES, bounded, bytes_of
-from hyimg_cli.manifest.line import Line, ManifestLine, child_ids, fault
+from hyimg_cli.manifest.line import IdClaims, Line, ManifestLine, child_ids, fault
 from hyimg_cli.manifest.table import DELIMITERS, read_table
-from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.units import counted
@@ -142,9 +141,7 @@ class _Reading:
         self.lines: list[ManifestLine] = []
         self.faults: list[HyimgError] = []
         self.bad_ids: dict[int, str] = {}
-        # The number of the line that claimed an id, its case folded, and those spelled otherwise.
-        self._claimed: dict[str, int] = {}
-        self._spelled: dict[str, str] = {}
+        self._claims = IdClaims()
 
     def read(self, data: bytes) -> None:
         first = next((line.strip() for line in _lines_of(data) if line.strip()), b"")
@@ -220,9 +217,9 @@ class _Reading:
         for number, name in self.bad_ids.items():
             if not name:
                 free = f"{self.name}-line-{number}"
-                while free.casefold() in self._claimed:
+                while free in self._claims:
                     free += "-again"
-                self._claim(free, number)
+                self._claims.claim([free], number, "")
                 self.bad_ids[number] = free
 
     def _claim_ids(self, line: Line, number: int) -> bool:
@@ -232,37 +229,10 @@ class _Reading:
         """
         if "custom_id" in line.refused:
             return False
-        own_id = line.fields.setdefault("custom_id", f"{self.name}-{number:04d}")
-        names = dict.fromkeys((own_id, *child_ids(line.fields)))
-        for name in names:
-            if not is_custom_id(name):
-                line.add("bad-id", f'"{name}" has more than 128 characters', field="custom_id")
-                return False
-            # NOTE: some disks give "Cat.png" and "cat.png" one and the same file.
-            if name.casefold() in self._claimed:
-                folded = name.casefold()
-                _refuse_twin(line, name, self._spelled.get(folded, folded), self._claimed[folded])
-                return False
-        for name in names:
-            self._claim(name, number)
-        return True
-
-    def _claim(self, name: str, number: int) -> None:
-        folded = name.casefold()
-        if folded == name:
-            folded = name  # one text for both
-        else:
-            self._spelled[folded] = name
-        self._claimed[folded] = number
-
-
-def _refuse_twin(line: Line, name: str, twin: str, number: int) -> None:
-    what = f'"{name}" appears twice'
-    if twin != name:
-        what = f'"{name}" and "{twin}" differ in case only'
-    line.add(
-        "duplicate-id", what, hint=f"give each line its own custom_id; line {number} has this one"
-    )
+        line.fields.setdefault("custom_id", f"{self.name}-{number:04d}")
+        found = self._claims.claim(child_ids(line.fields), number, line.where)
+        line.faults += found
+        return not found
 
 
 def _lines_of(data: bytes) -> Iterator[bytes]:

@@ -1,10 +1,8 @@
 """A manifest line that asks for pictures: what its model cannot do, its jobs."""
 
 import json
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from dataclasses import fields as dataclass_fields
-from operator import attrgetter
 from typing import Any, cast
 
 from hyimg_cli.errors import HyimgError, SourceImageError
@@ -12,8 +10,8 @@ from hyimg_cli.manifest.fields import COT_FIELDS
 from hyimg_cli.manifest.line import fault, unconsumed
 from hyimg_cli.manifest.resolved_line import Child, ResolvedLine, moved
 from hyimg_cli.media.carried import check_region
-from hyimg_cli.spec.card import ModelCard, SamplingDefaults
-from hyimg_cli.spec.job import GUIDANCE_FIELDS, Encoding, ImageJob, Job, Size, SizeRequest
+from hyimg_cli.spec.card import ModelCard
+from hyimg_cli.spec.job import GUIDANCE_FIELDS, Encoding, ImageJob, Size, SizeRequest
 from hyimg_cli.spec.options import (
     FINISHING,
     PICTURE_OPTIONS,
@@ -22,11 +20,6 @@ from hyimg_cli.spec.options import (
     TextSampling,
 )
 from hyimg_cli.spec.units import counted
-
-# What lines mostly have for themselves, and what nothing else of a job depends on.
-_OWN = frozenset(("custom_id", "prompt", "images", "seed", "ar_seed", "metadata"))
-_NAMES = tuple(field.name for field in dataclass_fields(ImageJob))
-_VALUES = attrgetter(*_NAMES)
 
 
 @dataclass(frozen=True)
@@ -37,15 +30,16 @@ class PictureLine(ResolvedLine):
 
     def faults(self) -> Iterator[HyimgError]:
         fields = self.fields
-        settled = {**fields, "use_system_prompt": self.value("use_system_prompt")}
-        for name, reason in unconsumed(settled, self.line.given, self.value("bot_task")).items():
+        settled = {**fields, "use_system_prompt": self.values["use_system_prompt"]}
+        for name, reason in unconsumed(settled, self.line.given, self.values["bot_task"]).items():
             yield self.unused(name, reason)
-        if fields.get("use_system_prompt") == "custom" and self.value("system_prompt") is None:
+        if fields.get("use_system_prompt") == "custom" and self.values["system_prompt"] is None:
             what, hint = "custom without a system_prompt", "write the system_prompt"
             yield self.fault("missing-field", what, "use_system_prompt", hint)
         yield from self._vary_faults()
+        own = self.card.defaults_of(is_edit=bool(self.images))
         for name in GUIDANCE_FIELDS:
-            if getattr(self.defaults, name) is None and self.value(name) is not None:
+            if getattr(own, name) is None and self.values[name] is not None:
                 yield self.unused(name, f"{self.card.name} does not read it")
         if "ratio_index" in fields and self._of_ratio(fields["ratio_index"]) is None:
             known = [f"{bucket.ratio_index} is {bucket.size}" for bucket in self.card.buckets]
@@ -62,15 +56,9 @@ class PictureLine(ResolvedLine):
         yield from self._encoding_faults()
         yield from self._outside_faults()
 
-    @property
-    def defaults(self) -> SamplingDefaults:
-        """The checkpoint's own, for an edit or a new picture."""
-        edit = self.card.edit_defaults
-        return edit if edit is not None and self.fields.get("images") else self.card.defaults
-
     def _encoding_faults(self) -> Iterator[HyimgError]:
         """Encoding options that the file's format does not take, or implies."""
-        kind, is_lossless = self.value("format"), self.value("lossless")
+        kind, is_lossless = self.values["format"], self.values["lossless"]
         if kind == "jpeg" and is_lossless:
             yield self.fault("conflict", "no JPEG is lossless", "lossless", "use webp or png")
         if "lossless" in self.line.given and is_lossless and kind == "png":
@@ -89,19 +77,19 @@ class PictureLine(ResolvedLine):
             for name in sorted({"kept_source", *FINISHING} & self.line.given):
                 yield self.unused(name, why)
             return
-        number, images = self.value("kept_source"), fields["images"]
+        number, images = self.values["kept_source"], fields["images"]
         if number > len(images):
             what = f"kept_source {number} of {counted(len(images), 'image')}"
             yield self.fault("out-of-range", what, "kept_source", "they are counted from 1")
             return
         if self._encoding().quality is not None:
-            kind = "a JPEG" if self.value("format") == "jpeg" else "a WebP with losses"
+            kind = "a JPEG" if self.values["format"] == "jpeg" else "a WebP with losses"
             what = f"keep_outside cannot hold in {kind}: no pixel stays equal"
             yield self.fault("conflict", what, "format", "use png, or webp with lossless")
         if "infer_align_image_size" in self.line.given and not fields["infer_align_image_size"]:
             what = "keep_outside has sources seen whole, as infer_align_image_size does"
             yield self.fault("conflict", what, "infer_align_image_size", "take the field out")
-        if self.value("region"):
+        if self.values["region"]:
             yield from self._region_faults()
         else:
             for name in ("region_mode", "max_spill"):
@@ -135,15 +123,15 @@ class PictureLine(ResolvedLine):
 
     @property
     def _keeps_outside(self) -> bool:
-        return bool(self.value("keep_outside") and self.fields.get("images"))
+        return bool(self.values["keep_outside"] and self.fields.get("images"))
 
     def _kept_size(self) -> Size | None:
         """The kept source's size; None where it cannot be read."""
-        return self.source_size(self.value("kept_source") - 1)
+        return self.source_size(self.values["kept_source"] - 1)
 
     def _outside(self) -> tuple[KeepOutside, SizeRequest]:
         """How the edit is put back on its source, and the size that it is drawn in."""
-        values = {name: self.value(name) for name in ("kept_source", *FINISHING)}
+        values = {name: self.values[name] for name in ("kept_source", *FINISHING)}
         source = self._kept_size()
         size = self._size() if source is None else self._bucket_request(source)
         return KeepOutside(**values), size
@@ -154,7 +142,7 @@ class PictureLine(ResolvedLine):
 
     def job(self, child: Child) -> ImageJob:
         fields = self.fields
-        values = {name: self.value(name) for name in PICTURE_OPTIONS} | self.own(child)
+        values = {name: self.values[name] for name in PICTURE_OPTIONS} | self.own(child)
         values |= self._system_prompt()
         outside, size = self._outside() if self._keeps_outside else (None, self._size())
         if outside is not None:
@@ -162,7 +150,7 @@ class PictureLine(ResolvedLine):
         return ImageJob(
             **values,
             size=size,
-            text=TextSampling(**{name: self.value(name) for name in TEXT_OPTIONS}),
+            text=TextSampling(**{name: self.values[name] for name in TEXT_OPTIONS}),
             cot_text=fields.get("cot_text"),
             cot_token_ids=fields.get("cot_token_ids"),
             written_json=self._written(),
@@ -170,28 +158,14 @@ class PictureLine(ResolvedLine):
             encoding=self._encoding(),
         )
 
-    def kind(self) -> Hashable:
-        fields, given = self.fields, self.line.given
-        if not given.isdisjoint(COT_FIELDS) or self._keeps_outside:
-            return None
-        # As texts: 1, 1.0 and True are equal.
-        rest = repr([value for name, value in fields.items() if name not in _OWN])
-        return self.model, given, rest, len(fields.get("images", ()))
-
-    def like(self, other: Job) -> ImageJob:
-        assert isinstance(other, ImageJob), "of its kind"
-        (child,) = self.children()
-        values = dict(zip(_NAMES, _VALUES(other), strict=True)) | self.own(child)
-        return ImageJob(**values)
-
     def own(self, child: Child) -> dict[str, Any]:
-        seed = child.first_seed if self.value("vary") == "text" else child.seed
+        seed = child.first_seed if self.values["vary"] == "text" else child.seed
         return super().own(child) | {"seed": seed, "ar_seed": self._ar_seed(child)}
 
     def _encoding(self) -> Encoding:
-        kind = self.value("format")
-        is_lossless = kind == "png" or (kind == "webp" and self.value("lossless"))
-        return Encoding(kind, None if is_lossless else self.value("quality"))
+        kind = self.values["format"]
+        is_lossless = kind == "png" or (kind == "webp" and self.values["lossless"])
+        return Encoding(kind, None if is_lossless else self.values["quality"])
 
     def _written(self) -> str:
         """The note beside the line's ids; empty for a text that was edited."""
@@ -202,7 +176,7 @@ class PictureLine(ResolvedLine):
         """As asked for, or the one that a given text's ratio stands for: its nearest is itself."""
         size = self._of_ratio(self.fields.get("ratio_index"))
         if size is None:
-            return cast(SizeRequest, self.value("size"))
+            return cast(SizeRequest, self.values["size"])
         return SizeRequest(size.height, size.width)
 
     def _of_ratio(self, index: int | None) -> Size | None:
@@ -214,7 +188,7 @@ class PictureLine(ResolvedLine):
         """The seed of the text: as asked for, where `vary` says `text` moved; else the picture's
         own, where it says `picture` the first one's.
         """
-        ar_seed, vary = self.value("ar_seed"), self.value("vary")
+        ar_seed, vary = self.values["ar_seed"], self.values["vary"]
         if ar_seed is not None:
             return moved(ar_seed, child.index) if vary == "text" else int(ar_seed)
         return child.first_seed if vary == "picture" else child.seed
@@ -224,7 +198,7 @@ class PictureLine(ResolvedLine):
         if len(self.child_ids) == 1:
             if "vary" in self.line.given:
                 yield self.unused("vary", "the line has one result")
-        elif self.value("vary") == "text":
+        elif self.values["vary"] == "text":
             why = self._fixed_text()
             if why:
                 what = f"vary text would give {len(self.child_ids)} equal pictures: {why}"
@@ -234,9 +208,9 @@ class PictureLine(ResolvedLine):
         """Why the line's text is the same whatever its seed; empty where it is not."""
         if not self.line.given.isdisjoint(COT_FIELDS):
             return "the text is given"
-        if self.value("bot_task") == "none":
+        if self.values["bot_task"] == "none":
             return "bot_task is none, so no text is written"
-        if self.value("temperature") == 0:
+        if self.values["temperature"] == 0:
             return "temperature is 0, so the most likely token is taken"
         return ""
 
@@ -245,9 +219,9 @@ class PictureLine(ResolvedLine):
 
         A line that brings a text means it to be used; so do settings that name no other kind.
         """
-        text, line = self.value("system_prompt"), self.fields
+        text, line = self.values["system_prompt"], self.fields
         is_named = "use_system_prompt" in line or self.settings["use_system_prompt"].value
-        kind = str(self.value("use_system_prompt"))
+        kind = str(self.values["use_system_prompt"])
         if "system_prompt" in line or (text is not None and not is_named):
             kind = "custom"
         if kind != "custom":

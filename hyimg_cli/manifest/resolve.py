@@ -9,20 +9,19 @@ from typing import Any
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.fields import PATH_FIELDS
-from hyimg_cli.manifest.line import fault
+from hyimg_cli.manifest.line import IdClaims, fault
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.manifest.pictures import PictureLine
 from hyimg_cli.manifest.resolved_line import ResolvedLine
 from hyimg_cli.manifest.videos import VideoLine
-from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.settings.precedence import Setting, as_given
 from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import VIDEO_TASKS, Job
 
 _OWN = ("model", "video_model")
-# Kinds of lines that are told apart, and values with paths that are kept for the next line.
-_LINES_NEAR = 1024
+# Values with paths that are kept for the next line.
+_PATHS_NEAR = 1024
 
 
 def resolve_jobs(
@@ -42,65 +41,55 @@ def resolve_jobs(
     jobs: list[Job] = []
     faults: list[HyimgError] = []
 
-    @lru_cache(_LINES_NEAR)
+    @lru_cache(_PATHS_NEAR)
     def resolved_paths(name: str, value: Hashable) -> Any:
         return PATH_FIELDS[name].resolve_paths(value, manifest.folder)
 
+    @cache
+    def without_line(model: str, is_video: bool, is_edit: bool) -> dict[str, Any]:
+        card = (videos if is_video else pictures)(model)
+        return _values(settings, card.defaults if is_video else card.defaults_of(is_edit=is_edit))
+
     settings = _from_here(settings)
-    claimed: dict[str, str] = {}
+    claims = IdClaims()
     # Without a number from outside each line has the ids that it was read with.
     makes_ids = settings["n"].value > 1
-    # The job of one line of each kind.
-    of_kind: dict[Hashable, Job] = {}
     for line in manifest.lines:
         written = line.fields
         paths = PATH_FIELDS.keys() & written.keys()
         fields = written | {name: resolved_paths(name, written[name]) for name in paths}
-        is_video, named = fields["task"] in VIDEO_TASKS, "model" in fields
-        own = settings["video_model" if is_video else "model"].value
-        model = fields.get("model", own)
-        weights = _weights_of(written, fields)
-        if refused := [one for one in weights if not is_allowed(one[2])]:
+        is_video = fields["task"] in VIDEO_TASKS
+        model = fields.get("model") or settings["video_model" if is_video else "model"].value
+        if refused := [one for one in _weights_of(written, fields) if not is_allowed(one[2])]:
             field, name, _ = refused[0]
             faults.append(_not_allowed(f"{line.where}: {field}", name, settings["allow_model"]))
             continue
         card = (videos if is_video else pictures)(model)
         if isinstance(card, HyimgError):
-            if not named:
+            if "model" not in fields:
                 raise card
-            place = f"{line.where}: model"
-            faults.append(fault("model", card.what, where=place, hint=card.hint))
+            faults.append(fault("model", card.what, where=f"{line.where}: model", hint=card.hint))
             continue
+        values = without_line(model, is_video, bool(fields.get("images"))) | fields
         kind: type[ResolvedLine] = VideoLine if is_video else PictureLine
-        resolved = kind(line, fields, settings, model, card)
-        known = None if makes_ids else resolved.kind()
-        if known is not None and (twin := of_kind.get(known)):
-            jobs.append(resolved.like(twin))
-            continue
+        resolved = kind(line, fields, values, settings, model, card)
         found = list(resolved.faults())
-        found += _unfit_ids(resolved, claimed) if makes_ids else ()
-        made = [] if found else list(resolved.jobs())
+        if makes_ids:
+            found += claims.claim(resolved.child_ids, line.line_number, line.where)
         faults += found
-        jobs += made
-        if known is not None and len(made) == 1 and len(of_kind) < _LINES_NEAR:
-            of_kind[known] = made[0]
+        if not found:
+            jobs += resolved.jobs()
     # What a setting caused is the same in every line; it is said once.
     once = {(one.where, one.what): one for one in faults}
     return jobs, list(once.values())
 
 
-def _unfit_ids(line: ResolvedLine, claimed: dict[str, str]) -> Iterator[HyimgError]:
-    """Faults of ids that a number of results outside the lines made, as `Manifest` has them of the
-    lines' own; claims the ids. `claimed`: an id with its case folded, and where its line is.
-    """
-    place = f"{line.line.where}: custom_id"
-    for name in line.child_ids:
-        if not is_custom_id(name):
-            yield fault("bad-id", f'"{name}" has more than 128 characters', where=place)
-        elif name.casefold() in claimed:
-            hint = f"give each line its own custom_id; {claimed[name.casefold()]} has this one"
-            yield fault("duplicate-id", f'"{name}" appears twice', where=place, hint=hint)
-        claimed.setdefault(name.casefold(), line.line.where)
+def _values(settings: Mapping[str, Setting], own: object) -> dict[str, Any]:
+    """The settings' values, or the checkpoint's `own` where nothing set one."""
+    return {
+        name: getattr(own, name, None) if one.origin == "model" else one.value
+        for name, one in settings.items()
+    }
 
 
 def _looked_up_once(card_of: Callable[[str], Any] | None) -> Callable[[str], Any]:

@@ -4,7 +4,7 @@ What is wrong with it only for this model and these settings, and the jobs that 
 kinds' of jobs: `pictures`, `videos`.
 """
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from hyimg_cli.errors import HyimgError, SourceImageError
 from hyimg_cli.manifest.line import ManifestLine, child_ids, fault
 from hyimg_cli.media.images import size_of
 from hyimg_cli.settings.precedence import Setting
-from hyimg_cli.spec.card import ModelCard, SamplingDefaults, VideoCard, VideoDefaults
+from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import Job, Size
 from hyimg_cli.spec.options import MAX_SEED
@@ -31,10 +31,13 @@ class Child:
 
 @dataclass(frozen=True)
 class ResolvedLine:
-    """A line over the settings over its model's card; paths lead from the working folder."""
+    """A line's own `fields`, and all `values`: these over the settings over the checkpoint's own.
+    Paths lead from the working folder.
+    """
 
     line: ManifestLine
     fields: Mapping[str, Any]
+    values: Mapping[str, Any]
     settings: Mapping[str, Setting]
     model: str
     card: ModelCard | VideoCard
@@ -47,14 +50,6 @@ class ResolvedLine:
         """One job of the line."""
         raise NotImplementedError
 
-    def kind(self) -> Hashable:
-        """Equal for lines that differ in what is each one's own alone; None for one like none."""
-        return None
-
-    def like(self, other: Job) -> Job:
-        """The line's one job, by that of a line of its kind."""
-        raise NotImplementedError
-
     def own(self, child: Child) -> dict[str, Any]:
         """The fields of a job that no setting decides alone."""
         return {
@@ -63,7 +58,7 @@ class ResolvedLine:
             "prompt": self.fields["prompt"],
             "images": self.images,
             "model": self.model,
-            "file_name": self.value("name"),
+            "file_name": self.values["name"],
             "metadata_json": self.fields.get("metadata", "null"),
             "extra_json": self.line.extra_json,
             "source_line": self.line.where,
@@ -77,7 +72,7 @@ class ResolvedLine:
     def children(self) -> Iterator[Child]:
         """The results that the line asks for."""
         names = self.child_ids
-        seeds, base = self.fields.get("seeds"), self.value("seed")
+        seeds, base = self.fields.get("seeds"), self.values["seed"]
         if not seeds and base is None:
             seeds = [seed_from(name) for name in names]
         elif not seeds:
@@ -101,29 +96,17 @@ class ResolvedLine:
     @property
     def child_ids(self) -> list[str]:
         """The ids of the line's jobs."""
-        return child_ids({"n": self.value("n"), **self.fields})
-
-    def value(self, name: str) -> Any:
-        """The line's value, else the setting's, else the checkpoint's own."""
-        if name in self.fields:
-            return self.fields[name]
-        setting = self.settings[name]
-        return getattr(self.defaults, name) if setting.origin == "model" else setting.value
-
-    @property
-    def defaults(self) -> SamplingDefaults | VideoDefaults:
-        """The checkpoint's own."""
-        return self.card.defaults
+        return child_ids(self.values)
 
     def step_cache_faults(self, *, is_distilled: bool) -> Iterator[HyimgError]:
         """Faults of a step cache where a plain run of as few steps is nearer, or is the same.
 
         `is_distilled`: the model or the schedule is one of few steps.
         """
-        rule: StepCache | None = self.value("step_cache")
+        rule: StepCache | None = self.values["step_cache"]
         if rule is None:
             return
-        steps, hint = self.value("num_inference_steps"), 'give "none" here, or take more steps'
+        steps, hint = self.values["num_inference_steps"], 'give "none" here, or take more steps'
         if is_distilled:
             what = "a step cache has nothing to leave out where a model is distilled to few steps"
             yield self.fault("step-cache", what, "step_cache", 'give "none" here')

@@ -28,14 +28,14 @@ class VideoLine(ResolvedLine):
         yield from self._start_faults()
         # Libraries round sizes and frames down without a word.
         yield from self._size_faults()
-        stride, frames = self.card.frame_stride, self.value("num_frames")
+        stride, frames = self.card.frame_stride, self.values["num_frames"]
         if (frames - 1) % stride:
             what = f"{frames} frames are not {stride} * k + 1"
             below = (frames - 1) // stride * stride + 1
             hint = f"the nearest are {below} and {below + stride}"
             yield self.fault("frames", what, "num_frames", hint)
         yield from self._guidance_faults()
-        few_steps = self.card.is_distilled or self.value("scheduler") is not None
+        few_steps = self.card.is_distilled or self.values["scheduler"] is not None
         yield from self.step_cache_faults(is_distilled=few_steps)
         yield from self._lora_faults()
         if "camera" in self.line.given and not self.card.has_camera:
@@ -65,7 +65,7 @@ class VideoLine(ResolvedLine):
 
     def _guidance_faults(self) -> Iterator[HyimgError]:
         """Faults of a guidance that is asked for and is off, or that this model does not have."""
-        scale = self.value("guidance_scale")
+        scale = self.values["guidance_scale"]
         if scale < 1 and not self.card.guides_below_one:
             what = f"guidance_scale {scale:g} would be none: this model guides above 1 only"
             hint = "give 1 for no guidance, or more"
@@ -92,7 +92,7 @@ class VideoLine(ResolvedLine):
         """Pixels of the video: as asked; the model's own; or of that area in a ratio asked for, or
         in that of the first picture.
         """
-        request: SizeRequest = self.value("size")
+        request: SizeRequest = self.values["size"]
         own, rule = self.card.defaults.size, self.card.start
         if not (request.is_auto or request.is_ratio):
             return Size(request.height, request.width)
@@ -110,7 +110,7 @@ class VideoLine(ResolvedLine):
 
     def _lora_faults(self) -> Iterator[HyimgError]:
         """Faults of LoRAs for another number of transformers, and of files that are not there."""
-        loras: tuple[Lora, ...] = self.value("lora")
+        loras: tuple[Lora, ...] = self.values["lora"]
         has_two = self.card.defaults.guidance_scale_2 is not None
         places = {one.on for one in loras}
         if loras and has_two and places != {"high", "low"}:
@@ -139,7 +139,7 @@ class VideoLine(ResolvedLine):
         return max(multiple, round(pixels / multiple) * multiple)
 
     def job(self, child: Child) -> VideoJob:
-        values = {name: self.value(name) for name in VIDEO_OPTIONS} | self.own(child)
+        values = {name: self.values[name] for name in VIDEO_OPTIONS} | self.own(child)
         if self.card.defaults.guidance_scale_2 is None:
             values["guidance_scale_2"] = None
         values |= {"seed": child.seed, "fit": self._fit()}
