@@ -90,7 +90,7 @@ def _told(error: HyimgError) -> int:
 
 def _as_usage(error: "typer.TyperException", arguments: Sequence[str]) -> UsageError:
     """Usage error for the parser's, with the flag that may be meant and the page that lists all."""
-    from hyimg_cli.manifest.line import not_supported
+    from hyimg_cli.manifest.line import NOT_SUPPORTED
 
     context = getattr(error, "ctx", None)
     if context is None:
@@ -99,7 +99,7 @@ def _as_usage(error: "typer.TyperException", arguments: Sequence[str]) -> UsageE
     what, guess = error.format_message(), ""
     page = "--help-all" if isinstance(context.command, pages.LongCommand) else "--help"
     if isinstance(given := getattr(error, "option_name", None), str):
-        lacking = not_supported(given.strip("-").replace("-", "_"))
+        lacking = NOT_SUPPORTED.get(given.strip("-").replace("-", "_").lower())
         if lacking and given not in _flags(context):
             meaning, hint = lacking
             return UsageError(f"{given} is not supported: there is no {meaning}", hint=hint)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from operator import attrgetter
 from typing import NamedTuple
 
 from hyimg_cli.spec.job import ImageJob
@@ -103,7 +102,6 @@ def job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int) -> Cost:
 
 def total_cost(costs: Iterable[Cost]) -> Cost:
     """The cost of all; nothing costs nothing."""
-    names = [field.name for field in fields(Cost)]
-    by_name = dict(zip(names, zip(*map(attrgetter(*names), costs), strict=True), strict=False))
-    sums = {name: sum(column) for name, column in by_name.items()}
-    return Cost(**sums | {"kv_bytes_peak": max(by_name.get("kv_bytes_peak", (0,)))})
+    every = list(costs)
+    sums = {field.name: sum(getattr(one, field.name) for one in every) for field in fields(Cost)}
+    return Cost(**sums | {"kv_bytes_peak": max((one.kv_bytes_peak for one in every), default=0)})

@@ -97,7 +97,8 @@ def json_lines(
     recorded: Mapping[str, str] | None = MappingProxyType({}),
 ) -> bytes:
     """The lines of such a manifest that stands in `folder`."""
-    entries = _of_pictures(found, prompts, folder, recorded) if found else _of_prompts(prompts)
+    of_prompts = ({"custom_id": f"prompt-{short(one)}", "prompt": one} for one in prompts)
+    entries = _of_pictures(found, prompts, folder, recorded) if found else of_prompts
     said = {"task": task} if task else {}
     lines = (json.dumps(entry | said, ensure_ascii=False) + "\n" for entry in entries)
     return "".join(lines).encode()
@@ -106,25 +107,15 @@ def json_lines(
 def _of_pictures(
     found: Sources, prompts: Sequence[str], folder: Path, recorded: Mapping[str, str] | None
 ) -> Iterator[dict[str, Any]]:
-    place = _from(folder)
+    leading, is_here = leading_from(folder), folder.resolve() == Path().resolve()
     ids = ids_of_files(found.files, SUFFIXES)
     names = ids if recorded is None else names_of_files(ids, recorded)
     # The first prompt's jobs keep their names when others come behind it.
     marks = ["", *(f"-{short(prompt)}" for prompt in prompts[1:])]
     for name, path in found.files.items():
-        image = place(path)
+        # A path from here stays as it was given.
+        image = str(path) if is_here or path.is_absolute() else leading(path)
         for prompt, mark in zip(prompts, marks, strict=True):
             job = {"custom_id": f"{ids[name]}{mark}", "prompt": prompt, "images": [image]}
             own = {} if names[name] == ids[name] else {"name": template_of(f"{names[name]}{mark}")}
             yield job | own
-
-
-def _of_prompts(prompts: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for prompt in prompts:
-        yield {"custom_id": f"prompt-{short(prompt)}", "prompt": prompt}
-
-
-def _from(folder: Path) -> Callable[[Path], str]:
-    """Gives a path as it leads from `folder`; one from here stays as it was given."""
-    leading, is_here = leading_from(folder), folder.resolve() == Path().resolve()
-    return lambda path: str(path) if is_here or path.is_absolute() else leading(path)

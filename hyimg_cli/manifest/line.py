@@ -7,7 +7,7 @@ here. Defaults of settings and model are not known yet.
 import json
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -26,9 +26,9 @@ from hyimg_cli.manifest.fields import (
     SAMPLED_FIELDS,
     Field,
 )
-from hyimg_cli.manifest.matrix import Axis, AxisValue, axes_of
+from hyimg_cli.manifest.matrix import Axes, axes_of
 from hyimg_cli.manifest.names import in_id
-from hyimg_cli.manifest.written import fault_of_tags, has_its_ids, is_as_written
+from hyimg_cli.manifest.written import digests_of, fault_of_tags
 from hyimg_cli.settings.kinds import as_json, is_custom_id, size_request
 from hyimg_cli.settings.values import BadValue, nearest, shown
 from hyimg_cli.spec.job import VIDEO_TASKS, SizeRequest
@@ -48,23 +48,19 @@ _WITHOUT_IMAGES = {
 # How other tools call the part of a picture that an edit is meant for.
 _MASKS = ("mask", "masks", "mask_image", "mask_path", "mask_url", "inpaint_mask", "image_mask")
 _MASKED = "write region"
-# What other tools can be asked for, by the names that they have for it.
-_NOT_SUPPORTED = {
-    "strength of an edit": (
-        (
-            *("strength", "denoising_strength", "denoise_strength", "denoise", "image_strength"),
-            *("img_strength", "init_strength", "init_image_strength", "prompt_strength"),
-        ),
-        "the source is read, not drawn over; say in the prompt how much to change",
-    ),
-    "upscaling": (
-        (
-            *("upscale", "upscaler", "upscaling", "upscale_by", "upscale_factor", "upscale_ratio"),
-            *("enable_hr", "hires_fix", "hr_scale", "hr_upscaler", "super_resolution", "scale_by"),
-        ),
-        "size chooses among the model's own; enlarge the file afterwards",
-    ),
-}
+# What other tools can be asked for, by the names that they have for it: its meaning, and a hint.
+_STRENGTH = (
+    *("strength", "denoising_strength", "denoise_strength", "denoise", "image_strength"),
+    *("img_strength", "init_strength", "init_image_strength", "prompt_strength"),
+)
+_UPSCALING = (
+    *("upscale", "upscaler", "upscaling", "upscale_by", "upscale_factor", "upscale_ratio"),
+    *("enable_hr", "hires_fix", "hr_scale", "hr_upscaler", "super_resolution", "scale_by"),
+)
+_PROMPTED = "the source is read, not drawn over; say in the prompt how much to change"
+_ENLARGED = "size chooses among the model's own; enlarge the file afterwards"
+NOT_SUPPORTED = dict.fromkeys(_STRENGTH, ("strength of an edit", _PROMPTED))
+NOT_SUPPORTED |= dict.fromkeys(_UPSCALING, ("upscaling", _ENLARGED))
 
 
 @lru_cache(1024)
@@ -111,18 +107,12 @@ def not_a_field(key: str, value: Any = None) -> tuple[str, str]:
         size = _turned(value)
         hint = f'"size": "{size}"' if size else '"size": "WIDTHxHEIGHT"'
         return f"{shown(key)} is not a field", f"write {hint}; the official script has height first"
-    if lacking := not_supported(key):
-        meaning, hint = lacking
+    if key.lower() in NOT_SUPPORTED:
+        meaning, hint = NOT_SUPPORTED[key.lower()]
         return f"{shown(key)} is not supported: there is no {meaning}", hint
     close = nearest(key, BY_NAME)
     hint = f'did you mean "{close}"?' if close else "begin it with x_ to have it copied through"
     return f"{shown(key)} is not a field", hint
-
-
-def not_supported(key: str) -> tuple[str, str] | None:
-    """Meaning of a word of other tools, and what to do instead; None for any other word."""
-    found = ((m, hint) for m, (names, hint) in _NOT_SUPPORTED.items() if key.lower() in names)
-    return next(found, None)
 
 
 def _turned(size: Any) -> str:
@@ -219,7 +209,7 @@ class Line:
         self.extra: dict[str, Any] = {}
         self.given: set[str] = set()
         self.refused: set[str] = set()
-        self.axes: list[Axis] = []
+        self.axes: Axes = {}
         self.faults: list[HyimgError] = []
         self.unknown = 0
 
@@ -274,28 +264,34 @@ class Line:
 
     def children(self) -> list["Line"]:
         """The lines that a matrix makes of this one, each checked; none where there is no matrix.
-
-        What is wrong with all of them alike is a fault of this line too.
+        Their faults are this line's too.
         """
         if self.axes:
             self._check_matrix()
         if not self.axes or self.faults:
             return []
-        children = [self._child(values) for values in product(*(axis.values for axis in self.axes))]
+        children = [
+            self._child(dict(zip(self.axes, texts, strict=True)))
+            for texts in product(*self.axes.values())
+        ]
         for child in children:
             child._check_together()
-        self.faults += _of_all(self.where, children)
+        # What is wrong with several of them is said once, of the first.
+        once: dict[tuple[str, str, str], HyimgError] = {}
+        for child in children:
+            for one in child.faults:
+                once.setdefault((one.code, one.what, one.where.removeprefix(child.where)), one)
+        self.faults += once.values()
         return children
 
-    def _child(self, values: Sequence[AxisValue]) -> "Line":
-        texts = [f"{axis.name}={one.text}" for axis, one in zip(self.axes, values, strict=True)]
-        marks = [in_id(text.replace("=", "-", 1)) for text in texts]
-        child = Line(f"{self.where} ({', '.join(texts)})")
-        child.fields = dict(self.fields)
-        child.fields |= {a.name: v.value for a, v in zip(self.axes, values, strict=True)}
+    def _child(self, texts: Mapping[str, str]) -> "Line":
+        """The line with one value of each axis, named by their texts."""
+        marks = [in_id(f"{name}-{text}") for name, text in texts.items()]
+        child = Line(f"{self.where} ({', '.join(f'{n}={text}' for n, text in texts.items())})")
+        child.fields = self.fields | {name: self.axes[name][texts[name]] for name in texts}
         child.fields["custom_id"] = "-".join((self.fields["custom_id"], *marks))
         child.extra = self.extra
-        child.given = self.given | {axis.name for axis in self.axes}
+        child.given = self.given | self.axes.keys()
         return child
 
     def _decoded(self, raw: bytes) -> str | None:
@@ -389,9 +385,8 @@ class Line:
 
     def _check_matrix(self) -> None:
         """Checks that no field is both in the line and in its matrix."""
-        names = {axis.name for axis in self.axes}
-        both = names & self.given
-        if "seed" in names:
+        both = self.axes.keys() & self.given
+        if "seed" in self.axes:
             both |= {"n", "seeds"} & self.given
         for name in sorted(both):
             what = f"{name} beside a matrix of {'seed' if name in ('n', 'seeds') else name}"
@@ -504,16 +499,17 @@ class Line:
             return
         noted = self.fields["written"]
         text, ids = (self.fields.get(name) for name in COT_FIELDS)
+        found = digests_of(text, ids)
         if text is None:
             if ids is None:
                 hint = "put the text back, or take written out to have one written"
                 self.add("written", "the line has no text", field="written", hint=hint)
-        elif not is_as_written(noted, text):
+        elif found["text_sha256"] != noted["text_sha256"]:
             if why := fault_of_tags(noted, text):
                 self.add("written", f"edited: {why}", field="cot_text", hint=_TAGS_HINT)
             self._leave_out("cot_token_ids")
         elif ids is not None:
-            if not has_its_ids(noted, ids):
+            if found["ids_sha256"] != noted["ids_sha256"]:
                 what, hint = "edited, and cot_text was not", "edit cot_text, and leave these as are"
                 self.add("written", what, field="cot_token_ids", hint=hint)
             self._leave_out("cot_text")
@@ -521,23 +517,6 @@ class Line:
     def _leave_out(self, name: str) -> None:
         self.fields.pop(name, None)
         self.given.discard(name)
-
-
-def _of_all(where: str, children: Sequence[Line]) -> list[HyimgError]:
-    """The faults of a matrix's lines; one that all of them have is of the line that it is in."""
-    found: dict[tuple[str, str, str], list[HyimgError]] = {}
-    for child in children:
-        for one in child.faults:
-            behind = one.where.removeprefix(child.where)
-            found.setdefault((one.code, one.what, behind), []).append(one)
-    faults: list[HyimgError] = []
-    for (code, what, behind), same in found.items():
-        if len(same) < len(children):
-            faults += same
-        else:
-            slug = code.partition(".")[2]
-            faults.append(fault(slug, what, where=where + behind, hint=same[0].hint))
-    return faults
 
 
 class _TwiceError(Exception):

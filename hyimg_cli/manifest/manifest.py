@@ -73,25 +73,25 @@ def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Man
                 hint = hint.format(path, str(path).removesuffix(path.suffix))
                 raise fault("other-file", f"this is {kind}, not a manifest", where=path, hint=hint)
         title, stem, folder = path.name, path.stem, path.parent
-    reading = _Reading(title, _id_stem(stem), suffix=Path(title).suffix.lower())
-    return _manifest(reading, data, folder)
+    return _manifest(data, folder, title, _id_stem(stem), Path(title).suffix.lower())
 
 
 def manifest_of(data: bytes, title: str, name: str = "") -> Manifest:
     """JSONL that is no file, called `title` in messages; its paths lead from the working folder."""
-    return _manifest(_Reading(title, name or _id_stem(title)), data, Path())
+    return _manifest(data, Path(), title, name or _id_stem(title))
 
 
 @gc_paused()
-def _manifest(reading: "_Reading", data: bytes, folder: Path) -> Manifest:
+def _manifest(data: bytes, folder: Path, title: str, name: str, suffix: str = "") -> Manifest:
+    reading = _Reading(title, name, suffix)
     reading.read(data.removeprefix(_BOM))
     return Manifest(
-        name=reading.name,
+        name=name,
         folder=folder,
         digest=digest.of_bytes(data),
         lines=tuple(reading.lines),
         faults=tuple(reading.faults),
-        title=reading.title,
+        title=title,
         bad_ids=reading.bad_ids,
     )
 
@@ -134,10 +134,8 @@ def _line_number(manifest: Manifest, one: HyimgError) -> int:
 class _Reading:
     """One pass over a manifest: collects lines, faults and the ids already claimed."""
 
-    def __init__(self, title: str, name: str, *, suffix: str = "") -> None:
-        self.title = title
-        self.name = name
-        self.suffix = suffix
+    def __init__(self, title: str, name: str, suffix: str) -> None:
+        self.title, self.name, self.suffix = title, name, suffix
         self.lines: list[ManifestLine] = []
         self.faults: list[HyimgError] = []
         self.bad_ids: dict[int, str] = {}
@@ -169,9 +167,9 @@ class _Reading:
         self.faults.append(fault(slug, what, where=self.title, hint=hint))
 
     def _read_table(self, data: bytes) -> None:
-        table = read_table(data, self.title, DELIMITERS[self.suffix])
-        self.faults += table.faults
-        for record in table.records:
+        records, faults = read_table(data, self.title, DELIMITERS[self.suffix])
+        self.faults += faults
+        for record in records:
             line = Line(f"{self.title}:{record.number}")
             line.read_cells(record.cells)
             if record.beyond:
@@ -229,8 +227,8 @@ class _Reading:
         """
         if "custom_id" in line.refused:
             return False
-        line.fields.setdefault("custom_id", f"{self.name}-{number:04d}")
-        found = self._claims.claim(child_ids(line.fields), number, line.where)
+        own_id = line.fields.setdefault("custom_id", f"{self.name}-{number:04d}")
+        found = self._claims.claim([own_id, *child_ids(line.fields)], number, line.where)
         line.faults += found
         return not found
 

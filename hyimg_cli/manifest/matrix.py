@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hyimg_cli.manifest.fields import IN_MATRIX
@@ -11,23 +10,11 @@ from hyimg_cli.settings.values import BadValue, nearest, shown
 MOST = 1000
 
 
-@dataclass(frozen=True)
-class AxisValue:
-    """One value of a field, and the text that tells it from the others."""
-
-    text: str
-    value: Any
+# The values of each field, by the texts that tell them apart.
+Axes = dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Axis:
-    """A field of a matrix with its values."""
-
-    name: str
-    values: tuple[AxisValue, ...]
-
-
-def axes_of(lists: Mapping[str, Any], add: Callable[..., None]) -> list[Axis]:
+def axes_of(lists: Mapping[str, Any], add: Callable[..., None]) -> Axes:
     """The axes of a matrix. Each fault goes to `add`, and its axis is left out.
 
     Raises BadValue where all together would be too many jobs.
@@ -36,19 +23,23 @@ def axes_of(lists: Mapping[str, Any], add: Callable[..., None]) -> list[Axis]:
     if max(len(lists), *sides, 0) > MOST:
         hint = f"up to {MOST} jobs are made of a line"
         raise BadValue("the matrix is too large", hint, "out-of-range")
-    axes = [axis for key, values in lists.items() if (axis := _axis(key, values, add))]
-    names = [axis.name for axis in axes]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        add("duplicate-field", f"{name} is there by two names", field="matrix", hint="keep one")
-    count = math.prod(len(axis.values) for axis in axes)
+    axes: Axes = {}
+    for key, values in lists.items():
+        axis, known = _axis(key, values, add), IN_MATRIX.get(key)
+        if axis and known and known.name in axes:
+            what = f"{known.name} is there by two names"
+            add("duplicate-field", what, field="matrix", hint="keep one")
+        elif axis and known:
+            axes[known.name] = axis
+    count = math.prod(map(len, axes.values()))
     if count > MOST:
-        shape = " x ".join(str(len(axis.values)) for axis in axes)
+        shape = " x ".join(str(len(axis)) for axis in axes.values())
         what = f"the matrix makes {count} jobs ({shape})"
         raise BadValue(what, f"up to {MOST} are made of a line; write several", "out-of-range")
     return axes
 
 
-def _axis(key: str, values: Any, add: Callable[..., None]) -> Axis | None:
+def _axis(key: str, values: Any, add: Callable[..., None]) -> dict[str, Any] | None:
     known, place = IN_MATRIX.get(key), f"matrix.{key if key.isidentifier() else shown(key, 40)}"
     if known is None:
         close = nearest(key, IN_MATRIX)
@@ -60,18 +51,18 @@ def _axis(key: str, values: Any, add: Callable[..., None]) -> Axis | None:
         hint = "give a list of one value or more"
         add("wrong-type", f"{shown(values)} is not a list of values", field=place, hint=hint)
         return None
-    found: list[AxisValue] = []
+    found: dict[str, Any] = {}
     for value in values:
         try:
             typed = known.kind.read(value)
         except BadValue as bad:
             add(bad.slug, bad.what, field=place, hint=bad.hint)
             return None
-        found.append(AxisValue(_text(typed, value), typed))
-    if len({one.text for one in found}) < len(found):
+        found[_text(typed, value)] = typed
+    if len(found) < len(values):
         add("bad-value", f"{shown(values)} names a value twice", field=place, hint="keep one")
         return None
-    return Axis(known.name, tuple(found))
+    return found
 
 
 def _text(typed: Any, value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any, cast
 from hyimg_cli.errors import HyimgError, SourceImageError
 from hyimg_cli.manifest.fields import COT_FIELDS
 from hyimg_cli.manifest.line import fault, unconsumed
-from hyimg_cli.manifest.resolved_line import Child, ResolvedLine, moved
+from hyimg_cli.manifest.resolved_line import ResolvedLine, moved
 from hyimg_cli.media.carried import check_region
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import GUIDANCE_FIELDS, Encoding, ImageJob, Size, SizeRequest
@@ -140,9 +140,9 @@ class PictureLine(ResolvedLine):
         size = self.card.kept_size(source)
         return SizeRequest(size.height, size.width)
 
-    def job(self, child: Child) -> ImageJob:
+    def job(self, index: int) -> ImageJob:
         fields = self.fields
-        values = {name: self.values[name] for name in PICTURE_OPTIONS} | self.own(child)
+        values = {name: self.values[name] for name in PICTURE_OPTIONS} | self.own(index)
         values |= self._system_prompt()
         outside, size = self._outside() if self._keeps_outside else (None, self._size())
         if outside is not None:
@@ -158,9 +158,9 @@ class PictureLine(ResolvedLine):
             encoding=self._encoding(),
         )
 
-    def own(self, child: Child) -> dict[str, Any]:
-        seed = child.first_seed if self.values["vary"] == "text" else child.seed
-        return super().own(child) | {"seed": seed, "ar_seed": self._ar_seed(child)}
+    def own(self, index: int) -> dict[str, Any]:
+        seed = self.seed(0 if self.values["vary"] == "text" else index)
+        return super().own(index) | {"seed": seed, "ar_seed": self._ar_seed(index)}
 
     def _encoding(self) -> Encoding:
         kind = self.values["format"]
@@ -184,14 +184,14 @@ class PictureLine(ResolvedLine):
         sizes = (b.size for b in self.card.buckets if b.ratio_index == index)
         return next(sizes, None)
 
-    def _ar_seed(self, child: Child) -> int:
+    def _ar_seed(self, index: int) -> int:
         """The seed of the text: as asked for, where `vary` says `text` moved; else the picture's
         own, where it says `picture` the first one's.
         """
         ar_seed, vary = self.values["ar_seed"], self.values["vary"]
         if ar_seed is not None:
-            return moved(ar_seed, child.index) if vary == "text" else int(ar_seed)
-        return child.first_seed if vary == "picture" else child.seed
+            return moved(ar_seed, index) if vary == "text" else int(ar_seed)
+        return self.seed(0 if vary == "picture" else index)
 
     def _vary_faults(self) -> Iterator[HyimgError]:
         """Faults of `vary`: it makes all results of the line one, or has none to tell apart."""

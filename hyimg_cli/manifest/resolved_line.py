@@ -6,6 +6,7 @@ kinds' of jobs: `pictures`, `videos`.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from hyimg_cli.errors import HyimgError, SourceImageError
@@ -17,16 +18,6 @@ from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import Job, Size
 from hyimg_cli.spec.options import MAX_SEED
 from hyimg_cli.spec.step_cache import FEWEST_STEPS, StepCache, count_full
-
-
-@dataclass(frozen=True)
-class Child:
-    """One of the results that a line asks for, counted from 0, and the seed of the first."""
-
-    custom_id: str
-    index: int
-    seed: int
-    first_seed: int
 
 
 @dataclass(frozen=True)
@@ -46,14 +37,14 @@ class ResolvedLine:
         """Faults of the line for this model and these settings alone."""
         raise NotImplementedError
 
-    def job(self, child: Child) -> Job:
-        """One job of the line."""
+    def job(self, index: int) -> Job:
+        """One of the results that the line asks for, counted from 0."""
         raise NotImplementedError
 
-    def own(self, child: Child) -> dict[str, Any]:
+    def own(self, index: int) -> dict[str, Any]:
         """The fields of a job that no setting decides alone."""
         return {
-            "custom_id": child.custom_id,
+            "custom_id": self.child_ids[index],
             "task": self.fields["task"],
             "prompt": self.fields["prompt"],
             "images": self.images,
@@ -67,18 +58,14 @@ class ResolvedLine:
 
     def jobs(self) -> Iterator[Job]:
         """The line's job, or its children where it asks for several."""
-        return map(self.job, self.children())
+        return map(self.job, range(len(self.child_ids)))
 
-    def children(self) -> Iterator[Child]:
-        """The results that the line asks for."""
-        names = self.child_ids
-        seeds, base = self.fields.get("seeds"), self.values["seed"]
-        if not seeds and base is None:
-            seeds = [seed_from(name) for name in names]
-        elif not seeds:
-            seeds = [moved(base, index) for index in range(len(names))]
-        for index, name in enumerate(names):
-            yield Child(name, index, seeds[index], seeds[0])
+    def seed(self, index: int) -> int:
+        """The seed of one of the results: as listed, counted up from one given, or by its id."""
+        if seeds := self.fields.get("seeds"):
+            return int(seeds[index])
+        base = self.values["seed"]
+        return seed_from(self.child_ids[index]) if base is None else moved(base, index)
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -93,7 +80,7 @@ class ResolvedLine:
         except SourceImageError:
             return None
 
-    @property
+    @cached_property
     def child_ids(self) -> list[str]:
         """The ids of the line's jobs."""
         return child_ids(self.values)

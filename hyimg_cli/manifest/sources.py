@@ -4,7 +4,7 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hyimg_cli.addresses import scheme_of
@@ -16,6 +16,14 @@ from hyimg_cli.settings.values import shown
 _OF_A_RUN = ("results.jsonl", "manifest.resolved.jsonl")
 _NAMED = 3
 _DIGITS = re.compile(r"([0-9]+)")
+# Why files and folders are left out: what is said of one, and of several.
+_REASONS = {
+    "other": ("file is no picture", "files are no pictures"),
+    "raw": ("RAW picture is not read", "RAW pictures are not read"),
+    "below": ("folder is left out without --recursive", "folders are left out without --recursive"),
+    "linked": ("linked folder is left out", "linked folders are left out"),
+    "run": ("folder of an earlier run is left out", "folders of an earlier run are left out"),
+}
 
 
 @dataclass(frozen=True)
@@ -61,19 +69,16 @@ def sources(arguments: Sequence[str], *, is_recursive: bool, if_missing: str = "
     return search.sources(_common(bases))
 
 
-@dataclass
 class _Search:
-    is_recursive: bool
-    if_missing: str
-    # By their absolute path, the path as it was given.
-    found: dict[str, Path] = field(default_factory=dict)
-    others: list[str] = field(default_factory=list)
-    raw: list[str] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    linked: list[str] = field(default_factory=list)
-    runs: list[str] = field(default_factory=list)
-    repeated: int = 0
-    faults: list[HyimgError] = field(default_factory=list)
+    """What the arguments name: pictures, what is left out by reason, and faults."""
+
+    def __init__(self, is_recursive: bool, if_missing: str) -> None:
+        self.is_recursive, self.if_missing = is_recursive, if_missing
+        # By their absolute path, the path as it was given.
+        self.found: dict[str, Path] = {}
+        self.left_out: dict[str, list[str]] = {reason: [] for reason in _REASONS}
+        self.repeated = 0
+        self.faults: list[HyimgError] = []
 
     def add(self, argument: str) -> Path:
         """Takes what an argument names, and gives the folder in which its names begin."""
@@ -101,9 +106,9 @@ class _Search:
 
     def _add_file(self, name: str) -> None:
         if is_raw_name(name):
-            self.raw.append(name)
+            self.left_out["raw"].append(name)
         elif not is_picture_name(name):
-            self.others.append(name)
+            self.left_out["other"].append(name)
         elif not _is_text(name):
             self._refuse("the file's name is not UTF-8", shown(name), "rename it")
         elif os.path.abspath(name) in self.found:
@@ -116,7 +121,7 @@ class _Search:
             below[:] = self._entered(folder, below)
             for name in files:
                 if name.startswith("."):
-                    self.others.append(os.path.join(folder, name))
+                    self.left_out["other"].append(os.path.join(folder, name))
                 else:
                     self._add_file(os.path.join(folder, name))
 
@@ -125,13 +130,13 @@ class _Search:
         for name in below:
             path = os.path.join(folder, name)
             if name.startswith("."):
-                self.others.append(path)
+                self.left_out["other"].append(path)
             elif not self.is_recursive:
-                self.left_out.append(path)
+                self.left_out["below"].append(path)
             elif os.path.islink(path):
-                self.linked.append(path)
+                self.left_out["linked"].append(path)
             elif any(os.path.exists(os.path.join(path, one)) for one in _OF_A_RUN):
-                self.runs.append(path)
+                self.left_out["run"].append(path)
             else:
                 yield name
 
@@ -150,27 +155,19 @@ class _Search:
 
     def notes(self) -> Iterator[str]:
         """Sentences on the files left out, one for each reason."""
-        for names, one, many in (
-            (self.others, "file is no picture", "files are no pictures"),
-            (self.raw, "RAW picture is not read", "RAW pictures are not read"),
-            (self.left_out, "folder is left out without --recursive", ""),
-            (self.linked, "linked folder is left out", ""),
-            (self.runs, "folder of an earlier run is left out", ""),
-        ):
-            if names:
-                plural = many or one.replace("folder", "folders").replace(" is ", " are ")
-                what = one if len(names) == 1 else plural
-                yield f"{len(names)} {what}: {_listed(sorted(names))}"
+        for reason, (one, many) in _REASONS.items():
+            if names := self.left_out[reason]:
+                yield f"{len(names)} {one if len(names) == 1 else many}: {_listed(sorted(names))}"
         if self.repeated:
             yield f"named more than once, taken once: {self.repeated}"
 
 
 def _none_found(arguments: Sequence[str], search: _Search) -> HyimgError:
     hint = "a picture is known by its suffix: .jpg, .png, .webp, .tiff, .heic, .avif, …"
-    if search.raw:
-        first = Path(search.raw[0])
+    if raw := search.left_out["raw"]:
+        first = Path(raw[0])
         hint = RAW_HINT.format(first, first.with_suffix(""))
-    elif search.left_out:
+    elif search.left_out["below"]:
         hint = "--recursive looks into the folders below, too"
     what = "; ".join(("there is no picture here", *search.notes()))
     return fault("no-pictures", what, where=", ".join(arguments[:_NAMED]), hint=hint)

@@ -7,7 +7,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.files import MANIFEST_BYTES
@@ -18,8 +18,7 @@ from hyimg_cli.settings.values import shown
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A job's cells by the names of their columns, and how many cells have no column."""
 
     number: int
@@ -27,16 +26,8 @@ class Row:
     beyond: int
 
 
-@dataclass(frozen=True)
-class Table:
-    """The records of a file, and the faults that are of no record."""
-
-    records: tuple[Row, ...]
-    faults: tuple[HyimgError, ...]
-
-
-def read_table(data: bytes, title: str, delimiter: str) -> Table:
-    """The records of a file; nothing in it raises.
+def read_table(data: bytes, title: str, delimiter: str) -> tuple[list[Row], list[HyimgError]]:
+    """The records of a file, and the faults that are of no record; nothing in it raises.
 
     A file of commas may have semicolons instead, as spreadsheets write it where the comma is in
     numbers.
@@ -46,23 +37,21 @@ def read_table(data: bytes, title: str, delimiter: str) -> Table:
     except UnicodeDecodeError as error:
         number = data[: error.start].count(b"\n") + 1
         hint = 'save the table as UTF-8: of a spreadsheet as "CSV UTF-8"'
-        bad = fault("not-utf8", "the line is not UTF-8", where=f"{title}:{number}", hint=hint)
-        return Table((), (bad,))
+        where = f"{title}:{number}"
+        return [], [fault("not-utf8", "the line is not UTF-8", where=where, hint=hint)]
     head = text.lstrip().partition("\n")[0]
     if delimiter == "," and "," not in head and ";" in head:
         delimiter = ";"
     faults: list[HyimgError] = []
     rows = _rows(text, title, delimiter, faults)
     header = next(rows, None)
-    if header is None:
-        return Table((), tuple(faults))
-    columns = _columns(*header, title, faults)
+    columns = [] if header is None else _columns(*header, title, faults)
     if faults and "prompt" not in columns:  # whose fault is in every row
-        return Table((), tuple(faults))
-    records = tuple(_record(number, row, columns) for number, row in rows)
+        return [], faults
+    records = [_record(number, row, columns) for number, row in rows]
     if not records and not faults:
         faults.append(fault("empty", "it holds no jobs", where=title, hint="write one job per row"))
-    return Table(records, tuple(faults))
+    return records, faults
 
 
 def _rows(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.manifest.resolved_line import Child, ResolvedLine
+from hyimg_cli.manifest.resolved_line import ResolvedLine
 from hyimg_cli.settings.kinds import MAX_SIDE
 from hyimg_cli.settings.paths import is_hub_file
 from hyimg_cli.settings.precedence import as_given
@@ -138,11 +138,11 @@ class VideoLine(ResolvedLine):
         multiple = self.card.size_multiple
         return max(multiple, round(pixels / multiple) * multiple)
 
-    def job(self, child: Child) -> VideoJob:
-        values = {name: self.values[name] for name in VIDEO_OPTIONS} | self.own(child)
+    def job(self, index: int) -> VideoJob:
+        values = {name: self.values[name] for name in VIDEO_OPTIONS} | self.own(index)
         if self.card.defaults.guidance_scale_2 is None:
             values["guidance_scale_2"] = None
-        values |= {"seed": child.seed, "fit": self._fit()}
+        values |= {"seed": self.seed(index), "fit": self._fit()}
         return VideoJob(**values, size=self.size(), camera=self.fields.get("camera", ""))
 
 

@@ -96,16 +96,17 @@ class Replay:
 
 def note(ids: Sequence[int], text: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The note of a text as it was written; `facts`: how it came about."""
-    digests = {"text_sha256": _of_text(text), "ids_sha256": _of_ids(ids)}
-    return digests | {"tags": _tags(text, _names(text))} | dict(facts)
+    # Of the sections that the text has: of tags that are opened and closed.
+    tags = _tags(text, set(_SECTION.findall(text)))
+    return digests_of(text, ids) | {"tags": tags} | dict(facts)
 
 
-def is_as_written(note: Mapping[str, Any], text: str) -> bool:
-    return bool(_of_text(text) == note["text_sha256"])
-
-
-def has_its_ids(note: Mapping[str, Any], ids: Sequence[int]) -> bool:
-    return bool(_of_ids(ids) == note["ids_sha256"])
+def digests_of(text: str | None, ids: Sequence[int] | None) -> dict[str, str]:
+    """Digests by which a note tells an edit."""
+    return {
+        "text_sha256": digest.of_bytes((text or "").encode()),
+        "ids_sha256": digest.of_json(list(ids or ())),
+    }
 
 
 def fault_of_tags(note: Mapping[str, Any], text: str) -> str:
@@ -123,19 +124,6 @@ def fault_of_tags(note: Mapping[str, Any], text: str) -> str:
     return f"its tags stand in another order: {' '.join(found)}"
 
 
-def _names(text: str) -> set[str]:
-    """The names of the sections that a text has: of tags that are opened and closed."""
-    return set(_SECTION.findall(text))
-
-
 def _tags(text: str, names: set[str]) -> list[str]:
     """The tags of these names, in order."""
     return [tag for tag in re.findall(r"</?\w+>", text) if tag.strip("</>") in names]
-
-
-def _of_text(text: str) -> str:
-    return digest.of_bytes(text.encode())
-
-
-def _of_ids(ids: Sequence[int]) -> str:
-    return digest.of_json(list(ids))

@@ -96,6 +96,6 @@ def test_ids_that_only_a_flag_makes_clash_are_told(card_of: Any) -> None:
     jobs, faults = resolved(card_of, *lines, n=2)
     assert [job.custom_id for job in jobs] == ["cat-0", "cat-1"]
     told = [(fault.where, fault.code) for fault in faults]
-    assert told[0] == ("stdin:2: custom_id", "manifest.duplicate-id")
+    assert told[0] == ("stdin:2", "manifest.duplicate-id")
     assert set(told[1:]) == {("stdin:3: custom_id", "manifest.bad-id")}
     assert not resolved(card_of, *lines)[1]
