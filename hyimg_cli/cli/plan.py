@@ -25,7 +25,7 @@ from hyimg_cli.manifest.shards import Shard
 from hyimg_cli.memory.available import available_memory, configured_memory
 from hyimg_cli.memory.fit import check_fit
 from hyimg_cli.memory.footprint import ByRank, Footprint, footprints, rank_footprints
-from hyimg_cli.memory.offload import HOPELESS_TEXT_S, link_of, traffic
+from hyimg_cli.memory.offload import HOPELESS_TEXT_S, STATED_BYTES_S, measured_link, traffic
 from hyimg_cli.memory.videos import video_need
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
@@ -248,14 +248,15 @@ def _expert_lines(order: Plan, config: RunConfig, *, think: int) -> Iterator[str
     """Lines on experts that wait in main memory: what fetching them costs, and what spares it."""
     if not config.model.offloads_experts:
         return
-    link = link_of(config)
-    there = configured_memory(config) or (available_memory(config) if link.is_measured else None)
+    measured = measured_link(config)
+    link = measured or STATED_BYTES_S
+    there = configured_memory(config) or (available_memory(config) if measured else None)
     for model in dict.fromkeys(group.model for group in order.groups if isinstance(group, Group)):
         jobs = [job for job in order.jobs_of_model(model) if isinstance(job, ImageJob)]
         found = traffic(model, jobs, config, there, link)
         if found is None:
             continue
-        rate = f"{link.bytes_s / 1e9:.1f} GB/s, {'measured' if link.is_measured else 'assumed'}"
+        rate = f"{link / 1e9:.1f} GB/s, {'measured' if measured else 'assumed'}"
         yield (
             f"  experts of {model}: {bytes_text(found.waiting)} in main memory, "
             f"{bytes_text(found.resident)} of them stay on the GPU; the link: {rate}"

@@ -21,7 +21,7 @@ from hyimg_cli.cache.disk import RATES, DiskStore
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.journal.provenance import cpu_name
-from hyimg_cli.manifest.texts import text_of
+from hyimg_cli.manifest.planner import text_of
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import in_config
 from hyimg_cli.settings.option import Declaration

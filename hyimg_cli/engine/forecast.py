@@ -17,7 +17,7 @@ from hyimg_cli.journal.keys import UNREADABLE, precision, source_digest, source_
 from hyimg_cli.kv.segments import Segment, TextSegment
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.manifest.cost import Cost, JobTokens, job_cost, total_cost
-from hyimg_cli.manifest.texts import TextIdentity, text_identity
+from hyimg_cli.manifest.planner import TextIdentity, text_identity
 from hyimg_cli.media.images import size_of, stretched_digest
 from hyimg_cli.memory.footprint import kv_bytes_per_token
 from hyimg_cli.memory.videos import CARDS, VideoNeeds, fitting, video_needs, with_tiles

@@ -85,23 +85,17 @@ def _own(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if key in _INSTEAD:
             raise _wrong(f"{key} is not read", _INSTEAD[key])
         if key in _FIXED:
-            _require(key, value, _FIXED[key])
+            # By type too: JSON's false is not its 0.
+            if shown(value) not in (allowed := [shown(one) for one in _FIXED[key]]):
+                what = f"{key} is {shown(value)}, which hyimg cannot give"
+                raise _wrong(what, f"allowed: {', '.join(allowed)}")
         elif key in _KEPT:
             yield f"x_{key}", value
         elif key in _PICTURES:
-            yield (
-                _PICTURES[key],
-                [_path(one) for one in value] if isinstance(value, list) else _path(value),
-            )
+            is_list = isinstance(value, list)
+            yield _PICTURES[key], [_path(one) for one in value] if is_list else _path(value)
         else:
             yield key, value
-
-
-def _require(key: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    # By type too: JSON's false is not its 0.
-    if not any(type(value) is type(one) and value == one for one in allowed):
-        what = f"{key} is {shown(value)}, which hyimg cannot give"
-        raise _wrong(what, f"allowed: {', '.join(shown(one) for one in allowed)}")
 
 
 def _path(image: Any) -> Any:

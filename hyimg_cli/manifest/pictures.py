@@ -199,20 +199,12 @@ class PictureLine(ResolvedLine):
             if "vary" in self.line.given:
                 yield self.unused("vary", "the line has one result")
         elif self.values["vary"] == "text":
-            why = self._fixed_text()
+            # Of a text that no seed changes the seed is idle.
+            given = {"ar_seed"} | self.line.given & {*COT_FIELDS}
+            why = unconsumed(self.values, given, self.values["bot_task"]).get("ar_seed")
             if why:
                 what = f"vary text would give {len(self.child_ids)} equal pictures: {why}"
                 yield self.fault("vary", what, "vary", "vary the picture")
-
-    def _fixed_text(self) -> str:
-        """Why the line's text is the same whatever its seed; empty where it is not."""
-        if not self.line.given.isdisjoint(COT_FIELDS):
-            return "the text is given"
-        if self.values["bot_task"] == "none":
-            return "bot_task is none, so no text is written"
-        if self.values["temperature"] == 0:
-            return "temperature is 0, so the most likely token is taken"
-        return ""
 
     def _system_prompt(self) -> dict[str, str | None]:
         """Which system prompt, and its text, which only `custom` has.

@@ -10,8 +10,8 @@ from typing import Any
 
 from hyimg_cli.addresses import address_of, joined
 from hyimg_cli.manifest.fields import PATH_FIELDS
-from hyimg_cli.spec.job import BY_ID, Encoding, ImageJob, Job, SizeRequest, VideoJob
-from hyimg_cli.spec.options import PICTURE_OPTIONS, VIDEO_OPTIONS, KeepOutside
+from hyimg_cli.spec.job import BY_ID, ImageJob, Job, SizeRequest, VideoJob
+from hyimg_cli.spec.options import PICTURE_OPTIONS, VIDEO_OPTIONS
 
 # The user's own data belongs to the result line; it may hold anything. A file has its name.
 _PRIVATE = ("metadata", "name")
@@ -36,6 +36,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
         entry["images"] = list(job.images)
     if job.step_cache is not None:
         entry["step_cache"] = str(job.step_cache)
+    entry["size"] = size_text(job.size) if isinstance(job, ImageJob) else str(job.size)
     _complete_video(entry, job) if isinstance(job, VideoJob) else _complete_picture(entry, job)
     if job.file_name != BY_ID:
         entry["name"] = job.file_name
@@ -46,7 +47,6 @@ def job_to_json(job: Job) -> dict[str, Any]:
 
 
 def _complete_video(entry: dict[str, Any], job: VideoJob) -> None:
-    entry["size"] = str(job.size)
     if job.branch_count > 1:
         entry["negative_prompt"] = job.negative_prompt
     else:
@@ -58,30 +58,23 @@ def _complete_video(entry: dict[str, Any], job: VideoJob) -> None:
 
 
 def _complete_picture(entry: dict[str, Any], job: ImageJob) -> None:
-    entry["size"] = size_text(job.size)
     if not job.guidance_renorm_min:
         entry.pop("guidance_renorm_min", None)  # as if there were no such field
     if not job.images:
         entry.pop("infer_align_image_size", None)
     if job.outside is not None:
-        entry |= {"keep_outside": True} | _said(job.outside)
-    entry |= _text_fields(job) | _encoding_fields(job.encoding)
-
-
-def _said(outside: KeepOutside) -> dict[str, Any]:
-    """What is off its default."""
-    values = {
-        field.name: (getattr(outside, field.name), field.default) for field in fields(outside)
-    }
-    return {name: value for name, (value, default) in values.items() if value != default}
-
-
-def _encoding_fields(encoding: Encoding) -> dict[str, Any]:
-    """Nothing of a PNG: resume keys of folders from before there were others stay."""
-    if encoding.format == "png":
-        return {}
-    how = {"lossless": True} if encoding.quality is None else {"quality": encoding.quality}
-    return {"format": encoding.format, **how}
+        entry["keep_outside"] = True
+        # What is off its default.
+        for field in fields(job.outside):
+            if (value := getattr(job.outside, field.name)) != field.default:
+                entry[field.name] = value
+    entry |= _text_fields(job)
+    # Nothing of a PNG: resume keys of folders from before there were others stay.
+    if job.encoding.format != "png":
+        lossless, quality = {"lossless": True}, {"quality": job.encoding.quality}
+        entry |= {"format": job.encoding.format} | (
+            lossless if job.encoding.is_lossless else quality
+        )
 
 
 def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:

@@ -7,11 +7,10 @@ what is done already, so that all of them, and a resumed one, come to the same.
 
 import hashlib
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hyimg_cli.manifest.planner import side_by_side
-from hyimg_cli.manifest.texts import text_of
+from hyimg_cli.manifest.planner import side_by_side, text_of
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.work import picture_work, video_work
@@ -45,13 +44,16 @@ def shard_of(jobs: Sequence[Job], index: int, count: int, weigh: Weigh) -> Shard
     own: set[int] = set()
     parts = [0.0] * count
     for kind in (ImageJob, VideoJob):
-        numbers = [number for number, job in enumerate(jobs) if isinstance(job, kind)]
-        pieces = _pieces(jobs, numbers, count, weigh)
-        dealt = deal([(piece.name, piece.weight) for piece in pieces], count)
-        for piece, shard in zip(pieces, dealt, strict=True):
-            parts[shard] += piece.weight
+        weights = {number: weigh(job) for number, job in enumerate(jobs) if isinstance(job, kind)}
+        pieces = _pieces(jobs, weights, count)
+        weighed = [sum(weights[number] for number in piece) for piece in pieces]
+        # Named by their first job's id, which is the same wherever the manifest lies.
+        names = (jobs[piece[0]].custom_id for piece in pieces)
+        dealt = deal(list(zip(names, weighed, strict=True)), count)
+        for piece, weight, shard in zip(pieces, weighed, dealt, strict=True):
+            parts[shard] += weight
             if shard == index - 1:
-                own.update(piece.numbers)
+                own.update(piece)
     whole = sum(parts) or 1.0
     return Shard(
         index,
@@ -112,49 +114,26 @@ def planned_work(
     return weight
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Jobs that stay together, by their numbers; named by their first job's id, which is the same
-    wherever the manifest lies.
+def _pieces(jobs: Sequence[Job], weights: Mapping[int, int], count: int) -> list[list[int]]:
+    """The numbers of the weighed jobs in groups that share work; a group of more than a shard's
+    part is cut in pieces of about one weight, jobs that write the same text together.
     """
-
-    name: str
-    numbers: Sequence[int]
-    weight: int
-
-
-def _pieces(jobs: Sequence[Job], numbers: Sequence[int], count: int, weigh: Weigh) -> list[_Piece]:
-    """The jobs in groups that share work; a group of more than a shard's part is cut."""
     groups: dict[Hashable, list[int]] = {}
-    for number in numbers:
+    for number in weights:
         groups.setdefault(_shared(jobs[number]), []).append(number)
-    weights = {number: weigh(jobs[number]) for number in numbers}
     mean = sum(weights.values()) / count
-    found: list[_Piece] = []
+    found: list[list[int]] = []
     for members in groups.values():
-        weight = sum(weights[number] for number in members)
-        name = jobs[members[0]].custom_id
-        if weight <= mean or len(members) == 1:
-            found.append(_Piece(name, members, weight))
-        else:
-            found += _cut(jobs, members, weights, math.ceil(weight / mean))
+        whole, before = sum(weights[number] for number in members), 0
+        if whole <= mean or len(members) == 1:
+            found.append(members)
+            continue
+        pieces: dict[int, list[int]] = {}
+        for number in side_by_side(members, lambda number: _text(jobs[number])):
+            pieces.setdefault(before * math.ceil(whole / mean) // whole, []).append(number)
+            before += weights[number]
+        found += pieces.values()
     return found
-
-
-def _cut(
-    jobs: Sequence[Job], members: Sequence[int], weights: dict[int, int], parts: int
-) -> list[_Piece]:
-    """A group in pieces of about one weight; jobs that write the same text stand together."""
-    in_order = side_by_side(members, lambda number: _text(jobs[number]))
-    whole, before = sum(weights[number] for number in members), 0
-    pieces: dict[int, list[int]] = {}
-    for number in in_order:
-        pieces.setdefault(before * parts // whole, []).append(number)
-        before += weights[number]
-    return [
-        _Piece(jobs[piece[0]].custom_id, piece, sum(weights[number] for number in piece))
-        for piece in pieces.values()
-    ]
 
 
 def _shared(job: Job) -> Hashable:

@@ -367,15 +367,14 @@ def footprints(
     plan: Plan, config: RunConfig, card_of: Callable[[str], ModelCard], *, shared_kv_bytes: int
 ) -> dict[str, Footprint]:
     """By picture model, the group that takes most. One model is resident at a time."""
-    largest: dict[str, Footprint] = {}
+    found: dict[str, list[Footprint]] = {}
     for group in plan.groups:
-        if not isinstance(group, Group):
-            continue
-        card = card_of(group.model)
-        found = footprint(group.jobs, card, config, shared_kv_bytes=shared_kv_bytes)
-        if group.model not in largest or found.total > largest[group.model].total:
-            largest[group.model] = found
-    return largest
+        if isinstance(group, Group):
+            one = footprint(
+                group.jobs, card_of(group.model), config, shared_kv_bytes=shared_kv_bytes
+            )
+            found.setdefault(group.model, []).append(one)
+    return {model: max(every, key=lambda one: one.total) for model, every in found.items()}
 
 
 def rank_footprints(memory: Mapping[str, Footprint], config: RunConfig) -> ByRank:

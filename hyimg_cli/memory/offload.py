@@ -25,14 +25,6 @@ _TRIAL_BYTES, _TRIALS = 1 << 28, 3
 
 
 @dataclass(frozen=True)
-class Link:
-    """Bytes a second from main memory to the GPU, measured or as stated above."""
-
-    bytes_s: float
-    is_measured: bool
-
-
-@dataclass(frozen=True)
 class ExpertTraffic:
     """What of a model's experts stays, and seconds of fetching the rest over a link: `token_s` by
     rows that write together, of which `together` have room.
@@ -40,7 +32,6 @@ class ExpertTraffic:
 
     waiting: int
     resident: int
-    link: Link
     step_s: float
     token_s: dict[int, float]
     together: int
@@ -64,9 +55,11 @@ def traffic(
     jobs: Sequence[ImageJob],
     config: RunConfig,
     there: AvailableMemory | None,
-    link: Link,
+    link_bytes_s: float,
 ) -> ExpertTraffic | None:
-    """The traffic of a model's experts; None where it has none."""
+    """The traffic of a model's experts over a link of so many bytes a second; None where it has
+    none.
+    """
     card = model_card(model, config.model.revision)
     if card.routing is None or card.weights is None:
         return None
@@ -79,36 +72,32 @@ def traffic(
         room = usable(there.free - held_weights(card, config))
         together = needs(jobs, card, config).fitting(room, together).thinking
     token_s = {
-        rows: routing.distinct(rows) / routing.experts * nbytes * missing / link.bytes_s
+        rows: routing.distinct(rows) / routing.experts * nbytes * missing / link_bytes_s
         for rows in sorted({*ROWS, together})
     }
-    return ExpertTraffic(nbytes, resident, link, nbytes * missing / link.bytes_s, token_s, together)
+    step_s = nbytes * missing / link_bytes_s
+    return ExpertTraffic(nbytes, resident, step_s, token_s, together)
 
 
-def link_of(config: RunConfig) -> Link:
-    """The link to this machine's GPU, where the run has one: a few copies of locked memory."""
-    if precision(config.model)[0] == "cuda":
-        import torch
-
-        from hyimg_cli.parallel.devices import gpus_of
-
-        if torch.cuda.is_available():
-            with torch.cuda.device(gpus_of(config.model)[0]):
-                return Link(_measured(), is_measured=True)
-    return Link(STATED_BYTES_S, is_measured=False)
-
-
-def _measured() -> float:
+def measured_link(config: RunConfig) -> float | None:
+    """Bytes a second to this machine's GPU by a few copies of locked memory; None without one."""
+    if precision(config.model)[0] != "cuda":
+        return None
     import torch
 
-    host = torch.empty(_TRIAL_BYTES, dtype=torch.uint8, pin_memory=True)
-    there = torch.empty(_TRIAL_BYTES, dtype=torch.uint8, device="cuda")
+    from hyimg_cli.parallel.devices import gpus_of
+
+    if not torch.cuda.is_available():
+        return None
     seconds = []
-    for _ in range(_TRIALS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        there.copy_(host, non_blocking=True)
-        end.record()
-        end.synchronize()
-        seconds.append(begin.elapsed_time(end) / 1e3)
+    with torch.cuda.device(gpus_of(config.model)[0]):
+        host = torch.empty(_TRIAL_BYTES, dtype=torch.uint8, pin_memory=True)
+        there = torch.empty(_TRIAL_BYTES, dtype=torch.uint8, device="cuda")
+        for _ in range(_TRIALS):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            there.copy_(host, non_blocking=True)
+            end.record()
+            end.synchronize()
+            seconds.append(begin.elapsed_time(end) / 1e3)
     return float(_TRIAL_BYTES / min(seconds))

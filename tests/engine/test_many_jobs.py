@@ -14,7 +14,7 @@ import pytest
 from hyimg_cli.engine.eta import Eta
 from hyimg_cli.engine.runner import examine, make_plan
 from hyimg_cli.manifest.manifest import manifest_of
-from hyimg_cli.manifest.texts import text_identity
+from hyimg_cli.manifest.planner import text_identity
 from hyimg_cli.memory.footprint import needs
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.texts import SharedTexts

@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.manifest.texts import text_of
+from hyimg_cli.manifest.planner import make_plan, text_of
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.options import TextSampling

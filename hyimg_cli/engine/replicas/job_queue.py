@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from hyimg_cli.manifest.texts import text_of
+from hyimg_cli.manifest.planner import text_of
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 

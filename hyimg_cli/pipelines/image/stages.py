@@ -22,7 +22,7 @@ from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import OutputError
 from hyimg_cli.kv.segments import Segment, TextSegment
-from hyimg_cli.manifest.texts import TextIdentity, text_identity
+from hyimg_cli.manifest.planner import TextIdentity, text_identity
 from hyimg_cli.manifest.written import Replay
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.models.protocols import Canvas, Context, Encoded, GeneratedText, MixedModel

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hyimg_cli.cache.memo import Memo
-from hyimg_cli.manifest.texts import TextIdentity
+from hyimg_cli.manifest.planner import TextIdentity
 from hyimg_cli.models.protocols import GeneratedText
 from hyimg_cli.spec.job import ImageJob
 
