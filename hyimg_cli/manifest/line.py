@@ -7,7 +7,8 @@ here. Defaults of settings and model are not known yet.
 import json
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -229,38 +230,46 @@ class Line:
 
     def read_prompt(self, raw: bytes) -> None:
         """Takes the line as a prompt."""
-        text = self._decoded(raw)
-        if text is not None:
-            self._take("prompt", text)
+        with self._noting_bad_values():
+            self._take("prompt", _decoded(raw))
             self._check_together()
 
     def read_object(self, raw: bytes) -> None:
         """Takes the line as a JSON object of fields."""
-        text = self._decoded(raw)
-        entry = None if text is None else self._parsed(text)
-        if entry is not None and is_envelope(entry):
-            entry = self._opened(entry)
-        if entry is None:
-            return
-        for key, value in entry.items():
+        with self._noting_bad_values():
+            entry = _parsed(_decoded(raw))
+            if is_envelope(entry):
+                try:
+                    entry = unwrapped(entry)
+                except BadValue:
+                    if "custom_id" in entry:
+                        self._take("custom_id", entry["custom_id"])
+                    raise
+            self._take_all(entry.items())
+
+    def read_cells(self, cells: Iterable[tuple[str, str]]) -> None:
+        """Takes the line as cells of a table, each with its column's name; empty ones are none."""
+        self._take_all(cells, are_cells=True)
+
+    def _take_all(self, entries: Iterable[tuple[str, Any]], *, are_cells: bool = False) -> None:
+        for key, value in entries:
             if key.startswith("x_"):
-                self._take_extra(key, value)
-            else:
-                self._take(key, value)
+                with self._noting_bad_values(_plain(key)):
+                    as_json(value)
+                    self.extra[key] = value
+            elif not are_cells or value.strip():
+                self._take(key, value, is_cell=are_cells)
         if self.unknown > MOST_UNKNOWN:
             self.add("unknown-field", f"{self.unknown - MOST_UNKNOWN:,} more keys are no fields")
         if not self.axes:
             self._check_together()
 
-    def read_cells(self, cells: Iterable[tuple[str, str]]) -> None:
-        """Takes the line as cells of a table, each with its column's name; empty ones are none."""
-        for key, text in cells:
-            if key.startswith("x_"):
-                self._take_extra(key, text)
-            elif text.strip():
-                self._take(key, text, is_cell=True)
-        if not self.axes:
-            self._check_together()
+    @contextmanager
+    def _noting_bad_values(self, field: str = "") -> Iterator[None]:
+        try:
+            yield
+        except BadValue as bad:
+            self.add(bad.slug, bad.what, field=field, hint=bad.hint)
 
     def children(self) -> list["Line"]:
         """The lines that a matrix makes of this one, each checked; none where there is no matrix.
@@ -294,57 +303,13 @@ class Line:
         child.given = self.given | self.axes.keys()
         return child
 
-    def _decoded(self, raw: bytes) -> str | None:
-        try:
-            return raw.decode()
-        except UnicodeDecodeError as error:
-            what = f"byte {error.start + 1} of the line is not UTF-8"
-            self.add("not-utf8", what, hint="save the file as UTF-8")
-            return None
-
-    def _parsed(self, text: str) -> dict[str, Any] | None:
-        try:
-            entry = json_of(text, object_pairs_hook=_object, parse_constant=refuse_constant)
-            if "\\u" in text:
-                # JSON can spell half of a surrogate pair, which no file can hold.
-                json.dumps(entry, ensure_ascii=False).encode()
-        except _TwiceError as error:
-            self.add(
-                "duplicate-field", f"{shown(error.key)} is there twice", hint="keep one of them"
-            )
-        except UnicodeEncodeError:
-            self.add("bad-json", "a text holds half of a surrogate pair", hint="write it as UTF-8")
-        except ValueError as error:
-            what = f"not valid JSON: {_reason(error)}"
-            self.add("bad-json", what, hint="write one JSON object per line")
-        else:
-            if isinstance(entry, dict):
-                return entry
-            hint = 'write an object: {"prompt": "…"}'
-            self.add("not-an-object", f"{shown(entry)} is not a JSON object", hint=hint)
-        return None
-
-    def _opened(self, envelope: Mapping[str, Any]) -> dict[str, Any] | None:
-        """An envelope's fields; of one that is wrong the id is taken, nothing else."""
-        try:
-            return unwrapped(envelope)
-        except BadValue as bad:
-            self.add(bad.slug, bad.what, hint=bad.hint)
-        if "custom_id" in envelope:
-            self._take("custom_id", envelope["custom_id"])
-        return None
-
-    def _take_extra(self, key: str, value: Any) -> None:
-        try:
-            as_json(value)
-            self.extra[key] = value
-        except BadValue as bad:
-            self.add(bad.slug, bad.what, field=_plain(key), hint=bad.hint)
-
     def _take(self, key: str, value: Any, *, is_cell: bool = False) -> None:
         known = BY_NAME.get(key)
         if known is None:
-            self._refuse_unknown(key, value)
+            self.unknown += 1
+            if self.unknown <= MOST_UNKNOWN:
+                what, hint = not_a_field(key, value)
+                self.add("unknown-field", what, field=_plain(key), hint=hint)
         elif known.name in self.given:
             self.refused.add(known.name)
             hint = f"give one of {', '.join((known.name, *known.aliases))}"
@@ -366,22 +331,11 @@ class Line:
             self.add(bad.slug, bad.what, field=key, hint=hint)
             return
         if name == "matrix":
-            self._take_matrix(typed)
+            self.given.discard("matrix")
+            with self._noting_bad_values("matrix"):
+                self.axes = axes_of(typed, self.add)
         else:
             self.fields[name] = typed
-
-    def _take_matrix(self, lists: Mapping[str, Any]) -> None:
-        self.given.discard("matrix")
-        try:
-            self.axes = axes_of(lists, self.add)
-        except BadValue as bad:
-            self.add(bad.slug, bad.what, field="matrix", hint=bad.hint)
-
-    def _refuse_unknown(self, key: str, value: Any) -> None:
-        self.unknown += 1
-        if self.unknown <= MOST_UNKNOWN:
-            what, hint = not_a_field(key, value)
-            self.add("unknown-field", what, field=_plain(key), hint=hint)
 
     def _check_matrix(self) -> None:
         """Checks that no field is both in the line and in its matrix."""
@@ -416,13 +370,9 @@ class Line:
             self.add("conflict", f"{side} without {other}", field=side, hint=f"give {other} too")
         elif not sides & self.refused:
             self.given = self.given - sides | {"size"}
-            self._set_size(height=self.fields.pop("height"), width=self.fields.pop("width"))
-
-    def _set_size(self, *, height: int, width: int) -> None:
-        try:
-            self.fields["size"] = size_request(height=height, width=width)
-        except BadValue as bad:
-            self.add(bad.slug, bad.what, field="width", hint=bad.hint)
+            height, width = self.fields.pop("height"), self.fields.pop("width")
+            with self._noting_bad_values("width"):
+                self.fields["size"] = size_request(height=height, width=width)
 
     def _check_task(self) -> None:
         """Checks that there is a prompt and that images fit the task; fills in the task."""
@@ -519,19 +469,41 @@ class Line:
         self.given.discard(name)
 
 
-class _TwiceError(Exception):
-    """A JSON object holds a key twice."""
+def _decoded(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        what = f"byte {error.start + 1} of the line is not UTF-8"
+        raise BadValue(what, "save the file as UTF-8", "not-utf8") from None
 
-    def __init__(self, key: str) -> None:
-        super().__init__(key)
-        self.key = key
+
+def _parsed(text: str) -> dict[str, Any]:
+    """The JSON object that a line is. Raises BadValue."""
+    try:
+        entry = json_of(text, object_pairs_hook=_object, parse_constant=refuse_constant)
+        if "\\u" in text:
+            # JSON can spell half of a surrogate pair, which no file can hold.
+            json.dumps(entry, ensure_ascii=False).encode()
+    except BadValue:
+        raise
+    except UnicodeEncodeError:
+        what, hint = "a text holds half of a surrogate pair", "write it as UTF-8"
+        raise BadValue(what, hint, "bad-json") from None
+    except ValueError as error:
+        what, hint = f"not valid JSON: {_reason(error)}", "write one JSON object per line"
+        raise BadValue(what, hint, "bad-json") from None
+    if not isinstance(entry, dict):
+        what, hint = f"{shown(entry)} is not a JSON object", 'write an object: {"prompt": "…"}'
+        raise BadValue(what, hint, "not-an-object")
+    return entry
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entry = dict(pairs)
     if len(entry) < len(pairs):
         counts = Counter(key for key, _ in pairs)
-        raise _TwiceError(next(key for key, count in counts.items() if count > 1))
+        twice = next(key for key, count in counts.items() if count > 1)
+        raise BadValue(f"{shown(twice)} is there twice", "keep one of them", "duplicate-field")
     return entry
 
 
