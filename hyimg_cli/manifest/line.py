@@ -351,8 +351,14 @@ class Line:
         self._merge_size()
         self._check_task()
         self._check_foreign()
-        self._check_counts()
-        self._check_region()
+        for other in ("n", "seed"):
+            if {"seeds", other} <= self.given:
+                hint = f"give {other} or seeds"
+                self.add("conflict", f"{other} beside seeds", field=other, hint=hint)
+        # A region turns keep_outside on, unless the line says otherwise.
+        if "region" in self.fields and not self.fields.setdefault("keep_outside", True):
+            what = "keep_outside is false, and a region needs it"
+            self.add("conflict", what, field="region", hint="take one of the two out")
         if self.fields.get("task") not in VIDEO_TASKS:
             self._check_text()
 
@@ -401,18 +407,6 @@ class Line:
             if not (task in VIDEO_TASKS or "task" in self.given or name in OF_EITHER):
                 hint += f', or set "task": "{"i2v" if "images" in self.given else "t2v"}"'
             self.add("foreign-field", foreign[name], field=name, hint=hint)
-
-    def _check_counts(self) -> None:
-        for other in ("n", "seed"):
-            if {"seeds", other} <= self.given:
-                hint = f"give {other} or seeds"
-                self.add("conflict", f"{other} beside seeds", field=other, hint=hint)
-
-    def _check_region(self) -> None:
-        """Turn keep_outside on for a region, unless the line says otherwise."""
-        if "region" in self.fields and not self.fields.setdefault("keep_outside", True):
-            what = "keep_outside is false, and a region needs it"
-            self.add("conflict", what, field="region", hint="take one of the two out")
 
     def _check_text(self) -> None:
         """Checks the fields about the text that the AR stage writes or is given."""
@@ -490,7 +484,11 @@ def _parsed(text: str) -> dict[str, Any]:
         what, hint = "a text holds half of a surrogate pair", "write it as UTF-8"
         raise BadValue(what, hint, "bad-json") from None
     except ValueError as error:
-        what, hint = f"not valid JSON: {_reason(error)}", "write one JSON object per line"
+        why = "a number has too many digits" if "digits" in str(error) else str(error)
+        if isinstance(error, json.JSONDecodeError):
+            why = error.msg.removesuffix(" at")
+            why = f"{why[:1].lower()}{why[1:]} at column {error.colno}"
+        what, hint = f"not valid JSON: {why}", "write one JSON object per line"
         raise BadValue(what, hint, "bad-json") from None
     if not isinstance(entry, dict):
         what, hint = f"{shown(entry)} is not a JSON object", 'write an object: {"prompt": "…"}'
@@ -505,13 +503,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, count in counts.items() if count > 1)
         raise BadValue(f"{shown(twice)} is there twice", "keep one of them", "duplicate-field")
     return entry
-
-
-def _reason(error: ValueError) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        what = error.msg.removesuffix(" at")
-        return f"{what[:1].lower()}{what[1:]} at column {error.colno}"
-    return "a number has too many digits" if "digits" in str(error) else str(error)
 
 
 def _plain(key: str) -> str:

@@ -133,12 +133,10 @@ class PictureLine(ResolvedLine):
         """How the edit is put back on its source, and the size that it is drawn in."""
         values = {name: self.values[name] for name in ("kept_source", *FINISHING)}
         source = self._kept_size()
-        size = self._size() if source is None else self._bucket_request(source)
-        return KeepOutside(**values), size
-
-    def _bucket_request(self, source: Size) -> SizeRequest:
+        if source is None:
+            return KeepOutside(**values), self._size()
         size = self.card.kept_size(source)
-        return SizeRequest(size.height, size.width)
+        return KeepOutside(**values), SizeRequest(size.height, size.width)
 
     def job(self, index: int) -> ImageJob:
         fields = self.fields
@@ -147,13 +145,16 @@ class PictureLine(ResolvedLine):
         outside, size = self._outside() if self._keeps_outside else (None, self._size())
         if outside is not None:
             values["infer_align_image_size"] = True
+        # The note is the ids'; of a text that was edited there is none.
+        has_note = {"written", "cot_token_ids"} <= fields.keys()
+        written = json.dumps(fields["written"], sort_keys=True) if has_note else ""
         return ImageJob(
             **values,
             size=size,
             text=TextSampling(**{name: self.values[name] for name in TEXT_OPTIONS}),
             cot_text=fields.get("cot_text"),
             cot_token_ids=fields.get("cot_token_ids"),
-            written_json=self._written(),
+            written_json=written,
             outside=outside,
             encoding=self._encoding(),
         )
@@ -166,11 +167,6 @@ class PictureLine(ResolvedLine):
         kind = self.values["format"]
         is_lossless = kind == "png" or (kind == "webp" and self.values["lossless"])
         return Encoding(kind, None if is_lossless else self.values["quality"])
-
-    def _written(self) -> str:
-        """The note beside the line's ids; empty for a text that was edited."""
-        has_note = {"written", "cot_token_ids"} <= self.fields.keys()
-        return json.dumps(self.fields["written"], sort_keys=True) if has_note else ""
 
     def _size(self) -> SizeRequest:
         """As asked for, or the one that a given text's ratio stands for: its nearest is itself."""

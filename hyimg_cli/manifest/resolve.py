@@ -48,9 +48,18 @@ def resolve_jobs(
     @cache
     def without_line(model: str, is_video: bool, is_edit: bool) -> dict[str, Any]:
         card = (videos if is_video else pictures)(model)
-        return _values(settings, card.defaults if is_video else card.defaults_of(is_edit=is_edit))
+        own = card.defaults if is_video else card.defaults_of(is_edit=is_edit)
+        return {
+            name: getattr(own, name, None) if one.origin == "model" else one.value
+            for name, one in settings.items()
+        }
 
-    settings = _from_here(settings)
+    # Paths of settings lead from the working folder.
+    settings = dict(settings) | {
+        name: replace(one, value=kind.resolve_paths(one.value, Path()))
+        for name, kind in PATH_FIELDS.items()
+        if (one := settings.get(name)) and one.value
+    }
     claims = IdClaims()
     # Without a number from outside each line has the ids that it was read with.
     makes_ids = settings["n"].value > 1
@@ -84,14 +93,6 @@ def resolve_jobs(
     return jobs, list(once.values())
 
 
-def _values(settings: Mapping[str, Setting], own: object) -> dict[str, Any]:
-    """The settings' values, or the checkpoint's `own` where nothing set one."""
-    return {
-        name: getattr(own, name, None) if one.origin == "model" else one.value
-        for name, one in settings.items()
-    }
-
-
 def _looked_up_once(card_of: Callable[[str], Any] | None) -> Callable[[str], Any]:
     """Cards by model; of a model that has none, the error."""
 
@@ -117,16 +118,6 @@ def _allowed(settings: Mapping[str, Setting]) -> Callable[[str], bool]:
     )
     known = {_place(name) for name in (*listed, *own)}
     return lambda model: _place(model) in known
-
-
-def _from_here(settings: Mapping[str, Setting]) -> Mapping[str, Setting]:
-    """The settings, their paths led from the working folder."""
-    own = {
-        name: replace(one, value=kind.resolve_paths(one.value, Path()))
-        for name, kind in PATH_FIELDS.items()
-        if (one := settings.get(name)) and one.value
-    }
-    return {**settings, **own}
 
 
 def _weights_of(

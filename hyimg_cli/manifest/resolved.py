@@ -82,8 +82,9 @@ def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
     from_folder = leading_from(folder)
     for job in jobs:
         entry = job_to_json(job)
-        if _is_folder(job.model):  # a flag's may have no dots in front
-            entry["model"] = os.path.abspath(os.path.expanduser(job.model))
+        folder = os.path.expanduser(job.model)
+        if os.sep in job.model and os.path.isdir(folder):  # a flag's may have no dots in front
+            entry["model"] = os.path.abspath(folder)
         yield map_paths(entry, lambda path: from_folder(Path(path)))
 
 
@@ -142,11 +143,6 @@ def leading_from(folder: Path) -> Callable[[Path], str]:
         return str(there) if address_of(folder) else os.path.relpath(there, start)
 
     return leading
-
-
-def _is_folder(model: str) -> bool:
-    """True if a model is named by its path; a bare name or a hub id is none."""
-    return os.sep in model and os.path.isdir(os.path.expanduser(model))
 
 
 def _text_fields(job: ImageJob) -> dict[str, Any]:

@@ -115,12 +115,14 @@ def planned_work(
 
 
 def _pieces(jobs: Sequence[Job], weights: Mapping[int, int], count: int) -> list[list[int]]:
-    """The numbers of the weighed jobs in groups that share work; a group of more than a shard's
+    """The numbers of the weighed jobs in groups that share work, of one set of source pictures or
+    one prompt; a group of more than a shard's
     part is cut in pieces of about one weight, jobs that write the same text together.
     """
     groups: dict[Hashable, list[int]] = {}
     for number in weights:
-        groups.setdefault(_shared(jobs[number]), []).append(number)
+        job = jobs[number]
+        groups.setdefault((job.model, job.images or job.prompt), []).append(number)
     mean = sum(weights.values()) / count
     found: list[list[int]] = []
     for members in groups.values():
@@ -134,11 +136,6 @@ def _pieces(jobs: Sequence[Job], weights: Mapping[int, int], count: int) -> list
             before += weights[number]
         found += pieces.values()
     return found
-
-
-def _shared(job: Job) -> Hashable:
-    """Equal for jobs that share work: their source pictures, else their prompt."""
-    return job.model, job.images or job.prompt
 
 
 def _text(job: Job) -> Hashable:
