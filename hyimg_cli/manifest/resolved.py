@@ -82,9 +82,9 @@ def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
     from_folder = leading_from(folder)
     for job in jobs:
         entry = job_to_json(job)
-        folder = os.path.expanduser(job.model)
-        if os.sep in job.model and os.path.isdir(folder):  # a flag's may have no dots in front
-            entry["model"] = os.path.abspath(folder)
+        model = os.path.expanduser(job.model)
+        if os.sep in job.model and os.path.isdir(model):  # a flag's may have no dots in front
+            entry["model"] = os.path.abspath(model)
         yield map_paths(entry, lambda path: from_folder(Path(path)))
 
 
