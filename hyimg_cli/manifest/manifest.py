@@ -6,7 +6,7 @@ place ("jobs.jsonl:17: seed") and what to do.
 
 import re
 import sys
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -102,22 +102,16 @@ def failed_lines(manifest: Manifest, faults: Iterable[HyimgError]) -> dict[str, 
     Takes the faults of `manifest` and those found while its lines were resolved.
     """
     ids = {line.where: str(line.fields["custom_id"]) for line in manifest.lines}
-    ids |= {f"{manifest.title}:{number}": name for number, name in manifest.bad_ids.items()}
     by_id: dict[str, list[HyimgError]] = {}
     for one in faults:
-        name = ids.get(_line_of(one.where, ids))
+        place = one.where  # which may go on with a field
+        while place and place not in ids:
+            place = place.rpartition(": ")[0]
         # One line of a matrix may be wrong by itself; of a line that is wrong none is run.
-        name = name or manifest.bad_ids.get(_line_number(manifest, one))
+        name = ids.get(place) or manifest.bad_ids.get(_line_number(manifest, one))
         if name is not None:
             by_id.setdefault(name, []).append(one)
     return by_id
-
-
-def _line_of(place: str, lines: Container[str]) -> str:
-    """The line of a place, which may go on with a field."""
-    while place and place not in lines:
-        place = place.rpartition(": ")[0]
-    return place
 
 
 def in_line_order(manifest: Manifest, faults: Iterable[HyimgError]) -> list[HyimgError]:
@@ -148,25 +142,19 @@ class _Reading:
             self._refuse_file("not-utf8", what, hint)
         elif not first:
             self._refuse_file("empty", "it holds no jobs", "write one job per line")
-        elif self.suffix in DELIMITERS:
-            self._read_table(data)
-        elif first in (b"[", b"{") and self.suffix != ".txt":
+        elif first in (b"[", b"{") and self.suffix not in (".txt", *DELIMITERS):
             self._refuse_file("not-json-lines", "its JSON is spread over lines", _NO_LIST)
         else:
-            unread = 0
-            for number, raw in enumerate(_lines_of(data), 1):
-                if raw.strip():
-                    unread = 0 if self._read_line(number, raw.strip()) else unread + 1
-                if unread == _MOST_UNREAD:
-                    what = f"{unread:,} lines in a row are not JSON objects; the rest was not read"
-                    self._refuse_file("not-json-lines", what, _NO_LIST)
-                    break
+            is_table = self.suffix in DELIMITERS
+            for number, line in self._rows(data) if is_table else self._text_lines(data):
+                self._take(line, number)
             self._name_the_nameless()
 
     def _refuse_file(self, slug: str, what: str, hint: str) -> None:
         self.faults.append(fault(slug, what, where=self.title, hint=hint))
 
-    def _read_table(self, data: bytes) -> None:
+    def _rows(self, data: bytes) -> Iterator[tuple[int, Line]]:
+        """The jobs of a table, each with the number of its line."""
         records, faults = read_table(data, self.title, DELIMITERS[self.suffix])
         self.faults += faults
         for record in records:
@@ -175,37 +163,47 @@ class _Reading:
             if record.beyond:
                 what = f"{counted(record.beyond, 'cell')} more than columns"
                 line.add("bad-csv", what, hint="put a cell with a comma in it in quotes")
-            self._take(line, record.number)
-        self._name_the_nameless()
+            yield record.number, line
 
-    def _read_line(self, number: int, raw: bytes) -> bool:
-        """Take a line; False if nothing could be read in it."""
-        line = Line(f"{self.title}:{number}")
-        if len(raw) > SETTINGS_BYTES:
-            what = f"the line has {len(raw):,} bytes; up to {SETTINGS_BYTES:,} are read"
-            line.add("too-long", what, hint=_NO_LIST)
-        elif self.suffix == ".txt":
-            line.read_prompt(raw)
-        else:
-            line.read_object(raw)
-        self._take(line, number)
-        return bool(line.given or line.extra or line.unknown)
+    def _text_lines(self, data: bytes) -> Iterator[tuple[int, Line]]:
+        """The lines of JSON or of prompts that are not empty, with their numbers."""
+        unread = 0
+        for number, raw in enumerate(map(bytes.strip, _lines_of(data)), 1):
+            if not raw:
+                continue
+            line = Line(f"{self.title}:{number}")
+            if len(raw) > SETTINGS_BYTES:
+                what = f"the line has {len(raw):,} bytes; up to {SETTINGS_BYTES:,} are read"
+                line.add("too-long", what, hint=_NO_LIST)
+            elif self.suffix == ".txt":
+                line.read_prompt(raw)
+            else:
+                line.read_object(raw)
+            yield number, line
+            unread = 0 if line.given or line.extra or line.unknown else unread + 1
+            if unread == _MOST_UNREAD:
+                what = f"{unread:,} lines in a row are not JSON objects; the rest was not read"
+                self._refuse_file("not-json-lines", what, _NO_LIST)
+                return
 
     def _take(self, line: Line, number: int) -> None:
-        """Keeps a line, or those that its matrix makes of it; of one with a fault the id alone."""
-        if "custom_id" not in line.refused:
+        """Keep a line, or those that its matrix makes of it; of one with a fault the id alone.
+
+        A line with taken ids must not be recorded under them, for they are another line's; the name
+        of a matrix's line is no job's: another line may have it.
+        """
+        is_named = "custom_id" not in line.refused
+        if is_named:
             line.fields.setdefault("custom_id", f"{self.name}-{number:04d}")
         children = line.children()
         for child in children:
-            if not line.faults and not self._claim_ids(child, number):
-                line.faults += child.faults
-        if children and not line.faults:
-            self.lines += [child.done(number) for child in children]
-            return
-        # The name of a matrix's line is no job's: another line may have it.
-        is_named = not line.axes and self._claim_ids(line, number)
+            line.faults += [] if line.faults else self._claim_ids(child, number)
+        if line.axes:
+            is_named = False
+        elif is_named and (taken := self._claim_ids(line, number)):
+            is_named, line.faults = False, line.faults + taken
         if not line.faults:
-            self.lines.append(line.done(number))
+            self.lines += [one.done(number) for one in children or [line]]
             return
         self.faults += line.faults
         self.bad_ids[number] = str(line.fields["custom_id"]) if is_named else ""
@@ -220,17 +218,10 @@ class _Reading:
                 self._claims.claim([free], number, "")
                 self.bad_ids[number] = free
 
-    def _claim_ids(self, line: Line, number: int) -> bool:
-        """Claims the line's ids, its children's included; False where one is unfit or taken.
-
-        A line with taken ids must not be recorded under them, for they are another line's.
-        """
-        if "custom_id" in line.refused:
-            return False
-        own_id = line.fields.setdefault("custom_id", f"{self.name}-{number:04d}")
-        found = self._claims.claim([own_id, *child_ids(line.fields)], number, line.where)
-        line.faults += found
-        return not found
+    def _claim_ids(self, line: Line, number: int) -> list[HyimgError]:
+        """Claim a line's id and its results'; a fault where one is unfit or taken."""
+        names = [line.fields["custom_id"], *child_ids(line.fields)]
+        return self._claims.claim(names, number, line.where)
 
 
 def _lines_of(data: bytes) -> Iterator[bytes]:
