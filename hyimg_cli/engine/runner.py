@@ -18,7 +18,7 @@ from hyimg_cli.journal.differences import differing
 from hyimg_cli.journal.journal import Resumption, RunFolder, resume
 from hyimg_cli.journal.keys import finishing_key, job_keys, key_of, source_digests
 from hyimg_cli.manifest import planner
-from hyimg_cli.manifest.file_names import named
+from hyimg_cli.manifest.file_names import name_files
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.manifest.resolve import resolve_jobs
@@ -205,7 +205,7 @@ def examine(
     """
     revision = settings["revision"].value
     jobs, unresolved = resolve_jobs(manifest, settings, cards(revision), video_cards(revision))
-    jobs, unnamed = named(manifest, jobs, settings["name"])
+    jobs, unnamed = name_files(manifest, jobs, settings["name"])
     config = build_run_config(settings, Path(), None)
     refuse_settings(jobs, config)
     unfit = _unfit(jobs, settings)

@@ -19,7 +19,7 @@ from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import finishing_key, key_of, source_digests
 from hyimg_cli.memory.available import available_memory
 from hyimg_cli.memory.fit import fits, need_of_second
-from hyimg_cli.memory.room import confine, end_confinement
+from hyimg_cli.memory.room import lift_gpu_limit, limit_gpu_memory
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline, LoadModel
 from hyimg_cli.pipelines.outcomes import Facts, line_facts
@@ -75,7 +75,7 @@ class Session:
         """Let the models go, and end the processes that work with them; `run` loads anew."""
         self._images.release()
         self._videos.release()
-        end_confinement(self._config)
+        lift_gpu_limit(self._config)
 
     def __enter__(self) -> Self:
         return self
@@ -97,7 +97,7 @@ class Session:
         Without a `folder` pixels are made and dropped: outcomes name no files. `whole`: the plan
         that `plan` is a piece of; what all of its jobs need at once is made ready with the model.
         """
-        confine(self._config)
+        limit_gpu_memory(self._config)
         self._folder = folder
         self._attempts = dict(folder.attempts) if folder else {}
         if folder:

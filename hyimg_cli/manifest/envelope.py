@@ -45,7 +45,7 @@ def is_envelope(entry: Mapping[str, Any]) -> bool:
     return "body" in entry or "url" in entry
 
 
-def unwrapped(entry: Mapping[str, Any]) -> dict[str, Any]:
+def unwrap(entry: Mapping[str, Any]) -> dict[str, Any]:
     """The line's own fields: those of the body, the task, and what stands beside the three keys.
 
     Raises BadValue, with the slug `openai-envelope`, where the envelope itself is wrong.

@@ -26,7 +26,7 @@ from hyimg_cli.spec.job import BY_ID, ImageJob, Job
 EDIT_SUFFIXES = {"mask": ".mask.png", "plain": ".redraw.png", "shown": ".reference.png"}
 
 
-def named(
+def name_files(
     manifest: Manifest, jobs: Sequence[Job], setting: Setting
 ) -> tuple[list[Job], list[HyimgError]]:
     """The jobs with the names of their files, and what is wrong with those; a line with such a

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.files import json_of, refuse_constant
-from hyimg_cli.manifest.envelope import is_envelope, unwrapped
+from hyimg_cli.manifest.envelope import is_envelope, unwrap
 from hyimg_cli.manifest.fields import (
     AR_FIELDS,
     BY_NAME,
@@ -29,7 +29,7 @@ from hyimg_cli.manifest.fields import (
 )
 from hyimg_cli.manifest.matrix import Axes, axes_of
 from hyimg_cli.manifest.names import in_id
-from hyimg_cli.manifest.written import digests_of, fault_of_tags
+from hyimg_cli.manifest.written import digests_of, tag_fault
 from hyimg_cli.settings.kinds import as_json, is_custom_id, size_request
 from hyimg_cli.settings.values import BadValue, nearest, shown
 from hyimg_cli.spec.job import VIDEO_TASKS, SizeRequest
@@ -124,7 +124,7 @@ def _turned(size: Any) -> str:
     return f"{parts[2]}x{parts[1]}"
 
 
-def unconsumed(
+def idle_fields(
     fields: Mapping[str, Any], given: Iterable[str], bot_task: str | None
 ) -> dict[str, str]:
     """Fields among `given` that no stage would consume, each with the reason.
@@ -240,7 +240,7 @@ class Line:
             entry = _parsed(_decoded(raw))
             if is_envelope(entry):
                 try:
-                    entry = unwrapped(entry)
+                    entry = unwrap(entry)
                 except BadValue:
                     if "custom_id" in entry:
                         self._take("custom_id", entry["custom_id"])
@@ -416,7 +416,7 @@ class Line:
         elif self.given.issuperset(COT_FIELDS):
             hint = "give one of the two"
             self.add("conflict", "cot_text beside cot_token_ids", field="cot_text", hint=hint)
-        idle = unconsumed(self.fields, self.given, self.fields.get("bot_task"))
+        idle = idle_fields(self.fields, self.given, self.fields.get("bot_task"))
         kind = self.fields.get("use_system_prompt", "custom")
         if "system_prompt" in self.given and kind != "custom":
             idle["system_prompt"] = f"use_system_prompt is {kind}"
@@ -449,7 +449,7 @@ class Line:
                 hint = "put the text back, or take written out to have one written"
                 self.add("written", "the line has no text", field="written", hint=hint)
         elif found["text_sha256"] != noted["text_sha256"]:
-            if why := fault_of_tags(noted, text):
+            if why := tag_fault(noted, text):
                 self.add("written", f"edited: {why}", field="cot_text", hint=_TAGS_HINT)
             self._leave_out("cot_token_ids")
         elif ids is not None:

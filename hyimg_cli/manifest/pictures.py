@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from hyimg_cli.errors import HyimgError, SourceImageError
 from hyimg_cli.manifest.fields import COT_FIELDS
-from hyimg_cli.manifest.line import fault, unconsumed
-from hyimg_cli.manifest.resolved_line import ResolvedLine, moved
+from hyimg_cli.manifest.line import fault, idle_fields
+from hyimg_cli.manifest.resolved_line import ResolvedLine, count_up
 from hyimg_cli.media.carried import check_region
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import GUIDANCE_FIELDS, Encoding, ImageJob, Size, SizeRequest
@@ -31,7 +31,7 @@ class PictureLine(ResolvedLine):
     def faults(self) -> Iterator[HyimgError]:
         fields = self.fields
         settled = {**fields, "use_system_prompt": self.values["use_system_prompt"]}
-        for name, reason in unconsumed(settled, self.line.given, self.values["bot_task"]).items():
+        for name, reason in idle_fields(settled, self.line.given, self.values["bot_task"]).items():
             yield self.unused(name, reason)
         if fields.get("use_system_prompt") == "custom" and self.values["system_prompt"] is None:
             what, hint = "custom without a system_prompt", "write the system_prompt"
@@ -186,7 +186,7 @@ class PictureLine(ResolvedLine):
         """
         ar_seed, vary = self.values["ar_seed"], self.values["vary"]
         if ar_seed is not None:
-            return moved(ar_seed, index) if vary == "text" else int(ar_seed)
+            return count_up(ar_seed, index) if vary == "text" else int(ar_seed)
         return self.seed(0 if vary == "picture" else index)
 
     def _vary_faults(self) -> Iterator[HyimgError]:
@@ -197,7 +197,7 @@ class PictureLine(ResolvedLine):
         elif self.values["vary"] == "text":
             # Of a text that no seed changes the seed is idle.
             given = {"ar_seed"} | self.line.given & {*COT_FIELDS}
-            why = unconsumed(self.values, given, self.values["bot_task"]).get("ar_seed")
+            why = idle_fields(self.values, given, self.values["bot_task"]).get("ar_seed")
             if why:
                 what = f"vary text would give {len(self.child_ids)} equal pictures: {why}"
                 yield self.fault("vary", what, "vary", "vary the picture")

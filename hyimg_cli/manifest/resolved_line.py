@@ -65,7 +65,7 @@ class ResolvedLine:
         if seeds := self.fields.get("seeds"):
             return int(seeds[index])
         base = self.values["seed"]
-        return seed_from(self.child_ids[index]) if base is None else moved(base, index)
+        return seed_from(self.child_ids[index]) if base is None else count_up(base, index)
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -115,6 +115,6 @@ class ResolvedLine:
         return self.fault("unconsumed", what, name, "take the field out")
 
 
-def moved(seed: int, by: int) -> int:
+def count_up(seed: int, by: int) -> int:
     """The seed that stands `by` behind another."""
     return (seed + by) % (MAX_SEED + 1)

@@ -109,7 +109,7 @@ def digests_of(text: str | None, ids: Sequence[int] | None) -> dict[str, str]:
     }
 
 
-def fault_of_tags(note: Mapping[str, Any], text: str) -> str:
+def tag_fault(note: Mapping[str, Any], text: str) -> str:
     """Fault of an edited text's tags; empty where they are as they were."""
     expected = list(note["tags"])
     found = _tags(text, {tag.strip("</>") for tag in expected})

@@ -85,7 +85,7 @@ def need_of_second(model: str, jobs: Sequence[Job], config: RunConfig) -> Need:
 
 
 @contextmanager
-def room_for(model: str, jobs: Sequence[Job], config: RunConfig) -> Iterator[None]:
+def memory_guard(model: str, jobs: Sequence[Job], config: RunConfig) -> Iterator[None]:
     """Load a model inside: it is refused where it does not fit, or did not after all. Raises
     MachineError.
     """

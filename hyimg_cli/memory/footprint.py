@@ -355,7 +355,7 @@ def footprint(
     memory = config.batch.memory_bytes
     together = Together(most, most)
     if memory is not None:
-        room = usable(memory - held_weights(card, config))
+        room = usable_bytes(memory - held_weights(card, config))
         together = _where_fullest(found, card, config).fitting(room, most)
     moment, kv, activations = found.widest(together)
     least = weights + found.widest(Together(together.thinking, 1)).total
@@ -391,7 +391,7 @@ def rank_footprints(memory: Mapping[str, Footprint], config: RunConfig) -> ByRan
     return found
 
 
-def usable(free: int) -> int:
+def usable_bytes(free: int) -> int:
     """Bytes for K/V and activations where so many are free beside the weights: the rest is for what
     is not counted.
     """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.available import AvailableMemory
 from hyimg_cli.memory.fit import need
-from hyimg_cli.memory.footprint import held_weights, needs, usable
+from hyimg_cli.memory.footprint import held_weights, needs, usable_bytes
 from hyimg_cli.models.registry import model_card
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import ImageJob
@@ -47,7 +47,7 @@ def spare_bytes(
     """Bytes for experts that may stay on the GPU beside a full batch."""
     most = min(config.batch.max_size, max(1, len(jobs)))
     needed = need(model, jobs, config, together=most)
-    return max(0, usable(there.free - needed.total))
+    return max(0, usable_bytes(there.free - needed.total))
 
 
 def traffic(
@@ -69,7 +69,7 @@ def traffic(
     missing = 1 - resident / nbytes
     together = max(1, min(config.batch.max_size, sum(job.writes_text for job in jobs)))
     if there:
-        room = usable(there.free - held_weights(card, config))
+        room = usable_bytes(there.free - held_weights(card, config))
         together = needs(jobs, card, config).fitting(room, together).thinking
     token_s = {
         rows: routing.distinct(rows) / routing.experts * nbytes * missing / link_bytes_s

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from hyimg_cli.memory.available import available_bytes, gpu_free_bytes
-from hyimg_cli.memory.footprint import Together, held_weights, needs, usable
+from hyimg_cli.memory.footprint import Together, held_weights, needs, usable_bytes
 from hyimg_cli.memory.refusals import refuse_in_session
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.parallel.devices import gpus_of
@@ -26,7 +26,7 @@ def batch_sizes(
         taken = held_weights(model.card, config) + held_prefixes
         room = min(room, config.batch.memory_bytes - taken)
     found = needs(jobs, model.card, config, held_prefixes=held_prefixes)
-    return found.fitting(usable(room), config.batch.max_size)
+    return found.fitting(usable_bytes(room), config.batch.max_size)
 
 
 def free_bytes(model: MixedModel, part: float | None = None) -> int:
@@ -40,7 +40,7 @@ def free_bytes(model: MixedModel, part: float | None = None) -> int:
     return available_bytes()
 
 
-def confine(config: RunConfig) -> None:
+def limit_gpu_memory(config: RunConfig) -> None:
     """Have torch refuse this process more of its GPUs than `gpu_memory_utilization` says.
 
     Ranks beside it are not told: they hold less than rank 0. Raises UsageError on a CPU.
@@ -52,7 +52,7 @@ def confine(config: RunConfig) -> None:
             torch.cuda.set_per_process_memory_fraction(part, gpu)
 
 
-def end_confinement(config: RunConfig) -> None:
+def lift_gpu_limit(config: RunConfig) -> None:
     """Let this process have all of its GPUs again: what comes after a session may have no part."""
     if config.batch.gpu_memory_utilization is not None and torch.cuda.is_available():
         for gpu in gpus_of(config.model):

@@ -20,7 +20,7 @@ from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.kernels.captures import waits_are_errors
 from hyimg_cli.kernels.choice import ANY_ROWS, rows_unread
 from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.memory.room import confine, free_bytes
+from hyimg_cli.memory.room import free_bytes, limit_gpu_memory
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
@@ -113,7 +113,9 @@ def test_networks_that_take_turns_make_the_same_video_in_less_memory(tmp_path: P
 def test_a_part_of_the_gpu_is_kept_to() -> None:
     total = torch.cuda.get_device_properties(0).total_memory
     try:
-        confine(RunConfig(OutputConfig(Path()), batch=BatchConfig(gpu_memory_utilization=0.05)))
+        limit_gpu_memory(
+            RunConfig(OutputConfig(Path()), batch=BatchConfig(gpu_memory_utilization=0.05))
+        )
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(total // 10, dtype=torch.uint8, device="cuda:0")
     finally:

@@ -19,7 +19,7 @@ from hyimg_cli.memory.footprint import (
     footprint,
     held_weights,
     needs,
-    usable,
+    usable_bytes,
 )
 from hyimg_cli.memory.room import batch_sizes
 from hyimg_cli.models import registry
@@ -181,8 +181,8 @@ def test_fewer_work_together_on_a_part_of_a_gpu(family: Any, job: ImageJob) -> N
     def chosen(part: float | None, memory_gb: int | None = None) -> Together:
         return batch_sizes(jobs, model, _on_gpu(part, memory_gb))
 
-    assert chosen(None) == chosen(1.0) == found.fitting(usable(90 * 10**9), 16)
-    assert chosen(0.5) == found.fitting(usable(50 * 10**9), 16)
+    assert chosen(None) == chosen(1.0) == found.fitting(usable_bytes(90 * 10**9), 16)
+    assert chosen(0.5) == found.fitting(usable_bytes(50 * 10**9), 16)
     assert 1 <= chosen(0.5).drawing < chosen(None).drawing <= 16
     # Both: the smaller counts.
     assert chosen(0.5, 80) == chosen(0.5)
@@ -191,16 +191,16 @@ def test_fewer_work_together_on_a_part_of_a_gpu(family: Any, job: ImageJob) -> N
 
 
 def test_a_part_of_a_gpu_binds_torch_too(large_gpu: list[tuple[float, torch.device]]) -> None:
-    memory.confine(_on_gpu(None))
+    memory.limit_gpu_memory(_on_gpu(None))
     assert large_gpu == []
-    memory.confine(_on_gpu(0.6))
+    memory.limit_gpu_memory(_on_gpu(0.6))
     assert large_gpu == [(0.6, torch.device("cuda:0"))]
     for wrong, config in (
         ("on the CPU", replace(_on_gpu(0.6), model=ModelChoice(device="cpu"))),
         ("no part of", _on_gpu(1.5)),
     ):
         with pytest.raises(UsageError, match=wrong) as raised:
-            memory.confine(config)
+            memory.limit_gpu_memory(config)
         assert raised.value.where == "--gpu-memory-utilization"
 
 

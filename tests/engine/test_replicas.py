@@ -40,7 +40,7 @@ from hyimg_cli.files import replace_file
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import pixel_settings
 from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.memory.available import of_each
+from hyimg_cli.memory.available import replica_config
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.watch import LIMITS, Limits
 from hyimg_cli.settings.run import (
@@ -667,11 +667,11 @@ def test_on_a_cpu_each_plans_for_its_part_of_memory(
     cpu = RunConfig(OutputConfig(Path("out")), model=ModelChoice(device="cpu"))
     gpu = replace(cpu, model=ModelChoice(device="cuda"))
     asked = replace(cpu, batch=BatchConfig(memory_gb=30))
-    parts = [of_each(one, 4).batch.memory_gb for one in (cpu, asked, gpu)]
+    parts = [replica_config(one, 4).batch.memory_gb for one in (cpu, asked, gpu)]
     assert parts == [16, 7, None]
-    assert of_each(cpu, 1) == cpu
+    assert replica_config(cpu, 1) == cpu
     # Which jobs are done is known by the run's own configuration.
-    assert pixel_settings(job, cpu) == pixel_settings(job, of_each(cpu, 4))
+    assert pixel_settings(job, cpu) == pixel_settings(job, replica_config(cpu, 4))
 
 
 @pytest.mark.ray

@@ -21,7 +21,7 @@ from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.available import AvailableMemory, available_memory
-from hyimg_cli.memory.fit import check_fit, fits, in_forms, need, need_of_second, room_for
+from hyimg_cli.memory.fit import check_fit, fits, in_forms, memory_guard, need, need_of_second
 from hyimg_cli.memory.footprint import Need, footprint
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image import pipeline as pictures
@@ -277,13 +277,13 @@ def test_a_setting_that_allows_less_is_named(released: str) -> None:
     part = replace(GPU, batch=BatchConfig(gpu_memory_utilization=0.5))
     told = replace(GPU, batch=BatchConfig(memory_gb=90))
     jobs = edits(released)
-    with room_for(released, jobs, GPU):
+    with memory_guard(released, jobs, GPU):
         pass
     for config, what in (
         (part, "--gpu-memory-utilization 0.5 allows 100.0 GB"),
         (told, "[batch] memory_gb allows 90.0 GB"),
     ):
-        with pytest.raises(MachineError) as raised, room_for(released, jobs, config):
+        with pytest.raises(MachineError) as raised, memory_guard(released, jobs, config):
             raise AssertionError("refused before")
         assert what in raised.value.what
         assert "the weights take 168.5 GB, one job beside them" in raised.value.what
@@ -292,14 +292,14 @@ def test_a_setting_that_allows_less_is_named(released: str) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_memory_that_runs_out_while_loading_names_what_helps(released: str) -> None:
-    with pytest.raises(MachineError) as raised, room_for(released, edits(released), GPU):
+    with pytest.raises(MachineError) as raised, memory_guard(released, edits(released), GPU):
         raise torch.OutOfMemoryError("CUDA out of memory")
     assert raised.value.code == "machine.memory"
     assert "the GPU ran out of memory" in raised.value.what
     assert "--quantization fp8 would fit" in raised.value.hint
     # What is counted was there: it was too little all the same, and nothing takes less.
     least = replace(GPU, model=replace(GPU.model, quantization="nf4"))
-    with pytest.raises(MachineError) as raised, room_for(released, edits(released), least):
+    with pytest.raises(MachineError) as raised, memory_guard(released, edits(released), least):
         raise torch.OutOfMemoryError("CUDA out of memory")
     assert raised.value.hint.startswith("free some, or use a machine with")
 

@@ -34,7 +34,7 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.disk import is_process
 from hyimg_cli.journal.keys import here
 from hyimg_cli.journal.provenance import cores
-from hyimg_cli.memory.available import of_each
+from hyimg_cli.memory.available import replica_config
 from hyimg_cli.parallel.tie import tie_to
 from hyimg_cli.parallel.watch import Beat
 from hyimg_cli.settings.run import MachineInfo, RunConfig
@@ -145,7 +145,7 @@ class RayCluster:
         self._needs = _needs(config, count)
         each = -(-count // len(_nodes()))
         # Taken by this machine's memory: of a cluster without GPUs all are taken to be alike.
-        self.config = of_each(config, each)
+        self.config = replica_config(config, each)
         self._starting: dict[int, Setup] = {}
         self._actors: dict[int, _Actor] = {}
         self._is_woken = False

@@ -25,7 +25,7 @@ from hyimg_cli.manifest import planner
 from hyimg_cli.measure.bench.forced_text import ForcedText, Texts
 from hyimg_cli.measure.bench.idle import IdleWatch
 from hyimg_cli.measure.bench.scenario import EMBED, LOAD, PREWARM, REST, START, Lifetime
-from hyimg_cli.memory.fit import room_for
+from hyimg_cli.memory.fit import memory_guard
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.pipelines.image.pipeline import LoadModel
@@ -141,7 +141,7 @@ def shared_models() -> LoadModel:
 def _load(choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel:
     """As `registry.load`, where the weights fit."""
     config = RunConfig(output=OutputConfig(Path()), model=choice)
-    with room_for(choice.model, (), config):
+    with memory_guard(choice.model, (), config):
         return registry.load(choice, is_batch_invariant=is_batch_invariant)
 
 

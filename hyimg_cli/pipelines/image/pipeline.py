@@ -16,7 +16,7 @@ from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.memory.available import available_memory
-from hyimg_cli.memory.fit import room_for
+from hyimg_cli.memory.fit import memory_guard
 from hyimg_cli.memory.footprint import Together, prompt_tokens
 from hyimg_cli.memory.offload import spare_bytes
 from hyimg_cli.memory.refusals import offload_of_pictures, refuse_unsplit
@@ -100,7 +100,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
             choice = replace(choice, expert_room=room)
         # What the session is handed has its room already.
         is_handed = load is self._load
-        with nullcontext() if is_handed else room_for(choice.model, jobs, self._config):
+        with nullcontext() if is_handed else memory_guard(choice.model, jobs, self._config):
             loaded = load(choice, is_batch_invariant=self._config.batch.is_invariant)
         confirm_dtype(choice, loaded.dtype_name)
         confirm_graphs(choice, self._parallel.picture_ranks, loaded.has_graphs)

@@ -20,7 +20,7 @@ from hyimg_cli.journal.keys import (
 from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media.metadata import video_text
 from hyimg_cli.media.xmp import EDITED, MADE, mp4_box
-from hyimg_cli.memory.fit import room_for
+from hyimg_cli.memory.fit import memory_guard
 from hyimg_cli.memory.refusals import refuse_unsplit_context
 from hyimg_cli.memory.room import peak_memory_mb, synchronize
 from hyimg_cli.models import registry
@@ -88,7 +88,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         left = self._not_denoised(jobs, folder)
         refuse_unsplit_context(left, self._config)
         needs_room = bool(left) and not self._denoises
-        with room_for(model, left, self._config) if needs_room else nullcontext():
+        with memory_guard(model, left, self._config) if needs_room else nullcontext():
             yield from self._load(model, left, is_new=is_new)
 
     def _load(self, model: str, left: Sequence[VideoJob], *, is_new: bool) -> Iterator[Event]:
