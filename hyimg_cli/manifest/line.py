@@ -275,8 +275,13 @@ class Line:
         """The lines that a matrix makes of this one, each checked; none where there is no matrix.
         Their faults are this line's too.
         """
-        if self.axes:
-            self._check_matrix()
+        # No field is both in the line and in its matrix.
+        both = self.axes.keys() & self.given
+        if "seed" in self.axes:
+            both |= {"n", "seeds"} & self.given
+        for name in sorted(both):
+            what = f"{name} beside a matrix of {'seed' if name in ('n', 'seeds') else name}"
+            self.add("conflict", what, field=name, hint="give it in one of the two")
         if not self.axes or self.faults:
             return []
         children = [
@@ -336,15 +341,6 @@ class Line:
                 self.axes = axes_of(typed, self.add)
         else:
             self.fields[name] = typed
-
-    def _check_matrix(self) -> None:
-        """Checks that no field is both in the line and in its matrix."""
-        both = self.axes.keys() & self.given
-        if "seed" in self.axes:
-            both |= {"n", "seeds"} & self.given
-        for name in sorted(both):
-            what = f"{name} beside a matrix of {'seed' if name in ('n', 'seeds') else name}"
-            self.add("conflict", what, field=name, hint="give it in one of the two")
 
     def _check_together(self) -> None:
         """Checks what only several fields together can tell."""

@@ -19,7 +19,6 @@ from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import VIDEO_TASKS, Job
 
-_OWN = ("model", "video_model")
 # Values with paths that are kept for the next line.
 _PATHS_NEAR = 1024
 
@@ -37,7 +36,11 @@ def resolve_jobs(
     becomes a fault of the line.
     """
     pictures, videos = _looked_up_once(card_of), _looked_up_once(video_card_of)
-    is_allowed = cache(_allowed(settings))
+    listed = settings["allow_model"]
+    own = [settings[name].value for name in ("model", "video_model")]
+    own += (one.file for one in settings["lora"].value or ())
+    allowed = {_place(name) for name in (*(listed.value or ()), *own)}
+    place_of = cache(_place)
     jobs: list[Job] = []
     faults: list[HyimgError] = []
 
@@ -69,9 +72,13 @@ def resolve_jobs(
         fields = written | {name: resolved_paths(name, written[name]) for name in paths}
         is_video = fields["task"] in VIDEO_TASKS
         model = fields.get("model") or settings["video_model" if is_video else "model"].value
-        if refused := [one for one in _weights_of(written, fields) if not is_allowed(one[2])]:
+        weights = _weights_of(written, fields) if listed.value is not None else ()
+        if refused := [one for one in weights if place_of(one[2]) not in allowed]:
             field, name, _ = refused[0]
-            faults.append(_not_allowed(f"{line.where}: {field}", name, settings["allow_model"]))
+            what = f"{shown(name)} is not among the models that a line may name"
+            hint = f"{as_given(listed)} has: {', '.join(listed.value) or 'none'}"
+            where = f"{line.where}: {field}"
+            faults.append(fault("model-not-allowed", what, where=where, hint=hint))
             continue
         card = (videos if is_video else pictures)(model)
         if isinstance(card, HyimgError):
@@ -107,19 +114,6 @@ def _looked_up_once(card_of: Callable[[str], Any] | None) -> Callable[[str], Any
     return looked_up
 
 
-def _allowed(settings: Mapping[str, Setting]) -> Callable[[str], bool]:
-    """Tells if a line may name a model. Folders are known by where they lie."""
-    listed = settings["allow_model"].value
-    if listed is None:
-        return lambda model: True
-    own = (
-        *(settings[name].value for name in _OWN),
-        *(one.file for one in settings["lora"].value or ()),
-    )
-    known = {_place(name) for name in (*listed, *own)}
-    return lambda model: _place(model) in known
-
-
 def _weights_of(
     written: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, str]]:
@@ -132,15 +126,6 @@ def _weights_of(
 
 
 def _place(name: str) -> str:
+    """Where a model lies, or its name: folders are known by where they lie."""
     path = os.path.expanduser(name)
     return os.path.realpath(path) if os.path.exists(path) else name
-
-
-def _not_allowed(where: str, name: str, allowed: Setting) -> HyimgError:
-    names = ", ".join(allowed.value) or "none"
-    return fault(
-        "model-not-allowed",
-        f"{shown(name)} is not among the models that a line may name",
-        where=where,
-        hint=f"{as_given(allowed)} has: {names}",
-    )

@@ -66,7 +66,13 @@ def sources(arguments: Sequence[str], *, is_recursive: bool, if_missing: str = "
         search.faults.append(_none_found(arguments, search))
     if search.faults:
         raise ManifestError(search.faults)
-    return search.sources(_common(bases))
+    base = _common(bases)
+    names = {
+        os.path.relpath(path, os.path.abspath(base)).replace(os.sep, "/"): given
+        for path, given in search.found.items()
+    }
+    files = {name: names[name] for name in sorted(names, key=_natural)}
+    return Sources(base, files, tuple(search.notes()))
 
 
 class _Search:
@@ -146,12 +152,6 @@ class _Search:
     def _refuse_unreadable(self, error: OSError) -> None:
         what = f"the folder cannot be read: {error.strerror}"
         self.faults.append(fault("unreadable", what, where=str(error.filename)))
-
-    def sources(self, base: Path) -> Sources:
-        start = os.path.abspath(base)
-        names = {os.path.relpath(path, start).replace(os.sep, "/"): path for path in self.found}
-        files = {name: self.found[names[name]] for name in sorted(names, key=_natural)}
-        return Sources(base, files, tuple(self.notes()))
 
     def notes(self) -> Iterator[str]:
         """Sentences on the files left out, one for each reason."""
