@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 from hyimg_cli.errors import HyimgError, SourceImageError
@@ -20,6 +21,10 @@ from hyimg_cli.spec.options import (
     TextSampling,
 )
 from hyimg_cli.spec.units import counted
+
+# Of a million jobs most have the same: one object for all.
+_text_sampling = lru_cache(1024, typed=True)(TextSampling)
+_file_encoding = lru_cache(1024, typed=True)(Encoding)
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,7 @@ class PictureLine(ResolvedLine):
         return ImageJob(
             **values,
             size=size,
-            text=TextSampling(**{name: self.values[name] for name in TEXT_OPTIONS}),
+            text=_text_sampling(**{name: self.values[name] for name in TEXT_OPTIONS}),
             cot_text=fields.get("cot_text"),
             cot_token_ids=fields.get("cot_token_ids"),
             written_json=written,
@@ -166,7 +171,7 @@ class PictureLine(ResolvedLine):
     def _encoding(self) -> Encoding:
         kind = self.values["format"]
         is_lossless = kind == "png" or (kind == "webp" and self.values["lossless"])
-        return Encoding(kind, None if is_lossless else self.values["quality"])
+        return _file_encoding(kind, None if is_lossless else self.values["quality"])
 
     def _size(self) -> SizeRequest:
         """As asked for, or the one that a given text's ratio stands for: its nearest is itself."""
