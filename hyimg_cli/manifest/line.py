@@ -273,7 +273,7 @@ class Line:
 
     def children(self) -> list["Line"]:
         """The lines that a matrix makes of this one, each checked; none where there is no matrix.
-        Their faults are this line's too.
+        Their faults are this line's too; one that all have is of the line itself.
         """
         # No field is both in the line and in its matrix.
         both = self.axes.keys() & self.given
@@ -290,12 +290,16 @@ class Line:
         ]
         for child in children:
             child._check_together()
-        # What is wrong with several of them is said once, of the first.
-        once: dict[tuple[str, str, str], HyimgError] = {}
+        found: dict[tuple[str, str, str], list[HyimgError]] = {}
         for child in children:
             for one in child.faults:
-                once.setdefault((one.code, one.what, one.where.removeprefix(child.where)), one)
-        self.faults += once.values()
+                place = one.where.removeprefix(child.where).removeprefix(": ")
+                found.setdefault((one.code, one.what, place), []).append(one)
+        for (code, what, place), same in found.items():
+            if len(same) < len(children):
+                self.faults += same
+            else:  # of all of them alike: a fault of the line
+                self.add(code.partition(".")[2], what, field=place, hint=same[0].hint)
         return children
 
     def _child(self, texts: Mapping[str, str]) -> "Line":
