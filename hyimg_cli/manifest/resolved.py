@@ -71,10 +71,9 @@ def _complete_picture(entry: dict[str, Any], job: ImageJob) -> None:
     entry |= _text_fields(job)
     # Nothing of a PNG: resume keys of folders from before there were others stay.
     if job.encoding.format != "png":
-        lossless, quality = {"lossless": True}, {"quality": job.encoding.quality}
-        entry |= {"format": job.encoding.format} | (
-            lossless if job.encoding.is_lossless else quality
-        )
+        quality = job.encoding.quality
+        how = {"lossless": True} if quality is None else {"quality": quality}
+        entry |= {"format": job.encoding.format, **how}
 
 
 def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
