@@ -248,15 +248,14 @@ def _expert_lines(order: Plan, config: RunConfig, *, think: int) -> Iterator[str
     """Lines on experts that wait in main memory: what fetching them costs, and what spares it."""
     if not config.model.offloads_experts:
         return
-    measured = measured_link(config)
-    link = measured or STATED_BYTES_S
-    there = configured_memory(config) or (available_memory(config) if measured else None)
+    link = measured_link(config)
+    there = configured_memory(config) or (available_memory(config) if link else None)
     for model in dict.fromkeys(group.model for group in order.groups if isinstance(group, Group)):
         jobs = [job for job in order.jobs_of_model(model) if isinstance(job, ImageJob)]
-        found = traffic(model, jobs, config, there, link)
+        found = traffic(model, jobs, config, there, link or STATED_BYTES_S)
         if found is None:
             continue
-        rate = f"{link / 1e9:.1f} GB/s, {'measured' if measured else 'assumed'}"
+        rate = f"{(link or STATED_BYTES_S) / 1e9:.1f} GB/s, {'measured' if link else 'assumed'}"
         yield (
             f"  experts of {model}: {bytes_text(found.waiting)} in main memory, "
             f"{bytes_text(found.resident)} of them stay on the GPU; the link: {rate}"
@@ -273,8 +272,7 @@ def _expert_lines(order: Plan, config: RunConfig, *, think: int) -> Iterator[str
 
 def _at_a_time(model: str, config: RunConfig) -> int:
     """Bytes of weights on the device of a model whose networks take turns there."""
-    choice = config.model
-    card = registry.video_card(model, choice.revision, choice.components)
+    card = registry.video_card(model, config.model.revision, config.model.components)
     return video_need(card, config).weights
 
 

@@ -16,7 +16,7 @@ from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.memory import refusals
-from hyimg_cli.memory.available import AvailableMemory, available_memory, replicas_per_memory
+from hyimg_cli.memory.available import AvailableMemory, available_memory, copies_of
 from hyimg_cli.memory.fit import check_fit, fits, in_forms, need
 from hyimg_cli.memory.footprint import Need
 from hyimg_cli.memory.videos import decode_bytes
@@ -140,7 +140,7 @@ def image_memory(config: RunConfig) -> Check:
         card, dtype = registry.model_card(name, revision), precision(config.model)[1]
     except CheckpointError:
         return Check("warning", _UNREAD)
-    copies = replicas_per_memory(config, config.parallel.replicas)
+    copies = copies_of(config, config.parallel.replicas)
     weights = card.loaded_bytes(dtype, config.model.quantization)
     most = f"{bytes_text(full.total * copies)} with {size} together"
     processes = _processes_text(config)
@@ -208,7 +208,7 @@ def video_memory(config: RunConfig) -> Check:
     sample = _sample(_video_line(card), revision=revision, **parts)
     refusals.refuse_unsplit_context(sample, config)
     found = check_fit(name, sample, config, there)
-    copies = replicas_per_memory(config, config.parallel.replicas)
+    copies = copies_of(config, config.parallel.replicas)
     said = f"{model_name(name)}: "
     if config.model.cpu_offload != "none":
         said += f"{bytes_text(found.needed.waiting)} of weights in main memory, "

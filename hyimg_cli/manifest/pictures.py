@@ -11,7 +11,7 @@ from hyimg_cli.manifest.fields import COT_FIELDS
 from hyimg_cli.manifest.line import fault, idle_fields
 from hyimg_cli.manifest.resolved_line import ResolvedLine, count_up
 from hyimg_cli.media.carried import check_region
-from hyimg_cli.spec.card import ModelCard
+from hyimg_cli.spec.card import ModelCard, SamplingDefaults
 from hyimg_cli.spec.job import GUIDANCE_FIELDS, Encoding, ImageJob, Size, SizeRequest
 from hyimg_cli.spec.options import (
     FINISHING,
@@ -25,6 +25,11 @@ from hyimg_cli.spec.units import counted
 # Of a million jobs most have the same: one object for all.
 _text_sampling = lru_cache(1024, typed=True)(TextSampling)
 _file_encoding = lru_cache(1024, typed=True)(Encoding)
+
+
+def sampling_defaults(card: ModelCard, *, is_edit: bool) -> SamplingDefaults:
+    """The checkpoint's own, for an edit or a new picture."""
+    return (is_edit and card.edit_defaults) or card.defaults
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class PictureLine(ResolvedLine):
             what, hint = "custom without a system_prompt", "write the system_prompt"
             yield self.fault("missing-field", what, "use_system_prompt", hint)
         yield from self._vary_faults()
-        own = self.card.defaults_of(is_edit=bool(self.images))
+        own = sampling_defaults(self.card, is_edit=bool(self.images))
         for name in GUIDANCE_FIELDS:
             if getattr(own, name) is None and self.values[name] is not None:
                 yield self.unused(name, f"{self.card.name} does not read it")

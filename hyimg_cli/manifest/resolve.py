@@ -11,7 +11,7 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.manifest.line import IdClaims, fault
 from hyimg_cli.manifest.manifest import Manifest
-from hyimg_cli.manifest.pictures import PictureLine
+from hyimg_cli.manifest.pictures import PictureLine, sampling_defaults
 from hyimg_cli.manifest.resolved_line import ResolvedLine
 from hyimg_cli.manifest.videos import VideoLine
 from hyimg_cli.settings.precedence import Setting, as_given
@@ -51,7 +51,7 @@ def resolve_jobs(
     @cache
     def without_line(model: str, is_video: bool, is_edit: bool) -> dict[str, Any]:
         card = (videos if is_video else pictures)(model)
-        own = card.defaults if is_video else card.defaults_of(is_edit=is_edit)
+        own = card.defaults if is_video else sampling_defaults(card, is_edit=is_edit)
         return {
             name: getattr(own, name, None) if one.origin == "model" else one.value
             for name, one in settings.items()

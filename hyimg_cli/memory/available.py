@@ -40,7 +40,7 @@ def available_memory(config: RunConfig, *, replicas: int = 1) -> AvailableMemory
 
     Raises MachineError where a GPU was asked for and there is none.
     """
-    main, copies = available_bytes(), replicas_per_memory(config, replicas)
+    main, copies = available_bytes(), copies_of(config, replicas)
     found = AvailableMemory(_part(main, copies), main=main)
     if precision(config.model)[0] == "cuda":
         found = _on_gpus(config, main) or found
@@ -51,14 +51,10 @@ def available_memory(config: RunConfig, *, replicas: int = 1) -> AvailableMemory
 def configured_memory(config: RunConfig, *, replicas: int = 1) -> AvailableMemory | None:
     """The memory that `config` states, for a plan that may be another machine's; None: nothing."""
     nbytes = config.batch.memory_bytes
-    return (
-        None
-        if nbytes is None
-        else AvailableMemory(_part(nbytes, replicas_per_memory(config, replicas)))
-    )
+    return None if nbytes is None else AvailableMemory(_part(nbytes, copies_of(config, replicas)))
 
 
-def replicas_per_memory(config: RunConfig, replicas: int) -> int:
+def copies_of(config: RunConfig, replicas: int) -> int:
     """Number of replicas that share a memory: on GPUs each has its own."""
     return replicas if precision(config.model)[0] == "cpu" else 1
 
@@ -67,7 +63,7 @@ def replica_config(config: RunConfig, replicas: int) -> RunConfig:
     """The configuration of each replica: on a CPU it may fill its part of the one memory, or
     all of them would take for theirs what is free.
     """
-    copies = replicas_per_memory(config, replicas)
+    copies = copies_of(config, replicas)
     if copies == 1:
         return config
     free = available_bytes()

@@ -203,10 +203,6 @@ class ModelCard:
         ratio = height / width
         return min(self.buckets, key=lambda b: abs(b.size.height / b.size.width - ratio))
 
-    def defaults_of(self, *, is_edit: bool) -> SamplingDefaults:
-        """The checkpoint's own, for an edit or a new picture."""
-        return (is_edit and self.edit_defaults) or self.defaults
-
     def bucket_of(self, request: SizeRequest) -> Bucket | None:
         """The bucket a request is given, or None where the model chooses (`auto`)."""
         if request.is_auto:

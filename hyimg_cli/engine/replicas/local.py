@@ -9,12 +9,7 @@ from hyimg_cli.engine.replicas.messages import Assign, FromReplica, Gone, Setup,
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.journal.provenance import cores
-from hyimg_cli.memory.available import (
-    available_bytes,
-    available_memory,
-    replica_config,
-    replicas_per_memory,
-)
+from hyimg_cli.memory.available import available_bytes, available_memory, copies_of, replica_config
 from hyimg_cli.memory.fit import check_fit
 from hyimg_cli.parallel.launch import Launched, launched, packed
 from hyimg_cli.settings.run import RunConfig
@@ -134,7 +129,7 @@ def _refuse_little_memory(config: RunConfig, plan: Plan, count: int) -> None:
 
     Raises MachineError.
     """
-    if replicas_per_memory(config, count) == 1:
+    if copies_of(config, count) == 1:
         return
     for model in dict.fromkeys(group.model for group in plan.groups):
         judge = partial(check_fit, model, plan.jobs_of_model(model), config)
