@@ -79,16 +79,15 @@ def _admit_ray(address: str) -> None:
 def session_for(config: RunConfig) -> RunsPlans:
     """The one that `config` asks for. Raises MachineError where GPUs are missing."""
     # Imported here: `--help` must not wait for torch, and replicas need none in this process.
-    if config.parallel.ray_address is not None:
-        _admit_ray(config.parallel.ray_address)
-        from hyimg_cli.engine.replicas.cluster import RayCluster
-        from hyimg_cli.engine.replicas.run import Replicas
+    if not config.parallel.has_replicas:
+        from hyimg_cli.engine.session import Session
 
-        return Replicas(config, transport=RayCluster)
-    if config.parallel.replicas > 1:
-        from hyimg_cli.engine.replicas.run import Replicas
+        return Session(config)
+    from hyimg_cli.engine.replicas.run import Replicas
 
+    if config.parallel.ray_address is None:
         return Replicas(config)
-    from hyimg_cli.engine.session import Session
+    _admit_ray(config.parallel.ray_address)
+    from hyimg_cli.engine.replicas.cluster import RayCluster
 
-    return Session(config)
+    return Replicas(config, transport=RayCluster)

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from hyimg_cli.errors import ConsecutiveErrors, HyimgError, MachineError, ReplicaError
-from hyimg_cli.settings.run import FailurePolicy
+from hyimg_cli.journal.keys import finishing_key, key_of, source_digests
+from hyimg_cli.settings.run import FailurePolicy, RunConfig
 from hyimg_cli.spec.events import Event, Failure, JobEnded, JobStarted, Outcome
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 
@@ -46,12 +47,18 @@ def describe_failure(job: Job, error: Exception) -> Failure:
     return Failure.of(error)
 
 
-def failed_job(job: Job, key: str, attempt: int, error: Exception, **facts: Any) -> Outcome:
-    """The line of a job that failed; `facts` are more of its fields."""
-    said = {"metadata": json.loads(job.metadata_json), "extra": json.loads(job.extra_json)}
-    return Outcome(
-        job.custom_id, "failed", key, attempt, error=describe_failure(job, error), **(said | facts)
-    )
+def failed_job(
+    job: Job, config: RunConfig, attempt: int, error: Exception, **facts: Any
+) -> Outcome:
+    """The line of a job that failed at this attempt; `facts` are more of its fields."""
+    said = {
+        "error": describe_failure(job, error),
+        "finishing_key": finishing_key(job, config.output),
+        "metadata": json.loads(job.metadata_json),
+        "extra": json.loads(job.extra_json),
+    }
+    key = key_of(job, source_digests(job), config)
+    return Outcome(job.custom_id, "failed", key, attempt, **(said | facts))
 
 
 def failed_line(custom_id: str, faults: Sequence[HyimgError]) -> Outcome:

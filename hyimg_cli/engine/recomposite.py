@@ -46,7 +46,8 @@ def _finished(
     anew = {"attempt": entry["attempt"] + 1, "outputs": (), "error": None, "extra": extra}
     before = _OUTCOME.validate_python({**entry, **anew})
     # What was said of the former finishing does not hold for this one.
-    said = tuple(text for text in before.warnings if text not in set(edit_warnings(_whole(old))))
+    former = set(edit_warnings(old if "gates" in old else None))
+    said = tuple(text for text in before.warnings if text not in former)
     before = replace(
         before, warnings=said, edit=edit, finishing_key=finishing_key(job, config.output)
     )
@@ -64,7 +65,3 @@ def _finished(
 def _pixels(folder: RunFolder, path: str) -> np.ndarray:
     with Image.open(folder.fetch(path)) as image:
         return np.asarray(image.convert("RGB"))
-
-
-def _whole(edit: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    return edit if "gates" in edit else None

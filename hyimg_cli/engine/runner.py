@@ -16,7 +16,7 @@ from hyimg_cli.engine.sources import SourcesSeen
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
 from hyimg_cli.journal.differences import differing
 from hyimg_cli.journal.journal import Resumption, RunFolder, resume
-from hyimg_cli.journal.keys import finishing_key, job_keys, key_of, source_digests
+from hyimg_cli.journal.keys import finishing_key, job_keys
 from hyimg_cli.manifest import planner
 from hyimg_cli.manifest.file_names import name_files
 from hyimg_cli.manifest.line import fault
@@ -176,11 +176,6 @@ class RunPlan:
     is_over: bool
 
 
-def work_s(outcome: Outcome) -> float:
-    """Seconds a job took itself: of those in which it worked together with others its share."""
-    return outcome.share_s.get("total", 0.0)
-
-
 def make_plan(
     jobs: Manifest | Sequence[Job], card_of: Callable[[str], ModelCard] | None = None
 ) -> Plan:
@@ -220,21 +215,17 @@ def _unfit(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> dict[str, Hy
     found: dict[str, HyimgError] = {}
     line = ""
     for job in jobs:
-        if job.source_line != line and (error := _unfitness(job, settings)):
-            found[job.source_line] = error
+        if job.source_line == line:
+            continue
         line = job.source_line
+        try:
+            registry.check(job, settings["revision"].value, settings["video_components"].value)
+        except JobError as error:
+            field, slug = error.where, error.code.partition(".")[2]
+            is_own = field in job.user_fields or field not in settings
+            place = line if is_own else settings[field].origin
+            found[line] = fault(slug, error.what, where=f"{place}: {field}", hint=error.hint)
     return found
-
-
-def _unfitness(job: Job, settings: Mapping[str, Setting]) -> HyimgError | None:
-    try:
-        registry.check(job, settings["revision"].value, settings["video_components"].value)
-    except JobError as error:
-        field, slug = error.where, error.code.partition(".")[2]
-        is_own = field in job.user_fields or field not in settings
-        place = job.source_line if is_own else settings[field].origin
-        return fault(slug, error.what, where=f"{place}: {field}", hint=error.hint)
-    return None
 
 
 def accept(
@@ -338,12 +329,8 @@ def _untried(
     outcomes: list[Outcome] = []
     for job in jobs:
         if error := found.error_of(job):
-            key, finishing = (
-                key_of(job, source_digests(job), config),
-                finishing_key(job, config.output),
-            )
             attempt = folder.attempts.get(job.custom_id, 0) + 1
-            outcomes.append(failed_job(job, key, attempt, error, finishing_key=finishing))
+            outcomes.append(failed_job(job, config, attempt, error))
             folder.append(outcomes[-1])
             if limit.ends_run(JobEnded(outcomes[-1])):
                 return tuple(outcomes), True

@@ -105,13 +105,13 @@ class Session:
         self._is_over, limit = False, FailureLimit(self._config.failure)
         for group in plan.groups:
             with torch_settings(self._config.model, draws=isinstance(group, Group)):
-                for event in self._ready(group, whole or plan):
+                for event in self._prepare_group(group, whole or plan):
                     yield event
                     self._stop_if_asked()
                 self._stop_if_asked()
                 yield GroupStarted(group.model, group.size_class, len(group.jobs))
                 # Of no job's time: loading, and what was made ready for other groups.
-                yield from self._tried(group.jobs, plan, time.perf_counter(), limit)
+                yield from self._run_group(group.jobs, plan, time.perf_counter(), limit)
             if self._is_over:
                 limit.raise_fault()
                 return
@@ -121,7 +121,7 @@ class Session:
         if signal_number is not None:
             raise Interrupted(signal_number)
 
-    def _ready(self, group: Group | VideoGroup, plan: Plan) -> Iterator[Event]:
+    def _prepare_group(self, group: Group | VideoGroup, plan: Plan) -> Iterator[Event]:
         """The group's pipeline with its model, its shared work and its shapes behind it."""
         pipeline: AnyPipeline = self._images if isinstance(group, Group) else self._videos
         other: AnyPipeline = self._videos if isinstance(group, Group) else self._images
@@ -143,13 +143,13 @@ class Session:
             other.release()
             yield ModelReleased(name, needed.total, there.free)
 
-    def _tried(
+    def _run_group(
         self, jobs: Sequence[Job], plan: Plan, started: float, limit: FailureLimit
     ) -> Iterator[Event]:
         """A group's events; failures that may pass are tried again behind the others."""
         again: dict[str, JobEnded] = {}
         for retries_left in range(self._config.failure.max_retries, -1, -1):
-            for event in self._group(jobs, started):
+            for event in self._work_on(jobs, started):
                 is_final = True
                 if isinstance(event, JobEnded):
                     again.pop(event.outcome.custom_id, None)
@@ -163,21 +163,23 @@ class Session:
             jobs = [plan.by_id[name] for name in again]
         yield from again.values()  # of a run that is over
 
-    def _group(self, jobs: Sequence[Job], started: float) -> Iterator[Event]:
+    def _work_on(self, jobs: Sequence[Job], started: float) -> Iterator[Event]:
         with ThreadPoolExecutor(1) as writer:
             behind: WriteBehind[Written] = WriteBehind(writer)
             # What is finished is written and told, whatever stops the run.
             try:
-                yield from self._shown(self._pipeline.work(jobs, self._folder, started), behind)
-                yield from self._journaled(behind, wait=True)
+                yield from self._write_behind(
+                    self._pipeline.work(jobs, self._folder, started), behind
+                )
+                yield from self._record_written(behind, wait=True)
             except (GeneratorExit, KeyboardInterrupt):
-                list(self._journaled(behind, wait=True))
+                list(self._record_written(behind, wait=True))
                 raise
             except Exception:
-                yield from self._journaled(behind, wait=True)
+                yield from self._record_written(behind, wait=True)
                 raise
 
-    def _shown(
+    def _write_behind(
         self,
         events: Iterator[Event | Finished[Job] | Lost[Job]],
         behind: WriteBehind[Written],
@@ -186,17 +188,17 @@ class Session:
         for event in events:
             match event:
                 case Finished():
-                    behind.submit(partial(self._written, event))
+                    behind.submit(partial(self._write, event))
                 case Lost():
-                    yield self._failed(event)
+                    yield self._record_failure(event)
                 case _:
                     yield event
-            yield from self._journaled(behind, wait=False)
+            yield from self._record_written(behind, wait=False)
             self._stop_if_asked()
             if self._is_over:
                 return
 
-    def _written(self, done: Finished[Job]) -> Written:
+    def _write(self, done: Finished[Job]) -> Written:
         """Errors of the machine are raised where the write is collected; others are the job's."""
         if self._folder is None:
             return done, None
@@ -207,34 +209,34 @@ class Session:
         except Exception as error:
             return done, error
 
-    def _journaled(self, behind: WriteBehind[Written], *, wait: bool) -> Iterator[JobEnded]:
+    def _record_written(self, behind: WriteBehind[Written], *, wait: bool) -> Iterator[JobEnded]:
         for (done, output), seconds in behind.finished(wait=wait):
             done.clock.overlapped("write", seconds)
             if isinstance(output, Exception):
-                yield self._failed(Lost(done.request, output))
+                yield self._record_failure(Lost(done.request, output))
                 continue
             done.clock.enter("write")
-            facts = self._facts(done.job, key_of(done.job, done.source_digests, self._config))
-            outcome = self._recorded(self._pipeline.outcome(done, output, facts))
+            facts = self._facts(done.job, done.source_digests)
+            outcome = self._append(self._pipeline.outcome(done, output, facts))
             if self._folder is not None:
                 with suppress(StorageError, OutputFolderError):
                     self._folder.drop_latents([done.job.custom_id])
             yield JobEnded(outcome)
 
-    def _failed(self, lost: Lost[Job]) -> JobEnded:
+    def _record_failure(self, lost: Lost[Job]) -> JobEnded:
         raise_if_of_machine(lost.error)
-        facts = self._facts(lost.job, key_of(lost.job, source_digests(lost.job), self._config))
+        facts = self._facts(lost.job, source_digests(lost.job))
         said = line_facts(lost, facts, *lost.warnings, *lost.request.warnings_if_lost)
-        outcome = failed_job(lost.job, facts.key, facts.attempt, lost.error, **said)
-        return JobEnded(self._recorded(outcome))
+        outcome = failed_job(lost.job, self._config, facts.attempt, lost.error, **said)
+        return JobEnded(self._append(outcome))
 
-    def _facts(self, job: Job, key: str) -> Facts:
+    def _facts(self, job: Job, digests: Sequence[str]) -> Facts:
         attempt = self._attempts[job.custom_id] = self._attempts.get(job.custom_id, 0) + 1
         counts, peak = self._pipeline.cache_counts(), self._pipeline.peak_memory_mb()
-        finishing = finishing_key(job, self._config.output)
-        return Facts(key, finishing, attempt, counts, peak)
+        keys = key_of(job, digests, self._config), finishing_key(job, self._config.output)
+        return Facts(*keys, attempt, counts, peak)
 
-    def _recorded(self, outcome: Outcome) -> Outcome:
+    def _append(self, outcome: Outcome) -> Outcome:
         if self._folder is not None:
             self._folder.append(outcome)
         return outcome

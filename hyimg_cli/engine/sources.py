@@ -45,10 +45,18 @@ class SourcesSeen:
     def count(self) -> int:
         return len(self.sizes) + len(self.errors)
 
+    @property
+    def every_error(self) -> list[SourceImageError]:
+        return [*self.errors.values(), *self.unfit.values()]
+
+    def errors_of(self, job: Job) -> list[SourceImageError]:
+        """Why a job cannot be tried; nothing where it can."""
+        found = (*map(self.errors.get, job.images), self.unfit.get(job.custom_id))
+        return [error for error in found if error is not None]
+
     def error_of(self, job: Job) -> SourceImageError | None:
-        """Why a job cannot be tried, if so."""
-        found = (self.errors[path] for path in job.images if path in self.errors)
-        return next(found, self.unfit.get(job.custom_id))
+        """The first of them."""
+        return next(iter(self.errors_of(job)), None)
 
     def leaves_none(self, jobs: Sequence[Job]) -> bool:
         """Tell if there are jobs, and none of them can be tried."""
@@ -67,12 +75,10 @@ class SourcesSeen:
     def named(self) -> Iterator[str]:
         """The sentences, and the first that they are about."""
         yield from self.sentences()
-        errors = [*self.errors.values(), *self.unfit.values()]
-        for number, error in enumerate(errors[:MOST_NAMED]):
+        for number, error in enumerate(self.every_error[:MOST_NAMED]):
             is_said = number < len(self.errors) and error.code == _MISSING  # by the sentence
             yield f"  {error.where}" + ("" if is_said else f": {error.what}")
-        if len(errors) > MOST_NAMED:
-            rest = len(errors) - MOST_NAMED
+        if (rest := len(self.every_error) - MOST_NAMED) > 0:
             yield f"  and {rest} more; hyimg check --json names every one"
 
 
@@ -230,8 +236,7 @@ def refuse_hopeless(found: SourcesSeen, jobs: Sequence[Job], run: RunFolder) -> 
         return
     results = run.results()
     if not any(job.custom_id in results for job in jobs):
-        errors = [*found.errors.values(), *found.unfit.values()]
-        hint = next((error.hint for error in errors if error.hint), "")
+        hint = next((error.hint for error in found.every_error if error.hint), "")
         none = "no job has its source pictures" if found.errors else "no job can be tried"
         what = f"{none}: {', '.join(found.sentences())}"
         raise UsageError(what, hint=hint, code="source.none")
@@ -241,12 +246,8 @@ def faults(found: SourcesSeen, jobs: Sequence[Job]) -> list[HyimgError]:
     """Faults of the source pictures, with the line that names each."""
     return [
         SourceImageError(
-            error.what, where=f"{job.source_line}: {path}", hint=error.hint, code=error.code
+            error.what, where=f"{job.source_line}: {error.where}", hint=error.hint, code=error.code
         )
         for job in jobs
-        for path, error in [
-            *((path, found.errors.get(path)) for path in job.images),
-            *((one.where, one) for one in filter(None, [found.unfit.get(job.custom_id)])),
-        ]
-        if error
+        for error in found.errors_of(job)
     ]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hyimg_cli.cache.disk import SOURCE_IMAGES, DiskStore
-from hyimg_cli.engine.replicas.messages import Told
+from hyimg_cli.engine.replicas.messages import EventBatch
 from hyimg_cli.engine.replicas.parcels import Parcel
 from hyimg_cli.errors import OutputFolderError, StorageError
 from hyimg_cli.files import replace_file, replacing
@@ -181,7 +181,7 @@ def test_what_is_written_below_a_link_later_on_is_refused(tmp_path: Path, victim
     (tmp_path / file.path).parent.mkdir(parents=True)
     (tmp_path / file.path).touch()
     finished = FinishedJob(replace(outcome, outputs=(file,)), tmp_path)
-    latents = Parcel(Told(()), {}, {"a": b"x"})
+    latents = Parcel(EventBatch(()), {}, {"a": b"x"})
     with RunFolder(tmp_path / "out") as folder:
         folder.supersede({"sub/b": ["outputs/sub/a.png"]})
         plant(folder.folder / "outputs" / "sub", victim)

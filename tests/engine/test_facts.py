@@ -11,13 +11,13 @@ import pytest
 from hyimg_cli.engine.choice import find_place
 from hyimg_cli.engine.replicas.messages import (
     Assign,
+    EventBatch,
+    Exited,
     FromReplica,
-    Gone,
+    Pending,
     PieceDone,
     Ready,
     Setup,
-    Told,
-    Waits,
 )
 from hyimg_cli.engine.replicas.run import Replicas
 from hyimg_cli.errors import MachineError
@@ -107,8 +107,8 @@ class Fatal(Scripted):
 
     def assign(self, number: int, work: Assign) -> None:
         (begun,) = work.piece.jobs
-        self._said.append((number, Told((JobStarted(begun.custom_id),))))
-        self._said.append((number, Gone("killed by SIGKILL")))
+        self._said.append((number, EventBatch((JobStarted(begun.custom_id),))))
+        self._said.append((number, Exited("killed by SIGKILL")))
 
 
 class Crowded(Scripted):
@@ -122,7 +122,7 @@ class Crowded(Scripted):
 
     def events(self, timeout_s: float) -> list[tuple[int, FromReplica]]:
         time.sleep(0.05)
-        said = [(1, Waits())]
+        said = [(1, Pending())]
         if self.assigned and self._looks < 10:
             self._looks += 1
             return said

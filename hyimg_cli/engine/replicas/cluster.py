@@ -27,7 +27,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from hyimg_cli.engine.replicas.messages import Assign, FromReplica, Gone, Ready, Setup, Waits
+from hyimg_cli.engine.replicas.messages import Assign, Exited, FromReplica, Pending, Ready, Setup
 from hyimg_cli.engine.replicas.parcels import Packer, Parcel, Supplies
 from hyimg_cli.engine.replicas.pieces import PieceWorker
 from hyimg_cli.errors import MachineError
@@ -109,11 +109,11 @@ class _Actor:
     began: float = field(default_factory=time.monotonic)
     has_room: bool = False
 
-    def waiting(self) -> Waits | Gone:
+    def waiting(self) -> Pending | Exited:
         """That it has no room yet, or will have none."""
         if time.monotonic() - self.began > _ROOM_S:
-            return Gone(f"no room on the Ray cluster for {_ROOM_S:.0f} s")
-        return Waits()
+            return Exited(f"no room on the Ray cluster for {_ROOM_S:.0f} s")
+        return Pending()
 
     def asked(self) -> Iterator[Any]:
         """What an answer is awaited to; it is asked for a sign of life now and then."""
@@ -195,13 +195,12 @@ class RayCluster:
             for asked, number in self._ready(waiting, timeout_s)
             if (ref := self._actors[number].answer(asked)) is not None
         ]
-        values = _values([ref for _, ref in read])
         # The disk takes many files at a time as soon as one.
         with ThreadPoolExecutor(_WRITERS) as writers:
-            said = list(writers.map(self._said, [number for number, _ in read], values))
+            said = list(writers.map(self._said, read))
         said += [(n, actor.waiting()) for n, actor in self._without_room().items()]
         for number, message in said:
-            if isinstance(message, Gone):
+            if isinstance(message, Exited):
                 self.kill(number)
         return said
 
@@ -249,29 +248,18 @@ class RayCluster:
         self._is_woken = False
         return [(one, waiting[one]) for one in ready[:_AT_ONCE]]
 
-    def _said(self, number: int, value: Any) -> tuple[int, FromReplica]:
-        if isinstance(value, Parcel):
-            return number, value.unpack(self._actors[number].folder)
-        if not isinstance(value, Exception):
-            return number, value
-        if isinstance(value, RayActorError) and not value.actor_init_failed:
-            return number, Gone("its process or its machine is gone")
-        return number, Gone(str(value).strip().splitlines()[-1])
-
-
-def _values(refs: list[Any]) -> list[Any]:
-    """What the references stand for: messages, or why there is none."""
-    try:
-        return list(ray.get(refs))
-    except RayError:
-        return [_value(ref) for ref in refs]
-
-
-def _value(ref: Any) -> Any:
-    try:
-        return ray.get(ref)
-    except RayError as error:
-        return error
+    def _said(self, read: tuple[int, Any]) -> tuple[int, FromReplica]:
+        """A replica's message, its files in place, or that no more will come of it."""
+        number, ref = read
+        try:
+            message = ray.get(ref)
+        except RayError as error:
+            if isinstance(error, RayActorError) and not error.actor_init_failed:
+                return number, Exited("its process or its machine is gone")
+            return number, Exited(str(error).strip().splitlines()[-1])
+        if isinstance(message, Parcel):
+            message = message.unpack(self._actors[number].folder)
+        return number, message
 
 
 class _Head:

@@ -21,7 +21,7 @@ _WORTH_BATCHING = 4
 
 
 @dataclass
-class _Pending:
+class _OpenGroup:
     """What is left of a group."""
 
     group: Group | VideoGroup
@@ -33,7 +33,7 @@ class JobQueue:
 
     def __init__(self, plan: Plan, replicas: int) -> None:
         self._replicas = replicas
-        self._parts = [_Pending(group, deque(group.jobs)) for group in plan.groups]
+        self._parts = [_OpenGroup(group, deque(group.jobs)) for group in plan.groups]
         self._part_of = {job.custom_id: part for part in self._parts for job in part.jobs}
         self._alone: deque[Job] = deque()
 
@@ -84,14 +84,14 @@ class JobQueue:
         job = self._alone.popleft()
         return _piece(self._part_of[job.custom_id].group, [job])
 
-    def _cut(self, part: _Pending) -> int:
+    def _cut(self, part: _OpenGroup) -> int:
         """How many jobs of a group to dispatch: about as many as are due, whole sets of jobs with
         the same source images, or else with the same text, unless a set is larger than two pieces.
         """
         due = self._due(part)
         return _fill(due, part.jobs, _sources) or _fill(due, part.jobs, _text) or due
 
-    def _due(self, part: _Pending) -> int:
+    def _due(self, part: _OpenGroup) -> int:
         model = part.group.model
         left = sum(len(one.jobs) for one in self._parts if one.group.model == model)
         even = -(-left // self._replicas)

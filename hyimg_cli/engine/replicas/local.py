@@ -5,7 +5,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from threading import BoundedSemaphore
 
-from hyimg_cli.engine.replicas.messages import Assign, FromReplica, Gone, Setup, Stop
+from hyimg_cli.engine.replicas.messages import Assign, Exited, FromReplica, Setup, Stop
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.journal.provenance import cores
@@ -66,7 +66,7 @@ class LocalProcesses:
                 process.room.release()
                 if self._processes.get(number) is process:
                     found.append((number, message))
-                    if isinstance(message, Gone):
+                    if isinstance(message, Exited):
                         self._processes.pop(number).child.end()
                 one = None if len(found) == _AT_ONCE else self._inbox.get_nowait()
         except Empty:
@@ -108,7 +108,7 @@ class LocalProcesses:
         self._inbox.put((process, number, message))
 
     def _ended(self, process: _Process, number: int) -> None:
-        self._heard(process, number, Gone(process.child.death()))
+        self._heard(process, number, Exited(process.child.death()))
 
 
 def _refuse_missing_gpus(config: RunConfig, count: int) -> None:

@@ -1,8 +1,8 @@
 """What a run and its replicas say to each other, and the transport that carries it; no torch.
 
     to a replica      Setup as it starts, then Assign for each piece; Stop
-    from a replica    Ready, then for each piece Told until PieceDone; Beat now and then; Gone; and
-                      on its behalf, before its process starts, Waits
+    from a replica    Ready, then for each piece EventBatch until PieceDone; Beat now and then;
+                      Exited; and on its behalf, before its process starts, Pending
 
 Pickled by plain `pickle`: frozen dataclasses without tensors. A replica writes its files into a
 folder of its own; the run moves them to where they belong, then writes their line.
@@ -65,7 +65,7 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Told:
+class EventBatch:
     """Events of the replica's session; the files of a job that ended are in its folder."""
 
     events: tuple[Event, ...]
@@ -82,18 +82,18 @@ class PieceDone:
 
 
 @dataclass(frozen=True)
-class Waits:
+class Pending:
     """There is no room for the replica yet."""
 
 
 @dataclass(frozen=True)
-class Gone:
+class Exited:
     """The replica's process has ended, `why` in words: nothing more will come."""
 
     why: str
 
 
-FromReplica = Waits | Ready | Told | PieceDone | Beat | Gone
+FromReplica = Pending | Ready | EventBatch | PieceDone | Beat | Exited
 
 
 class Transport(Protocol):

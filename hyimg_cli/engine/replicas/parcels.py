@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyimg_cli.engine.replicas.folder import ReplicaFolder
-from hyimg_cli.engine.replicas.messages import PieceDone, Told
+from hyimg_cli.engine.replicas.messages import EventBatch, PieceDone
 from hyimg_cli.errors import StorageError
 from hyimg_cli.files import LATENTS_BYTES, bytes_of, remove, replace_file
 from hyimg_cli.journal.disk import disk_errors, make_folders
@@ -25,11 +25,11 @@ _MOST_FILE_BYTES = 100_000_000_000
 class Parcel:
     """A replica's message with its jobs' files by name, and latents by custom_id."""
 
-    message: Told | PieceDone
+    message: EventBatch | PieceDone
     files: Mapping[str, bytes]
     latents: Mapping[str, bytes]
 
-    def unpack(self, folder: Path) -> Told | PieceDone:
+    def unpack(self, folder: Path) -> EventBatch | PieceDone:
         """Put the files where a replica on this machine would have written them."""
         replica = ReplicaFolder(folder)
         with disk_errors(folder):
@@ -89,11 +89,11 @@ class Packer:
         for custom_id in supplies.latents:
             self._latents[custom_id] = _version(self._folder.latents_for(custom_id))
 
-    def parcels(self, messages: Iterable[Told | PieceDone]) -> Iterator[Parcel]:
+    def parcels(self, messages: Iterable[EventBatch | PieceDone]) -> Iterator[Parcel]:
         """Each message with its files, which are removed here."""
         for message in messages:
             files: dict[str, bytes] = {}
-            for event in message.events if isinstance(message, Told) else ():
+            for event in message.events if isinstance(message, EventBatch) else ():
                 if isinstance(event, JobEnded):
                     for name in files_of_result(outcome_to_json(event.outcome)):
                         files |= self._taken(name)

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from hyimg_cli.engine.replicas.folder import ReplicaFolder
-from hyimg_cli.engine.replicas.messages import Assign, PieceDone, Setup, Told
+from hyimg_cli.engine.replicas.messages import Assign, EventBatch, PieceDone, Setup
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.journal.keys import replica_facts
 from hyimg_cli.parallel.watch import AwakeClock, Steps
@@ -44,7 +44,7 @@ class PieceWorker:
     def stop(self, signal_number: int) -> None:
         self._session.request_stop(signal_number)
 
-    def run(self, given: Assign) -> Iterator[Told | PieceDone]:
+    def run(self, given: Assign) -> Iterator[EventBatch | PieceDone]:
         """What is to be told of a piece, as it goes; last, how it ended."""
         ended = PieceDone()
         try:
@@ -53,7 +53,7 @@ class PieceWorker:
             with closing(run) as events:
                 for event in events:
                     self.steps.begin()  # it may take until somebody listens
-                    yield from self._told(event)
+                    yield from self._report(event)
                     self.steps.begin(self._next_step(event))
         except Interrupted:
             pass
@@ -64,21 +64,21 @@ class PieceWorker:
         self.steps.begin()
         # A session that was cut short has lines of which it tells nothing more.
         if untold := self._folder.take_untold():
-            yield Told(tuple(map(JobEnded, untold)))
+            yield EventBatch(tuple(map(JobEnded, untold)))
         yield ended
 
-    def _told(self, event: Event) -> Iterator[Told]:
+    def _report(self, event: Event) -> Iterator[EventBatch]:
         now = time.monotonic()
         if isinstance(event, Progress):
             # The next one of a job says all that this one says.
             self._progress[event.custom_id] = event
             if now - self._told_at < self._progress_s:
                 return
-            yield Told(tuple(self._progress.values()))
+            yield EventBatch(tuple(self._progress.values()))
         else:
             if isinstance(event, JobEnded):
                 self._folder.note_told(event.outcome)
-            yield Told((*self._progress.values(), event))
+            yield EventBatch((*self._progress.values(), event))
         self._progress, self._told_at = {}, now
 
     def _next_step(self, event: Event) -> str:

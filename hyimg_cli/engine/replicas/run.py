@@ -21,16 +21,15 @@ from hyimg_cli.engine.replicas.job_queue import JobQueue
 from hyimg_cli.engine.replicas.local import LocalProcesses
 from hyimg_cli.engine.replicas.messages import (
     Assign,
+    EventBatch,
+    Exited,
     FromReplica,
-    Gone,
+    Pending,
     PieceDone,
     Ready,
     Setup,
-    Told,
     Transport,
-    Waits,
 )
-from hyimg_cli.engine.replicas.outcomes import marked
 from hyimg_cli.engine.replicas.worker import Worker
 from hyimg_cli.errors import (
     CheckpointError,
@@ -41,11 +40,18 @@ from hyimg_cli.errors import (
 )
 from hyimg_cli.files import remove
 from hyimg_cli.journal.journal import FinishedJob, JobFolder
-from hyimg_cli.journal.keys import describe_differences, key_of, replica_facts, source_digests
+from hyimg_cli.journal.keys import describe_differences, replica_facts
 from hyimg_cli.journal.provenance import versions
 from hyimg_cli.parallel.watch import LIMITS, AwakeClock, Beat, Limits, StepWatch
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.events import Event, JobEnded, ReplicaDied
+from hyimg_cli.spec.events import (
+    Event,
+    GroupStarted,
+    JobEnded,
+    JobStarted,
+    Progress,
+    ReplicaDied,
+)
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Plan
 
@@ -113,9 +119,9 @@ class Replicas:
         setup = replace(base, **self._setup)  # type: ignore[arg-type]
         dispatcher = self._dispatcher = _Dispatcher(setup, count, folder, transport, self._limits)
         try:
-            yield from self._worked(dispatcher)
+            yield from self._dispatch_all(dispatcher)
         except GeneratorExit:
-            for _ in dispatcher.drained():
+            for _ in dispatcher.drain():
                 pass
             raise
         finally:
@@ -123,7 +129,7 @@ class Replicas:
             for number in range(count):
                 remove(folder.replica_folder(number))
 
-    def _worked(self, dispatcher: "_Dispatcher") -> Iterator[Event]:
+    def _dispatch_all(self, dispatcher: "_Dispatcher") -> Iterator[Event]:
         dispatcher.start()
         limit = FailureLimit(self._config.failure)
         try:
@@ -132,7 +138,7 @@ class Replicas:
                 for event in dispatcher.events():
                     yield event
                     if limit.ends_run(event):
-                        yield from dispatcher.drained()
+                        yield from dispatcher.drain()
                         limit.raise_fault()
                         return
                 self._stop_if_asked()
@@ -140,7 +146,7 @@ class Replicas:
             if isinstance(error, StorageError):
                 raise  # nothing more can be written
             number = error.exit_code - 128 if isinstance(error, Interrupted) else signal.SIGTERM
-            yield from dispatcher.drained(number)
+            yield from dispatcher.drain(number)
             raise
 
     def _stop_if_asked(self) -> None:
@@ -203,12 +209,12 @@ class _Dispatcher:
             )
 
     def _assignment(self, piece: Plan) -> Assign:
-        return Assign(piece, {job.custom_id: self._tried(job) for job in piece.jobs})
+        return Assign(piece, {job.custom_id: self._attempts_of(job) for job in piece.jobs})
 
     def events(self) -> Iterator[Event]:
         """What replicas have to say, once it is on disk; waits for it."""
         said = [
-            (number, self._marked(number, message))
+            (number, self._mark(number, message))
             for number, message in self.transport.events(self._look_s)
         ]
         now, lost = self._clock(), set()
@@ -217,12 +223,12 @@ class _Dispatcher:
             worker = self._workers[number]
             if number not in lost:
                 worker.heard(message, now)
-                yield from self._taken(worker, message)
-                if not worker.is_up and not isinstance(message, Beat | Waits):
+                yield from self._handle(worker, message)
+                if not worker.is_up and not isinstance(message, Beat | Pending):
                     lost.add(number)
-        yield from self._watched()
+        yield from self._end_hanging()
 
-    def drained(self, number: int = signal.SIGTERM) -> Iterator[Event]:
+    def drain(self, number: int = signal.SIGTERM) -> Iterator[Event]:
         """Nothing more is begun; what is made is written and told, and all end."""
         self._is_over = True
         self._queue.clear()
@@ -235,40 +241,53 @@ class _Dispatcher:
         while any(worker.has_work for worker in self._workers):
             yield from self.events()
 
-    def _marked(self, number: int, message: FromReplica) -> FromReplica:
-        if not isinstance(message, Told):
+    def _mark(self, number: int, message: FromReplica) -> FromReplica:
+        """The message with the replica's number in its events; that others died at a job is among
+        the job's warnings.
+        """
+        if not isinstance(message, EventBatch):
             return message
-        return Told(tuple(marked(event, number, self._deaths) for event in message.events))
+        events = list[Event]()
+        for event in message.events:
+            if isinstance(event, JobEnded):
+                deaths = self._deaths.get(event.outcome.custom_id, ())
+                told = (f"{who} died at this job; it was dispatched again" for who in deaths)
+                warnings = (*event.outcome.warnings, *told)
+                event = JobEnded(replace(event.outcome, replica=number, warnings=warnings))
+            elif not isinstance(event, GroupStarted | JobStarted | Progress):
+                event = replace(event, replica=number)
+            events.append(event)
+        return EventBatch(tuple(events))
 
     def _store(self, said: Sequence[tuple[int, FromReplica]]) -> None:
         """Everything of a round at once: files, then lines."""
         finished = [
             FinishedJob(event.outcome, self._folder.replica_folder(number))
             for number, message in said
-            if isinstance(message, Told)
+            if isinstance(message, EventBatch)
             for event in message.events
             if isinstance(event, JobEnded)
         ]
         if finished:
             self._folder.store(finished)
 
-    def _taken(self, worker: Worker, message: FromReplica) -> Iterator[Event]:
+    def _handle(self, worker: Worker, message: FromReplica) -> Iterator[Event]:
         match message:
             case Ready():
                 worker.is_up = True
                 if why := self._differences(message):
                     worker.refused()
-                    yield from self._killed(worker, why)
-            case Told():
+                    yield from self._kill(worker, why)
+            case EventBatch():
                 for event in message.events:
                     worker.note(event)
                     yield event
             case PieceDone():
-                yield from self._ended(worker, message)
+                yield from self._end_piece(worker, message)
             case Beat():
                 worker.beat = message
-            case Gone():
-                yield from self._lost(worker, message.why)
+            case Exited():
+                yield from self._redistribute(worker, message.why)
 
     def _differences(self, ready: Ready) -> str:
         """Why a replica may not work on this run; the first one's packages are all others'."""
@@ -278,7 +297,7 @@ class _Dispatcher:
         self._facts = dict(ready.facts)
         return ""
 
-    def _ended(self, worker: Worker, ended: PieceDone) -> Iterator[Event]:
+    def _end_piece(self, worker: Worker, ended: PieceDone) -> Iterator[Event]:
         error, trace = ended.error, ended.trace
         if error is None and not trace:
             worker.finished()
@@ -291,24 +310,24 @@ class _Dispatcher:
                 logger.error("replica %d ended by a fault of its own:\n%s", worker.number, trace)
             self._advice = error.hint if error else ""
             why = error.what if error else trace.strip().splitlines()[-1]
-            yield from self._killed(worker, why)
+            yield from self._kill(worker, why)
 
-    def _watched(self) -> Iterator[Event]:
+    def _end_hanging(self) -> Iterator[Event]:
         """End those that are stopped or hang."""
         now = self._clock()
         for worker in [one for one in self._workers if one.is_alive]:
             most_s = self._limits.silence_s if worker.was_heard else self._limits.start_s
             beat, worker.beat = worker.beat, Beat()
             if now - worker.heard_at > most_s:
-                yield from self._killed(worker, f"no sign of life for {most_s:.0f} s")
+                yield from self._kill(worker, f"no sign of life for {most_s:.0f} s")
             elif why := self._steps.overdue(beat):
-                yield from self._killed(worker, why)
+                yield from self._kill(worker, why)
 
-    def _killed(self, worker: Worker, why: str) -> Iterator[Event]:
+    def _kill(self, worker: Worker, why: str) -> Iterator[Event]:
         self.transport.kill(worker.number)
-        yield from self._lost(worker, why)
+        yield from self._redistribute(worker, why)
 
-    def _lost(self, worker: Worker, how: str) -> Iterator[Event]:
+    def _redistribute(self, worker: Worker, how: str) -> Iterator[Event]:
         """A replica is dead: its jobs go to others, or to one in its place."""
         begun, waiting = worker.died()
         if self._is_over:
@@ -326,16 +345,15 @@ class _Dispatcher:
             self._start(worker)
         yield ReplicaDied(worker.number, how, len(begun), returns)
         for job in given_up:
-            yield self._given_up(job)
+            yield self._give_up(job)
 
-    def _given_up(self, job: Job) -> JobEnded:
-        key = key_of(job, source_digests(job), self._config)
+    def _give_up(self, job: Job) -> JobEnded:
         error = replicas_died(self._deaths[job.custom_id])
-        outcome = failed_job(job, key, self._tried(job) + 1, error)
+        outcome = failed_job(job, self._config, self._attempts_of(job) + 1, error)
         self._folder.append(outcome)
         return JobEnded(outcome)
 
-    def _tried(self, job: Job) -> int:
+    def _attempts_of(self, job: Job) -> int:
         return self._folder.attempts.get(job.custom_id, 0)
 
 

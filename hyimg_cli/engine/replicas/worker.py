@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from hyimg_cli.engine.replicas.messages import FromReplica, Waits
+from hyimg_cli.engine.replicas.messages import FromReplica, Pending
 from hyimg_cli.parallel.watch import Beat
 from hyimg_cli.spec.events import Event, JobEnded, JobStarted
 from hyimg_cli.spec.job import Job
@@ -47,7 +47,7 @@ class Worker:
         self.model, self.heard_at, self.beat = None, now, Beat()
 
     def heard(self, message: FromReplica, now: float) -> None:
-        self.heard_at, self.was_heard = now, not isinstance(message, Waits)
+        self.heard_at, self.was_heard = now, not isinstance(message, Pending)
 
     def assigned(self, piece: Plan) -> None:
         self._jobs = {job.custom_id: job for job in piece.jobs}
