@@ -113,7 +113,7 @@ def test_paths_are_paths_where_a_context_has_words(
     """As with typer before 0.29."""
     given = []
     module = sys.modules[command.__module__]
-    monkeypatch.setattr(module, "_carry_out", lambda found, *_: given.append(found) or 0)
+    monkeypatch.setattr(module, "_run", lambda found, *_: given.append(found) or 0)
     not_given = dict.fromkeys(inspect.signature(command).parameters)
     ctx: Any = SimpleNamespace(params=not_given | words, obj=())
     paths = {name: Path(word) for name, word in words.items() if name != "metric"}

@@ -39,13 +39,7 @@ Jobs = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "-o",
-        "--output-dir",
-        parser=o.folder,
-        metavar="<path>",
-        help="Where results go. Default: runs/bench-NAME.",
-    ),
+    o.output("--output-dir", "Where results go. Default: runs/bench-NAME."),
 ]
 Steps = Annotated[str | None, typer.Option("--steps", help="Denoise steps to time, as 1,8,50.")]
 Repeats = Annotated[
@@ -80,10 +74,10 @@ def bench(
 
     Exit code 0 where the pictures agree and the clock is explained, else 1.
     """
-    raise typer.Exit(_carry_out(ctx.params, ctx.obj or ()))
+    raise typer.Exit(_run(ctx.params, ctx.obj or ()))
 
 
-def _carry_out(given: Mapping[str, Any], arguments: tuple[str, ...]) -> int:
+def _run(given: Mapping[str, Any], arguments: tuple[str, ...]) -> int:
     from hyimg_cli.measure.bench import baseline
 
     scenario = _as_asked(read_scenario(given["compare"]), given)
@@ -124,13 +118,9 @@ def run_comparison(
 
     folder.mkdir(parents=True, exist_ok=True)
     metrics, lpips = bench_metrics(weights)
-    tell = _silent if is_quiet else render.note
+    tell = str if is_quiet else render.note
     found = compare(scenario, manifest, flags, folder=folder, metrics=metrics, tell=tell)
     return record.write(found, command=command, lpips=lpips, flags=flags)
-
-
-def _silent(text: str) -> None:
-    """Say nothing."""
 
 
 def _as_asked(scenario: Scenario, given: Mapping[str, Any]) -> Scenario:

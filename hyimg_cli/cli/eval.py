@@ -13,7 +13,7 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli.bench import run_comparison
 from hyimg_cli.errors import Interrupted, SourceImageError, UsageError
 from hyimg_cli.measure.distances import measured
-from hyimg_cli.measure.eval import breaches, given_gates, summary, to_record, write_csv
+from hyimg_cli.measure.eval import LIMITED_BY, breaches, summary, to_record, write_csv
 from hyimg_cli.measure.pairs import VARIANTS, Pairing, find_pairs, newest_bench
 from hyimg_cli.quality.backbones import NETS
 from hyimg_cli.quality.metrics import PIXEL_METRICS, SHARES
@@ -23,13 +23,6 @@ from hyimg_cli.spec.options import KeepOutside
 if TYPE_CHECKING:
     from hyimg_cli.quality.lpips import Lpips
 
-# What each word of the command line measures.
-MEASURED_BY: Mapping[str, tuple[str, ...]] = {
-    "lpips": ("lpips",),
-    "psnr": ("psnr",),
-    "ssim": ("ssim",),
-    "all": ("psnr", "ssim", "lpips", "max_abs", *SHARES),
-}
 # What is no distance: an edit outside itself.
 _OUTSIDE = "outside"
 _OF_OUTSIDE = ("region", "region_mode", "max_outside_change", "max_edited_area", "max_spill")
@@ -60,8 +53,8 @@ def evaluate(
 
     Without paths: KV reuse against recompute, from the newest bench folder here.
     """
-    if metric not in (*MEASURED_BY, _OUTSIDE):
-        hint = f"allowed: {', '.join((*MEASURED_BY, _OUTSIDE))}"
+    if metric not in e.METRICS:
+        hint = f"allowed: {', '.join(e.METRICS)}"
         raise UsageError(f"{metric!r} is not a metric", hint=hint)
     # Before 0.29 typer leaves paths as words in a context.
     given = ctx.params | {"a": a, "b": b, "weights": weights, "csv": csv}
@@ -71,7 +64,7 @@ def evaluate(
         _refuse_idle(ctx.params)
         if metric == _OUTSIDE:
             raise typer.Exit(_outside(given))
-        raise typer.Exit(_self_test(given) if self_test else _carry_out(given))
+        raise typer.Exit(_self_test(given) if self_test else _run(given))
     except KeyboardInterrupt:
         raise Interrupted(signal.SIGINT) from None
 
@@ -114,11 +107,13 @@ def _outside(given: Mapping[str, Any]) -> int:
     return 1 if record["gates"] else 0
 
 
-def _carry_out(given: Mapping[str, Any]) -> int:
+def _run(given: Mapping[str, Any]) -> int:
     """Measure and show every pair; the exit code."""
-    gates = given_gates(given)
+    asked = {name: given[option] for name, option in LIMITED_BY.items()}
+    limits = {name: limit for name, limit in asked.items() if limit is not None}
     pairing = _pairing(given)
-    names = dict.fromkeys((*MEASURED_BY[given["metric"]], *(gate.metric for gate in gates)))
+    every = ("psnr", "ssim", "lpips", "max_abs", *SHARES)
+    names = dict.fromkeys((*(every if given["metric"] == "all" else [given["metric"]]), *limits))
     loaded = _lpips(given) if "lpips" in names else None
     known = {**PIXEL_METRICS, **({"lpips": loaded.metric} if loaded else {})}
     metrics = [known[name] for name in names]
@@ -139,7 +134,7 @@ def _carry_out(given: Mapping[str, Any]) -> int:
     for result in results:
         for text in result.notes:
             render.note(f"{result.pair.name}: {text}")
-    failed = list(breaches(results, gates))
+    failed = list(breaches(results, metrics, limits))
     for breach in failed:
         render.note(f"gate: {breach}")
     return 1 if failed else 0

@@ -10,11 +10,12 @@ from hyimg_cli.cli.options import STYLE, option
 from hyimg_cli.quality.backbones import NETS
 
 _COMPARE, _GATE = "What is compared", "Gates (exit code 1)"
+METRICS = ("lpips", "psnr", "ssim", "all", "outside")
 MetricChoice = Annotated[
     str,
     typer.Argument(
-        metavar="lpips|psnr|ssim|all|outside",
-        autocompletion=among(("lpips", "psnr", "ssim", "all", "outside")),
+        metavar="|".join(METRICS),
+        autocompletion=among(METRICS),
         help="What to measure; outside: what an edit, B, changed of its source, A.",
     ),
 ]

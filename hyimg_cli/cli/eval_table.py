@@ -1,16 +1,12 @@
-"""Distances as a table for the terminal."""
+"""Distances as rows for the terminal."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
-
+from hyimg_cli.cli import render
 from hyimg_cli.measure.distances import Measured
 from hyimg_cli.quality.lpips import StoredPair
 from hyimg_cli.quality.metrics import Metric
-from hyimg_cli.spec.printed import printable
 
 TITLES = {
     "psnr": "PSNR dB ↑",
@@ -25,47 +21,36 @@ TITLES = {
 }
 
 
-def show(table: Table) -> None:
-    """A table on stdout, never narrower than what it says: no number is cut."""
-    console = Console(highlight=False, markup=False, emoji=False)
-    wide = console.options.update(width=10_000)
-    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
-    console.print(table)
+def show(rows: Sequence[Sequence[str]]) -> None:
+    """Rows on stdout, in columns as wide as what they hold: no number is cut."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *others in rows:
+        cells = (text.rjust(width) for text, width in zip(others, widths[1:], strict=True))
+        render.line("  ".join([name.ljust(widths[0]), *cells]))
 
 
 def distances(
     results: Sequence[Measured], metrics: Sequence[Metric], summary: Mapping[str, Any]
-) -> Table:
+) -> list[list[str]]:
     """A row for each pair, then mean and worst of all; of a video the mean (min to max)."""
-    table = _table("pair", *(TITLES[metric.name] for metric in metrics))
+    rows = [["pair", *(TITLES[metric.name] for metric in metrics)]]
     for measured in results:
         is_video = measured.pair.kind == "video"
         name = measured.pair.name + (f" ({measured.frames} frames)" if is_video else "")
-        cells = [_cells(m, measured.values[m.name], is_video) for m in metrics]
-        table.add_row(printable(name), *cells)
-    if len(results) > 1:
-        table.add_section()
-        for row in ("mean", "worst"):
-            cells = [_cell(metric, summary[metric.name][row]) for metric in metrics]
-            table.add_row(f"{row} of {len(results)}", *cells)
-    return table
+        rows.append([name, *(_cells(m, measured.values[m.name], is_video) for m in metrics)])
+    for row in ("mean", "worst") if len(results) > 1 else ():
+        cells = (_cell(metric, summary[metric.name][row]) for metric in metrics)
+        rows.append([f"{row} of {len(results)}", *cells])
+    return rows
 
 
-def self_test(pairs: Sequence[StoredPair]) -> Table:
+def self_test(pairs: Sequence[StoredPair]) -> list[list[str]]:
     """Stored and found distances side by side."""
-    table = _table("pair", "stored", "found", "")
+    rows = [["pair", "stored", "found", ""]]
     for pair in pairs:
         verdict = "agrees" if pair.agrees else "DIFFERS"
-        table.add_row(pair.name, f"{pair.stored:.5f}", f"{pair.found:.5f}", verdict)
-    return table
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(first, overflow="fold")
-    for title in others:
-        table.add_column(title, justify="right", no_wrap=True)
-    return table
+        rows.append([pair.name, f"{pair.stored:.5f}", f"{pair.found:.5f}", verdict])
+    return rows
 
 
 def _cells(metric: Metric, values: Sequence[float], is_video: bool) -> str:

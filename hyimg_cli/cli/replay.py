@@ -70,12 +70,12 @@ def replay(
     # NOTE: readers of pictures catch every Exception, so a signal outside the run itself stays a
     # KeyboardInterrupt until it is out of them.
     try:
-        raise typer.Exit(_carry_out(given, ctx.obj or ()))
+        raise typer.Exit(_run(given, ctx.obj or ()))
     except KeyboardInterrupt:
         raise Interrupted(signal.SIGINT) from None
 
 
-def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
+def _run(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     style = render.style_of(given)
     described = read_described(given["file"])
     wishes = Wishes(
@@ -105,7 +105,7 @@ def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     made, digest = answer_to(original, folder, made_again)
     found = verdict(described, original, made, digest)
     _show(found, original, made, style)
-    return 1 if given["expect_equal"] and not found.is_good else 0
+    return 1 if given["expect_equal"] and not found.equal else 0
 
 
 def _settings(given: Mapping[str, Any], source: Restored) -> dict[str, Setting]:
@@ -123,7 +123,7 @@ def _show(found: ReplayVerdict, original: Path, made: Path, style: render.Style)
         render.json_line({"replay": facts})
     if style.is_quiet:
         return
-    if found.is_good:
+    if found.equal:
         render.note(f"equal: the {found.compared} of {made} are those of {of}")
         return
     render.note(f"not equal: the {found.compared} of {made} and {of} differ: {_apart(found)}")

@@ -3,54 +3,32 @@
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.files import replace_file, storage_error
+from hyimg_cli.files import replace_file
+from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.measure.distances import Measured
 from hyimg_cli.quality.metrics import Metric, number_to_json
 
+# The option that limits each metric: from below where higher is nearer.
+LIMITED_BY = {"psnr": "min_psnr", "ssim": "min_ssim", "lpips": "max_lpips", "max_abs": "max_abs"}
 
-@dataclass(frozen=True)
-class Gate:
-    """A limit of one metric, kept by the worst frame of a video too: the least where `is_floor`,
-    else the most that is allowed.
+
+def breaches(
+    results: Iterable[Measured], metrics: Sequence[Metric], limits: Mapping[str, float]
+) -> Iterator[str]:
+    """Sentences on every pair that does not keep a limit, with its worst frame; NaN keeps none.
+
+    `limits`: by metric, in dB, levels, at least 0 or at most 1.
     """
-
-    metric: str
-    limit: float
-    is_floor: bool
-
-    def breach(self, measured: Measured) -> str:
-        """The broken limit of a pair in words; empty where it is kept. NaN keeps none."""
-        values = measured.values[self.metric]
-        value = min(values) if self.is_floor else max(values)
-        if value >= self.limit if self.is_floor else value <= self.limit:
-            return ""
-        side = "below" if self.is_floor else "above"
-        return f"{measured.pair.name}: {self.metric} {value:.4g} is {side} {self.limit:g}"
-
-
-# By option: the metric that it limits, and whether from below.
-_LIMITS = {
-    "min_psnr": ("psnr", True),
-    "min_ssim": ("ssim", True),
-    "max_lpips": ("lpips", False),
-    "max_abs": ("max_abs", False),
-}
-
-
-def given_gates(given: Mapping[str, Any]) -> list[Gate]:
-    """A gate for each limit among the options given: dB, at most 1, at least 0, levels."""
-    gates = [Gate(metric, given[name], floor) for name, (metric, floor) in _LIMITS.items()]
-    return [gate for gate in gates if gate.limit is not None]
-
-
-def breaches(results: Iterable[Measured], gates: Sequence[Gate]) -> Iterator[str]:
-    """Every pair and limit that do not go together, in the order of the pairs."""
-    found = (gate.breach(measured) for measured in results for gate in gates)
-    yield from filter(None, found)
+    limited = [(metric, limits[metric.name]) for metric in metrics if metric.name in limits]
+    for measured in results:
+        for metric, limit in limited:
+            value = metric.worst(measured.values[metric.name])
+            side = "below" if metric.higher_is_nearer else "above"
+            if not (value >= limit if metric.higher_is_nearer else value <= limit):
+                yield f"{measured.pair.name}: {metric.name} {value:.4g} is {side} {limit:g}"
 
 
 def to_record(measured: Measured, metrics: Sequence[Metric]) -> dict[str, Any]:
@@ -90,7 +68,5 @@ def write_csv(path: Path, records: Sequence[dict[str, Any]]) -> None:
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
-    try:
+    with disk_errors(path.parent):
         replace_file(path, text.getvalue().encode("utf-8", "backslashreplace"))
-    except OSError as error:
-        raise storage_error(error, path.parent) from error

@@ -481,9 +481,9 @@ def test_a_replay_answers_to_the_redraw_with_its_own(made: Path) -> None:
     for file in (redraw, result):
         answer, digest = answer_to(file, run, line)
         assert answer == file
-        assert verdict(read_described(file), file, answer, digest).is_good
+        assert verdict(read_described(file), file, answer, digest).equal
     _, other = answer_to(result, run, line)
-    assert not verdict(read_described(redraw), redraw, result, other).is_good
+    assert not verdict(read_described(redraw), redraw, result, other).equal
 
 
 def with_former_names(folder: Path) -> None:
@@ -543,9 +543,9 @@ def test_a_replay_of_alpha_or_grey_is_equal_to_it(
     )
     (file,) = pictures(tmp_path, pixels)
     shutil.copy(described.path, tmp_path / "made.png")
-    assert verdict(described, file, tmp_path / "made.png", pixel_digest(pixels)).is_good
+    assert verdict(described, file, tmp_path / "made.png", pixel_digest(pixels)).equal
     pixels[0, 0] ^= 1
-    assert not verdict(described, file, tmp_path / "made.png", pixel_digest(pixels)).is_good
+    assert not verdict(described, file, tmp_path / "made.png", pixel_digest(pixels)).equal
 
 
 @pytest.mark.parametrize("end", ["mask", "redraw", "reference", "plain", "shown"])

@@ -11,7 +11,7 @@ from PIL import Image
 
 from hyimg_cli.errors import SourceImageError, UsageError
 from hyimg_cli.measure.distances import Measured, measured
-from hyimg_cli.measure.eval import Gate, breaches, summary, to_record, write_csv
+from hyimg_cli.measure.eval import breaches, summary, to_record, write_csv
 from hyimg_cli.measure.pairs import Pair
 from hyimg_cli.media.frames import read_frames
 from hyimg_cli.quality.metrics import PIXEL_METRICS
@@ -115,17 +115,17 @@ def test_gates_name_the_pairs_that_break_them() -> None:
         spread_of("near", psnr=math.inf, max_abs=0),
         spread_of("edge", psnr=30.0, max_abs=7),
     ]
-    gates = [Gate("psnr", 30, is_floor=True), Gate("max_abs", 7, is_floor=False)]
-    texts = list(breaches(results, gates))
+    texts = list(breaches(results, CHOSEN, {"psnr": 30, "max_abs": 7}))
     assert texts == ["far: psnr 20 is below 30", "far: max_abs 90 is above 7"]
-    assert list(breaches([spread_of("none", psnr=math.nan)], gates[:1]))
+    nothing = [spread_of("none", psnr=math.nan, max_abs=math.nan)]
+    assert len(list(breaches(nothing, CHOSEN, {"psnr": 30}))) == 1
 
 
 def test_a_video_is_held_to_its_worst_frame(clips: tuple[Path, Path]) -> None:
     results = list(measured([Pair("clip", *clips)], CHOSEN))
-    assert not list(breaches(results, [Gate("max_abs", 40, is_floor=False)]))
-    assert list(breaches(results, [Gate("max_abs", 39, is_floor=False)]))
-    assert list(breaches(results, [Gate("psnr", 17, is_floor=True)]))
+    assert not list(breaches(results, CHOSEN, {"max_abs": 40}))
+    assert list(breaches(results, CHOSEN, {"max_abs": 39}))
+    assert list(breaches(results, CHOSEN, {"psnr": 17}))
 
 
 def test_the_summary_has_mean_and_worst(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import ImageJob, Job
 
-Tell = Callable[[str], None]
+Tell = Callable[[str], object]
 
 
 def compare(
@@ -62,7 +62,7 @@ def compare(
             refuse_links(folder / name, folder)
     bench = _Bench(scenario, manifest, flags, folder / "runs", metrics, tell)
     try:
-        return bench.carry_out()
+        return bench.run()
     finally:
         shutil.rmtree(folder / "runs", ignore_errors=True)
 
@@ -82,7 +82,7 @@ class _Bench:
     load: LoadModel = field(default_factory=shared_models)
     _count: int = 0
 
-    def carry_out(self) -> Comparison:
+    def run(self) -> Comparison:
         scenario = self.scenario
         # They differ in what a job says of itself, where that sets the variants apart.
         both = self._jobs(scenario.a), self._jobs(scenario.b)

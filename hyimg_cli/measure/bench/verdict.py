@@ -1,4 +1,7 @@
-"""Findings of a comparison, and the verdict on them.
+"""Findings of a comparison, and the verdict on them, in one of six words and why.
+
+    identical · equal · within floor · as declared    good, exit code 0
+    differs · not explained                           exit code 1
 
 Pictures decide first, then the clock: a gain that the variant's own phases do not show has another
 cause, and pictures that are the same do not excuse it.
@@ -9,20 +12,36 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 from hyimg_cli.measure.bench.budget import DistanceRow
 from hyimg_cli.measure.bench.runs import RUN_PHASES, RunResult
 from hyimg_cli.measure.bench.scenario import Scenario
 from hyimg_cli.measure.bench.stats import Interval, is_steady, median_interval
-from hyimg_cli.measure.verdict import Verdict, VerdictName
 from hyimg_cli.spec.job import Job
 
+VerdictName = Literal[
+    "identical", "equal", "within floor", "as declared", "differs", "not explained"
+]
+_GOOD = ("identical", "equal", "within floor", "as declared")
 # A difference in time is worth a word beyond these: see `_noticeable_s`.
 _SHARE_OF_WALL, _LEAST_SHARE, _SHARE_OF_GAIN, _SECONDS = 0.05, 0.01, 0.25, 0.02
 _SHARE_OF_IDLE = 0.25
 # Fewer prove nothing about the clock.
 FEWEST_RUNS = 3
 _MOST_REASONS = 12
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A verdict; `reasons` are sentences."""
+
+    name: VerdictName
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.name in _GOOD else 1
 
 
 @dataclass(frozen=True)
@@ -34,9 +53,15 @@ class Timed:
     b: tuple[RunResult, ...]
 
     @property
+    def walls_s(self) -> tuple[list[float], list[float]]:
+        """Seconds of each run of A, and of B."""
+        return [run.wall_s for run in self.a], [run.wall_s for run in self.b]
+
+    @property
     def gain_s(self) -> float:
         """Seconds a run that A takes less than B, by their medians."""
-        return median(run.wall_s for run in self.b) - median(run.wall_s for run in self.a)
+        a, b = self.walls_s
+        return median(b) - median(a)
 
     def gain_in_s(self, phase: str) -> float:
         """The same for one phase."""
@@ -46,17 +71,18 @@ class Timed:
     @property
     def speedup(self) -> Interval:
         """Of A over B, each run measured against the one beside it."""
-        return median_interval([b.wall_s / a.wall_s for a, b in zip(self.a, self.b, strict=True)])
+        return median_interval([b / a for a, b in zip(*self.walls_s, strict=True)])
 
     @property
     def speedup_of_medians(self) -> float:
         """Of A over B by the medians of all runs."""
-        return median(run.wall_s for run in self.b) / median(run.wall_s for run in self.a)
+        a, b = self.walls_s
+        return median(b) / median(a)
 
     @property
     def variations(self) -> tuple[float, float]:
         """How many times longer than the fastest the slowest run took, for A and for B."""
-        a, b = ([run.wall_s for run in runs] for runs in (self.a, self.b))
+        a, b = self.walls_s
         return max(a) / min(a), max(b) / min(b)
 
     @property
@@ -64,9 +90,10 @@ class Timed:
         """False where the runs of one variant are as far apart as the two variants, and none of
         them is steadily the faster one.
         """
-        a, b = ([run.wall_s for run in runs] for runs in (self.a, self.b))
         apart = max(self.speedup_of_medians, 1 / self.speedup_of_medians)
-        return max(self.variations) < max(apart, 1 + _SHARE_OF_WALL) or is_steady(a, b, 0.0)
+        return max(self.variations) < max(apart, 1 + _SHARE_OF_WALL) or is_steady(
+            *self.walls_s, 0.0
+        )
 
 
 @dataclass(frozen=True)

@@ -99,8 +99,6 @@ def run_of(file: Path) -> Path:
     Where there is none, the file's own folder, which holds no run's records.
     """
     above = [place.parent for place in file.parents if place.name == OUTPUTS]
-    return next((run for run in above if _has_records(run)), file.parent)
-
-
-def _has_records(folder: Path) -> bool:
-    return any(os.path.exists(folder / name) for name in (RESULTS, RESOLVED))
+    names = RESULTS, RESOLVED
+    runs = (run for run in above if any(os.path.exists(run / name) for name in names))
+    return next(runs, file.parent)

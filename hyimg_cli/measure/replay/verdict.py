@@ -1,7 +1,7 @@
 """A replay against its original: equal, or how far apart and what may be why."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,7 +9,6 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.measure.distances import measured
 from hyimg_cli.measure.pairs import Pair
 from hyimg_cli.measure.replay.run_folder import REDRAW_SUFFIXES, frames_digest
-from hyimg_cli.measure.verdict import Verdict
 from hyimg_cli.media.frames import read_frames
 from hyimg_cli.media.images import own_numbers, pixel_digest, read_image
 from hyimg_cli.media.recorded import Described, Record, read_described
@@ -25,28 +24,24 @@ Compared = Literal[
 _PSNR, _MAX_ABS = PIXEL_METRICS["psnr"], PIXEL_METRICS["max_abs"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplayVerdict(Verdict):
-    """`identical` or `differs`; the reasons: what is recorded differently, or may differ by nature.
+@dataclass(frozen=True)
+class ReplayVerdict:
+    """Whether a replay is `equal`; the reasons: what is recorded differently, or may differ by
+    nature.
 
     `psnr` in dB and `max_abs` in levels are None where the two are equal, or cannot be measured:
     `not_measured` says why.
     """
 
     compared: Compared
+    equal: bool
     psnr: float | None = None
     max_abs: float | None = None
     not_measured: str = ""
+    reasons: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "compared": self.compared,
-            "equal": self.is_good,
-            "psnr": number_to_json(self.psnr),
-            "max_abs": self.max_abs,
-            "not_measured": self.not_measured,
-            "reasons": list(self.reasons),
-        }
+        return asdict(self) | {"psnr": number_to_json(self.psnr)}
 
 
 def compared_file(described: Described) -> Path | None:
@@ -78,8 +73,9 @@ def verdict(described: Described, original: Path, made: Path, pixel_sha256: str)
     assert record is not None, "a replay writes its record"
     compared, is_equal = _equality(original, described.record, made, pixel_sha256)
     if is_equal:
-        return ReplayVerdict("identical", compared=compared)
-    found = ReplayVerdict("differs", tuple(_reasons(described.record, record)), compared=compared)
+        return ReplayVerdict(compared, equal=True)
+    reasons = tuple(_reasons(described.record, record))
+    found = ReplayVerdict(compared, equal=False, reasons=reasons)
     try:
         (apart,) = measured([Pair(original.name, original, made)], (_PSNR, _MAX_ABS))
     except HyimgError as error:  # other sizes, other numbers of frames

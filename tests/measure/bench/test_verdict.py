@@ -86,7 +86,7 @@ def test_a_declared_loss_is_held_against_what_it_must_beat(
         other_seed=pair({**APART, "psnr": seed}),
         rivals={8: replace(pair({**APART, "psnr": rival}), name="plain")},
     ).verdict
-    assert (found.name, found.is_good) == (name, name != "differs")
+    assert (found.name, found.exit_code) == (name, int(name == "differs"))
     assert why in found.reasons[0]
 
 

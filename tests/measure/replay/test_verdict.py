@@ -37,13 +37,13 @@ def of_films(tmp_path: Path, original: Provenance, **made: Any) -> ReplayVerdict
 
 def test_equal_frames_in_differing_files_are_equal(tmp_path: Path) -> None:
     found = of_films(tmp_path, Provenance("1", "m"))
-    assert (found.is_good, found.compared, found.reasons) == (True, "frames as decoded", ())
+    assert (found.equal, found.compared, found.reasons) == (True, "frames as decoded", ())
 
 
 def test_reasons_are_what_is_recorded_differently(tmp_path: Path) -> None:
     before = Provenance("1", "n", {"device": "cuda", "experts": "fp8"}, {"torch": "2.15"})
     found = of_films(tmp_path, before, shift=9)
-    assert not found.is_good
+    assert not found.equal
     assert found.psnr is not None
     assert set(found.reasons) == {
         "the model is another",
@@ -63,7 +63,7 @@ def test_nothing_recorded_is_a_reason_too(tmp_path: Path) -> None:
 
 def test_other_lengths_have_no_distance(tmp_path: Path) -> None:
     found = of_films(tmp_path, Provenance("2", "m", CPU, {"torch": "2.11"}), frames=2)
-    assert (found.is_good, found.psnr) == (False, None)
+    assert (found.equal, found.psnr) == (False, None)
     assert "length" in found.not_measured
     assert found.to_json()["psnr"] is None
 
@@ -77,7 +77,7 @@ def test_a_difference_that_compression_took_is_one(tmp_path: Path) -> None:
     results.write_text(json.dumps({"custom_id": "a", "outputs": [line]}) + "\n")
     film(tmp_path / "a.mp4", Provenance("1", "m", CPU))
     found = verdict(read_described(original), original, tmp_path / "a.mp4", pixels)
-    assert (found.compared, found.is_good) == ("frames before compression", False)
+    assert (found.compared, found.equal) == ("frames before compression", False)
     assert found.to_json()["psnr"] == "inf"
     results.write_text(json.dumps({"custom_id": "a", "outputs": [line | {"sha256": "0"}]}) + "\n")
     assert run_folder.frames_digest(original) == ""
