@@ -16,7 +16,6 @@ from hyimg_cli.doctor.checks import BY_NAME, CHECKS, RANKS
 from hyimg_cli.doctor.models import model_name
 from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.run import ModelChoice
-from hyimg_cli.spec.declare import RUN
 
 NOT_READY = 3
 What = Annotated[
@@ -33,14 +32,7 @@ WithRanks = Annotated[
 ]
 RunsDir = Annotated[
     Path | None,
-    o.option(
-        "-o",
-        "--output-dir",
-        panel=RUN,
-        parser=o.folder,
-        metavar="<path>",
-        help="Folder runs will write to. Default: runs.",
-    ),
+    o.output("--output-dir", "Folder runs will write to. Default: runs."),
 ]
 
 

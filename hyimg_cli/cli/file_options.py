@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from hyimg_cli.cli.options import folder, option
-from hyimg_cli.spec.declare import MODEL, RUN
+from hyimg_cli.cli.options import option, output
+from hyimg_cli.spec.declare import MODEL
 
 _REPLAY = "What is replayed"
 
@@ -22,14 +22,7 @@ ReplayedFile = Annotated[
 ]
 ReplayDir = Annotated[
     Path | None,
-    option(
-        "-o",
-        "--output-dir",
-        panel=RUN,
-        parser=folder,
-        metavar="<path>",
-        help="Result folder. Default: runs/replay-<id>.",
-    ),
+    output("--output-dir", "Result folder. Default: runs/replay-<id>."),
 ]
 ImagesFrom = Annotated[
     Path | None,

@@ -9,20 +9,14 @@ from hyimg_cli.cli import inputs as given_inputs
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.errors import UsageError
-from hyimg_cli.files import replace_file, storage_error
+from hyimg_cli.files import replace_file
+from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.manifest.edits import json_lines
 from hyimg_cli.spec.declare import RUN
 
 To = Annotated[
     Path | None,
-    o.option(
-        "-o",
-        "--output",
-        panel=RUN,
-        parser=o.folder,
-        metavar="<path>",
-        help="File to write; its paths lead from its folder.",
-    ),
+    o.output("--output", "File to write; its paths lead from its folder."),
 ]
 Replace = Annotated[bool, o.option("--force", panel=RUN, help="Replace a file that is there.")]
 
@@ -55,10 +49,8 @@ def manifest(
         hint = "--force replaces it"
         raise UsageError("the file is there", where=output, hint=hint, code="usage.exists")
     data = json_lines(found, prompts, output.parent, task)
-    try:
+    with disk_errors(output.parent):
         replace_file(output, data)
-    except OSError as error:
-        raise storage_error(error, output.parent) from error
     if not quiet:
         count = data.count(b"\n")
         render.note(f"{output}: {count} job{'' if count == 1 else 's'}")

@@ -14,7 +14,6 @@ from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import MISSING, RESOLVED, RESULTS
 from hyimg_cli.journal.merge import Merged
 from hyimg_cli.journal.merge import merge as merged_from
-from hyimg_cli.spec.declare import RUN
 from hyimg_cli.spec.units import counted
 
 Folders = Annotated[
@@ -22,15 +21,7 @@ Folders = Annotated[
 ]
 Into = Annotated[
     Path,
-    o.option(
-        "-o",
-        "--output-dir",
-        panel=RUN,
-        is_basic=True,
-        parser=o.place,
-        metavar="<path>",
-        help="The folder to join them in; what it has stays.",
-    ),
+    o.output("--output-dir", "The folder to join them in; what it has stays.", parser=o.place),
 ]
 
 

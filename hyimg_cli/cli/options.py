@@ -67,6 +67,14 @@ place = _parser(RUN_FOLDER, partial(joined, Path()))
 task_named = _parser(Kind(AnyTask), str)
 
 
+def output(
+    name: str, help: str, *, parser: Callable[[str], Any] = folder, is_basic: bool = False
+) -> Any:
+    """The `-o` of a command that is not a run's: a folder or a file to write."""
+    path = {"parser": parser, "metavar": "<path>"}
+    return option("-o", name, panel=RUN, help=help, is_basic=is_basic, **path)
+
+
 def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Gives a command the flags of these settings, which it finds in `ctx.params`."""
 

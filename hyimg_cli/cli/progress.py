@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli.render import Style, json_line, note, remarks
-from hyimg_cli.cli.sentences import advice, describe_outcome, summary
+from hyimg_cli.cli.sentences import describe_outcome, summary
 from hyimg_cli.cli.stopping import stoppable
 from hyimg_cli.cli.views import View, view_of
 from hyimg_cli.engine.run import ManifestEvent, ManifestRun, RunEnded, RunPlanned
@@ -56,8 +56,10 @@ class Report:
         counts = end.summary
         if not self._style.is_quiet:
             note(summary(counts, self._place))
-            for text in advice(counts, again=self._again, retry=self._retry):
-                note(text)
+            if counts.failed:
+                note(f"run the failed jobs again with: {self._retry}")
+            if counts.left:
+                note(f"resume with: {self._again}")
         if self._style.as_json:
             facts = counts.to_json()
             try:

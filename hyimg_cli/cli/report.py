@@ -8,7 +8,8 @@ import typer
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.errors import UsageError
-from hyimg_cli.files import replace_file, storage_error
+from hyimg_cli.files import replace_file
+from hyimg_cli.journal.disk import disk_errors
 
 Folder = Annotated[
     Path, typer.Argument(metavar="OUT", help="A run's folder: the -o of hyimg generate.")
@@ -18,13 +19,7 @@ SingleFile = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "-o",
-        "--output",
-        parser=o.folder,
-        metavar="<path>",
-        help="Where the single file goes. Default: OUT/report-single.html.",
-    ),
+    o.output("--output", "Where the single file goes. Default: OUT/report-single.html."),
 ]
 MostMb = Annotated[
     float, typer.Option("--max-mb", min=0.0, help="How much of pictures a single file may hold.")
@@ -62,8 +57,6 @@ def _single(folder: Path, output: Path | None, most_mb: float) -> Path:
 
     path = output or folder / "report-single.html"
     text = single_file(folder, most_mb=most_mb)
-    try:
+    with disk_errors(path.parent):
         replace_file(path, text.encode("utf-8", "backslashreplace"))
-    except OSError as error:
-        raise storage_error(error, path.parent) from error
     return path

@@ -1,17 +1,17 @@
 """Sentences about a run: its events, its finished jobs, its end."""
 
 import logging
-from collections.abc import Iterator
 from typing import TypeAlias
 
 from hyimg_cli.engine.eta import Eta
-from hyimg_cli.engine.runner import Summary, work_s
+from hyimg_cli.engine.runner import Summary
 from hyimg_cli.spec.events import (
     ModelLoaded,
     ModelLoading,
     ModelReleased,
     Outcome,
     Prewarmed,
+    Progress,
     PromptsReady,
     ReplicaDied,
     VideoFile,
@@ -38,12 +38,19 @@ def left_text(left: Eta) -> str:
     return "time left: unknown" if seconds is None else f"about {time_text(seconds)} left"
 
 
-def loading_text(model: str, read: int, nbytes: int) -> str:
-    """`loading MODEL`, and of how many bytes how many are read, where both are known."""
+def read_text(read: int, nbytes: int) -> str:
+    """How many bytes of weights are read; empty where nobody knows."""
     if not (read and nbytes):
-        return f"loading {model}"
+        return ""
     size, unit = (1e9, "GB") if nbytes >= 1e9 else (1e6, "MB")
-    return f"loading {model}: {min(read, nbytes) / size:.1f} of {nbytes / size:.1f} {unit}"
+    return f"{min(read, nbytes) / size:.1f} of {nbytes / size:.1f} {unit}"
+
+
+def progress_text(at: Progress) -> str:
+    """How far a job is in its phase; empty where nothing is counted yet."""
+    if at.total:
+        return f"step {at.done}/{at.total}"
+    return f"{at.done} tokens" if at.done else ""
 
 
 def summary(counts: Summary, place: str) -> str:
@@ -62,14 +69,6 @@ def summary(counts: Summary, place: str) -> str:
     rate = counts.seconds_per_picture
     parts += [f"{rate:.2f} s per {counts.noun}"] if rate is not None else []
     return f"{', '.join(parts)}; results in {place}"
-
-
-def advice(counts: Summary, *, again: str, retry: str) -> Iterator[str]:
-    """The commands that go on: with what is left, with what failed."""
-    if counts.failed:
-        yield f"run the failed jobs again with: {retry}"
-    if counts.left:
-        yield f"resume with: {again}"
 
 
 def describe_readiness(event: Readiness) -> str:
@@ -116,7 +115,8 @@ def describe_outcome(outcome: Outcome) -> str:
 
 def _made(outcome: Outcome) -> str:
     """Sentence on a job's outcome, and how long it took."""
-    seconds = f"{work_s(outcome):.2f} s"
+    # Of the time in which it worked together with others its share.
+    seconds = f"{outcome.share_s.get('total', 0.0):.2f} s"
     if not (outcome.outputs or outcome.denoise_steps):
         return f"{len(outcome.cot_token_ids or ())} tokens in {seconds}"
     paths = ", ".join(file.path for file in outcome.outputs)

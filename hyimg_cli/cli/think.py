@@ -28,15 +28,7 @@ _SETTINGS = tuple(
 )
 _Output = Annotated[
     Path,
-    o.option(
-        "-o",
-        "--output",
-        panel=RUN,
-        is_basic=True,
-        parser=o.folder,
-        metavar="<path>",
-        help="File to write; what it has is not done again.",
-    ),
+    o.output("--output", "File to write; what it has is not done again.", is_basic=True),
 ]
 
 
@@ -65,10 +57,10 @@ def think(
     where it was. Exit codes as generate: 1 where some job failed, which then has no line.
     """
     render.log_to_stderr(verbose)
-    raise typer.Exit(_carry_out(ctx.params, ctx.obj or ()))
+    raise typer.Exit(_run(ctx.params, ctx.obj or ()))
 
 
-def _carry_out(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
+def _run(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     style, path = render.style_of(given), given["output"]
     for name in given["inputs"] or ():
         _refuse_itself(name, path)

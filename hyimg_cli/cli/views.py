@@ -21,7 +21,8 @@ from hyimg_cli.cli.sentences import (
     Readiness,
     describe_outcome,
     describe_readiness,
-    loading_text,
+    progress_text,
+    read_text,
     status,
 )
 from hyimg_cli.cli.underway import Underway
@@ -96,7 +97,8 @@ class LiveView(View):
         """Which model is on its way and how much of it was read; empty while none is."""
         if self._loading is None or self._read is None:
             return ""
-        return loading_text(self._loading.model, self._read.nbytes, self._loading.nbytes)
+        count = read_text(self._read.nbytes, self._loading.nbytes)
+        return f"loading {self._loading.model}" + (f": {count}" if count else "")
 
     def _show(self, event: Event) -> None:
         raise NotImplementedError
@@ -153,31 +155,21 @@ class RichView(LiveView):
             BarColumn(),
             TextColumn("{task.fields[count]}", markup=False),
         ]
-        self._progress = Bars(
+        self.bars = Bars(
             *columns, console=Console(stderr=True, highlight=False, emoji=False), transient=True
         )
         self._finished = 0
         self._underway = Underway()
-        self._all = self._progress.add_task("all jobs", total=total, count=f"0/{total}")
+        self._all = self.bars.add_task("all jobs", total=total, count=f"0/{total}")
         self._of_phase: dict[str, TaskID] = {}
 
-    @property
-    def bars(self) -> list[str]:
-        """Descriptions of the bars, from the top."""
-        return [task.description for task in self._progress.tasks]
-
-    @property
-    def counts(self) -> list[str]:
-        """Texts behind the bars."""
-        return [str(task.fields["count"]) for task in self._progress.tasks]
-
     def __enter__(self) -> Self:
-        self._progress.start()
+        self.bars.start()
         return super().__enter__()
 
     def __exit__(self, *raised: object) -> None:
         super().__exit__(*raised)
-        self._progress.stop()
+        self.bars.stop()
 
     def _show(self, event: Event) -> None:
         self._underway.add(event)
@@ -194,21 +186,22 @@ class RichView(LiveView):
         completed = self._finished + 0.9 * self._underway.drawn
         count = status(self._left).partition(", ")[2]
         count = f"{self._finished}/{self._total}, {count}"
-        self._progress.update(self._all, completed=completed, count=count)
-        lines = {line.phase: line for line in self._underway.lines()}
+        self.bars.update(self._all, completed=completed, count=count)
+        lines = {at.phase: at for at in self._underway.lines()}
         for phase in self._of_phase.keys() - {*lines, *([_LOADING] if self._loading else [])}:
-            self._progress.remove_task(self._of_phase.pop(phase))
+            self.bars.remove_task(self._of_phase.pop(phase))
         for at in lines.values():
-            self._draw(at.phase, f"{at.phase}: {at.who}", at.completed, at.total, at.count)
+            what = f"{at.phase}: {at.custom_id}"
+            self._draw(at.phase, what, at.done, at.total, progress_text(at))
         if self._loading is not None and self._read is not None:
-            what = loading_text(self._loading.model, 0, 0)
-            count = self.loading.removeprefix(what).removeprefix(": ")
-            self._draw(_LOADING, what, self._read.nbytes, self._loading.nbytes, count)
+            read, nbytes = self._read.nbytes, self._loading.nbytes
+            what = f"loading {self._loading.model}"
+            self._draw(_LOADING, what, read, nbytes, read_text(read, nbytes))
 
     def _draw(self, phase: str, what: str, completed: int, total: int, count: str) -> None:
         if phase not in self._of_phase:
-            self._of_phase[phase] = self._progress.add_task(phase, total=None, count="")
-        self._progress.update(
+            self._of_phase[phase] = self.bars.add_task(phase, total=None, count="")
+        self.bars.update(
             self._of_phase[phase],
             description=printable(what),
             completed=completed,
@@ -217,7 +210,7 @@ class RichView(LiveView):
         )
 
     def _print(self, text: str) -> None:
-        self._progress.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+        self.bars.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def view_of(style: Style, total: int, left: Eta, *, replicas: int = 1) -> View:

@@ -10,7 +10,7 @@ import pytest
 
 from hyimg_cli.cli import views
 from hyimg_cli.cli.render import Style
-from hyimg_cli.cli.sentences import describe_outcome, loading_text
+from hyimg_cli.cli.sentences import describe_outcome, progress_text, read_text
 from hyimg_cli.cli.underway import Underway
 from hyimg_cli.engine.eta import Eta
 from hyimg_cli.settings.run import OutputConfig, RunConfig
@@ -78,8 +78,18 @@ def test_nothing_is_left_over_of_many_interleaved_jobs() -> None:
     with view:
         for event in interleaved(JOBS):
             view.show(event)
-            assert len(view.bars) <= 5
-        assert view.bars == ["all jobs"]
+            assert len(bars(view)) <= 5
+        assert bars(view) == ["all jobs"]
+
+
+def bars(view: views.RichView) -> list[str]:
+    """Descriptions of the bars, from the top."""
+    return [task.description for task in view.bars.tasks]
+
+
+def counts(view: views.RichView) -> list[str]:
+    """Texts behind the bars."""
+    return [str(task.fields["count"]) for task in view.bars.tasks]
 
 
 def test_a_phase_is_told_once_with_its_jobs() -> None:
@@ -90,7 +100,7 @@ def test_a_phase_is_told_once_with_its_jobs() -> None:
     underway.add(Progress("a", "think", 7))
     underway.add(Progress("c", "denoise", 0, 20))
     underway.add(Progress("c", "denoise", 12, 20))
-    told = [(line.phase, line.who, line.count) for line in underway.lines()]
+    told = [(at.phase, at.custom_id, progress_text(at)) for at in underway.lines()]
     assert told == [("denoise", "c", "step 12/20"), ("think", "2 jobs", "7 tokens")]
     assert underway.drawn == 0.6
 
@@ -233,18 +243,18 @@ def test_the_bars_say_rate_elapsed_and_left(clock: Clock, monkeypatch: pytest.Mo
     view = views.RichView(2, Eta(two_jobs(), CONFIG, clock=clock))
     show(view, ModelLoading("tiny-image", 91_400_000_000))
     view.tick()
-    assert view.bars == ["all jobs", "loading tiny-image"]
-    assert view.counts == ["0/2, 0.0 s so far, time left: unknown", "12.3 of 91.4 GB"]
+    assert bars(view) == ["all jobs", "loading tiny-image"]
+    assert counts(view) == ["0/2, 0.0 s so far, time left: unknown", "12.3 of 91.4 GB"]
     show(view, GroupStarted("tiny-image", "auto", 2))
     for event in life_of("a", is_failed=False):
         clock.now += 10
         show(view, event)
-    assert view.bars == ["all jobs"]
-    assert view.counts[0].startswith("1/2, 1 min 50 s so far, 1 min 40 s a job, about ")
-    before = view.counts[0]
+    assert bars(view) == ["all jobs"]
+    assert counts(view)[0].startswith("1/2, 1 min 50 s so far, 1 min 40 s a job, about ")
+    before = counts(view)[0]
     clock.now += 60
     view.tick()
-    assert view.counts[0] != before
+    assert counts(view)[0] != before
 
 
 def test_a_view_that_is_open_moves_by_itself_and_stops(
@@ -263,14 +273,14 @@ def test_a_view_that_is_open_moves_by_itself_and_stops(
 @pytest.mark.parametrize(
     ("read", "nbytes", "said"),
     [
-        (0, 10**9, "loading m"),
-        (10**6, 0, "loading m"),
-        (3_300_000, 38_700_000, "loading m: 3.3 of 38.7 MB"),
-        (10**12, 91_400_000_000, "loading m: 91.4 of 91.4 GB"),
+        (0, 10**9, ""),
+        (10**6, 0, ""),
+        (3_300_000, 38_700_000, "3.3 of 38.7 MB"),
+        (10**12, 91_400_000_000, "91.4 of 91.4 GB"),
     ],
 )
 def test_loading_in_words(read: int, nbytes: int, said: str) -> None:
-    assert loading_text("m", read, nbytes) == said
+    assert read_text(read, nbytes) == said
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_a_live_view_shows_names_as_they_are(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("COLUMNS", "400")
     with RichView(1, Eta(Plan(()), RunConfig(OutputConfig(Path())))) as view:
         view.show(ModelLoading(f"./{EVIL}", 1000))
-        assert SHOWN in view.bars[-1]
+        assert SHOWN in view.bars.tasks[-1].description
         view.show(ModelLoaded(f"./{EVIL}", 0.5, "cpu", "float32", 1000))
     assert SHOWN in stderr.getvalue().replace("\n", "")
 
