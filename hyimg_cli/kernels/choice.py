@@ -15,9 +15,10 @@ company.
 # Legend: T token, M model width, K chosen expert
 import importlib.util
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +26,9 @@ from torch import Tensor
 from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.experts import plain_experts, plain_scaled_experts
 from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks, Stack
+from hyimg_cli.kernels.ops import ops_of
 from hyimg_cli.kernels.routed import routed_experts, scaled_experts
 from hyimg_cli.kernels.rows import group_multiple
-from hyimg_cli.kernels.rowwise import rowwise
 from hyimg_cli.settings.run import Quantization
 
 Capability = tuple[int, int]
@@ -37,20 +38,9 @@ MOST_FEW_ROWS, MOST_FEW_QUANTISED = 10, 64
 ANY_ROWS = sys.maxsize
 
 
-class Experts(Protocol):
-    """The compute of a layer's routed experts."""
-
-    def __call__(
-        self,
-        x_TM: Tensor,
-        weight_TK: Tensor,
-        index_TK: Tensor,
-        *,
-        onto_TM: Tensor | None = None,
-    ) -> Tensor:
-        """Weighted sum [T, M] of each token's chosen experts, added to `onto` where there is
-        one.
-        """
+# The compute of a layer's routed experts: a weighted sum [T, M] of each token's chosen experts, of
+# rows, weights [T, K] and indices [T, K], added to `onto_TM` where there is one.
+Experts = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -63,16 +53,9 @@ class ByRows:
     many: Experts
     most_few: int
 
-    def __call__(
-        self,
-        x_TM: Tensor,
-        weight_TK: Tensor,
-        index_TK: Tensor,
-        *,
-        onto_TM: Tensor | None = None,
-    ) -> Tensor:
+    def __call__(self, x_TM: Tensor, *choice: Tensor, onto_TM: Tensor | None = None) -> Tensor:
         kernel = self.few if x_TM.shape[0] <= self.most_few else self.many
-        return kernel(x_TM, weight_TK, index_TK, onto_TM=onto_TM)
+        return kernel(x_TM, *choice, onto_TM=onto_TM)
 
 
 def experts_of(gate_and_up: Stack, down: Stack) -> Experts:
@@ -88,7 +71,7 @@ def experts_of(gate_and_up: Stack, down: Stack) -> Experts:
     form = form_of(gate_and_up)
     stacks: dict[str, Any] = {"gate_and_up": gate_and_up, "down": down}
     by_expert = scaled_experts if form == "fp8" and takes_scaled(capability) else routed_experts
-    many = partial(by_expert, around=rowwise(gate_and_up.device), **stacks)
+    many = partial(by_expert, around=ops_of(gate_and_up.device), **stacks)
     most_few = most_few_rows(capability, form)
     if not most_few:
         return many

@@ -11,11 +11,10 @@ kernels can read it.
 
 # Legend: E expert, O output row, I input column, B block of 64 weights, R row
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -42,29 +41,48 @@ Format = Literal["fp8", "nf4"]
 _ON_DEVICE: dict[torch.device, Tensor] = {}
 
 
-@dataclass(frozen=True)
-class Fp8Rows:
+class QuantizedStack(nn.Module):
+    """Every expert's matrix in fewer bits. Its tensors are buffers: counted, placed and moved with
+    the network that holds it.
+    """
+
+    def __init__(self, *tensors: Tensor) -> None:
+        super().__init__()
+        for name, tensor in zip(self.names, tensors, strict=True):
+            self.register_buffer(name, tensor, persistent=False)
+
+    names: tuple[str, ...]
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensors[0].device
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(self.buffers())
+
+    def of(self, tensors: Iterable[Tensor]) -> Self:
+        """The same layout with other tensors."""
+        return type(self)(*tensors)
+
+    def on(self, device: torch.device) -> Self:
+        """An empty stack like this one on `device`."""
+        # By `empty_like` the meta device would have torch import its compiler.
+        return self.of(
+            torch.empty(part.shape, dtype=part.dtype, device=device) for part in self.tensors
+        )
+
+
+class Fp8Rows(QuantizedStack):
     """Every expert's matrix in e4m3; a row's weights share a scale."""
 
+    names = "values_EOI", "scale_EO"
     values_EOI: Tensor
     scale_EO: Tensor
 
     @property
     def shape(self) -> torch.Size:
         return self.values_EOI.shape
-
-    @property
-    def device(self) -> torch.device:
-        return self.values_EOI.device
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.values_EOI, self.scale_EO
-
-    def of(self, tensors: Iterable[Tensor]) -> "Fp8Rows":
-        """The same layout with other tensors."""
-        values_EOI, scale_EO = tensors
-        return Fp8Rows(values_EOI, scale_EO)
 
     def put(
         self, expert: int, weight_OI: Tensor, columns: Tensor | None = None, first: int = 0
@@ -83,34 +101,27 @@ class Fp8Rows:
         return dequantize_rows(self.values_EOI[expert], self.scale_EO[expert], dtype)
 
 
-@dataclass(frozen=True)
-class Nf4Blocks:
+class Nf4Blocks(QuantizedStack):
     """Every expert's matrix as indices into `LEVELS`: the even weight in a byte's upper half.
 
     `packed` [E, O * I / 2] uint8, `absmax` [E, B]; blocks run on from one row to the next.
     """
 
+    names = "packed_EH", "absmax_EB"
     packed_EH: Tensor
     absmax_EB: Tensor
-    rows: int
-    width: int
+
+    def __init__(self, packed_EH: Tensor, absmax_EB: Tensor, rows: int, width: int) -> None:
+        super().__init__(packed_EH, absmax_EB)
+        self.rows, self.width = rows, width
 
     @property
     def shape(self) -> torch.Size:
         return torch.Size((self.packed_EH.shape[0], self.rows, self.width))
 
-    @property
-    def device(self) -> torch.device:
-        return self.packed_EH.device
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.packed_EH, self.absmax_EB
-
-    def of(self, tensors: Iterable[Tensor]) -> "Nf4Blocks":
-        """The same layout with other tensors."""
+    def of(self, tensors: Iterable[Tensor]) -> Self:
         packed_EH, absmax_EB = tensors
-        return Nf4Blocks(packed_EH, absmax_EB, self.rows, self.width)
+        return type(self)(packed_EH, absmax_EB, self.rows, self.width)
 
     def put(
         self, expert: int, weight_OI: Tensor, columns: Tensor | None = None, first: int = 0

@@ -6,7 +6,7 @@
     rows of x, sorted by expert      e0 e0 e0 .  e1 .. .. .  e2 e2 e2 e2  e3 ...
     padded to whole groups           |-- 4 --|  |-- 4 --|   |---- 4 ----| ...
 
-What stands around the products is `rowwise`'s: in plain torch, or fused. Shapes depend on T, K and
+What stands around the products are `ops`: in plain torch, or fused. Shapes depend on T, K and
 E alone and nothing is read on the host. A sum is gathered, not scattered: the same bits every time.
 On a CPU groups are padded, so that how a row is multiplied does not depend on how many others chose
 its expert (see `rows.py`); on a GPU a row's bits may depend on its company, as any product's do.
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hyimg_cli.kernels.formats import FP8, Fp8Rows, Stack, dense
-from hyimg_cli.kernels.rowwise import PLAIN, Rowwise
+from hyimg_cli.kernels.ops import PLAIN, PlainOps
 
 # Rows of a tile of a grouped product in FP8.
 _TILE = 16
@@ -30,7 +30,7 @@ def routed_experts(
     index_TK: Tensor,
     gate_and_up: Stack,
     down: Stack,
-    around: Rowwise = PLAIN,
+    around: PlainOps = PLAIN,
     *,
     onto_TM: Tensor | None = None,
     group_rows: int = 1,
@@ -41,7 +41,7 @@ def routed_experts(
     half. A quantised stack is made dense for its product, one of the two at a time. Needs a dtype
     that `torch.nn.functional.grouped_mm` knows on the device.
     """
-    to = around.routes(index_TK, gate_and_up.shape[0], group_rows)
+    to = around.align_block_size(index_TK, gate_and_up.shape[0], group_rows)
     # What a product takes is freed before the next one: rows of all choices are large.
     hidden_RI = around.swiglu(
         _grouped(x_TM, dense(gate_and_up, x_TM.dtype).mT, to.ends_E, to.token_R)
@@ -62,7 +62,7 @@ def scaled_experts(
     index_TK: Tensor,
     gate_and_up: Fp8Rows,
     down: Fp8Rows,
-    around: Rowwise = PLAIN,
+    around: PlainOps = PLAIN,
     *,
     onto_TM: Tensor | None = None,
 ) -> Tensor:
@@ -71,7 +71,7 @@ def scaled_experts(
     Needs bfloat16 rows and a GPU that has FP8 grouped products (compute capability 9.x). Groups
     begin at whole tiles of 16 rows, the layout that torch tests.
     """
-    to = around.routes(index_TK, gate_and_up.shape[0], _TILE)
+    to = around.align_block_size(index_TK, gate_and_up.shape[0], _TILE)
     values_TM, scale_T = around.to_fp8(x_TM)
     # Bytes are gathered: indexing is not defined for every kind of 8-bit float.
     values_RM = values_TM.view(torch.uint8)[to.token_R].view(FP8)

@@ -5,7 +5,8 @@ on all ranks at once, of which each has a part of the video's tokens.
     every step    rank 0 ─▶ others: latents and timestep     others ─▶ rank 0: one velocity each
 
 The branches are separate forwards in one process too, so the velocities are equal to the bit. What
-is made of them (CFG, the scheduler's step) stays on rank 0.
+is made of them (CFG, the scheduler's step) stays on rank 0. Where the tokens are split rank 0 has
+whole velocities, and nothing is sent back.
 """
 
 # Legend: B batch, C channel, F latent frame, Y X latent rows and columns
@@ -18,9 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hyimg_cli.parallel.ranks import Rank, RankPool, short_as_one
-from hyimg_cli.parallel.tensor import spread
+from hyimg_cli.parallel.tensor import broadcast
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
+Spec = tuple[tuple[int, ...], torch.dtype]
 
 
 class ParallelBranches:
@@ -29,15 +31,27 @@ class ParallelBranches:
     all branches have one shape and dtype.
 
     With fewer ranks than branches a rank takes several; with one, everything runs here.
+    `splits_tokens`: every branch runs on all of the ranks, and the model has a `context` that
+    splits its forwards.
     """
 
     def __init__(
-        self, pool: RankPool, *, ranks: int | None = None, part: str = "transformer"
+        self,
+        pool: RankPool,
+        *,
+        ranks: int | None = None,
+        part: str = "transformer",
+        splits_tokens: bool = False,
     ) -> None:
         self._pool = pool
         self._limit = pool.size if ranks is None else ranks
-        self._part = part
+        self._part, self.splits_tokens = part, splits_tokens
         self._branches = 0
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that work for the current job."""
+        return self._limit if self.splits_tokens else min(self._limit, self._branches)
 
     @short_as_one()
     def begin(self, inputs: Sequence[Any]) -> None:
@@ -47,9 +61,15 @@ class ParallelBranches:
         The only large thing that is sent, and only here. Raises what the model raises.
         """
         self._branches = len(inputs)
-        by_rank = [tuple(inputs[rank :: self.ranks]) for rank in range(self.ranks)]
         # NOTE: every rank gets all inputs in one message; they are a few MB once a job.
-        self._pool.run(begin_share, self._part, by_rank, ranks=self.ranks)
+        self._pool.run(
+            begin_branches,
+            self._part,
+            tuple(inputs),
+            self.ranks,
+            self.splits_tokens,
+            ranks=self.ranks,
+        )
 
     @short_as_one()
     def velocity(self, latents_BCFYX: Tensor, timestep_B: Tensor) -> list[Tensor]:
@@ -59,131 +79,63 @@ class ParallelBranches:
         rank dies or fails, torch.OutOfMemoryError where one has too little memory.
         """
         assert self._branches, "begin comes before velocity"
-        gathered = partial(
-            _gathered, self._pool.here, self._part, self._branches, self.ranks, latents_BCFYX
-        )
-        velocities: list[Tensor] = self._pool.run(
-            step_share,
-            self._part,
-            _spec(latents_BCFYX),
-            _spec(timestep_B),
-            ranks=self.ranks,
-            own=partial(gathered, timestep_B),
-        )[0]
-        return velocities
-
-    @property
-    def ranks(self) -> int:
-        """Ranks that have a branch of the current job."""
-        return min(self._limit, self._branches)
-
-
-class SplitBranches:
-    """A job's branches one after another, each on all of the first `ranks` of a pool: what they
-    hold as a part has a `context` that splits its forwards.
-    """
-
-    def __init__(self, pool: RankPool, *, ranks: int, part: str) -> None:
-        self._pool, self._part = pool, part
-        self.ranks = ranks
-
-    @short_as_one()
-    def begin(self, inputs: Sequence[Any]) -> None:
-        """Start a job, as `ParallelBranches.begin`."""
-        self._pool.run(begin_split, self._part, tuple(inputs), self.ranks, ranks=self.ranks)
-
-    @short_as_one()
-    def velocity(self, latents_BCFYX: Tensor, timestep_B: Tensor) -> list[Tensor]:
-        """Every branch's velocity, in the order of `begin`, on rank 0's device.
-
-        Raises RankError where a rank dies or fails, torch.OutOfMemoryError where one has too little
-        memory.
-        """
         inputs = latents_BCFYX.contiguous(), timestep_B.contiguous()
         velocities: list[Tensor] = self._pool.run(
-            step_split,
+            step_branches,
             self._part,
             self.ranks,
-            *map(_spec, inputs),
+            self.splits_tokens,
+            *((tuple(tensor.shape), tensor.dtype) for tensor in inputs),
             ranks=self.ranks,
-            own=partial(_split_here, self._pool.here, self._part, self.ranks, inputs),
+            own=partial(self._step, *inputs),
         )[0]
         return velocities
 
+    def _step(self, *inputs: Tensor) -> list[Tensor]:
+        """Rank 0's side of a step: latents out, its own branches, the others' velocities in."""
+        own = _own(self._pool.here, self._part, self.ranks, inputs)
+        if self.splits_tokens:
+            return own
+        velocities = [own[0]] * self._branches
+        velocities[:: self.ranks] = own
+        for other in range(1, self.ranks):
+            for branch in range(other, self._branches, self.ranks):
+                velocities[branch] = torch.empty_like(own[0])
+                dist.recv(velocities[branch], other)
+        return velocities
 
-Spec = tuple[tuple[int, ...], torch.dtype]
 
-
-def begin_share(rank: Rank, part: str, by_rank: Sequence[Sequence[Any]]) -> None:
+def begin_branches(
+    rank: Rank, part: str, inputs: Sequence[Any], ranks: int, splits_tokens: bool
+) -> None:
     """Task: this rank's branches of a new job. They are made anew for each job, so a step cache and
-    hoisted constants in them are the job's own.
+    hoisted constants in them are the job's own; whole while a branch's LoRA may change layers.
     """
     model = rank.parts[part]
-    rank.parts[_held(part)] = [model.branch(inputs) for inputs in by_rank[rank.number]]
+    if splits_tokens:
+        model.context.whole()
+    share = inputs if splits_tokens else inputs[rank.number :: ranks]
+    rank.parts[_held(part)] = [model.branch(own) for own in share]
+    if splits_tokens:
+        model.context.split(ranks)
 
 
-def step_share(rank: Rank, part: str, latents_spec: Spec, timestep_spec: Spec) -> None:
+def step_branches(rank: Rank, part: str, ranks: int, splits_tokens: bool, *specs: Spec) -> None:
     """Task of ranks 1, 2, ..: take latents and timestep, send back this rank's velocities."""
-    inputs = _rooms(rank, latents_spec, timestep_spec)
-    for tensor in inputs:
-        dist.recv(tensor, 0)
-    for velocity in _own(rank, part, *inputs):
+    rooms = [torch.empty(shape, dtype=dtype, device=rank.device) for shape, dtype in specs]
+    velocities = _own(rank, part, ranks, rooms)
+    for velocity in () if splits_tokens else velocities:
         dist.send(velocity, 0)
 
 
-def begin_split(rank: Rank, part: str, inputs: Sequence[Any], ranks: int) -> None:
-    """Task: every branch of a new job; whole while a branch's LoRA may change layers."""
-    model = rank.parts[part]
-    model.context.whole()
-    rank.parts[_held(part)] = [model.branch(own) for own in inputs]
-    model.context.split(ranks)
-
-
-def step_split(rank: Rank, part: str, ranks: int, *specs: Spec) -> None:
-    """Task of ranks 1, 2, ..: their part of every branch's forward; rank 0 has the velocities."""
-    _own(rank, part, *(spread(room, ranks) for room in _rooms(rank, *specs)))
-
-
-def _gathered(
-    rank: Rank, part: str, branches: int, ranks: int, latents: Tensor, timestep: Tensor
-) -> list[Tensor]:
-    """Rank 0's side of a step: latents out, its own branches, the others' velocities in."""
-    sent = [tensor.contiguous() for tensor in (latents, timestep)]
-    sending = [dist.isend(tensor, other) for other in range(1, ranks) for tensor in sent]
-    own = _own(rank, part, latents, timestep)
-    velocities: list[Tensor | None] = [None] * branches
-    velocities[::ranks] = own
-    for other in range(1, ranks):
-        for branch in range(other, branches, ranks):
-            arriving = torch.empty_like(own[0])
-            dist.recv(arriving, other)
-            velocities[branch] = arriving
-    for work in sending:
-        assert work is not None, "this rank is in the group"
-        work.wait()
-    return [velocity for velocity in velocities if velocity is not None]
-
-
-def _split_here(rank: Rank, part: str, ranks: int, inputs: tuple[Tensor, Tensor]) -> list[Tensor]:
-    """Rank 0's side of a step: latents and timestep out, its part of every branch's forward. One
-    message to all: on GPUs each pair of ranks would need a communicator of its own.
-    """
-    return _own(rank, part, *(spread(tensor, ranks) for tensor in inputs))
-
-
-def _rooms(rank: Rank, *specs: Spec) -> list[Tensor]:
-    """Room for rank 0's tensors."""
-    return [torch.empty(shape, dtype=dtype, device=rank.device) for shape, dtype in specs]
-
-
 @torch.no_grad()
-def _own(rank: Rank, part: str, latents: Tensor, timestep: Tensor) -> list[Tensor]:
+def _own(rank: Rank, part: str, ranks: int, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Velocities of this rank's branches. Rank 0's `inputs` go to all in one message: on GPUs each
+    pair of ranks would need a communicator of its own.
+    """
+    latents, timestep = (broadcast(tensor, ranks) for tensor in inputs)
     branches: list[Velocity] = rank.parts[_held(part)]
     return [velocity(latents, timestep).contiguous() for velocity in branches]
-
-
-def _spec(tensor: Tensor) -> Spec:
-    return tuple(tensor.shape), tensor.dtype
 
 
 def _held(part: str) -> str:

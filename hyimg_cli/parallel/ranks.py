@@ -65,12 +65,11 @@ class RankPool:
     """`size` ranks: this process and `size - 1` of its own. With one rank, no process and no group.
 
     Members start at the first use. A fault in any rank ends the task with an error and ends the
-    members; the next task starts them again and loads their parts again. `threads` is each rank's
-    count; by default rank 0's own, because a different count may round differently. `branch_sets`:
-    so many equal sets of ranks have a whole picture model each. `timeout_s` is
-    the longest wait for a rank that neither answers nor dies; a death is noticed at once. A member
-    that is stopped, and a task that takes far longer than ever before, end by `limits`. Whoever
-    left something with the members besides their parts is told by `stopped` when they end.
+    members; the next task starts them again and loads their parts again. `branch_sets`: so many
+    equal sets of ranks have a whole picture model each. `timeout_s` is the longest wait for a rank
+    that neither answers nor dies; a death is noticed at once. A member that is stopped, and a task
+    that takes far longer than ever before, end by `limits`. Whoever left something with the
+    members besides their parts is told by `stopped` when they end.
     """
 
     def __init__(
@@ -78,18 +77,17 @@ class RankPool:
         size: int,
         *,
         device: DeviceKind = "cpu",
-        threads: int | None = None,
         branch_sets: int = 1,
         timeout_s: float = 1800.0,
         limits: Limits = LIMITS,
         beat_s: float = BEAT_S,
     ) -> None:
         assert size >= 1, "a pool has at least this process"
-        _refuse_missing_gpus(size, device)
+        if device == "cuda":
+            refuse_missing_gpus(size, "ranks", "ask for fewer ranks, or use --device cpu")
         self.size, self.branch_sets = size, branch_sets
         self.here = Rank(0, size, _device(device, 0), timeout_s)
         self._kind: DeviceKind = device
-        self._threads = threads
         self._parts: dict[str, tuple[Loader, int]] = {}
         self.stopped: list[Callable[[], None]] = []
         self._members: list[Member] = []
@@ -98,10 +96,6 @@ class RankPool:
         self._has_group = False
         self._scratch = Path()
         self._forget_scratch: Callable[[], Any] = lambda: None
-
-    @property
-    def is_running(self) -> bool:
-        return bool(self._members)
 
     @property
     def member_pids(self) -> list[int]:
@@ -255,8 +249,6 @@ class RankPool:
         self._forget_scratch = finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
         for member in self._members:
             member.receive(_JOIN_S)
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
         store, numerics = str(self._scratch / "store"), Numerics.of_this_process()
         for member in self._members:
             device = _device(self._kind, member.number)
@@ -353,8 +345,3 @@ def _forget_group() -> None:
 
 def _device(kind: DeviceKind, number: int) -> torch.device:
     return torch.device(kind) if kind == "cpu" else torch.device(kind, number)
-
-
-def _refuse_missing_gpus(size: int, device: DeviceKind) -> None:
-    if device == "cuda":
-        refuse_missing_gpus(size, "ranks", "ask for fewer ranks, or use --device cpu")

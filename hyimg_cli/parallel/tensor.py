@@ -107,9 +107,10 @@ def _summed_in_order(out_TM: Tensor, ranks: int, group: dist.ProcessGroup | None
     return total_TM.to(out_TM.dtype)
 
 
-def spread(tensor: Tensor, ranks: int) -> Tensor:
+def broadcast(tensor: Tensor, ranks: int) -> Tensor:
     """Rank 0's values in every one of the first `ranks` ranks' tensors of that shape and dtype."""
-    dist.broadcast(tensor, 0, group=_group(range(ranks), dist.group.WORLD))
+    if ranks > 1:
+        dist.broadcast(tensor, 0, group=_group(range(ranks), dist.group.WORLD))
     return tensor
 
 

@@ -12,21 +12,21 @@ own.
 """
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 import torch
 
-from hyimg_cli.pipelines.request import Request
+from hyimg_cli.pipelines.request import Request, Work
 from hyimg_cli.spec.events import Progress
-from hyimg_cli.spec.job import ImageJob
 
 logger = logging.getLogger(__name__)
 Requests = Sequence[Request[Any]]
 Result = TypeVar("Result")
+Event = TypeVar("Event")
+OneWork = TypeVar("OneWork", bound=Work[Any])
 SharedStage = Literal["think", "draw"]
 # Of a job that goes on REQUEUE, by what there was no memory for.
 _WAITS = {
@@ -63,18 +63,9 @@ class Attempt:
         return self.error is not None
 
 
-@dataclass(frozen=True)
-class Shortage:
-    """Memory was too small for more than `most` of such jobs to think, or to draw, together."""
-
-    stage: SharedStage
-    most: int
-    jobs: tuple[ImageJob, ...]
-
-
 class MemoryPolicy:
     """The remedies of one run, and what it learns: the `most` jobs that think and draw together
-    from here on, and in `shortages` why.
+    from here on.
     """
 
     def __init__(
@@ -82,17 +73,44 @@ class MemoryPolicy:
     ) -> None:
         """`drop` frees what is kept for other jobs; `kept` says what that is."""
         self.most = dict(most or {})
-        self.shortages: list[Shortage] = []
         self._drop, self._kept = drop, kept
         # Who had it dropped, and has not waited for others since.
         self._dropped_for: set[str] = set()
+
+    def attempt(
+        self,
+        batch: Sequence[OneWork],
+        stage: Callable[..., Iterable[Event]],
+        lose: Callable[[OneWork, Exception], Iterable[Event]],
+        *,
+        kind: SharedStage = "draw",
+        requeue: Callable[[OneWork], object] | None = None,
+    ) -> Iterator[Event]:
+        """Run `stage(*batch)`, and what is tried where it fails: halves, once more, or `requeue`
+        where others will give memory back; `lose` is told the job whose fault it is.
+        """
+        with Attempt() as tried:
+            yield from stage(*batch)
+        if tried.error is None:
+            return
+        requests, half = [work.request for work in batch], len(batch) // 2
+        remedy = self.remedy(tried.error, requests, kind=kind, can_wait=requeue is not None)
+        if remedy is Remedy.SPLIT:
+            for part in (batch[:half], batch[half:]):
+                yield from self.attempt(part, stage, lose, kind=kind)
+        elif remedy is Remedy.RETRY:
+            yield from self.attempt(batch, stage, lose, kind=kind, requeue=requeue)
+        elif remedy is Remedy.REQUEUE and requeue is not None:
+            requeue(batch[0])
+        else:
+            yield from lose(batch[0], tried.error)
 
     def remedy(
         self,
         error: Exception,
         requests: Requests,
         *,
-        stage: SharedStage = "draw",
+        kind: SharedStage = "draw",
         company: Requests = (),
         can_wait: bool = False,
     ) -> Remedy:
@@ -104,14 +122,14 @@ class MemoryPolicy:
         name = requests[0].job.custom_id
         if is_short and company:
             remedy = Remedy.SPLIT
-            self._note(company, f"no memory to {stage} more than {len(company)} together")
-            self.limit(stage, len(company), [*requests, *company])
+            self._note(company, f"no memory to {kind} more than {len(company)} together")
+            self.most[kind] = len(company)
         elif count > 1:
             remedy = Remedy.SPLIT
             what = "out of memory" if is_short else repr(error)
             self._note(requests, f"a batch of {count} failed ({what}); it went on in halves")
             if is_short:
-                self.limit(stage, count // 2, requests)
+                self.most[kind] = count // 2
         elif is_short and name not in self._dropped_for:
             remedy = Remedy.RETRY
             self._note(requests, f"out of memory; it went on when {self._kept} were dropped")
@@ -148,11 +166,6 @@ class MemoryPolicy:
                 raise tried.error
             note, stage = way
             self._note([request], note)
-
-    def limit(self, stage: SharedStage, most: int, requests: Requests) -> None:
-        """From here on no more than `most` think, or draw, together."""
-        self.most[stage] = most
-        self.shortages.append(Shortage(stage, most, tuple(one.job for one in requests)))
 
     def put_off(self, request: Request[Any], stage: str) -> None:
         """Have a request wait until others have drawn: the prefixes that they leave may be in its

@@ -15,7 +15,8 @@ class Request(Generic[OneJob]):
     `notes` on how its inputs were read.
 
     `warnings_if_lost` stand there too where it fails: what its next attempt need not do. `edit`:
-    what is known of how its picture was put back on its source.
+    what is known of how its picture was put back on its source. `source_digests`: of the images
+    that were read for it.
     """
 
     job: OneJob
@@ -24,6 +25,7 @@ class Request(Generic[OneJob]):
     warnings_if_lost: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     edit: dict[str, Any] | None = None
+    source_digests: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
@@ -44,14 +46,14 @@ class Work(Generic[OneJob]):
     def warnings(self) -> list[str]:
         return self.request.warnings
 
+    @property
+    def source_digests(self) -> tuple[str, ...]:
+        return self.request.source_digests
+
 
 @dataclass(eq=False)
 class Finished(Work[OneJob]):
-    """The last form: pixels that are not written yet. `source_digests`: of the images it read."""
-
-    @property
-    def source_digests(self) -> tuple[str, ...]:
-        return ()
+    """The last form: pixels that are not written yet."""
 
 
 @dataclass(eq=False)

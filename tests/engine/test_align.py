@@ -20,7 +20,7 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.media.images import read_image, stretch
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.align import Origin, aligned
+from hyimg_cli.pipelines.image.align import aligned
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import Decoded
 from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
@@ -69,7 +69,7 @@ def test_which_pictures_are_resized(drawn: int, sources: list[Size], expected: S
     card = _card((768, 1024), (1024, 1024))
     size = card.buckets[drawn].size
     pixels = np.random.default_rng(0).integers(0, 256, (size.height, size.width, 3), np.uint8)
-    result = aligned(pixels, card.buckets[drawn], [Origin("", size) for size in sources], card)
+    result = aligned(pixels, card.buckets[drawn], sources, card)
     if expected is None:
         assert result is pixels
     else:

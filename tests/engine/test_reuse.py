@@ -11,7 +11,7 @@ import torch
 
 from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.errors import ReuseError
-from hyimg_cli.kernels import rowwise
+from hyimg_cli.kernels import ops
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import read_image
@@ -120,9 +120,9 @@ def test_rows_whose_reusable_lengths_differ_by_any_count(
         )
         branches = builder.build(context)
         noise = family.initial_latents(bucket, 7)
-        live = LivePicture(noise, FIRST, 3.0, branches.items)
+        live = LivePicture(noise, FIRST, 3.0, branches[0])
         velocities += family.velocities([live])
-        tokens.append(branches.tokens)
+        tokens.append(branches[1])
     torch.testing.assert_close(velocities[0], velocities[1], atol=1e-5, rtol=1e-5)
     assert tokens[0][0].reused == stop
     assert max(tokens[0][1].reused, tokens[0][1].shared) == layout.shared_length
@@ -233,7 +233,7 @@ def test_without_guidance_there_is_one_branch(drawn: Tell, job: ImageJob) -> Non
         (model, "query_spans"),
         (rope, "positions"),
         (rope, "rope"),
-        (rowwise, "rotate"),
+        (ops, "rotate"),
         (model.HunyuanImage3ForCausalMM, "prefill"),
         (model.HunyuanImage3ForCausalMM, "velocity"),
         (model.Vae, "decode"),

@@ -87,7 +87,7 @@ def told(ends: Ends) -> dict[str, tuple[bytes, Any, Any]]:
 
 
 def _bits(end: Decoded) -> bytes:
-    latents: bytes = end.denoising.latents_CYX.numpy().tobytes()
+    latents: bytes = end.latents_CYX.numpy().tobytes()
     return latents + end.pixels.tobytes()
 
 

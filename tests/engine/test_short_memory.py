@@ -17,11 +17,8 @@ from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models import registry
-from hyimg_cli.pipelines.image.memory_limits import MemoryLimits
 from hyimg_cli.pipelines.image.stages import Decoded
-from hyimg_cli.pipelines.out_of_memory import Shortage
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobEnded, Outcome
@@ -113,17 +110,18 @@ def _pixel_digests(lines: dict[str, Outcome]) -> dict[str, str]:
     return {name: line.outputs[0].pixel_sha256 for name, line in sorted(lines.items())}
 
 
-def test_only_the_shapes_that_were_short_get_smaller(family: Any, job: ImageJob) -> None:
-    limits, large = MemoryLimits(), replace(job, size=SizeRequest(1024, 1024))
-    whole = Together(16, 8)
-    limits.learn([Shortage("draw", 4, (large,)), Shortage("draw", 6, (large,))], family.card)
-    assert limits.within([job], whole, family.card) == whole
-    assert limits.within([job, large], whole, family.card) == Together(16, 4)
-    limits.learn([Shortage("think", 3, (job,))], family.card)
-    assert limits.within([job], whole, family.card) == Together(3, 8)
-    assert limits.within([job], Together(2, 2), family.card) == Together(2, 2)
-    limits.clear()
-    assert limits.within([job, large], whole, family.card) == whole
+def test_only_the_size_that_was_short_gets_smaller(
+    family: Any, jobs: list[ImageJob], tmp_path: Path
+) -> None:
+    config = RunConfig(OutputConfig(tmp_path), batch=BatchConfig(prewarm=False))
+    session = Session(config, lambda *_, **__: family)
+    with pytest.MonkeyPatch.context() as patch:
+        limited(patch, family, 2)
+        ran(config, family, jobs, tmp_path / "short", session=session)
+    for size, most in ((SizeRequest(64, 64), 2), (SizeRequest(), 4)):
+        again = [replace(one, size=size) for one in jobs]
+        lines = ran(config, family, again, tmp_path / str(size), session=session)
+        assert {line.batch["denoise"] for line in lines.values()} == {most}
 
 
 def test_a_decode_is_tried_again_without_the_shared_prefixes(

@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hyimg_cli.kernels import decode, fused, fused_routes, fused_rows, pointer_decode
+from hyimg_cli.kernels import decode, fused_moe, fused_ops, pointer_decode
 from hyimg_cli.kernels.decode_attention import BLOCK as SLOTS
 from hyimg_cli.kernels.decode_attention import RUNS
 from hyimg_cli.kernels.formats import BLOCK, FP8_MAX
@@ -87,17 +87,17 @@ def _kernels() -> Any:
         constants = {**REAL, "FORM": form, "HAS_ONTO": True, **_tile(decode._MIXED[form])}
         yield f"mixed {form}", decode._mixed, ends, constants
     rows = {"rows": BF16, "out": BF16, "width": "i32"}
-    yield "swiglu", fused._swiglu, rows, {"COLUMNS": 1024}
+    yield "swiglu", fused_moe._swiglu, rows, {"COLUMNS": 1024}
     for is_swiglu in (False, True):
         yield (
             f"quantize {is_swiglu}",
-            fused._quantize,
+            fused_moe._quantize,
             {"rows": BF16, "values": FP8, "scale": F32, "width": "i32"},
             {"LARGEST": FP8_MAX, "IS_SWIGLU": is_swiglu, "COLUMNS": 4096},
         )
     yield (
         "gather_sum",
-        fused._gather_sum,
+        fused_moe._gather_sum,
         {"rows": BF16, "row_of": I64, "weight": BF16, "onto": BF16, "out": BF16, "width": "i32"},
         {"CHOSEN": 8, "HAS_ONTO": True, "COLUMNS": 1024},
     )
@@ -114,7 +114,7 @@ def _around_products() -> Any:
     for has_more in (False, True):
         yield (
             f"norm {has_more}",
-            fused_rows._norm,
+            fused_ops._norm,
             {
                 **dict.fromkeys(("x", "more", "weight", "total", "out"), BF16),
                 "width": "i32",
@@ -125,7 +125,7 @@ def _around_products() -> Any:
     rows = dict.fromkeys(("fused", "query_weight", "key_weight", "q", "k"), BF16)
     yield (
         "heads",
-        fused_rows._heads,
+        fused_ops._heads,
         {**rows, "cos": F32, "sin": F32, "eps": "fp32"},
         {"GROUP": 4, "HELD": 8, "WIDTH": 128},
     )
@@ -133,14 +133,14 @@ def _around_products() -> Any:
     sizes = {"EXPERTS": 64, "HELD": 64, "CHOSEN": 8, "SLOTS": 8}
     yield (
         "logits",
-        fused_rows._logits,
+        fused_ops._logits,
         {"x": BF16, "weight": F32, "out": F32},
         {"EXPERTS": 64, "WIDTH": 4096, "ROWS": 1, "COLUMNS": 2048},
     )
-    yield "chosen", fused_rows._chosen, {"logits": F32, **best}, {**sizes, "ROWS": 16}
+    yield "chosen", fused_ops._chosen, {"logits": F32, **best}, {**sizes, "ROWS": 16}
     yield (
         "routed",
-        fused_rows._routed,
+        fused_ops._routed,
         {"x": BF16, "router": F32, "logits": F32, **best},
         {**sizes, "WIDTH": 4096, "ROWS": 64, "COLUMNS": 64},
     )
@@ -149,15 +149,15 @@ def _around_products() -> Any:
 def _routes() -> Any:
     sizes = {"EXPERTS": 64, "HELD": 64, "BLOCK": 128}
     numbers = {"choices": "i32", "blocks": "i32"}
-    yield "counted", fused_routes._counted, {"index": I64, "count": I32, **numbers}, sizes
+    yield "counted", fused_moe._count, {"index": I64, "count": I32, **numbers}, sizes
     counts = {"count": I32, "total": I32, "blocks": "i32"}
-    yield "placed", fused_routes._placed, counts, {"BLOCKS": 1024}
+    yield "placed", fused_moe._place, counts, {"BLOCKS": 1024}
     spread = {
         **dict.fromkeys(("index", "token", "row"), I64),
         **dict.fromkeys(("before", "total", "ends"), I32),
         **numbers,
     }
-    yield "spread", fused_routes._spread, spread, {**sizes, "CHOSEN": 8, "GROUP_ROWS": 16}
+    yield "spread", fused_moe._scatter, spread, {**sizes, "CHOSEN": 8, "BLOCK_SIZE": 16}
 
 
 def _by_pointer() -> Any:

@@ -13,16 +13,16 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from kernels import cases, decode_cases, rowwise_cases
+from kernels import cases, decode_cases, ops_cases
 
 from hyimg_cli.kernels import pointer_decode as pointer
 from hyimg_cli.kernels.decode import decode_experts
 from hyimg_cli.kernels.decode_attention import Rows, plain_decode
 from hyimg_cli.kernels.experts import plain_experts
-from hyimg_cli.kernels.fused_rows import FusedRows
+from hyimg_cli.kernels.fused_ops import FusedOps
+from hyimg_cli.kernels.ops import PLAIN
 from hyimg_cli.kernels.pointer_decode import pointer_decode
 from hyimg_cli.kernels.routed import routed_experts
-from hyimg_cli.kernels.rowwise import PLAIN
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs
 from hyimg_cli.settings.run import ModelChoice
@@ -46,45 +46,45 @@ def main() -> None:
     )
     case = cases.call(33)
     found["routed"] = cases.relative(
-        routed_experts(*case.arguments, FusedRows()), plain_experts(*case.arguments)
+        routed_experts(*case.arguments, FusedOps()), plain_experts(*case.arguments)
     )
     # Every token to the same two experts, the last of them: the others have no rows.
     case.index_TK[:] = torch.tensor([7, 2])
     twin = plain_experts(*case.arguments)
-    found["routed alike"] = cases.relative(routed_experts(*case.arguments, FusedRows()), twin)
+    found["routed alike"] = cases.relative(routed_experts(*case.arguments, FusedOps()), twin)
     few = case.few(5)
     found["decode alike"] = cases.relative(decode_experts(*few.arguments), twin[:5])
-    for name, apart in cases.around_cases(FusedRows(), PLAIN, "cpu"):
+    for name, apart in cases.around_cases(FusedOps(), PLAIN, "cpu"):
         found[name] = apart()
     found |= _by_pointer_in_all_runs()
     # A run costs a program, which is slow here, also where it is empty: few runs, and long ones.
     with patch.object(pointer, "RUNS", 4):
         found |= dict(_by_pointer())
         found["network by pointers"] = _network_by_pointers()
-    found |= _rowwise()
+    found |= _ops()
     found["network of fused rows"] = _network_of_fused_rows()
     sys.stdout.write(json.dumps(found))
 
 
-def _rowwise() -> dict[str, float]:
+def _ops() -> dict[str, float]:
     found: dict[str, float] = {}
     for dtype in (torch.float16, torch.float32):
-        for name, ours, twin in rowwise_cases.rounding_cases(dtype, "cpu"):
-            apart = [rowwise_cases.ulps(a, b) for a, b in zip(ours, twin, strict=True)]
+        for name, ours, twin in ops_cases.rounding_cases(dtype, "cpu"):
+            apart = [ops_cases.ulps(a, b) for a, b in zip(ours, twin, strict=True)]
             found[f"ulps {dtype} {name}"] = max(apart)
             unequal = [float((a != b).float().mean()) for a, b in zip(ours, twin, strict=True)]
             found[f"unequal {dtype} {name}"] = max(unequal)
     for dtype in (torch.float16, torch.float32):
-        for name, ours, twin in rowwise_cases.router_cases(dtype, "cpu"):
+        for name, ours, twin in ops_cases.router_cases(dtype, "cpu"):
             pairs = list(zip(ours, twin, strict=True))
             found[f"logits {dtype} {name}"] = cases.relative(*pairs[0])
             found[f"weights {dtype} {name}"] = cases.relative(*pairs[1])
             found[f"choices {dtype} {name}"] = float((pairs[2][0] != pairs[2][1]).sum())
-    for name, is_apart in rowwise_cases.is_apart_from_company(torch.float16, "cpu"):
+    for name, is_apart in ops_cases.is_apart_from_company(torch.float16, "cpu"):
         found[f"company {name}"] = float(not is_apart)
-    chosen = rowwise_cases.chosen_without_numbers("cpu")
+    chosen = ops_cases.chosen_without_numbers("cpu")
     found["outside"] = float(((chosen < 0) | (chosen >= 6)).sum())
-    for name, is_same in rowwise_cases.route_cases("cpu"):
+    for name, is_same in ops_cases.route_cases("cpu"):
         found[name] = float(not is_same)
     return found
 
@@ -93,7 +93,7 @@ def _network_of_fused_rows() -> float:
     """A prefill of the embedded network with every kernel of a GPU's layers, against the CPU's."""
     model: Any = registry.load(ModelChoice(device="cpu", dtype="float32"))
     hidden = []
-    for kernels in (PLAIN, FusedRows()):
+    for kernels in (PLAIN, FusedOps()):
         for part in model.network.modules():
             if hasattr(part, "rows"):
                 part.rows = kernels

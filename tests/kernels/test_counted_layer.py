@@ -81,10 +81,10 @@ def test_grouped_products_read_the_chosen_experts(fake: None) -> None:
 def test_triton_kernels_are_counted_and_not_started(fake: None) -> None:
     pytest.importorskip("triton")
     from hyimg_cli.kernels.decode import decode_experts
-    from hyimg_cli.kernels.fused_rows import FusedRows
+    from hyimg_cli.kernels.fused_ops import FusedOps
 
     x, weight = _made(5, 64), _made(64)
-    (norm,) = _ops(lambda: FusedRows().norm(x, weight, 1e-5))
+    (norm,) = _ops(lambda: FusedOps().norm(x, weight, 1e-5))
     assert norm.bytes == 2 * (2 * 5 * 64 + 64)
     gate_and_up, down = _made(6, 2 * 96, 64), _made(6, 64, 96)
     index, share = torch.empty(5, 2, dtype=torch.int64, device="cuda"), _made(5, 2)

@@ -10,9 +10,9 @@ from hyimg_cli.kernels.choice import experts_of
 from hyimg_cli.kernels.experts import plain_experts as plain_stacks
 from hyimg_cli.kernels.experts import plain_scaled_experts
 from hyimg_cli.kernels.formats import dense
+from hyimg_cli.kernels.ops import PLAIN
 from hyimg_cli.kernels.routed import routed_experts
 from hyimg_cli.kernels.rows import CANDIDATES, invariant_multiple, padding
-from hyimg_cli.kernels.rowwise import PLAIN
 from hyimg_cli.models.hunyuan_image3.moe import Mlp, plain_experts
 
 WIDTH, INNER, EXPERTS = 64, 32, 8
@@ -112,7 +112,7 @@ def test_many_rows_of_a_quantised_stack_are_those_of_its_dense_weights(form: str
 def test_every_choice_stands_in_its_experts_group(multiple: int) -> None:
     index = torch.rand(23, 8).topk(3, dim=1).indices
     index[index == 5] = 4
-    to = PLAIN.routes(index, 8, multiple)
+    to = PLAIN.align_block_size(index, 8, multiple)
     assert to.ends_E.dtype == torch.int32
     assert (to.ends_E % multiple == 0).all()
     starts = to.ends_E - to.ends_E.diff(prepend=torch.zeros(1, dtype=torch.int32))

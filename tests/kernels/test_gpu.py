@@ -11,8 +11,8 @@ from hyimg_cli.kernels.attention import fused_attention
 from hyimg_cli.kernels.captures import waits_are_errors
 from hyimg_cli.kernels.choice import ByRows, experts_of
 from hyimg_cli.kernels.experts import plain_experts, plain_scaled_experts
+from hyimg_cli.kernels.ops import PLAIN
 from hyimg_cli.kernels.routed import routed_experts, scaled_experts
-from hyimg_cli.kernels.rowwise import PLAIN
 from hyimg_cli.kernels.transfer import current
 
 pytestmark = [
@@ -46,17 +46,17 @@ def test_few_rows(form: str, tokens: int) -> None:
 
 @pytest.mark.parametrize("tokens", [11, 300, 4000])
 def test_many_rows(tokens: int) -> None:
-    from hyimg_cli.kernels.fused_rows import FusedRows
+    from hyimg_cli.kernels.fused_ops import FusedOps
 
     case = _case(tokens, "dense")
     expected = plain_experts(*case.arguments)
-    for around in (PLAIN, FusedRows()):
+    for around in (PLAIN, FusedOps()):
         assert cases.relative(routed_experts(*case.arguments, around), expected) < 1e-2
 
 
 @pytest.mark.parametrize("tokens", [11, 300, 4000])
 def test_many_rows_in_fp8(tokens: int) -> None:
-    from hyimg_cli.kernels.fused_rows import FusedRows
+    from hyimg_cli.kernels.fused_ops import FusedOps
 
     _needs((9, 0))
     case = _case(tokens, "fp8")
@@ -64,7 +64,7 @@ def test_many_rows_in_fp8(tokens: int) -> None:
     # In float32: rounded to bfloat16 as well, the twin is further off than what it measures. Rows
     # that were not rounded to e4m3 are 0.045 apart, those that were 0.016.
     expected = plain_scaled_experts(x.float(), weight.float(), *others)
-    for around in (PLAIN, FusedRows()):
+    for around in (PLAIN, FusedOps()):
         found = scaled_experts(*case.arguments, around)
         assert cases.relative(found, expected) < 3e-2
 
@@ -77,10 +77,10 @@ def test_many_rows_in_nf4() -> None:
 
 
 def test_the_parts_around_the_products() -> None:
-    from hyimg_cli.kernels.fused_rows import FusedRows
+    from hyimg_cli.kernels.fused_ops import FusedOps
 
     _needs((8, 9))
-    for name, apart in cases.around_cases(FusedRows(), PLAIN, "cuda"):
+    for name, apart in cases.around_cases(FusedOps(), PLAIN, "cuda"):
         assert apart() < 2e-2, name
 
 
@@ -100,7 +100,7 @@ def test_norms_and_heads_round_as_their_plain_twin_does(dtype: torch.dtype) -> N
     """A sum's order seldom tips a rounding: by a step, of the weighted number two; in float32 it
     is always seen.
     """
-    from kernels.rowwise_cases import rounding_cases, ulps
+    from kernels.ops_cases import rounding_cases, ulps
 
     for name, ours, twin in rounding_cases(dtype, "cuda"):
         for one, other in zip(ours, twin, strict=True):
@@ -111,7 +111,7 @@ def test_norms_and_heads_round_as_their_plain_twin_does(dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_router(dtype: torch.dtype) -> None:
-    from kernels.rowwise_cases import router_cases
+    from kernels.ops_cases import router_cases
 
     for name, ours, twin in router_cases(dtype, "cuda"):
         assert cases.relative(ours[0], twin[0]) < 1e-5, name
@@ -121,7 +121,7 @@ def test_the_router(dtype: torch.dtype) -> None:
 
 
 def test_a_row_has_its_bits_in_any_company() -> None:
-    from kernels.rowwise_cases import is_apart_from_company
+    from kernels.ops_cases import is_apart_from_company
 
     assert dict(is_apart_from_company(torch.bfloat16, "cuda")) == dict.fromkeys(
         ("norm", "norm, few", "heads", "heads, few", "routed", "routed, few"), True
@@ -129,14 +129,14 @@ def test_a_row_has_its_bits_in_any_company() -> None:
 
 
 def test_routes_by_counting_are_those_of_a_stable_sort() -> None:
-    from kernels.rowwise_cases import route_cases
+    from kernels.ops_cases import route_cases
 
     assert all(dict(route_cases("cuda")).values())
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch finds no second GPU")
 def test_a_layers_kernels_start_on_its_own_device() -> None:
-    from kernels.rowwise_cases import OURS, TWIN
+    from kernels.ops_cases import OURS, TWIN
 
     x = torch.randn(5, 96, device="cuda:1")
     with current(x.device):

@@ -33,7 +33,7 @@ def test_collectives_work(pool: RankPool) -> None:
 def test_one_rank_needs_no_process() -> None:
     alone = RankPool(1)
     assert alone.run(rank_tasks.number) == [0]
-    assert not alone.is_running
+    assert not alone.member_pids
 
 
 def test_two_groups_in_one_process_are_refused(pool: RankPool) -> None:

@@ -29,7 +29,7 @@ from hyimg_cli.models.protocols import Context, GeneratedText, LivePicture
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.parallel.tensor import Share
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.branches import BranchBuilder, Branches
+from hyimg_cli.pipelines.image.branches import BranchBuilder
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.settings.precedence import settle
 from hyimg_cli.settings.run import Quantization
@@ -219,21 +219,21 @@ def test_each_branch_is_prefilled_on_its_own_ranks(
             own_trees = [None, None]
         expected, _ = branches(alone, job, own_trees[0], has_context=has_context)
         found, built = branches(model, job, own_trees[1], has_context=has_context)
-        own: list[Any] = [branch.query_block.buffer for branch in built.items]
+        own: list[Any] = [branch.query_block.buffer for branch in built[0]]
         assert [part.keys_HSD[0].is_meta for part in own] == [False, True]
         for rank, kept in enumerate(pool.run(numbers, ranks=ranks, own=set)[1:], 1):
             number = rank // (ranks // 2)
             assert [part.number in kept for part in own] == [number == 0, number == 1]
-        prefix = built.items[0].query_block.start
-        for tokens in built.tokens:
+        prefix = built[0][0].query_block.start
+        for tokens in built[1]:
             assert tokens.reused + tokens.shared + tokens.computed == prefix, stage
         is_shared = stage in ("from the tree", "behind a context")
-        assert (built.tokens[1].computed < prefix) == is_shared, stage
+        assert (built[1][1].computed < prefix) == is_shared, stage
         if ranks == 2:
             assert torch.equal(found, expected), stage
         assert (found - expected).abs().max() < BOUND[torch.float32] * expected.abs().max()
     # Two pictures, whose branches take turns in the rows; then steps without guidance.
-    pair = [LivePicture(noise, step, 3.0, built.items) for noise, step in two_steps(model, job)]
+    pair = [LivePicture(noise, step, 3.0, built[0]) for noise, step in two_steps(model, job)]
     together, one_by_one = model.velocities(pair), [model.velocities([each])[0] for each in pair]
     assert all(map(torch.equal, together, one_by_one))
     unguided = [replace(each, branches=each.branches[:1]) for each in pair]
@@ -243,7 +243,7 @@ def test_each_branch_is_prefilled_on_its_own_ranks(
 
 def branches(
     model: HunyuanImage3, job: ImageJob, tree: KVTree[Slice] | None, *, has_context: bool
-) -> tuple[torch.Tensor, Branches]:
+) -> tuple[torch.Tensor, tuple[Any, ...]]:
     """A step's velocities of branches that a builder made."""
     context = Context([], None, None)
     if has_context:
@@ -259,7 +259,7 @@ def branches(
     builder = BranchBuilder(model, canvas, [], prefixes=prefixes, clock=clock)
     built = builder.build(context)
     noise, step = two_steps(model, job)[0]
-    return model.velocities([LivePicture(noise, step, 3.0, built.items)])[0], built
+    return model.velocities([LivePicture(noise, step, 3.0, built[0])])[0], built
 
 
 def two_steps(model: HunyuanImage3, job: ImageJob) -> list[tuple[torch.Tensor, Step]]:

@@ -74,7 +74,7 @@ def test_a_member_that_raises_ends_the_task_and_the_next_one_works() -> None:
         assert pool.member_pids != pids
         with pytest.raises(KeyError, match="rank 0 itself"):
             pool.run(rank_tasks.fail_at_home)
-        assert not pool.is_running
+        assert not pool.member_pids
 
 
 def test_a_rank_killed_between_tiles_ends_the_job_and_not_the_run(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_what_a_loader_raises_arrives_as_it_is(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="no such weights") as raised:
             pool.load("model", rank_tasks.absent_on_members)
         assert (raised.value.where, raised.value.hint) == ("rank 1", "look again")
-        assert not pool.is_running
+        assert not pool.member_pids
 
 
 def test_a_rank_that_says_nothing_is_not_waited_for_forever() -> None:
@@ -127,12 +127,12 @@ def test_a_rank_that_says_nothing_is_not_waited_for_forever() -> None:
     quick.here.timeout_s = 0.6
     with pytest.raises(RankError, match="rank 1 has not answered for 1 s"):
         quick.run(rank_tasks.sleep, 30.0)
-    assert not quick.is_running
+    assert not quick.member_pids
     quick.here.timeout_s = 4.0  # the group is formed and waits by this
     with pytest.raises(RankError, match="a rank has not answered for 4 s") as raised:
         quick.run(rank_tasks.wait_for, 1)
     assert raised.value.code == "rank.timeout"
-    assert not quick.is_running
+    assert not quick.member_pids
 
 
 def test_ranks_that_cannot_start_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_ranks_that_cannot_start_end_the_run(monkeypatch: pytest.MonkeyPatch) ->
     pool = RankPool(2)
     with pytest.raises(MachineError, match="did not start: rank 1 failed: it ended with status 1"):
         pool.run(rank_tasks.number)
-    assert not pool.is_running
+    assert not pool.member_pids
 
 
 def test_members_end_with_a_killed_parent() -> None:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hyimg_cli.kernels.attention import RowAttention, masked_attention
+from hyimg_cli.kernels.ops import rotate
 from hyimg_cli.kernels.rows import padding
-from hyimg_cli.kernels.rowwise import rotate
 from hyimg_cli.kernels.transfer import sent, to_device
 from hyimg_cli.models.bagel.config import DecoderShape
 from hyimg_cli.models.common.attention import QueryBlock, attend_blocks

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hyimg_cli.kernels.attention import RowAttention, masked_attention
 from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows
-from hyimg_cli.kernels.rowwise import PLAIN, Rowwise
+from hyimg_cli.kernels.ops import PLAIN, PlainOps
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.common.attention import QueryBlock, attend_blocks
 from hyimg_cli.models.hunyuan_image3.config import Architecture
@@ -41,7 +41,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
-        self.rows: Rowwise = PLAIN
+        self.rows: PlainOps = PLAIN
 
     def forward(self, x: Tensor) -> Tensor:
         return self.rows.norm(x, self.weight, self.eps)
@@ -66,7 +66,7 @@ class Attention(nn.Module):
         self.key_layernorm = RMSNorm(self.head_dim, arch.rms_norm_eps)
         # The kernels of the layer's device are set once the weights are in their places.
         self.by_row: RowAttention = masked_attention
-        self.rows: Rowwise = PLAIN
+        self.rows: PlainOps = PLAIN
 
     def forward(self, x_TM: Tensor, rope: Rope, new: Sequence[QueryBlock] | StepRows) -> Tensor:
         """Attention output [T, M] of the new tokens, one after another in `x_TM`."""

@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from hyimg_cli.kernels.choice import Experts, experts_of
 from hyimg_cli.kernels.formats import Format, Fp8Rows, Nf4Blocks, Stack, empty_stack
-from hyimg_cli.kernels.quantized import QuantizedStack
-from hyimg_cli.kernels.rowwise import PLAIN, Rowwise, on
+from hyimg_cli.kernels.ops import PLAIN, PlainOps, add_onto
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 
 
@@ -18,7 +17,7 @@ class Mlp(nn.Module):
         super().__init__()
         self.gate_and_up_proj = nn.Linear(width, 2 * inner, bias=False)
         self.down_proj = nn.Linear(inner, width, bias=False)
-        self.rows: Rowwise = PLAIN
+        self.rows: PlainOps = PLAIN
 
     def forward(self, x_TM: Tensor) -> Tensor:
         out: Tensor = self.down_proj(self.rows.swiglu(self.gate_and_up_proj(x_TM)))
@@ -32,7 +31,7 @@ class Router(nn.Module):
         super().__init__()
         self.wg = nn.Linear(width, experts, bias=False, dtype=torch.float32)
         self.top_k = top_k
-        self.rows: Rowwise = PLAIN
+        self.rows: PlainOps = PLAIN
 
     def forward(self, x_TM: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits [T, E], and the chosen experts' weights (as `x`) and indices [T, K], from float32.
@@ -61,7 +60,9 @@ class Moe(nn.Module):
         _, weight_TK, index_TK = self.gate(flat_TM)
         shared_TM = None if self.shared_mlp is None else self.shared_mlp(flat_TM)
         if self.compute is None:
-            mixed_TM = on(shared_TM, plain_experts(self.experts, flat_TM, weight_TK, index_TK))
+            mixed_TM = add_onto(
+                shared_TM, plain_experts(self.experts, flat_TM, weight_TK, index_TK)
+            )
         else:
             mixed_TM = self.compute(flat_TM, weight_TK, index_TK, onto_TM=shared_TM)
         return mixed_TM.view_as(x_TM)
@@ -80,7 +81,7 @@ class Moe(nn.Module):
     def stacks(self) -> tuple[Stack, Stack]:
         """All experts' `gate_and_up_proj` and `down_proj`, which lie side by side."""
         if self.is_quantised:
-            gate_and_up, down = (held.stack for held in self._quantised_stacks())
+            gate_and_up, down = self._quantised_stacks()
             return gate_and_up, down
         assert self._room is not None, "room was made for them"
         return self._room
@@ -88,23 +89,21 @@ class Moe(nn.Module):
     @property
     def is_quantised(self) -> bool:
         """True if the experts' matrices gave way to stacks in fewer bits."""
-        return isinstance(self.experts[0], QuantizedStack)
+        return isinstance(self.experts[0], Fp8Rows | Nf4Blocks)
 
     def hold(self, form: Format) -> None:
         """Give up the experts' own matrices for stacks of `form`, on their device."""
         weights = [layers[0].weight for layers in self._matrices()]
         count = len(self.experts)
         stacks = [empty_stack(form, count, w.shape[0], w.shape[1], w.device) for w in weights]
-        self.experts = nn.ModuleList(map(QuantizedStack, stacks))
+        self.experts = nn.ModuleList(stacks)
 
     def make_room(self, dtype: torch.dtype, device: torch.device) -> None:
         """Put the experts' matrices side by side on `device` before they have values, to be copied
         in; quantised ones by `put`.
         """
         if self.is_quantised:
-            self.experts = nn.ModuleList(
-                QuantizedStack(held.on(device)) for held in self._quantised_stacks()
-            )
+            self.experts = nn.ModuleList(held.on(device) for held in self._quantised_stacks())
         else:
             gate_and_up, down = (_empty(layers, dtype, device) for layers in self._matrices())
             self._room = gate_and_up, down
@@ -116,10 +115,10 @@ class Moe(nn.Module):
     def quantised(self, matrix: str) -> Fp8Rows | Nf4Blocks:
         """The stack of the experts' `gate_and_up_proj` or `down_proj`."""
         gate_and_up, down = self._quantised_stacks()
-        return (gate_and_up if matrix == "gate_and_up_proj" else down).stack
+        return gate_and_up if matrix == "gate_and_up_proj" else down
 
-    def _quantised_stacks(self) -> list[QuantizedStack]:
-        return [held for held in self.experts if isinstance(held, QuantizedStack)]
+    def _quantised_stacks(self) -> list[Fp8Rows | Nf4Blocks]:
+        return [held for held in self.experts if isinstance(held, Fp8Rows | Nf4Blocks)]
 
 
 def plain_experts(

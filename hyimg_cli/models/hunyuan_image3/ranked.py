@@ -45,7 +45,7 @@ from hyimg_cli.models.hunyuan_image3.sharded import sums_of
 from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.models.hunyuan_image3.weights import load_share
 from hyimg_cli.parallel.ranks import Rank, RankPool
-from hyimg_cli.parallel.tensor import Share, Sums, spread
+from hyimg_cli.parallel.tensor import Share, Sums, broadcast
 from hyimg_cli.settings.run import CacheConfig, Quantization, SdpaBackend
 
 PART = "layers"
@@ -132,8 +132,8 @@ def follow(rank: Rank, forward: Forward) -> str | None:
     x_TM = torch.empty(forward.rows, dtype=forward.dtype, device=rank.device)
     angles_2TD = torch.empty(forward.angles, device=rank.device)
     sets, number = follower.sets, follower.number
-    spread(x_TM, sets.ranks)
-    spread(angles_2TD, sets.ranks)
+    broadcast(x_TM, sets.ranks)
+    broadcast(angles_2TD, sets.ranks)
     own, rows = forward.own(number)
     x_TM, rope = x_TM[rows], Rope(*angles_2TD[:, rows].unbind())
     compute = partial(follower.compute, forward, own, x_TM, rope)
@@ -233,8 +233,8 @@ class Leader:
         the other sets send of theirs.
         """
         sets = self._sets
-        spread(x_TM, sets.ranks)
-        spread(angles_2TD, sets.ranks)
+        broadcast(x_TM, sets.ranks)
+        broadcast(angles_2TD, sets.ranks)
         blocks, rows = forward.own(0)
         own_TM, rope = x_TM[rows], Rope(*angles_2TD[:, rows].unbind())
         compute = partial(own, own_TM, rope, query_blocks[blocks])

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hyimg_cli.kernels.attention import pinned, row_attention
+from hyimg_cli.kernels.ops import ops_of
 from hyimg_cli.kernels.rows import padding
-from hyimg_cli.kernels.rowwise import rowwise
 from hyimg_cli.kernels.transfer import current
 from hyimg_cli.models.common.attention import QueryBlock
 from hyimg_cli.models.hunyuan_image3.attention import Attention, RMSNorm, StepRows
@@ -56,7 +56,7 @@ class Transformer(nn.Module):
         """
         for layer in self.layers:
             layer.choose_kernels(attention)
-        self.ln_f.rows = rowwise(self.ln_f.weight.device)
+        self.ln_f.rows = ops_of(self.ln_f.weight.device)
 
     def decode(self, x_RM: Tensor, rope: Rope, rows: StepRows) -> Tensor:
         """The same of one new token a row, whose places only the device knows; nothing is counted:
@@ -95,7 +95,7 @@ class DecoderLayer(nn.Module):
             width=own.head_dim,
             like=weight,
         )
-        kernels = rowwise(device)
+        kernels = ops_of(device)
         for part in self.modules():
             if isinstance(part, RMSNorm | Attention | Router | Mlp):
                 part.rows = kernels

@@ -5,10 +5,9 @@ to, and that source has another aspect ratio, the picture is resized to the sour
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import sqrt
 
-from hyimg_cli.media.images import Pixels, SourceImage, stretch
+from hyimg_cli.media.images import Pixels, stretch
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.job import Size
 
@@ -16,27 +15,14 @@ from hyimg_cli.spec.job import Size
 _SAME_RATIO = 0.01
 
 
-@dataclass(frozen=True)
-class Origin:
-    """A source image's file, by its digest, and its own size."""
-
-    digest: str
-    size: Size
-
-    @classmethod
-    def of(cls, image: SourceImage) -> "Origin":
-        height, width = image.pixels.shape[:2]
-        return cls(image.digest, Size(height, width))
-
-
-def aligned(pixels: Pixels, bucket: Bucket, origins: Sequence[Origin], card: ModelCard) -> Pixels:
+def aligned(pixels: Pixels, bucket: Bucket, sources: Sequence[Size], card: ModelCard) -> Pixels:
     """`pixels`, drawn in `bucket`, in the shape of the first source that shares the bucket; the
     area is that of the model's square. As they are where none does, or that one's ratio is theirs.
     """
     drawn = bucket.size.height / bucket.size.width
-    for origin in origins:
-        if card.nearest_bucket(origin.size.height, origin.size.width) == bucket:
-            ratio = origin.size.height / origin.size.width
+    for size in sources:
+        if card.nearest_bucket(size.height, size.width) == bucket:
+            ratio = size.height / size.width
             is_same = abs(ratio - drawn) < _SAME_RATIO
             return pixels if is_same else stretch(pixels, _of_area(ratio, card.base_size))
     return pixels

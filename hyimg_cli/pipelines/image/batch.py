@@ -12,37 +12,36 @@ thinks, and the others wait for it, each in turn where it fails. A job that need
 soon as nobody of its kind is next in line: it waits for no text of another.
 """
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 from torch import Tensor
 
 from hyimg_cli.diffusion.denoise import Velocities, denoise
 from hyimg_cli.diffusion.schedule import Step
+from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models.protocols import LivePicture
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.stages import (
-    Decoded,
     Denoising,
     Generated,
     ImageStages,
     Prefilled,
     decode,
-    insert_prefix,
-    leave_text,
     prefill,
+    share_text,
     shared_text,
     with_branches,
     with_text,
 )
 from hyimg_cli.pipelines.image.texts import SharedTexts
 from hyimg_cli.pipelines.image.think import DecodeLoop, DecodeRequest, reading_lag
-from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy, Remedy, SharedStage, Shortage
-from hyimg_cli.pipelines.request import Lost, Request
+from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy, Remedy
+from hyimg_cli.pipelines.request import Lost, Request, Work
 from hyimg_cli.spec.events import JobStarted, Progress
 from hyimg_cli.spec.job import ImageJob
 
-Events = Iterator[JobStarted | Progress | Generated | Decoded | Lost[ImageJob]]
+Events = Iterator[JobStarted | Progress | Generated | Lost[ImageJob]]
 
 
 class ContinuousBatch:
@@ -61,16 +60,14 @@ class ContinuousBatch:
         """`draw_size`: by default as many draw as think. `read_lag`: see `DecodeLoop`; by default
         what suits the model's device.
         """
+        self._stages = stages
         self._waiting = deque(jobs)
-        self._texts = SharedTexts(shared_text(job, stages) for job in self._waiting)
-        # Texts that were written before: one job feeds each, the others find its rows.
-        self._given = Counter(job.cot_token_ids for job in self._waiting if job.cot_token_ids)
+        self._texts = SharedTexts(map(self._text_of, self._waiting))
         # Begun, and without K/V again: they come before those that wait.
-        self._preempted: deque[Request[ImageJob]] = deque()
+        self._preempted: deque[Work[ImageJob]] = deque()
         self._thinking: list[Prefilled] = []
         self._ready: deque[Generated] = deque()
         self._undecoded: deque[Denoising] = deque()
-        self._stages = stages
         self._new_clock = new_clock
         lag = reading_lag(stages.model.layer_devices) if read_lag is None else read_lag
         self._loop = DecodeLoop(stages.model, lag=lag)
@@ -83,9 +80,9 @@ class ContinuousBatch:
         self._is_full = False
 
     @property
-    def shortages(self) -> Sequence[Shortage]:
-        """Sizes that memory turned out to be too small for until now."""
-        return self._memory.shortages
+    def most(self) -> Together:
+        """How many think and draw together: fewer than were asked for where memory was short."""
+        return Together(self._memory.most["think"], self._memory.most["draw"])
 
     def run(self) -> Events:
         """Every job's way, in as few forwards as the batch sizes allow."""
@@ -96,7 +93,7 @@ class ContinuousBatch:
                 yield from self._draw(self._next_batch())
                 self._is_full = False
         while self._undecoded:
-            yield from self._decode(self._undecoded.popleft())
+            yield from self._finish(self._undecoded.popleft())
 
     @property
     def _is_waiting(self) -> bool:
@@ -131,61 +128,51 @@ class ContinuousBatch:
         self._is_full = self._is_full and self._holds_memory
         while self._is_waiting and self._has_room and not (self._is_full or self._is_due):
             if self._preempted:
-                request = self._preempted.popleft()
+                work = self._preempted.popleft()
             else:
                 job = self._waiting.popleft()
-                if self._texts.defer(shared_text(job, self._stages), job):
+                if self._texts.defer(self._text_of(job), job):
                     continue
-                request = Request(job, self._new_clock())
+                work = Work(Request(job, self._new_clock()))
                 yield JobStarted(job.custom_id)
                 yield Progress(job.custom_id, "prefill")
-            yield from self._prefill(request)
+            requeue = self._requeue if self._holds_memory else None
+            yield from self._memory.attempt([work], self._prefill, self._lose, requeue=requeue)
 
-    def _prefill(self, request: Request[ImageJob]) -> Events:
-        with Attempt() as tried:
-            work = prefill(request, self._stages)
-        if tried.error is not None:
-            match self._memory.remedy(tried.error, [request], can_wait=self._holds_memory):
-                case Remedy.RETRY:
-                    yield from self._prefill(request)
-                case Remedy.REQUEUE:
-                    self._preempt(request, "prefill")
-                    if self._thinking:
-                        self._memory.limit("think", len(self._thinking), [request])
-                case _:
-                    yield Lost(request, tried.error)
-        elif work.decoding is None:
-            given = work.job.cot_token_ids
-            if given and work.taken is not None and self._given[given] > 1 and self._stages.draws:
-                insert_prefix(work, self._stages)
+    def _prefill(self, begun: Work[ImageJob]) -> Events:
+        work = prefill(begun.request, self._stages)
+        if work.decoding is None:
             yield from self._make_ready(work)
         else:
             yield Progress(work.job.custom_id, "think")
             work.clock.enter("think")
             self._thinking.append(work)
-            self._texts.begin(shared_text(work.job, self._stages))
+            self._texts.begin(self._text_of(work.job))
 
-    def _preempt(self, request: Request[ImageJob], lacking: str) -> None:
+    def _requeue(self, work: Work[ImageJob]) -> None:
+        self._preempt(work, "prefill")
+        if self._thinking:
+            self._memory.most["think"] = len(self._thinking)
+
+    def _preempt(self, work: Work[ImageJob], lacking: str) -> None:
         """It begins anew when some have drawn, and writes the same text: its draws are its own."""
-        self._memory.put_off(request, lacking)
-        self._preempted.appendleft(request)
+        self._memory.put_off(work.request, lacking)
+        self._preempted.appendleft(Work(work.request))
         self._is_full = True
 
     def _decode_text(self) -> Events:
         """A token for every job that thinks; those whose text has ended leave."""
         thinking, size = list(self._thinking), self._memory.most["think"]
         for first in range(0, len(thinking), size):
-            yield from self._decode_step(*thinking[first : first + size])
+            batch = thinking[first : first + size]
+            yield from self._memory.attempt(batch, self._decode_step, self._lose, kind="think")
         for work in [work for work in self._thinking if _decoding(work).is_done]:
             self._thinking.remove(work)
-            text = shared_text(work.job, self._stages)
-            if self._texts.are_several(text):
-                leave_text(work, self._stages)
-            self._waiting.extendleft(reversed(self._texts.end(text)))
             yield from self._make_ready(work)
+            self._wake(work)
 
     def _decode_step(self, *batch: Prefilled) -> Events:
-        batch = tuple(work for work in batch if work in self._thinking)
+        batch = self._unfinished(batch)
         with Attempt() as tried:
             known = self._loop.step([_decoding(work) for work in batch])
         if tried.error is not None:
@@ -198,12 +185,17 @@ class ContinuousBatch:
             yield from self._lose(work, failed[_decoding(work)])
         for work in batch:
             work.batch["think"] = max(work.batch["think"], len(batch))
-        left = [work for work in batch if work in self._thinking and not _decoding(work).is_done]
-        if tried.error is not None and left:
-            yield from self._smaller(tried.error, left, self._decode_step, "think")
+        if tried.error is not None and self._unfinished(batch):
+            raise tried.error
+
+    def _unfinished(self, batch: Sequence[Prefilled]) -> tuple[Prefilled, ...]:
+        going = (work for work in batch if work in self._thinking)
+        return tuple(work for work in going if not _decoding(work).is_done)
 
     def _make_ready(self, work: Prefilled) -> Events:
         with Attempt() as tried:
+            if self._texts.are_several(self._text_of(work.job)):
+                share_text(work, self._stages)
             ready = with_text(work, self._stages)
         if tried.error is not None:
             yield Lost(work.request, tried.error)
@@ -244,38 +236,34 @@ class ContinuousBatch:
                 case Remedy.RETRY:
                     batch.appendleft(work)
                 case Remedy.REQUEUE:
-                    self._preempt(others.pop().request, "branches")
+                    self._preempt(others.pop(), "branches")
                     batch.appendleft(work)
                 case _:
                     yield Lost(work.request, tried.error)
         if standing:
-            yield from self._denoise(*standing)
+            yield from self._memory.attempt(standing, self._denoise, self._lose)
 
     def _denoise(self, *batch: Denoising) -> Events:
         for work in batch:
             work.batch["denoise"] = len(batch)
             yield Progress(work.job.custom_id, "denoise", 0, work.track.schedule.count)
-        with Attempt() as tried:
-            _enter(batch, "denoise_first")
-            # Anew for each attempt.
-            for work in batch:
-                work.velocities = work.track.velocity_cache(work.job.step_cache)
-            tracks, caches = zip(*((work.track, work.velocities) for work in batch), strict=True)
-            moved = denoise(tracks, caches, self._velocities(batch))
-            for step, latents in enumerate(moved, 1):
-                if step == 1:
-                    _enter(batch, "denoise_rest")
-                for work, latents_CYX in zip(batch, latents, strict=True):
-                    work.latents_CYX, work.steps = latents_CYX, step
-                    yield Progress(work.job.custom_id, "denoise", step, work.track.schedule.count)
-            _enter(batch, "queue")
-        if tried.error is not None:
-            yield from self._smaller(tried.error, batch, self._denoise, "draw")
-            return
+        _enter(batch, "denoise_first")
+        # Anew for each attempt.
         for work in batch:
-            work.release()
+            work.velocities = work.track.velocity_cache(work.job.step_cache)
+        tracks, caches = zip(*((work.track, work.velocities) for work in batch), strict=True)
+        moved = denoise(tracks, caches, self._velocities(batch))
+        for step, latents in enumerate(moved, 1):
+            if step == 1:
+                _enter(batch, "denoise_rest")
+            for work, latents_CYX in zip(batch, latents, strict=True):
+                work.latents_CYX, work.denoise_steps = latents_CYX, step
+                yield Progress(work.job.custom_id, "denoise", step, work.track.schedule.count)
+        _enter(batch, "queue")
         for work in batch:
-            yield from self._decode(work)
+            work.branches = ()
+        for work in batch:
+            yield from self._finish(work)
 
     def _velocities(self, batch: Sequence[Denoising]) -> Velocities:
         def live(work: Denoising, x_CYX: Tensor, step: Step) -> LivePicture:
@@ -289,48 +277,31 @@ class ContinuousBatch:
 
         return velocities
 
+    def _finish(self, work: Denoising) -> Events:
+        requeue = self._finish_later if self._is_waiting or self._holds_memory else None
+        yield from self._memory.attempt([work], self._decode, self._lose, requeue=requeue)
+
     def _decode(self, work: Denoising) -> Events:
-        with Attempt() as tried:
-            picture = decode(work, self._stages)
-        if tried.error is None:
-            yield picture
-            return
-        can_wait = self._is_waiting or self._holds_memory
-        match self._memory.remedy(tried.error, [work.request], can_wait=can_wait):
-            case Remedy.RETRY:
-                yield from self._decode(work)
-            case Remedy.REQUEUE:
-                self._memory.put_off(work.request, "decode")
-                self._undecoded.append(work)
-            case _:
-                yield Lost(work.request, tried.error)
+        yield decode(work, self._stages)
 
-    def _smaller(
-        self,
-        error: Exception,
-        batch: Sequence[Prefilled] | Sequence[Denoising],
-        again: Callable[..., Events],
-        stage: SharedStage,
-    ) -> Events:
-        """A batch that failed together, in halves, down to the job whose fault it is."""
-        match self._memory.remedy(error, [work.request for work in batch], stage=stage):
-            case Remedy.SPLIT:
-                half = len(batch) // 2
-                yield from again(*batch[:half])
-                yield from again(*batch[half:])
-            case Remedy.RETRY:
-                yield from again(*batch)
-            case _:
-                (lost,) = batch
-                yield from self._lose(lost, error)
+    def _finish_later(self, work: Denoising) -> None:
+        self._memory.put_off(work.request, "decode")
+        self._undecoded.append(work)
 
-    def _lose(self, lost: Prefilled | Denoising, error: Exception) -> Events:
-        """A job that failed; those that waited for its text are next."""
-        if lost in self._thinking:
+    def _lose(self, lost: Work[ImageJob], error: Exception) -> Events:
+        if isinstance(lost, Prefilled) and lost in self._thinking:
             self._thinking.remove(lost)
-            waited = self._texts.end(shared_text(lost.job, self._stages))
-            self._waiting.extendleft(reversed(waited))
+            self._wake(lost)
         yield Lost(lost.request, error)
+
+    def _wake(self, writer: Prefilled) -> None:
+        """The jobs that waited for a job's text are next."""
+        waited = self._texts.end(self._text_of(writer.job))
+        self._waiting.extendleft(reversed(waited))
+
+    def _text_of(self, job: ImageJob) -> Hashable | None:
+        """Equal for jobs that would write the same text, or were given it."""
+        return shared_text(job, self._stages) or job.cot_token_ids
 
 
 def _decoding(work: Prefilled) -> DecodeRequest:

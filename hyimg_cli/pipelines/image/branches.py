@@ -14,7 +14,7 @@ it. Recomputing starts every branch from an empty buffer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -50,14 +50,6 @@ class PrefixSource:
 
 
 @dataclass(frozen=True)
-class Branches:
-    """Branches ready to denoise, the conditional one first, and what they were built from."""
-
-    items: tuple[Any, ...]
-    tokens: tuple[BranchTokens, ...]
-
-
-@dataclass(frozen=True)
 class _Started:
     """A branch with the longest prefix there is, of which so many tokens came from the AR stage and
     from elsewhere; `prefixes`: where its own may be kept.
@@ -87,8 +79,9 @@ class BranchBuilder:
         self._prefixes, self._clock = prefixes, clock
         self._known: list[PrefixSource] = []
 
-    def build(self, context: Context) -> Branches:
-        """The branches, their prefixes complete up to the live rows.
+    def build(self, context: Context) -> tuple[tuple[Any, ...], tuple[BranchTokens, ...]]:
+        """The branches, the conditional one first, their prefixes complete up to the live rows;
+        and what each was built from.
 
         Branches with equal ids are one: guidance between equals changes nothing.
         """
@@ -99,7 +92,7 @@ class BranchBuilder:
             built = self._apart(sequences, model)
         else:
             built = [self._branch(own) for own in sequences]
-        return Branches(tuple(b for b, _ in built), tuple(t for _, t in built))
+        return tuple(branch for branch, _ in built), tuple(tokens for _, tokens in built)
 
     def _apart(
         self, sequences: Sequence[BranchSequence], sets: BranchSets
@@ -194,63 +187,31 @@ class BranchBuilder:
         return self._model.segments(self._canvas.layout_of(own), own.ids, self._sources, stop)
 
 
-@dataclass(frozen=True)
-class TextRows:
-    """Rows of a job's AR stage: those computed of its prompt, or of a text that it took over; those
-    that other jobs had left; of its own decode steps, and thrown away; and those of another job's
-    decode steps, which it took over.
-    """
-
-    computed: int
-    shared: int
-    decoded: int
-    overdecoded: int
-    taken: int
-
-
-def report(
-    branches: Branches, context: Context, *, text: TextRows, reuse: ReuseConfig
+def reuse_of(
+    tokens: tuple[BranchTokens, ...], context: Context, *, of_text: ReuseReport, reuse: ReuseConfig
 ) -> ReuseReport:
-    """Reuse by the diffusion stage, in counted rows.
+    """Reuse by the diffusion stage, in counted rows; `of_text`: the same for the AR stage alone.
 
     Raises ReuseError where reuse is required and the status is not `hit`.
     """
-    status, reason = _status(branches, context, reuse)
+    status, reason = _status(tokens, context, reuse)
     if reuse.required and status != "hit":
         raise ReuseError(
             f"KV reuse is {status}: {reason}",
             hint="leave out --require-kv-reuse, or change what the reason names",
             code="reuse.not-hit",
         )
-    return _report(text, status, branches.tokens, reason)
+    return replace(of_text, status=status, branches=tokens, reason=reason)
 
 
-def report_of_text(text: TextRows) -> ReuseReport:
-    """The same for a job that ends with its text."""
-    return _report(text, "none", (), "the text alone was asked for")
-
-
-def _report(
-    text: TextRows, status: ReuseStatus, branches: tuple[BranchTokens, ...], reason: str
-) -> ReuseReport:
-    return ReuseReport(
-        status,
-        text.computed,
-        text.shared,
-        text.decoded,
-        branches,
-        reason,
-        text.overdecoded,
-        text.taken,
-    )
-
-
-def _status(branches: Branches, context: Context, reuse: ReuseConfig) -> tuple[ReuseStatus, str]:
+def _status(
+    tokens: tuple[BranchTokens, ...], context: Context, reuse: ReuseConfig
+) -> tuple[ReuseStatus, str]:
     if not reuse.kv_reuse:
         return "recompute", "asked for"
     if context.buffer is None:
         return "none", "the job has no AR stage"
-    reused, fed = branches.tokens[0].reused, len(context.ids)
+    reused, fed = tokens[0].reused, len(context.ids)
     if reused == fed:
         return "hit", ""
     return "partial", f"the sequences differ from token {reused} of {fed} on"

@@ -1,5 +1,6 @@
 """Pictures at work: a model, the tree of shared prefixes and the encoded source images."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs, file_provenance
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
+from hyimg_cli.manifest.texts import size_class_of
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.memory.available import available_memory
@@ -26,7 +28,6 @@ from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.pipelines import outcomes
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
-from hyimg_cli.pipelines.image.memory_limits import MemoryLimits
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.prewarm import prewarm, writing_rows
 from hyimg_cli.pipelines.image.ranks import ImageRanks
@@ -47,6 +48,7 @@ from hyimg_cli.settings.run import ModelChoice, ParallelConfig, RunConfig
 from hyimg_cli.spec.events import JobStarted, ModelLoaded, Outcome, OutputFile, Progress
 from hyimg_cli.spec.job import ImageJob
 
+logger = logging.getLogger(__name__)
 _MB = 1_000_000
 
 
@@ -56,7 +58,7 @@ class LoadModel(Protocol):
     def __call__(self, choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel: ...
 
 
-class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
+class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
     """Draws pictures, one model at a time."""
 
     def __init__(self, config: RunConfig, load: LoadModel | None = None) -> None:
@@ -67,7 +69,8 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
         self.tree = self._new_tree()
         self._texts = Texts()
         self._together = Together(1, 1)
-        self._memory_limits = MemoryLimits()
+        # By size class, where memory was too small for more: what was too much is not tried again.
+        self._limits: dict[str, Together] = {}
         self._counted: dict[str, dict[str, int]] = {}
 
     def use(
@@ -108,10 +111,9 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
 
     def work(
         self, jobs: Sequence[ImageJob], folder: JobFolder | None, started: float
-    ) -> Iterator[JobStarted | Progress | Generated | Decoded | Lost[ImageJob]]:
+    ) -> Iterator[JobStarted | Progress | Generated | Lost[ImageJob]]:
         model = self._resident()
         self._revive()
-        self._together = self._memory_limits.within(jobs, self._together, model.card)
         coming = [path for job in jobs for path in job.images]
         encode, asked = self._encoder(), self._config.batch.prefetches_sources
         by_itself = suits_prefetch(model) and not self._config.model.offloads_experts
@@ -133,11 +135,11 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
             try:
                 yield from run.run()
             finally:
-                self._memory_limits.learn(run.shortages, model.card)
+                self._limit(jobs, run.most)
 
-    def write(self, done: Generated | Decoded, folder: JobFolder) -> OutputFile | None:
-        if isinstance(done, Generated):
-            done.prefilled.release()  # a job that ends with its text
+    def write(self, done: Generated, folder: JobFolder) -> OutputFile | None:
+        if not isinstance(done, Decoded):
+            done.release_context()  # a job that ends with its text
             return None
         facts = self._facts(done) if self._config.output.metadata else None
         if done.job.outside is not None:
@@ -147,6 +149,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
     def _put_back(self, done: Decoded, folder: JobFolder, facts: PictureFacts | None) -> OutputFile:
         """An edit on its source; its line tells of the redraw whatever becomes of that."""
         assert done.job.outside is not None, "the job asked for it"
+        assert done.reference is not None, "it is made where the source is read"
         edit = keep_redraw(folder, done.job, done.pixels, done.reference, facts)
         done.request.edit = edit
         source = done.source_digests[done.job.outside.kept_source - 1]
@@ -164,9 +167,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
             ratio_index=done.bucket.token_index,
         )
 
-    def outcome(
-        self, done: Generated | Decoded, output: OutputFile | None, facts: Facts
-    ) -> Outcome:
+    def outcome(self, done: Generated, output: OutputFile | None, facts: Facts) -> Outcome:
         text, job, reuse = done.text, done.job, done.reuse
         warnings = [text.cut] if text.cut else []
         if reuse.status == "partial":
@@ -183,7 +184,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
             cot_text=text.text if has_written else job.cot_text,
             cot_token_ids=text.ids if has_written else job.cot_token_ids,
             cot_from=done.cot_from,
-            written=done.written if isinstance(done, Generated) else None,
+            written=None if isinstance(done, Decoded) else done.written,
             think_truncated=text.is_truncated,
             ratio_index=done.bucket.token_index,
             kv_reuse=reuse,
@@ -198,7 +199,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
 
     def release(self) -> None:
         super().release()
-        self._memory_limits.clear()
+        self._limits.clear()
 
     def cache_counts(self) -> dict[str, dict[str, int]]:
         """Source images, and the model's own memos from when this pipeline loaded it."""
@@ -214,14 +215,27 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
     def _fit(self, jobs: Sequence[ImageJob]) -> None:
         """Every job's sequence is counted to see how many fit together."""
         model, held = self._resident(), self.tree.held_bytes
-        sizes = batch_sizes(jobs, model, self._config, held_prefixes=held)
-        self._together = self._memory_limits.within(jobs, sizes, model.card)
+        self._together = batch_sizes(jobs, model, self._config, held_prefixes=held)
+        known = self._limits.get(size_class_of(jobs[0], model.card))
+        if known is not None:
+            self._limit(jobs, known)
+
+    def _limit(self, jobs: Sequence[ImageJob], most: Together) -> None:
+        """No more of a group's jobs think, or draw, together than memory was large enough for, nor
+        of later ones of its size.
+        """
+        asked = self._together
+        self._together = Together(*map(min, asked, most))
+        if self._together != asked:
+            self._limits[size_class_of(jobs[0], self._resident().card)] = self._together
+            logger.warning(
+                "memory is too small for more: %d think and %d draw together", *self._together
+            )
 
     def _prewarm(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Warmed:
         stages = self._stages(_unread, self._encoder())
         # First: what is left of memory is the stand-ins' and the jobs'.
         graphs = stages.model.prepare_decode(writing_rows(jobs, self._together))
-        learn = partial(self._memory_limits.learn, card=stages.model.card)
         tokens_of = partial(prompt_tokens, revision=self._config.model.revision)
         shapes = prewarm(
             jobs,
@@ -229,7 +243,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated | Decoded]):
             together=self._together,
             warmed=self._warmed,
             tokens_of=tokens_of,
-            learn=learn,
+            learn=partial(self._limit, jobs),
         )
         lengths = {shape.tokens for shape in shapes if shape.tokens}
         return Warmed(len(shapes), graphs, tuple(sorted(lengths)))

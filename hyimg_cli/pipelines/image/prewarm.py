@@ -18,7 +18,6 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.stages import ImageStages, encoded_by
-from hyimg_cli.pipelines.out_of_memory import Shortage
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob, Size
@@ -69,7 +68,7 @@ def prewarm(
     together: Together,
     warmed: set[Shape],
     tokens_of: Callable[[ImageJob], int] = lambda _: 0,
-    learn: Callable[[Sequence[Shortage]], None] = lambda _: None,
+    learn: Callable[[Together], None] = lambda _: None,
 ) -> list[Shape]:
     """Run every shape that is not in `warmed` yet, and add it; those that there were.
 
@@ -77,8 +76,8 @@ def prewarm(
     as many as will run together prewarming would take as long as they do. Its text has the length
     of one of the jobs', of every range of lengths in turn: `tokens_of` counts them. On a CPU as
     many as jobs of that shape will, up to the batch sizes: its libraries lay out memory by the
-    number of rows. Of very many jobs some are looked at, evenly. What memory is too small for is
-    told to `learn`.
+    number of rows. Of very many jobs some are looked at, evenly. `learn` is told for how many there
+    was memory.
     """
     jobs = jobs[:: -(-len(jobs) // _MOST_JOBS) or 1]
     is_on_gpu = stages.model.layer_devices[0].type == "cuda"
@@ -114,7 +113,7 @@ def _source_sizes(job: ImageJob) -> list[Size]:
     return [size_of(path) for path in job.images]
 
 
-def _run(jobs: list[ImageJob], stages: ImageStages, together: Together) -> Sequence[Shortage]:
+def _run(jobs: list[ImageJob], stages: ImageStages, together: Together) -> Together:
     sizes = _source_sizes(jobs[0])
     images = {path: _blank(size) for path, size in zip(jobs[0].images, sizes, strict=True)}
     is_aligned = jobs[0].infer_align_image_size
@@ -137,7 +136,7 @@ def _run(jobs: list[ImageJob], stages: ImageStages, together: Together) -> Seque
     for event in run.run():
         if isinstance(event, Lost):
             break  # the job itself will fail, and say why
-    return run.shortages
+    return run.most
 
 
 def _blank(size: Size) -> SourceImage:

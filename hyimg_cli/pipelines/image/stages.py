@@ -27,16 +27,10 @@ from hyimg_cli.manifest.written import Replay
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.models.protocols import Canvas, Context, Encoded, GeneratedText, MixedModel
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.align import Origin, aligned
-from hyimg_cli.pipelines.image.branches import (
-    BranchBuilder,
-    Branches,
-    TextRows,
-    report,
-    report_of_text,
-)
+from hyimg_cli.pipelines.image.align import aligned
+from hyimg_cli.pipelines.image.branches import BranchBuilder, reuse_of
 from hyimg_cli.pipelines.image.prefixes import Prefixes
-from hyimg_cli.pipelines.image.texts import KnownText, Texts
+from hyimg_cli.pipelines.image.texts import CachedText, Texts
 from hyimg_cli.pipelines.image.think import DecodeRequest
 from hyimg_cli.pipelines.request import Finished, Request, Work
 from hyimg_cli.settings.run import ReuseConfig
@@ -72,90 +66,76 @@ class Prefilled(Work[ImageJob]):
     """Its AR prompt is in its context; `decoding` is None where there is no text to write.
 
     `computed`, `shared`: rows of the prompt that were computed, and that other jobs had left.
-    `prompt`: all but its last token, as others may share it. `taken`: the text where it had been
+    `prompt`: all but its last token, as others may share it. `cached`: the text where it had been
     written before: its rows are in the context, and count like the prompt's. `reference`: what the
     picture will be compared with, where it is put back on its source. `batch`: how many jobs
     were at work together at most, by stage.
     """
 
     sources: list[Encoded]
-    origins: tuple[Origin, ...]
+    source_sizes: tuple[Size, ...]
     context: Context
     decoding: DecodeRequest | None
     computed: int
     shared: int
     prompt: list[Segment]
-    taken: KnownText | None = None
-    reference: np.ndarray | None = None
+    cached: CachedText | None
+    reference: np.ndarray | None
     batch: dict[str, int] = field(default_factory=lambda: {"think": 1, "denoise": 1})
-
-    @property
-    def source_digests(self) -> tuple[str, ...]:
-        return tuple(origin.digest for origin in self.origins)
 
     @property
     def prompt_stop(self) -> int:
         """Tokens of the AR prompt."""
         return sum(segment.length for segment in self.prompt) + 1
 
-    def known(self, text: GeneratedText) -> KnownText:
-        """The job's text, when it has ended, as others may take it over."""
-        if self.taken is not None:
-            return self.taken
-        fed = tuple(self.context.ids[self.prompt_stop :])
-        runs = tuple(self.decoding.runs) if self.decoding else ()
-        return KnownText(text, fed, runs, self.job.custom_id)
-
     @property
     def cot_from(self) -> str | None:
         """The job whose text this is; None where it is its own."""
-        if self.taken is None or self.taken.writer == self.job.custom_id:
+        if self.cached is None or self.cached.writer == self.job.custom_id:
             return None
-        return self.taken.writer
+        return self.cached.writer
 
-    def release(self) -> None:
+    def as_cached(self, text: GeneratedText) -> CachedText:
+        """The job's text, when it has ended, as other jobs may have it."""
+        if self.cached is not None:
+            return self.cached
+        fed = tuple(self.context.ids[self.prompt_stop :])
+        runs = tuple(self.decoding.runs) if self.decoding else ()
+        return CachedText(text, fed, runs, self.job.custom_id)
+
+    def release_context(self) -> None:
         """Give the context's K/V and the sources' rows back: the branches stand."""
         self.context.buffer = None
         self.sources = []
 
 
-@dataclass(eq=False)
-class Generated(Finished[ImageJob]):
+@dataclass(eq=False, kw_only=True)
+class Generated(Prefilled, Finished[ImageJob]):
     """It waits to be drawn, or ends here: its text is there, its K/V are the AR stage's alone."""
 
-    prefilled: Prefilled
     text: GeneratedText
     canvas: Canvas
-    denoise_steps = 0
-    step_cache: StepCacheReport | None = None
+    reuse: ReuseReport
+    denoise_steps: int = 0
 
     @property
     def bucket(self) -> Bucket:
         return self.canvas.bucket
 
     @property
-    def batch(self) -> dict[str, int]:
-        return self.prefilled.batch
+    def step_cache(self) -> StepCacheReport | None:
+        return None
 
     @property
     def written(self) -> dict[str, Any]:
         """The text and how its tokens entered the network, for `Replay`."""
-        known = self.prefilled.known(self.text)
+        cached = self.as_cached(self.text)
         return {
             "cut": self.text.cut,
             "ending": list(self.text.ending),
-            "lengths": [len(run) for run in known.runs],
-            "withdrawn": list(known.withdrawn),
+            "lengths": [len(run) for run in cached.runs],
+            "withdrawn": list(cached.withdrawn),
         }
-
-    @property
-    def reuse(self) -> ReuseReport:
-        """Reuse report of a job that ends with its text."""
-        return report_of_text(text_rows(self.prefilled))
-
-    @property
-    def cot_from(self) -> str | None:
-        return self.prefilled.cot_from
 
     @property
     def draws_with(self) -> tuple[Bucket, int, StepCache | None]:
@@ -164,84 +144,33 @@ class Generated(Finished[ImageJob]):
         """
         return self.canvas.bucket, self.job.num_inference_steps, self.job.step_cache
 
-    @property
-    def source_digests(self) -> tuple[str, ...]:
-        return self.prefilled.source_digests
 
-
-@dataclass(eq=False)
-class Denoising(Work[ImageJob]):
-    """Its branches stand; `latents_CYX` are those behind its latest step, number `steps`.
+@dataclass(eq=False, kw_only=True)
+class Denoising(Generated):
+    """Its branches stand; `latents_CYX` are those behind its latest step, number `denoise_steps`.
 
     `velocities`: the step cache's, of the latest attempt.
     """
 
-    generated: Generated
-    branches: Branches
-    reuse: ReuseReport
+    branches: tuple[Any, ...]
     track: Track
     latents_CYX: Tensor
     velocities: VelocityCache
-    steps: int = 0
-
-    @property
-    def batch(self) -> dict[str, int]:
-        return self.generated.prefilled.batch
-
-    def branches_at(self, step: Step) -> tuple[Any, ...]:
-        """The branches that the step evaluates."""
-        return self.branches.items[: None if self.track.is_guided(step) else 1]
-
-    def release(self) -> None:
-        """Give the branches' K/V back: the last step is done."""
-        self.branches = Branches((), self.branches.tokens)
-
-
-@dataclass(eq=False)
-class Decoded(Finished[ImageJob]):
-    """A picture, uint8 [H, W, 3]."""
-
-    denoising: Denoising
-    pixels: np.ndarray
-
-    @property
-    def denoise_steps(self) -> int:
-        return self.denoising.steps
 
     @property
     def step_cache(self) -> StepCacheReport | None:
-        return self.denoising.velocities.report()
+        return self.velocities.report()
 
-    @property
-    def text(self) -> GeneratedText:
-        return self.denoising.generated.text
+    def branches_at(self, step: Step) -> tuple[Any, ...]:
+        """The branches that the step evaluates."""
+        return self.branches[: None if self.track.is_guided(step) else 1]
 
-    @property
-    def bucket(self) -> Bucket:
-        return self.denoising.generated.bucket
 
-    @property
-    def reuse(self) -> ReuseReport:
-        return self.denoising.reuse
+@dataclass(eq=False, kw_only=True)
+class Decoded(Denoising):
+    """A picture, uint8 [H, W, 3]."""
 
-    @property
-    def batch(self) -> dict[str, int]:
-        return self.denoising.batch
-
-    @property
-    def source_digests(self) -> tuple[str, ...]:
-        return self.denoising.generated.source_digests
-
-    @property
-    def cot_from(self) -> str | None:
-        return self.denoising.generated.cot_from
-
-    @property
-    def reference(self) -> np.ndarray:
-        """What an edit that keeps its source is compared with."""
-        found = self.denoising.generated.prefilled.reference
-        assert found is not None, "it is made where the source is read"
-        return found
+    pixels: np.ndarray
 
 
 def encoded_by(model: MixedModel, image: SourceImage) -> Encoded:
@@ -263,37 +192,34 @@ def prefill(request: Request[ImageJob], stages: ImageStages) -> Prefilled:
     clock.enter("read")
     images = [_read(path, stages, clock) for path in job.images]
     clock.enter("encode")
+    request.source_digests = tuple(image.digest for image in images)
     shown = [image.stretched() if job.infer_align_image_size else image for image in images]
     sources = [_encoded(image, stages, clock) for image in shown]
     clock.enter("prefill")
     before = stages.model.rows_seen
-    writing, taken = _replayed(job, stages, sources) or (job, None)
-    taken = taken or _known(job, stages, [image.digest for image in images])
-    needs_context = stages.draws or taken is None
-    context, prompt, shared = (
-        _context(writing, stages, sources, taken)
-        if needs_context
-        else (Context([], None, None), [], 0)
-    )
-    computed = stages.model.rows_seen - before
-    is_writing = job.writes_text and taken is None and context.buffer is not None
-    decoding = DecodeRequest(job, stages.model, context) if is_writing else None
+    writing, cached = _replayed(job, stages, sources) or (job, None)
+    identity = shared_text(job, stages)
+    if cached is None and identity is not None and stages.texts is not None:
+        cached = stages.texts.known(identity, request.source_digests)
+    context, prompt, shared = Context([], None, None), list[Segment](), 0
+    if stages.draws or cached is None:
+        context, prompt, shared = _context(writing, stages, sources, cached)
+    is_writing = job.writes_text and cached is None and context.buffer is not None
     clock.enter("queue")
     request.notes += [note for image in images for note in image.notes]
     request.notes += [note for source in sources for note in source.notes]
     request.warnings += [warning for source in sources for warning in source.warnings]
-    origins = tuple(Origin.of(image) for image in images)
     return Prefilled(
         request,
         sources,
-        origins,
-        context,
-        decoding,
-        computed,
-        shared,
-        prompt,
-        taken,
-        _reference(request, stages, images),
+        source_sizes=tuple(Size(*image.pixels.shape[:2]) for image in images),
+        context=context,
+        decoding=DecodeRequest(job, stages.model, context) if is_writing else None,
+        computed=stages.model.rows_seen - before,
+        shared=shared,
+        prompt=prompt,
+        cached=cached,
+        reference=_reference(request, stages, images),
     )
 
 
@@ -311,20 +237,15 @@ def _reference(
     return pixels
 
 
-def leave_text(work: Prefilled, stages: ImageStages) -> None:
-    """Leave a text that has ended to the jobs that would write the same, and its K/V."""
+def share_text(work: Prefilled, stages: ImageStages) -> None:
+    """Give a text that is whole, and its K/V, to the jobs that would write or feed the same."""
     identity = shared_text(work.job, stages)
-    assert work.decoding is not None, "the job wrote its text"
-    assert identity is not None, "and others share it"
-    assert stages.texts is not None, "which some are to do"
-    known = work.known(work.decoding.generated(stages.model))
-    stages.texts.add(identity, work.source_digests, known)
-    if stages.draws:
-        insert_prefix(work, stages)
-
-
-def insert_prefix(work: Prefilled, stages: ImageStages) -> None:
-    """Insert the K/V of a text that is whole into the prefixes that jobs share."""
+    if work.decoding is not None and identity is not None and stages.texts is not None:
+        cached = work.as_cached(work.decoding.generated(stages.model))
+        stages.texts.add(identity, work.source_digests, cached)
+    is_own = work.decoding is not None or (work.cached is not None and work.cot_from is None)
+    if not (is_own and stages.draws):
+        return
     assert work.context.buffer is not None, "a job with a text has a context"
     behind = TextSegment(tuple(work.context.ids[work.prompt_stop - 1 :]))
     try:
@@ -336,8 +257,8 @@ def insert_prefix(work: Prefilled, stages: ImageStages) -> None:
 def with_text(work: Prefilled, stages: ImageStages) -> Generated:
     """Lay out the sequence of the diffusion stage; nothing is computed for it yet."""
     model, text = stages.model, GeneratedText()
-    if work.taken is not None:
-        text = work.taken.text
+    if work.cached is not None:
+        text = work.cached.text
     elif work.decoding is not None:
         text = work.decoding.generated(model)
     elif work.context.buffer is not None:
@@ -349,31 +270,36 @@ def with_text(work: Prefilled, stages: ImageStages) -> Generated:
     if work.decoding is not None:
         work.warnings.extend(filter(None, [model.decode_note(work.batch["think"])]))
     work.clock.enter("queue")
-    return Generated(work.request, work, text, canvas)
-
-
-def text_rows(work: Prefilled) -> TextRows:
-    """Rows that the AR stage of a job computed, and those that it did not have to."""
-    decoded = len(work.context.ids) - work.computed - work.shared
-    overdecoded = work.decoding.overdecoded if work.decoding else 0
-    taken = len(work.taken.fed) if work.taken else 0
-    return TextRows(work.computed, work.shared, decoded, overdecoded, taken)
-
-
-def with_branches(waiting: Generated, stages: ImageStages) -> Denoising:
-    """Build the branches on the prefix that the AR stage left, and release that; draw the noise."""
-    work, model = waiting.prefilled, stages.model
-    prefixes = stages.prefixes if stages.reuse.kv_reuse else None
-    builder = BranchBuilder(
-        model, waiting.canvas, work.sources, prefixes=prefixes, clock=work.clock
+    reuse = ReuseReport(
+        "none",
+        work.computed,
+        work.shared,
+        ar_decode_tokens=len(work.context.ids) - work.computed - work.shared,
+        branches=(),
+        reason="the text alone was asked for",
+        ar_surplus_tokens=work.decoding.overdecoded if work.decoding else 0,
+        ar_taken_tokens=len(work.cached.fed) if work.cached else 0,
     )
-    branches = builder.build(work.context)
-    reuse = report(branches, work.context, text=text_rows(work), reuse=stages.reuse)
-    work.release()
+    return Generated(**vars(work), text=text, canvas=canvas, reuse=reuse)
+
+
+def with_branches(work: Generated, stages: ImageStages) -> Denoising:
+    """Build the branches on the prefix that the AR stage left, and release that; draw the noise."""
+    model, prefixes = stages.model, stages.prefixes if stages.reuse.kv_reuse else None
+    builder = BranchBuilder(model, work.canvas, work.sources, prefixes=prefixes, clock=work.clock)
+    branches, tokens = builder.build(work.context)
+    reuse = reuse_of(tokens, work.context, of_text=work.reuse, reuse=stages.reuse)
+    work.release_context()
     work.clock.enter("queue")
-    track = model.track(waiting.job, waiting.canvas, len(branches.items))
-    velocities = track.velocity_cache(waiting.job.step_cache)
-    return Denoising(work.request, waiting, branches, reuse, track, track.noise_CYX, velocities)
+    track = model.track(work.job, work.canvas, len(branches))
+    velocities = track.velocity_cache(work.job.step_cache)
+    return Denoising(
+        **(vars(work) | {"reuse": reuse}),
+        branches=branches,
+        track=track,
+        latents_CYX=track.noise_CYX,
+        velocities=velocities,
+    )
 
 
 def decode(work: Denoising, stages: ImageStages) -> Decoded:
@@ -383,11 +309,9 @@ def decode(work: Denoising, stages: ImageStages) -> Decoded:
         raise OutputError("the latents are not finite", code="output-image.not-finite")
     pixels = _pixels(stages.model.decode_latents(work.latents_CYX))
     if work.job.infer_align_image_size and work.job.outside is None:
-        generated = work.generated
-        origins, bucket = generated.prefilled.origins, generated.canvas.bucket
-        pixels = aligned(pixels, bucket, origins, stages.model.card)
+        pixels = aligned(pixels, work.bucket, work.source_sizes, stages.model.card)
     work.clock.enter("queue")
-    return Decoded(work.request, work, pixels)
+    return Decoded(**vars(work), pixels=pixels)
 
 
 def _read(path: str, stages: ImageStages, clock: PhaseClock) -> SourceImage:
@@ -403,17 +327,9 @@ def _encoded(image: SourceImage, stages: ImageStages, clock: PhaseClock) -> Enco
     return encoded
 
 
-def _known(job: ImageJob, stages: ImageStages, digests: Sequence[str]) -> KnownText | None:
-    """The job's text, where another job, or an attempt of its own, has written it."""
-    identity = shared_text(job, stages)
-    if identity is None or stages.texts is None:
-        return None
-    return stages.texts.known(identity, digests)
-
-
 def _replayed(
     job: ImageJob, stages: ImageStages, sources: list[Encoded]
-) -> tuple[ImageJob, KnownText] | None:
+) -> tuple[ImageJob, CachedText] | None:
     """The job as it wrote its given text, and that text; None where nothing was noted of it, or it
     does not fit behind the prompt.
     """
@@ -426,11 +342,11 @@ def _replayed(
     if not runs or opening.stop + sum(map(len, runs)) > opening.capacity:
         return None
     text = GeneratedText(replay.ids, model.decode_text(replay.ids), replay.cut, replay.ending)
-    return replay.job, KnownText(text, replay.fed(count), runs, job.custom_id)
+    return replay.job, CachedText(text, replay.fed(count), runs, job.custom_id)
 
 
 def _context(
-    job: ImageJob, stages: ImageStages, sources: list[Encoded], taken: KnownText | None
+    job: ImageJob, stages: ImageStages, sources: list[Encoded], cached: CachedText | None
 ) -> tuple[Context, list[Segment], int]:
     """The AR stage's context; its prompt but the last token, to share; and how many of its tokens
     other jobs had computed.
@@ -443,8 +359,8 @@ def _context(
     buffer = model.new_buffer(opening.capacity)
     # The last token is computed in any case: what follows is chosen from its hidden row.
     segments = model.segments(opening.layout, ids, sources, stop - 1)
-    if taken is not None:
-        behind = TextSegment((ids[stop - 1], *taken.fed))
+    if cached is not None:
+        behind = TextSegment((ids[stop - 1], *cached.fed))
         shared = stages.prefixes.start([*segments, behind], buffer)
     else:
         shared = stages.prefixes.start(segments, buffer)
@@ -452,23 +368,23 @@ def _context(
     if shared < stop:
         context.hidden_M = model.prefill(opening.layout, ids, sources, buffer, stop)
         stages.prefixes.keep(segments, buffer)
-    if taken is not None:
-        _feed(taken, context, model)
+    if cached is not None:
+        _feed(cached, context, model)
     return context, segments, shared
 
 
-def _feed(taken: KnownText, context: Context, model: MixedModel) -> None:
+def _feed(cached: CachedText, context: Context, model: MixedModel) -> None:
     """Complete the context with a text: what the tree did not have of it is computed again.
 
     On a CPU by its runs, which gives the same bits; elsewhere bits depend on the batch anyway.
     """
     assert context.buffer is not None, "a job with a text has a context"
     prompt = len(context.ids)
-    context.ids.extend(taken.fed)
+    context.ids.extend(cached.fed)
     left = context.ids[context.buffer.length :]
     is_exact = context.buffer.length == prompt and model.layer_devices[0].type == "cpu"
     if left:
-        model.feed([(context, run) for run in (taken.runs if is_exact else [left])])
+        model.feed([(context, run) for run in (cached.runs if is_exact else [left])])
     context.buffer.withdraw(len(context.ids))
 
 

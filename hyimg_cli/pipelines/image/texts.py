@@ -4,7 +4,7 @@ A text is known by its job's inputs and by the bytes of its sources. Its ids are
 are in the tree of prefixes, behind its prompt's, for as long as there is room.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ Key = tuple[TextIdentity, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class KnownText:
+class CachedText:
     """A text, and `writer`, the job that wrote it.
 
     `fed`: the ids that its context has behind the prompt. `runs`: how they entered the network,
@@ -41,14 +41,14 @@ class Texts:
     """The texts of one model; those that were asked for longest ago go first."""
 
     def __init__(self) -> None:
-        self._kept: Memo[Key, KnownText] = Memo(_KEPT_BYTES, _nbytes)
+        self._kept: Memo[Key, CachedText] = Memo(_KEPT_BYTES, _nbytes)
 
-    def known(self, identity: TextIdentity, digests: Sequence[str]) -> KnownText | None:
+    def known(self, identity: TextIdentity, digests: Sequence[str]) -> CachedText | None:
         """The text of jobs with these inputs and sources; None where none has written it."""
         key = identity, tuple(digests)
         return self._kept.get(key, _unmade) if key in self._kept else None
 
-    def add(self, identity: TextIdentity, digests: Sequence[str], known: KnownText) -> None:
+    def add(self, identity: TextIdentity, digests: Sequence[str], known: CachedText) -> None:
         self._kept.get((identity, tuple(digests)), lambda: known)
 
     def clear(self) -> None:
@@ -56,42 +56,42 @@ class Texts:
 
 
 class SharedTexts:
-    """Which texts of a group are being written, and the jobs that wait for them. A job of its own
-    text has None for its identity.
+    """Which texts of a group are being written, and the jobs that wait for them. None stands for a
+    text that no other job can have.
     """
 
-    def __init__(self, texts: Iterable[TextIdentity | None]) -> None:
+    def __init__(self, texts: Iterable[Hashable | None]) -> None:
         # By their hashes, eight bytes each: of a million texts most are one job's alone.
         hashes = np.fromiter(map(hash, filter(None, texts)), np.int64)
         found, counts = np.unique(hashes, return_counts=True)
         self._several = set(found[counts > 1].tolist())
-        self._awaited: dict[TextIdentity, list[ImageJob]] = {}
+        self._awaited: dict[Hashable, list[ImageJob]] = {}
 
-    def are_several(self, text: TextIdentity | None) -> bool:
+    def are_several(self, text: Hashable | None) -> bool:
         """True if several jobs share the text."""
         return text is not None and hash(text) in self._several
 
-    def begin(self, text: TextIdentity | None) -> None:
+    def begin(self, text: Hashable | None) -> None:
         """Note that a job writes the text."""
         if text is not None:
             self._awaited.setdefault(text, [])
 
-    def defer(self, text: TextIdentity | None, job: ImageJob) -> bool:
+    def defer(self, text: Hashable | None, job: ImageJob) -> bool:
         """True if the job waits until another one has written its text."""
-        if text is None or text not in self._awaited:
+        if text not in self._awaited:
             return False
         self._awaited[text].append(job)
         return True
 
-    def end(self, text: TextIdentity | None) -> list[ImageJob]:
+    def end(self, text: Hashable | None) -> list[ImageJob]:
         """Note that nobody writes the text any more; the jobs that waited for it."""
-        return [] if text is None else self._awaited.pop(text, [])
+        return self._awaited.pop(text, [])
 
 
-def _nbytes(known: KnownText) -> int:
+def _nbytes(known: CachedText) -> int:
     # Ids twice, as a text and as runs, and the text itself.
     return 1024 + 128 * len(known.fed)
 
 
-def _unmade() -> KnownText:
+def _unmade() -> CachedText:
     raise AssertionError("it is there")

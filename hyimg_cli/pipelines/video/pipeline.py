@@ -39,11 +39,17 @@ from hyimg_cli.pipelines.outcomes import Facts
 from hyimg_cli.pipelines.pipeline import Pipeline, Warmed
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.pipelines.video.encodings import Encodings
-from hyimg_cli.pipelines.video.film import BeginFilm, Film
+from hyimg_cli.pipelines.video.film import Film
 from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.pipelines.video.prewarm import prewarm
 from hyimg_cli.pipelines.video.ranks import VideoRanks, spread
-from hyimg_cli.pipelines.video.stages import Denoised, Frames, VideoStages, make_video
+from hyimg_cli.pipelines.video.stages import (
+    Denoised,
+    Frames,
+    VideoStages,
+    VideoWork,
+    make_video,
+)
 from hyimg_cli.pipelines.video.together import denoise_together, parts
 from hyimg_cli.settings.run import DecodeTiles, RunConfig
 from hyimg_cli.spec.events import (
@@ -124,36 +130,25 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         model, most = stages.model, self._config.batch.clips
         for some in parts(jobs, most if takes_clips(model) else 1):
             self._revive()
-            requests = [Request(job, PhaseClock(started, waits, shares)) for job in some]
-            places = {
-                one.job.custom_id: self._checkpoint(one.job, folder, one.warnings)
-                for one in requests
-            }
+            works = [self._begin(job, folder, PhaseClock(started, waits, shares)) for job in some]
             yield from (JobStarted(job.custom_id) for job in some)
             done: dict[str, Denoised] = {}
             if len(some) > 1 and takes_clips(model):
-                done = yield from denoise_together(requests, stages, model, places)
-            for one in requests:
-                name = one.job.custom_id
-                begin = None if folder is None else partial(self._film, one.job, folder)
-                yield from self._make(one, stages, places[name], done.get(name), begin)
+                done = yield from denoise_together(works, stages, model)
+            for work in works:
+                with Attempt() as tried:
+                    frames = yield from make_video(work, stages, done.get(work.job.custom_id))
+                    frames.parallel = None if self._ranks is None else self._ranks.report()
+                    yield frames
+                if tried.error is not None:
+                    yield Lost(work.request, tried.error)
 
-    def _make(
-        self,
-        request: Request[VideoJob],
-        stages: VideoStages,
-        checkpoint: LatentsCheckpoint | None,
-        denoised: Denoised | None,
-        begin: BeginFilm | None,
-    ) -> Iterator[Progress | Frames | Lost[VideoJob]]:
-        with Attempt() as tried:
-            frames = yield from make_video(request, stages, checkpoint, denoised, begin)
-        if tried.error is not None:
-            yield Lost(request, tried.error)
-        else:
-            frames.parallel = None if self._ranks is None else self._ranks.report()
-            frames.digests = self._digests(request.job)
-            yield frames
+    def _begin(self, job: VideoJob, folder: JobFolder | None, clock: PhaseClock) -> VideoWork:
+        request = Request(job, clock, source_digests=self._digests(job))
+        if folder is None:
+            return VideoWork(request)
+        checkpoint = self._checkpoint(job, folder, request.warnings)
+        return VideoWork(request, checkpoint, partial(self._film, job, folder))
 
     def write(self, done: Frames, folder: JobFolder) -> VideoFile:
         """The end of the film, in its place."""
@@ -273,12 +268,11 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
 
     def _not_denoised(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> list[VideoJob]:
         """Those that need more than their decode."""
-        return [job for job in jobs if not self._is_denoised(self._checkpoint(job, folder))]
+        return [job for job in jobs if folder is None or not self._is_denoised(job, folder)]
 
-    def _is_denoised(self, checkpoint: LatentsCheckpoint | None) -> bool:
+    def _is_denoised(self, job: VideoJob, folder: JobFolder) -> bool:
         """True if a job's last latents are kept, or were: they leave when it is done."""
-        if checkpoint is None:
-            return False
+        checkpoint = self._checkpoint(job, folder, [])
         place = (checkpoint.path, checkpoint.key)
         if place not in self._denoised:
             kept = checkpoint.found()
@@ -287,19 +281,10 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
             self._denoised.add(place)
         return True
 
-    def _checkpoint(
-        self, job: VideoJob, folder: JobFolder | None, notes: list[str] | None = None
-    ) -> LatentsCheckpoint | None:
-        if folder is None:
-            return None
-        path = folder.latents_for(job.custom_id)
+    def _checkpoint(self, job: VideoJob, folder: JobFolder, notes: list[str]) -> LatentsCheckpoint:
+        key = key_of(job, self._digests(job), self._config)
         every = self._config.output.checkpoint_every
-        return LatentsCheckpoint(
-            path,
-            key_of(job, self._digests(job), self._config),
-            every,
-            [] if notes is None else notes,
-        )
+        return LatentsCheckpoint(folder.latents_for(job.custom_id), key, every, notes)
 
 
 def _texts(model: LatentVideoModel, job: VideoJob) -> tuple[str, ...]:

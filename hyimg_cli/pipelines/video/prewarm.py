@@ -10,35 +10,35 @@ Every random draw has a generator of its own.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.pipelines.request import Request
-from hyimg_cli.pipelines.video.stages import Denoised, Stage, VideoStages, denoise, encode
+from hyimg_cli.pipelines.video.stages import (
+    Denoised,
+    Stage,
+    VideoStages,
+    VideoWork,
+    denoise,
+    encode,
+)
 from hyimg_cli.spec.job import Size, VideoJob
 
 # Videos of a shape that are worth a step beforehand.
 _FEWEST = 3
 
 
-@dataclass(frozen=True)
-class VideoShape:
-    """Key of the shapes of a job's forwards but for the length of its text, which is trimmed
-    to each prompt.
-    """
-
-    model: str
-    size: Size
-    num_frames: int
-    branch_count: int
+# What a job's forwards depend on but for the length of its text, which is trimmed to each prompt:
+# model, size, frames, branches.
+VideoShape = tuple[str, Size, int, int]
 
 
 def shape_of(job: VideoJob) -> VideoShape:
     """The shape that a job will run in."""
-    return VideoShape(job.model, job.size, job.num_frames, job.branch_count)
+    return job.model, job.size, job.num_frames, job.branch_count
 
 
 def prewarm(jobs: Sequence[VideoJob], stages: VideoStages, *, warmed: set[VideoShape]) -> int:
@@ -63,13 +63,13 @@ def starts_slowly(device: torch.device) -> bool:
 
 def _runs(job: VideoJob, stages: VideoStages) -> bool:
     stand_in = replace(job, custom_id="prewarm", num_inference_steps=1)
-    request = Request(stand_in, PhaseClock(0.0, lambda: None))
+    work = VideoWork(Request(stand_in, PhaseClock(0.0, lambda: None)))
     with Attempt() as tried:
-        for _ in _denoised(request, stages):
+        for _ in _denoise(work, stages):
             pass
     return tried.error is None
 
 
-def _denoised(request: Request[VideoJob], stages: VideoStages) -> Stage[Denoised]:
-    encoded = yield from encode(request, stages)
-    return (yield from denoise(request, encoded, stages, None))
+def _denoise(work: VideoWork, stages: VideoStages) -> Stage[Denoised]:
+    encoded = yield from encode(work, stages)
+    return (yield from denoise(work, encoded, stages))

@@ -25,7 +25,7 @@ from hyimg_cli.models.latent_video import (
     VideoVae,
     can_be_spread,
 )
-from hyimg_cli.parallel.branches import ParallelBranches, SplitBranches
+from hyimg_cli.parallel.branches import ParallelBranches
 from hyimg_cli.parallel.ranks import DeviceKind, Rank, RankPool
 from hyimg_cli.pipelines.gpu_lock import ModelRanks
 from hyimg_cli.settings.run import ModelChoice, ParallelConfig
@@ -71,7 +71,7 @@ class VideoRanks(ModelRanks):
         """
         _refuse_other_gpu(model.device, config.ranks)
         self._model, self._choice, self._config = model, choice, config
-        self._branches: ParallelBranches | SplitBranches | None = None
+        self._branches: ParallelBranches | None = None
         self._decoder: SpreadDecoder | None = None
         kind: DeviceKind = "cuda" if model.device.type == "cuda" else "cpu"
         super().__init__(RankPool(config.ranks, device=kind))
@@ -95,8 +95,7 @@ class VideoRanks(ModelRanks):
             model.decoder = self._decoder
         if config.step_ranks > 1 and with_branches and self._branches is None:
             ranks, is_split = config.step_ranks, config.context_ranks > 1
-            kind = SplitBranches if is_split else ParallelBranches
-            branches = kind(pool, ranks=ranks, part=TRANSFORMER)
+            branches = ParallelBranches(pool, ranks=ranks, part=TRANSFORMER, splits_tokens=is_split)
             # No method of this object: the pool knows the model, and would keep both.
             runner = partial(_ready_branches, branches, pool, ranks, self._choice, model)
             self._branches, model.branch_runner = runner(), runner
@@ -113,11 +112,12 @@ class VideoRanks(ModelRanks):
             self._pool.unload(TRANSFORMER)
 
     def report(self) -> ParallelReport:
-        one = self._branches
+        one, decoder = self._branches, self._decoder
+        is_split, ranks = one is not None and one.splits_tokens, 1 if one is None else one.ranks
         return ParallelReport(
-            branch_ranks=one.ranks if isinstance(one, ParallelBranches) else 1,
-            decode=None if self._decoder is None else _rounded(self._decoder.report),
-            context_ranks=one.ranks if isinstance(one, SplitBranches) else 1,
+            branch_ranks=1 if is_split else ranks,
+            decode=None if decoder is None else _rounded(decoder.report),
+            context_ranks=ranks if is_split else 1,
         )
 
 
@@ -155,12 +155,12 @@ def spread(model: LatentVideoModel) -> SpreadModel:
 
 
 def _ready_branches(
-    branches: ParallelBranches | SplitBranches,
+    branches: ParallelBranches,
     pool: RankPool,
     ranks: int,
     choice: ModelChoice,
     model: LatentVideoModel,
-) -> ParallelBranches | SplitBranches:
+) -> ParallelBranches:
     """`branches`, each rank's transformer read where it is not there."""
     if TRANSFORMER not in pool.parts:
         pool.load(TRANSFORMER, TransformerPart(choice), ranks=ranks, own=partial(_ready, model))

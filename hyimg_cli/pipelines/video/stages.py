@@ -7,7 +7,7 @@ denoiser is made for it, whatever became of the one before.
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from hyimg_cli.errors import OutputError
 from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, VideoDenoiser
 from hyimg_cli.pipelines.compiling import compiling_apart
 from hyimg_cli.pipelines.out_of_memory import MemoryPolicy
-from hyimg_cli.pipelines.request import Finished, Request
+from hyimg_cli.pipelines.request import Finished, Work
 from hyimg_cli.pipelines.video.film import BeginFilm, Film
 from hyimg_cli.pipelines.video.latents_checkpoint import Kept, LatentsCheckpoint
 from hyimg_cli.settings.run import DecodeTiles
@@ -53,6 +53,16 @@ class VideoStages:
     drop: Callable[[], object]
     drop_transformer: Callable[[], object]
     compiles: bool = False
+
+
+@dataclass(eq=False)
+class VideoWork(Work[VideoJob]):
+    """A video on its way. `checkpoint`: the place for its latents; `begin`: begins a new film; None
+    where nothing is written.
+    """
+
+    checkpoint: LatentsCheckpoint | None = None
+    begin: BeginFilm | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +105,7 @@ class Frames(Finished[VideoJob]):
     which ranks, None without.
 
     `denoise_steps` are those of this run: a job that went on from kept latents has fewer;
-    `step_cache` counts those of all its attempts. `digests`: of its start pictures.
+    `step_cache` counts those of all its attempts.
     """
 
     film: Film | None
@@ -103,26 +113,13 @@ class Frames(Finished[VideoJob]):
     step_cache: StepCacheReport | None = None
     together: int = 1
     parallel: ParallelReport | None = None
-    digests: tuple[str, ...] = ()
-
-    @property
-    def source_digests(self) -> tuple[str, ...]:
-        return self.digests
 
 
-def make_video(
-    request: Request[VideoJob],
-    stages: VideoStages,
-    checkpoint: LatentsCheckpoint | None = None,
-    denoised: Denoised | None = None,
-    begin: BeginFilm | None = None,
-) -> Generator[Progress, None, Frames]:
+def make_video(work: VideoWork, stages: VideoStages, denoised: Denoised | None) -> Stage[Frames]:
     """The whole story of a job but for the end of its file; each stage is tried as `out_of_memory`
-    says.
-
-    `checkpoint`: the place for its latents, None where they are not kept. `denoised`: together with
-    others, before. `begin`: a new film, None where there is no place for one.
+    says. `denoised`: together with others, before.
     """
+    request, checkpoint = work.request, work.checkpoint
     request.clock.enter("read")
     kept = None if checkpoint is None or denoised is not None else checkpoint.found()
     if kept is not None and kept.is_last:
@@ -133,32 +130,27 @@ def make_video(
         latents_BCFYX = kept.latents_BCFYX.to(stages.model.device)
         denoised = Denoised(latents_BCFYX, kept.steps, counted.report())
     elif denoised is None:
-        encoded = yield from _alone(request, stages, lambda: encode(request, stages))
-        denoised = yield from _alone(
-            request, stages, lambda: denoise(request, encoded, stages, checkpoint)
-        )
+        encoded = yield from _alone(work, stages, lambda: encode(work, stages))
+        denoised = yield from _alone(work, stages, lambda: denoise(work, encoded, stages))
     if checkpoint is not None and checkpoint.holds_last:
         request.warnings_if_lost.append(_KEPT)
-    film = yield from _decode_alone(request, denoised, stages, begin)
-    begun = 0 if kept is None else kept.step
-    done = denoised.steps - begun
+    film = yield from _decode_alone(work, denoised, stages)
+    done = denoised.steps - (0 if kept is None else kept.step)
     return Frames(request, film, done, denoised.step_cache, denoised.together)
 
 
 def _alone(
-    request: Request[VideoJob], stages: VideoStages, stage: Callable[[], Stage[Result]]
+    work: VideoWork, stages: VideoStages, stage: Callable[[], Stage[Result]]
 ) -> Stage[Result]:
     memory = MemoryPolicy(stages.drop, "the text encoders and the prefixes of pictures")
-    return memory.alone(request, stage)
+    return memory.alone(work.request, stage)
 
 
-def _decode_alone(
-    request: Request[VideoJob], denoised: Denoised, stages: VideoStages, begin: BeginFilm | None
-) -> Stage[Film | None]:
+def _decode_alone(work: VideoWork, denoised: Denoised, stages: VideoStages) -> Stage[Film | None]:
     """The decode where memory may be short: once more without the transformer on the device, the
     same pixels; then in smaller tiles. Each time the film begins anew.
     """
-    own = partial(decode, request, denoised, stages, begin)
+    own = partial(decode, work, denoised, stages)
 
     def drop() -> None:
         stages.drop()
@@ -174,76 +166,92 @@ def _decode_alone(
             yield note, partial(own, tiles, tiling)
 
     memory = MemoryPolicy(drop, "the text encoders, the transformer and the prefixes of pictures")
-    return memory.alone(request, own, smaller())
+    return memory.alone(work.request, own, smaller())
 
 
-def encode(request: Request[VideoJob], stages: VideoStages) -> Stage[EncodedConditions]:
+def encode(work: VideoWork, stages: VideoStages) -> Stage[EncodedConditions]:
     """Embed every string and picture the job reads; mostly it is in memory."""
-    yield Progress(request.job.custom_id, "encode")
+    job, request = work.job, work.request
+    yield Progress(job.custom_id, "encode")
     request.clock.enter("encode")
-    texts = dict.fromkeys(stages.model.texts(request.job))
-    views = stages.see(request.job) if request.job.images else {}
+    texts = dict.fromkeys(stages.model.texts(job))
+    views = stages.see(job) if job.images else {}
     embedded = {text: stages.embed(text) for text in texts}
-    encoded = EncodedConditions(embedded, views, stages.model.notes(request.job))
+    encoded = EncodedConditions(embedded, views, stages.model.notes(job))
     request.warnings.extend(encoded.warnings)
     request.notes.extend(encoded.notes)
     return encoded
 
 
-def denoise(
-    request: Request[VideoJob],
-    encoded: EncodedConditions,
-    stages: VideoStages,
-    checkpoint: LatentsCheckpoint | None,
-) -> Stage[Denoised]:
-    """Every denoise step behind the kept latents; none is read on the host unless it is kept."""
-    job, clock = request.job, request.clock
-    yield Progress(job.custom_id, "denoise", 0, video_work(job, stages.model.card).steps)
-    kept = None if checkpoint is None else checkpoint.found()
-    clock.enter("denoise_first")
+def denoise(work: VideoWork, encoded: EncodedConditions, stages: VideoStages) -> Stage[Denoised]:
+    """Every denoise step behind the kept latents."""
     start = {kind: view.tensors[kind] for kind, view in encoded.views.items()}
-    denoiser = stages.model.denoiser(job, encoded.texts, start)
+    begin = partial(stages.model.denoiser, work.job, encoded.texts, start)
+    kept = None if work.checkpoint is None else work.checkpoint.found()
+    (denoised,) = yield from denoise_all([work], [encoded], stages, begin, kept)
+    return denoised
+
+
+def denoise_all(
+    works: Sequence[VideoWork],
+    encoded: Sequence[EncodedConditions],
+    stages: VideoStages,
+    begin: Callable[[], VideoDenoiser],
+    kept: Kept | None = None,
+) -> Stage[list[Denoised]]:
+    """Every denoise step of one video, behind its `kept` latents, or of several clips together;
+    none is read on the host unless it is kept.
+    """
+    for work in works:
+        count = video_work(work.job, stages.model.card).steps
+        yield Progress(work.job.custom_id, "denoise", 0, count)
+        work.clock.enter("denoise_first")
+    denoiser, is_alone = begin(), len(works) == 1
     first, latents_BCFYX = _start(denoiser, kept, stages.model)
-    for index in range(first, denoiser.steps):
-        phase = "denoise_first" if index == first else "denoise_rest"
-        with compiling_apart(clock, phase, is_on=stages.compiles):
+    steps, compiles = denoiser.steps, stages.compiles and is_alone
+    for index in range(first, steps):
+        phase, step = "denoise_first" if index == first else "denoise_rest", index + 1
+        with compiling_apart(works[0].clock, phase, is_on=compiles):
             latents_BCFYX = denoiser.step(index, latents_BCFYX)
-        if index == first:
-            clock.enter("denoise_rest")
-        step, steps = index + 1, denoiser.steps
-        if checkpoint is not None and (checkpoint.is_due(step, steps) or denoiser.is_stop(step)):
-            clock.enter("write")
-            memory = denoiser if step < steps else denoiser.velocities
-            state = memory.state()
-            said = (encoded.warnings, encoded.notes)
-            checkpoint.keep(Kept(step, steps, latents_BCFYX, state, *said))
-            clock.enter("denoise_rest")
-        yield Progress(job.custom_id, "denoise", step, steps)
-    return Denoised(latents_BCFYX, denoiser.steps, denoiser.velocities.report())
+        each = zip(works, encoded, latents_BCFYX.split(1), strict=True)
+        for work, conditions, latents_1CFYX in each:
+            if index == first:
+                work.clock.enter("denoise_rest")
+            place = work.checkpoint
+            if place is not None and (place.is_due(step, steps) or denoiser.is_stop(step)):
+                work.clock.enter("write")
+                memory = denoiser if step < steps else denoiser.velocities
+                state = memory.state() if is_alone else {}
+                said = (conditions.warnings, conditions.notes)
+                place.keep(Kept(step, steps, latents_1CFYX, state, *said))
+                work.clock.enter("denoise_rest")
+            yield Progress(work.job.custom_id, "denoise", step, steps)
+    report = denoiser.velocities.report() if is_alone else None
+    made = latents_BCFYX.split(1)
+    return [Denoised(latents_1CFYX, steps, report, len(works)) for latents_1CFYX in made]
 
 
 def decode(
-    request: Request[VideoJob],
+    work: VideoWork,
     denoised: Denoised,
     stages: VideoStages,
-    begin: BeginFilm | None,
     tiles: DecodeTiles | None = None,
     tiling: Tiling | None = None,
 ) -> Stage[Film | None]:
     """Decode the last latents into the frames of a film, which are encoded as they come; `tiles`,
     and the `tiling` that they are: instead of the model's own.
     """
-    yield Progress(request.job.custom_id, "decode_latents")
-    request.clock.enter("decode_latents")
+    yield Progress(work.job.custom_id, "decode_latents")
+    work.clock.enter("decode_latents")
     decoded = stages.model.decode_latents(denoised.latents_BCFYX, tiling)
-    film = None if begin is None else begin(tiles)
+    film = None if work.begin is None else work.begin(tiles)
     # Left in the middle it would go on keeping features of its frames.
-    with closing(checked(request.job, decoded)) as pieces:
+    with closing(checked(work.job, decoded)) as pieces:
         if film is None:
             deque(pieces, maxlen=0)
         else:
-            request.clock.overlapped("write", film.take(pieces))
-    request.clock.enter("queue")
+            work.clock.overlapped("write", film.take(pieces))
+    work.clock.enter("queue")
     return film
 
 

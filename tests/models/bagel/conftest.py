@@ -131,7 +131,7 @@ class Runs:
 
 
 def latents(done: Decoded) -> torch.Tensor:
-    return done.denoising.latents_CYX
+    return done.latents_CYX
 
 
 def golden_job(run: dict[str, Any], picture: Callable[[str], str]) -> ImageJob:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hyimg_cli.diffusion.schedule import Schedule, Step
-from hyimg_cli.kernels.rowwise import rotate
+from hyimg_cli.kernels.ops import rotate
 from hyimg_cli.models.bagel.decoder import NewTokens, angles
 from hyimg_cli.models.bagel.family import Bagel, _levels, _patches
 from hyimg_cli.models.bagel.guidance import Guidance, packed, unpacked

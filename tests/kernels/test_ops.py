@@ -8,35 +8,35 @@ import torch
 from torch.nn import functional as F
 
 from hyimg_cli.kernels import transfer
-from hyimg_cli.kernels.rowwise import PLAIN, PlainRowwise, rowwise
+from hyimg_cli.kernels.ops import PLAIN, PlainOps, ops_of
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def test_a_cpu_runs_the_plain_twin() -> None:
-    assert rowwise(torch.device("cpu")) is PLAIN
+    assert ops_of(torch.device("cpu")) is PLAIN
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
 def test_a_gpu_runs_triton() -> None:
-    assert type(rowwise(torch.device("cuda:1"))).__name__ == "FusedRows"
+    assert type(ops_of(torch.device("cuda:1"))).__name__ == "FusedOps"
 
 
 def test_a_gpu_without_triton_says_that_it_is_slower(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert rowwise(torch.device("cuda:0")) is PLAIN
+    assert ops_of(torch.device("cuda:0")) is PLAIN
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_the_norm_is_torchs_in_float32_and_rounds_twice_in_fewer_bits() -> None:
     x, weight = torch.randn(8, 256), 1 + 0.1 * torch.randn(256)
     expected = F.rms_norm(x, (256,), weight, 1e-5)
-    torch.testing.assert_close(PlainRowwise().norm(x, weight, 1e-5), expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(PlainOps().norm(x, weight, 1e-5), expected, atol=1e-6, rtol=1e-6)
     half, scale = x.bfloat16(), weight.bfloat16()
     twice = scale * F.rms_norm(half.float(), (256,), None, 1e-5).bfloat16()
-    assert (PlainRowwise().norm(half, scale, 1e-5) != twice).float().mean() < 0.01
+    assert (PlainOps().norm(half, scale, 1e-5) != twice).float().mean() < 0.01
     # Why torch's own is not taken on a GPU: it rounds once.
     assert (F.rms_norm(half, (256,), scale, 1e-5) != twice).float().mean() > 0.1
 

@@ -1,7 +1,7 @@
-"""Row-by-row kernels around a layer's matrix products: norms, rotation, SwiGLU, the router,
-and the way of tokens to their experts and back.
+"""Row-by-row operations around a layer's matrix products: norms, rotation, SwiGLU, the router,
+and the permutation of tokens to their experts and back.
 
-`PlainRowwise` is the twin in plain torch, and what a CPU runs; `fused_rows.FusedRows` has the same
+`PlainOps` is the twin in plain torch, and what a CPU runs; `fused_ops.FusedOps` has the same
 calls in Triton, each one pass over memory. A row's bits never depend on its company.
 """
 
@@ -10,7 +10,6 @@ calls in Triton, each one pass over memory. A row's bits never depend on its com
 import importlib.util
 import logging
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,8 +21,8 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Routes:
-    """The way of tokens to experts: `token` [R], which token stands in each sorted row; `row`
+class Permutation:
+    """Tokens sorted by expert: `token` [R], which token stands in each sorted row; `row`
     [T, K], the row of each choice; `ends` [E] int32, where each expert's rows end.
     """
 
@@ -32,19 +31,26 @@ class Routes:
     ends_E: Tensor
 
 
-class Rowwise(Protocol):
-    """The parts of a layer that are no matrix product (the router's own, small one, is here)."""
+class PlainOps:
+    """The parts of a layer that are no matrix product (the router's own, small one, is here), in
+    plain torch.
+    """
 
     def norm(self, x_TM: Tensor, weight_M: Tensor, eps: float) -> Tensor:
         """Root-mean-square norm: statistics in float32, cast to the dtype of `x`, then the weight.
 
         (torch's own `rms_norm` rounds once, behind the weight: a quarter of all numbers differs.)
         """
+        wide = x_TM.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return weight_M * wide.to(x_TM.dtype)
 
     def added_norm(
         self, x_TM: Tensor, more_TM: Tensor, weight_M: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """`x + more`, and the norm of it."""
+        sum_TM = x_TM + more_TM
+        return sum_TM, self.norm(sum_TM, weight_M, eps)
 
     def heads(
         self,
@@ -58,58 +64,6 @@ class Rowwise(Protocol):
         Queries and keys are turned by their tokens' angles (cosines and sines [T, D], float32),
         then normed, each kind with its weight [D]; all in float32. Values are as they were.
         """
-
-    def swiglu(self, rows_T2I: Tensor) -> Tensor:
-        """`up * silu(gate)` [T, I] of rows that hold `up` in their first half."""
-
-    def routed(self, x_TM: Tensor, weight_EM: Tensor, best: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits [T, E] in float32, and the `best` experts' weights and indices [T, K].
-
-        Softmax over all experts, then the best, then renormalised to one; the weights come in the
-        dtype of `x`.
-        """
-
-    def routes(self, index_TK: Tensor, experts: int, group_rows: int = 1) -> Routes:
-        """The choices sorted by expert, each group starting at a multiple of `group_rows`.
-
-        Rows between groups hold token 0; no choice points at them.
-        """
-
-    def gather_sum(
-        self, rows_RM: Tensor, row_TK: Tensor, weight_TK: Tensor, onto_TM: Tensor | None
-    ) -> Tensor:
-        """Weighted sum [T, M] of the rows that each token's choices were sorted to, added to `onto`
-        once it is rounded.
-        """
-
-    def to_fp8(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows in e4m3, and a float32 scale for each."""
-
-    def swiglu_to_fp8(self, rows_T2I: Tensor) -> tuple[Tensor, Tensor]:
-        """SwiGLU, its result in e4m3."""
-
-
-class PlainRowwise:
-    """`Rowwise` in plain torch."""
-
-    def norm(self, x_TM: Tensor, weight_M: Tensor, eps: float) -> Tensor:
-        wide = x_TM.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        return weight_M * wide.to(x_TM.dtype)
-
-    def added_norm(
-        self, x_TM: Tensor, more_TM: Tensor, weight_M: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        sum_TM = x_TM + more_TM
-        return sum_TM, self.norm(sum_TM, weight_M, eps)
-
-    def heads(
-        self,
-        fused_TKGD: Tensor,
-        angles: tuple[Tensor, Tensor],
-        weights: tuple[Tensor, Tensor],
-        eps: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v_TKD = fused_TKGD.split([fused_TKGD.shape[2] - 2, 1, 1], dim=-2)
         # Rotation first, then the norm; both in float32.
         q_THD = self.norm(rotate(q.flatten(-3, -2), *angles), weights[0], eps)
@@ -118,17 +72,27 @@ class PlainRowwise:
         return q_THD.to(dtype), k_TKD.to(dtype), v_TKD.squeeze(-2)
 
     def swiglu(self, rows_T2I: Tensor) -> Tensor:
+        """`up * silu(gate)` [T, I] of rows that hold `up` in their first half."""
         up, gate = rows_T2I.chunk(2, dim=-1)
         return up * F.silu(gate)
 
     def routed(self, x_TM: Tensor, weight_EM: Tensor, best: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits [T, E] in float32, and the `best` experts' weights and indices [T, K].
+
+        Softmax over all experts, then the best, then renormalised to one; the weights come in the
+        dtype of `x`.
+        """
         with torch.autocast(x_TM.device.type, enabled=False):
             logits_TE = F.linear(x_TM.float(), weight_EM)
         best_TK, index_TK = logits_TE.softmax(dim=-1).topk(best, dim=-1)
         weight_TK = best_TK / best_TK.sum(dim=-1, keepdim=True).clamp_min(1e-8)
         return logits_TE, weight_TK.to(x_TM.dtype), index_TK
 
-    def routes(self, index_TK: Tensor, experts: int, group_rows: int = 1) -> Routes:
+    def align_block_size(self, index_TK: Tensor, experts: int, block_size: int = 1) -> Permutation:
+        """The choices sorted by expert, each group starting at a multiple of `block_size`.
+
+        Rows between groups hold token 0; no choice points at them.
+        """
         tokens, chosen = index_TK.shape
         flat_R = index_TK.flatten()
         order_R = flat_R.argsort(stable=True)
@@ -136,39 +100,44 @@ class PlainRowwise:
         numbers_E = torch.arange(experts, device=flat_R.device)
         ends_E = torch.searchsorted(sorted_R, numbers_E, right=True)
         count_E = ends_E.diff(prepend=ends_E.new_zeros(1))
-        padded_E = (count_E + group_rows - 1) // group_rows * group_rows
+        padded_E = (count_E + block_size - 1) // block_size * block_size
         shift_E = padded_E.cumsum(0) - padded_E - (ends_E - count_E)
         at_R = torch.arange(tokens * chosen, device=flat_R.device) + shift_E[sorted_R]
-        rows = sorted_rows(tokens * chosen, experts, group_rows)
+        rows = sorted_rows(tokens * chosen, experts, block_size)
         token_R = flat_R.new_zeros(rows).index_copy_(0, at_R, order_R // chosen)
         row_TK = torch.empty_like(flat_R).index_copy_(0, order_R, at_R).view(tokens, chosen)
-        return Routes(token_R, row_TK, padded_E.cumsum(0).to(torch.int32))
+        return Permutation(token_R, row_TK, padded_E.cumsum(0).to(torch.int32))
 
     def gather_sum(
         self, rows_RM: Tensor, row_TK: Tensor, weight_TK: Tensor, onto_TM: Tensor | None
     ) -> Tensor:
-        return on(onto_TM, (rows_RM[row_TK] * weight_TK[..., None]).sum(dim=1))
+        """Weighted sum [T, M] of the rows that each token's choices were sorted to, added to `onto`
+        once it is rounded.
+        """
+        return add_onto(onto_TM, (rows_RM[row_TK] * weight_TK[..., None]).sum(dim=1))
 
     def to_fp8(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows in e4m3, and a float32 scale for each."""
         return quantize_rows(rows)
 
     def swiglu_to_fp8(self, rows_T2I: Tensor) -> tuple[Tensor, Tensor]:
+        """SwiGLU, its result in e4m3."""
         return quantize_rows(self.swiglu(rows_T2I.float()))
 
 
-PLAIN = PlainRowwise()
+PLAIN = PlainOps()
 
 
-def rowwise(device: torch.device) -> Rowwise:
+def ops_of(device: torch.device) -> PlainOps:
     """The kernels for a layer on `device`; asked once, when the model is built."""
     if device.type != "cuda":
         return PLAIN
     if importlib.util.find_spec("triton") is None:
         _LOG.warning("triton is not installed: norms, router and experts run unfused, and slower")
         return PLAIN
-    from hyimg_cli.kernels.fused_rows import FusedRows
+    from hyimg_cli.kernels.fused_ops import FusedOps
 
-    return FusedRows()
+    return FusedOps()
 
 
 def rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
@@ -179,12 +148,12 @@ def rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     return x_THD * cos_TD[:, None] + turned * sin_TD[:, None]
 
 
-def sorted_rows(choices: int, experts: int, group_rows: int) -> int:
+def sorted_rows(choices: int, experts: int, block_size: int) -> int:
     """Rows that all choices and what lies between groups take at most."""
-    most = choices + experts * (group_rows - 1)
-    return -(-most // group_rows) * group_rows
+    most = choices + experts * (block_size - 1)
+    return -(-most // block_size) * block_size
 
 
-def on(onto_TM: Tensor | None, mixed_TM: Tensor) -> Tensor:
+def add_onto(onto_TM: Tensor | None, mixed_TM: Tensor) -> Tensor:
     """`onto + mixed`, or what was mixed alone."""
     return mixed_TM if onto_TM is None else onto_TM + mixed_TM

@@ -1,4 +1,4 @@
-"""`Rowwise` in Triton against its plain twin, and routes by counting against a sort: by device."""
+"""`PlainOps` in Triton against its plain twin, and routes by counting against a sort: by device."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,12 +7,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from hyimg_cli.kernels import fused_rows
-from hyimg_cli.kernels.fused_rows import FusedRows
-from hyimg_cli.kernels.rowwise import PlainRowwise
+from hyimg_cli.kernels import fused_ops
+from hyimg_cli.kernels.fused_ops import FusedOps
+from hyimg_cli.kernels.ops import PlainOps
 
 EPS = 1e-5
-OURS, TWIN = FusedRows(), PlainRowwise()
+OURS, TWIN = FusedOps(), PlainOps()
 Results = tuple[Tensor, ...]
 
 
@@ -101,7 +101,7 @@ def is_apart_from_company(dtype: torch.dtype, device: str) -> Iterator[tuple[str
 
 def _few_rows(most: int) -> Any:
     """Inside, more rows than these are the router's many."""
-    return patch.object(fused_rows, "FEW_ROWS", most)
+    return patch.object(fused_ops, "FEW_ROWS", most)
 
 
 def route_cases(device: str) -> Iterator[tuple[str, bool]]:
@@ -113,8 +113,8 @@ def route_cases(device: str) -> Iterator[tuple[str, bool]]:
     for tokens, chosen, experts, group_rows, same_choice in shares:
         index = torch.rand(tokens, experts, device=device).topk(chosen, dim=1)[1]
         index[:same_choice] = index[0]
-        ours = OURS.routes(index, experts, group_rows)
-        twin = TWIN.routes(index, experts, group_rows)
+        ours = OURS.align_block_size(index, experts, group_rows)
+        twin = TWIN.align_block_size(index, experts, group_rows)
         pairs = zip(vars(ours).values(), vars(twin).values(), strict=True)
         same = all(torch.equal(a, b) and a.dtype == b.dtype for a, b in pairs)
         name = f"routes {tokens}x{chosen} of {experts}, by {group_rows}"

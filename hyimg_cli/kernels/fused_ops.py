@@ -1,11 +1,11 @@
-"""`Rowwise` in Triton: norms, rotation and the router, each one read and one write of its rows.
+"""`PlainOps` in Triton: norms, rotation and the router, each one read and one write of its rows.
 
     norm     program (token)             sum with what is added, statistics, weight
     heads    program (token, kv head)    its query heads and its key: turned, normed, put in place
     logits, chosen    few rows: dot products by (token, experts), then the best of each row
     routed   program (tokens)    many rows: the router's product and the best of each row at once
 
-The roundings of `rowwise.PlainRowwise`, in its order; sums are added in another order. The router's
+The roundings of `PlainOps`, in its order; sums are added in another order. The router's
 many rows are multiplied in their own dtype, the float32 weights split into three parts of it:
 products are exact and sums in float32, without a copy of the rows. A row's bits do not depend on
 its company, on few and many rows alike. Block sizes are first guesses: no GPU has measured them.
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hyimg_cli.kernels import fused
+from hyimg_cli.kernels.fused_moe import FusedMoeOps
 
 _ROWS, _COLUMNS = 64, 64
 _FEW_EXPERTS, _FEW_COLUMNS = 1, 2048
@@ -28,8 +28,8 @@ FEW_ROWS = _ROWS
 _CHOSEN_ROWS = 16
 
 
-class FusedRows:
-    """`Rowwise` in Triton; everything is on one device."""
+class FusedOps(FusedMoeOps):
+    """`PlainOps` in Triton; everything is on one device."""
 
     def norm(self, x_TM: Tensor, weight_M: Tensor, eps: float) -> Tensor:
         out_TM = torch.empty_like(x_TM, memory_format=torch.contiguous_format)
@@ -65,16 +65,6 @@ class FusedRows:
             num_warps=2, enable_fp_fusion=False,
         )  # fmt: skip
         return q_THD, k_TKD, fused_TKGD[:, :, group + 1]
-
-    swiglu = staticmethod(fused.swiglu)
-    routes = staticmethod(fused.routes)
-    gather_sum = staticmethod(fused.gather_sum)
-
-    def to_fp8(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return fused.quantized(rows, rows.shape[1], is_swiglu=False)
-
-    def swiglu_to_fp8(self, rows_T2I: Tensor) -> tuple[Tensor, Tensor]:
-        return fused.quantized(rows_T2I, rows_T2I.shape[1] // 2, is_swiglu=True)
 
     def routed(self, x_TM: Tensor, weight_EM: Tensor, best: int) -> tuple[Tensor, Tensor, Tensor]:
         (tokens, width), experts = x_TM.shape, weight_EM.shape[0]
