@@ -107,11 +107,12 @@ def _encoded_beside(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         return bench.model.encoded(digest, bench.load)
 
     monkeypatch.setattr(bench.model, "encode_source", encoded)
-    encoder = EncodedSources(CacheConfig()).encoder(bench.model, "model")
+    kept = EncodedSources(CacheConfig())
+    kept.use(bench.model, "model")
     image = SourceImage(np.zeros((8, 8, 3), dtype=np.uint8), digest="image", notes=())
     _noted(bench.gpu)
-    encoder.prefetch(image)
-    found, _ = encoder(image)
+    kept.prefetch(image)
+    found, _ = kept.encode(image)
     layout = bench.load.layout
     buffer = bench.network.new_buffer(layout.live_stop)
     bench.network.prefill(layout, layout.ids, [found.rows], buffer, layout.live_start)
@@ -149,10 +150,10 @@ def test_the_encoding_stream_waits_for_the_weights_of_each_model() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "Stream", _Stream)
         patch.setattr(torch.cuda, "current_stream", _Stream)
-        encoded.encoder(SimpleNamespace(), "first")  # type: ignore[arg-type]
+        encoded.use(SimpleNamespace(), "first")  # type: ignore[arg-type]
         stream: Any = encoded.stream_on(device)
         assert stream.waited == [device]
-        encoded.encoder(SimpleNamespace(), "second")  # type: ignore[arg-type]
+        encoded.use(SimpleNamespace(), "second")  # type: ignore[arg-type]
         assert encoded.stream_on(device) is stream
         assert stream.waited == [device, device]
 

@@ -14,7 +14,7 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.media.images import SourceImage, read_image
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
-from hyimg_cli.pipelines.image.sources import EncodedSources, SourceEncoder, suits_prefetch
+from hyimg_cli.pipelines.image.sources import EncodedSources, suits_prefetch
 from hyimg_cli.settings.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobEnded, Outcome
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -78,18 +78,18 @@ def run(
 def _ask_late(patch: pytest.MonkeyPatch) -> None:
     """Each image is asked for when it is prefetched, however late the thread gets to it."""
     done: dict[str, threading.Event] = {}
-    prefetch, ask = SourceEncoder.prefetch, SourceEncoder.__call__
+    prefetch, ask = EncodedSources.prefetch, EncodedSources.encode
 
-    def noted(self: SourceEncoder, image: SourceImage) -> None:
+    def noted(self: EncodedSources, image: SourceImage) -> None:
         prefetch(self, image)
         done.setdefault(image.digest, threading.Event()).set()
 
-    def waits(self: SourceEncoder, image: SourceImage) -> Any:
+    def waits(self: EncodedSources, image: SourceImage) -> Any:
         assert done.setdefault(image.digest, threading.Event()).wait(60)
         return ask(self, image)
 
-    patch.setattr(SourceEncoder, "prefetch", noted)
-    patch.setattr(SourceEncoder, "__call__", waits)
+    patch.setattr(EncodedSources, "prefetch", noted)
+    patch.setattr(EncodedSources, "encode", waits)
 
 
 def test_a_cpu_encodes_in_turn_unless_told(run: Run, encoders: list[str], family: Any) -> None:
@@ -103,16 +103,16 @@ def test_rows_and_counts_are_those_of_encoding_in_turn(
 ) -> None:
     """To the bit, with a missing picture among them that stalls nothing."""
     rows: list[dict[str, bytes]] = []
-    ask = EncodedSources.ask
+    encode = EncodedSources.encode
 
-    def kept(self: EncodedSources, key: str, make: Any) -> Any:
-        encoded, beside_s = ask(self, key, make)
+    def kept(self: EncodedSources, image: SourceImage) -> Any:
+        encoded, beside_s = encode(self, image)
         rows[-1][encoded.digest] = b"".join(
             part.numpy().tobytes() for part in vars(encoded.rows).values()
         )
         return encoded, beside_s
 
-    monkeypatch.setattr(EncodedSources, "ask", kept)
+    monkeypatch.setattr(EncodedSources, "encode", kept)
     ends = []
     for is_ahead in (False, True):
         rows.append({})
@@ -133,13 +133,14 @@ def test_rows_and_counts_are_those_of_encoding_in_turn(
 
 
 def test_seconds_beside_are_told_apart(family: Any, sources: tuple[str, ...]) -> None:
-    encoder = EncodedSources(CacheConfig()).encoder(family, "print")
+    kept = EncodedSources(CacheConfig())
+    kept.use(family, "print")
     images = [read_image(Path(path)) for path in sources[:2]]
-    encoder.prefetch(images[0])
-    _, beside_s = encoder(images[0])
+    kept.prefetch(images[0])
+    _, beside_s = kept.encode(images[0])
     assert beside_s > 0
-    assert encoder(images[0])[1] == 0, "told once"
-    assert encoder(images[1])[1] == 0, "nothing was done ahead"
+    assert kept.encode(images[0])[1] == 0, "told once"
+    assert kept.encode(images[1])[1] == 0, "nothing was done ahead"
 
 
 def test_lines_count_what_was_encoded_beside(run: Run) -> None:
@@ -153,14 +154,14 @@ def test_what_fails_ahead_is_made_in_turn(
     family: Any, sources: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = EncodedSources(CacheConfig())
-    encoder = kept.encoder(family, "print")
+    kept.use(family, "print")
     image = read_image(Path(sources[0]))
     with monkeypatch.context() as patch:
         patch.setattr(family, "encode_source", lambda *_: 1 / 0, raising=False)
-        encoder.prefetch(image)
+        kept.prefetch(image)
         with pytest.raises(ZeroDivisionError):
-            encoder(image)
-    assert encoder(image)[0].digest == image.digest
+            kept.encode(image)
+    assert kept.encode(image)[0].digest == image.digest
     assert tuple(kept.counts().values()) == (0, 0, 1)
 
 
@@ -178,12 +179,12 @@ def test_asking_waits_for_what_is_under_way(
 
     monkeypatch.setattr(family, "encode_source", slow, raising=False)
     kept = EncodedSources(CacheConfig())
-    encoder = kept.encoder(family, "print")
+    kept.use(family, "print")
     image = read_image(Path(sources[0]))
-    thread = threading.Thread(target=encoder.prefetch, args=(image,))
+    thread = threading.Thread(target=kept.prefetch, args=(image,))
     thread.start()
     assert begun.wait(60)
-    encoder(image)
+    kept.encode(image)
     thread.join()
     assert len(calls) == 1
     assert tuple(kept.counts().values()) == (0, 0, 1)

@@ -168,14 +168,16 @@ def test_whole_bytes_that_are_no_source_are_encoded_again(
     key = source_key("digest", "print", device="cpu", dtype="float32")
     disk.DiskStore(tmp_path, 10**6).write(disk.SOURCE_IMAGES, key, b"foreign")
     kept = EncodedSources(CacheConfig(tmp_path))
-    first, _ = kept.encoder(family, "print")(image)
+    kept.use(family, "print")
+    first, _ = kept.encode(image)
     assert [note for note in first.warnings if "damaged" in note]
-    again, _ = kept.encoder(family, "print")(image)
+    again, _ = kept.encode(image)
     assert not [note for note in again.warnings if "damaged" in note]
     assert tuple(kept.counts().values()) == (1, 0, 1)
     assert encoded == ["digest"]
     fresh = EncodedSources(CacheConfig(tmp_path))
-    fresh.encoder(family, "print")(image)
+    fresh.use(family, "print")
+    fresh.encode(image)
     assert tuple(fresh.counts().values()) == (0, 1, 0)
 
 

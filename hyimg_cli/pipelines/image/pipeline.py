@@ -31,10 +31,9 @@ from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.prewarm import prewarm, writing_rows
 from hyimg_cli.pipelines.image.ranks import ImageRanks
-from hyimg_cli.pipelines.image.sources import EncodedSources, SourceEncoder, suits_prefetch
+from hyimg_cli.pipelines.image.sources import EncodedSources, suits_prefetch
 from hyimg_cli.pipelines.image.stages import (
     Decoded,
-    EncodeSource,
     Generated,
     ImageStages,
     ReadSource,
@@ -89,8 +88,9 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
         self._model = loaded = self._read(choice, jobs)
         self._counted = loaded.memo_counts() | before
         load_s = time.perf_counter() - started
-        precision = _precision_said(loaded.dtype_name, self._config.model.quantization)
-        yield self._loaded(load_s, self._parallel.picture_ranks, precision)
+        held = self._config.model.quantization
+        experts = "" if held == "none" else f", experts in {held}"
+        yield self._loaded(load_s, self._parallel.picture_ranks, f"{loaded.dtype_name}{experts}")
 
     def _read(self, choice: ModelChoice, jobs: Sequence[ImageJob]) -> MixedModel:
         load: LoadModel = self._load or registry.load
@@ -115,19 +115,19 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
         model = self._resident()
         self._revive()
         coming = [path for job in jobs for path in job.images]
-        encode, asked = self._encoder(), self._config.batch.prefetches_sources
-        by_itself = suits_prefetch(model) and not self._config.model.offloads_experts
-        is_prefetching = by_itself if asked is None else asked
+        is_prefetching = self._config.batch.prefetches_sources
+        if is_prefetching is None:
+            is_prefetching = suits_prefetch(model) and not self._config.model.offloads_experts
         waits, shares = partial(synchronize, model.layer_devices), Shares()
         with ExitStack() as pools:
             encoder, reader = _pool(pools), _pool(pools)
-            then = _encoding(encoder, encode, jobs) if is_prefetching else None
+            then = self._prefetch_by(encoder, jobs) if is_prefetching else None
             source_images = SourcePrefetch(
                 reader, coming, window=2 * self._together.thinking, then=then
             )
             run = ContinuousBatch(
                 jobs,
-                self._stages(source_images.read, encode),
+                self._stages(source_images.read),
                 batch_size=self._together.thinking,
                 draw_size=self._together.drawing,
                 new_clock=lambda: PhaseClock(started, waits, shares),
@@ -233,7 +233,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
             )
 
     def _prewarm(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Warmed:
-        stages = self._stages(_unread, self._encoder())
+        stages = self._stages(_unread)
         # First: what is left of memory is the stand-ins' and the jobs'.
         graphs = stages.model.prepare_decode(writing_rows(jobs, self._together))
         tokens_of = partial(prompt_tokens, revision=self._config.model.revision)
@@ -265,30 +265,30 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
             host=host if batch.prefix_cache_host_mb else None,
         )
 
-    def _encoder(self) -> SourceEncoder:
+    def _prefetch_by(
+        self, pool: ThreadPoolExecutor, jobs: Sequence[ImageJob]
+    ) -> Callable[[SourceImage], object] | None:
+        """Has an image encoded as its job will ask for it; None where jobs ask differently."""
+        kinds = {job.infer_align_image_size for job in jobs if job.images}
+        if len(kinds) != 1:
+            return None
+        shown = SourceImage.stretched if kinds.pop() else lambda image: image
+        return lambda image: pool.submit(self._sources.prefetch, shown(image))
+
+    def _stages(self, read: ReadSource) -> ImageStages:
         model = self._resident()
         model_print = registry.fingerprint(model.card.model, self._config.model.revision)
-        return self._sources.encoder(model, model_print)
-
-    def _stages(self, read: ReadSource, encode: EncodeSource) -> ImageStages:
-        model = self._resident()
-        scope = f"{model.card.model} {model.dtype_name}"
-        prefixes = Prefixes(self.tree, scope)
-        draws = not self._config.output.only_texts
+        self._sources.use(model, model_print)
         return ImageStages(
             model,
             self._config.reuse,
-            prefixes,
+            Prefixes(self.tree, f"{model.card.model} {model.dtype_name}"),
             read,
-            encode,
+            self._sources.encode,
             texts=self._texts,
-            draws=draws,
-            round_trip=partial(self._sources.round_trip, model),
+            draws=not self._config.output.only_texts,
+            round_trip=self._sources.round_trip,
         )
-
-
-def _precision_said(dtype: str, quantization: str) -> str:
-    return dtype if quantization == "none" else f"{dtype}, experts in {quantization}"
 
 
 def _pool(pools: ExitStack) -> ThreadPoolExecutor:
@@ -296,21 +296,6 @@ def _pool(pools: ExitStack) -> ThreadPoolExecutor:
     pool = ThreadPoolExecutor(1)
     pools.callback(pool.shutdown, cancel_futures=True)
     return pool
-
-
-def _encoding(
-    pool: ThreadPoolExecutor, encode: SourceEncoder, jobs: Sequence[ImageJob]
-) -> Callable[[SourceImage], None] | None:
-    """Has an image encoded as its job will ask for it; None where jobs ask differently."""
-    kinds = {job.infer_align_image_size for job in jobs if job.images}
-    if len(kinds) != 1:
-        return None
-    is_aligned = kinds.pop()
-
-    def prefetch(image: SourceImage) -> None:
-        pool.submit(encode.prefetch, image.stretched() if is_aligned else image)
-
-    return prefetch
 
 
 def _unread(path: str) -> tuple[SourceImage, float]:

@@ -10,7 +10,6 @@ where it is its own job's fault alone.
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from threading import Lock
 
@@ -36,6 +35,8 @@ class EncodedSources:
     """Encodes each source image once; what it encodes, later runs find on disk."""
 
     def __init__(self, cache: CacheConfig) -> None:
+        self._model: MixedModel | None = None
+        self._print = ""
         self._memo: Memo[str, Encoded] = Memo(ENCODED_BYTES, _rows_bytes)
         self._store = DiskStore(cache.folder, cache.budget_bytes)
         self._disk_hits = self._misses = self._first_asks = 0
@@ -47,11 +48,11 @@ class EncodedSources:
             _TRIPS_BYTES, lambda one: one[0].nbytes
         )
 
-    def encoder(self, model: MixedModel, model_print: str) -> "SourceEncoder":
-        """Encoder of images for `model`, whose checkpoint has the fingerprint `model_print`."""
+    def use(self, model: MixedModel, model_print: str) -> None:
+        """Encode by `model` from here on, whose checkpoint has the fingerprint `model_print`."""
+        self._model, self._print = model, model_print
         if self._stream is not None:
             self._follow(self._stream)
-        return SourceEncoder(self, model, model_print)
 
     def counts(self) -> dict[str, int]:
         """How often an image was in memory, was on disk, had to be encoded."""
@@ -62,27 +63,42 @@ class EncodedSources:
         }
 
     def clear(self) -> None:
-        """Forget what is in memory."""
+        """Forget what is in memory, and the model."""
+        self._model = None
         self._memo.clear()
         self._trips.clear()
         self._prefetch_s.clear()
 
-    def prepare(self, key: str, make: Callable[[], Encoded]) -> None:
-        """Have an image's rows ready before they are asked for."""
-        with self._making:
-            with self._held:
-                if key in self._memo:
-                    return
-            started = time.perf_counter()
-            made = self._made(key, make)
-            with self._held:
-                self._memo.get(key, lambda: made)
-                self._prefetch_s[key] = time.perf_counter() - started
+    def prefetch(self, image: SourceImage) -> None:
+        """Have an image encoded before it is asked for: in the calling thread, on a GPU on a stream
+        of its own.
+        """
+        try:
+            model, key = self._in_use(image)
+            with self._making:
+                if self._known(key) is None:
+                    started = time.perf_counter()
+                    made = self._make_aside(model, key, image)
+                    with self._held:
+                        self._memo.get(key, lambda: made)
+                        self._prefetch_s[key] = time.perf_counter() - started
+        except Exception as error:
+            # Not lost: the job that asks for the image tries again, and fails for its own reason.
+            logger.info("prefetching %s failed: %r", image.digest, error)
 
-    def ask(self, key: str, make: Callable[[], Encoded]) -> tuple[Encoded, float]:
+    def encode(self, image: SourceImage) -> tuple[Encoded, float]:
         """An image's rows, and the seconds that another thread spent on them meanwhile."""
-        started = time.perf_counter()
-        encoded = self._known(key) or self._waited(key, make)
+        started, (model, key) = time.perf_counter(), self._in_use(image)
+        encoded = self._known(key)
+        if encoded is None:
+            with self._making:
+                # As the encoder thread has encoded it when it lets go, else encoded here.
+                encoded = self._known(key)
+                if encoded is None:
+                    self._prefetch_s.pop(key, None)  # prefetched, and evicted since
+                    made = self._make(model, key, image)
+                    with self._held:
+                        encoded = self._memo.get(key, lambda: made)
         waited_s = time.perf_counter() - started
         with self._held:
             prefetch_s = self._prefetch_s.pop(key, None)
@@ -93,15 +109,12 @@ class EncodedSources:
         told = replace(encoded, warnings=warnings) if warnings else encoded
         return told, max(0.0, (prefetch_s or 0.0) - waited_s)
 
-    def round_trip(
-        self, model: MixedModel, image: SourceImage, size: Size
-    ) -> tuple[np.ndarray, str]:
+    def round_trip(self, image: SourceImage, size: Size) -> tuple[np.ndarray, str]:
         """An image, resized to `size`, as the model's codec gives it back, once for each image; and
         a note where it cannot.
         """
-        return self._trips.get(
-            f"{model.card.model} {image.digest} {size}", lambda: _gone_round(model, image, size)
-        )
+        model = self._in_use(image)[0]
+        return self._trips.get(f"{image.digest} {size}", lambda: _gone_round(model, image, size))
 
     def stream_on(self, device: torch.device) -> torch.cuda.Stream:
         """The stream of a GPU on which images are prefetched: one for good, since memory that a
@@ -116,80 +129,41 @@ class EncodedSources:
         """Wait for a model's weights: they may still be on their way in the stream that loads."""
         stream.wait_stream(torch.cuda.current_stream(stream.device))
 
-    def stored_or(
-        self, key: str, encode: Callable[[], Encoded], *, model: MixedModel, digest: str
-    ) -> Encoded:
-        """The rows from disk, else encoded and put there."""
-        encoded, was_there = self._store.read_through(
-            SOURCE_IMAGES,
-            key,
-            encode,
-            pack=model.pack_source,
-            unpack=lambda data: model.unpack_source(data, digest),
-        )
-        self._disk_hits += was_there
-        self._misses += not was_there
-        return encoded
+    def _in_use(self, image: SourceImage) -> tuple[MixedModel, str]:
+        """The model, and the key of what it makes of an image."""
+        model = self._model
+        assert model is not None, "a model is in use before its images are asked for"
+        # A model spread over GPUs may keep a layer on the CPU; its encoders are on the GPUs.
+        device = "cuda" if "cuda" in model.device_name else "cpu"
+        key = source_key(image.digest, self._print, device=device, dtype=model.dtype_name)
+        return model, key
 
     def _known(self, key: str) -> Encoded | None:
         with self._held:
             # A look-up of what is there is a hit; one of what is not counts when it is made.
             return self._memo.get(key, _never) if key in self._memo else None
 
-    def _waited(self, key: str, make: Callable[[], Encoded]) -> Encoded:
-        """The image as the encoder thread has encoded it when it lets go, else encoded here."""
-        with self._making:
-            known = self._known(key)
-            if known is not None:
-                return known
-            self._prefetch_s.pop(key, None)  # prefetched, and evicted since
-            made = self._made(key, make)
-            with self._held:
-                return self._memo.get(key, lambda: made)
-
-    def _made(self, key: str, make: Callable[[], Encoded]) -> Encoded:
-        made = make()
+    def _make(self, model: MixedModel, key: str, image: SourceImage) -> Encoded:
+        """The rows from disk, else encoded and put there."""
+        encoded, was_there = self._store.read_through(
+            SOURCE_IMAGES,
+            key,
+            lambda: encoded_by(model, image),
+            pack=model.pack_source,
+            unpack=lambda data: model.unpack_source(data, image.digest),
+        )
+        self._disk_hits += was_there
+        self._misses += not was_there
         if warnings := self._store.take_notes():
             self._warnings[key] = warnings
-        return made
+        return encoded
 
-
-class SourceEncoder:
-    """Encodes images for one model; called with an image, it gives rows and overlapped seconds."""
-
-    def __init__(self, sources: EncodedSources, model: MixedModel, model_print: str) -> None:
-        self._sources, self._model, self._print = sources, model, model_print
-
-    def __call__(self, image: SourceImage) -> tuple[Encoded, float]:
-        return self._sources.ask(self._key(image), lambda: self._made(image))
-
-    def prefetch(self, image: SourceImage) -> None:
-        """Encode in the calling thread; on a GPU on a stream of its own."""
-        try:
-            self._sources.prepare(self._key(image), lambda: self._made_aside(image))
-        except Exception as error:
-            # Not lost: the job that asks for the image tries again, and fails for its own reason.
-            logger.info("prefetching %s failed: %r", image.digest, error)
-
-    def _key(self, image: SourceImage) -> str:
-        # A model spread over GPUs may keep a layer on the CPU; its encoders are on the GPUs.
-        device = "cuda" if "cuda" in self._model.device_name else "cpu"
-        return source_key(image.digest, self._print, device=device, dtype=self._model.dtype_name)
-
-    def _made(self, image: SourceImage) -> Encoded:
-        return self._sources.stored_or(
-            self._key(image),
-            lambda: encoded_by(self._model, image),
-            model=self._model,
-            digest=image.digest,
-        )
-
-    def _made_aside(self, image: SourceImage) -> Encoded:
-        if not self._model.device_name.startswith("cuda"):
-            return self._made(image)
-        stream = self._sources.stream_on(torch.device(self._model.device_name))
+    def _make_aside(self, model: MixedModel, key: str, image: SourceImage) -> Encoded:
+        if not model.device_name.startswith("cuda"):
+            return self._make(model, key, image)
+        stream = self.stream_on(torch.device(model.device_name))
         with torch.cuda.stream(stream):
-            made = self._made(image)
+            made = self._make(model, key, image)
         # This thread waits; the model's own stream goes on.
         stream.synchronize()
         return made
