@@ -37,44 +37,44 @@ class Encodings(Generic[Item]):
         self._memo: Memo[str, PromptEmbedding] = Memo(_MEMO_BYTES, _tensor_bytes)
         self._store = DiskStore(cache.folder, cache.budget_bytes)
         self._counts = {"memory_hits": 0, "disk_hits": 0, "misses": 0}
+        self._ready: set[Item] = set()
         # By key, what the disk had to say before the first job asked.
         self._warnings: dict[str, tuple[str, ...]] = {}
 
     def ready(
         self, encoder: ConditionEncoder[Item], items: Iterable[Item]
     ) -> Iterator[Progress | PromptsReady]:
-        """Have every one of `items` in memory, then let the encoders go.
+        """Have each of `items` that was not ready before in memory, then let the encoders go.
 
         One that cannot be embedded fails its own jobs later. Raises MachineError.
         """
-        distinct = list(dict.fromkeys(items)) if self._is_on else []
-        if not distinct:
+        distinct = [item for item in dict.fromkeys(items) if item not in self._ready]
+        if not (distinct and self._is_on):
             return
         started, before = time.perf_counter(), self._counts["misses"]
         for count, item in enumerate(distinct, 1):
             try:
                 _, place = self._found(encoder, item)
-                self._count(place, but="memory_hits")
+                if place != "memory_hits":
+                    self._counts[place] += 1
             except MachineError:
                 raise
             except Exception:
                 logger.info("an item was not embedded ahead of its job", exc_info=True)
             yield Progress("", "embed", count, len(distinct))
+        self._ready.update(distinct)
         encoder.release()
         encoded = self._counts["misses"] - before
         yield PromptsReady(len(distinct), encoded, time.perf_counter() - started, self._what)
 
     def of(self, encoder: ConditionEncoder[Item], item: Item) -> PromptEmbedding:
         """The embedding of a job's item, with what went wrong on the way to it."""
-        if not self._is_on:
-            self._counts["misses"] += 1
-            return encoder.encode(item)
         place = "misses"
         try:
             embedding, place = self._found(encoder, item)
         finally:
             self._counts[place] += 1
-            if place == "misses":
+            if place == "misses" and self._is_on:
                 # Memory was too small for the plan, or it fails once more.
                 encoder.release()
         warnings = self._warnings.pop(embedding.key, ())
@@ -82,7 +82,7 @@ class Encodings(Generic[Item]):
 
     def look(self, encoder: ConditionEncoder[Item], item: Item) -> PromptEmbedding:
         """The same for what is no job: neither counted nor told."""
-        return self._found(encoder, item)[0] if self._is_on else encoder.encode(item)
+        return self._found(encoder, item)[0]
 
     def counts(self) -> dict[str, int]:
         """How often a string was in memory for a job, was on disk, had to be embedded."""
@@ -91,15 +91,13 @@ class Encodings(Generic[Item]):
     def clear(self) -> None:
         """Forget what is in memory."""
         self._memo.clear()
-
-    def _count(self, place: str, *, but: str) -> None:
-        if place != but:
-            self._counts[place] += 1
+        self._ready.clear()
 
     def _found(self, encoder: ConditionEncoder[Item], item: Item) -> tuple[PromptEmbedding, str]:
         """An embedding, and which count its place belongs to."""
-        place = "memory_hits"
-        key = encoder.key(item)
+        if not self._is_on:
+            return encoder.encode(item), "misses"
+        place, key = "memory_hits", encoder.key(item)
 
         def stored_or_encoded() -> PromptEmbedding:
             nonlocal place

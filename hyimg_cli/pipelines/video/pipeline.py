@@ -1,7 +1,7 @@
 """Videos at work: a model, the embedded prompts, and the latents of what is not done yet."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
@@ -77,7 +77,6 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
             config.cache, PROMPT_EMBEDDINGS, is_on=config.reuse.prompt_cache
         )
         self._pictures = Encodings[ImageConditioning](config.cache, START_PICTURES)
-        self._embedded: set[str | ImageConditioning] = set()
         self._digest_of = cache(source_digest)
         self._denoised: set[tuple[Path, str]] = set()
 
@@ -102,14 +101,11 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         started = time.perf_counter()
         resident = self._open(model) if is_new else self._resident()
         opened_s = time.perf_counter() - started
-        texts = dict.fromkeys(text for job in left for text in _texts(resident, job))
-        new = [text for text in texts if text not in self._embedded]
-        yield from self._prompts.ready(resident.prompts, new)
+        texts = [text for job in left for text in _texts(resident, job)]
+        yield from self._prompts.ready(resident.prompts, texts)
         views = dict.fromkeys(view for job in left for view in self._views(resident, job))
-        unseen = [view for view in views if view not in self._embedded]
-        if unseen:
-            yield from self._pictures.ready(resident.pictures, _longest_first(unseen))
-        self._embedded.update(new, unseen)
+        if views:
+            yield from self._pictures.ready(resident.pictures, _longest_first(views))
         if is_new or (left and not self._denoises):
             started = time.perf_counter()
             if self._ranks is not None:
@@ -200,7 +196,6 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
     def forget(self) -> None:
         self._prompts.clear()
         self._pictures.clear()
-        self._embedded.clear()
         self._digest_of.cache_clear()
         self._denoised.clear()
 
@@ -295,7 +290,7 @@ def _texts(model: LatentVideoModel, job: VideoJob) -> tuple[str, ...]:
         return ()
 
 
-def _longest_first(views: Sequence[ImageConditioning]) -> list[ImageConditioning]:
+def _longest_first(views: Collection[ImageConditioning]) -> list[ImageConditioning]:
     """The views of one picture together, that of most frames first: the others are a part of it."""
     order: dict[ImageConditioning, int] = {}
     for view in views:
