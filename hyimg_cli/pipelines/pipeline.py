@@ -8,7 +8,8 @@ import gc
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.models.latent_video import LatentVideoModel
@@ -23,14 +24,6 @@ from hyimg_cli.spec.job import Job
 Model = TypeVar("Model", bound=MixedModel | LatentVideoModel)
 OneJob = TypeVar("OneJob", bound=Job)
 Done = TypeVar("Done", bound=Finished[Any])
-
-
-class Warmed(NamedTuple):
-    """What was got ready: shapes, CUDA graphs, and up to how many tokens the shapes' texts have."""
-
-    shapes: int
-    graphs: int = 0
-    tokens: tuple[int, ...] = ()
 
 
 class Pipeline(ABC, Generic[Model, OneJob, Done]):
@@ -62,8 +55,7 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
             started = time.perf_counter()
             warmed = self._prewarm(jobs, folder)
             if warmed.shapes or warmed.graphs:
-                took = time.perf_counter() - started
-                yield Prewarmed(warmed.shapes, took, warmed.graphs, tokens=warmed.tokens)
+                yield replace(warmed, prewarm_s=time.perf_counter() - started)
 
     @abstractmethod
     def work(
@@ -108,8 +100,8 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
         """Settle how many of a group's jobs are at work together."""
 
     @abstractmethod
-    def _prewarm(self, jobs: Sequence[OneJob], folder: JobFolder | None) -> Warmed:
-        """Run a group's new shapes once."""
+    def _prewarm(self, jobs: Sequence[OneJob], folder: JobFolder | None) -> Prewarmed:
+        """Run a group's new shapes once; its seconds are counted around it."""
 
     def _revive(self) -> None:
         """Ranks that have ended since the last job, or left for another pool's, start again."""

@@ -40,11 +40,11 @@ from hyimg_cli.pipelines.image.stages import (
 )
 from hyimg_cli.pipelines.image.texts import Texts
 from hyimg_cli.pipelines.outcomes import Facts
-from hyimg_cli.pipelines.pipeline import Pipeline, Warmed
+from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import SourcePrefetch
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import ModelChoice, ParallelConfig, RunConfig
-from hyimg_cli.spec.events import JobStarted, ModelLoaded, Outcome, OutputFile, Progress
+from hyimg_cli.spec.events import JobStarted, ModelLoaded, Outcome, OutputFile, Prewarmed, Progress
 from hyimg_cli.spec.job import ImageJob
 
 logger = logging.getLogger(__name__)
@@ -232,7 +232,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
                 "memory is too small for more: %d think and %d draw together", *self._together
             )
 
-    def _prewarm(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Warmed:
+    def _prewarm(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Prewarmed:
         stages = self._stages(_unread)
         # First: what is left of memory is the stand-ins' and the jobs'.
         graphs = stages.model.prepare_decode(writing_rows(jobs, self._together))
@@ -246,7 +246,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
             learn=partial(self._limit, jobs),
         )
         lengths = {shape.tokens for shape in shapes if shape.tokens}
-        return Warmed(len(shapes), graphs, tuple(sorted(lengths)))
+        return Prewarmed(len(shapes), 0.0, graphs, tokens=tuple(sorted(lengths)))
 
     @property
     def _parallel(self) -> ParallelConfig:

@@ -36,7 +36,7 @@ from hyimg_cli.pipelines import outcomes
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
 from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.pipelines.outcomes import Facts
-from hyimg_cli.pipelines.pipeline import Pipeline, Warmed
+from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.pipelines.video.encodings import Encodings
 from hyimg_cli.pipelines.video.film import Film
@@ -57,6 +57,7 @@ from hyimg_cli.spec.events import (
     JobStarted,
     Outcome,
     OutputFile,
+    Prewarmed,
     Progress,
     ReuseReport,
     VideoFile,
@@ -214,10 +215,10 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
     def peak_memory_mb(self) -> float:
         return peak_memory_mb([self._resident().device])
 
-    def _prewarm(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> Warmed:
+    def _prewarm(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> Prewarmed:
         left = self._not_denoised(jobs, folder)
         stages = self._stages(self._prompts.look, self._pictures.look)
-        return Warmed(prewarm(left, stages, warmed=self._warmed))
+        return Prewarmed(prewarm(left, stages, warmed=self._warmed), 0.0)
 
     def _open(self, model: str) -> LatentVideoModel:
         """The checkpoint, none of its weights in memory yet."""
