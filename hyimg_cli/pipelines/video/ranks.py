@@ -82,25 +82,24 @@ class VideoRanks(ModelRanks):
 
         Raises what loading raises on any rank, MachineError where one does not come up, or dies.
         """
-        with self._loading("ask for fewer ranks; each needs memory for what it loads"):
-            self._load(with_branches)
-
-    def _load(self, with_branches: bool) -> None:
         model, config, pool = self._model, self._config, self._pool
-        if config.vae_ranks > 1 and self._decoder is None:
-            part = VaePart(self._choice)
-            pool.load(VAE, part, ranks=config.vae_ranks, own=lambda: model.vae)
-            tiles = PatchParallelDecoder(pool, ranks=config.vae_ranks, part=VAE)
-            self._decoder = SpreadDecoder(tiles, alone=model.decoder)
-            model.decoder = self._decoder
-        if config.step_ranks > 1 and with_branches and self._branches is None:
-            ranks, is_split = config.step_ranks, config.context_ranks > 1
-            branches = ParallelBranches(pool, ranks=ranks, part=TRANSFORMER, splits_tokens=is_split)
-            # No method of this object: the pool knows the model, and would keep both.
-            runner = partial(_ready_branches, branches, pool, ranks, self._choice, model)
-            self._branches, model.branch_runner = runner(), runner
-            if is_split:
-                pool.stopped.append(model.context.forget)
+        with self._loading("ask for fewer ranks; each needs memory for what it loads"):
+            if config.vae_ranks > 1 and self._decoder is None:
+                part = VaePart(self._choice)
+                pool.load(VAE, part, ranks=config.vae_ranks, own=lambda: model.vae)
+                tiles = PatchParallelDecoder(pool, ranks=config.vae_ranks, part=VAE)
+                self._decoder = SpreadDecoder(tiles, alone=model.decoder)
+                model.decoder = self._decoder
+            if config.step_ranks > 1 and with_branches and self._branches is None:
+                ranks, is_split = config.step_ranks, config.context_ranks > 1
+                branches = ParallelBranches(
+                    pool, ranks=ranks, part=TRANSFORMER, splits_tokens=is_split
+                )
+                # No method of this object: the pool knows the model, and would keep both.
+                runner = partial(_ready_branches, branches, pool, ranks, self._choice, model)
+                self._branches, model.branch_runner = runner(), runner
+                if is_split:
+                    pool.stopped.append(model.context.forget)
 
     def release_branches(self) -> None:
         """Have no rank hold a transformer but the first; the next job's branches bring them back.
