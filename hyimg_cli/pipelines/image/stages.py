@@ -200,7 +200,7 @@ def prefill(request: Request[ImageJob], stages: ImageStages) -> Prefilled:
     writing, cached = _replayed(job, stages, sources) or (job, None)
     identity = shared_text(job, stages)
     if cached is None and identity is not None and stages.texts is not None:
-        cached = stages.texts.known(identity, request.source_digests)
+        cached = stages.texts.known((identity, request.source_digests))
     context, prompt, shared = Context([], None, None), list[Segment](), 0
     if stages.draws or cached is None:
         context, prompt, shared = _context(writing, stages, sources, cached)
@@ -242,7 +242,7 @@ def share_text(work: Prefilled, stages: ImageStages) -> None:
     identity = shared_text(work.job, stages)
     if work.decoding is not None and identity is not None and stages.texts is not None:
         cached = work.as_cached(work.decoding.generated(stages.model))
-        stages.texts.add(identity, work.source_digests, cached)
+        stages.texts.get((identity, work.source_digests), lambda: cached)
     is_own = work.decoding is not None or (work.cached is not None and work.cot_from is None)
     if not (is_own and stages.draws):
         return

@@ -4,7 +4,7 @@ A text is known by its job's inputs and by the bytes of its sources. Its ids are
 are in the tree of prefixes, behind its prompt's, for as long as there is room.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,22 +37,15 @@ class CachedText:
         return tuple(id_ for run in self.runs for id_ in run)[len(self.fed) :]
 
 
-class Texts:
+class Texts(Memo[Key, CachedText]):
     """The texts of one model; those that were asked for longest ago go first."""
 
     def __init__(self) -> None:
-        self._kept: Memo[Key, CachedText] = Memo(_KEPT_BYTES, _nbytes)
+        super().__init__(_KEPT_BYTES, _nbytes)
 
-    def known(self, identity: TextIdentity, digests: Sequence[str]) -> CachedText | None:
+    def known(self, key: Key) -> CachedText | None:
         """The text of jobs with these inputs and sources; None where none has written it."""
-        key = identity, tuple(digests)
-        return self._kept.get(key, _unmade) if key in self._kept else None
-
-    def add(self, identity: TextIdentity, digests: Sequence[str], known: CachedText) -> None:
-        self._kept.get((identity, tuple(digests)), lambda: known)
-
-    def clear(self) -> None:
-        self._kept.clear()
+        return self.get(key, _unmade) if key in self else None
 
 
 class SharedTexts:
