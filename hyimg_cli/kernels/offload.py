@@ -3,7 +3,7 @@
     many rows   a whole layer into one of two buffers, while the layer before it is at work in the
                 other; what is resident is copied on the device
     few rows    the chosen experts alone, into slots that the least recently used leave; where all
-                layers choose more than there are slots, side by side into a buffer
+                layers choose more than there are slots, side by side into a room
 
 What is resident fills the slots that the device has memory for, of each layer as much. A step that
 chooses more over all layers than there are slots leaves them as they are: were they taken in turn,
@@ -99,6 +99,7 @@ class OffloadedExperts:
         self._by_slot = by_slot.few if isinstance(by_slot, ByRows) else by_slot
         # Another kernel would read all slots, which are many more than a layer's experts.
         self._reads_chosen = device.type != "cuda" or isinstance(by_slot, ByRows)
+        self._by_count: dict[int, Experts] = {}
         self.cache = ExpertCache(slots)
         self.fetched = 0
         self._link = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -128,8 +129,7 @@ class OffloadedExperts:
                 return self._by_slot(x_TM, weight_TK, slot_TK, onto_TM=onto_TM)
             if len(chosen) <= self.count // 2:
                 place_TK = self._numbers(chosen, range(len(chosen)))[index_TK]
-                compute = self._partly(layer, chosen).compute
-                return compute(x_TM, weight_TK, place_TK, onto_TM=onto_TM)
+                return self._partly(layer, chosen)(x_TM, weight_TK, place_TK, onto_TM=onto_TM)
         staging = self._whole(layer)
         self._begin((layer + 1) % len(self._layers), staging)
         out_TM = staging.compute(x_TM, weight_TK, index_TK, onto_TM=onto_TM)
@@ -145,19 +145,24 @@ class OffloadedExperts:
         """The slot of each chosen expert, which are fetched where they are not there."""
         slots, missing = self.cache.place([(layer, expert) for expert in chosen])
         if missing:
-            self._wait_for_link()  # it may be copying what is resident into a buffer
+            self._wait_for_link()  # it may be copying what is resident into a room
         for number in missing:
             self._fetch(layer, chosen[number], self._pool, slots[number])
         return slots
 
-    def _partly(self, layer: int, chosen: Sequence[int]) -> StagingBuffer:
-        """A staging buffer that begins with the chosen experts of a layer; no other is read."""
-        staging = self._staging[0]
+    def _partly(self, layer: int, chosen: Sequence[int]) -> Experts:
+        """The computation by a staging buffer that begins with the chosen experts of a layer: a
+        kernel that reads all that it is given reads no other.
+        """
+        staging, count = self._staging[0], len(chosen)
         staging.layer = None
-        self._wait_for_link()  # it may be filling the buffer
+        self._wait_for_link()  # it may be filling the room
         self._fill(staging, layer, chosen)
         self._fill_free_slots(staging, layer, chosen)
-        return staging
+        if count not in self._by_count:
+            gate_and_up, down = (_first(stack, count) for stack in staging.stacks)
+            self._by_count[count] = experts_of(gate_and_up, down)
+        return self._by_count[count]
 
     def _wait_for_link(self) -> None:
         if self._link is not None:
@@ -232,10 +237,16 @@ def _empty(like: Stack, count: int, device: torch.device) -> Stack:
     return parts[0] if isinstance(like, Tensor) else like.of(parts)
 
 
+def _first(stack: Stack, count: int) -> Stack:
+    """The first experts of a stack, where they lie."""
+    parts = [part[:count] for part in _parts(stack)]
+    return parts[0] if isinstance(stack, Tensor) else stack.of(parts)
+
+
 def _copy(source: Pair, number: int, target: Pair, place: int) -> None:
     for one, other in zip(source, target, strict=True):
-        for part, slots in zip(_parts(one), _parts(other), strict=True):
-            slots[place].copy_(part[number], non_blocking=True)
+        for part, room in zip(_parts(one), _parts(other), strict=True):
+            room[place].copy_(part[number], non_blocking=True)
 
 
 def _pin(layers: Sequence[Pair], device: torch.device) -> list[int]:

@@ -34,7 +34,7 @@ def _in_shards(folder: Path, target: Path, count: int = 3) -> Path:
 
 def _experts(network: Any, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Both stacks of a layer, made dense."""
-    stacks = [held.stack for held in network.model.layers[layer].mlp.experts]
+    stacks = list(network.model.layers[layer].mlp.experts)
     gate_and_up, down = (
         torch.stack([stack.one(n, torch.float32) for n in range(stack.shape[0])])
         for stack in stacks

@@ -74,8 +74,8 @@ def _written(folder: Path, config: dict[str, Any]) -> Path:
 def _expert(moe: Any, part: str) -> torch.Tensor:
     """Expert 2's matrix, made dense."""
     first = moe.experts[0]
-    if hasattr(first, "stack"):
-        stack = moe.experts[0 if part == "gate_and_up_proj" else 1].stack
+    if hasattr(first, "one"):
+        stack = moe.experts[0 if part == "gate_and_up_proj" else 1]
         return stack.one(2, torch.float32)
     weight: torch.Tensor = getattr(moe.experts[2], part).weight
     return weight
