@@ -122,8 +122,8 @@ def begin_branches(
 
 def step_branches(rank: Rank, part: str, ranks: int, splits_tokens: bool, *specs: Spec) -> None:
     """Task of ranks 1, 2, ..: take latents and timestep, send back this rank's velocities."""
-    rooms = [torch.empty(shape, dtype=dtype, device=rank.device) for shape, dtype in specs]
-    velocities = _own(rank, part, ranks, rooms)
+    buffers = [torch.empty(shape, dtype=dtype, device=rank.device) for shape, dtype in specs]
+    velocities = _own(rank, part, ranks, buffers)
     for velocity in () if splits_tokens else velocities:
         dist.send(velocity, 0)
 
