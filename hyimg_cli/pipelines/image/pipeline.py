@@ -14,7 +14,7 @@ from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs, file_provenance
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
-from hyimg_cli.manifest.texts import size_class_of
+from hyimg_cli.manifest.planner import size_class_of
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.memory.available import available_memory
