@@ -192,7 +192,7 @@ def test_the_key_holds_all_that_shapes_the_rows(monkeypatch: pytest.MonkeyPatch)
         source_key("image", "print", **plain | {"device": "cuda"}),
         source_key("image", "print", **plain | {"dtype": "bfloat16"}),
     }
-    monkeypatch.setattr(keys, "_versions", lambda: {"torch": "another"})
+    monkeypatch.setattr(keys, "versions", lambda: {"torch": "another"})
     found.add(source_key("image", "print", **plain))
     assert len(found) == 6
     assert source_key("image", "print", **plain) in found
