@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.parallel.ranks import Rank
-from hyimg_cli.tiling.tiles import Tiling
+from hyimg_cli.spec.card import TileRule
 
 
 def number(rank: Rank) -> int:
@@ -97,7 +97,7 @@ class DiesOnMembers:
 class PlainVae:
     """A decoder of one convolution: cells of four pixels, tiles of eight cells."""
 
-    tiling = Tiling.by_overlap((32, 32), (8, 8), 0.25, 4)
+    tiling = TileRule(8, 6, 4)
     tile_channels = 3
 
     def __init__(self) -> None:

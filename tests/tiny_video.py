@@ -24,7 +24,7 @@ WAN_CARD = VideoCard(
     frame_stride=4,
     latent_channels=16,
     max_prompt_tokens=512,
-    tiles=TileRule(32, 24, 64),
+    tiles=TileRule(32, 24, 8),
     component_bytes=(),
     defaults=VideoDefaults(Size(480, 832), 81, 16, 40, 5.0, 5.0),
 )

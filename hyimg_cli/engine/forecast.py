@@ -23,13 +23,13 @@ from hyimg_cli.memory.footprint import kv_bytes_per_token
 from hyimg_cli.memory.videos import CARDS, VideoNeeds, fitting, video_needs, with_tiles
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.card import TileRule, VideoCard
+from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 from hyimg_cli.spec.work import film_bytes, video_work
-from hyimg_cli.tiling.tiles import DecodeForecast, Tiling, tile_plan
-from hyimg_cli.tiling.tiles import video_forecast as decode_forecast
+from hyimg_cli.tiling.tiles import DecodeForecast, tile_plan
+from hyimg_cli.tiling.tiles import forecast as decode_forecast
 
 
 class Sized(NamedTuple):
@@ -121,10 +121,11 @@ def _of_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
     ranks, width = config.parallel.vae_ranks, 4 if is_wide else 2
     branches = max(job.branch_count for job in group.jobs)
     cut = with_tiles(card, config.model) if config.model.tiles_decodes else _whole(card, group)
-    decode = decode_forecast(cut, group.size, group.num_frames, ranks, width)
     works = [video_work(job, card) for job in group.jobs]
     first, with_frames = works[0], config.output.frames != "none"
-    tiles = tile_plan(Tiling.of_card(cut.tiles, cut.pixels_per_cell), *first.grid[1:]).tiles
+    cell_bytes = group.num_frames * 3 * card.pixels_per_cell**2 * width
+    decode = decode_forecast(cut.tiles, first.grid[1:], ranks, cell_bytes)
+    tiles = tile_plan(cut.tiles, *first.grid[1:]).tiles
     return VideoForecast(
         model=group.model,
         size_class=group.size_class,
@@ -157,7 +158,7 @@ def _of_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
 def _whole(card: VideoCard, group: VideoGroup) -> VideoCard:
     """The card of a decode that cuts nothing: one tile of the whole grid."""
     side = max(card.latent_grid(group.size, group.num_frames)[1:])
-    return replace(card, tiles=TileRule(side, side, 0))
+    return replace(card, tiles=replace(card.tiles, tile=side, stride=side))
 
 
 class Forecast:

@@ -110,10 +110,10 @@ def decode_bytes(job: VideoJob, card: VideoCard, choice: ModelChoice) -> int:
     unless its frames leave one latent frame at a time; in tiles two rows of them too.
     """
     tiles, size, frames = with_tiles(card, choice).tiles, job.size, job.num_frames
-    tile, area = tiles.tile_cells * card.pixels_per_cell, size.height * size.width
+    tile, area = tiles.tile * card.pixels_per_cell, size.height * size.width
     cuts = choice.tiles_decodes and max(size.height, size.width) > tile
     at_once = min(size.height, tile) * min(size.width, tile) if cuts else area
-    overlap = tiles.tile_cells / tiles.stride_cells
+    overlap = tiles.tile / tiles.stride
     rows = 2 * min(size.height, tile) * size.width * overlap if cuts else 0
     leaves = not (cuts or card.decode.per_frame_pixel)
     beside = (area + int(rows)) * (card.frame_stride if leaves else frames) * _PIXEL_BYTES
@@ -124,7 +124,8 @@ def decode_bytes(job: VideoJob, card: VideoCard, choice: ModelChoice) -> int:
 
 def with_tiles(card: VideoCard, choice: ModelChoice) -> VideoCard:
     """The card with the tiles that are asked for."""
-    return replace(card, tiles=card.tiles.halved) if choice.decode_tiles == "half" else card
+    halved = card.tiles.halved if choice.decode_tiles == "half" else None
+    return replace(card, tiles=halved or card.tiles)
 
 
 def fitting(job: VideoJob, card: VideoCard, config: RunConfig, room: int) -> str | None:

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.settings.run import DecodeTiles
-from hyimg_cli.spec.card import VideoCard
+from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.options import Fit
 from hyimg_cli.tiling.decode import TiledVae
-from hyimg_cli.tiling.tiles import Tiling
 
 # One guidance branch of one job: latents [1, C, F, Y, X] and timestep [1] to its velocity.
 Branch = Callable[[Tensor, Tensor], Tensor]
@@ -151,7 +150,7 @@ class VideoDenoiser(Protocol):
 class LatentDecoder(Protocol):
     """Turns latents in the VAE's own scale into pixels."""
 
-    def decode(self, latents_BCFYX: Tensor, tiling: Tiling | None) -> Iterator[Tensor]:
+    def decode(self, latents_BCFYX: Tensor, tiling: TileRule | None) -> Iterator[Tensor]:
         """Pixels in about -1..1, [B, 3, t, H, W], in pieces as they come; without `tiling`
         whole.
         """
@@ -229,13 +228,13 @@ class LatentVideoModel(Protocol):
     ) -> VideoDenoiser:
         """A fresh denoiser; `embeddings` by text, as `texts` names them, `start` by kind."""
 
-    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterable[tuple[DecodeTiles, Tiling]]:
+    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterable[tuple[DecodeTiles, TileRule]]:
         """Tilings that cut the latents smaller than the model's decode does, largest tiles first;
         each with the word that asks for it.
         """
 
     def decode_latents(
-        self, latents_BCFYX: Tensor, tiling: Tiling | None = None
+        self, latents_BCFYX: Tensor, tiling: TileRule | None = None
     ) -> Iterator[np.ndarray]:
         """Frames in order, in pieces of RGB uint8 [T, H, W, 3] as they come; `tiling`: instead of
         the model's own, other pixels near borders of tiles. Raises JobError where not finite.

@@ -4,8 +4,9 @@ defaults.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from hyimg_cli.errors import UsageError
 from hyimg_cli.spec.job import Size, SizeRequest
 from hyimg_cli.spec.options import Fit
 
@@ -240,18 +241,41 @@ class VideoDefaults:
 
 @dataclass(frozen=True)
 class TileRule:
-    """How the VAE cuts latents for a tiled decode: tile and stride in latent cells, blended border
-    in pixels.
+    """How a VAE cuts latents for a tiled decode, along rows as along columns: `tile` and `stride`
+    in latent cells, `pixels` of one cell.
+
+    Raises UsageError where tiles would leave gaps, so only rules that cover the grid exist.
     """
 
-    tile_cells: int
-    stride_cells: int
-    blend_pixels: int
+    tile: int
+    stride: int
+    pixels: int
+
+    def __post_init__(self) -> None:
+        if not (0 < self.stride <= self.tile and self.pixels > 0):
+            raise UsageError(
+                f"tiles of {self.tile} latent cells every {self.stride} cells do not cover a grid",
+                where="VAE tiling",
+                hint="the stride must be at least 1 and at most the tile",
+                code="usage.vae-tiling",
+            )
 
     @property
-    def halved(self) -> "TileRule":
-        """Tiles of half the side."""
-        return TileRule(self.tile_cells // 2, self.stride_cells // 2, self.blend_pixels // 2)
+    def blend(self) -> int:
+        """Pixels over which a tile fades in from the one before it."""
+        return (self.tile - self.stride) * self.pixels
+
+    @property
+    def keep(self) -> int:
+        """Pixels of a tile that stay in the picture; a last, shorter tile has no more."""
+        return self.stride * self.pixels
+
+    @property
+    def halved(self) -> "TileRule | None":
+        """Tiles of half the side; None where that would be no whole cells."""
+        if self.tile % 2 or self.stride % 2:
+            return None
+        return replace(self, tile=self.tile // 2, stride=self.stride // 2)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from hyimg_cli.tiling.tiles import Tile, TileAxis, TilePlan
+from hyimg_cli.spec.card import TileRule
+from hyimg_cli.tiling.tiles import Tile, TilePlan
 
 TileOf = Callable[[Tile], Tensor]
 
@@ -25,7 +26,7 @@ def merge(plan: TilePlan, tile_of: TileOf) -> Tensor:
     row of tiles: a caller that decodes on demand needs two rows of tiles and the picture. Source:
     `tiled_decode`, `blend_v`, `blend_h` of diffusers' AutoencoderKLHunyuanVideo15.
     """
-    row_axis, column_axis = plan.tiling.rows, plan.tiling.columns
+    rule = plan.tiling
     held: dict[int, Tensor] = {}
     picture: Tensor | None = None
     for tile in plan.tiles:
@@ -33,15 +34,15 @@ def merge(plan: TilePlan, tile_of: TileOf) -> Tensor:
         assert own.shape[-2:] == pixel_shape(plan, tile), "a tile is decoded at its exact size"
         above, left = plan.above(tile), plan.left_of(tile)
         if above is not None:
-            blend_(held.pop(above), own, row_axis.blend, dim=-2)
+            blend_(held.pop(above), own, rule.blend, dim=-2)
         if left is not None:
-            blend_(held[left], own, column_axis.blend, dim=-1)
+            blend_(held[left], own, rule.blend, dim=-1)
         held[tile.index] = own
         if len(plan.tiles) == 1:
             return own
         if picture is None:
             picture = own.new_empty(*own.shape[:-2], *_picture_shape(plan))
-        _kept(picture, plan, tile).copy_(own[..., : row_axis.keep, : column_axis.keep])
+        _kept(picture, plan, tile).copy_(own[..., : rule.keep, : rule.keep])
     assert picture is not None, "a plan has at least one tile"
     return picture
 
@@ -65,7 +66,7 @@ def blend_(before: Tensor, tile: Tensor, extent: int, dim: int) -> Tensor:
 def pixel_shape(plan: TilePlan, tile: Tile) -> tuple[int, int]:
     """Rows and columns of pixels that decoding a tile gives."""
     rows, columns = tile.bottom - tile.top, tile.right - tile.left
-    return rows * plan.tiling.rows.pixels, columns * plan.tiling.columns.pixels
+    return rows * plan.tiling.pixels, columns * plan.tiling.pixels
 
 
 @lru_cache(maxsize=32)
@@ -80,16 +81,16 @@ def _weights(extent: int, dim: int, dtype: torch.dtype, device: torch.device) ->
 
 
 def _picture_shape(plan: TilePlan) -> tuple[int, int]:
-    return plan.rows * plan.tiling.rows.pixels, plan.columns * plan.tiling.columns.pixels
+    return plan.rows * plan.tiling.pixels, plan.columns * plan.tiling.pixels
 
 
 def _kept(picture: Tensor, plan: TilePlan, tile: Tile) -> Tensor:
     """Where a tile's kept part lies in the picture."""
-    rows = _span(plan.tiling.rows, tile.top, picture.shape[-2])
-    columns = _span(plan.tiling.columns, tile.left, picture.shape[-1])
+    rows = _span(plan.tiling, tile.top, picture.shape[-2])
+    columns = _span(plan.tiling, tile.left, picture.shape[-1])
     return picture[..., rows, columns]
 
 
-def _span(axis: TileAxis, cell: int, pixels: int) -> slice:
-    start = cell * axis.pixels
-    return slice(start, min(start + axis.keep, pixels))
+def _span(rule: TileRule, cell: int, pixels: int) -> slice:
+    start = cell * rule.pixels
+    return slice(start, min(start + rule.keep, pixels))

@@ -19,16 +19,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hyimg_cli.parallel.ranks import Rank, RankPool, short_as_one
+from hyimg_cli.spec.card import TileRule
 from hyimg_cli.spec.events import DecodeReport, RankReport
 from hyimg_cli.tiling.blend import merge, pixel_shape
-from hyimg_cli.tiling.tiles import Tile, TilePlan, Tiling, assigned, tile_plan
+from hyimg_cli.tiling.tiles import Tile, TilePlan, assigned, tile_plan
 
 
 class TiledVae(Protocol):
     """An autoencoder as the ranks need it; every rank holds one with the same weights."""
 
     @property
-    def tiling(self) -> Tiling:
+    def tiling(self) -> TileRule:
         """Where the library cuts, by the module's own numbers."""
 
     @property
@@ -47,7 +48,7 @@ class TiledVae(Protocol):
         """Merged tiles as pixels: patches unfolded and values clamped, where the VAE does so."""
 
 
-def decode_tiled(vae: TiledVae, latents_BCFYX: Tensor, tiling: Tiling | None = None) -> Tensor:
+def decode_tiled(vae: TiledVae, latents_BCFYX: Tensor, tiling: TileRule | None = None) -> Tensor:
     """The picture of latents, tile by tile in this process: [B, C, T, H, W].
 
     Needs memory for two rows of tiles beside the picture. `tiling`: instead of the VAE's own.
@@ -70,7 +71,7 @@ class PatchParallelDecoder:
         self.report: DecodeReport | None = None
 
     @short_as_one()
-    def decode(self, latents_BCFYX: Tensor, tiling: Tiling | None = None) -> Tensor:
+    def decode(self, latents_BCFYX: Tensor, tiling: TileRule | None = None) -> Tensor:
         """The picture [B, C, T, H, W] of latents on rank 0's device, in their dtype; `tiling`:
         instead of the VAE's own.
 
@@ -80,7 +81,7 @@ class PatchParallelDecoder:
         items = [self._decoded(latents, tiling) for latents in latents_BCFYX.split(1)]
         return items[0] if len(items) == 1 else torch.cat(items)
 
-    def _decoded(self, latents_1CFYX: Tensor, tiling: Tiling | None) -> Tensor:
+    def _decoded(self, latents_1CFYX: Tensor, tiling: TileRule | None) -> Tensor:
         started = perf_counter()
         vae: TiledVae = self._pool.here.parts[self._part]
         plan = tile_plan(tiling or vae.tiling, *latents_1CFYX.shape[-2:])
@@ -205,7 +206,7 @@ def cut(latents_BCFYX: Tensor, tile: Tile) -> Tensor:
     return latents_BCFYX[..., tile.top : tile.bottom, tile.left : tile.right]
 
 
-def _item(vae: TiledVae, latents_1CFYX: Tensor, tiling: Tiling) -> Tensor:
+def _item(vae: TiledVae, latents_1CFYX: Tensor, tiling: TileRule) -> Tensor:
     plan = tile_plan(tiling, *latents_1CFYX.shape[-2:])
     return vae.finish(merge(plan, lambda tile: vae.decode_tile(cut(latents_1CFYX, tile))))
 

@@ -23,9 +23,8 @@ from hyimg_cli.models.latent_video import PromptEmbedding
 from hyimg_cli.pipelines.video import stages
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.card import VideoCard
+from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import Size, VideoJob
-from hyimg_cli.tiling.tiles import TileAxis, Tiling
 
 WIDTH = 8
 
@@ -168,11 +167,11 @@ class FakeVideo:
     def release_transformer(self) -> None:
         self.log.append("release transformer")
 
-    def smaller_tilings(self, latents_BCFYX: Tensor) -> list[tuple[str, Tiling]]:
-        return [("half", Tiling(TileAxis(2, 1, 1), TileAxis(2, 1, 1)))]
+    def smaller_tilings(self, latents_BCFYX: Tensor) -> list[tuple[str, TileRule]]:
+        return [("half", TileRule(2, 1, 1))]
 
     def decode_latents(
-        self, latents_BCFYX: Tensor, tiling: Tiling | None = None
+        self, latents_BCFYX: Tensor, tiling: TileRule | None = None
     ) -> Iterator[np.ndarray]:
         """In tiles one level brighter."""
         self.log.append(f"decode {tuple(latents_BCFYX.shape[2:])}")

@@ -21,7 +21,7 @@ from hyimg_cli.spec.card import ModelCard, TileRule, VideoCard, VideoDefaults
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
 from hyimg_cli.spec.plan import Group, VideoGroup
 from hyimg_cli.spec.work import film_bytes, video_work
-from hyimg_cli.tiling.tiles import Tiling, tile_plan
+from hyimg_cli.tiling.tiles import tile_plan
 
 CARD = VideoCard(
     model="tiny-video",
@@ -33,7 +33,7 @@ CARD = VideoCard(
     frame_stride=4,
     latent_channels=32,
     max_prompt_tokens=1000,
-    tiles=TileRule(16, 12, 64),
+    tiles=TileRule(16, 12, 16),
     component_bytes=(("transformer", 10), ("vae", 5)),
     defaults=VideoDefaults(Size(480, 848), 121, 24, 50, 6.0, 5.0),
 )
@@ -270,7 +270,7 @@ def test_groups_by_model_size_and_frames(card_of: Callable[[str], ModelCard]) ->
 def test_tiles_start_a_stride_apart(
     grid: tuple[int, int], tiles: tuple[list[int], list[int]]
 ) -> None:
-    plan = tile_plan(Tiling.of_card(CARD.tiles, CARD.pixels_per_cell), *grid)
+    plan = tile_plan(CARD.tiles, *grid)
     rows, columns = tiles
     assert [tile.shape for tile in plan.tiles] == [(row, one) for row in rows for one in columns]
 

@@ -26,7 +26,7 @@ WAN = VideoCard(
     frame_stride=4,
     latent_channels=16,
     max_prompt_tokens=512,
-    tiles=TileRule(32, 24, 64),
+    tiles=TileRule(32, 24, 8),
     component_bytes=(("text_encoder", 0), ("transformer", 0), ("vae", 0)),
     component_parameters=(
         ("text_encoder", 5_680_000_000),
@@ -46,7 +46,7 @@ PAIR = replace(
 HUNYUAN = replace(
     WAN,
     pixels_per_cell=16,
-    tiles=TileRule(16, 12, 64),
+    tiles=TileRule(16, 12, 16),
     component_parameters=(
         ("text_encoder", 7_070_000_000),
         ("transformer", 8_330_000_000),

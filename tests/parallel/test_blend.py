@@ -7,18 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hyimg_cli.spec.card import TileRule
 from hyimg_cli.tiling.blend import blend_, merge, pixel_shape
-from hyimg_cli.tiling.tiles import Tile, TileAxis, TilePlan, Tiling, tile_plan
+from hyimg_cli.tiling.tiles import Tile, TilePlan, tile_plan
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TILINGS = st.builds(
-    lambda rows, columns: Tiling(rows, columns),
-    *[
-        st.builds(
-            lambda t, s, p: TileAxis(t, min(s, t), p), *[st.integers(1, 7)] * 2, st.integers(1, 3)
-        )
-    ]
-    * 2,
+    lambda t, s, p: TileRule(t, min(s, t), p), *[st.integers(1, 7)] * 2, st.integers(1, 3)
 )
 
 
@@ -30,17 +25,17 @@ class Library:
 
     def merged(self, plan: TilePlan, tiles: list[Tensor]) -> Tensor:
         """What `tiled_decode` does behind its decoder."""
-        rows_axis, columns_axis = plan.tiling.rows, plan.tiling.columns
+        rule = plan.tiling
         grid = [tiles[i : i + plan.across] for i in range(0, len(tiles), plan.across)]
         rows = []
         for i, row in enumerate(grid):
             cut = []
             for j, tile in enumerate(row):
                 if i > 0:
-                    tile = self.blend_v(grid[i - 1][j], tile, rows_axis.blend)
+                    tile = self.blend_v(grid[i - 1][j], tile, rule.blend)
                 if j > 0:
-                    tile = self.blend_h(row[j - 1], tile, columns_axis.blend)
-                cut.append(tile[..., : rows_axis.keep, : columns_axis.keep])
+                    tile = self.blend_h(row[j - 1], tile, rule.blend)
+                cut.append(tile[..., : rule.keep, : rule.keep])
             rows.append(torch.cat(cut, dim=-1))
         return torch.cat(rows, dim=-2)
 
@@ -54,7 +49,7 @@ def random_tiles(plan: TilePlan, dtype: torch.dtype) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("grid", [(30, 53), (45, 17), (17, 45), (19, 17)])
 def test_equal_to_the_library(grid: tuple[int, int], dtype: torch.dtype) -> None:
-    tiling = Tiling.by_overlap((32, 32), (16, 16), 0.25, 2)
+    tiling = TileRule(16, 12, 2)
     plan = tile_plan(tiling, *grid)
     tiles = random_tiles(plan, dtype)
     expected = Library().merged(plan, [tile.clone() for tile in tiles])
@@ -64,7 +59,7 @@ def test_equal_to_the_library(grid: tuple[int, int], dtype: torch.dtype) -> None
 @settings(deadline=None, max_examples=60)
 @given(TILINGS, st.integers(1, 25), st.integers(1, 25), st.sampled_from(DTYPES))
 def test_equal_to_the_library_for_any_rule(
-    tiling: Tiling, rows: int, columns: int, dtype: torch.dtype
+    tiling: TileRule, rows: int, columns: int, dtype: torch.dtype
 ) -> None:
     plan = tile_plan(tiling, rows, columns)
     tiles = random_tiles(plan, dtype)
@@ -72,18 +67,18 @@ def test_equal_to_the_library_for_any_rule(
     expected = copies[0] if len(tiles) == 1 else Library().merged(plan, copies)
     merged = merge(plan, lambda tile: tiles[tile.index])
     assert torch.equal(merged, expected)
-    assert merged.shape[-2:] == (rows * tiling.rows.pixels, columns * tiling.columns.pixels)
+    assert merged.shape[-2:] == (rows * tiling.pixels, columns * tiling.pixels)
 
 
 @settings(deadline=None, max_examples=60)
 @given(TILINGS, st.integers(1, 25), st.integers(1, 25))
-def test_cut_then_blend_is_the_picture(tiling: Tiling, rows: int, columns: int) -> None:
+def test_cut_then_blend_is_the_picture(tiling: TileRule, rows: int, columns: int) -> None:
     plan = tile_plan(tiling, rows, columns)
-    height, width = rows * tiling.rows.pixels, columns * tiling.columns.pixels
+    height, width = rows * tiling.pixels, columns * tiling.pixels
     picture = torch.arange(height * width, dtype=torch.float64).view(1, 1, 1, height, width)
 
     def tile_of(tile: Tile) -> Tensor:
-        top, left = tile.top * tiling.rows.pixels, tile.left * tiling.columns.pixels
+        top, left = tile.top * tiling.pixels, tile.left * tiling.pixels
         down, along = pixel_shape(plan, tile)
         return picture[..., top : top + down, left : left + along].clone()
 
@@ -91,7 +86,7 @@ def test_cut_then_blend_is_the_picture(tiling: Tiling, rows: int, columns: int) 
 
 
 def test_tiles_are_let_go_row_by_row() -> None:
-    plan = tile_plan(Tiling.by_overlap((32, 32), (16, 16), 0.25, 2), 90, 40)
+    plan = tile_plan(TileRule(16, 12, 2), 90, 40)
     alive, most = set[int](), 0
 
     class Watched(torch.Tensor):

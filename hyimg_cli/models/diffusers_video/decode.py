@@ -11,8 +11,9 @@ from torch import Tensor
 from hyimg_cli.errors import MachineError, OutputError
 from hyimg_cli.models.latent_video import LatentDecoder, VideoVae
 from hyimg_cli.settings.run import DECODE_TILES, DecodeTiles
+from hyimg_cli.spec.card import TileRule
 from hyimg_cli.tiling.decode import decode_tiled
-from hyimg_cli.tiling.tiles import Tiling, tile_plan
+from hyimg_cli.tiling.tiles import tile_plan
 
 PIECE_FRAMES = 8
 
@@ -25,7 +26,7 @@ class LocalDecoder:
     def __init__(self, vae: Callable[[], VideoVae]) -> None:
         self._vae = vae
 
-    def decode(self, latents_BCFYX: Tensor, tiling: Tiling | None) -> Iterator[Tensor]:
+    def decode(self, latents_BCFYX: Tensor, tiling: TileRule | None) -> Iterator[Tensor]:
         vae = self._vae()
         if tiling and _cuts(tiling, latents_BCFYX):
             yield decode_tiled(vae, latents_BCFYX, tiling)
@@ -42,11 +43,11 @@ def refuse_infinite(latents_BCFYX: Tensor) -> None:
         raise OutputError("the latents are not finite", code="output-video.not-finite")
 
 
-def tiling_of(own: Tiling, tiles: DecodeTiles) -> Tiling | None:
+def tiling_of(own: TileRule, tiles: DecodeTiles) -> TileRule | None:
     """The tiling that a word asks for; None for a whole decode. Raises MachineError."""
     if tiles == "half" and own.halved is None:
         raise MachineError(
-            f"half of {own.rows.tile} x {own.columns.tile} latent cells is no tile of this VAE",
+            f"half of {own.tile} x {own.tile} latent cells is no tile of this VAE",
             where="decode_tiles",
             hint="leave it out of the recipe",
             code="machine.not-followed",
@@ -55,22 +56,22 @@ def tiling_of(own: Tiling, tiles: DecodeTiles) -> Tiling | None:
 
 
 def smaller_tilings(
-    own: Tiling, latents_BCFYX: Tensor, tiles: DecodeTiles
-) -> Iterator[tuple[DecodeTiles, Tiling]]:
+    own: TileRule, latents_BCFYX: Tensor, tiles: DecodeTiles
+) -> Iterator[tuple[DecodeTiles, TileRule]]:
     """Tilings that cut the latents smaller than a decode in `tiles` does; largest tiles first."""
-    smaller: dict[DecodeTiles, Tiling | None] = {"own": own, "half": own.halved}
+    smaller: dict[DecodeTiles, TileRule | None] = {"own": own, "half": own.halved}
     for name in DECODE_TILES[DECODE_TILES.index(tiles) + 1 :]:
         tiling = smaller[name]
         if tiling and _cuts(tiling, latents_BCFYX):
             yield name, tiling
 
 
-def _cuts(tiling: Tiling, latents_BCFYX: Tensor) -> bool:
+def _cuts(tiling: TileRule, latents_BCFYX: Tensor) -> bool:
     return len(tile_plan(tiling, *latents_BCFYX.shape[-2:]).tiles) > 1
 
 
 def frames_by(
-    decoder: LatentDecoder, latents_BCFYX: Tensor, tiling: Tiling | None
+    decoder: LatentDecoder, latents_BCFYX: Tensor, tiling: TileRule | None
 ) -> Iterator[np.ndarray]:
     """`frames` of latents in the VAE's own scale, decoded as they are asked for."""
     return chain.from_iterable(map(frames, decoder.decode(latents_BCFYX, tiling)))

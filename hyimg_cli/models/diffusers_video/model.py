@@ -44,9 +44,8 @@ from hyimg_cli.models.latent_video import (
 )
 from hyimg_cli.models.lora_files import lora_file
 from hyimg_cli.settings.run import DecodeTiles, ModelChoice
-from hyimg_cli.spec.card import VideoCard
+from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.tiling.tiles import Tiling
 
 
 class DiffusersVideo(ABC):
@@ -250,12 +249,12 @@ class DiffusersVideo(ABC):
             is_euler=job.scheduler == "euler",
         )
 
-    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[tuple[DecodeTiles, Tiling]]:
+    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[tuple[DecodeTiles, TileRule]]:
         return smaller_tilings(self.vae.tiling, latents_BCFYX, self.tiles)
 
     @torch.no_grad()
     def decode_latents(
-        self, latents_BCFYX: Tensor, tiling: Tiling | None = None
+        self, latents_BCFYX: Tensor, tiling: TileRule | None = None
     ) -> Iterator[np.ndarray]:
         """Raises OutputError, a JobError, where the video is not finite."""
         refuse_infinite(latents_BCFYX)

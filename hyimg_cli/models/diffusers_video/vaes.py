@@ -15,7 +15,7 @@ import torch
 from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
 from torch import Tensor
 
-from hyimg_cli.tiling.tiles import Tiling
+from hyimg_cli.spec.card import TileRule
 
 
 class HunyuanVae:
@@ -30,12 +30,9 @@ class HunyuanVae:
         for attention in vae.decoder.mid_block.attentions:
             if attention is not None:
                 attention.prepare_causal_attention_mask = causal_mask
-        self.tiling = Tiling.by_overlap(
-            (vae.tile_sample_min_height, vae.tile_sample_min_width),
-            (vae.tile_latent_min_height, vae.tile_latent_min_width),
-            vae.tile_overlap_factor,
-            vae.spatial_compression_ratio,
-        )
+        tile = vae.tile_latent_min_height
+        stride = int(tile * (1 - vae.tile_overlap_factor))
+        self.tiling = TileRule(tile, stride, vae.spatial_compression_ratio)
 
     def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
         latents = latents_BCFYX.to(self.module.device, self.module.dtype)
@@ -79,12 +76,9 @@ class WanVae:
     def __init__(self, module: Any) -> None:
         self.module = vae = module
         self.patch = int(vae.config.patch_size or 1)
-        self.tiling = Tiling.by_stride(
-            (vae.tile_sample_min_height, vae.tile_sample_min_width),
-            (vae.tile_sample_stride_height, vae.tile_sample_stride_width),
-            vae.spatial_compression_ratio,
-            self.patch,
-        )
+        cell = vae.spatial_compression_ratio
+        tile, stride = vae.tile_sample_min_height // cell, vae.tile_sample_stride_height // cell
+        self.tiling = TileRule(tile, stride, cell // self.patch)
 
     def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
         latents = latents_BCFYX.to(self.module.device, self.module.dtype)

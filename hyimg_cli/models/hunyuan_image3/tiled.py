@@ -11,11 +11,10 @@ the released code. Source: `spatial_tiled_decode` of HunyuanImage-3's autoencode
 import torch
 from torch import Tensor
 
+from hyimg_cli.errors import UsageError
 from hyimg_cli.models.hunyuan_image3.vae import Vae
+from hyimg_cli.spec.card import TileRule
 from hyimg_cli.tiling.decode import decode_tiled
-from hyimg_cli.tiling.tiles import Tiling
-
-_OVERLAP = 0.25
 
 
 class TiledPicture:
@@ -27,7 +26,16 @@ class TiledPicture:
         self.vae = vae
         architecture = vae.architecture
         pixels, side = architecture.ffactor_spatial, architecture.sample_size
-        self.tiling = Tiling.by_overlap((side,) * 2, (side // pixels,) * 2, _OVERLAP, pixels)
+        # The released code would put out a picture of another size, without an error.
+        if side % (4 * pixels):
+            raise UsageError(
+                f"a tile of {side} px is not a multiple of 4 latent cells of {pixels} px",
+                where="VAE tiling",
+                hint="leave out --vae-use-tiling",
+                code="usage.vae-tiling",
+            )
+        cells = side // pixels
+        self.tiling = TileRule(cells, cells - cells // 4, pixels)
 
     def tile_frames(self, latent_frames: int) -> int:
         """Always the one frame that a picture is."""

@@ -14,7 +14,7 @@ from hyimg_cli.spec.job import Size
 _BF16_BYTES = 2
 _PIXELS_PER_CELL, _FRAME_STRIDE = 8, 4
 # Decoded whole, as it is published: latent frame by latent frame, so the size alone counts.
-_NO_TILES = TileRule(1 << 20, 1 << 20, 0)
+_NO_TILES = TileRule(1 << 20, 1 << 20, _PIXELS_PER_CELL)
 
 
 def lingbot_card(layout: CheckpointLayout, model: str) -> VideoCard:

@@ -34,9 +34,8 @@ from hyimg_cli.models.lingbot_world.schedule import levels
 from hyimg_cli.models.lingbot_world.start import LingBotStart
 from hyimg_cli.models.lingbot_world.weights import check_network, load_network
 from hyimg_cli.settings.run import DecodeTiles, ModelChoice
-from hyimg_cli.spec.card import VideoCard
+from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.tiling.tiles import Tiling
 
 
 def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "LingBotWorld":
@@ -160,12 +159,12 @@ class LingBotWorld:
         inputs = [self._inputs(*clip, levels=len(used)) for clip in clips]
         return ChunkDenoiser(self.network, inputs, used, first.size)
 
-    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[tuple[DecodeTiles, Tiling]]:
+    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[tuple[DecodeTiles, TileRule]]:
         return smaller_tilings(self.vae.tiling, latents_BCFYX, self.tiles)
 
     @torch.no_grad()
     def decode_latents(
-        self, latents_BCFYX: Tensor, tiling: Tiling | None = None
+        self, latents_BCFYX: Tensor, tiling: TileRule | None = None
     ) -> Iterator[np.ndarray]:
         """Frames as they are decoded, latent frame by latent frame, whole in height and width; in
         tiles all at once.

@@ -29,9 +29,10 @@ from hyimg_cli.parallel.branches import ParallelBranches
 from hyimg_cli.parallel.ranks import DeviceKind, Rank, RankPool
 from hyimg_cli.pipelines.gpu_lock import ModelRanks
 from hyimg_cli.settings.run import ModelChoice, ParallelConfig
+from hyimg_cli.spec.card import TileRule
 from hyimg_cli.spec.events import DecodeReport, ParallelReport
 from hyimg_cli.tiling.decode import PatchParallelDecoder
-from hyimg_cli.tiling.tiles import Tiling, tile_plan
+from hyimg_cli.tiling.tiles import tile_plan
 
 if TYPE_CHECKING:
     import torch
@@ -129,7 +130,7 @@ class SpreadDecoder:
         self._tiles, self._alone = tiles, alone
         self.report: DecodeReport | None = None
 
-    def decode(self, latents_BCFYX: Tensor, tiling: Tiling | None) -> Iterator[Tensor]:
+    def decode(self, latents_BCFYX: Tensor, tiling: TileRule | None) -> Iterator[Tensor]:
         """Pixels in about -1..1, [B, 3, t, H, W]. Raises RankError where a rank dies or fails,
         torch.OutOfMemoryError where one of them has too little memory.
         """

@@ -25,6 +25,7 @@ from hyimg_cli.pipelines.request import Finished, Work
 from hyimg_cli.pipelines.video.film import BeginFilm, Film
 from hyimg_cli.pipelines.video.latents_checkpoint import Kept, LatentsCheckpoint
 from hyimg_cli.settings.run import DecodeTiles
+from hyimg_cli.spec.card import TileRule
 from hyimg_cli.spec.events import (
     ParallelReport,
     Progress,
@@ -32,7 +33,6 @@ from hyimg_cli.spec.events import (
 )
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.work import video_work
-from hyimg_cli.tiling.tiles import Tiling
 
 Result = TypeVar("Result")
 Stage: TypeAlias = Generator[Progress, None, Result]
@@ -158,7 +158,7 @@ def _decode_alone(work: VideoWork, denoised: Denoised, stages: VideoStages) -> S
 
     def smaller() -> Iterator[tuple[str, Callable[[], Stage[Film | None]]]]:
         for tiles, tiling in stages.model.smaller_tilings(denoised.latents_BCFYX):
-            side = tiling.rows.tile * stages.model.card.pixels_per_cell
+            side = tiling.tile * stages.model.card.pixels_per_cell
             note = (
                 f"out of memory in the decode; it went on in tiles of {side} pixels: other pixels "
                 "near their borders"
@@ -236,7 +236,7 @@ def decode(
     denoised: Denoised,
     stages: VideoStages,
     tiles: DecodeTiles | None = None,
-    tiling: Tiling | None = None,
+    tiling: TileRule | None = None,
 ) -> Stage[Film | None]:
     """Decode the last latents into the frames of a film, which are encoded as they come; `tiles`,
     and the `tiling` that they are: instead of the model's own.

@@ -39,7 +39,7 @@ def fault_of(call: Callable[[], object]) -> CheckpointError:
 def test_the_embedded_card() -> None:
     card = registry.video_card(registry.EMBEDDED_VIDEO)
     assert (card.family, card.name, card.is_trained) == ("hunyuan_video15", "tiny-video", True)
-    assert card.tiles == TileRule(tile_cells=16, stride_cells=12, blend_pixels=64)
+    assert card.tiles == TileRule(tile=16, stride=12, pixels=16)
     assert card.latent_grid(Size(480, 848), 121) == (31, 30, 53)
     assert card.defaults.guidance_scale == 2.0
     assert card.defaults.flow_shift == 3.0
@@ -98,7 +98,7 @@ def test_a_distilled_checkpoint_has_no_guidance(copied: Path) -> None:
 
 def test_wan_cards(tmp_path: Path) -> None:
     card = video_card(write_wan(tmp_path / "one"), "x")
-    assert card.tiles == TileRule(tile_cells=32, stride_cells=24, blend_pixels=64)
+    assert card.tiles == TileRule(tile=32, stride=24, pixels=8)
     assert (card.size_multiple, card.pixels_per_cell, card.max_prompt_tokens) == (16, 8, 512)
     assert card.defaults.guidance_scale_2 is None
     assert not card.guides_below_one

@@ -17,8 +17,8 @@ from hyimg_cli.models.diffusers_video.decode import frames
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.diffusers_video.vaes import WanVae
 from hyimg_cli.settings.run import ModelChoice
+from hyimg_cli.spec.card import TileRule
 from hyimg_cli.spec.job import Size, VideoJob
-from hyimg_cli.tiling.tiles import Tiling
 
 Draw = Callable[[DiffusersVideo, VideoJob], Tensor]
 
@@ -85,10 +85,10 @@ def test_the_cards_rule_cuts_where_the_library_does(
     with torch.no_grad():
         list(model.decoder.decode(latents, vae.tiling))
         theirs, given = given, []
-        for top in range(0, latents.shape[-2], rule.stride_cells):
-            for left in range(0, latents.shape[-1], rule.stride_cells):
-                rows = slice(top, top + rule.tile_cells)
-                vae.decode_tile(latents[..., rows, left : left + rule.tile_cells])
+        for top in range(0, latents.shape[-2], rule.stride):
+            for left in range(0, latents.shape[-1], rule.stride):
+                rows = slice(top, top + rule.tile)
+                vae.decode_tile(latents[..., rows, left : left + rule.tile])
     assert len(given) == len(theirs) == 4
     for one, other in zip(given, theirs, strict=True):
         assert torch.equal(one, other)
@@ -106,7 +106,7 @@ def test_one_tile_over_everything_is_the_untiled_decode(
         pieces = list(model.decoder.decode(latents, model.vae.tiling))
         assert len(pieces) == (1 if name == "hunyuan" else latents.shape[2])
         assert torch.equal(by_hand, torch.cat(pieces, dim=2))
-    pixels = model.vae.tiling.rows.pixels
+    pixels = model.vae.tiling.pixels
     rows, columns = (cells * pixels for cells in latents.shape[-2:])
     assert tile.shape == (1, model.vae.tile_channels, model.vae.tile_frames(3), rows, columns)
 
@@ -177,7 +177,7 @@ def test_a_replaced_decoder_is_asked(models: dict[str, DiffusersVideo]) -> None:
     model = models["hunyuan"]
 
     class Halves:
-        def decode(self, latents_BCFYX: Tensor, tiling: Tiling | None) -> Iterator[Tensor]:
+        def decode(self, latents_BCFYX: Tensor, tiling: TileRule | None) -> Iterator[Tensor]:
             yield from torch.linspace(-1, 1, 2 * 3 * 4 * 4).reshape(1, 3, 2, 4, 4).split(1, dim=2)
 
     before, model.decoder = model.decoder, Halves()
@@ -254,7 +254,7 @@ def test_a_vae_of_patches_in_pieces() -> None:
     with torch.no_grad():
         tile = vae.decode_tile(latents)
         assert tile.shape == (1, vae.tile_channels, vae.tile_frames(2), 3 * 8, 5 * 8)
-        assert vae.tiling.rows.pixels == 8
+        assert vae.tiling.pixels == 8
         whole = module.decode(latents, return_dict=False)[0]
         assert whole.shape == (1, 3, 5, 48, 80)
         assert torch.equal(vae.finish(tile), whole)

@@ -103,14 +103,14 @@ def test_tiles_of_the_released_checkpoint() -> None:
     )
     with torch.device("meta"):
         tiling = TiledPicture(Vae(released)).tiling
-    assert (tiling.rows.tile, tiling.rows.stride, tiling.rows.blend) == (24, 18, 96)
+    assert (tiling.tile, tiling.stride, tiling.blend) == (24, 18, 96)
     found = forecast(tiling, (1216 // 16, 832 // 16), 4, 1)
     assert (found.down, found.across) == (5, 3)
 
 
 def test_a_tile_of_broken_cells_is_refused(vae: Vae) -> None:
     odd = Vae(replace(SMALL, sample_size=30))
-    with pytest.raises(UsageError, match="30 px is not 7 latent cells"):
+    with pytest.raises(UsageError, match="30 px is not a multiple of 4 latent cells"):
         TiledPicture(odd)
 
 
