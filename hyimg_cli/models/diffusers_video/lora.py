@@ -6,34 +6,97 @@ so that a job without a LoRA has the very bits of a run that never saw one.
     lora_unet_blocks_0_self_attn_q.lora_down.weight           musubi's, for Wan; converted there
     diffusion_model.double_blocks.0.img_attn_q...             HunyuanVideo's own; converted here
 
-A pair that finds no layer of its shape is an error: the library would say nothing, or log it.
+A pair that finds no layer of its shape is an error: the library would say nothing, or log it. Files
+that are here are held against the checkpoint's headers before a run, by the same code.
 """
 
 # Legend: R rank, I O values in and out of a layer
+import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import safetensors
-from torch import Tensor, nn
+from torch import Tensor
 
-from hyimg_cli.errors import CheckpointError, require
+from hyimg_cli.errors import CheckpointError, JobError, require
 from hyimg_cli.files import json_of
-from hyimg_cli.loading.checkpoint import readable
-from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15
-from hyimg_cli.models.diffusers_video.lora_names import BIAS, DOWN, PREFIX, UP, hunyuan_name
+from hyimg_cli.loading.checkpoint import readable, tensor_index
+from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, CheckpointLayout, Component
 from hyimg_cli.models.lora_files import lora_file
+from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.options import Lora
 
+PREFIX = "transformer."
+DOWN, UP, BIAS = ".lora_A.weight", ".lora_B.weight", ".lora_B.bias"
 _DIFFERENCES = (".diff", ".diff_b")
+_HINT = "use a file made for this very model"
+# HunyuanVideo's names of layers, and the library's; three stand in one of the refiner's.
+_HUNYUAN = {
+    r"double_blocks\.(\d+)\.img_attn_([qkv])": r"transformer_blocks.\1.attn.to_\2",
+    r"double_blocks\.(\d+)\.img_attn_proj": r"transformer_blocks.\1.attn.to_out.0",
+    r"double_blocks\.(\d+)\.img_mlp\.fc1": r"transformer_blocks.\1.ff.net.0.proj",
+    r"double_blocks\.(\d+)\.img_mlp\.fc2": r"transformer_blocks.\1.ff.net.2",
+    r"double_blocks\.(\d+)\.img_mod\.linear": r"transformer_blocks.\1.norm1.linear",
+    r"double_blocks\.(\d+)\.txt_attn_([qkv])": r"transformer_blocks.\1.attn.add_\2_proj",
+    r"double_blocks\.(\d+)\.txt_attn_proj": r"transformer_blocks.\1.attn.to_add_out",
+    r"double_blocks\.(\d+)\.txt_mlp\.fc1": r"transformer_blocks.\1.ff_context.net.0.proj",
+    r"double_blocks\.(\d+)\.txt_mlp\.fc2": r"transformer_blocks.\1.ff_context.net.2",
+    r"double_blocks\.(\d+)\.txt_mod\.linear": r"transformer_blocks.\1.norm1_context.linear",
+    r"txt_in\.individual_token_refiner\.blocks\.(\d+)\.self_attn_qkv": (
+        r"context_embedder.token_refiner.refiner_blocks.\1.attn.to_qkv"
+    ),
+    r"txt_in\.individual_token_refiner\.blocks\.(\d+)\.self_attn_proj": (
+        r"context_embedder.token_refiner.refiner_blocks.\1.attn.to_out.0"
+    ),
+    r"txt_in\.individual_token_refiner\.blocks\.(\d+)\.mlp\.fc1": (
+        r"context_embedder.token_refiner.refiner_blocks.\1.ff.net.0.proj"
+    ),
+    r"txt_in\.individual_token_refiner\.blocks\.(\d+)\.mlp\.fc2": (
+        r"context_embedder.token_refiner.refiner_blocks.\1.ff.net.2"
+    ),
+    r"final_layer\.linear": "proj_out",
+}
+
+
+def check_loras(job: VideoJob, layout: CheckpointLayout) -> None:
+    """Passes LoRAs that fit the checkpoint by its headers, and those that are not here. Raises
+    JobError.
+    """
+    for lora in job.lora:
+        path, part = Path(lora.file).expanduser(), _component(lora, layout)
+        if not lora.file or not path.is_file() or part is None:
+            continue
+        why = _misfit_of(path, path.stat().st_mtime_ns, part, layout.family)
+        if why:
+            raise JobError(why, where="lora", hint=_HINT, code="job.lora-no-match")
+
+
+@lru_cache(maxsize=64)
+def _misfit_of(path: Path, _changed: int, part: Component, family: str) -> str:
+    """Why a file fits no layer; empty where it does, or nothing is known."""
+    try:
+        tensor_index(part.folder, part.stem)
+    except CheckpointError:
+        return ""  # its weights are fetched later, and looked at then
+    try:
+        _refuse_misfits(_pairs(path, None, family)[0], part, path)
+    except CheckpointError as error:
+        return error.what
+    return ""
+
+
+def _component(lora: Lora, layout: CheckpointLayout) -> Component | None:
+    return layout.components.get("transformer_2" if lora.on == "low" else "transformer")
 
 
 class Adapters:
     """The LoRAs that are on some transformers: those of one job at a time."""
 
-    def __init__(self, networks: Sequence[Any], family: str) -> None:
+    def __init__(self, networks: Sequence[Any], layout: CheckpointLayout) -> None:
         """`networks`: the transformer, or the high-noise one and the low-noise one."""
-        self._networks, self._family = networks, family
+        self._networks, self._layout = networks, layout
         self._now: tuple[Lora, ...] = ()
 
     def use(self, loras: tuple[Lora, ...]) -> None:
@@ -46,8 +109,8 @@ class Adapters:
         require("peft", extra="lora")
         try:
             for number, lora in enumerate(loras):
-                for network in self._of(lora):
-                    self._load(network, lora, f"lora{number}")
+                if lora.file:
+                    self._load(lora, f"lora{number}")
             for network in self._networks:
                 _activate(network, {f"lora{n}": lora for n, lora in enumerate(loras)})
         except BaseException:
@@ -62,14 +125,12 @@ class Adapters:
             if getattr(network, "peft_config", None):
                 network.unload_lora()
 
-    def _of(self, lora: Lora) -> Sequence[Any]:
-        if not lora.file:
-            return ()
-        return self._networks[-1:] if lora.on == "low" else self._networks[:1]
-
-    def _load(self, network: Any, lora: Lora, name: str) -> None:
-        pairs, metadata = _pairs(lora_file(lora.file), network, self._family)
-        _refuse_misfits(pairs, network, lora.file)
+    def _load(self, lora: Lora, name: str) -> None:
+        part, file = _component(lora, self._layout), lora_file(lora.file)
+        assert part is not None, "only a checkpoint of two transformers takes a LoRA on one of them"
+        network = self._networks[-1 if lora.on == "low" else 0]
+        pairs, metadata = _pairs(file, network, self._layout.family)
+        _refuse_misfits(pairs, part, file)
         network.load_lora_adapter(pairs, adapter_name=name, metadata=metadata, prefix="transformer")
         _hold_in_full(network, pairs, name)
         network.requires_grad_(False)
@@ -97,7 +158,9 @@ def _activate(network: Any, loras: Mapping[str, Lora]) -> None:
 
 
 def _pairs(file: Path, network: Any, family: str) -> tuple[dict[str, Tensor], Any]:
-    """A file's tensors by the library's names, and what its header says of alpha."""
+    """A file's tensors by the library's names, and what its header says of alpha. `network`: with
+    zeros for those of its layers that a file for text-to-video does not know.
+    """
     from diffusers import WanPipeline  # slow: its text encoder comes with it
 
     with readable(file), safetensors.safe_open(file, framework="pt") as opened:
@@ -108,18 +171,21 @@ def _pairs(file: Path, network: Any, family: str) -> tuple[dict[str, Tensor], An
         metadata = None if said is None else json_of(said)
     except ValueError as error:
         why = f"its adapter's metadata is no JSON ({error})"
-        raise _misfit(file, sorted(tensors), why) from None
+        raise _misfit(file, (), why) from None
     if all(name.startswith(PREFIX) for name in tensors):
         return tensors, metadata
     if family == HUNYUAN_VIDEO15:
         return _from_hunyuan(tensors, file), None
     if not any(name.startswith(("diffusion_model.", "lora_unet_")) for name in tensors):
-        raise _misfit(file, sorted(tensors), "no name in it is one of this family's")
+        raise _misfit(file, list(tensors), "no name in it is one of this family's")
     try:
         found = WanPipeline.lora_state_dict(tensors)
     except (ValueError, KeyError, RuntimeError, AttributeError) as error:
-        raise _misfit(file, sorted(tensors), f"its names cannot be converted ({error})") from error
-    return WanPipeline._maybe_expand_t2v_lora_for_i2v(network, found), None
+        why = f"its names cannot be converted ({error})"
+        raise _misfit(file, list(tensors), why) from error
+    if network is not None:
+        found = WanPipeline._maybe_expand_t2v_lora_for_i2v(network, found)
+    return found, None
 
 
 def left_out(file: Path) -> list[str]:
@@ -171,7 +237,8 @@ def _from_hunyuan(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor
         else:
             _add(found, target, down_RI, up_OR)
     if unknown:
-        raise _misfit(file, sorted(unknown), "the transformer has no such layers")
+        why = f"the transformer has no layer for {len(unknown)} of its {len(layers)} pairs"
+        raise _misfit(file, unknown, why)
     return found
 
 
@@ -179,40 +246,44 @@ def _add(found: dict[str, Tensor], layer: str, down_RI: Tensor, up_OR: Tensor) -
     found[f"{PREFIX}{layer}{DOWN}"], found[f"{PREFIX}{layer}{UP}"] = down_RI, up_OR
 
 
-def _refuse_misfits(pairs: Mapping[str, Tensor], network: Any, file: str) -> None:
+def _refuse_misfits(pairs: Mapping[str, Tensor], part: Component, file: Path) -> None:
     """Raises CheckpointError unless every tensor is half of a pair that fits a layer."""
-    layers = dict(network.named_modules())
-    wrong = []
-    for name, tensor in pairs.items():
+    layers = tensor_index(part.folder, part.stem)
+
+    def fits(name: str) -> bool:
         suffix = next((end for end in (DOWN, UP, BIAS) if name.endswith(end)), None)
-        layer = layers.get(name.removeprefix(PREFIX).removesuffix(suffix or ""))
-        base = getattr(layer, "base_layer", layer)
-        if suffix is None or not isinstance(base, nn.Linear) or not name.startswith(PREFIX):
-            wrong.append(name)
-            continue
-        whole = name.removesuffix(suffix)
-        down, up = pairs.get(whole + DOWN), pairs.get(whole + UP)
-        fits = (
-            down is not None
-            and up is not None
-            and (down.shape[0], down.shape[1]) == (up.shape[1], base.in_features)
-            and up.shape[0] == base.out_features
-            and (suffix != BIAS or tensor.shape[0] == base.out_features)
-        )
-        if not fits:
-            wrong.append(name)
+        if suffix is None or not name.startswith(PREFIX):
+            return False
+        stem = name.removesuffix(suffix)
+        weight = layers.get(f"{stem.removeprefix(PREFIX)}.weight")
+        down, up = pairs.get(stem + DOWN), pairs.get(stem + UP)
+        if weight is None or down is None or up is None:
+            return False
+        if not len(weight.shape) == down.ndim == up.ndim == 2:
+            return False
+        is_pair = (up.shape[0], down.shape[1]) == weight.shape and down.shape[0] == up.shape[1]
+        return is_pair and (suffix != BIAS or pairs[name].shape[0] == up.shape[0])
+
+    wrong = [name for name in pairs if not fits(name)]
     if wrong or not pairs:
-        raise _misfit(
-            Path(file), sorted(wrong), "the transformer has no layer of the name and shape"
-        )
+        why = f"{part.name} has no layer for {len(wrong)} of its {len(pairs)} entries"
+        raise _misfit(file, wrong, why)
 
 
 def _misfit(file: Path, names: Sequence[str], why: str) -> CheckpointError:
-    count = f"{len(names)} of its entries" if names else "it"
+    first = f", the first {', '.join(sorted(names)[:3])}" if names else ""
     return CheckpointError(
-        f"the LoRA {file.name} does not fit: {why}: {count}"
-        + (f", the first {', '.join(names[:3])}" if names else " is empty"),
+        f"the LoRA {file.name} does not fit: {why}{first}",
         where=file,
-        hint="use a file made for this very model",
+        hint=_HINT,
         code="lora.no-match",
     )
+
+
+def hunyuan_name(layer: str) -> str | None:
+    """The library's name of one of HunyuanVideo's layers; None where there is none."""
+    for pattern, name in _HUNYUAN.items():
+        match = re.fullmatch(pattern, layer)
+        if match is not None:
+            return match.expand(name)
+    return None

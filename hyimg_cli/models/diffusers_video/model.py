@@ -157,7 +157,7 @@ class DiffusersVideo(ABC):
     @cached_property
     def adapters(self) -> Adapters:
         """The LoRAs of the job at work."""
-        return Adapters(self.networks, self.layout.family)
+        return Adapters(self.networks, self.layout)
 
     @cached_property
     def context(self) -> SplitTokens:

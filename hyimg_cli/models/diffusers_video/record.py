@@ -1,6 +1,7 @@
 """HunyuanVideo-1.5 and Wan, in diffusers' layout, as a family."""
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,6 @@ from hyimg_cli.loading.checkpoint import TensorInfo, tensor_index
 from hyimg_cli.models.diffusers_video.card import video_card
 from hyimg_cli.models.diffusers_video.layout import is_video_checkpoint, read_layout
 from hyimg_cli.models.diffusers_video.lengths import check_texts
-from hyimg_cli.models.diffusers_video.lora_names import check_loras
 from hyimg_cli.models.family import Family
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import VideoJob
@@ -27,7 +27,10 @@ class DiffusersFolder:
 
     def check(self, job: VideoJob) -> None:
         check_texts(job, self.folder, self.card)
-        check_loras(job, self.folder)
+        if job.lora and find_spec("diffusers"):
+            from hyimg_cli.models.diffusers_video.lora import check_loras  # imports torch
+
+            check_loras(job, read_layout(self.folder))
 
     def load(self, choice: ModelChoice, *, is_fast: bool) -> "LatentVideoModel":
         require("diffusers", "av")
