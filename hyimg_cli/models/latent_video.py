@@ -1,24 +1,41 @@
-"""Protocols of a video model: embed prompts and pictures, denoise latents, decode frames.
+"""A video model: embed prompts and pictures, denoise latents, decode frames.
 
-No base class: a family offers these methods. Everything that one job leaves behind lives in its
-`VideoDenoiser`, which is made anew for each job, so no job can be hurt by the one before.
+What families have in common is `LatentVideoModel`. Everything that one job leaves behind lives in
+its `VideoDenoiser`, which is made anew for each job, so no job can be hurt by the one before.
 """
 
 # Legend: C channel, F latent frames, Y X latent rows and columns, H W pixels, T frames
+import gc
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeGuard, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
+from hyimg_cli.models.latent_decode import (
+    LatentDecoder,
+    LocalDecoder,
+    VideoVae,
+    frames_by,
+    refuse_infinite,
+    smaller_tilings,
+    tiling_of,
+)
 from hyimg_cli.settings.run import DecodeTiles
 from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.options import Fit
-from hyimg_cli.tiling.decode import TiledVae
+
+if TYPE_CHECKING:
+    from hyimg_cli.models.diffusers_video.context import SplitTokens
+    from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
+    from hyimg_cli.models.diffusers_video.start import StartEncoder
+    from hyimg_cli.models.diffusers_video.weights import LoadTarget
 
 # One guidance branch of one job: latents [1, C, F, Y, X] and timestep [1] to its velocity.
 Branch = Callable[[Tensor, Tensor], Tensor]
@@ -111,13 +128,6 @@ class ConditionEncoder(Protocol[Item]):
         """Count how often each encoder ran since the checkpoint was opened."""
 
 
-class PictureEncoder(ConditionEncoder[ImageConditioning], Protocol):
-    """The encoders of start pictures; the VAE among them stays with the model."""
-
-    def views(self, job: VideoJob, digests: Sequence[str]) -> tuple[ImageConditioning, ...]:
-        """The job's pictures as the transformer reads them; `digests` are those of its files."""
-
-
 PromptEncoder = ConditionEncoder[str]
 
 
@@ -147,79 +157,53 @@ class VideoDenoiser(Protocol):
         """Stand behind step `index - 1` as `state` was taken there."""
 
 
-class LatentDecoder(Protocol):
-    """Turns latents in the VAE's own scale into pixels."""
+class LatentVideoModel(ABC):
+    """A loaded checkpoint: its networks are read at their first use, or when it is asked. Methods
+    raise JobError for what a job asks wrongly. `decoder` may be replaced from outside.
+    """
 
-    def decode(self, latents_BCFYX: Tensor, tiling: TileRule | None) -> Iterator[Tensor]:
-        """Pixels in about -1..1, [B, 3, t, H, W], in pieces as they come; without `tiling`
-        whole.
-        """
+    def __init__(
+        self,
+        card: VideoCard,
+        layout: "CheckpointLayout",
+        place: "LoadTarget",
+        *,
+        parameter_count: int,
+        tiles: DecodeTiles,
+    ) -> None:
+        """`parameter_count`: of every component, loaded or not. `tiles`: of a decode."""
+        self.card, self.layout, self.place, self.tiles = card, layout, place, tiles
+        self.parameter_count = parameter_count
+        self.device, self.device_name = place.device, str(place.device)
+        self.dtype_name = place.dtype_name
+        self.decoder: LatentDecoder = LocalDecoder(lambda: self.vae)
+        self._is_off_device = False
 
+    @abstractmethod
+    def new_prompts(self) -> PromptEncoder:
+        """The text encoders; no weight is read."""
 
-class VideoVae(TiledVae, Protocol):
-    """A VAE in the pieces that a tiled decode is made of."""
+    @abstractmethod
+    def new_pictures(self) -> "StartEncoder":
+        """The encoder of pictures that a job starts from; no weight is read."""
 
-    @property
-    def module(self) -> Any:
-        """The library's autoencoder."""
+    @abstractmethod
+    def new_vae(self) -> VideoVae:
+        """The VAE, read now."""
 
-    def stream(self, latents_BCFYX: Tensor) -> Iterator[Tensor]:
-        """What `decode_tile` gives, in pieces as they come: one where it needs all frames."""
+    @abstractmethod
+    def new_networks(self) -> list[Any]:
+        """The transformers, read now: one, or the high-noise one and the low-noise one."""
 
-    def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
-        """A denoiser's latents in the VAE's scale and dtype, on its device."""
-
-    def encoded(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
-        """Frames in -1..1 as latents in the denoiser's scale."""
-
-
-class LatentVideoModel(Protocol):
-    """A video model. Methods raise JobError for what a job asks wrongly."""
-
-    @property
-    def card(self) -> VideoCard: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def device_name(self) -> str: ...
-
-    @property
-    def dtype_name(self) -> str: ...
-
-    @property
-    def parameter_count(self) -> int: ...
-
-    @property
-    def prompts(self) -> PromptEncoder: ...
-
-    @property
-    def vae(self) -> VideoVae:
-        """Alone in memory where nothing else was asked for yet."""
-
-    def load_weights(self) -> None:
-        """Read the transformer and the VAE now; without it, the first job does."""
-
-    def load_transformer(self) -> None:
-        """Read the transformer alone: all that a branch needs."""
-
-    def release_transformer(self) -> None:
-        """Take the transformer off the device; the next job's branches bring it back."""
-
+    @abstractmethod
     def sigmas(self, job: VideoJob) -> tuple[float, ...]:
         """Noise levels that the job's steps begin at, from 1 down."""
 
+    @abstractmethod
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         """The strings whose embeddings the job needs: its prompt, and under CFG the negative."""
 
-    def notes(self, job: VideoJob) -> tuple[str, ...]:
-        """What the job's line is to tell of its inputs, prompts and pictures apart."""
-
-    @property
-    def pictures(self) -> PictureEncoder:
-        """The encoder of pictures that a job starts from."""
-
+    @abstractmethod
     def denoiser(
         self,
         job: VideoJob,
@@ -228,60 +212,94 @@ class LatentVideoModel(Protocol):
     ) -> VideoDenoiser:
         """A fresh denoiser; `embeddings` by text, as `texts` names them, `start` by kind."""
 
+    def notes(self, job: VideoJob) -> tuple[str, ...]:
+        """What the job's line is to tell of its inputs, prompts and pictures apart."""
+        return ()
+
+    @cached_property
+    def prompts(self) -> PromptEncoder:
+        return self.new_prompts()
+
+    @cached_property
+    def pictures(self) -> "StartEncoder":
+        return self.new_pictures()
+
+    @cached_property
+    def vae(self) -> VideoVae:
+        """Alone in memory where nothing else was asked for yet."""
+        return self.new_vae()
+
+    @cached_property
+    def networks(self) -> list[Any]:
+        return self.new_networks()
+
+    def load_weights(self) -> None:
+        """Read the transformer and the VAE now; without it, the first job does."""
+        self.load_transformer()
+        _ = self.vae
+
+    def load_transformer(self) -> None:
+        """Read the transformer alone: all that a branch needs."""
+        _ = self.networks
+
+    def release_transformer(self) -> None:
+        """Move the transformer to main memory; the next job brings it back."""
+        self.place.release()
+        if self.place.offload is None:
+            for network in self.__dict__.get("networks", ()):
+                network.to("cpu")
+                self._is_off_device = True
+        gc.collect()
+
+    def bring_back_transformer(self) -> None:
+        """Undo `release_transformer`."""
+        if self._is_off_device:
+            for network in self.networks:
+                network.to(self.device)
+        self._is_off_device = False
+
     def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterable[tuple[DecodeTiles, TileRule]]:
         """Tilings that cut the latents smaller than the model's decode does, largest tiles first;
         each with the word that asks for it.
         """
+        return smaller_tilings(self.vae.tiling, latents_BCFYX, self.tiles)
 
+    @torch.no_grad()
     def decode_latents(
         self, latents_BCFYX: Tensor, tiling: TileRule | None = None
     ) -> Iterator[np.ndarray]:
         """Frames in order, in pieces of RGB uint8 [T, H, W, 3] as they come; `tiling`: instead of
-        the model's own, other pixels near borders of tiles. Raises JobError where not finite.
+        the model's own, other pixels near borders of tiles. Raises OutputError, a JobError, where
+        they are not finite.
         """
+        refuse_infinite(latents_BCFYX)
+        self.place.bring(self.vae.module)
+        tiling = tiling or tiling_of(self.vae.tiling, self.tiles)
+        return frames_by(self.decoder, self.vae.unscaled(latents_BCFYX), tiling)
 
 
-class ClipsModel(LatentVideoModel, Protocol):
+class ClipsModel(LatentVideoModel):
     """A video model that denoises several clips of one size, length and schedule together."""
 
+    @abstractmethod
     def denoiser_of(
         self, clips: Sequence[tuple[VideoJob, PromptEmbedding, Tensor]]
     ) -> VideoDenoiser:
         """Of clips, each with its text and its picture's latents; steps take [B, C, F, Y, X]."""
 
 
-class SharedContext(Protocol):
-    """A model's transformers as ranks share the tokens of a forward."""
-
-    def split(self, ranks: int) -> None:
-        """From here on a forward is one of all ranks; each calls this."""
-
-    def whole(self) -> None:
-        """Undo `split`."""
-
-    def forget(self) -> None:
-        """The ranks are gone: the next `split` is with others."""
-
-
-class SpreadModel(LatentVideoModel, Protocol):
-    """A video model whose guidance and decode can be spread over ranks: both may be replaced."""
-
-    @property
-    def context(self) -> SharedContext: ...
+class SpreadModel(LatentVideoModel):
+    """A video model whose guidance and decode can be spread over ranks. `branch_runner`, which
+    evaluates a job's guidance branches, is asked for once a job and may be replaced from outside.
+    """
 
     branch_runner: Callable[[], BranchRunner]
-    decoder: LatentDecoder
 
+    @property
+    @abstractmethod
+    def context(self) -> "SplitTokens":
+        """The transformers as ranks share the tokens of a forward."""
+
+    @abstractmethod
     def branch(self, inputs: BranchInputs) -> Branch:
         """One branch of one job, its constants computed and its step cache empty."""
-
-
-# Asked of the class: asking a model whether it has a property would load what that gives.
-def takes_clips(model: LatentVideoModel) -> TypeGuard[ClipsModel]:
-    """True if several clips may be denoised together."""
-    return hasattr(type(model), "denoiser_of")
-
-
-def can_be_spread(model: LatentVideoModel) -> TypeGuard[SpreadModel]:
-    """True if guidance and decode may be spread over ranks."""
-    return hasattr(type(model), "branch")

@@ -32,7 +32,6 @@ from hyimg_cli.media import video
 from hyimg_cli.memory import available
 from hyimg_cli.memory.fit import need
 from hyimg_cli.models import registry
-from hyimg_cli.models.latent_video import can_be_spread, takes_clips
 from hyimg_cli.settings.run import (
     BatchConfig,
     CacheConfig,
@@ -396,14 +395,6 @@ def test_a_plan_that_only_decodes_loads_no_more_until_another_needs_it(
         assert sum(isinstance(event, ModelLoaded) for event in events) == 1
         assert outcomes["new"].denoise_steps == 4
     assert len(studios.models) == 1
-
-
-def test_what_a_model_can_do_is_asked_of_its_class() -> None:
-    """To ask the model itself would load its VAE, before its job needs it."""
-    model = FakeVideo("tiny-video")
-    assert not takes_clips(model)
-    assert not can_be_spread(model)
-    assert model.log == []
 
 
 def test_what_the_prompt_lost_is_told_by_a_job_that_is_only_decoded(tmp_path: Path) -> None:

@@ -83,7 +83,8 @@ def _misfit_of(path: Path, _changed: int, part: Component, family: str) -> str:
     try:
         _refuse_misfits(_pairs(path, None, family)[0], part, path)
     except CheckpointError as error:
-        return error.what
+        is_misfit = error.code == "lora.no-match"
+        return error.what if is_misfit else f"the LoRA {path.name} does not fit: {error.what}"
     return ""
 
 

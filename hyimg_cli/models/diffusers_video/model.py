@@ -1,15 +1,13 @@
 """A loaded video checkpoint as the engine knows it; a family is a subclass of `DiffusersVideo`."""
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, T H W pixels
-import gc
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Mapping
 from functools import cache, cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
@@ -18,13 +16,6 @@ from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import JobError
 from hyimg_cli.models.diffusers_video.branches import LocalBranches, RunningBranches, inputs_of
 from hyimg_cli.models.diffusers_video.context import SplitTokens
-from hyimg_cli.models.diffusers_video.decode import (
-    LocalDecoder,
-    frames_by,
-    refuse_infinite,
-    smaller_tilings,
-    tiling_of,
-)
 from hyimg_cli.models.diffusers_video.denoising import Denoiser, Velocity, forget_step_cache
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.lora import Adapters, left_out
@@ -35,26 +26,18 @@ from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.models.latent_video import (
     Branch,
     BranchInputs,
-    BranchRunner,
-    LatentDecoder,
     PromptEmbedding,
-    PromptEncoder,
+    SpreadModel,
     VideoDenoiser,
-    VideoVae,
 )
 from hyimg_cli.models.lora_files import lora_file
-from hyimg_cli.settings.run import DecodeTiles, ModelChoice
-from hyimg_cli.spec.card import TileRule, VideoCard
+from hyimg_cli.settings.run import ModelChoice
+from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
 
 
-class DiffusersVideo(ABC):
-    """One checkpoint, as `LatentVideoModel`: its networks are loaded at their first use, or when it
-    is asked.
-
-    Two parts may be replaced from outside: `branch_runner`, what evaluates a job's guidance
-    branches (asked for once a job), and `decoder`, what turns the VAE's latents into pixels.
-    """
+class DiffusersVideo(SpreadModel):
+    """A checkpoint whose networks and schedulers are the library's."""
 
     # Whether sigmas are a straight line, not spaced by the scheduler's own rule.
     has_linear_sigmas: bool
@@ -68,27 +51,16 @@ class DiffusersVideo(ABC):
         parameter_count: int,
         choice: ModelChoice,
     ) -> None:
-        """`parameter_count`: of every component, loaded or not. `choice`: how the transformer is
-        held and run, and whether latents are decoded in tiles.
+        """`choice`: how the transformer is held and run, and whether latents are decoded in
+        tiles.
         """
-        self.card, self.layout, self.place, self.choice = card, layout, place, choice
-        self.parameter_count = parameter_count
+        is_cut = choice.tiles_videos and choice.decode_tiles == "auto"
+        tiles = "own" if is_cut else choice.decode_tiles
+        super().__init__(card, layout, place, parameter_count=parameter_count, tiles=tiles)
+        self.choice = choice
         # Looked at once, however many jobs have the file.
         self._left_out = cache(left_out)
-        self.branch_runner: Callable[[], BranchRunner] = lambda: LocalBranches(self.branch)
-        self.is_tiled, self.tiles = choice.tiles_videos, choice.decode_tiles
-        if self.is_tiled and self.tiles == "auto":
-            self.tiles = "own"
-        self._is_off_device = False
-        self.decoder: LatentDecoder = LocalDecoder(lambda: self.vae)
-
-    @abstractmethod
-    def new_prompts(self) -> PromptEncoder:
-        """The text encoders; no weight is read."""
-
-    @abstractmethod
-    def new_vae(self) -> VideoVae:
-        """The VAE, read now."""
+        self.branch_runner = lambda: LocalBranches(self.branch)
 
     def finished(self, latents_BCFYX: Tensor, start: Mapping[str, Tensor]) -> Tensor:
         """The last step's latents as they are decoded."""
@@ -116,40 +88,11 @@ class DiffusersVideo(ABC):
         """A transformer that was just read, as the family runs it."""
         return network
 
-    @property
-    def device(self) -> torch.device:
-        return self.place.device
+    def new_pictures(self) -> StartEncoder:
+        place = self.place.in_float32() if self.card.has_float32_vae else self.place
+        return StartEncoder(self.layout, place, lambda: self.vae, is_tiled=self.choice.tiles_videos)
 
-    @property
-    def device_name(self) -> str:
-        return str(self.device)
-
-    @property
-    def dtype_name(self) -> str:
-        return self.place.dtype_name
-
-    @cached_property
-    def prompts(self) -> PromptEncoder:
-        return self.new_prompts()
-
-    @cached_property
-    def pictures(self) -> StartEncoder:
-        return StartEncoder(
-            self.layout, self.encoder_place, lambda: self.vae, is_tiled=lambda: self.is_tiled
-        )
-
-    @property
-    def encoder_place(self) -> LoadTarget:
-        """Where the image encoder works."""
-        return self.place
-
-    @cached_property
-    def vae(self) -> VideoVae:
-        return self.new_vae()
-
-    @cached_property
-    def networks(self) -> list[Any]:
-        """The transformer, or the high-noise one and the low-noise one."""
+    def new_networks(self) -> list[Any]:
         found = (self.layout.components.get(name) for name in ("transformer", "transformer_2"))
         loaded = (load_network(part, self.place, self.choice) for part in found if part)
         return [finish_network(self.prepared(one), self.place, self.choice) for one in loaded]
@@ -164,30 +107,6 @@ class DiffusersVideo(ABC):
         """The transformers as ranks share their tokens."""
         by_token = self.layout.expands_timesteps
         return SplitTokens(self.networks, self.device, by_token=by_token)
-
-    def load_weights(self) -> None:
-        """Read the transformer and the VAE now, not at the first job."""
-        self.load_transformer()
-        _ = self.vae
-
-    def load_transformer(self) -> None:
-        """Read the transformer alone: all that a branch needs."""
-        _ = self.networks
-
-    def release_transformer(self) -> None:
-        """Move the transformer to main memory; the next job's branches bring it back."""
-        self.place.release()
-        if self.place.offload is None:
-            for network in self.__dict__.get("networks", ()):
-                network.to("cpu")
-                self._is_off_device = True
-        gc.collect()
-
-    def _bring_back(self) -> None:
-        if self._is_off_device:
-            for network in self.networks:
-                network.to(self.device)
-        self._is_off_device = False
 
     def sigmas(self, job: VideoJob) -> tuple[float, ...]:
         return tuple(round(sigma, 6) for sigma in self.schedule(job).sigmas[:-1])
@@ -226,7 +145,7 @@ class DiffusersVideo(ABC):
 
     @torch.no_grad()
     def branch(self, inputs: BranchInputs) -> Branch:
-        self._bring_back()
+        self.bring_back_transformer()
         if inputs.job.lora or "adapters" in self.__dict__:
             # Layers come and go with the weights in main memory.
             self.place.release()
@@ -248,19 +167,6 @@ class DiffusersVideo(ABC):
             is_linear=self.has_linear_sigmas,
             is_euler=job.scheduler == "euler",
         )
-
-    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[tuple[DecodeTiles, TileRule]]:
-        return smaller_tilings(self.vae.tiling, latents_BCFYX, self.tiles)
-
-    @torch.no_grad()
-    def decode_latents(
-        self, latents_BCFYX: Tensor, tiling: TileRule | None = None
-    ) -> Iterator[np.ndarray]:
-        """Raises OutputError, a JobError, where the video is not finite."""
-        refuse_infinite(latents_BCFYX)
-        self.place.bring(self.vae.module)
-        tiling = tiling or tiling_of(self.vae.tiling, self.tiles)
-        return frames_by(self.decoder, self.vae.unscaled(latents_BCFYX), tiling)
 
     def _noise(self, job: VideoJob) -> Tensor:
         """Drawn on the CPU in the dtype that the pipeline draws in: another dtype, other noise."""

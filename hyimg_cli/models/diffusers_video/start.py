@@ -19,12 +19,12 @@ from hyimg_cli.media.images import Pixels, SourceImage, crop_to, read_image, str
 from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder, installed
 from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, CheckpointLayout
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
+from hyimg_cli.models.latent_decode import VideoVae
 from hyimg_cli.models.latent_video import (
     LATENTS,
     TOKENS,
     ImageConditioning,
     PromptEmbedding,
-    VideoVae,
 )
 from hyimg_cli.spec.job import VideoJob
 
@@ -73,7 +73,7 @@ class StartEncoder(CheckpointEncoder):
         place: LoadTarget,
         vae: Callable[[], VideoVae],
         *,
-        is_tiled: Callable[[], bool],
+        is_tiled: bool,
     ) -> None:
         """`place` is that of the image encoder; the VAE is the model's own."""
         super().__init__(layout, place)
@@ -99,7 +99,7 @@ class StartEncoder(CheckpointEncoder):
                 "files": self.identity(self.rule.image_encoder, self.rule.processor),
             }
         else:
-            how = {"files": self.identity("vae"), "tiled": self._is_tiled()}
+            how = {"files": self.identity("vae"), "tiled": self._is_tiled}
         return self.digest_of(
             kind=view.kind,
             images=[image for _, image in view.images],
@@ -156,7 +156,7 @@ class StartEncoder(CheckpointEncoder):
         vae = self._vae()
         self.place.bring(vae.module)
         self.runs["vae"] += 1
-        latents_CFYX = vae.encoded(frames_BCTHW, is_tiled=self._is_tiled())[0].cpu().clone()
+        latents_CFYX = vae.encoded(frames_BCTHW, is_tiled=self._is_tiled)[0].cpu().clone()
         if len(pictures) == 1:
             self._longest = view, latents_CFYX
         return latents_CFYX

@@ -18,7 +18,33 @@ from torch import Tensor
 from hyimg_cli.spec.card import TileRule
 
 
-class HunyuanVae:
+class CausalVae:
+    """What both autoencoders have in common: the first latent frame gives one frame, every other
+    `stride`.
+    """
+
+    def __init__(self, module: Any, tiling: TileRule, stride: int) -> None:
+        self.module, self.tiling, self._stride = module, tiling, stride
+
+    @property
+    def tile_channels(self) -> int:
+        """Channels of what `decode_tile` returns: a patch's pixels are still channels."""
+        return int(self.module.config.out_channels)
+
+    def tile_frames(self, latent_frames: int) -> int:
+        """Frames decoded from `latent_frames`."""
+        return (latent_frames - 1) * self._stride + 1
+
+    @torch.no_grad()
+    def most_likely(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
+        """The mode of what the library's encoder says; tiled like the decode, or whole."""
+        vae = self.module
+        (vae.enable_tiling if is_tiled else vae.disable_tiling)()
+        latents: Tensor = vae.encode(pixels_BCTHW.to(vae.device, vae.dtype)).latent_dist.mode()
+        return latents
+
+
+class HunyuanVae(CausalVae):
     """AutoencoderKLHunyuanVideo15: one factor, all frames of a tile decoded at once.
 
     Its mid block's mask is made by `causal_mask`: the same values, without the library's loop of
@@ -26,13 +52,13 @@ class HunyuanVae:
     """
 
     def __init__(self, module: Any) -> None:
-        self.module = vae = module
-        for attention in vae.decoder.mid_block.attentions:
+        for attention in module.decoder.mid_block.attentions:
             if attention is not None:
                 attention.prepare_causal_attention_mask = causal_mask
-        tile = vae.tile_latent_min_height
-        stride = int(tile * (1 - vae.tile_overlap_factor))
-        self.tiling = TileRule(tile, stride, vae.spatial_compression_ratio)
+        tile = module.tile_latent_min_height
+        stride = int(tile * (1 - module.tile_overlap_factor))
+        tiling = TileRule(tile, stride, module.spatial_compression_ratio)
+        super().__init__(module, tiling, module.temporal_compression_ratio)
 
     def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
         latents = latents_BCFYX.to(self.module.device, self.module.dtype)
@@ -42,16 +68,7 @@ class HunyuanVae:
     def encoded(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
         """Frames in -1..1 as latents in the denoiser's scale."""
         factor: float = self.module.config.scaling_factor
-        return _most_likely(self.module, pixels_BCTHW, is_tiled=is_tiled) * factor
-
-    def tile_frames(self, latent_frames: int) -> int:
-        """Frames decoded from `latent_frames`: the first latent frame gives one, others more."""
-        return _causal_frames(latent_frames, self.module.temporal_compression_ratio)
-
-    @property
-    def tile_channels(self) -> int:
-        """Channels of what `decode_tile` returns."""
-        return int(self.module.config.out_channels)
+        return self.most_likely(pixels_BCTHW, is_tiled=is_tiled) * factor
 
     @torch.no_grad()
     def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
@@ -68,17 +85,17 @@ class HunyuanVae:
         return merged_BCTHW
 
 
-class WanVae:
+class WanVae(CausalVae):
     """AutoencoderKLWan: mean and deviation by channel, frame by frame through a feature cache,
     patches put together at the end.
     """
 
     def __init__(self, module: Any) -> None:
-        self.module = vae = module
-        self.patch = int(vae.config.patch_size or 1)
-        cell = vae.spatial_compression_ratio
-        tile, stride = vae.tile_sample_min_height // cell, vae.tile_sample_stride_height // cell
-        self.tiling = TileRule(tile, stride, cell // self.patch)
+        self.patch = int(module.config.patch_size or 1)
+        cell = module.spatial_compression_ratio
+        tile, step = module.tile_sample_min_height, module.tile_sample_stride_height
+        tiling = TileRule(tile // cell, step // cell, cell // self.patch)
+        super().__init__(module, tiling, 2 ** sum(module.temperal_upsample))
 
     def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
         latents = latents_BCFYX.to(self.module.device, self.module.dtype)
@@ -91,22 +108,13 @@ class WanVae:
     def encoded(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
         """Frames in -1..1 as latents in the denoiser's scale, in float32 as in the pipeline."""
         with _feature_cache(self.module):
-            found = _most_likely(self.module, pixels_BCTHW, is_tiled=is_tiled).float()
+            found = self.most_likely(pixels_BCTHW, is_tiled=is_tiled).float()
         config = self.module.config
         inverse = 1.0 / self._by_channel(config.latents_std, torch.float32)
         return (found - self._by_channel(config.latents_mean, torch.float32)) * inverse
 
     def _by_channel(self, values: list[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values).view(1, -1, 1, 1, 1).to(self.module.device, dtype)
-
-    def tile_frames(self, latent_frames: int) -> int:
-        """Frames decoded from `latent_frames`."""
-        return _causal_frames(latent_frames, 2 ** sum(self.module.temperal_upsample))
-
-    @property
-    def tile_channels(self) -> int:
-        """Channels of what `decode_tile` returns: a patch's pixels are still channels."""
-        return int(self.module.config.out_channels)
 
     @torch.no_grad()
     def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
@@ -147,22 +155,6 @@ def _feature_cache(vae: Any) -> Iterator[None]:
         vae.clear_cache()
 
 
-@torch.no_grad()
-def _most_likely(vae: Any, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
-    """The mode of what the library's encoder says; tiled like the decode, or whole."""
-    tile(vae, is_tiled)
-    latents: Tensor = vae.encode(pixels_BCTHW.to(vae.device, vae.dtype)).latent_dist.mode()
-    return latents
-
-
-def tile(vae: Any, is_tiled: bool) -> None:
-    """Have the library's autoencoder work in tiles, or whole."""
-    if is_tiled:
-        vae.enable_tiling()
-    else:
-        vae.disable_tiling()
-
-
 def causal_mask(
     n_frame: int, n_hw: int, dtype: torch.dtype, device: torch.device, batch_size: int | None = None
 ) -> Tensor:
@@ -181,7 +173,3 @@ def _causal_mask(n_frame: int, n_hw: int, dtype: torch.dtype, device: torch.devi
     frame_S = torch.arange(n_frame, device=device).repeat_interleave(n_hw)
     mask_SS = torch.zeros(len(frame_S), len(frame_S), dtype=dtype, device=device)
     return mask_SS.masked_fill_(frame_S[:, None] < frame_S, float("-inf"))
-
-
-def _causal_frames(latent_frames: int, stride: int) -> int:
-    return (latent_frames - 1) * stride + 1

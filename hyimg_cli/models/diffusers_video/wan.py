@@ -17,7 +17,7 @@ from hyimg_cli.models.diffusers_video.prompts_wan import TEXT, WanPrompts
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.start import frame_mask
 from hyimg_cli.models.diffusers_video.vaes import WanVae
-from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_weights
+from hyimg_cli.models.diffusers_video.weights import load_weights
 from hyimg_cli.models.latent_video import (
     LATENTS,
     TOKENS,
@@ -41,11 +41,6 @@ class Wan(DiffusersVideo):
     def new_vae(self) -> WanVae:
         """In float32 whatever the transformer's dtype, as the authors' own examples load it."""
         return WanVae(load_weights(self.layout.components["vae"], self.place.in_float32()))
-
-    @property
-    def encoder_place(self) -> LoadTarget:
-        """In float32, too, as the authors' own examples load it."""
-        return self.place.in_float32()
 
     def finished(self, latents_BCFYX: Tensor, start: Mapping[str, Tensor]) -> Tensor:
         """The 5B model keeps the picture itself for the first latent frame."""

@@ -2,39 +2,31 @@
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, N text tokens, M width,
 # T H W pixels
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.models.diffusers_video.decode import (
-    LocalDecoder,
-    frames_by,
-    refuse_infinite,
-    smaller_tilings,
-    tiling_of,
-)
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.loading import place_of
 from hyimg_cli.models.diffusers_video.prompts_wan import TEXT, WanPrompts
 from hyimg_cli.models.diffusers_video.start import frame_mask
 from hyimg_cli.models.diffusers_video.vaes import WanVae
-from hyimg_cli.models.diffusers_video.weights import LoadTarget, check_weights, load_weights
-from hyimg_cli.models.latent_video import LATENTS, PromptEmbedding
+from hyimg_cli.models.diffusers_video.weights import check_weights, load_weights
+from hyimg_cli.models.latent_video import LATENTS, ClipsModel, PromptEmbedding
 from hyimg_cli.models.lingbot_world.denoising import ChunkDenoiser, ClipInputs, drawn
 from hyimg_cli.models.lingbot_world.jobs import check_shape
 from hyimg_cli.models.lingbot_world.layout import TRANSFORMER, network_shape
 from hyimg_cli.models.lingbot_world.network import LingBotNetwork
+from hyimg_cli.models.lingbot_world.network_shape import NetworkShape
 from hyimg_cli.models.lingbot_world.poses import camera_path
 from hyimg_cli.models.lingbot_world.schedule import levels
 from hyimg_cli.models.lingbot_world.start import LingBotStart
 from hyimg_cli.models.lingbot_world.weights import check_network, load_network
-from hyimg_cli.settings.run import DecodeTiles, ModelChoice
-from hyimg_cli.spec.card import TileRule, VideoCard
+from hyimg_cli.settings.run import ModelChoice
+from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
 
 
@@ -58,80 +50,33 @@ def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "Lin
     return LingBotWorld(card, layout, place, parameter_count=count, tiles=choice.decode_tiles)
 
 
-class LingBotWorld:
-    """One checkpoint, as `LatentVideoModel`: its parts are loaded at their first use, or when it is
-    asked.
-    """
-
-    def __init__(
-        self,
-        card: VideoCard,
-        layout: CheckpointLayout,
-        place: LoadTarget,
-        *,
-        parameter_count: int,
-        tiles: DecodeTiles,
-    ) -> None:
-        """`tiles`: of a decode."""
-        self.tiles = tiles
-        self.card, self.layout, self.place = card, layout, place
-        self.parameter_count = parameter_count
-        self.shape = network_shape(layout)
+class LingBotWorld(ClipsModel):
+    """A checkpoint whose transformer is our own; text encoder and VAE are Wan's."""
 
     @property
-    def device(self) -> torch.device:
-        return self.place.device
+    def shape(self) -> NetworkShape:
+        return network_shape(self.layout)
 
-    @property
-    def device_name(self) -> str:
-        return str(self.device)
-
-    @property
-    def dtype_name(self) -> str:
-        return self.place.dtype_name
-
-    @cached_property
-    def prompts(self) -> WanPrompts:
+    def new_prompts(self) -> WanPrompts:
         prompts = WanPrompts(self.layout, self.place)
         prompts.max_tokens = self.shape.text_len
         return prompts
 
-    @cached_property
-    def pictures(self) -> LingBotStart:
+    def new_pictures(self) -> LingBotStart:
         place = self.place.in_float32()
-        return LingBotStart(self.layout, place, lambda: self.vae, is_tiled=lambda: False)
+        return LingBotStart(self.layout, place, lambda: self.vae, is_tiled=False)
 
-    @cached_property
-    def vae(self) -> WanVae:
+    def new_vae(self) -> WanVae:
         return WanVae(load_weights(self.layout.components["vae"], self.place.in_float32()))
 
-    @cached_property
-    def network(self) -> LingBotNetwork:
-        return load_network(self.layout.components[TRANSFORMER], self.shape, self.place)
-
-    def load_weights(self) -> None:
-        """Read the transformer and the VAE now, not at the first job."""
-        self.load_transformer()
-        _ = self.vae
-
-    def load_transformer(self) -> None:
-        """Read the transformer alone."""
-        _ = self.network
-
-    def release_transformer(self) -> None:
-        """Move the transformer to main memory; the next job brings it back."""
-        self.place.release()
-        if self.place.offload is None and "network" in self.__dict__:
-            self.network.to("cpu")
+    def new_networks(self) -> list[LingBotNetwork]:
+        return [load_network(self.layout.components[TRANSFORMER], self.shape, self.place)]
 
     def sigmas(self, job: VideoJob) -> tuple[float, ...]:
         return tuple(round(level.sigma, 6) for level in levels(job.flow_shift))
 
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         return (job.prompt,)
-
-    def notes(self, job: VideoJob) -> tuple[str, ...]:
-        return ()
 
     def denoiser(
         self,
@@ -151,29 +96,13 @@ class LingBotWorld:
         first = clips[0][0]
         assert self.card.chunks is not None, "the model works in chunks"
         check_shape(first, self.card, self.card.chunks, self.shape.rope_max_seq_len)
-        if self.place.offload is None:
-            self.network.to(self.device)
-        self.place.bring(self.network)
+        self.bring_back_transformer()
+        network: LingBotNetwork = self.networks[0]
+        self.place.bring(network)
         # Fewer are asked for by a prewarm alone.
         used = levels(first.flow_shift)[: first.num_inference_steps]
         inputs = [self._inputs(*clip, levels=len(used)) for clip in clips]
-        return ChunkDenoiser(self.network, inputs, used, first.size)
-
-    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[tuple[DecodeTiles, TileRule]]:
-        return smaller_tilings(self.vae.tiling, latents_BCFYX, self.tiles)
-
-    @torch.no_grad()
-    def decode_latents(
-        self, latents_BCFYX: Tensor, tiling: TileRule | None = None
-    ) -> Iterator[np.ndarray]:
-        """Frames as they are decoded, latent frame by latent frame, whole in height and width; in
-        tiles all at once.
-        """
-        refuse_infinite(latents_BCFYX)
-        self.place.bring(self.vae.module)
-        tiling = tiling or tiling_of(self.vae.tiling, self.tiles)
-        decoder = LocalDecoder(lambda: self.vae)
-        return frames_by(decoder, self.vae.unscaled(latents_BCFYX), tiling)
+        return ChunkDenoiser(network, inputs, used, first.size)
 
     def _inputs(
         self, job: VideoJob, text: PromptEmbedding, latents_CFYX: Tensor, *, levels: int

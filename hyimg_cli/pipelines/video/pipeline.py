@@ -25,12 +25,12 @@ from hyimg_cli.memory.refusals import refuse_unsplit_context
 from hyimg_cli.memory.room import peak_memory_mb, synchronize
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import (
+    ClipsModel,
+    ConditionEncoder,
     ImageConditioning,
     LatentVideoModel,
-    PictureEncoder,
     PromptEmbedding,
     PromptEncoder,
-    takes_clips,
 )
 from hyimg_cli.pipelines import outcomes
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
@@ -125,12 +125,12 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         stages = self._stages(self._prompts.of, self._pictures.of)
         waits, shares = partial(synchronize, [stages.model.device]), Shares()
         model, most = stages.model, self._config.batch.clips
-        for some in parts(jobs, most if takes_clips(model) else 1):
+        for some in parts(jobs, most if isinstance(model, ClipsModel) else 1):
             self._revive()
             works = [self._begin(job, folder, PhaseClock(started, waits, shares)) for job in some]
             yield from (JobStarted(job.custom_id) for job in some)
             done: dict[str, Denoised] = {}
-            if len(some) > 1 and takes_clips(model):
+            if len(some) > 1 and isinstance(model, ClipsModel):
                 done = yield from denoise_together(works, stages, model)
             for work in works:
                 with Attempt() as tried:
@@ -233,7 +233,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
     def _stages(
         self,
         embed: Callable[[PromptEncoder, str], PromptEmbedding],
-        see: Callable[[PictureEncoder, ImageConditioning], PromptEmbedding],
+        see: Callable[[ConditionEncoder[ImageConditioning], ImageConditioning], PromptEmbedding],
     ) -> VideoStages:
         model = self._resident()
 

@@ -18,13 +18,8 @@ from torch import Tensor
 
 from hyimg_cli.errors import MachineError
 from hyimg_cli.models import registry
-from hyimg_cli.models.latent_video import (
-    LatentDecoder,
-    LatentVideoModel,
-    SpreadModel,
-    VideoVae,
-    can_be_spread,
-)
+from hyimg_cli.models.latent_decode import LatentDecoder, VideoVae
+from hyimg_cli.models.latent_video import LatentVideoModel, SpreadModel
 from hyimg_cli.parallel.branches import ParallelBranches
 from hyimg_cli.parallel.ranks import DeviceKind, Rank, RankPool
 from hyimg_cli.pipelines.gpu_lock import ModelRanks
@@ -144,7 +139,7 @@ class SpreadDecoder:
 
 def spread(model: LatentVideoModel) -> SpreadModel:
     """The model, if ranks can share its work. Raises MachineError."""
-    if not can_be_spread(model):
+    if not isinstance(model, SpreadModel):
         raise MachineError(
             f"{model.card.name} has neither tiles nor guidance branches to share",
             hint="leave out --vae-patch-parallel-size, --cfg-parallel-size and "

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from hyimg_cli.errors import JobError, OutputError
 from hyimg_cli.models import registry
-from hyimg_cli.models.diffusers_video.decode import frames
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.diffusers_video.vaes import WanVae
+from hyimg_cli.models.latent_decode import frames
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import TileRule
 from hyimg_cli.spec.job import Size, VideoJob

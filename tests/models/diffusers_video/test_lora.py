@@ -215,7 +215,9 @@ def test_what_fits_no_layer_is_told_by_headers_alone(
     if name == "hunyuan":
         names = {"transformer_blocks.0.attn.to_q": "double_blocks.0.img_attn_q"}
     else:
-        names = {"blocks.0.attn1.to_q": "blocks.0.self_attn.q"}
+        # The library converts a file of musubi's only where its blocks are whole.
+        every = wan_layers(network).items()
+        names = {own: its for own, its in every if own.startswith("blocks.0.")}
     pairs = matrices(network, list(names))
     elsewhere = {key.replace(".0.", ".77."): value for key, value in pairs.items()}
     of_elsewhere = {k.replace(".0.", ".77."): v.replace(".0.", ".77.") for k, v in names.items()}
@@ -225,7 +227,7 @@ def test_what_fits_no_layer_is_told_by_headers_alone(
         good = write(tmp_path / f"{number}.safetensors", spelled(form, pairs, names))
         check_loras(replace(job, lora=(Lora(str(good), 1.0, place),)), read_layout(folder))
         bad = write(tmp_path / f"b{number}.safetensors", spelled(form, elsewhere, of_elsewhere))
-        with pytest.raises(JobError, match=r"does not fit: .* 77|does not fit: .*\.77\.") as caught:
+        with pytest.raises(JobError, match=r"does not fit.*77") as caught:
             check_loras(replace(job, lora=(Lora(str(bad), 1.0, place),)), read_layout(folder))
         assert (caught.value.code, caught.value.where) == ("job.lora-no-match", "lora")
     other = write(tmp_path / "wide.safetensors", spelled("library", wide, names))

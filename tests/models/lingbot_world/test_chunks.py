@@ -43,7 +43,7 @@ def clip_of(seed: int, text_seed: int = 0) -> ClipInputs:
 
 
 def denoiser_of(model: LingBotWorld, clips: Sequence[ClipInputs], **options: bool) -> ChunkDenoiser:
-    return ChunkDenoiser(model.network, clips, LEVELS, SIZE, **options)
+    return ChunkDenoiser(model.networks[0], clips, LEVELS, SIZE, **options)
 
 
 def frames_of(chunk: int) -> slice:
@@ -113,7 +113,7 @@ def test_every_pass_equals_a_masked_forward_of_the_clip_so_far(golden: LingBotWo
         if number < 4:
             stop = 3 * chunk + 3
             level, last = LEVELS[number], frames_of(chunk)
-            velocity = whole_forward(golden.network, clip, latents[:, :, :stop], level.timestep)
+            velocity = whole_forward(golden.networks[0], clip, latents[:, :, :stop], level.timestep)
             clean = latents[:, :, last] - level.sigma * velocity[:, :, last]
             if number < 3:
                 level, new = LEVELS[number + 1], clip.drawn.renoise_KLCFYX[chunk, number]
@@ -175,7 +175,7 @@ def test_a_chunks_camera_is_computed_once_to_the_same_bits(golden: LingBotWorld)
     hoisted, each = (
         denoiser_of(golden, [clip_of(5)], hoists_camera=hoists) for hoists in (True, False)
     )
-    runs, network = {True: 0, False: 0}, golden.network
+    runs, network = {True: 0, False: 0}, golden.networks[0]
     computed = network.camera
     for denoiser, hoists in ((hoisted, True), (each, False)):
 
@@ -216,7 +216,7 @@ def test_no_value_is_read_on_the_host_in_the_loop(golden: LingBotWorld) -> None:
 @pytest.mark.gpu
 @WITH_GPU
 def test_no_step_waits_for_the_gpu(golden: LingBotWorld) -> None:
-    network = golden.network.to("cuda")
+    network = golden.networks[0].to("cuda")
     try:
         denoiser = ChunkDenoiser(network, [clip_of(5)], LEVELS, SIZE)
         latents = denoiser.initial_latents()

@@ -236,7 +236,7 @@ def test_both_layouts_are_the_same_model(published: Path, tmp_path: Path) -> Non
     states = []
     for model in loaded:
         assert isinstance(model, LingBotWorld)
-        states.append(model.network.state_dict() | model.vae.module.state_dict())
+        states.append(model.networks[0].state_dict() | model.vae.module.state_dict())
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(values, states[1][name]) for name, values in states[0].items())
     assert loaded[0].prompts.key("a walk") == loaded[1].prompts.key("a walk")

@@ -114,7 +114,7 @@ def test_a_pass_over_a_filled_cache_and_its_clean_pass(golden: LingBotWorld) -> 
     given = {key[5:]: value for key, value in NUMBERS.items() if key.startswith("pass.")}
     text = torch.zeros(1, golden.shape.text_len, golden.shape.text_dim)
     text[0, : len(given["text_embeds"])] = given["text_embeds"]
-    network = golden.network
+    network = golden.networks[0]
     clip = network.clip(text, [825, 0], chunks=4, rows=4, columns=6)
     for layer in range(golden.shape.num_layers):
         clip.cache.keys_HSD[layer].copy_(given["filled.cache_k_before"][layer].transpose(0, 1))
@@ -194,7 +194,7 @@ def test_both_names_of_the_weights_give_the_same_network(
     golden: LingBotWorld, tmp_path: Path
 ) -> None:
     part = golden.layout.components["transformer"]
-    own = golden.network.state_dict()
+    own = golden.networks[0].state_dict()
     stored = load_file(part.folder / f"{part.stem}.safetensors")
     assert {original_name(name) for name in own} == set(stored)
     folder = tmp_path / "transformer"

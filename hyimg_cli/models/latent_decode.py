@@ -3,19 +3,43 @@
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, T H W pixels
 from collections.abc import Callable, Iterator
 from itertools import chain
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hyimg_cli.errors import MachineError, OutputError
-from hyimg_cli.models.latent_video import LatentDecoder, VideoVae
 from hyimg_cli.settings.run import DECODE_TILES, DecodeTiles
 from hyimg_cli.spec.card import TileRule
-from hyimg_cli.tiling.decode import decode_tiled
+from hyimg_cli.tiling.decode import TiledVae, decode_tiled
 from hyimg_cli.tiling.tiles import tile_plan
 
 PIECE_FRAMES = 8
+
+
+class LatentDecoder(Protocol):
+    """Turns latents in the VAE's own scale into pixels."""
+
+    def decode(self, latents_BCFYX: Tensor, tiling: TileRule | None) -> Iterator[Tensor]:
+        """Pixels in about -1..1, [B, 3, t, H, W], in pieces as they come; without `tiling`
+        whole.
+        """
+
+
+class VideoVae(TiledVae, Protocol):
+    """A VAE in the pieces that a tiled decode is made of; `module`: the library's autoencoder."""
+
+    module: Any
+
+    def stream(self, latents_BCFYX: Tensor) -> Iterator[Tensor]:
+        """What `decode_tile` gives, in pieces as they come: one where it needs all frames."""
+
+    def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
+        """A denoiser's latents in the VAE's scale and dtype, on its device."""
+
+    def encoded(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
+        """Frames in -1..1 as latents in the denoiser's scale."""
 
 
 class LocalDecoder:
