@@ -1,14 +1,13 @@
 """A job's guidance branches in this process, and the step-by-step business with any runner."""
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
-from hyimg_cli.models.latent_video import Branch, BranchInputs, BranchRunner, PromptEmbedding
-from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.models.latent_video import Branch, BranchInputs, BranchRunner
 
 
 class LocalBranches:
@@ -54,16 +53,3 @@ class RunningBranches:
         self._left = left[1:]
         self.velocities.keep(step, found)
         return found
-
-
-def inputs_of(
-    job: VideoJob,
-    texts: Sequence[str],
-    embeddings: Mapping[str, PromptEmbedding],
-    start: Mapping[str, Tensor],
-) -> list[BranchInputs]:
-    """A branch for each text: the conditional one, and under CFG that of the negative prompt."""
-    return [
-        BranchInputs(job, number, embeddings[text], start=start)
-        for number, text in enumerate(texts)
-    ]

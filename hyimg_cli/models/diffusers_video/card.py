@@ -4,7 +4,7 @@ What a checkpoint does not say itself is what its authors publish beside it: fra
 second, steps.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,16 @@ from hyimg_cli.loading.config import Config
 from hyimg_cli.models.diffusers_video.layout import (
     HUNYUAN_VIDEO15,
     CheckpointLayout,
+    Component,
     read_layout,
 )
 from hyimg_cli.models.diffusers_video.unsupported import refuse_unsupported
 from hyimg_cli.models.diffusers_video.work import (
-    hunyuan_blocks,
+    HUNYUAN_BLOCKS,
+    WAN_BLOCKS,
+    WAN_HEADS,
     hunyuan_forward,
-    wan_blocks,
     wan_forward,
-    wan_heads,
     wan_patch,
 )
 from hyimg_cli.spec.card import (
@@ -68,8 +69,8 @@ def counted(card: VideoCard, layout: CheckpointLayout) -> VideoCard:
         card,
         name=extra.text("name", folder.name),
         is_trained=extra.flag("trained", True),
-        component_bytes=_component_bytes(layout),
-        component_parameters=_component_parameters(layout),
+        component_bytes=_counted(layout, Component.stored_bytes),
+        component_parameters=_counted(layout, Component.parameters),
         defaults=_overridden(card.defaults, extra.table("defaults", {})),
     )
 
@@ -120,7 +121,7 @@ def _hunyuan(layout: CheckpointLayout, model: str) -> VideoCard:
         tiles=TileRule(tile, tile - tile // 4, cell),
         component_bytes=(),
         forward=hunyuan_forward(network),
-        blocks=hunyuan_blocks(network),
+        blocks=network.count("num_layers", HUNYUAN_BLOCKS),
         decode=_HUNYUAN_DECODE,
         start=start_rule(target, cell) if layout.starts_from_pictures else None,
         needs_start=layout.starts_from_pictures,
@@ -155,8 +156,8 @@ def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
         tiles=TileRule(tile, stride, cell),
         component_bytes=(),
         forward=wan_forward(network),
-        blocks=wan_blocks(network),
-        context_heads=wan_heads(network),
+        blocks=network.count("num_layers", WAN_BLOCKS),
+        context_heads=network.count("num_attention_heads", WAN_HEADS),
         decode=WAN_DECODE,
         start=_wan_start(layout),
         needs_start=layout.starts_from_pictures and not layout.expands_timesteps,
@@ -229,14 +230,12 @@ def _shift(layout: CheckpointLayout, key: str, otherwise: float) -> float:
     return layout.components["scheduler"].config().number(key, otherwise, above=0)
 
 
-def _component_bytes(layout: CheckpointLayout) -> tuple[tuple[str, int], ...]:
-    found = [(name, c.stored_bytes()) for name, c in layout.components.items() if c.has_weights]
-    return tuple((name, count) for name, count in found if count is not None)
-
-
-def _component_parameters(layout: CheckpointLayout) -> tuple[tuple[str, int], ...]:
-    found = [(name, c.parameters()) for name, c in layout.components.items() if c.has_weights]
-    return tuple((name, count) for name, count in found if count is not None)
+def _counted(
+    layout: CheckpointLayout, count: Callable[[Component], int | None]
+) -> tuple[tuple[str, int], ...]:
+    """A count of each component whose weights are there."""
+    found = ((name, count(c)) for name, c in layout.components.items() if c.has_weights)
+    return tuple((name, number) for name, number in found if number is not None)
 
 
 def _overridden(defaults: VideoDefaults, values: Config) -> VideoDefaults:

@@ -32,7 +32,7 @@ class CheckpointEncoder:
     use: an `ConditionEncoder` once a family adds `key` and `encode`.
 
     `tensors` names an embedding's tensors, and says of each whether it must be there; `axes`: how
-    many each has.
+    many each has where they are not 2.
     """
 
     tensors: Mapping[str, bool]
@@ -91,7 +91,20 @@ class CheckpointEncoder:
         return save(tensors, metadata={_KEY: embedding.key, _NOTES: notes})
 
     def unpack(self, data: bytes, key: str) -> PromptEmbedding:
-        return unpack(data, key, self.tensors, self.axes)
+        """Undo `pack` of `key`. Raises ValueError for anything else."""
+        try:
+            header = metadata_of(data)
+            stored, notes = header[_KEY], tuple(str(note) for note in json.loads(header[_NOTES]))
+            tensors = load(data)
+        except Exception as error:  # safetensors raises a type of its own, the rest KeyError, ...
+            raise ValueError(f"not a packed prompt embedding: {error}") from error
+        if stored != key:
+            raise ValueError("a prompt embedding of another key")
+        needed = {name for name, is_needed in self.tensors.items() if is_needed}
+        axes = (tensor.ndim == self.axes.get(name, 2) for name, tensor in tensors.items())
+        if not (needed <= tensors.keys() <= self.tensors.keys() and all(axes)):
+            raise ValueError(f"not the tensors of a prompt embedding: {sorted(tensors)}")
+        return PromptEmbedding(key, tensors, notes)
 
     def digest_of(self, **parts: Any) -> str:
         """A digest of `parts` and of what shapes every embedding: dtype, device, libraries."""
@@ -131,29 +144,3 @@ def cut_note(count: int, limit: int, what: str) -> tuple[str, ...]:
     if count <= limit:
         return ()
     return (f"{what} is {count} tokens long and was cut: its encoder reads {limit}",)
-
-
-def unpack(
-    data: bytes, key: str, names: Mapping[str, bool], axes: Mapping[str, int]
-) -> PromptEmbedding:
-    """Undo `pack` of `key`; `names` says of each tensor whether it must be there, `axes` how many
-    it has where they are not 2.
-
-    Raises ValueError for anything else.
-    """
-    try:
-        header = metadata_of(data)
-        stored, notes = header[_KEY], tuple(str(note) for note in json.loads(header[_NOTES]))
-        tensors = load(data)
-    except Exception as error:  # safetensors raises a type of its own, the rest KeyError and such
-        raise ValueError(f"not a packed prompt embedding: {error}") from error
-    if stored != key:
-        raise ValueError("a prompt embedding of another key")
-    missing = [name for name, is_needed in names.items() if is_needed and name not in tensors]
-    if (
-        missing
-        or set(tensors) - set(names)
-        or any(tensor.ndim != axes.get(name, 2) for name, tensor in tensors.items())
-    ):
-        raise ValueError(f"not the tensors of a prompt embedding: {sorted(tensors)}")
-    return PromptEmbedding(key, tensors, notes)

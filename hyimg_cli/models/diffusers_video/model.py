@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import JobError
-from hyimg_cli.models.diffusers_video.branches import LocalBranches, RunningBranches, inputs_of
+from hyimg_cli.models.diffusers_video.branches import LocalBranches, RunningBranches
 from hyimg_cli.models.diffusers_video.context import SplitTokens
 from hyimg_cli.models.diffusers_video.denoising import Denoiser, Velocity, forget_step_cache
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
@@ -134,11 +134,12 @@ class DiffusersVideo(SpreadModel):
         self._check(job)
         noise_1CFYX, schedule = self._noise(job), self.schedule(job)
         velocities = VelocityCache(job.step_cache, self.network_of(schedule))
-        branches = RunningBranches(
-            self.branch_runner(),
-            inputs_of(job, self.texts(job), embeddings, dict(start)),
-            velocities,
-        )
+        # A branch for each text: the conditional one, and under CFG that of the negative prompt.
+        inputs = [
+            BranchInputs(job, number, embeddings[text], start=dict(start))
+            for number, text in enumerate(self.texts(job))
+        ]
+        branches = RunningBranches(self.branch_runner(), inputs, velocities)
         velocity = self.guided(job, schedule, branches)
         finish = partial(self.finished, start=start)
         return Denoiser(schedule, velocity, noise_1CFYX, self.networks, velocities, finish)

@@ -19,19 +19,7 @@ _WAN_TEXT_TOKENS = 512
 _TOKEN_WIDTHS = 25
 
 
-def hunyuan_blocks(network: Config) -> int:
-    """Blocks of HunyuanVideo-1.5's transformer."""
-    return network.count("num_layers", 54)
-
-
-def wan_blocks(network: Config) -> int:
-    """Blocks of Wan's transformer."""
-    return network.count("num_layers", 40)
-
-
-def wan_heads(network: Config) -> int:
-    """Heads of attention of Wan's transformer."""
-    return network.count("num_attention_heads", 40)
+HUNYUAN_BLOCKS, WAN_BLOCKS, WAN_HEADS = 54, 40, 40  # where the configuration does not say
 
 
 def wan_patch(network: Config) -> tuple[int, ...]:
@@ -42,7 +30,7 @@ def wan_patch(network: Config) -> tuple[int, ...]:
 def hunyuan_forward(network: Config) -> ForwardWork:
     """HunyuanVideo-1.5: blocks of joint attention, in which video and text have weights apart."""
     width = network.count("num_attention_heads", 16) * network.count("attention_head_dim", 128)
-    layers = hunyuan_blocks(network)
+    layers = network.count("num_layers", HUNYUAN_BLOCKS)
     cells = network.count("patch_size_t", 1) * network.count("patch_size", 1) ** 2
     # Queries, keys, values and output; the two layers of the MLP.
     weights = 4 * width**2 + int(2 * network.number("mlp_ratio", 4.0, above=0) * width**2)
@@ -57,8 +45,9 @@ def hunyuan_forward(network: Config) -> ForwardWork:
 
 def wan_forward(network: Config) -> ForwardWork:
     """Wan: blocks of self-attention, and of cross-attention to the text's 512 rows."""
-    width = wan_heads(network) * network.count("attention_head_dim", 128)
-    layers, cells = wan_blocks(network), math.prod(wan_patch(network))
+    heads = network.count("num_attention_heads", WAN_HEADS)
+    width = heads * network.count("attention_head_dim", 128)
+    layers, cells = network.count("num_layers", WAN_BLOCKS), math.prod(wan_patch(network))
     # Self-attention has four matrices; of the other's, keys and values are the text's own.
     weights = (4 + 2) * width**2 + 2 * width * network.count("ffn_dim", 13824)
     across = _PRODUCTS * _WAN_TEXT_TOKENS * width
