@@ -1,6 +1,7 @@
 """HunyuanVideo-1.5 and Wan, in diffusers' layout, as a family."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +9,11 @@ from typing import TYPE_CHECKING
 from hyimg_cli.errors import require
 from hyimg_cli.loading.checkpoint import TensorInfo, tensor_index
 from hyimg_cli.models.diffusers_video.card import video_card
-from hyimg_cli.models.diffusers_video.layout import is_video_checkpoint, read_layout
+from hyimg_cli.models.diffusers_video.layout import (
+    CheckpointLayout,
+    is_video_checkpoint,
+    read_layout,
+)
 from hyimg_cli.models.diffusers_video.lengths import check_texts
 from hyimg_cli.models.family import Family
 from hyimg_cli.settings.run import ModelChoice
@@ -25,12 +30,16 @@ class DiffusersFolder:
         self.folder = folder
         self.card = video_card(folder, model)
 
+    @cached_property
+    def layout(self) -> CheckpointLayout:
+        return read_layout(self.folder)
+
     def check(self, job: VideoJob) -> None:
         check_texts(job, self.folder, self.card)
         if job.lora and find_spec("diffusers"):
             from hyimg_cli.models.diffusers_video.lora import check_loras  # imports torch
 
-            check_loras(job, read_layout(self.folder))
+            check_loras(job, self.layout)
 
     def load(self, choice: ModelChoice, *, is_fast: bool) -> "LatentVideoModel":
         require("diffusers", "av")
