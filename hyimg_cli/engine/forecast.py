@@ -20,10 +20,9 @@ from hyimg_cli.manifest.cost import Cost, JobTokens, job_cost, total_cost
 from hyimg_cli.manifest.planner import TextIdentity, text_identity
 from hyimg_cli.media.images import size_of, stretched_digest
 from hyimg_cli.memory.footprint import kv_bytes_per_token
-from hyimg_cli.memory.videos import CARDS, VideoNeeds, fitting, video_needs, with_tiles
+from hyimg_cli.memory.videos import CARDS, VideoNeeds, fitting, tiles_of, video_needs
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
@@ -120,12 +119,14 @@ def _of_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
     is_wide = card.has_float32_vae or precision(config.model)[1] == "float32"
     ranks, width = config.parallel.vae_ranks, 4 if is_wide else 2
     branches = max(job.branch_count for job in group.jobs)
-    cut = with_tiles(card, config.model) if config.model.tiles_decodes else _whole(card, group)
     works = [video_work(job, card) for job in group.jobs]
     first, with_frames = works[0], config.output.frames != "none"
     cell_bytes = group.num_frames * 3 * card.pixels_per_cell**2 * width
-    decode = decode_forecast(cut.tiles, first.grid[1:], ranks, cell_bytes)
-    tiles = tile_plan(cut.tiles, *first.grid[1:]).tiles
+    rule, grid = tiles_of(card, config.model), first.grid[1:]
+    if not config.model.tiles_decodes:
+        rule = replace(rule, tile=max(grid), stride=max(grid))
+    decode = decode_forecast(rule, grid, ranks, cell_bytes)
+    tiles = tile_plan(rule, *grid).tiles
     return VideoForecast(
         model=group.model,
         size_class=group.size_class,
@@ -153,12 +154,6 @@ def _of_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
             for job in group.jobs
         ),
     )
-
-
-def _whole(card: VideoCard, group: VideoGroup) -> VideoCard:
-    """The card of a decode that cuts nothing: one tile of the whole grid."""
-    side = max(card.latent_grid(group.size, group.num_frames)[1:])
-    return replace(card, tiles=replace(card.tiles, tile=side, stride=side))
 
 
 class Forecast:

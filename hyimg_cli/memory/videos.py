@@ -19,7 +19,7 @@ from itertools import product
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.footprint import Need, number_width
 from hyimg_cli.settings.run import OFFLOADS, QUANTIZATIONS, ModelChoice, RunConfig
-from hyimg_cli.spec.card import VideoCard
+from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.work import video_work
 
@@ -109,7 +109,7 @@ def decode_bytes(job: VideoJob, card: VideoCard, choice: ModelChoice) -> int:
     """Activations of a decode at their peak: of what is decoded at once, and beside it the video,
     unless its frames leave one latent frame at a time; in tiles two rows of them too.
     """
-    tiles, size, frames = with_tiles(card, choice).tiles, job.size, job.num_frames
+    tiles, size, frames = tiles_of(card, choice), job.size, job.num_frames
     tile, area = tiles.tile * card.pixels_per_cell, size.height * size.width
     cuts = choice.tiles_decodes and max(size.height, size.width) > tile
     at_once = min(size.height, tile) * min(size.width, tile) if cuts else area
@@ -122,10 +122,9 @@ def decode_bytes(job: VideoJob, card: VideoCard, choice: ModelChoice) -> int:
     return (at_once * own + beside) * (2 if is_wide else 1)
 
 
-def with_tiles(card: VideoCard, choice: ModelChoice) -> VideoCard:
-    """The card with the tiles that are asked for."""
-    halved = card.tiles.halved if choice.decode_tiles == "half" else None
-    return replace(card, tiles=halved or card.tiles)
+def tiles_of(card: VideoCard, choice: ModelChoice) -> TileRule:
+    """The tiles that are asked for."""
+    return (choice.decode_tiles == "half" and card.tiles.halved) or card.tiles
 
 
 def fitting(job: VideoJob, card: VideoCard, config: RunConfig, room: int) -> str | None:

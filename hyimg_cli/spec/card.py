@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from hyimg_cli.errors import UsageError
 from hyimg_cli.spec.job import Size, SizeRequest
 from hyimg_cli.spec.options import Fit
 
@@ -243,8 +242,6 @@ class VideoDefaults:
 class TileRule:
     """How a VAE cuts latents for a tiled decode, along rows as along columns: `tile` and `stride`
     in latent cells, `pixels` of one cell.
-
-    Raises UsageError where tiles would leave gaps, so only rules that cover the grid exist.
     """
 
     tile: int
@@ -252,23 +249,7 @@ class TileRule:
     pixels: int
 
     def __post_init__(self) -> None:
-        if not (0 < self.stride <= self.tile and self.pixels > 0):
-            raise UsageError(
-                f"tiles of {self.tile} latent cells every {self.stride} cells do not cover a grid",
-                where="VAE tiling",
-                hint="the stride must be at least 1 and at most the tile",
-                code="usage.vae-tiling",
-            )
-
-    @property
-    def blend(self) -> int:
-        """Pixels over which a tile fades in from the one before it."""
-        return (self.tile - self.stride) * self.pixels
-
-    @property
-    def keep(self) -> int:
-        """Pixels of a tile that stay in the picture; a last, shorter tile has no more."""
-        return self.stride * self.pixels
+        assert 0 < self.stride <= self.tile, "tiles cover the grid"
 
     @property
     def halved(self) -> "TileRule | None":

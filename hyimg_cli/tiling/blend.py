@@ -27,6 +27,8 @@ def merge(plan: TilePlan, tile_of: TileOf) -> Tensor:
     `tiled_decode`, `blend_v`, `blend_h` of diffusers' AutoencoderKLHunyuanVideo15.
     """
     rule = plan.tiling
+    # Pixels over which a tile fades in, and those of it that stay; a last, shorter one has fewer.
+    blend, keep = (rule.tile - rule.stride) * rule.pixels, rule.stride * rule.pixels
     held: dict[int, Tensor] = {}
     picture: Tensor | None = None
     for tile in plan.tiles:
@@ -34,15 +36,15 @@ def merge(plan: TilePlan, tile_of: TileOf) -> Tensor:
         assert own.shape[-2:] == pixel_shape(plan, tile), "a tile is decoded at its exact size"
         above, left = plan.above(tile), plan.left_of(tile)
         if above is not None:
-            blend_(held.pop(above), own, rule.blend, dim=-2)
+            blend_(held.pop(above), own, blend, dim=-2)
         if left is not None:
-            blend_(held[left], own, rule.blend, dim=-1)
+            blend_(held[left], own, blend, dim=-1)
         held[tile.index] = own
         if len(plan.tiles) == 1:
             return own
         if picture is None:
             picture = own.new_empty(*own.shape[:-2], *_picture_shape(plan))
-        _kept(picture, plan, tile).copy_(own[..., : rule.keep, : rule.keep])
+        _kept(picture, plan, tile).copy_(own[..., :keep, :keep])
     assert picture is not None, "a plan has at least one tile"
     return picture
 
@@ -93,4 +95,4 @@ def _kept(picture: Tensor, plan: TilePlan, tile: Tile) -> Tensor:
 
 def _span(rule: TileRule, cell: int, pixels: int) -> slice:
     start = cell * rule.pixels
-    return slice(start, min(start + rule.keep, pixels))
+    return slice(start, min(start + rule.stride * rule.pixels, pixels))

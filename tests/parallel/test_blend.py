@@ -26,16 +26,17 @@ class Library:
     def merged(self, plan: TilePlan, tiles: list[Tensor]) -> Tensor:
         """What `tiled_decode` does behind its decoder."""
         rule = plan.tiling
+        blend, keep = (rule.tile - rule.stride) * rule.pixels, rule.stride * rule.pixels
         grid = [tiles[i : i + plan.across] for i in range(0, len(tiles), plan.across)]
         rows = []
         for i, row in enumerate(grid):
             cut = []
             for j, tile in enumerate(row):
                 if i > 0:
-                    tile = self.blend_v(grid[i - 1][j], tile, rule.blend)
+                    tile = self.blend_v(grid[i - 1][j], tile, blend)
                 if j > 0:
-                    tile = self.blend_h(row[j - 1], tile, rule.blend)
-                cut.append(tile[..., : rule.keep, : rule.keep])
+                    tile = self.blend_h(row[j - 1], tile, blend)
+                cut.append(tile[..., :keep, :keep])
             rows.append(torch.cat(cut, dim=-1))
         return torch.cat(rows, dim=-2)
 

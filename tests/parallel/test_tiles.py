@@ -100,7 +100,7 @@ def test_every_tile_has_one_rank_and_loads_are_even(
 
 
 def test_tiles_that_leave_gaps_are_refused() -> None:
-    with pytest.raises(UsageError, match="do not cover"):
+    with pytest.raises(AssertionError, match="cover the grid"):
         TileRule(24, 32, 8)
 
 

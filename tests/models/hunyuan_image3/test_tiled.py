@@ -103,7 +103,7 @@ def test_tiles_of_the_released_checkpoint() -> None:
     )
     with torch.device("meta"):
         tiling = TiledPicture(Vae(released)).tiling
-    assert (tiling.tile, tiling.stride, tiling.blend) == (24, 18, 96)
+    assert (tiling.tile, tiling.stride, tiling.pixels) == (24, 18, 16)
     found = forecast(tiling, (1216 // 16, 832 // 16), 4, 1)
     assert (found.down, found.across) == (5, 3)
 
