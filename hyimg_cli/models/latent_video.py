@@ -174,10 +174,20 @@ class LatentVideoModel(ABC):
         """`parameter_count`: of every component, loaded or not. `tiles`: of a decode."""
         self.card, self.layout, self.place, self.tiles = card, layout, place, tiles
         self.parameter_count = parameter_count
-        self.device, self.device_name = place.device, str(place.device)
-        self.dtype_name = place.dtype_name
         self.decoder: LatentDecoder = LocalDecoder(lambda: self.vae)
         self._is_off_device = False
+
+    @property
+    def device(self) -> torch.device:
+        return self.place.device
+
+    @property
+    def device_name(self) -> str:
+        return str(self.device)
+
+    @property
+    def dtype_name(self) -> str:
+        return self.place.dtype_name
 
     @abstractmethod
     def new_prompts(self) -> PromptEncoder:

@@ -78,7 +78,7 @@ class StartEncoder(CheckpointEncoder):
         """`place` is that of the image encoder; the VAE is the model's own."""
         super().__init__(layout, place)
         self.rule = start_reader(layout)
-        self._vae, self._is_tiled = vae, is_tiled
+        self._vae, self.is_tiled = vae, is_tiled
         # The last picture's latents of most frames: those of fewer begin with the same ones.
         self._longest: tuple[ImageConditioning, Tensor] | None = None
 
@@ -99,7 +99,7 @@ class StartEncoder(CheckpointEncoder):
                 "files": self.identity(self.rule.image_encoder, self.rule.processor),
             }
         else:
-            how = {"files": self.identity("vae"), "tiled": self._is_tiled}
+            how = {"files": self.identity("vae"), "tiled": self.is_tiled}
         return self.digest_of(
             kind=view.kind,
             images=[image for _, image in view.images],
@@ -156,7 +156,7 @@ class StartEncoder(CheckpointEncoder):
         vae = self._vae()
         self.place.bring(vae.module)
         self.runs["vae"] += 1
-        latents_CFYX = vae.encoded(frames_BCTHW, is_tiled=self._is_tiled)[0].cpu().clone()
+        latents_CFYX = vae.encoded(frames_BCTHW, is_tiled=self.is_tiled)[0].cpu().clone()
         if len(pictures) == 1:
             self._longest = view, latents_CFYX
         return latents_CFYX

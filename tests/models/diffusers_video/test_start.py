@@ -170,7 +170,7 @@ def test_latents_are_the_pipelines(
     job = start_job(kind, folder_of(kind), pictures, num_inference_steps=steps)
     assert is_same(latents_of(model, job), plain(pipeline, model, job))
     other = replace(job, num_frames=5, num_inference_steps=1, seed=8)
-    if model.card.start.has_sizes:
+    if model.card.start.sizes:
         # HunyuanVideo's pipeline takes the picture's own size alone.
         tall = tmp_path / "tall.png"
         Image.open(pictures[0]).resize((50, 90)).save(tall)
@@ -303,9 +303,9 @@ def test_the_key_of_a_view_is_of_what_decides_it(
     # A last picture is a part of both.
     last = keys(replace(job, images=pictures), ["a" * 64, "b" * 64])
     assert not set(last.values()) & set(own.values())
-    model.is_tiled = True
+    model.pictures.is_tiled = True
     assert keys(job)[LATENTS] != own[LATENTS]
-    model.is_tiled = False
+    model.pictures.is_tiled = False
 
 
 def test_the_key_of_a_view_is_of_the_vaes_file_and_of_the_dtype(
