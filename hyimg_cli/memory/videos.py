@@ -22,6 +22,7 @@ from hyimg_cli.settings.run import OFFLOADS, QUANTIZATIONS, ModelChoice, RunConf
 from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.work import video_work
+from hyimg_cli.tiling.tiles import halved
 
 # Bytes of the cards that users ask about; the driver has some of each.
 CARDS = {"24 GB": 24_000_000_000, "48 GB": 48_000_000_000}
@@ -113,8 +114,7 @@ def decode_bytes(job: VideoJob, card: VideoCard, choice: ModelChoice) -> int:
     tile, area = tiles.tile * card.pixels_per_cell, size.height * size.width
     cuts = choice.tiles_decodes and max(size.height, size.width) > tile
     at_once = min(size.height, tile) * min(size.width, tile) if cuts else area
-    overlap = tiles.tile / tiles.stride
-    rows = 2 * min(size.height, tile) * size.width * overlap if cuts else 0
+    rows = 2 * min(size.height, tile) * size.width * (tiles.tile / tiles.stride) if cuts else 0
     leaves = not (cuts or card.decode.per_frame_pixel)
     beside = (area + int(rows)) * (card.frame_stride if leaves else frames) * _PIXEL_BYTES
     own = card.decode.per_pixel + frames * card.decode.per_frame_pixel
@@ -124,7 +124,7 @@ def decode_bytes(job: VideoJob, card: VideoCard, choice: ModelChoice) -> int:
 
 def tiles_of(card: VideoCard, choice: ModelChoice) -> TileRule:
     """The tiles that are asked for."""
-    return (choice.decode_tiles == "half" and card.tiles.halved) or card.tiles
+    return (choice.decode_tiles == "half" and halved(card.tiles)) or card.tiles
 
 
 def fitting(job: VideoJob, card: VideoCard, config: RunConfig, room: int) -> str | None:

@@ -13,7 +13,7 @@ from hyimg_cli.errors import MachineError, OutputError
 from hyimg_cli.settings.run import DECODE_TILES, DecodeTiles
 from hyimg_cli.spec.card import TileRule
 from hyimg_cli.tiling.decode import TiledVae, decode_tiled
-from hyimg_cli.tiling.tiles import tile_plan
+from hyimg_cli.tiling.tiles import halved, tile_plan
 
 PIECE_FRAMES = 8
 
@@ -69,21 +69,21 @@ def refuse_infinite(latents_BCFYX: Tensor) -> None:
 
 def tiling_of(own: TileRule, tiles: DecodeTiles) -> TileRule | None:
     """The tiling that a word asks for; None for a whole decode. Raises MachineError."""
-    if tiles == "half" and own.halved is None:
+    if tiles == "half" and halved(own) is None:
         raise MachineError(
             f"half of {own.tile} x {own.tile} latent cells is no tile of this VAE",
             where="decode_tiles",
             hint="leave it out of the recipe",
             code="machine.not-followed",
         )
-    return {"auto": None, "own": own, "half": own.halved}[tiles]
+    return {"auto": None, "own": own, "half": halved(own)}[tiles]
 
 
 def smaller_tilings(
     own: TileRule, latents_BCFYX: Tensor, tiles: DecodeTiles
 ) -> Iterator[tuple[DecodeTiles, TileRule]]:
     """Tilings that cut the latents smaller than a decode in `tiles` does; largest tiles first."""
-    smaller: dict[DecodeTiles, TileRule | None] = {"own": own, "half": own.halved}
+    smaller: dict[DecodeTiles, TileRule | None] = {"own": own, "half": halved(own)}
     for name in DECODE_TILES[DECODE_TILES.index(tiles) + 1 :]:
         tiling = smaller[name]
         if tiling and _cuts(tiling, latents_BCFYX):

@@ -4,7 +4,7 @@ defaults.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hyimg_cli.spec.job import Size, SizeRequest
 from hyimg_cli.spec.options import Fit
@@ -250,13 +250,6 @@ class TileRule:
 
     def __post_init__(self) -> None:
         assert 0 < self.stride <= self.tile, "tiles cover the grid"
-
-    @property
-    def halved(self) -> "TileRule | None":
-        """Tiles of half the side; None where that would be no whole cells."""
-        if self.tile % 2 or self.stride % 2:
-            return None
-        return replace(self, tile=self.tile // 2, stride=self.stride // 2)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ AutoencoderKLWan (0.42.1), `spatial_tiled_decode` of HunyuanImage-3.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.spec.card import TileRule
@@ -94,6 +94,13 @@ class DecodeForecast:
     def received_bytes(self) -> int:
         """Bytes that rank 0 receives from all others; they receive nothing but the latents."""
         return sum(share.sent_bytes for share in self.shares)
+
+
+def halved(rule: TileRule) -> TileRule | None:
+    """Tiles of half the side; None where that would be no whole cells."""
+    if rule.tile % 2 or rule.stride % 2:
+        return None
+    return replace(rule, tile=rule.tile // 2, stride=rule.stride // 2)
 
 
 def tile_plan(tiling: TileRule, rows: int, columns: int) -> TilePlan:
