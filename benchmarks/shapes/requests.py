@@ -142,7 +142,7 @@ def serve(
             break
     synchronize([device])
     seconds = time.perf_counter() - started
-    is_done = not is_cut and not failed
+    is_done, phases = not is_cut and not failed, timings[0] if timings else ()
     return Served(
         name=requests.name,
         form=form,
@@ -156,7 +156,7 @@ def serve(
         seconds=seconds,
         seconds_each=seconds / len(drawn) if is_done else None,
         events=dict(events),
-        phases_s=_phases(timings),
+        phases_s={name: statistics.median(t[name] for t in timings) for name in phases},
         notes=tuple(
             dict.fromkeys(note for end in drawn for note in (*end.warnings, *end.request.notes))
         ),
@@ -173,11 +173,6 @@ def _studio(model: HunyuanImage3, load: Workload) -> ImageStages:
         read=lambda path: (source(path, load.scale.size), 0.0),
         encode=lambda image: (encoded_by(model, image), 0.0),
     )
-
-
-def _phases(timings: list[dict[str, float]]) -> dict[str, float]:
-    names = timings[0] if timings else ()
-    return {name: statistics.median(t[name] for t in timings) for name in names}
 
 
 def _config(jobs: list[ImageJob], model: HunyuanImage3, load: Workload, form: str) -> RunConfig:
