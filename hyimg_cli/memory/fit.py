@@ -16,8 +16,8 @@ from hyimg_cli.memory.footprint import Need, picture_need
 from hyimg_cli.memory.refusals import (
     OFFLOAD,
     OFFLOAD_EXPERTS,
-    refuse_offload_on_ranks,
-    refuse_unsplit,
+    refuse_of_pictures,
+    refuse_settings,
 )
 from hyimg_cli.memory.videos import video_need
 from hyimg_cli.models.registry import model_card, video_card
@@ -108,7 +108,7 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableM
     are_pictures = _are_pictures(jobs)
     # A line may name another model than the run does.
     config = _changed(config, model=model)
-    changes = list(_changes(jobs, config))
+    changes = [(flag, one) for flag, one in _changes(jobs, config) if can_follow(jobs, one)]
     sizes = [(flag, need(model, jobs, changed)) for flag, changed in changes]
     fitting = [
         f"{flag} would fit with {bytes_text(n.total)}" for flag, n in sizes if fits(n, there)
@@ -135,10 +135,16 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableM
     return "; ".join(hints)
 
 
-def can_be_split(config: RunConfig) -> bool:
-    """True if the run's ranks can share its model in its quantization."""
+def can_follow(jobs: Sequence[Job], config: RunConfig) -> bool:
+    """True if a run of these jobs, or without any of its picture model, does not refuse its
+    settings on this machine.
+    """
     with suppress(UsageError):
-        refuse_unsplit(config.model, config.parallel)
+        here = replace(config, parallel=replace(config.parallel, ray_address=None))
+        if _are_pictures(jobs):
+            refuse_of_pictures(here)
+        else:
+            refuse_settings(jobs, here)
         return True
     return False
 
@@ -146,7 +152,7 @@ def can_be_split(config: RunConfig) -> bool:
 def in_forms(config: RunConfig) -> dict[Quantization, RunConfig]:
     """The run with each quantization that its ranks could share."""
     found = {form: _changed(config, quantization=form) for form in QUANTIZATIONS}
-    return {form: one for form, one in found.items() if can_be_split(one)}
+    return {form: one for form, one in found.items() if can_follow((), one)}
 
 
 def _changed(config: RunConfig, **choice: Any) -> RunConfig:
@@ -155,28 +161,20 @@ def _changed(config: RunConfig, **choice: Any) -> RunConfig:
 
 
 def _changes(jobs: Sequence[Job], config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
-    """Settings with which a model takes less, and the run with each."""
+    """Settings with which a model takes less, and the run with each; it may refuse some."""
     choice, are_pictures = config.model, _are_pictures(jobs)
-    kind, dtype = precision(choice)
-    if not are_pictures and kind == "cuda":
-        with suppress(UsageError):
-            refuse_offload_on_ranks(config.parallel)
-            for how in OFFLOADS[OFFLOADS.index(choice.cpu_offload) + 1 :]:
-                yield f"{OFFLOAD} {how}", _changed(config, cpu_offload=how)
+    if not are_pictures:
+        for how in OFFLOADS[OFFLOADS.index(choice.cpu_offload) + 1 :]:
+            yield f"{OFFLOAD} {how}", _changed(config, cpu_offload=how)
     smaller = QUANTIZATIONS[QUANTIZATIONS.index(choice.quantization) + 1 :]
     for form in smaller:
-        changed = _changed(config, quantization=form)
-        # A video's transformer has 4 bits on a GPU alone.
-        if can_be_split(changed) if are_pictures else (form, kind) != ("nf4", "cpu"):
-            yield f"--quantization {form}", changed
-    is_on_one_gpu = kind == "cuda" and config.parallel.picture_ranks == 1
-    can_fetch = is_on_one_gpu and choice.device != "balanced" and not choice.offloads_experts
-    if are_pictures and can_fetch:
+        yield f"--quantization {form}", _changed(config, quantization=form)
+    if are_pictures and not choice.offloads_experts:
         yield OFFLOAD_EXPERTS, _changed(config, offloads_experts=True)
         for form in smaller:
             changed = _changed(config, quantization=form, offloads_experts=True)
             yield f"--quantization {form} {OFFLOAD_EXPERTS}", changed
-    if kind == "cpu" and dtype == "float32":
+    if precision(choice) == ("cpu", "float32"):
         yield "--dtype bfloat16", _changed(config, dtype="bfloat16")
 
 
@@ -191,7 +189,7 @@ def _over_gpus(
         return
     for ranks in range(2, there.gpus // config.parallel.cfg_ranks + 1):
         split = replace(config, parallel=replace(config.parallel, tensor_ranks=ranks))
-        if can_be_split(split) and fits(need(model, jobs, split), there):
+        if can_follow(jobs, split) and fits(need(model, jobs, split), there):
             spread = f"--tensor-parallel-size {ranks} or --device balanced"
             yield f"{spread} spreads it over the {there.gpus} GPUs here"
             return

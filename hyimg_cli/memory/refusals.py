@@ -47,6 +47,13 @@ def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
     refuse_in_session(config)
 
 
+def refuse_of_pictures(config: RunConfig) -> None:
+    """Raise UsageError where the run's picture model cannot be held as its settings say."""
+    refuse_unsplit(config.model, config.parallel)
+    if config.model.offloads_experts:
+        _refuse_experts(config)
+
+
 def refuse_in_session(config: RunConfig) -> None:
     """The same for a session, which may move networks about on a CPU too. Raises UsageError."""
     _refuse_utilization(config)

@@ -20,6 +20,7 @@ from hyimg_cli.engine.replicas import local as replicas
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError
 from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.memory import refusals
 from hyimg_cli.memory.available import AvailableMemory, available_memory
 from hyimg_cli.memory.fit import check_fit, fits, in_forms, memory_guard, need, need_of_second
 from hyimg_cli.memory.footprint import Need, footprint
@@ -248,6 +249,29 @@ def test_the_setting_that_changes_least_is_named(
     found = check_fit(released, edits(released), config, AvailableMemory(free_gb * GB))
     assert not found.is_enough
     assert said in found.remedy
+
+
+@pytest.mark.parametrize("refused", [{"decode_graphs": "on"}, {"device": "balanced"}])
+def test_a_setting_that_the_run_would_refuse_is_not_named(
+    released: str, refused: dict[str, Any]
+) -> None:
+    there = AvailableMemory(39 * GB)
+    assert "--offload-experts" in check_fit(released, edits(released), GPU, there).remedy
+    config = replace(GPU, model=replace(GPU.model, **refused))
+    assert "--offload-experts" not in check_fit(released, edits(released), config, there).remedy
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_4_bits_of_a_video_are_named_where_its_package_is(
+    monkeypatch: pytest.MonkeyPatch, is_installed: bool
+) -> None:
+    spec = object() if is_installed else None
+    monkeypatch.setattr(refusals, "find_spec", lambda name: spec)
+    config = replace(GPU, model=replace(GPU.model, cpu_offload="group"))
+    packed = replace(config, model=replace(config.model, quantization="nf4"))
+    room = need("tiny-video", videos()[:1], packed)
+    found = check_fit("tiny-video", videos(), config, AvailableMemory(room.total))
+    assert ("--quantization nf4 would fit" in found.remedy) is is_installed
 
 
 @pytest.mark.parametrize(("free_gb", "ranks"), [(102, 2), (62, 4)])
