@@ -95,7 +95,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
     before = f", {len(rest.done)} done before" if rest.done else ""
     before += f", {len(rest.to_finish)} finished again without a model" if rest.to_finish else ""
     render.line(f"all: {counted(len(order.groups), 'group')}{before}")
-    for text in _time_lines(eta):
+    for text in _time_lines(eta) if to_run else ["time: nothing is left to run"]:
         render.line(text)
     held = tuple(_memory_lines(memory, components, by_rank))
     for text in (
@@ -123,9 +123,6 @@ def _time_lines(eta: Eta) -> Iterator[str]:
         models = ", ".join(eta.unknown)
         yield f"time: unknown: no earlier run of {models} here had these settings and such jobs"
         yield "  run a few first (hyimg generate with --limit 4), then plan the rest"
-        return
-    if not eta.total:
-        yield "time: nothing is left to run"
         return
     stages = eta.stages_s
     seconds = time_text(sum(stages.values()))

@@ -24,18 +24,14 @@ Readiness: TypeAlias = (
 )
 
 
-def status(left: Eta, loading: str = "") -> str:
-    """How far a run is: what is done, how long it took, how long the rest will take."""
-    parts = [loading or f"{left.done} of {left.total} done", f"{time_text(left.elapsed_s)} so far"]
+def status(left: Eta, doing: str) -> str:
+    """How far a run is: what it is at, how long it took, how long the rest will take."""
+    parts = [doing, f"{time_text(left.elapsed_s)} so far"]
     rate = left.seconds_per_job
     parts += [] if rate is None else [f"{time_text(rate)} a job"]
-    return f"{', '.join(parts)}, {left_text(left)}"
-
-
-def left_text(left: Eta) -> str:
-    """Time left in words, also where it is not known."""
     seconds = left.left_s
-    return "time left: unknown" if seconds is None else f"about {time_text(seconds)} left"
+    parts.append("time left: unknown" if seconds is None else f"about {time_text(seconds)} left")
+    return ", ".join(parts)
 
 
 def read_text(read: int, nbytes: int) -> str:

@@ -56,7 +56,7 @@ class LiveView(View):
 
     def __init__(self, total: int, left: Eta, *, replicas: int = 1) -> None:
         """`left`: of a run whose events it is told before they are shown here."""
-        self._total = total
+        self._total, self._ended = total, 0
         self._left = left
         self._has_replicas = replicas > 1
         self._lock = Lock()
@@ -83,6 +83,7 @@ class LiveView(View):
                 or (isinstance(event, Progress) and event.phase == "embed")
             ):
                 self._loading = self._read = None
+            self._ended += isinstance(event, JobEnded)
             self._show(event)
 
     def tick(self) -> None:
@@ -127,20 +128,19 @@ class PlainView(LiveView):
         super().__init__(total, left, replicas=replicas)
         self._clock = clock
         self._told_at = clock()
-        self._count = 0
 
     def _show(self, event: Event) -> None:
         if isinstance(event, Readiness):
             note(describe_readiness(event))
         elif isinstance(event, JobEnded):
-            self._count += 1
-            note(f"[{self._count}/{self._total}] {describe_outcome(event.outcome)}")
+            note(f"[{self._ended}/{self._total}] {describe_outcome(event.outcome)}")
 
     def _move(self) -> None:
-        is_over = 0 < self._left.total == self._left.done
+        is_over = 0 < self._total == self._ended
         if self._clock() - self._told_at >= _STATUS_S and not is_over:
             self._told_at = self._clock()
-            note(status(self._left, self.loading))
+            doing = self.loading or f"{self._ended} of {self._total} done"
+            note(status(self._left, doing))
 
 
 class RichView(LiveView):
@@ -158,7 +158,6 @@ class RichView(LiveView):
         self.bars = Bars(
             *columns, console=Console(stderr=True, highlight=False, emoji=False), transient=True
         )
-        self._finished = 0
         self._underway = Underway()
         self._all = self.bars.add_task("all jobs", total=total, count=f"0/{total}")
         self._of_phase: dict[str, TaskID] = {}
@@ -176,16 +175,14 @@ class RichView(LiveView):
         if isinstance(event, Readiness):
             self._print(describe_readiness(event))
         elif isinstance(event, JobEnded):
-            self._finished += 1
             if event.outcome.status == "failed" or event.outcome.warnings:
                 self._print(describe_outcome(event.outcome))
         self._move()
 
     def _move(self) -> None:
         """Brings every bar up to date; a phase without jobs has none."""
-        completed = self._finished + 0.9 * self._underway.drawn
-        count = status(self._left).partition(", ")[2]
-        count = f"{self._finished}/{self._total}, {count}"
+        completed = self._ended + 0.9 * self._underway.drawn
+        count = status(self._left, f"{self._ended}/{self._total}")
         self.bars.update(self._all, completed=completed, count=count)
         lines = {at.phase: at for at in self._underway.lines()}
         for phase in self._of_phase.keys() - {*lines, *([_LOADING] if self._loading else [])}:

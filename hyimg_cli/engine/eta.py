@@ -125,7 +125,7 @@ class Eta:
         self._last = clock()
         self._began = self._last - age_s
         self._first_job: float | None = None
-        self.total, self.done = len(plan.jobs), 0
+        self.done = 0
         models = tuple(dict.fromkeys(group.model for group in plan.groups))
         runs = {model: (earlier or {}).get(model, ()) for model in models}
         self.runs = min(map(len, runs.values()), default=0)

@@ -226,6 +226,22 @@ def test_plain_lines_say_how_far_a_run_is_at_least_every_half_minute(
     assert capsys.readouterr().err == ""
 
 
+def test_edits_that_need_no_model_count_as_the_run_counts_them(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are not in the plan that `Eta` follows."""
+    monkeypatch.setattr(views, "WeightsRead", Pages)
+    view = views.PlainView(3, Eta(two_jobs(), CONFIG, clock=clock), clock=clock)
+    view.show(end_of("edit", is_failed=False))
+    show(view, GroupStarted("tiny-image", "auto", 2))
+    show(view, JobStarted("a"))
+    clock.now += 40
+    view.tick()
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith("[1/3] edit: ")
+    assert told[1].startswith("1 of 3 done, 40 s so far")
+
+
 def test_loading_says_how_much_was_read(plain: views.PlainView) -> None:
     assert plain.loading == ""
     show(plain, ModelLoading("tiny-image", 91_400_000_000))
