@@ -174,9 +174,8 @@ class RichView(LiveView):
         self._underway.add(event)
         if isinstance(event, Readiness):
             self._print(describe_readiness(event))
-        elif isinstance(event, JobEnded):
-            if event.outcome.status == "failed" or event.outcome.warnings:
-                self._print(describe_outcome(event.outcome))
+        elif isinstance(event, JobEnded) and (not event.is_done or event.outcome.warnings):
+            self._print(describe_outcome(event.outcome))
         self._move()
 
     def _move(self) -> None:
