@@ -11,14 +11,10 @@ from typing import Any
 
 from hyimg_cli.errors import MachineError, UsageError
 from hyimg_cli.journal.keys import precision
+from hyimg_cli.memory import refusals
 from hyimg_cli.memory.available import AvailableMemory, available_memory
 from hyimg_cli.memory.footprint import Need, picture_need
-from hyimg_cli.memory.refusals import (
-    OFFLOAD,
-    OFFLOAD_EXPERTS,
-    refuse_of_pictures,
-    refuse_settings,
-)
+from hyimg_cli.memory.refusals import OFFLOAD, OFFLOAD_EXPERTS
 from hyimg_cli.memory.videos import video_need
 from hyimg_cli.models.registry import model_card, video_card
 from hyimg_cli.settings.run import OFFLOADS, QUANTIZATIONS, Quantization, RunConfig
@@ -142,9 +138,9 @@ def can_follow(jobs: Sequence[Job], config: RunConfig) -> bool:
     with suppress(UsageError):
         here = replace(config, parallel=replace(config.parallel, ray_address=None))
         if _are_pictures(jobs):
-            refuse_of_pictures(here)
+            refusals.refuse_of_pictures(here)
         else:
-            refuse_settings(jobs, here)
+            refusals.refuse_settings(jobs, here)
         return True
     return False
 
