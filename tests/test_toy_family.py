@@ -64,3 +64,35 @@ def test_bench(run_cli: Any, manifest: str, toy: str, tmp_path: Path) -> None:
         *("--repeats", "1", "-o", str(tmp_path / "bench")),
     )
     assert ran.code == 0, ran.err
+
+
+def test_a_negative_prompt_is_of_families_that_have_one(
+    run_cli: Any, write_manifest: Any, toy: str, tmp_path: Path
+) -> None:
+    line = {"custom_id": "plain", "prompt": "a red ball", "seed": 1}
+    against = {**line, "custom_id": "against", "negative_prompt": "blur"}
+    lines = str(write_manifest(line, against))
+    run_cli("generate", lines, "--model", toy, "-o", str(tmp_path / "o"))
+    plain, held = _results(tmp_path / "o").values()
+    assert plain["outputs"][0]["pixel_sha256"] != held["outputs"][0]["pixel_sha256"]
+    alone = str(write_manifest({**line, "custom_id": "against"}))
+    flag = ("--negative-prompt", "blur")
+    again = run_cli("generate", alone, "--model", toy, *flag, "-o", str(tmp_path / "o"))
+    assert "0 done, 0 failed, 1 skipped" in again.err
+    off = run_cli("check", str(write_manifest({**against, "guidance_scale": 1})), "--model", toy)
+    assert "guidance_scale is not above 1" in off.err
+
+
+@pytest.mark.parametrize("task", [{}, {"task": "t2i"}])
+def test_a_family_without_a_negative_prompt_says_why(
+    run_cli: Any, write_manifest: Any, task: dict[str, str]
+) -> None:
+    line = {"prompt": "a red ball", **task}
+    refused = run_cli("check", str(write_manifest({**line, "negative_prompt": "blur"})))
+    assert refused.code == 2
+    assert "tiny-image takes no negative prompt: its guidance is away from the" in refused.err
+    assert "video" not in refused.err and "t2v" not in refused.err
+    # Of a whole run it may be meant for other lines.
+    noted = run_cli("check", str(write_manifest(line)), "--negative-prompt", "blur")
+    assert noted.code == 0
+    assert "note: --negative-prompt concerns models that take one only" in noted.err

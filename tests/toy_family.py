@@ -24,7 +24,7 @@ from hyimg_cli.spec.job import Size
 
 THINK, END, WIDTH, CELLS = 256, 257, 8, 4
 SQUARE = Bucket(0, Size(32, 32))
-DEFAULTS = SamplingDefaults(3, 2.0, 1.0, "think", False, "None", 1.0, 0, 1.0, 12)
+DEFAULTS = SamplingDefaults(3, 2.0, 1.0, "think", False, "None", 1.0, 0, 1.0, 12, 1.0, "")
 FACTS = (True, False, (SQUARE,), 8, 0, 64, 8000, 4096, END + 1, DEFAULTS)
 
 
@@ -41,7 +41,9 @@ def prompt_ids(job: Any) -> tuple[int, ...]:
 
 
 def branches(job: Any, text: Any) -> tuple[BranchSequence, ...]:
-    rows = [(*job.prompt.encode(), *text), (END,)][: 1 + (job.guidance_scale > 1)]
+    rows = [(*job.prompt.encode(), *text), (*job.negative_prompt.encode(), END)][
+        : 1 + (job.guidance_scale > 1)
+    ]
     return tuple(BranchSequence(ids, len(ids), len(ids) + CELLS**2) for ids in rows)
 
 

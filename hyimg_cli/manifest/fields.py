@@ -90,16 +90,10 @@ AR_FIELDS = ("ar_seed", "temperature", "top_k", "top_p", "max_new_tokens")
 # Of them, what only a choice by chance looks at.
 SAMPLED_FIELDS = ("ar_seed", "top_k", "top_p")
 COT_FIELDS = ("cot_text", "cot_token_ids")
-# Of fields that do not show that a video is meant: why a picture has none.
-OF_EITHER = {"negative_prompt": "no picture model takes a negative prompt"}
 
 
 def _only(kind: JobKind, tasks: str) -> dict[str, str]:
-    return {
-        field.name: OF_EITHER.get(field.name, f"it belongs to {tasks}")
-        for field in FIELDS
-        if field.only == kind
-    }
+    return {field.name: f"it belongs to {tasks}" for field in FIELDS if field.only == kind}
 
 
 _OF_PICTURES, _OF_VIDEOS = _only("pictures", "it2i and t2i"), _only("videos", "t2v and i2v")

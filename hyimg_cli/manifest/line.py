@@ -23,7 +23,6 @@ from hyimg_cli.manifest.fields import (
     BY_NAME,
     COT_FIELDS,
     NOT_IN,
-    OF_EITHER,
     SAMPLED_FIELDS,
     Field,
 )
@@ -404,7 +403,7 @@ class Line:
         foreign = NOT_IN[task]
         for name in sorted(self.given & foreign.keys()):
             hint = "take the field out"
-            if not (task in VIDEO_TASKS or "task" in self.given or name in OF_EITHER):
+            if not (task in VIDEO_TASKS or "task" in self.given):
                 hint += f', or set "task": "{"i2v" if "images" in self.given else "t2v"}"'
             self.add("foreign-field", foreign[name], field=name, hint=hint)
 

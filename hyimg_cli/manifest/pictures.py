@@ -51,6 +51,13 @@ class PictureLine(ResolvedLine):
         for name in GUIDANCE_FIELDS:
             if getattr(own, name) is None and self.values[name] is not None:
                 yield self.unused(name, f"{self.card.name} does not read it")
+        if "negative_prompt" in self.line.given:
+            if not self._takes_negative:
+                why = "its guidance is away from the picture of no prompt"
+                what = f"{self.card.name} takes no negative prompt: {why}"
+                yield self.fault("foreign-field", what, "negative_prompt", "take the field out")
+            elif self.values["guidance_scale"] <= 1:
+                yield self.unused("negative_prompt", "guidance_scale is not above 1")
         if "ratio_index" in fields and self._of_ratio(fields["ratio_index"]) is None:
             known = [f"{bucket.ratio_index} is {bucket.size}" for bucket in self.card.buckets]
             names = ", ".join(known if len(known) < 5 else [known[0], "…", known[-1]])
@@ -65,6 +72,11 @@ class PictureLine(ResolvedLine):
         yield from self.step_cache_faults(is_distilled=self.card.is_distilled)
         yield from self._encoding_faults()
         yield from self._outside_faults()
+
+    @property
+    def _takes_negative(self) -> bool:
+        own = sampling_defaults(self.card, is_edit=bool(self.images))
+        return own.negative_prompt is not None
 
     def _encoding_faults(self) -> Iterator[HyimgError]:
         """Encoding options that the file's format does not take, or implies."""
@@ -152,6 +164,8 @@ class PictureLine(ResolvedLine):
         fields = self.fields
         values = {name: self.values[name] for name in PICTURE_OPTIONS} | self.own(index)
         values |= self._system_prompt()
+        if not self._takes_negative:  # a setting may be meant for other models
+            values["negative_prompt"] = ""
         outside, size = self._outside() if self._keeps_outside else (None, self._size())
         if outside is not None:
             values["infer_align_image_size"] = True

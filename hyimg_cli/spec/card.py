@@ -35,6 +35,7 @@ class SamplingDefaults:
     max_new_tokens: int
     # No job's to choose: what generation makes of tokens that are there already.
     repetition_penalty: float = 1.0
+    negative_prompt: str | None = None
     image_guidance_scale: float | None = None
     guidance_interval: tuple[float, float] | None = None
     guidance_renorm: str | None = None

@@ -56,7 +56,10 @@ class Lora:
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """What pictures and videos have in common."""
+    """What pictures and videos have in common.
+
+    `negative_prompt` is read by some models only, and where guidance is on.
+    """
 
     # NOTE: each class of jobs has the slots, so that a million of them stay small.
     __slots__ = ()
@@ -83,6 +86,7 @@ class JobOptions:
     seed: int = _sampling(
         None, "Seed of jobs without one of their own.", Interval(ge=0, le=MAX_SEED), is_basic=True
     )
+    negative_prompt: str = _of_job("", "What it should not show.", panel=VIDEO)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,14 +143,12 @@ class TextSampling:
 class VideoOptions:
     """What videos alone have.
 
-    `negative_prompt` is only used where `guidance_scale` is not 1. `guidance_scale_2` is for models
-    of two transformers (Wan 2.2), None elsewhere. `fit`: how source pictures become frames, None
-    without any. `scheduler`: one that stands in for the checkpoint's.
+    `guidance_scale_2` is for models of two transformers (Wan 2.2), None elsewhere. `fit`: how source
+    pictures become frames, None without any. `scheduler`: one that stands in for the checkpoint's.
     """
 
     __slots__ = ()
 
-    negative_prompt: str = _video("", "What the video should not show.")
     num_frames: int = _video(
         CHECKPOINT, "Frames of a video, 4 k + 1.", Interval(ge=1, le=MAX_FRAMES)
     )

@@ -233,7 +233,6 @@ def test_bad_sizes(size: str) -> None:
         ({"width": 16, "height": 512}, "out-of-range", "width"),
         ({"num_frames": 16}, "foreign-field", "num_frames"),
         ({"fps": 8}, "foreign-field", "fps"),
-        ({"negative_prompt": "blur"}, "foreign-field", "negative_prompt"),
         ({"cot_text": "a", "cot_token_ids": [1]}, "conflict", "cot_text"),
         ({"cot_text": "a", "temperature": 0.5}, "unconsumed", "temperature"),
         ({"cot_text": "a", "bot_task": "think"}, "unconsumed", "bot_task"),
@@ -257,15 +256,7 @@ def test_one_fault_each(fields: dict[str, Any], code: str, place: str) -> None:
     assert fault.exit_code == 2
 
 
-@pytest.mark.parametrize("images", [{}, {"images": ["a.png"]}])
-@pytest.mark.parametrize("model", [{}, {"model": "owner/BAGEL"}])
-def test_a_negative_prompt_makes_no_video_of_a_picture(
-    images: dict[str, Any], model: dict[str, Any]
-) -> None:
-    fault = only_fault(negative_prompt="blur", **images, **model)
-    assert fault.what == "no picture model takes a negative prompt"
-    assert "task" not in fault.hint
-    # Frames are of a video alone: the task may have been forgotten.
+def test_frames_are_of_a_video_whose_task_may_have_been_forgotten() -> None:
     assert 'set "task": "t2v"' in only_fault(num_frames=5).hint
 
 

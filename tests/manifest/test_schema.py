@@ -73,7 +73,6 @@ BAD: tuple[dict[str, Any], ...] = (
     A | {"bot_task": "dream"},
     A | {"drop_think": 1},
     A | {"use_system_prompt": ""},
-    A | {"negative_prompt": "blur"},
     A | {"num_frames": 9},
     A | {"task": "t2v", "images": ["a.png"]},
     A | {"task": "t2v", "infer_align_image_size": True},
