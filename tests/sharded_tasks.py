@@ -29,15 +29,15 @@ def written(model: HunyuanImage3, job: ImageJob, tree: Any = None) -> Tensor:
     opening = model.opening(job, [])
     assert opening is not None
     buffer = model.new_buffer(opening.capacity)
-    ids = opening.layout.ids
-    segments = model.segments(opening.layout, ids, [], opening.stop - 1)
+    ids = opening.ids
+    segments = model.segments(opening.layout, ids, [], len(ids) - 1)
     tree = KVTree(0) if tree is None else tree
     with tree.pinned(tree.match("", segments)) as prefix:
         for payload in prefix.payloads:
             buffer.extend(payload)
-    hidden_M = model.prefill(opening.layout, ids, [], buffer, opening.stop)
+    hidden_M = model.prefill(opening.layout, ids, [], buffer, len(ids))
     tree.insert("", segments, buffer.cut)
-    context = Context(list(ids[: opening.stop]), buffer, hidden_M)
+    context = Context(list(ids), buffer, hidden_M)
     seen = [model.text_logits([context])]
     for token in TOKENS:
         model.feed([(context, [token])])

@@ -1,23 +1,22 @@
 """A second family that writes text and draws: bytes for tokens, one size, no ratio token, branches
-of different lengths, guidance that ends half way. It shares only the protocol with HunyuanImage-3.
+of different lengths, guidance that ends half way. It stands on what all families do alike.
 """
 
 # Legend: D width, V vocabulary, C channel, Y X latent rows and columns, G branch
-import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from hyimg_cli.diffusion.denoise import Track
 from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.kv.segments import TextSegment
-from hyimg_cli.loading import checkpoint
+from hyimg_cli.kv.segments import Segment, TextSegment
 from hyimg_cli.manifest.cost import JobTokens
-from hyimg_cli.models.family import Family
+from hyimg_cli.models.common.model import DecoderModel
+from hyimg_cli.models.common.script import FreeScript
+from hyimg_cli.models.family import Family, ImageCheckpoint
 from hyimg_cli.models.protocols import BranchSequence, Canvas, TextPrompt
 from hyimg_cli.spec.card import Bucket, ModelCard, SamplingDefaults
 from hyimg_cli.spec.job import Size
@@ -28,87 +27,52 @@ DEFAULTS = SamplingDefaults(3, 2.0, 1.0, "think", False, "None", 1.0, 0, 1.0, 12
 FACTS = (True, False, (SQUARE,), 8, 0, 64, 8000, 4096, END + 1, DEFAULTS)
 
 
-def write_checkpoint(folder: Path) -> Path:
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": "toy"}))
-    table = torch.randn(END + 1, WIDTH, generator=torch.Generator().manual_seed(0))
-    save_file({"table": table}, folder / "model.safetensors")
-    return folder
-
-
 def prompt_ids(job: Any) -> tuple[int, ...]:
     return (*job.prompt.encode(), *([THINK] if job.writes_text else []))
 
 
 def branches(job: Any, text: Any) -> tuple[BranchSequence, ...]:
-    rows = [(*job.prompt.encode(), *text), (*job.negative_prompt.encode(), END)][
-        : 1 + (job.guidance_scale > 1)
-    ]
+    conditional, negative = (*job.prompt.encode(), *text), (*job.negative_prompt.encode(), END)
+    rows = [conditional, negative][: 1 + (job.guidance_scale > 1)]
     return tuple(BranchSequence(ids, len(ids), len(ids) + CELLS**2) for ids in rows)
 
 
-def segments(ids: Any, stop: int) -> list[TextSegment]:
-    return [TextSegment(tuple(ids[:stop]))] if stop > 0 else []
-
-
-class ToyCheckpoint:
+class ToyCheckpoint(ImageCheckpoint):
     def __init__(self, folder: Path, model: str) -> None:
         self.folder, self.card = folder, ModelCard(model, "toy", "toy", *FACTS)
-
-    def check(self, job: Any) -> None: ...
-
-    def memo_counts(self) -> dict[str, dict[str, int]]:
-        return {}
 
     def count(self, job: Any, source_sizes: Any, assumed_think: int) -> JobTokens:
         writes, prompt, pair = job.writes_text, len(prompt_ids(job)), job.guidance_scale > 1
         text = assumed_think * writes
         return JobTokens(prompt * writes, 0, prompt + text, pair, CELLS**2, 1 + pair, 0, text)
 
-    def text_prefix(self, job: Any, sizes: Any, digests: Any) -> Any:
-        ids = prompt_ids(job)
-        return segments(ids, len(ids) - 1) if job.writes_text else None
+    def prefixes(self, job: Any, sizes: Any, digests: Any) -> list[list[Segment]]:
+        rows = [prompt_ids(job)] if job.writes_text else [own.ids for own in branches(job, ())]
+        return [self.segments(None, ids, (), len(ids) - 1) for ids in rows]
 
-    def branch_prefixes(self, job: Any, sizes: Any, digests: Any) -> Any:
-        return [segments(own.ids, own.live_start - 1) for own in branches(job, ())]
+    def segments(self, layout: Any, ids: Any, digests: Any, stop: int) -> list[Segment]:
+        return [TextSegment(tuple(ids[:stop]))] if stop > 0 else []
 
     def load(self, choice: Any, *, is_batch_invariant: bool, pool: Any) -> "ToyModel":
-        return ToyModel(self.card, load_file(self.folder / "model.safetensors")["table"])
+        return ToyModel(self, load_file(self.folder / "model.safetensors")["table"])
 
 
-class ToyModel:
-    device_name, dtype_name, has_graphs, rows_seen = "cpu", "float32", False, 0
-    lends_prefixes = False
-    layer_devices = (torch.device("cpu"),)
-    memo_counts, opening_ids = (lambda self: {}), (lambda self, job: [THINK])
-    prepare_decode, decode_note = (lambda self, rows: 0), (lambda self, rows: "")
+class ToyModel(DecoderModel):
+    dtype_name, layer_devices, rows_seen = "float32", (torch.device("cpu"),), 0
 
-    def __init__(self, card: ModelCard, table_VD: torch.Tensor) -> None:
-        self.card, self.table_VD, self.parameter_count = card, table_VD, table_VD.numel()
+    def __init__(self, prompter: ToyCheckpoint, table_VD: torch.Tensor) -> None:
+        self.prompter, self.table_VD, self.parameter_count = prompter, table_VD, table_VD.numel()
 
-    def script(self, job: Any) -> Any:
-        return SimpleNamespace(
-            allowed=lambda last: None,
-            is_done=lambda last: last == END,
-            early_end=lambda id_: "",
-            is_open=lambda written: END not in written,
-            forced_ending=lambda written, before=None: [*written, END],
-            text_of=lambda written: written,
-        )
-
-    def text_budget(self, job: Any, context: Any) -> int:
-        return job.text.max_new_tokens
+    def script(self, job: Any) -> FreeScript:
+        return FreeScript((THINK,), END)
 
     def decode_text(self, ids: Any) -> str:
         return "".join({THINK: "<think>", END: "</think>"}.get(id_) or chr(id_) for id_ in ids)
 
     def opening(self, job: Any, sources: Any) -> TextPrompt | None:
         ids = prompt_ids(job)
-        prompt = TextPrompt(SimpleNamespace(ids=ids), len(ids), len(ids) + 64)
+        prompt = TextPrompt(ids, len(ids) + 64)
         return prompt if job.writes_text else None
-
-    def segments(self, layout: Any, ids: Any, sources: Any, stop: int) -> list[TextSegment]:
-        return segments(ids, stop)
 
     def new_buffer(self, capacity: int) -> Buffer:
         kind = {"kv_heads": 1, "head_dim": WIDTH, "dtype": torch.float32}
@@ -132,7 +96,7 @@ class ToyModel:
         return torch.stack([self.table_VD @ context.hidden_M for context in contexts])
 
     def canvas(self, job: Any, sources: Any, text: Any) -> Canvas:
-        return Canvas(SQUARE, SimpleNamespace(), branches(job, text.ids or ()))
+        return Canvas(SQUARE, None, branches(job, text.ids or ()))
 
     def branch(self, layout: Any, buffer: Buffer) -> torch.Tensor:
         return buffer.read(0, buffer.length)[1][0].mean(dim=0)
@@ -159,12 +123,4 @@ class ToyModel:
         return levels_YXC.repeat_interleave(8, 0).repeat_interleave(8, 1)
 
 
-def is_toy(folder: Path) -> bool:
-    return json.loads((folder / "config.json").read_text()).get("model_type") == "toy"
-
-
-def tensors(folder: Path) -> Any:
-    return {"model": checkpoint.tensor_index(folder)}
-
-
-TOY = Family("toy", "pictures", is_toy, ToyCheckpoint, checkpoint.fingerprint, tensors)
+TOY = Family("toy", "pictures", ToyCheckpoint)

@@ -115,7 +115,8 @@ def serve(
         torch.cuda.reset_peak_memory_stats(device)
     config = _config(jobs, model, load, form)
     together = batch_sizes(jobs, model, config)
-    model.prepare_decode(min(together.thinking, len(jobs)))
+    if model.graphs is not None:
+        model.graphs.prepare(min(together.thinking, len(jobs)))
     started = time.perf_counter()
     run = ContinuousBatch(
         jobs,
@@ -182,7 +183,7 @@ def _config(jobs: list[ImageJob], model: HunyuanImage3, load: Workload, form: st
         device=model.layer_devices[0].type,
         dtype="bfloat16" if model.dtype_name == "bfloat16" else "float32",
         quantization=quantization_of(form),
-        decode_graphs="on" if model.has_graphs else "off",
+        decode_graphs="off" if model.graphs is None else "on",
     )
     batch = BatchConfig(max_size=len(jobs), prefix_cache_mb=0, prefetches_sources=False)
     return RunConfig(OutputConfig(load.prompter.folder), model=choice, batch=batch)

@@ -226,16 +226,16 @@ class Forecast:
     ) -> dict[str, int]:
         """What of its rows others share with it, or spare it."""
         sequences = registry.sequences(job.model, self._config.model.revision)
-        prefix = sequences.text_prefix(job, sizes, digests)
-        if prefix is not None and text is not None and text in self._texts:
-            return self._taken_over(job, tokens, prefix, self._texts[text])
-        if prefix is not None:
+        if tokens.ar_prefill:
+            (prefix,) = sequences.prefixes(job, sizes, digests)
+            if text is not None and text in self._texts:
+                return self._taken_over(job, tokens, prefix, self._texts[text])
             if text is not None:
                 self._texts[text] = len(self._texts)
             return {"ar_shared": self._passed(job, prefix), "texts": int(text is not None)}
         if not self._config.reuse.kv_reuse:
             return {"shared_prefix": 0}
-        branches = sequences.branch_prefixes(job, sizes, digests)
+        branches = sequences.prefixes(job, sizes, digests)
         positive, *negative = [self._passed(job, branch) for branch in branches]
         shared_prefix = max(tokens.shared_prefix, *negative) if negative else tokens.shared_prefix
         return {"positive_shared": positive, "shared_prefix": shared_prefix}

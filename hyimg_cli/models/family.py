@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from hyimg_cli.errors import CheckpointError, UsageError
 from hyimg_cli.kv.segments import Segment
+from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.checkpoint import TensorInfo
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.settings.run import ModelChoice, Quantization
@@ -24,10 +26,12 @@ if TYPE_CHECKING:
 
 
 class ImageCheckpoint(Protocol):
-    """A checkpoint that writes text and draws: its facts, what its sequences are and share."""
+    """A checkpoint that writes text and draws: its facts, what its sequences are and share.
 
-    @property
-    def card(self) -> ModelCard: ...
+    A family's own one is made from it: what it leaves out is as here.
+    """
+
+    card: ModelCard
 
     def check(self, job: ImageJob) -> None:
         """Passes a job whose text fits. Raises JobError with the manifest's field in `where`."""
@@ -37,24 +41,29 @@ class ImageCheckpoint(Protocol):
         `source_sizes` are its pictures' pixels, in order.
         """
 
-    def text_prefix(
-        self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
-    ) -> list[Segment] | None:
-        """Segments of the AR prompt that jobs may share; None for a job without such a stage."""
-
-    def branch_prefixes(
+    def prefixes(
         self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
     ) -> list[list[Segment]]:
-        """Segments of each guidance branch that jobs may share, where there is no AR stage."""
+        """Segments that jobs may share: of the AR prompt, or of each guidance branch where the job
+        has no AR stage.
+        """
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
         """By kind, hits and misses of what is kept of texts and sequences."""
+        return {}
 
     def refuse_uneven(self, ranks: int, quantization: Quantization) -> None:
         """Passes layers that can be split over so many ranks. Raises UsageError."""
+        raise UsageError(
+            f"layers and branches of {self.card.name} are not spread over processes",
+            hint="leave --tensor-parallel-size and --cfg-parallel-size out; --replicas shares the "
+            "jobs",
+            code="usage.tensor-parallel",
+        )
 
     def rank_bytes(self, ranks: int, dtype: str, quantization: Quantization) -> RankBytes:
         """Bytes on each of `ranks` ranks that the layers are split over."""
+        raise AssertionError("refused before")
 
     def load(
         self, choice: ModelChoice, *, is_batch_invariant: bool, pool: "RankPool | None"
@@ -95,15 +104,20 @@ class Reading:
     defaults: Mapping[str, object]
 
 
+def _of_one_network(folder: Path) -> dict[str, dict[str, TensorInfo]]:
+    return {"model": checkpoint.tensor_index(folder)}
+
+
 @dataclass(frozen=True)
 class Family:
     """How a kind of checkpoint is known and opened; the functions are given its folder.
 
-    `open` reads the small files: weights need not be there. `tensors`: of each component, what its
-    files' headers say. `refuse_wrong` passes a checkpoint with every tensor of its configuration,
-    and no other. `reading`: what of it is read, where that is known. `open_with` and
-    `fingerprint_with` are given a second folder, with its text encoder and VAE; None where no
-    checkpoint of the family has them there. All raise CheckpointError.
+    A folder is one of its checkpoints by what `marks` it, or where its `config.json` names the
+    family as its `model_type`. `open` reads the small files: weights need not be there. `tensors`:
+    of each component, what its files' headers say. `refuse_wrong` passes a checkpoint with every
+    tensor of its configuration, and no other. `reading`: what of it is read, where that is known.
+    `open_with` and `fingerprint_with` are given a second folder, with its text encoder and VAE;
+    None where no checkpoint of the family has them there. All raise CheckpointError.
 
     `follows`: settings of a run that not every family of the kind follows, and this one does; a
     `name=value` is of that value alone. What a family does not follow is refused by one rule.
@@ -111,12 +125,21 @@ class Family:
 
     name: str
     makes: Literal["pictures", "videos"]
-    is_one: Callable[[Path], bool]
     open: Callable[[Path, str], ImageCheckpoint | VideoCheckpoint]
-    fingerprint: Callable[[Path], str]
-    tensors: Callable[[Path], Mapping[str, Mapping[str, TensorInfo]]]
+    marks: Callable[[Path], bool] = lambda folder: False
+    fingerprint: Callable[[Path], str] = checkpoint.fingerprint
+    tensors: Callable[[Path], Mapping[str, Mapping[str, TensorInfo]]] = _of_one_network
     refuse_wrong: Callable[[Path], None] = lambda folder: None
     reading: Callable[[Path], Reading | None] = lambda folder: None
     open_with: Callable[[Path, str, Path], VideoCheckpoint] | None = None
     fingerprint_with: Callable[[Path, Path], str] | None = None
     follows: frozenset[str] = frozenset()
+
+    def is_one(self, folder: Path) -> bool:
+        """True for a checkpoint of the family."""
+        if self.marks(folder):
+            return True
+        try:
+            return checkpoint.read_json(folder / "config.json").get("model_type") == self.name
+        except CheckpointError:
+            return False

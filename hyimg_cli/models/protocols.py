@@ -4,8 +4,8 @@
     TextStage      prompt and decode steps       PictureStage   branches and denoise steps
 
 What is known before weights are loaded is in `family.py`.
-No base class: a family offers these methods, and `pipelines/image/stages.py` tells one job's story
-with them.
+A family offers these methods, some of them from `common.model.DecoderModel`, and
+`pipelines/image/stages.py` tells one job's story with them.
 """
 
 # Legend: C channel, Y X latent rows and columns, V vocabulary, M model width, G branch, R row
@@ -54,11 +54,13 @@ class Context:
 
 @dataclass(frozen=True)
 class TextPrompt:
-    """The AR stage's prompt: the layout's tokens `[0, stop)`, and the room its text will need."""
+    """The AR stage's prompt, and the rows that it and its text will need. `layout`: the family's
+    own, which `ids` are the first tokens of.
+    """
 
-    layout: Any
-    stop: int
+    ids: Sequence[int]
     capacity: int
+    layout: Any = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,13 @@ class Canvas:
 
 
 class TextScript(Protocol):
-    """Rules of what may be written next, and when it is done. Made for one job."""
+    """Rules of what may be written next, and when it is done. Made for one job.
+
+    `opening`: the ids at the end of the prompt that belong to the written text: its trigger tag.
+    """
+
+    @property
+    def opening(self) -> Sequence[int]: ...
 
     def allowed(self, last: int) -> tuple[int, ...] | None: ...
 
@@ -131,6 +139,16 @@ class TextScript(Protocol):
     def forced_ending(self, written: list[int], before: int | None = None) -> list[int]: ...
 
     def text_of(self, written: list[int]) -> list[int]: ...
+
+
+class TextGraphs(Protocol):
+    """CUDA graphs of decode steps."""
+
+    def prepare(self, rows: int) -> int:
+        """Have the graphs of every number up to `rows`; how many were captured for it."""
+
+    def degraded(self, rows: int) -> str:
+        """A note on steps of up to `rows` rows that have no graph; empty where nothing failed."""
 
 
 class LoadedModel(Protocol):
@@ -201,9 +219,6 @@ class TextStage(Protocol):
     def text_budget(self, job: ImageJob, context: Context) -> int:
         """Number of tokens the job may write."""
 
-    def opening_ids(self, job: ImageJob) -> list[int]:
-        """The ids at the end of the prompt that belong to the written text: its trigger tag."""
-
     def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> None:
         """Append tokens to each context's buffer, in one forward; ids may be on the device [T].
         Runs of one context stand one behind another.
@@ -223,16 +238,8 @@ class TextStage(Protocol):
         """Ids decided behind the prompt of a job that writes no text; waits for the device."""
 
     @property
-    def has_graphs(self) -> bool:
-        """True if text is decoded by CUDA graphs, or computed as they would."""
-
-    def prepare_decode(self, rows: int) -> int:
-        """Have ready what decode steps of up to so many rows need; how many graphs were captured
-        for it.
-        """
-
-    def decode_note(self, rows: int) -> str:
-        """A note on degraded decode steps of up to so many rows; empty where nothing was."""
+    def graphs(self) -> TextGraphs | None:
+        """What decodes text by CUDA graphs, or computes it as they would; None where nothing."""
 
 
 class PictureStage(Protocol):

@@ -143,8 +143,9 @@ class TextSampling:
 class VideoOptions:
     """What videos alone have.
 
-    `guidance_scale_2` is for models of two transformers (Wan 2.2), None elsewhere. `fit`: how source
-    pictures become frames, None without any. `scheduler`: one that stands in for the checkpoint's.
+    `guidance_scale_2` is for models of two transformers (Wan 2.2), None elsewhere. `fit`: how
+    source pictures become frames, None without any. `scheduler`: one that stands in for the
+    checkpoint's.
     """
 
     __slots__ = ()

@@ -217,7 +217,7 @@ def test_captured_steps_on_a_gpu(job: ImageJob) -> None:
     """float32: the plain way's texts, by replays that nothing waits for."""
     plain = registry.load(ModelChoice(device="cuda:0", dtype="float32", decode_graphs="off"))
     ours = registry.load(ModelChoice(device="cuda:0", dtype="float32"))
-    assert (plain.has_graphs, ours.has_graphs) == (False, True)
+    assert (plain.graphs is None, ours.graphs is None) == (True, False)
     jobs = [replace(job, custom_id=f"{n}", num_inference_steps=1, ar_seed=n) for n in range(5)]
     expected = _ends(jobs, plain, 3)
     for _ in range(2):
@@ -239,7 +239,7 @@ def test_replayed_rows_on_a_gpu(dtype: Any, bound: float) -> None:
             ids = [torch.tensor([step + row], device="cuda:0") for row in range(len(lengths))]
             with torch.no_grad():
                 expected = model.network.feed(list(zip(ids, plain, strict=True))).float()
-            got = model._graphs(list(zip(ids, ours, strict=True))).float()
+            got = model.graphs(list(zip(ids, ours, strict=True))).float()
             apart_by_row += ((got - expected).norm(dim=1) / expected.norm(dim=1)).tolist()
     # In bfloat16 a near tie of the router falls the other way now and then: that row goes its way.
     assert median(apart_by_row) < bound
@@ -250,15 +250,15 @@ def test_replayed_rows_on_a_gpu(dtype: Any, bound: float) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
 def test_graphs_on_a_gpu_give_the_bits_of_uncaptured_steps() -> None:
     model: Any = registry.load(ModelChoice(device="cuda:0"))
-    assert model.prepare_decode(MOST_FEW_ROWS) == MOST_FEW_ROWS
-    assert model.decode_note(MOST_FEW_ROWS) == ""
+    assert model.graphs.prepare(MOST_FEW_ROWS) == MOST_FEW_ROWS
+    assert model.graphs.degraded(MOST_FEW_ROWS) == ""
     uncaptured = DecodeGraphs(model.network, model._graphs._attend, None)
     for lengths in ((40,), (40, 1, 63), (7,) * MOST_FEW_ROWS):
         ours = contexts(model, lengths)
         twins = apart(ours, model)
         for step in range(3):
             ids = [torch.tensor([step + row], device="cuda:0") for row in range(len(lengths))]
-            got = model._graphs(list(zip(ids, ours, strict=True)))
+            got = model.graphs(list(zip(ids, ours, strict=True)))
             assert torch.equal(got, uncaptured(list(zip(ids, twins, strict=True))))
 
 

@@ -111,7 +111,7 @@ def test_whatever_a_capture_does_the_numbers_are_the_same(
     captures = Captures(**wrong)
     model = with_graphs(family, captures)
     with caplog.at_level(logging.WARNING):
-        captured = model.prepare_decode(3)
+        captured = model.graphs.prepare(3)
         assert captured == rows - 1
         pictures = ends(jobs, model)
     # Behind a failure nothing is tried again.
@@ -148,9 +148,9 @@ def test_steps_that_no_graph_can_hold_are_computed_and_told_once(
     graphs = DecodeGraphs(family.network, plain_decode, captures, most_rows=2)
     model = HunyuanImage3(family.network, family.prompter, graphs=graphs)
     with caplog.at_level(logging.WARNING):
-        assert model.prepare_decode(2) == 2
+        assert model.graphs.prepare(2) == 2
         assert not caplog.records
-        assert model.prepare_decode(12) == 0
+        assert model.graphs.prepare(12) == 0
         pictures = ends(jobs, model)
     assert captures.rows == graphs.captured == [1, 2]
     (told,) = [record.message for record in caplog.records]

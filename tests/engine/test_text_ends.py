@@ -181,14 +181,11 @@ class Model:
     def script(self, job: ImageJob) -> Script:
         return Script(WORDS, job.bot_task, job.size.is_auto, self.template, DRAWABLE)
 
-    def opening_ids(self, job: ImageJob) -> list[int]:
-        return [WORDS.recaption if job.bot_task == "recaption" else WORDS.think]
-
     def text_budget(self, job: ImageJob, _context: Context) -> int:
         return job.text.max_new_tokens
 
     def context(self, job: ImageJob) -> Context:
-        ids = [*PROMPT, *self.opening_ids(job)]
+        ids = [*PROMPT, *self.script(job).opening]
         rows: Any = Rows(ids)
         return Context(ids, rows, torch.tensor(ids))
 

@@ -249,7 +249,7 @@ def branches(
     if has_context:
         opening = model.opening(job, [])
         assert opening is not None
-        ids, stop = list(opening.layout.ids[: opening.stop]), opening.stop
+        ids, stop = list(opening.ids), len(opening.ids)
         context = Context(ids, model.new_buffer(opening.capacity), None)
         assert context.buffer is not None
         model.prefill(opening.layout, ids, [], context.buffer, stop)

@@ -30,7 +30,7 @@ class ForcedText:
 
     def text_budget(self, job: ImageJob, context: Context) -> int:
         # A text's first ids open it and were fed with the prompt.
-        opening = len(self._inner.opening_ids(job))
+        opening = len(self._inner.script(job).opening)
         ids = self._texts.get(job.custom_id, ())[opening:]
         self._started[id(context)] = context, ids, len(context.ids)
         return self._inner.text_budget(job, context)

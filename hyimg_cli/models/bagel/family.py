@@ -3,7 +3,6 @@
 # Legend: C channel, Y X latent rows and columns, H W pixels, N token, P values of a token,
 # V vocabulary
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -15,24 +14,22 @@ from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.kv.segments import Segment
 from hyimg_cli.media.images import bicubic
 from hyimg_cli.models.bagel.guidance import Guidance, unpacked
 from hyimg_cli.models.bagel.network import BagelNetwork, ImageRows
 from hyimg_cli.models.bagel.prompter import BagelPrompter
 from hyimg_cli.models.bagel.sequence import (
     BlockLayout,
-    Markers,
     SourcePlace,
     Writer,
     picture_grid,
-    segments,
     source_shape,
 )
 from hyimg_cli.models.bagel.vae import PictureCodec
 from hyimg_cli.models.bagel.weights import load
 from hyimg_cli.models.common.grid import Grid
 from hyimg_cli.models.common.model import DecoderModel, shapes_of
+from hyimg_cli.models.common.script import FreeScript
 from hyimg_cli.models.protocols import (
     BranchSequence,
     Canvas,
@@ -44,7 +41,6 @@ from hyimg_cli.models.protocols import (
 )
 from hyimg_cli.parallel.devices import device_of
 from hyimg_cli.settings.run import ModelChoice
-from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import ImageJob, Size
 
@@ -70,31 +66,6 @@ def load_family(
     return Bagel(network, PictureCodec(vae, in_tiles=bool(choice.vae_use_tiling)), prompter)
 
 
-@dataclass(frozen=True)
-class PlainScript:
-    """A script that allows anything, up to the marker that ends a text."""
-
-    markers: Markers
-
-    def allowed(self, last: int) -> tuple[int, ...] | None:
-        return None
-
-    def is_done(self, last: int) -> bool:
-        return last == self.markers.eos
-
-    def early_end(self, id_: int) -> str:
-        return ""
-
-    def is_open(self, written: list[int]) -> bool:
-        return written[-1] != self.markers.eos
-
-    def forced_ending(self, written: list[int], before: int | None = None) -> list[int]:
-        return [*written, self.markers.eos]
-
-    def text_of(self, written: list[int]) -> list[int]:
-        return written
-
-
 class Bagel(DecoderModel):
     """One loaded checkpoint."""
 
@@ -102,22 +73,14 @@ class Bagel(DecoderModel):
     network: BagelNetwork
     prompter: BagelPrompter
 
-    has_graphs, lends_prefixes = False, True
+    lends_prefixes = True
 
     def __init__(self, network: BagelNetwork, codec: PictureCodec, prompter: BagelPrompter) -> None:
         self.network, self.codec, self.prompter = network, codec, prompter
 
     @property
-    def card(self) -> ModelCard:
-        return self.prompter.card
-
-    @property
     def rows_seen(self) -> int:
         return self.network.decoder.rows_seen
-
-    @property
-    def device_name(self) -> str:
-        return str(self.network.weight.device)
 
     @property
     def layer_devices(self) -> list[torch.device]:
@@ -158,21 +121,13 @@ class Bagel(DecoderModel):
         if layout is None:
             return None
         room = self.prompter.text_budget(job, layout)
-        return TextPrompt(layout, layout.length, layout.length + room + 2)
+        return TextPrompt(layout.ids, layout.length + room + 2, layout)
 
-    def segments(
-        self, layout: BlockLayout, ids: Sequence[int], sources: Sequence[Encoded], stop: int
-    ) -> list[Segment]:
-        return segments(layout, [source.digest for source in sources], stop)
-
-    def script(self, job: ImageJob) -> PlainScript:
-        return PlainScript(self.prompter.markers)
+    def script(self, job: ImageJob) -> FreeScript:
+        return FreeScript((self.prompter.markers.bos,), self.prompter.markers.eos)
 
     def text_budget(self, job: ImageJob, context: Context) -> int:
         return self.prompter.text_budget(job, context.layout)
-
-    def opening_ids(self, job: ImageJob) -> list[int]:
-        return [self.prompter.markers.bos]
 
     @torch.no_grad()
     def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> None:

@@ -5,7 +5,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyimg_cli.errors import JobError, UsageError, require
+from hyimg_cli.errors import JobError, require
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.models.bagel.config import model_card, read_architecture
@@ -26,8 +26,9 @@ from hyimg_cli.models.common.tokenizer import (
     refuse_control_tokens,
     refuse_unknown_ids,
 )
-from hyimg_cli.settings.run import ModelChoice, Quantization
-from hyimg_cli.spec.card import NO_RATIO, Bucket, RankBytes
+from hyimg_cli.models.family import ImageCheckpoint
+from hyimg_cli.settings.run import ModelChoice
+from hyimg_cli.spec.card import NO_RATIO, Bucket
 from hyimg_cli.spec.job import GUIDANCE_FIELDS, ImageJob, Size
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class QwenVocabulary(ControlTokenizer):
         return kept
 
 
-class BagelPrompter:
+class BagelPrompter(ImageCheckpoint):
     """Contexts for one checkpoint. Raises CheckpointError where its files are incomplete."""
 
     def __init__(self, folder: Path, model: str) -> None:
@@ -78,6 +79,11 @@ class BagelPrompter:
     @property
     def markers(self) -> Markers:
         return self.vocabulary.markers
+
+    def segments(
+        self, layout: BlockLayout, ids: Sequence[int], digests: Sequence[str], stop: int
+    ) -> list[Segment]:
+        return segments(layout, digests, stop)
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
         """Look-ups of texts' tokens."""
@@ -145,16 +151,12 @@ class BagelPrompter:
             self._refuse_too_long(layout)
         return max(0, min(job.text.max_new_tokens - 1, room))
 
-    def text_prefix(
-        self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
-    ) -> list[Segment] | None:
-        opening = self.opening(job, self._shapes(source_sizes))
-        return None if opening is None else segments(opening, digests, opening.length - 1)
-
-    def branch_prefixes(
+    def prefixes(
         self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
     ) -> list[list[Segment]]:
-        found = self.branches(job, self.contexts(job, self._shapes(source_sizes)))
+        shapes = self._shapes(source_sizes)
+        opening = self.opening(job, shapes)
+        found = [opening] if opening else self.branches(job, self.contexts(job, shapes))
         return [segments(layout, digests, layout.length - 1) for layout in dict.fromkeys(found)]
 
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
@@ -184,17 +186,6 @@ class BagelPrompter:
             ),
             kv_rows=_held(full, positive, others, step_rows),
         )
-
-    def refuse_uneven(self, ranks: int, quantization: Quantization) -> None:
-        raise UsageError(
-            "BAGEL's layers and branches are not spread over processes",
-            hint="leave --tensor-parallel-size and --cfg-parallel-size out; --replicas shares the "
-            "jobs",
-            code="usage.tensor-parallel",
-        )
-
-    def rank_bytes(self, ranks: int, dtype: str, quantization: Quantization) -> RankBytes:
-        raise AssertionError("refused before")
 
     def load(
         self, choice: ModelChoice, *, is_batch_invariant: bool, pool: "RankPool | None"

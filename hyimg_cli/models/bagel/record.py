@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hyimg_cli.errors import CheckpointError, require
+from hyimg_cli.errors import require
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.checkpoint import TensorInfo
 from hyimg_cli.models.bagel.config import FAMILY as NAME
@@ -12,14 +12,9 @@ from hyimg_cli.models.family import Family
 from hyimg_cli.spec import digest
 
 
-def _is_one(folder: Path) -> bool:
-    """By what no other family has: both parts' own files, or the name of the kind."""
-    if (folder / "llm_config.json").is_file() or (folder / f"{WEIGHTS}.safetensors").is_file():
-        return True
-    try:
-        return checkpoint.read_json(folder / "config.json").get("model_type") == NAME
-    except CheckpointError:
-        return False
+def _has_its_files(folder: Path) -> bool:
+    """True for what no other family has."""
+    return (folder / "llm_config.json").is_file() or (folder / f"{WEIGHTS}.safetensors").is_file()
 
 
 def _fingerprint(folder: Path) -> str:
@@ -42,7 +37,7 @@ def _refuse_wrong(folder: Path) -> None:
 FAMILY = Family(
     name=NAME,
     makes="pictures",
-    is_one=_is_one,
+    marks=_has_its_files,
     open=BagelPrompter,
     fingerprint=_fingerprint,
     tensors=_tensors,

@@ -14,8 +14,11 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading.checkpoint import metadata_of
-from hyimg_cli.models.protocols import Context, Encoded
+from hyimg_cli.models.protocols import Context, Encoded, TextGraphs
+from hyimg_cli.spec.card import ModelCard
+from hyimg_cli.spec.job import ImageJob
 
 # Made once for each kind of shape.
 _adapter: Callable[[type], TypeAdapter[Any]] = cache(TypeAdapter)
@@ -30,6 +33,19 @@ class DecoderModel:
     source_rows: ClassVar[Callable[..., Any]]
     network: Any
     prompter: Any
+    layer_devices: Any
+    graphs: TextGraphs | None = None
+    # Branches may lie in one another's buffers; see `Buffer.lend`.
+    lends_prefixes = False
+
+    @property
+    def card(self) -> ModelCard:
+        card: ModelCard = self.prompter.card
+        return card
+
+    @property
+    def device_name(self) -> str:
+        return ",".join(sorted({str(device) for device in self.layer_devices}))
 
     @property
     def dtype_name(self) -> str:
@@ -66,15 +82,19 @@ class DecoderModel:
         logits_RV: Tensor = self.network.text_logits(torch.stack(hidden))
         return logits_RV
 
+    def text_budget(self, job: ImageJob, context: Context) -> int:
+        return job.text.max_new_tokens
+
+    def segments(
+        self, layout: Any, ids: Sequence[int], sources: Sequence[Encoded], stop: int
+    ) -> list[Segment]:
+        digests = [source.digest for source in sources]
+        found: list[Segment] = self.prompter.segments(layout, ids, digests, stop)
+        return found
+
     def decode_text(self, ids: Sequence[int]) -> str:
         text: str = self.prompter.vocabulary.decode(ids)
         return text
-
-    def prepare_decode(self, rows: int) -> int:
-        return 0
-
-    def decode_note(self, rows: int) -> str:
-        return ""
 
     def new_buffer(self, capacity: int) -> Buffer:
         buffer: Buffer = self.network.new_buffer(capacity)

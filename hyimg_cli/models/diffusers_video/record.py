@@ -56,7 +56,7 @@ def _tensors(folder: Path) -> Mapping[str, Mapping[str, TensorInfo]]:
 FAMILY = Family(
     name="diffusers_video",
     makes="videos",
-    is_one=is_video_checkpoint,
+    marks=is_video_checkpoint,
     open=DiffusersFolder,
     fingerprint=lambda folder: read_layout(folder).fingerprint(),
     tensors=_tensors,

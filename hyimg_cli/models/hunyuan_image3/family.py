@@ -19,7 +19,6 @@ from hyimg_cli.kernels.repetition import penalize
 from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kernels.transfer import Waiting, sent, to_device
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.kv.segments import Segment
 from hyimg_cli.media.images import cut_off, fit_cover, stretch
 from hyimg_cli.models.common.model import DecoderModel, buffer_of, shapes_of
 from hyimg_cli.models.hunyuan_image3.config import Architecture
@@ -33,8 +32,8 @@ from hyimg_cli.models.hunyuan_image3.graphs import (
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, SourceRows
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.ranked import load_ranked
-from hyimg_cli.models.hunyuan_image3.script import Script, trigger
-from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape, segments
+from hyimg_cli.models.hunyuan_image3.script import Script
+from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape
 from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
 from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load, offload_experts
@@ -153,7 +152,7 @@ class HunyuanImage3(DecoderModel):
         self._card = prompter.card if card is None else card
         self._tiled = tiled
         self._decodes_in_half = decodes_in_half
-        self._graphs = graphs
+        self.graphs: DecodeGraphs | None = graphs
         self._vae_waits = vae_waits
         self._encoding, self._decoding = (
             Waiting(half, network.device).at_work if vae_waits else nullcontext
@@ -223,12 +222,7 @@ class HunyuanImage3(DecoderModel):
             return None
         room = self.prompter.text_budget(job, opening.stop) if job.writes_text else 0
         # Behind the text: its closing tag and what opens the picture, up to the ratio token.
-        return TextPrompt(opening.layout, opening.stop, opening.stop + room + 8)
-
-    def segments(
-        self, layout: Layout, ids: Sequence[int], sources: Sequence[Encoded], stop: int
-    ) -> list[Segment]:
-        return segments(layout, ids, [source.digest for source in sources], stop)
+        return TextPrompt(opening.ids, opening.stop + room + 8, opening.layout)
 
     def script(self, job: ImageJob) -> Script:
         return self.prompter.script(job)
@@ -236,28 +230,12 @@ class HunyuanImage3(DecoderModel):
     def text_budget(self, job: ImageJob, context: Context) -> int:
         return self.prompter.text_budget(job, len(context.ids))
 
-    def opening_ids(self, job: ImageJob) -> list[int]:
-        return self.prompter.vocabulary.encode(trigger(job.bot_task))
-
     @torch.no_grad()
     def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> None:
         rows = [(ids, buffer_of(context)) for context, ids in runs]
-        hidden_RM = (self._graphs or self.network.feed)(rows)
+        hidden_RM = (self.graphs or self.network.feed)(rows)
         for (context, _), hidden_M in zip(runs, hidden_RM, strict=True):
             context.hidden_M = hidden_M
-
-    # A step's attention reads several branches' rows at once.
-    lends_prefixes = False
-
-    @property
-    def has_graphs(self) -> bool:
-        return self._graphs is not None
-
-    def prepare_decode(self, rows: int) -> int:
-        return 0 if self._graphs is None else self._graphs.prepare(rows)
-
-    def decode_note(self, rows: int) -> str:
-        return "" if self._graphs is None else self._graphs.degraded(rows)
 
     def ending(self, context: Context) -> tuple[int, ...]:
         """The most likely of the ratio tokens that the checkpoint may choose."""

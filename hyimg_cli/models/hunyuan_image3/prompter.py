@@ -14,6 +14,7 @@ from hyimg_cli.kv.segments import Segment
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.models.common.grid import Grid
 from hyimg_cli.models.common.tokenizer import refuse_control_tokens, refuse_unknown_ids
+from hyimg_cli.models.family import ImageCheckpoint
 from hyimg_cli.models.hunyuan_image3 import split
 from hyimg_cli.models.hunyuan_image3.card import (
     model_card,
@@ -67,8 +68,10 @@ class ArPrompt:
         return self.layout.ids[: self.stop]
 
 
-class Prompter:
+class Prompter(ImageCheckpoint):
     """Sequences for one checkpoint. Raises CheckpointError where its files are incomplete."""
+
+    segments = staticmethod(segments)
 
     def __init__(self, folder: Path, model: str) -> None:
         self.folder = folder
@@ -234,31 +237,23 @@ class Prompter:
         """Guidance branches of a job: distilled networks, and scales up to 1, have one."""
         return 2 if job.guidance_scale > 1 and not self.card.is_distilled else 1
 
-    def text_prefix(
+    def prefixes(
         self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
-    ) -> list[Segment] | None:
+    ) -> list[list[Segment]]:
         user, shapes = self._prompt_ids(job), self._shapes(source_sizes)
         key = "opening", self._without_prompt(job, shapes)
         opening = self._shared.get(key, lambda: self.opening(_stand_in(job), shapes))
-        if opening is None:
-            return None
-        layout: Layout = opening.layout
-        last = behind_sources(layout, layout.ids, opening.stop - 1, user)
-        return self._sources(job, shapes, layout, digests) + last
-
-    def branch_prefixes(
-        self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
-    ) -> list[list[Segment]]:
-        bucket = self.fit(job.size.height, job.size.width)[0]
-        user, shapes = self._prompt_ids(job), self._shapes(source_sizes)
-        # Kept as long as any sequence: the stand-in's prompt is that of all.
-        layout = self.picture(_stand_in(job), shapes, None, bucket)
-        rows = (
-            (layout.ids, user),
-            (layout.unconditional_ids, [self.vocabulary.cfg] * len(user)),
-        )[: self.branch_count(job)]
+        if opening is not None:
+            layout: Layout = opening.layout
+            rows, stop = [(layout.ids, user)], opening.stop - 1
+        else:
+            bucket = self.fit(job.size.height, job.size.width)[0]
+            # Kept as long as any sequence: the stand-in's prompt is that of all.
+            layout = self.picture(_stand_in(job), shapes, None, bucket)
+            without = layout.unconditional_ids, [self.vocabulary.cfg] * len(user)
+            rows = [(layout.ids, user), without][: self.branch_count(job)]
+            stop = layout.live_start - 1
         first = self._sources(job, shapes, layout, digests)
-        stop = layout.live_start - 1
         return [first + behind_sources(layout, row, stop, text) for row, text in rows]
 
     def _sources(

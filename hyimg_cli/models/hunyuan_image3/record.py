@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.packed import stored_index
 from hyimg_cli.models.family import Family
 from hyimg_cli.models.hunyuan_image3.card import FAMILY as NAME
@@ -20,9 +19,8 @@ FAMILY = Family(
     name=NAME,
     makes="pictures",
     # One network; diffusers' pipelines have an index of several.
-    is_one=lambda folder: not (folder / "model_index.json").is_file(),
+    marks=lambda folder: not (folder / "model_index.json").is_file(),
     open=Prompter,
-    fingerprint=checkpoint.fingerprint,
     tensors=lambda folder: {"model": stored_index(folder).tensors},
     refuse_wrong=_refuse_wrong,
     reading=reading,

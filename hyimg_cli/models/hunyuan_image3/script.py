@@ -53,6 +53,10 @@ class Script:
     _is_ending: bool = False
 
     @property
+    def opening(self) -> list[int]:
+        return self.vocabulary.encode(trigger(self.bot_task))
+
+    @property
     def closing_tag(self) -> int:
         """The tag that ends the whole text."""
         is_think = self.bot_task == "think" and not self.is_base

@@ -73,7 +73,7 @@ def _refuse_wrong(folder: Path) -> None:
 FAMILY = Family(
     name=NAME,
     makes="videos",
-    is_one=is_lingbot_world,
+    marks=is_lingbot_world,
     open=LingBotFolder,
     open_with=LingBotFolder,
     fingerprint=lambda folder: fingerprint(read_layout(folder)),

@@ -106,7 +106,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
         with nullcontext() if is_handed else memory_guard(choice.model, jobs, self._config):
             loaded = load(choice, is_batch_invariant=self._config.batch.is_invariant)
         confirm_dtype(choice, loaded.dtype_name)
-        confirm_graphs(choice, self._parallel.picture_ranks, loaded.has_graphs)
+        confirm_graphs(choice, self._parallel.picture_ranks, loaded.graphs is not None)
         return loaded
 
     def work(
@@ -235,7 +235,8 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
     def _prewarm(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Prewarmed:
         stages = self._stages(_unread)
         # First: what is left of memory is the stand-ins' and the jobs'.
-        graphs = stages.model.prepare_decode(writing_rows(jobs, self._together))
+        graphs, rows = stages.model.graphs, writing_rows(jobs, self._together)
+        captured = graphs.prepare(rows) if graphs else 0
         tokens_of = partial(prompt_tokens, revision=self._config.model.revision)
         shapes = prewarm(
             jobs,
@@ -246,7 +247,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
             learn=partial(self._limit, jobs),
         )
         lengths = {shape.tokens for shape in shapes if shape.tokens}
-        return Prewarmed(len(shapes), 0.0, graphs, tokens=tuple(sorted(lengths)))
+        return Prewarmed(len(shapes), 0.0, captured, tokens=tuple(sorted(lengths)))
 
     @property
     def _parallel(self) -> ParallelConfig:

@@ -268,7 +268,8 @@ def with_text(work: Prefilled, stages: ImageStages) -> Generated:
     work.request.notes.extend(canvas.notes)
     work.warnings.extend(canvas.warnings)
     if work.decoding is not None:
-        work.warnings.extend(filter(None, [model.decode_note(work.batch["think"])]))
+        note = model.graphs.degraded(work.batch["think"]) if model.graphs else ""
+        work.warnings.extend(filter(None, [note]))
     work.clock.enter("queue")
     reuse = ReuseReport(
         "none",
@@ -337,9 +338,9 @@ def _replayed(
     opening = None if replay is None else model.opening(replay.job, sources)
     if replay is None or opening is None:
         return None
-    count = len(model.opening_ids(replay.job))
+    count = len(model.script(replay.job).opening)
     runs = replay.runs(count)
-    if not runs or opening.stop + sum(map(len, runs)) > opening.capacity:
+    if not runs or len(opening.ids) + sum(map(len, runs)) > opening.capacity:
         return None
     text = GeneratedText(replay.ids, model.decode_text(replay.ids), replay.cut, replay.ending)
     return replay.job, CachedText(text, replay.fed(count), runs, job.custom_id)
@@ -355,7 +356,7 @@ def _context(
     opening = model.opening(job, sources)
     if opening is None:
         return Context([], None, None), [], 0
-    ids, stop = opening.layout.ids, opening.stop
+    ids, stop = opening.ids, len(opening.ids)
     buffer = model.new_buffer(opening.capacity)
     # The last token is computed in any case: what follows is chosen from its hidden row.
     segments = model.segments(opening.layout, ids, sources, stop - 1)
@@ -364,7 +365,7 @@ def _context(
         shared = stages.prefixes.start([*segments, behind], buffer)
     else:
         shared = stages.prefixes.start(segments, buffer)
-    context = Context(list(ids[:stop]), buffer, None, opening.layout)
+    context = Context(list(ids), buffer, None, opening.layout)
     if shared < stop:
         context.hidden_M = model.prefill(opening.layout, ids, sources, buffer, stop)
         stages.prefixes.keep(segments, buffer)

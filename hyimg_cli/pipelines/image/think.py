@@ -50,7 +50,7 @@ class DecodeRequest:
         self.runs: list[tuple[int, ...]] = []
         self.is_done = False
         self._script = model.script(job)
-        self._written = model.opening_ids(job)
+        self._written = [*self._script.opening]
         self._unwritten = len(context.ids) - len(self._written)
         budget = model.text_budget(job, context)
         self._limit = len(self._written) + budget
