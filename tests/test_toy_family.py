@@ -87,8 +87,6 @@ def test_a_negative_prompt_is_of_families_that_have_one(
     flag = ("--negative-prompt", "blur")
     again = run_cli("generate", alone, "--model", toy, *flag, "-o", str(tmp_path / "o"))
     assert "0 done, 0 failed, 1 skipped" in again.err
-    off = run_cli("check", str(write_manifest({**against, "guidance_scale": 1})), "--model", toy)
-    assert "guidance_scale is not above 1" in off.err
 
 
 @pytest.mark.parametrize("task", [{}, {"task": "t2i"}])
@@ -98,10 +96,10 @@ def test_a_family_without_a_negative_prompt_says_why(
     line = {"prompt": "a red ball", **task}
     refused = run_cli("check", str(write_manifest({**line, "negative_prompt": "blur"})))
     assert refused.code == 2
-    assert "tiny-image takes no negative prompt: its guidance is away from the" in refused.err
+    assert "tiny-image takes no negative prompt: it guides away from no" in refused.err
     assert "video" not in refused.err
     assert "t2v" not in refused.err
     # Of a whole run it may be meant for other lines.
     noted = run_cli("check", str(write_manifest(line)), "--negative-prompt", "blur")
     assert noted.code == 0
-    assert "note: --negative-prompt concerns models that take one only" in noted.err
+    assert "note: --negative-prompt concerns models that take one;" in noted.err

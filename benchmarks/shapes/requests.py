@@ -105,10 +105,8 @@ def serve(
     requests: Requests, model: HunyuanImage3, load: Workload, form: str, deadline: Deadline
 ) -> Served:
     """Run them until they are done, or time is up; graphs are captured before that."""
-    jobs = [
-        load.request(n, steps=requests.steps, guidance=requests.guidance)
-        for n in range(requests.count)
-    ]
+    how = {"steps": requests.steps, "guidance": requests.guidance}
+    jobs = [load.request(n, **how) for n in range(requests.count)]
     device = model.layer_devices[0]
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -35,8 +35,7 @@ def without_effect(settings: Mapping[str, Setting], jobs: Sequence[Job]) -> Iter
         kind = "a region" if kept else "keep_outside"
         yield from _concern(settings, names, f"edits with {kind} only; no job is one")
     if jobs and not films and not any(job.negative_prompt for job in pictures):
-        of_models = "models that take one only; no job is of one"
-        yield from _concern(settings, ["negative_prompt"], of_models)
+        yield from _concern(settings, ["negative_prompt"], "models that take one; no job is of one")
     named = sum("name" in job.user_fields for job in jobs)
     if named and _is_given(settings["name"]):
         flag, jobs_named = as_given(settings["name"]), f"{named} of {len(jobs)} jobs"

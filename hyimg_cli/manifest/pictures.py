@@ -51,13 +51,11 @@ class PictureLine(ResolvedLine):
         for name in GUIDANCE_FIELDS:
             if getattr(own, name) is None and self.values[name] is not None:
                 yield self.unused(name, f"{self.card.name} does not read it")
-        if "negative_prompt" in self.line.given:
-            if not self._takes_negative:
-                why = "its guidance is away from the picture of no prompt"
-                what = f"{self.card.name} takes no negative prompt: {why}"
-                yield self.fault("foreign-field", what, "negative_prompt", "take the field out")
-            elif self.values["guidance_scale"] <= 1:
-                yield self.unused("negative_prompt", "guidance_scale is not above 1")
+        if "negative_prompt" in self.line.given and own.negative_prompt is None:
+            what = (
+                f"{self.card.name} takes no negative prompt: it guides away from no prompt at all"
+            )
+            yield self.fault("foreign-field", what, "negative_prompt", "take the field out")
         if "ratio_index" in fields and self._of_ratio(fields["ratio_index"]) is None:
             known = [f"{bucket.ratio_index} is {bucket.size}" for bucket in self.card.buckets]
             names = ", ".join(known if len(known) < 5 else [known[0], "…", known[-1]])
@@ -72,11 +70,6 @@ class PictureLine(ResolvedLine):
         yield from self.step_cache_faults(is_distilled=self.card.is_distilled)
         yield from self._encoding_faults()
         yield from self._outside_faults()
-
-    @property
-    def _takes_negative(self) -> bool:
-        own = sampling_defaults(self.card, is_edit=bool(self.images))
-        return own.negative_prompt is not None
 
     def _encoding_faults(self) -> Iterator[HyimgError]:
         """Encoding options that the file's format does not take, or implies."""
@@ -164,7 +157,8 @@ class PictureLine(ResolvedLine):
         fields = self.fields
         values = {name: self.values[name] for name in PICTURE_OPTIONS} | self.own(index)
         values |= self._system_prompt()
-        if not self._takes_negative:  # a setting may be meant for other models
+        # A setting may be meant for other models.
+        if sampling_defaults(self.card, is_edit=bool(self.images)).negative_prompt is None:
             values["negative_prompt"] = ""
         outside, size = self._outside() if self._keeps_outside else (None, self._size())
         if outside is not None:
@@ -221,8 +215,7 @@ class PictureLine(ResolvedLine):
         elif self.values["vary"] == "text":
             # Of a text that no seed changes the seed is idle.
             given = {"ar_seed"} | self.line.given & {*COT_FIELDS}
-            why = idle_fields(self.values, given, self.values["bot_task"]).get("ar_seed")
-            if why:
+            if why := idle_fields(self.values, given, self.values["bot_task"]).get("ar_seed"):
                 what = f"vary text would give {len(self.child_ids)} equal pictures: {why}"
                 yield self.fault("vary", what, "vary", "vary the picture")
 

@@ -71,14 +71,12 @@ class VideoLine(ResolvedLine):
             hint = "give 1 for no guidance, or more"
             yield self.fault("guidance", what, "guidance_scale", hint)
         if "negative_prompt" in self.line.given and scale == 1:
-            reason = "guidance_scale is 1, so nothing is held against it"
-            yield self.unused("negative_prompt", reason)
+            yield self.unused("negative_prompt", "guidance_scale is 1: nothing is held against it")
         has_two = self.card.defaults.guidance_scale_2 is not None
         if "guidance_scale_2" in self.line.given and (not has_two or scale == 1):
-            off = "guidance_scale is 1, which switches guidance off for both transformers"
-            yield self.unused(
-                "guidance_scale_2", off if has_two else "the model has one transformer"
-            )
+            why = "guidance_scale is 1, which switches guidance off for both transformers"
+            why = why if has_two else "the model has one transformer"
+            yield self.unused("guidance_scale_2", why)
 
     def _size_faults(self) -> Iterator[HyimgError]:
         size, multiple = self.size(), self.card.size_multiple

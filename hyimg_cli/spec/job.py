@@ -32,7 +32,6 @@ POSES_SUFFIX = ".npy"
 INTRINSICS = f"intrinsics{POSES_SUFFIX}"
 # Its name is its id.
 BY_ID = "{custom_id}"
-_SUFFIXES: dict[Format, str] = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class Encoding:
 
     @property
     def suffix(self) -> str:
-        return _SUFFIXES[self.format]
+        return ".jpg" if self.format == "jpeg" else f".{self.format}"
 
 
 @dataclass(frozen=True, kw_only=True)

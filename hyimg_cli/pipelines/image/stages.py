@@ -267,9 +267,8 @@ def with_text(work: Prefilled, stages: ImageStages) -> Generated:
     canvas = model.canvas(work.job, work.sources, text)
     work.request.notes.extend(canvas.notes)
     work.warnings.extend(canvas.warnings)
-    if work.decoding is not None:
-        note = model.graphs.degraded(work.batch["think"]) if model.graphs else ""
-        work.warnings.extend(filter(None, [note]))
+    if work.decoding is not None and model.graphs is not None:
+        work.warnings.extend(filter(None, [model.graphs.degraded(work.batch["think"])]))
     work.clock.enter("queue")
     reuse = ReuseReport(
         "none",
@@ -360,11 +359,8 @@ def _context(
     buffer = model.new_buffer(opening.capacity)
     # The last token is computed in any case: what follows is chosen from its hidden row.
     segments = model.segments(opening.layout, ids, sources, stop - 1)
-    if cached is not None:
-        behind = TextSegment((ids[stop - 1], *cached.fed))
-        shared = stages.prefixes.start([*segments, behind], buffer)
-    else:
-        shared = stages.prefixes.start(segments, buffer)
+    behind = [] if cached is None else [TextSegment((ids[stop - 1], *cached.fed))]
+    shared = stages.prefixes.start([*segments, *behind], buffer)
     context = Context(list(ids), buffer, None, opening.layout)
     if shared < stop:
         context.hidden_M = model.prefill(opening.layout, ids, sources, buffer, stop)
