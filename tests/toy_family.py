@@ -61,7 +61,8 @@ class ToyModel(DecoderModel):
     dtype_name, layer_devices, rows_seen = "float32", (torch.device("cpu"),), 0
 
     def __init__(self, prompter: ToyCheckpoint, table_VD: torch.Tensor) -> None:
-        self.prompter, self.table_VD, self.parameter_count = prompter, table_VD, table_VD.numel()
+        self.prompter, self.card = prompter, prompter.card
+        self.table_VD, self.parameter_count = table_VD, table_VD.numel()
 
     def script(self, job: Any) -> FreeScript:
         return FreeScript((THINK,), END)

@@ -163,4 +163,4 @@ def test_the_size_of_a_source_counts_as_said_before(
 
 def _penalize(model: Any, penalty: float, monkeypatch: pytest.MonkeyPatch) -> None:
     defaults = replace(model.card.defaults, repetition_penalty=penalty)
-    monkeypatch.setattr(model, "_card", replace(model.card, defaults=defaults))
+    monkeypatch.setattr(model, "card", replace(model.card, defaults=defaults))

@@ -77,6 +77,7 @@ class Bagel(DecoderModel):
 
     def __init__(self, network: BagelNetwork, codec: PictureCodec, prompter: BagelPrompter) -> None:
         self.network, self.codec, self.prompter = network, codec, prompter
+        self.card = prompter.card
 
     @property
     def rows_seen(self) -> int:

@@ -33,15 +33,11 @@ class DecoderModel:
     source_rows: ClassVar[Callable[..., Any]]
     network: Any
     prompter: Any
+    card: ModelCard
     layer_devices: Any
     graphs: TextGraphs | None = None
     # Branches may lie in one another's buffers; see `Buffer.lend`.
     lends_prefixes = False
-
-    @property
-    def card(self) -> ModelCard:
-        card: ModelCard = self.prompter.card
-        return card
 
     @property
     def device_name(self) -> str:

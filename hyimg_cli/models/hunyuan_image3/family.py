@@ -21,7 +21,6 @@ from hyimg_cli.kernels.transfer import Waiting, sent, to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.media.images import cut_off, fit_cover, stretch
 from hyimg_cli.models.common.model import DecoderModel, buffer_of, shapes_of
-from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.graphs import (
     DecodeGraphs,
     decode_graphs,
@@ -149,7 +148,7 @@ class HunyuanImage3(DecoderModel):
         """
         self.network = network
         self.prompter = prompter
-        self._card = prompter.card if card is None else card
+        self.card = prompter.card if card is None else card
         self._tiled = tiled
         self._decodes_in_half = decodes_in_half
         self.graphs: DecodeGraphs | None = graphs
@@ -158,10 +157,6 @@ class HunyuanImage3(DecoderModel):
             Waiting(half, network.device).at_work if vae_waits else nullcontext
             for half in (network.vae.encoder, network.vae.decoder)
         )
-
-    @property
-    def card(self) -> ModelCard:
-        return self._card
 
     @property
     def rows_seen(self) -> int:
@@ -185,7 +180,8 @@ class HunyuanImage3(DecoderModel):
 
     @property
     def parameter_count(self) -> int:
-        return _parameters(self.network.arch)
+        """Of the whole network: here they may be in fewer bits, or a rank's share."""
+        return sum(math.prod(shape) for shape in expected_shapes(self.network.arch).values())
 
     def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
         """Both views of a source image: VAE latents of its bucket, ViT features of the whole.
@@ -340,11 +336,6 @@ class HunyuanImage3(DecoderModel):
         generator = torch.Generator().manual_seed(seed)
         noise = sent(torch.randn(mean.shape, generator=generator), mean.device).to(mean.dtype)
         return vae.posterior_sample(mean, logvar, noise)
-
-
-def _parameters(arch: Architecture) -> int:
-    """Of the whole network: here they may be in fewer bits, or a rank's share."""
-    return sum(math.prod(shape) for shape in expected_shapes(arch).values())
 
 
 def _rows(sources: Sequence[Encoded]) -> list[SourceRows]:
