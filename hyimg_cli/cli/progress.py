@@ -32,8 +32,7 @@ class Report:
             case Remark():
                 show_remark(event, self._style)
             case RunPlanned():
-                left, replicas = event.summary.left, event.replicas
-                self._view = view_of(self._style, left, event.eta, replicas=replicas)
+                self._view = view_of(self._style, event)
                 self._view.__enter__()
             case RunEnded():
                 self._end(event)

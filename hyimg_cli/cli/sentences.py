@@ -3,7 +3,7 @@
 import logging
 from typing import TypeAlias
 
-from hyimg_cli.engine.eta import Eta
+from hyimg_cli.engine.run import RunPlanned
 from hyimg_cli.engine.runner import Summary
 from hyimg_cli.spec.events import (
     ModelLoaded,
@@ -24,12 +24,11 @@ Readiness: TypeAlias = (
 )
 
 
-def status(left: Eta, doing: str) -> str:
+def status(run: RunPlanned, doing: str) -> str:
     """How far a run is: what it is at, how long it took, how long the rest will take."""
-    parts = [doing, f"{time_text(left.elapsed_s)} so far"]
-    rate = left.seconds_per_job
+    parts = [doing, f"{time_text(run.eta.elapsed_s)} so far"]
+    rate, seconds = run.summary.seconds_per_picture, run.eta.left_s
     parts += [] if rate is None else [f"{time_text(rate)} a job"]
-    seconds = left.left_s
     parts.append("time left: unknown" if seconds is None else f"about {time_text(seconds)} left")
     return ", ".join(parts)
 

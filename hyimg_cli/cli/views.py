@@ -26,7 +26,7 @@ from hyimg_cli.cli.sentences import (
     status,
 )
 from hyimg_cli.cli.underway import Underway
-from hyimg_cli.engine.eta import Eta
+from hyimg_cli.engine.run import RunPlanned
 from hyimg_cli.engine.weights_read import WeightsRead
 from hyimg_cli.spec.events import Event, JobEnded, ModelLoading, Progress, PromptsReady
 from hyimg_cli.spec.printed import printable
@@ -54,11 +54,10 @@ class View:
 class LiveView(View):
     """One that also moves between events: a thread looks at it a few times a second."""
 
-    def __init__(self, total: int, left: Eta, *, replicas: int = 1) -> None:
-        """`left`: of a run whose events it is told before they are shown here."""
-        self._total, self._ended = total, 0
-        self._left = left
-        self._has_replicas = replicas > 1
+    def __init__(self, planned: RunPlanned) -> None:
+        """`planned` follows the run: it is told events before they are shown here."""
+        self._planned = planned
+        self._total = planned.summary.left
         self._lock = Lock()
         self._is_over = threading.Event()
         self._ticker = threading.Thread(target=self._tick_on, daemon=True)
@@ -76,14 +75,13 @@ class LiveView(View):
     def show(self, event: Event) -> None:
         with self._lock:
             if isinstance(event, ModelLoading):
-                self._read = WeightsRead(of_children=self._has_replicas)
+                self._read = WeightsRead(of_children=self._planned.replicas > 1)
                 self._loading = event
             elif not (
                 isinstance(event, PromptsReady)
                 or (isinstance(event, Progress) and event.phase == "embed")
             ):
                 self._loading = self._read = None
-            self._ended += isinstance(event, JobEnded)
             self._show(event)
 
     def tick(self) -> None:
@@ -92,6 +90,11 @@ class LiveView(View):
             if self._read is not None:
                 self._read.look()
             self._move()
+
+    @property
+    def ended(self) -> int:
+        """How many jobs are done or failed."""
+        return self._total - self._planned.summary.left
 
     @property
     def loading(self) -> str:
@@ -117,15 +120,8 @@ class PlainView(LiveView):
     a minute at most one that says how far the run is.
     """
 
-    def __init__(
-        self,
-        total: int,
-        left: Eta,
-        *,
-        replicas: int = 1,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(total, left, replicas=replicas)
+    def __init__(self, planned: RunPlanned, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(planned)
         self._clock = clock
         self._told_at = clock()
 
@@ -133,14 +129,14 @@ class PlainView(LiveView):
         if isinstance(event, Readiness):
             note(describe_readiness(event))
         elif isinstance(event, JobEnded):
-            note(f"[{self._ended}/{self._total}] {describe_outcome(event.outcome)}")
+            note(f"[{self.ended}/{self._total}] {describe_outcome(event.outcome)}")
 
     def _move(self) -> None:
-        is_over = 0 < self._total == self._ended
+        is_over = 0 < self._total == self.ended
         if self._clock() - self._told_at >= _STATUS_S and not is_over:
             self._told_at = self._clock()
-            doing = self.loading or f"{self._ended} of {self._total} done"
-            note(status(self._left, doing))
+            doing = self.loading or f"{self.ended} of {self._total} done"
+            note(status(self._planned, doing))
 
 
 class RichView(LiveView):
@@ -148,8 +144,8 @@ class RichView(LiveView):
     has jobs.
     """
 
-    def __init__(self, total: int, left: Eta, *, replicas: int = 1) -> None:
-        super().__init__(total, left, replicas=replicas)
+    def __init__(self, planned: RunPlanned) -> None:
+        super().__init__(planned)
         columns: list[str | ProgressColumn] = [
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -159,7 +155,7 @@ class RichView(LiveView):
             *columns, console=Console(stderr=True, highlight=False, emoji=False), transient=True
         )
         self._underway = Underway()
-        self._all = self.bars.add_task("all jobs", total=total, count=f"0/{total}")
+        self._all = self.bars.add_task("all jobs", total=self._total, count="")
         self._of_phase: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
@@ -180,8 +176,8 @@ class RichView(LiveView):
 
     def _move(self) -> None:
         """Brings every bar up to date; a phase without jobs has none."""
-        completed = self._ended + 0.9 * self._underway.drawn
-        count = status(self._left, f"{self._ended}/{self._total}")
+        completed = self.ended + 0.9 * self._underway.drawn
+        count = status(self._planned, f"{self.ended}/{self._total}")
         self.bars.update(self._all, completed=completed, count=count)
         lines = {at.phase: at for at in self._underway.lines()}
         for phase in self._of_phase.keys() - {*lines, *([_LOADING] if self._loading else [])}:
@@ -209,12 +205,12 @@ class RichView(LiveView):
         self.bars.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
-def view_of(style: Style, total: int, left: Eta, *, replicas: int = 1) -> View:
+def view_of(style: Style, planned: RunPlanned) -> View:
     """The view that fits: Rich on a terminal, a line for each finished job elsewhere."""
     if style.is_quiet or style.progress == "none":
         return View()
     # A terminal of which nothing is known, as in an editor, shows no bar at all.
     has_bars = sys.stderr.isatty() and not Console(stderr=True).is_dumb_terminal
     if style.progress == "rich" or (style.progress == "auto" and has_bars):
-        return RichView(total, left, replicas=replicas)
-    return PlainView(total, left, replicas=replicas)
+        return RichView(planned)
+    return PlainView(planned)

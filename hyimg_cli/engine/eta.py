@@ -124,8 +124,6 @@ class Eta:
         self._plan, self._config, self._clock = plan, config, clock
         self._last = clock()
         self._began = self._last - age_s
-        self._first_job: float | None = None
-        self.done = 0
         models = tuple(dict.fromkeys(group.model for group in plan.groups))
         runs = {model: (earlier or {}).get(model, ()) for model in models}
         self.runs = min(map(len, runs.values()), default=0)
@@ -150,13 +148,6 @@ class Eta:
     def elapsed_s(self) -> float:
         """Seconds since the run began."""
         return self._clock() - self._began
-
-    @property
-    def seconds_per_job(self) -> float | None:
-        """Since the first job began, by jobs that are done."""
-        if self._first_job is None or not self.done:
-            return None
-        return (self._last - self._first_job) / self.done
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -187,7 +178,6 @@ class Eta:
         passed, self._last = now - self._last, now
         match event:
             case JobStarted():
-                self._first_job = now if self._first_job is None else self._first_job
                 self._move(event.custom_id, "decode", passed, _WHOLE)
             case Progress(phase="think", done=count) if count:
                 self._write(event, passed)
@@ -279,7 +269,6 @@ class Eta:
 
     def _end(self, outcome: Outcome, passed: float) -> None:
         """A job is over; of one that failed nothing more counts as done."""
-        self.done += 1
         is_done = outcome.status == "done"
         seconds, parts = (passed, _OVER) if is_done else (0.0, {})
         at = self._move(outcome.custom_id, "decode", seconds, parts)

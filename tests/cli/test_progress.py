@@ -2,9 +2,12 @@
 
 import logging
 import random
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +15,9 @@ from hyimg_cli.cli import views
 from hyimg_cli.cli.render import Style
 from hyimg_cli.cli.sentences import describe_outcome, progress_text, read_text
 from hyimg_cli.cli.underway import Underway
+from hyimg_cli.engine import runner
 from hyimg_cli.engine.eta import Eta
+from hyimg_cli.engine.run import RunPlanned
 from hyimg_cli.settings.run import OutputConfig, RunConfig
 from hyimg_cli.spec.events import (
     Event,
@@ -36,12 +41,21 @@ from hyimg_cli.spec.units import time_text
 
 STEPS, JOBS = 4, 40
 CONFIG = RunConfig(OutputConfig(Path("out")))
+NOTHING = Plan(())
 
 
 def show(view: views.LiveView, event: Event) -> None:
     """Tell an event as a run does: first what counts, then what shows."""
-    view._left.add(event)
+    view._planned.eta.add(event)
+    view._planned.summary.add(event)
     view.show(event)
+
+
+def planned(
+    total: int, plan: Plan = NOTHING, clock: Callable[[], float] = time.monotonic
+) -> RunPlanned:
+    """So many jobs are left, and these of them need a model."""
+    return RunPlanned(plan, runner.Summary(left=total), Eta(plan, CONFIG, clock=clock))
 
 
 def end_of(name: str, *, is_failed: bool) -> Event:
@@ -74,10 +88,10 @@ def interleaved(count: int) -> list[Event]:
 
 
 def test_nothing_is_left_over_of_many_interleaved_jobs() -> None:
-    view = views.RichView(JOBS, Eta(Plan(()), CONFIG))
+    view = views.RichView(planned(JOBS))
     with view:
         for event in interleaved(JOBS):
-            view.show(event)
+            show(view, event)
             assert len(bars(view)) <= 5
         assert bars(view) == ["all jobs"]
 
@@ -113,9 +127,7 @@ def test_a_job_that_ends_without_a_start_or_starts_again_leaves_nothing() -> Non
     assert list(underway.lines()) == []
 
 
-@pytest.mark.parametrize(
-    "view", [view(2, Eta(Plan(()), CONFIG)) for view in (views.PlainView, views.RichView)]
-)
+@pytest.mark.parametrize("view", [view(planned(2)) for view in (views.PlainView, views.RichView)])
 def test_what_was_made_ready_is_told(view: views.View, capsys: pytest.CaptureFixture[str]) -> None:
     view.show(ModelLoading("tiny"))
     assert "loading tiny\n" in capsys.readouterr().err
@@ -143,8 +155,8 @@ def test_a_terminal_without_bars_gets_lines(
 ) -> None:
     monkeypatch.setenv("TERM", terminal)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    nothing = Eta(Plan(()), RunConfig(OutputConfig(Path("out"))))
-    assert type(views.view_of(Style("auto", is_quiet=False, as_json=False), 1, nothing)) is kind
+    style = Style("auto", is_quiet=False, as_json=False)
+    assert type(views.view_of(style, planned(1))) is kind
 
 
 class Clock:
@@ -188,14 +200,16 @@ def two_jobs() -> Plan:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=clock))
+    return clock
 
 
 @pytest.fixture
 def plain(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> views.PlainView:
     monkeypatch.setattr(views, "WeightsRead", Pages)
-    return views.PlainView(2, Eta(two_jobs(), CONFIG, clock=clock), clock=clock)
+    return views.PlainView(planned(2, two_jobs(), clock), clock=clock)
 
 
 def test_plain_lines_say_how_far_a_run_is_at_least_every_half_minute(
@@ -219,7 +233,7 @@ def test_plain_lines_say_how_far_a_run_is_at_least_every_half_minute(
     told = capsys.readouterr().err.splitlines()
     assert told[0].startswith("[1/2] a: ")
     (status,) = told[1:]
-    assert status.startswith("1 of 2 done, 3 min so far, 1 min 40 s a job, about ")
+    assert status.startswith("1 of 2 done, 3 min so far, 1 min 50 s a job, about ")
     assert status.endswith(" left")
     clock.now += 29
     plain.tick()
@@ -231,8 +245,10 @@ def test_edits_that_need_no_model_count_as_the_run_counts_them(
 ) -> None:
     """They are not in the plan that `Eta` follows."""
     monkeypatch.setattr(views, "WeightsRead", Pages)
-    view = views.PlainView(3, Eta(two_jobs(), CONFIG, clock=clock), clock=clock)
-    view.show(end_of("edit", is_failed=False))
+    view = views.PlainView(planned(3, two_jobs(), clock), clock=clock)
+    edit = Outcome("edit", "done", key="")
+    view._planned.summary.finish(edit)
+    view.show(JobEnded(edit))
     show(view, GroupStarted("tiny-image", "auto", 2))
     show(view, JobStarted("a"))
     clock.now += 40
@@ -256,7 +272,7 @@ def test_loading_says_how_much_was_read(plain: views.PlainView) -> None:
 
 def test_the_bars_say_rate_elapsed_and_left(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(views, "WeightsRead", Pages)
-    view = views.RichView(2, Eta(two_jobs(), CONFIG, clock=clock))
+    view = views.RichView(planned(2, two_jobs(), clock))
     show(view, ModelLoading("tiny-image", 91_400_000_000))
     view.tick()
     assert bars(view) == ["all jobs", "loading tiny-image"]
@@ -266,7 +282,7 @@ def test_the_bars_say_rate_elapsed_and_left(clock: Clock, monkeypatch: pytest.Mo
         clock.now += 10
         show(view, event)
     assert bars(view) == ["all jobs"]
-    assert counts(view)[0].startswith("1/2, 1 min 50 s so far, 1 min 40 s a job, about ")
+    assert counts(view)[0].startswith("1/2, 1 min 50 s so far, 1 min 50 s a job, about ")
     before = counts(view)[0]
     clock.now += 60
     view.tick()

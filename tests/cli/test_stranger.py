@@ -19,6 +19,8 @@ from PIL import Image, PngImagePlugin
 import hyimg_cli
 from hyimg_cli.cli.views import RichView
 from hyimg_cli.engine.eta import Eta
+from hyimg_cli.engine.run import RunPlanned
+from hyimg_cli.engine.runner import Summary
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import OutputConfig, RunConfig
@@ -182,7 +184,8 @@ def test_a_live_view_shows_names_as_they_are(monkeypatch: pytest.MonkeyPatch) ->
     """What Rich takes for markup is text, and no text steers."""
     monkeypatch.setattr(sys, "stderr", stderr := io.StringIO())
     monkeypatch.setenv("COLUMNS", "400")
-    with RichView(1, Eta(Plan(()), RunConfig(OutputConfig(Path())))) as view:
+    eta = Eta(Plan(()), RunConfig(OutputConfig(Path())))
+    with RichView(RunPlanned(Plan(()), Summary(left=1), eta)) as view:
         view.show(ModelLoading(f"./{EVIL}", 1000))
         assert SHOWN in view.bars.tasks[-1].description
         view.show(ModelLoaded(f"./{EVIL}", 0.5, "cpu", "float32", 1000))
