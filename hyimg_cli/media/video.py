@@ -69,8 +69,8 @@ class VideoWriter:
         frames_folder: Path | None = None,
     ) -> None:
         """`box` is appended to the MP4 as it is."""
-        self._path, self._fps, self._box = path, fps, box
-        self._pixels, self._count, self._shape = hashlib.sha256(), 0, (0, 0, 0)
+        self.path, self.comment, self.frames_folder = path, comment, frames_folder
+        self._fps, self._box, self._count, self._pixels = fps, box, 0, hashlib.sha256()
         # What a muxer of another version would name itself stays out of the file.
         options = {"fflags": "+bitexact", "movflags": "+faststart"}
         with _disk_errors(path), ExitStack() as places:
@@ -86,7 +86,7 @@ class VideoWriter:
 
     def add(self, piece: Frames) -> None:
         """Encode frames, and write each as a PNG file where there is a folder for them."""
-        with _disk_errors(self._path):
+        with _disk_errors(self.path):
             for frame in piece:
                 if not self._count:
                     self._begin(*frame.shape)
@@ -100,7 +100,7 @@ class VideoWriter:
 
     def finish(self) -> WrittenVideo:
         """Put everything in its place. Raises ValueError where there was no frame."""
-        with _disk_errors(self._path):
+        with _disk_errors(self.path):
             self._end_stream()
             with open(self._mp4, "ab") as file:
                 file.write(self._box)
@@ -110,7 +110,7 @@ class VideoWriter:
 
     def close(self) -> None:
         """Drop what is not finished."""
-        with suppress(_Unfinished), _disk_errors(self._path), self._places:
+        with suppress(_Unfinished), _disk_errors(self.path), self._places:
             raise _Unfinished
 
     def _begin(self, height: int, width: int, channels: int) -> None:

@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, START_PICTURES
 from hyimg_cli.errors import JobError
+from hyimg_cli.files import remove, replace_file, storage_error
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import (
     confirm_dtype,
@@ -39,7 +41,6 @@ from hyimg_cli.pipelines.outcomes import Facts
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.pipelines.video.encodings import Encodings
-from hyimg_cli.pipelines.video.film import Film
 from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.pipelines.video.prewarm import prewarm
 from hyimg_cli.pipelines.video.ranks import VideoRanks, spread
@@ -63,6 +64,9 @@ from hyimg_cli.spec.events import (
     VideoFile,
 )
 from hyimg_cli.spec.job import VideoJob
+
+if TYPE_CHECKING:
+    from hyimg_cli.media.video import VideoWriter
 
 
 class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
@@ -145,15 +149,25 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         if folder is None:
             return VideoWork(request)
         checkpoint = self._checkpoint(job, folder, request.warnings)
-        return VideoWork(request, checkpoint, partial(self._film, job, folder))
+        return VideoWork(request, checkpoint, partial(self._new_writer, job, folder))
 
     def write(self, done: Frames, folder: JobFolder) -> VideoFile:
-        """The end of the film, in its place."""
-        job, film = done.job, done.film
-        assert film is not None, "where there is a folder there is a film"
-        written = film.write()
+        """The sidecar, the frames, then the video: whoever sees the video sees the others."""
+        job, writer = done.job, done.writer
+        assert writer is not None, "where there is a folder there is a file"
+        path, frames = writer.path, writer.frames_folder
+        with closing(writer):
+            try:
+                # What an earlier video of this name has beside it would tell of another job.
+                for suffix in (".json", ".frames"):
+                    remove(path.with_suffix(suffix))
+                if writer.comment is not None:
+                    replace_file(path.with_suffix(".json"), f"{writer.comment}\n".encode())
+            except OSError as error:
+                raise storage_error(error, path.parent) from error
+            written = writer.finish()
         return VideoFile(
-            path=film.path.relative_to(folder.folder).as_posix(),
+            path=path.relative_to(folder.folder).as_posix(),
             sha256=written.sha256,
             pixel_sha256=written.pixel_sha256,
             width=written.width,
@@ -161,16 +175,20 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
             seed=job.seed,
             num_frames=written.num_frames,
             fps=job.fps,
-            frames_path=film.shots.relative_to(folder.folder).as_posix() if film.shots else None,
+            frames_path=frames.relative_to(folder.folder).as_posix() if frames else None,
         )
 
-    def _film(self, job: VideoJob, folder: JobFolder, tiles: DecodeTiles | None) -> Film:
-        """A new film of the job; `tiles`: of its decode, where they are not what was asked for."""
+    def _new_writer(
+        self, job: VideoJob, folder: JobFolder, tiles: DecodeTiles | None
+    ) -> "VideoWriter":
+        """Begin the job's file, under a temporary name; `tiles`: of its decode, where they are not
+        what was asked for.
+        """
         # Imported here: a run of pictures needs no PyAV.
         from hyimg_cli.media.video import VideoWriter
 
         config, path = self._config, folder.place_for(job, ".mp4")
-        shots = path.with_suffix(".frames") if config.output.frames == "png" else None
+        frames = path.with_suffix(".frames") if config.output.frames == "png" else None
         text, box = None, b""
         if config.output.metadata:
             if tiles is not None:
@@ -178,8 +196,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
             made_by = file_provenance(job, config)
             text = video_text(public_line(job), made_by, self._digests(job))
             box = mp4_box(EDITED if job.images else MADE)
-        writer = VideoWriter(path, fps=job.fps, comment=text, box=box, frames_folder=shots)
-        return Film(path, text, shots, writer)
+        return VideoWriter(path, fps=job.fps, comment=text, box=box, frames_folder=frames)
 
     def outcome(self, done: Frames, output: OutputFile | None, facts: Facts) -> Outcome:
         return outcomes.done(

@@ -1,6 +1,12 @@
 """One video from job to frames, a stage a call: encode, denoise, decode_latents, then written.
 Latents that an earlier attempt has kept stand for the steps before them.
 
+A video is encoded while it is decoded; no more than two pieces of its frames are held:
+
+    decode    piece 1 ▸ piece 2 ▸ piece 3 ▸ ..         in the run's own thread
+    encode              piece 1 ▸ piece 2 ▸ ..         in another; the decode waits for it
+    write                                   tail ▸ name, while the next job is denoised
+
 A stage raises JobError for what is wrong with its job alone. Nothing of a job outlives it: its
 denoiser is made for it, whatever became of the one before.
 """
@@ -8,10 +14,11 @@ denoiser is made for it, whatever became of the one before.
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -21,8 +28,8 @@ from hyimg_cli.errors import OutputError
 from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, VideoDenoiser
 from hyimg_cli.pipelines.compiling import compiling_apart
 from hyimg_cli.pipelines.out_of_memory import MemoryPolicy
+from hyimg_cli.pipelines.prefetch import WriteBehind
 from hyimg_cli.pipelines.request import Finished, Work
-from hyimg_cli.pipelines.video.film import BeginFilm, Film
 from hyimg_cli.pipelines.video.latents_checkpoint import Kept, LatentsCheckpoint
 from hyimg_cli.settings.run import DecodeTiles
 from hyimg_cli.spec.card import TileRule
@@ -34,9 +41,14 @@ from hyimg_cli.spec.events import (
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.work import video_work
 
+if TYPE_CHECKING:
+    from hyimg_cli.media.video import VideoWriter
+
 Result = TypeVar("Result")
 Stage: TypeAlias = Generator[Progress, None, Result]
 Embed = Callable[[str], PromptEmbedding]
+# Begins a new file; given the tiles of a decode that was short of memory, None for the model's own.
+NewWriter = Callable[[DecodeTiles | None], "VideoWriter"]
 _KEPT = "its denoised latents are kept: the next attempt only decodes them"
 
 
@@ -57,12 +69,12 @@ class VideoStages:
 
 @dataclass(eq=False)
 class VideoWork(Work[VideoJob]):
-    """A video on its way. `checkpoint`: the place for its latents; `begin`: begins a new film; None
-    where nothing is written.
+    """A video on its way. `checkpoint`: the place for its latents; `new_writer`: begins its file;
+    None where nothing is written.
     """
 
     checkpoint: LatentsCheckpoint | None = None
-    begin: BeginFilm | None = None
+    new_writer: NewWriter | None = None
 
 
 @dataclass(frozen=True)
@@ -101,14 +113,14 @@ class Denoised:
 
 @dataclass(eq=False)
 class Frames(Finished[VideoJob]):
-    """A video, every frame of it in `film`, None where it is written nowhere; `parallel`: over
-    which ranks, None without.
+    """A video, every frame of it encoded by `writer`, None where it is written nowhere;
+    `parallel`: over which ranks, None without.
 
     `denoise_steps` are those of this run: a job that went on from kept latents has fewer;
     `step_cache` counts those of all its attempts.
     """
 
-    film: Film | None
+    writer: "VideoWriter | None"
     denoise_steps: int
     step_cache: StepCacheReport | None = None
     together: int = 1
@@ -134,9 +146,9 @@ def make_video(work: VideoWork, stages: VideoStages, denoised: Denoised | None) 
         denoised = yield from _alone(work, stages, lambda: denoise(work, encoded, stages))
     if checkpoint is not None and checkpoint.holds_last:
         request.warnings_if_lost.append(_KEPT)
-    film = yield from _decode_alone(work, denoised, stages)
+    writer = yield from _decode_alone(work, denoised, stages)
     done = denoised.steps - (0 if kept is None else kept.step)
-    return Frames(request, film, done, denoised.step_cache, denoised.together)
+    return Frames(request, writer, done, denoised.step_cache, denoised.together)
 
 
 def _alone(
@@ -146,9 +158,11 @@ def _alone(
     return memory.alone(work.request, stage)
 
 
-def _decode_alone(work: VideoWork, denoised: Denoised, stages: VideoStages) -> Stage[Film | None]:
+def _decode_alone(
+    work: VideoWork, denoised: Denoised, stages: VideoStages
+) -> Stage["VideoWriter | None"]:
     """The decode where memory may be short: once more without the transformer on the device, the
-    same pixels; then in smaller tiles. Each time the film begins anew.
+    same pixels; then in smaller tiles. Each time the file begins anew.
     """
     own = partial(decode, work, denoised, stages)
 
@@ -156,7 +170,7 @@ def _decode_alone(work: VideoWork, denoised: Denoised, stages: VideoStages) -> S
         stages.drop()
         stages.drop_transformer()
 
-    def smaller() -> Iterator[tuple[str, Callable[[], Stage[Film | None]]]]:
+    def smaller() -> Iterator[tuple[str, Callable[[], Stage["VideoWriter | None"]]]]:
         for tiles, tiling in stages.model.smaller_tilings(denoised.latents_BCFYX):
             side = tiling.tile * stages.model.card.pixels_per_cell
             note = (
@@ -237,22 +251,39 @@ def decode(
     stages: VideoStages,
     tiles: DecodeTiles | None = None,
     tiling: TileRule | None = None,
-) -> Stage[Film | None]:
-    """Decode the last latents into the frames of a film, which are encoded as they come; `tiles`,
+) -> Stage["VideoWriter | None"]:
+    """Decode the last latents into frames, which are encoded as they come; `tiles`,
     and the `tiling` that they are: instead of the model's own.
     """
     yield Progress(work.job.custom_id, "decode_latents")
     work.clock.enter("decode_latents")
     decoded = stages.model.decode_latents(denoised.latents_BCFYX, tiling)
-    film = None if work.begin is None else work.begin(tiles)
+    writer = None if work.new_writer is None else work.new_writer(tiles)
     # Left in the middle it would go on keeping features of its frames.
     with closing(checked(work.job, decoded)) as pieces:
-        if film is None:
+        if writer is None:
             deque(pieces, maxlen=0)
         else:
-            work.clock.overlapped("write", film.take(pieces))
+            work.clock.overlapped("write", _encode_beside(pieces, writer))
     work.clock.enter("queue")
-    return film
+    return writer
+
+
+def _encode_beside(pieces: Iterator[np.ndarray], writer: "VideoWriter") -> float:
+    """Encode each piece while the next one is decoded; seconds that it took. Where either fails
+    nothing is left of the file.
+    """
+    seconds = 0.0
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            behind = WriteBehind[None](thread)
+            for piece in pieces:
+                seconds += sum(took for _, took in behind.finished(wait=True))
+                behind.submit(partial(writer.add, piece))
+            return seconds + sum(took for _, took in behind.finished(wait=True))
+    except BaseException:
+        writer.close()
+        raise
 
 
 def _start(
