@@ -156,9 +156,7 @@ def serve(
         seconds_each=seconds / len(drawn) if is_done else None,
         events=dict(events),
         phases_s={name: statistics.median(t[name] for t in timings) for name in phases},
-        notes=tuple(
-            dict.fromkeys(note for end in drawn for note in (*end.warnings, *end.request.notes))
-        ),
+        notes=tuple(dict.fromkeys(note for end in drawn for note in (*end.warnings, *end.notes))),
         planned_bytes=_planned(jobs, load, config, together),
         peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
     )

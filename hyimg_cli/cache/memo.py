@@ -17,8 +17,10 @@ class Memo(Generic[Key, Value]):
         self._values: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
         self.held_bytes = self.hits = self.misses = 0
 
-    def __contains__(self, key: Key) -> bool:
-        return key in self._values
+    def find(self, key: Key) -> Value | None:
+        """The value of `key`, which is a hit; None where it is not there, which counts nothing."""
+        entry = self._values.get(key)
+        return None if entry is None else self.get(key, lambda: entry[0])
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
         """The value of `key`, made by `make` where it is not there."""
@@ -28,7 +30,13 @@ class Memo(Generic[Key, Value]):
             return found[0]
         self.misses += 1
         value = make()
-        self._keep(key, value)
+        size = self._size_of(value)
+        if size <= self._budget:
+            self._values[key] = value, size
+            self.held_bytes += size
+            while self.held_bytes > self._budget:
+                _, (_, freed) = self._values.popitem(last=False)
+                self.held_bytes -= freed
         return value
 
     def counts(self) -> dict[str, int]:
@@ -39,13 +47,3 @@ class Memo(Generic[Key, Value]):
         """Forget every value; the counters stay."""
         self._values.clear()
         self.held_bytes = 0
-
-    def _keep(self, key: Key, value: Value) -> None:
-        size = self._size_of(value)
-        if size > self._budget:
-            return
-        self._values[key] = value, size
-        self.held_bytes += size
-        while self.held_bytes > self._budget:
-            _, (_, freed) = self._values.popitem(last=False)
-            self.held_bytes -= freed

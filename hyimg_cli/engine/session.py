@@ -213,7 +213,7 @@ class Session:
         for (done, output), seconds in behind.finished(wait=wait):
             done.clock.overlapped("write", seconds)
             if isinstance(output, Exception):
-                yield self._record_failure(Lost(done.request, output))
+                yield self._record_failure(done.as_lost(output))
                 continue
             done.clock.enter("write")
             facts = self._facts(done.job, done.source_digests)
@@ -226,7 +226,7 @@ class Session:
     def _record_failure(self, lost: Lost[Job]) -> JobEnded:
         raise_if_of_machine(lost.error)
         facts = self._facts(lost.job, source_digests(lost.job))
-        said = line_facts(lost, facts, *lost.warnings, *lost.request.warnings_if_lost)
+        said = line_facts(lost, facts, *lost.warnings, *lost.warnings_if_lost)
         outcome = failed_job(lost.job, self._config, facts.attempt, lost.error, **said)
         return JobEnded(self._append(outcome))
 

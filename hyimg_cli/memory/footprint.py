@@ -288,19 +288,26 @@ def needs(
     decodes = [decoder + card.vae_bytes(one, kind, in_tiles=in_tiles) for one in pictures]
     # Rows of the source images are held by the jobs, and by a bounded memo.
     rows = len(images) * (1 + largest // card.pixels_per_cell**2 + card.source_vit_tokens)
-    prefetches = config.batch.prefetches_sources
-    if prefetches is None:  # see `sources.suits_prefetch`; experts may have that memory
-        prefetches = kind == "cuda" and choice.device != "balanced" and not choice.offloads_experts
     return Needs(
         jobs=len(jobs),
         share=share,
         encode=encode,
         decode=max(decodes, default=0),
-        prefetch=encode if prefetches else 0,
+        prefetch=encode if prefetches_sources(config) else 0,
         forward=forward,
         kept=prefixes + min(ENCODED_BYTES, rows * card.row_bytes * number_width(config)),
         has_graphs=by_graphs(replace(choice, model=card.model), config.parallel.picture_ranks),
     )
+
+
+def prefetches_sources(config: RunConfig) -> bool:
+    """True if images are encoded while the model works; by default on one GPU, which leaves the CPU
+    free, unless experts may have that memory. A model spread over GPUs encodes in turn: its
+    encoders may be on any of them.
+    """
+    choice, asked = config.model, config.batch.prefetches_sources
+    by_default = choice.device != "balanced" and not choice.offloads_experts
+    return precision(choice)[0] == "cuda" and by_default if asked is None else asked
 
 
 def held_weights(card: ModelCard, config: RunConfig) -> int:

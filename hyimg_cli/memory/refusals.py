@@ -17,6 +17,7 @@ OFFLOAD_EXPERTS = "--offload-experts"
 _QUANTIZATION = "--quantization"
 _TENSOR, _CFG, _CONTEXT = (f"--{name}-parallel-size" for name in ("tensor", "cfg", "context"))
 _CODES = {
+    _QUANTIZATION: "usage.quantization",
     UTILIZATION: "usage.gpu-memory",
     OFFLOAD: "usage.cpu-offload",
     OFFLOAD_EXPERTS: "usage.cpu-offload",
@@ -170,8 +171,7 @@ def _refuse_experts(config: RunConfig) -> None:
 def _refuse_without_experts(choice: ModelChoice, flag: str, why: str) -> None:
     weights = model_card(choice.model, choice.revision).weights
     if weights is not None and not weights.experts:
-        what = f"{choice.model} has no routed experts, {why}"
-        raise UsageError(what, where=flag, hint="leave it out", code="usage.quantization")
+        raise _refused(f"{choice.model} has no routed experts, {why}", "leave it out", flag)
 
 
 def _refuse_video_nf4(choice: ModelChoice) -> None:
@@ -179,12 +179,11 @@ def _refuse_video_nf4(choice: ModelChoice) -> None:
     on_cpu = precision(choice)[0] == "cpu"
     if on_cpu or (choice.machine is None and find_spec("bitsandbytes") is None):
         why = "this run is on the CPU" if on_cpu else "bitsandbytes is not installed"
-        raise UsageError(
+        raise _refused(
             f"a video's transformer is held in 4 bits by bitsandbytes on a GPU, and {why}",
-            where=f"{_QUANTIZATION} nf4",
-            hint="pip install 'hyimg-cli[nf4]' on a machine with a GPU; --quantization fp8 needs "
+            f"pip install 'hyimg-cli[nf4]' on a machine with a GPU; {_QUANTIZATION} fp8 needs "
             "neither",
-            code="usage.quantization",
+            f"{_QUANTIZATION} nf4",
         )
 
 
@@ -202,4 +201,4 @@ def _refuse_utilization(config: RunConfig) -> None:
 
 
 def _refused(what: str, hint: str, flag: str) -> UsageError:
-    return UsageError(what, where=flag, hint=hint, code=_CODES[flag])
+    return UsageError(what, where=flag, hint=hint, code=_CODES[flag.split()[0]])

@@ -19,14 +19,14 @@ from typing import Any, Literal, Self, TypeVar
 
 import torch
 
-from hyimg_cli.pipelines.request import Request, Work
+from hyimg_cli.pipelines.request import Request
 from hyimg_cli.spec.events import Progress
 
 logger = logging.getLogger(__name__)
 Requests = Sequence[Request[Any]]
 Result = TypeVar("Result")
 Event = TypeVar("Event")
-OneWork = TypeVar("OneWork", bound=Work[Any])
+Form = TypeVar("Form", bound=Request[Any])
 SharedStage = Literal["think", "draw"]
 # Of a job that goes on REQUEUE, by what there was no memory for.
 _WAITS = {
@@ -79,12 +79,12 @@ class MemoryPolicy:
 
     def attempt(
         self,
-        batch: Sequence[OneWork],
+        batch: Sequence[Form],
         stage: Callable[..., Iterable[Event]],
-        lose: Callable[[OneWork, Exception], Iterable[Event]],
+        lose: Callable[[Form, Exception], Iterable[Event]],
         *,
         kind: SharedStage = "draw",
-        requeue: Callable[[OneWork], object] | None = None,
+        requeue: Callable[[Form], object] | None = None,
     ) -> Iterator[Event]:
         """Run `stage(*batch)`, and what is tried where it fails: halves, once more, or `requeue`
         where others will give memory back; `lose` is told the job whose fault it is.
@@ -93,8 +93,8 @@ class MemoryPolicy:
             yield from stage(*batch)
         if tried.error is None:
             return
-        requests, half = [work.request for work in batch], len(batch) // 2
-        remedy = self.remedy(tried.error, requests, kind=kind, can_wait=requeue is not None)
+        half = len(batch) // 2
+        remedy = self.remedy(tried.error, batch, kind=kind, can_wait=requeue is not None)
         if remedy is Remedy.SPLIT:
             for part in (batch[:half], batch[half:]):
                 yield from self.attempt(part, stage, lose, kind=kind)

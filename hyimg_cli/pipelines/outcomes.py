@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from hyimg_cli.pipelines.request import Finished, Work
+from hyimg_cli.pipelines.request import Finished, Request
 from hyimg_cli.spec.events import Outcome, OutputFile
 from hyimg_cli.spec.job import Job
 
@@ -44,7 +44,7 @@ def done(
     )
 
 
-def line_facts(work: Work[Job], facts: Facts, *warnings: str) -> dict[str, Any]:
+def line_facts(work: Request[Job], facts: Facts, *warnings: str) -> dict[str, Any]:
     """Fields of every line of a job that was at work, however it ended."""
     return {
         "timings_s": _rounded(work.clock.timings_s()),
@@ -52,10 +52,10 @@ def line_facts(work: Work[Job], facts: Facts, *warnings: str) -> dict[str, Any]:
         "overlapped_s": _rounded(work.clock.overlapped_s),
         "cache": facts.cache,
         "peak_memory_mb": round(facts.peak_memory_mb, 1),
-        "edit": work.request.edit,
+        "edit": work.edit,
         "finishing_key": facts.finishing_key,
         "warnings": tuple(dict.fromkeys(warnings)),
-        "notes": tuple(dict.fromkeys(work.request.notes)),
+        "notes": tuple(dict.fromkeys(work.notes)),
     }
 
 

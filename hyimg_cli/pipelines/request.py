@@ -1,6 +1,6 @@
 """A job on its way through a pipeline, and the two ways to leave it: finished, or lost."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
 from hyimg_cli.pipelines.clock import PhaseClock
@@ -16,7 +16,7 @@ class Request(Generic[OneJob]):
 
     `warnings_if_lost` stand there too where it fails: what its next attempt need not do. `edit`:
     what is known of how its picture was put back on its source. `source_digests`: of the images
-    that were read for it.
+    that were read for it. Behind each stage it has another form, with what that stage adds.
     """
 
     job: OneJob
@@ -27,37 +27,22 @@ class Request(Generic[OneJob]):
     edit: dict[str, Any] | None = None
     source_digests: tuple[str, ...] = ()
 
+    def as_begun(self) -> "Request[OneJob]":
+        """The request alone: what its stages have made is not held by it."""
+        return Request(*(getattr(self, field.name) for field in fields(Request)))
 
-@dataclass(eq=False)
-class Work(Generic[OneJob]):
-    """A form of a request behind one of its stages; each stage adds its own fields."""
-
-    request: Request[OneJob]
-
-    @property
-    def job(self) -> OneJob:
-        return self.request.job
-
-    @property
-    def clock(self) -> PhaseClock:
-        return self.request.clock
-
-    @property
-    def warnings(self) -> list[str]:
-        return self.request.warnings
-
-    @property
-    def source_digests(self) -> tuple[str, ...]:
-        return self.request.source_digests
+    def as_lost(self, error: Exception) -> "Lost[OneJob]":
+        """The request that failed by `error`."""
+        return Lost(**vars(self.as_begun()), error=error)
 
 
 @dataclass(eq=False)
-class Finished(Work[OneJob]):
+class Finished(Request[OneJob]):
     """The last form: pixels that are not written yet."""
 
 
-@dataclass(eq=False)
-class Lost(Work[OneJob]):
+@dataclass(eq=False, kw_only=True)
+class Lost(Request[OneJob]):
     """A request that failed."""
 
     error: Exception

@@ -12,9 +12,10 @@ import pytest
 from hyimg_cli.engine.session import Session
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.media.images import SourceImage, read_image
+from hyimg_cli.memory.footprint import prefetches_sources
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
-from hyimg_cli.pipelines.image.sources import EncodedSources, suits_prefetch
+from hyimg_cli.pipelines.image.sources import EncodedSources
 from hyimg_cli.settings.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobEnded, Outcome
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -92,8 +93,8 @@ def _ask_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EncodedSources, "encode", waits)
 
 
-def test_a_cpu_encodes_in_turn_unless_told(run: Run, encoders: list[str], family: Any) -> None:
-    assert not suits_prefetch(family)
+def test_a_cpu_encodes_in_turn_unless_told(run: Run, encoders: list[str]) -> None:
+    assert not prefetches_sources(RunConfig(ModelChoice(device="cpu")))
     run(None)
     assert set(encoders) == {"MainThread"}
 

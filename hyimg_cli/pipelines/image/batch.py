@@ -37,7 +37,7 @@ from hyimg_cli.pipelines.image.stages import (
 from hyimg_cli.pipelines.image.texts import SharedTexts
 from hyimg_cli.pipelines.image.think import DecodeLoop, DecodeRequest, reading_lag
 from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy, Remedy
-from hyimg_cli.pipelines.request import Lost, Request, Work
+from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.spec.events import JobStarted, Progress
 from hyimg_cli.spec.job import ImageJob
 
@@ -64,7 +64,7 @@ class ContinuousBatch:
         self._waiting = deque(jobs)
         self._texts = SharedTexts(map(self._text_of, self._waiting))
         # Begun, and without K/V again: they come before those that wait.
-        self._preempted: deque[Work[ImageJob]] = deque()
+        self._preempted: deque[Request[ImageJob]] = deque()
         self._thinking: list[Prefilled] = []
         self._ready: deque[Generated] = deque()
         self._undecoded: deque[Denoising] = deque()
@@ -133,14 +133,14 @@ class ContinuousBatch:
                 job = self._waiting.popleft()
                 if self._texts.defer(self._text_of(job), job):
                     continue
-                work = Work(Request(job, self._new_clock()))
+                work = Request(job, self._new_clock())
                 yield JobStarted(job.custom_id)
                 yield Progress(job.custom_id, "prefill")
             requeue = self._requeue if self._holds_memory else None
             yield from self._memory.attempt([work], self._prefill, self._lose, requeue=requeue)
 
-    def _prefill(self, begun: Work[ImageJob]) -> Events:
-        work = prefill(begun.request, self._stages)
+    def _prefill(self, request: Request[ImageJob]) -> Events:
+        work = prefill(request, self._stages)
         if work.decoding is None:
             yield from self._make_ready(work)
         else:
@@ -149,15 +149,15 @@ class ContinuousBatch:
             self._thinking.append(work)
             self._texts.begin(self._text_of(work.job))
 
-    def _requeue(self, work: Work[ImageJob]) -> None:
+    def _requeue(self, work: Request[ImageJob]) -> None:
         self._preempt(work, "prefill")
         if self._thinking:
             self._memory.most["think"] = len(self._thinking)
 
-    def _preempt(self, work: Work[ImageJob], lacking: str) -> None:
+    def _preempt(self, work: Request[ImageJob], lacking: str) -> None:
         """It begins anew when some have drawn, and writes the same text: its draws are its own."""
-        self._memory.put_off(work.request, lacking)
-        self._preempted.appendleft(Work(work.request))
+        self._memory.put_off(work, lacking)
+        self._preempted.appendleft(work.as_begun())
         self._is_full = True
 
     def _decode_text(self) -> Events:
@@ -198,7 +198,7 @@ class ContinuousBatch:
                 share_text(work, self._stages)
             ready = with_text(work, self._stages)
         if tried.error is not None:
-            yield Lost(work.request, tried.error)
+            yield work.as_lost(tried.error)
         elif self._stages.draws:
             self._ready.append(ready)
         else:
@@ -226,8 +226,8 @@ class ContinuousBatch:
             others = batch or self._ready
             match self._memory.remedy(
                 tried.error,
-                [work.request],
-                company=[one.request for one in standing],
+                [work],
+                company=standing,
                 can_wait=bool(others),
             ):
                 case Remedy.SPLIT:
@@ -239,7 +239,7 @@ class ContinuousBatch:
                     self._preempt(others.pop(), "branches")
                     batch.appendleft(work)
                 case _:
-                    yield Lost(work.request, tried.error)
+                    yield work.as_lost(tried.error)
         if standing:
             yield from self._memory.attempt(standing, self._denoise, self._lose)
 
@@ -285,14 +285,14 @@ class ContinuousBatch:
         yield decode(work, self._stages)
 
     def _finish_later(self, work: Denoising) -> None:
-        self._memory.put_off(work.request, "decode")
+        self._memory.put_off(work, "decode")
         self._undecoded.append(work)
 
-    def _lose(self, lost: Work[ImageJob], error: Exception) -> Events:
+    def _lose(self, lost: Request[ImageJob], error: Exception) -> Events:
         if isinstance(lost, Prefilled) and lost in self._thinking:
             self._thinking.remove(lost)
             self._wake(lost)
-        yield Lost(lost.request, error)
+        yield lost.as_lost(error)
 
     def _wake(self, writer: Prefilled) -> None:
         """The jobs that waited for a job's text are next."""

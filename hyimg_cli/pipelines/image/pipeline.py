@@ -19,7 +19,7 @@ from hyimg_cli.media.images import SourceImage
 from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.memory.available import available_memory
 from hyimg_cli.memory.fit import memory_guard
-from hyimg_cli.memory.footprint import Together, prompt_tokens
+from hyimg_cli.memory.footprint import Together, prefetches_sources, prompt_tokens
 from hyimg_cli.memory.offload import spare_bytes
 from hyimg_cli.memory.refusals import offload_of_pictures, refuse_unsplit
 from hyimg_cli.memory.room import batch_sizes, peak_memory_mb, synchronize
@@ -31,7 +31,7 @@ from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.prewarm import prewarm, writing_rows
 from hyimg_cli.pipelines.image.ranks import ImageRanks
-from hyimg_cli.pipelines.image.sources import EncodedSources, suits_prefetch
+from hyimg_cli.pipelines.image.sources import EncodedSources
 from hyimg_cli.pipelines.image.stages import (
     Decoded,
     Generated,
@@ -115,13 +115,10 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
         model = self._resident()
         self._revive()
         coming = [path for job in jobs for path in job.images]
-        is_prefetching = self._config.batch.prefetches_sources
-        if is_prefetching is None:
-            is_prefetching = suits_prefetch(model) and not self._config.model.offloads_experts
         waits, shares = partial(synchronize, model.layer_devices), Shares()
         with ExitStack() as pools:
             encoder, reader = _pool(pools), _pool(pools)
-            then = self._prefetch_by(encoder, jobs) if is_prefetching else None
+            then = self._prefetch_by(encoder, jobs) if prefetches_sources(self._config) else None
             source_images = SourcePrefetch(
                 reader, coming, window=2 * self._together.thinking, then=then
             )
@@ -151,7 +148,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
         assert done.job.outside is not None, "the job asked for it"
         assert done.reference is not None, "it is made where the source is read"
         edit = keep_redraw(folder, done.job, done.pixels, done.reference, facts)
-        done.request.edit = edit
+        done.edit = edit
         source = done.source_digests[done.job.outside.kept_source - 1]
         return finish(
             folder, done.job, done.pixels, done.reference, edit, self._config.output, source
@@ -172,7 +169,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
         warnings = [text.cut] if text.cut else []
         if reuse.status == "partial":
             warnings.append(f"KV reuse is partial: {reuse.reason}")
-        warnings += edit_warnings(done.request.edit)
+        warnings += edit_warnings(done.edit)
         has_written = text.ids is not None
         return outcomes.done(
             done,

@@ -140,8 +140,7 @@ class EncodedSources:
 
     def _known(self, key: str) -> Encoded | None:
         with self._held:
-            # A look-up of what is there is a hit; one of what is not counts when it is made.
-            return self._memo.get(key, _never) if key in self._memo else None
+            return self._memo.find(key)  # what is not there counts when it is made
 
     def _make(self, model: MixedModel, key: str, image: SourceImage) -> Encoded:
         """The rows from disk, else encoded and put there."""
@@ -169,14 +168,6 @@ class EncodedSources:
         return made
 
 
-def suits_prefetch(model: MixedModel) -> bool:
-    """True if images are best encoded while the model works: on a GPU, which leaves the CPU free.
-
-    A model spread over several devices encodes in turn: its encoders may be on any of them.
-    """
-    return model.device_name.startswith("cuda") and "," not in model.device_name
-
-
 def _belongs_here(encoded: Encoded) -> None:
     """Keep rows of another stream from being freed while this thread's stream works with them."""
     for rows in vars(encoded.rows).values():
@@ -192,10 +183,6 @@ def _gone_round(model: MixedModel, image: SourceImage, size: Size) -> tuple[np.n
         return model.round_trip(shown, image.digest), ""
     except torch.OutOfMemoryError:
         return shown, "no memory for the source's round trip: the edit is compared with the source"
-
-
-def _never() -> Encoded:
-    raise AssertionError("what is in the memo is not made again")
 
 
 def _rows_bytes(encoded: Encoded) -> int:

@@ -32,7 +32,7 @@ from hyimg_cli.pipelines.image.branches import BranchBuilder, reuse_of
 from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.pipelines.image.texts import CachedText, Texts
 from hyimg_cli.pipelines.image.think import DecodeRequest
-from hyimg_cli.pipelines.request import Finished, Request, Work
+from hyimg_cli.pipelines.request import Finished, Request
 from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.card import Bucket
 from hyimg_cli.spec.events import ReuseReport, StepCacheReport
@@ -61,8 +61,8 @@ class ImageStages:
     round_trip: RoundTrip | None = None
 
 
-@dataclass(eq=False)
-class Prefilled(Work[ImageJob]):
+@dataclass(eq=False, kw_only=True)
+class Prefilled(Request[ImageJob]):
     """Its AR prompt is in its context; `decoding` is None where there is no text to write.
 
     `computed`, `shared`: rows of the prompt that were computed, and that other jobs had left.
@@ -200,7 +200,7 @@ def prefill(request: Request[ImageJob], stages: ImageStages) -> Prefilled:
     writing, cached = _replayed(job, stages, sources) or (job, None)
     identity = shared_text(job, stages)
     if cached is None and identity is not None and stages.texts is not None:
-        cached = stages.texts.known((identity, request.source_digests))
+        cached = stages.texts.find((identity, request.source_digests))
     context, prompt, shared = Context([], None, None), list[Segment](), 0
     if stages.draws or cached is None:
         context, prompt, shared = _context(writing, stages, sources, cached)
@@ -210,8 +210,8 @@ def prefill(request: Request[ImageJob], stages: ImageStages) -> Prefilled:
     request.notes += [note for source in sources for note in source.notes]
     request.warnings += [warning for source in sources for warning in source.warnings]
     return Prefilled(
-        request,
-        sources,
+        **vars(request),
+        sources=sources,
         source_sizes=tuple(Size(*image.pixels.shape[:2]) for image in images),
         context=context,
         decoding=DecodeRequest(job, stages.model, context) if is_writing else None,
@@ -265,7 +265,7 @@ def with_text(work: Prefilled, stages: ImageStages) -> Generated:
         # No decode step: what is left to decide follows from the prompt's own last logits.
         text = GeneratedText(ending=model.ending(work.context))
     canvas = model.canvas(work.job, work.sources, text)
-    work.request.notes.extend(canvas.notes)
+    work.notes.extend(canvas.notes)
     work.warnings.extend(canvas.warnings)
     if work.decoding is not None and model.graphs is not None:
         work.warnings.extend(filter(None, [model.graphs.degraded(work.batch["think"])]))

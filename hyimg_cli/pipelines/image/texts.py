@@ -38,14 +38,12 @@ class CachedText:
 
 
 class Texts(Memo[Key, CachedText]):
-    """The texts of one model; those that were asked for longest ago go first."""
+    """The texts of one model, by inputs and sources of the jobs that write them; those that were
+    asked for longest ago go first.
+    """
 
     def __init__(self) -> None:
         super().__init__(_KEPT_BYTES, _nbytes)
-
-    def known(self, key: Key) -> CachedText | None:
-        """The text of jobs with these inputs and sources; None where none has written it."""
-        return self.get(key, _unmade) if key in self else None
 
 
 class SharedTexts:
@@ -84,7 +82,3 @@ class SharedTexts:
 def _nbytes(known: CachedText) -> int:
     # Ids twice, as a text and as runs, and the text itself.
     return 1024 + 128 * len(known.fed)
-
-
-def _unmade() -> CachedText:
-    raise AssertionError("it is there")

@@ -85,7 +85,9 @@ class LatentsCheckpoint:
         facts |= {"warnings": json.dumps(kept.warnings), "notes": json.dumps(kept.notes)}
         data = safetensors.torch.save(stored, metadata=facts)
         try:
-            self._make_folder()
+            if not (folder := self.path.parent).is_dir():
+                folder.mkdir(exist_ok=True)
+                sync(folder.parent)
             replace_file(self.path, b"%s %s\n%s" % (_FORMAT, _checksum(data), data))
         except OSError as error:
             refusal = storage_error(error, self.path.parent)
@@ -113,15 +115,13 @@ class LatentsCheckpoint:
         if kept is None:
             self._note("latents of another job, or of other settings, were left aside")
             return None
-        self._note(_taken_up(kept))
+        if kept.is_last:
+            how = f"denoised before, all {kept.steps} steps: only decoded now, from kept latents"
+        else:
+            how = f"went on behind denoise step {kept.step}, from latents kept on the way"
+        self._note(how)
         self.holds_last = kept.is_last
         return kept
-
-    def _make_folder(self) -> None:
-        folder = self.path.parent
-        if not folder.is_dir():
-            folder.mkdir(exist_ok=True)
-            sync(folder.parent)
 
     def _read(self, data: bytes) -> Kept | None:
         """The latents that the bytes hold; None for another job's. Raises for damaged ones."""
@@ -144,12 +144,6 @@ class LatentsCheckpoint:
             return False
         self.notes.append(text)
         return True
-
-
-def _taken_up(kept: Kept) -> str:
-    if kept.is_last:
-        return f"denoised before, all {kept.steps} steps: only decoded now, from kept latents"
-    return f"went on behind denoise step {kept.step}, from latents kept on the way"
 
 
 def _checksum(data: bytes) -> bytes:

@@ -39,7 +39,7 @@ from hyimg_cli.pipelines.clock import PhaseClock, Shares
 from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.pipelines.outcomes import Facts
 from hyimg_cli.pipelines.pipeline import Pipeline
-from hyimg_cli.pipelines.request import Lost, Request
+from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.pipelines.video.encodings import Encodings
 from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.pipelines.video.prewarm import prewarm
@@ -142,14 +142,14 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
                     frames.parallel = None if self._ranks is None else self._ranks.report()
                     yield frames
                 if tried.error is not None:
-                    yield Lost(work.request, tried.error)
+                    yield work.as_lost(tried.error)
 
     def _begin(self, job: VideoJob, folder: JobFolder | None, clock: PhaseClock) -> VideoWork:
-        request = Request(job, clock, source_digests=self._digests(job))
-        if folder is None:
-            return VideoWork(request)
-        checkpoint = self._checkpoint(job, folder, request.warnings)
-        return VideoWork(request, checkpoint, partial(self._new_writer, job, folder))
+        work = VideoWork(job, clock, source_digests=self._digests(job))
+        if folder is not None:
+            work.checkpoint = self._checkpoint(job, folder, work.warnings)
+            work.new_writer = partial(self._new_writer, job, folder)
+        return work
 
     def write(self, done: Frames, folder: JobFolder) -> VideoFile:
         """The sidecar, the frames, then the video: whoever sees the video sees the others."""

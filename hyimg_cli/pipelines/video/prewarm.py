@@ -16,7 +16,6 @@ import torch
 
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.out_of_memory import Attempt
-from hyimg_cli.pipelines.request import Request
 from hyimg_cli.pipelines.video.stages import (
     Denoised,
     Stage,
@@ -63,7 +62,7 @@ def starts_slowly(device: torch.device) -> bool:
 
 def _runs(job: VideoJob, stages: VideoStages) -> bool:
     stand_in = replace(job, custom_id="prewarm", num_inference_steps=1)
-    work = VideoWork(Request(stand_in, PhaseClock(0.0, lambda: None)))
+    work = VideoWork(stand_in, PhaseClock(0.0, lambda: None))
     with Attempt() as tried:
         for _ in _denoise(work, stages):
             pass

@@ -29,7 +29,7 @@ from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, Vid
 from hyimg_cli.pipelines.compiling import compiling_apart
 from hyimg_cli.pipelines.out_of_memory import MemoryPolicy
 from hyimg_cli.pipelines.prefetch import WriteBehind
-from hyimg_cli.pipelines.request import Finished, Work
+from hyimg_cli.pipelines.request import Finished, Request
 from hyimg_cli.pipelines.video.latents_checkpoint import Kept, LatentsCheckpoint
 from hyimg_cli.settings.run import DecodeTiles
 from hyimg_cli.spec.card import TileRule
@@ -68,7 +68,7 @@ class VideoStages:
 
 
 @dataclass(eq=False)
-class VideoWork(Work[VideoJob]):
+class VideoWork(Request[VideoJob]):
     """A video on its way. `checkpoint`: the place for its latents; `new_writer`: begins its file;
     None where nothing is written.
     """
@@ -111,7 +111,7 @@ class Denoised:
     together: int = 1
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Frames(Finished[VideoJob]):
     """A video, every frame of it encoded by `writer`, None where it is written nowhere;
     `parallel`: over which ranks, None without.
@@ -131,13 +131,13 @@ def make_video(work: VideoWork, stages: VideoStages, denoised: Denoised | None) 
     """The whole story of a job but for the end of its file; each stage is tried as `out_of_memory`
     says. `denoised`: together with others, before.
     """
-    request, checkpoint = work.request, work.checkpoint
-    request.clock.enter("read")
+    checkpoint = work.checkpoint
+    work.clock.enter("read")
     kept = None if checkpoint is None or denoised is not None else checkpoint.found()
     if kept is not None and kept.is_last:
-        request.warnings.extend(kept.warnings)
-        request.notes.extend(kept.notes)
-        counted = VelocityCache(request.job.step_cache, ())
+        work.warnings.extend(kept.warnings)
+        work.notes.extend(kept.notes)
+        counted = VelocityCache(work.job.step_cache, ())
         counted.restore(kept.state, stages.model.device)
         latents_BCFYX = kept.latents_BCFYX.to(stages.model.device)
         denoised = Denoised(latents_BCFYX, kept.steps, counted.report())
@@ -145,17 +145,23 @@ def make_video(work: VideoWork, stages: VideoStages, denoised: Denoised | None) 
         encoded = yield from _alone(work, stages, lambda: encode(work, stages))
         denoised = yield from _alone(work, stages, lambda: denoise(work, encoded, stages))
     if checkpoint is not None and checkpoint.holds_last:
-        request.warnings_if_lost.append(_KEPT)
+        work.warnings_if_lost.append(_KEPT)
     writer = yield from _decode_alone(work, denoised, stages)
     done = denoised.steps - (0 if kept is None else kept.step)
-    return Frames(request, writer, done, denoised.step_cache, denoised.together)
+    return Frames(
+        **vars(work.as_begun()),
+        writer=writer,
+        denoise_steps=done,
+        step_cache=denoised.step_cache,
+        together=denoised.together,
+    )
 
 
 def _alone(
     work: VideoWork, stages: VideoStages, stage: Callable[[], Stage[Result]]
 ) -> Stage[Result]:
     memory = MemoryPolicy(stages.drop, "the text encoders and the prefixes of pictures")
-    return memory.alone(work.request, stage)
+    return memory.alone(work, stage)
 
 
 def _decode_alone(
@@ -180,20 +186,20 @@ def _decode_alone(
             yield note, partial(own, tiles, tiling)
 
     memory = MemoryPolicy(drop, "the text encoders, the transformer and the prefixes of pictures")
-    return memory.alone(work.request, own, smaller())
+    return memory.alone(work, own, smaller())
 
 
 def encode(work: VideoWork, stages: VideoStages) -> Stage[EncodedConditions]:
     """Embed every string and picture the job reads; mostly it is in memory."""
-    job, request = work.job, work.request
+    job = work.job
     yield Progress(job.custom_id, "encode")
-    request.clock.enter("encode")
+    work.clock.enter("encode")
     texts = dict.fromkeys(stages.model.texts(job))
     views = stages.see(job) if job.images else {}
     embedded = {text: stages.embed(text) for text in texts}
     encoded = EncodedConditions(embedded, views, stages.model.notes(job))
-    request.warnings.extend(encoded.warnings)
-    request.notes.extend(encoded.notes)
+    work.warnings.extend(encoded.warnings)
+    work.notes.extend(encoded.notes)
     return encoded
 
 
