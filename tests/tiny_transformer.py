@@ -63,8 +63,8 @@ class Transformer:
 
     network: Any
 
-    def branch(self, inputs: dict[str, Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-        def velocity(latents: Tensor, timestep: Tensor) -> Tensor:
+    def branch(self, inputs: dict[str, Tensor]) -> Callable[[int, Tensor, Tensor], Tensor]:
+        def velocity(step: int, latents: Tensor, timestep: Tensor) -> Tensor:
             batch, _, *grid = latents.shape
             condition = latents.new_zeros(batch, 5, *grid)
             return self.network(

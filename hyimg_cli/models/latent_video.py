@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from hyimg_cli.models.diffusers_video.start import StartEncoder
     from hyimg_cli.models.diffusers_video.weights import LoadTarget
 
-# One guidance branch of one job: latents [1, C, F, Y, X] and timestep [1] to its velocity.
-Branch = Callable[[Tensor, Tensor], Tensor]
+# One guidance branch of one job: step, latents [1, C, F, Y, X] and timestep [1] to its velocity.
+Branch = Callable[[int, Tensor, Tensor], Tensor]
 
 
 ViewKind = Literal["tokens", "latents"]
@@ -82,13 +82,12 @@ class PromptEmbedding:
 class BranchInputs:
     """Inputs of a guidance branch: picklable, so that it can be made in another process.
 
-    Branch 0 is the conditional one. `steps` are those that the branch is asked for, in turn.
+    Branch 0 is the conditional one.
     """
 
     job: VideoJob
     number: int
     embedding: PromptEmbedding
-    steps: tuple[int, ...] = ()
     # Of its start pictures, by kind.
     start: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -99,8 +98,8 @@ class BranchRunner(Protocol):
     def begin(self, inputs: Sequence[BranchInputs]) -> None:
         """Make every branch of a job anew; what an earlier job left is forgotten."""
 
-    def velocity(self, latents_BCFYX: Tensor, timestep_B: Tensor) -> Sequence[Tensor]:
-        """Every branch's velocity at one step, in the order of `begin`."""
+    def velocity(self, step: int, latents_BCFYX: Tensor, timestep_B: Tensor) -> Sequence[Tensor]:
+        """Every branch's velocity at a step, in the order of `begin`."""
 
 
 class ConditionEncoder(Protocol[Item]):

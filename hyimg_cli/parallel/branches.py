@@ -21,14 +21,14 @@ from torch import Tensor
 from hyimg_cli.parallel.ranks import Rank, RankPool, short_as_one
 from hyimg_cli.parallel.tensor import broadcast
 
-Velocity = Callable[[Tensor, Tensor], Tensor]
+Velocity = Callable[[int, Tensor, Tensor], Tensor]
 Spec = tuple[tuple[int, ...], torch.dtype]
 
 
 class ParallelBranches:
     """A job's branches spread over the first ranks of a pool, which hold the model as a part: its
-    `branch(inputs)` is one branch of one job, (latents, timestep) to its velocity. Velocities of
-    all branches have one shape and dtype.
+    `branch(inputs)` is one branch of one job, (step, latents, timestep) to its velocity. Velocities
+    of all branches have one shape and dtype.
 
     With fewer ranks than branches a rank takes several; with one, everything runs here.
     `splits_tokens`: every branch runs on all of the ranks, and the model has a `context` that
@@ -72,7 +72,7 @@ class ParallelBranches:
         )
 
     @short_as_one()
-    def velocity(self, latents_BCFYX: Tensor, timestep_B: Tensor) -> list[Tensor]:
+    def velocity(self, step: int, latents_BCFYX: Tensor, timestep_B: Tensor) -> list[Tensor]:
         """Every branch's velocity, in the order of `begin`, on rank 0's device.
 
         Nothing is read on the host, so rank 0 may run ahead of its GPU. Raises RankError where a
@@ -85,15 +85,16 @@ class ParallelBranches:
             self._part,
             self.ranks,
             self.splits_tokens,
+            step,
             *((tuple(tensor.shape), tensor.dtype) for tensor in inputs),
             ranks=self.ranks,
-            own=partial(self._step, *inputs),
+            own=partial(self._step, step, *inputs),
         )[0]
         return velocities
 
-    def _step(self, *inputs: Tensor) -> list[Tensor]:
+    def _step(self, step: int, *inputs: Tensor) -> list[Tensor]:
         """Rank 0's side of a step: latents out, its own branches, the others' velocities in."""
-        own = _own(self._pool.here, self._part, self.ranks, inputs)
+        own = _own(self._pool.here, self._part, self.ranks, step, inputs)
         if self.splits_tokens:
             return own
         velocities = [own[0]] * self._branches
@@ -120,22 +121,24 @@ def begin_branches(
         model.context.split(ranks)
 
 
-def step_branches(rank: Rank, part: str, ranks: int, splits_tokens: bool, *specs: Spec) -> None:
+def step_branches(
+    rank: Rank, part: str, ranks: int, splits_tokens: bool, step: int, *specs: Spec
+) -> None:
     """Task of ranks 1, 2, ..: take latents and timestep, send back this rank's velocities."""
     buffers = [torch.empty(shape, dtype=dtype, device=rank.device) for shape, dtype in specs]
-    velocities = _own(rank, part, ranks, buffers)
+    velocities = _own(rank, part, ranks, step, buffers)
     for velocity in () if splits_tokens else velocities:
         dist.send(velocity, 0)
 
 
 @torch.no_grad()
-def _own(rank: Rank, part: str, ranks: int, inputs: Sequence[Tensor]) -> list[Tensor]:
+def _own(rank: Rank, part: str, ranks: int, step: int, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Velocities of this rank's branches. Rank 0's `inputs` go to all in one message: on GPUs each
     pair of ranks would need a communicator of its own.
     """
     latents, timestep = (broadcast(tensor, ranks) for tensor in inputs)
     branches: list[Velocity] = rank.parts[_held(part)]
-    return [velocity(latents, timestep).contiguous() for velocity in branches]
+    return [velocity(step, latents, timestep).contiguous() for velocity in branches]
 
 
 def _held(part: str) -> str:

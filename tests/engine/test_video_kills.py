@@ -35,7 +35,7 @@ from hyimg_cli.cli import app
 from hyimg_cli.engine.session import Session
 from hyimg_cli.media.video import VideoWriter
 from hyimg_cli.spec.events import Progress
-import hyimg_cli.models.diffusers_video.loading, hyimg_cli.models.diffusers_video.hunyuan_video15
+import hyimg_cli.models.diffusers_video.hunyuan_video15
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 
 told, decoded, closed = Session.run, DiffusersVideo.decode_latents, VideoWriter._end_stream

@@ -19,7 +19,7 @@ def denoised(velocity: object, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]
     seen: list[Tensor] = []
     for step in range(STEPS):
         timestep = torch.tensor([900.0 - 250 * step]).to(dtype)
-        conditional, unconditional = velocity(z, timestep)  # type: ignore[operator]
+        conditional, unconditional = velocity(step, z, timestep)  # type: ignore[operator]
         seen += [conditional, unconditional]
         z = z - 0.2 * (unconditional + 6 * (conditional - unconditional))
     return z, seen
@@ -32,8 +32,8 @@ def test_two_ranks_are_one_process(pool: RankPool, tmp_path: Path, dtype: torch.
     alone = [loader(pool.here).branch(one) for one in inputs]
 
     @torch.no_grad()
-    def in_one_process(z: Tensor, timestep: Tensor) -> list[Tensor]:
-        return [velocity(z, timestep) for velocity in alone]
+    def in_one_process(step: int, z: Tensor, timestep: Tensor) -> list[Tensor]:
+        return [velocity(step, z, timestep) for velocity in alone]
 
     expected, expected_seen = denoised(in_one_process, dtype)
     pool.load("transformer", loader)
@@ -58,7 +58,7 @@ def test_a_job_begins_afresh(pool: RankPool, tmp_path: Path) -> None:
     # A job of other branches between, one of three, and then the first again.
     branches.begin([second, first, second])
     z = torch.zeros(LATENTS)
-    a, b, c = branches.velocity(z, torch.tensor([500.0]))
+    a, b, c = branches.velocity(0, z, torch.tensor([500.0]))
     assert torch.equal(a, c)
     assert not torch.equal(a, b)
     branches.begin([first, second])

@@ -2,7 +2,6 @@
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -20,16 +19,16 @@ class LocalBranches:
     def begin(self, inputs: Sequence[BranchInputs]) -> None:
         self._branches = [self._branch(own) for own in inputs]
 
-    def velocity(self, latents_BCFYX: Tensor, timestep_B: Tensor) -> list[Tensor]:
-        return [branch(latents_BCFYX, timestep_B) for branch in self._branches]
+    def velocity(self, step: int, latents_BCFYX: Tensor, timestep_B: Tensor) -> list[Tensor]:
+        return [branch(step, latents_BCFYX, timestep_B) for branch in self._branches]
 
 
 class RunningBranches:
     """One job's branches at a runner, begun with the first step that is asked for. At a step that
     the job's step cache estimates the runner is not asked.
 
-    A step out of turn, behind a failure or a restored state, begins them anew: branches count
-    their steps, and the library's step caches belong to what went before.
+    A step out of turn, behind a failure or a restored state, begins them anew: the library's step
+    caches belong to what went before.
     """
 
     def __init__(
@@ -38,18 +37,17 @@ class RunningBranches:
         self.velocities = velocities
         self._runner = runner
         self._inputs = inputs
-        # The full steps that are left, and not begun: None.
-        self._left: tuple[int, ...] | None = None
+        # The full step in turn; none before they are begun.
+        self._next: int | None = None
 
     def at(self, step: int, latents_BCFYX: Tensor, timestep_B: Tensor) -> Sequence[Tensor]:
         """Every branch's velocity at a step."""
         if not self.velocities.steps[step]:
             return self.velocities.estimate(step)
-        left = self.velocities.full_from(step)
-        if self._left != left:
-            self._runner.begin([replace(own, steps=left) for own in self._inputs])
-        self._left = None
-        found = self._runner.velocity(latents_BCFYX, timestep_B)
-        self._left = left[1:]
+        if step != self._next:
+            self._runner.begin(self._inputs)
+        self._next = None
+        found = self._runner.velocity(step, latents_BCFYX, timestep_B)
+        self._next = next(iter(self.velocities.full_from(step + 1)), None)
         self.velocities.keep(step, found)
         return found

@@ -15,7 +15,6 @@ from diffusers.hooks.context_parallel import remove_context_parallel
 from diffusers.models._modeling_parallel import ContextParallelConfig, ParallelConfig
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from hyimg_cli.models.diffusers_video.weights import quiet
 from hyimg_cli.parallel.wire import loopback
 
 _MESH = ("ring", "ulysses")
@@ -46,8 +45,7 @@ class SplitTokens:
             config.setup(self._mesh.get_rank(), ranks, self._device, mesh=self._mesh)
             # The library's way to a mesh asks for an accelerator, and divides by their number.
             network._resolve_parallel_config = lambda _, resolved=config: resolved
-            with quiet():
-                network.enable_parallelism(config=config, cp_plan=self._plan(network))
+            network.enable_parallelism(config=config, cp_plan=self._plan(network))
         self._is_split = True
 
     def whole(self) -> None:

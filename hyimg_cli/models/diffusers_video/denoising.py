@@ -65,11 +65,3 @@ class Denoiser:
         """Raises ValueError where `state` was taken behind another step."""
         self.schedule.restore(index, state)
         self.velocities.restore(state, self.schedule.device)
-
-
-def forget_step_cache(network: Any) -> None:
-    """Empty a step cache that is on (`transformer.enable_cache`): the library does so only behind a
-    run that succeeded.
-    """
-    if network.is_cache_enabled:
-        network._reset_stateful_cache()

@@ -56,11 +56,10 @@ class HunyuanVideo15(DiffusersVideo):
     def new_vae(self) -> HunyuanVae:
         return HunyuanVae(load_weights(self.layout.components["vae"], self.place))
 
-    def prepared(self, network: Any) -> Any:
+    def prepare(self, network: Any) -> None:
         """Its processor is the library's own wherever a mask is given."""
         for block in network.transformer_blocks:
             block.attn.set_processor(MaskFreeAttention())
-        return network
 
     def has_guidance(self, job: VideoJob) -> bool:
         """True if the guider has a second branch at any step."""
@@ -102,11 +101,9 @@ class HunyuanVideo15(DiffusersVideo):
             condition[:, :-1, :1] = inputs.start[LATENTS].to(condition)
             condition[:, -1, 0] = 1
         following = self._following(inputs.job) if network.config.use_meanflow else None
-        steps = iter(inputs.steps)
 
-        def velocity(latents_BCFYX: Tensor, timestep_B: Tensor) -> Tensor:
+        def velocity(step: int, latents_BCFYX: Tensor, timestep_B: Tensor) -> Tensor:
             self.place.bring(network)
-            step = next(steps)
             behind = None if following is None else following[step].expand(1).to(timestep_B)
             with network.cache_context(CONTEXTS[inputs.number]):
                 return forward(torch.cat([latents_BCFYX, condition], dim=1), timestep_B, behind)

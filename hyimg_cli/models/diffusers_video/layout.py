@@ -119,7 +119,9 @@ class Component:
         promised = checkpoint.promised_bytes(self.folder, self.stem)
         if promised is not None:
             return promised
-        if not any(self.folder.glob("*.safetensors")) and not _pickles(self.folder):
+        # Of weights that are there as pickles alone the next line says so.
+        kinds = {".safetensors", *checkpoint.PICKLE_SUFFIXES}
+        if not any(file.suffix in kinds for file in self.folder.glob("*")):
             return None
         return checkpoint.weight_bytes(checkpoint.tensor_index(self.folder, self.stem))
 
@@ -131,31 +133,27 @@ class CheckpointLayout:
     folder: Path
     family: str
     components: dict[str, Component]
-    index: dict[str, Any]
+    index: Config
 
     @property
     def starts_from_pictures(self) -> bool:
         """True if its pipeline is one of image-to-video."""
-        return str(self.index["_class_name"]).endswith(_START)
+        return str(self.index.values["_class_name"]).endswith(_START)
 
     @property
     def expands_timesteps(self) -> bool:
         """True if every patch has a timestep of its own: Wan 2.2's 5B model."""
-        return self._index.flag("expand_timesteps", False)
+        return self.index.flag("expand_timesteps", False)
 
     @property
     def boundary_ratio(self) -> float | None:
         """Noise level from which on Wan 2.2's second transformer works; None of one alone."""
         name = "boundary_ratio"
-        return self._index.number(name) if self._index.has(name) else None
-
-    @property
-    def _index(self) -> Config:
-        return Config(self.index, self.folder / INDEX)
+        return self.index.number(name) if self.index.has(name) else None
 
     def fingerprint(self) -> str:
         """Changes when any file that matters does."""
-        parts = [[c.name, c.identity()] for c in sorted(self.components.values(), key=_name)]
+        parts = sorted([part.name, part.identity()] for part in self.components.values())
         extra = self.folder / "card.json"
         card = checkpoint.file_digest(extra) if extra.exists() else None
         return digest.of_json([checkpoint.file_digest(self.folder / INDEX), card, parts])
@@ -177,8 +175,8 @@ def read_layout(folder: Path) -> CheckpointLayout:
             "480p_t2v",
             code="checkpoint.missing",
         )
-    index = checkpoint.read_json(folder / INDEX)
-    pipeline = Config(index, folder / INDEX).text("_class_name")
+    index = Config.read(folder / INDEX)
+    pipeline = index.text("_class_name")
     if pipeline not in _FAMILIES:
         raise CheckpointError(
             f"{INDEX} names the pipeline {pipeline!r}",
@@ -191,9 +189,9 @@ def read_layout(folder: Path) -> CheckpointLayout:
     if family == WAN or not pipeline.endswith(_START):
         optional |= _OF_PICTURES
     components = {
-        name: component_of(folder, name, index.get(name), classes)
+        name: component_of(folder, name, index.values.get(name), classes)
         for name, classes in _KNOWN[family].items()
-        if not (name in optional and _is_absent(index.get(name)))
+        if not (name in optional and index.values.get(name) in (None, [None, None]))
     }
     return CheckpointLayout(folder, family, components, index)
 
@@ -222,15 +220,3 @@ def component_of(folder: Path, name: str, entry: Any, classes: frozenset[str]) -
             code="checkpoint.missing",
         )
     return Component(folder / name, library, class_name)
-
-
-def _is_absent(entry: Any) -> bool:
-    return entry is None or entry == [None, None]
-
-
-def _pickles(folder: Path) -> bool:
-    return any(file.suffix in checkpoint.PICKLE_SUFFIXES for file in folder.glob("*"))
-
-
-def _name(component: Component) -> str:
-    return component.name

@@ -16,10 +16,10 @@ from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import JobError
 from hyimg_cli.models.diffusers_video.branches import LocalBranches, RunningBranches
 from hyimg_cli.models.diffusers_video.context import SplitTokens
-from hyimg_cli.models.diffusers_video.denoising import Denoiser, Velocity, forget_step_cache
+from hyimg_cli.models.diffusers_video.denoising import Denoiser, Velocity
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.lora import Adapters, left_out
-from hyimg_cli.models.diffusers_video.networks import finish_network, load_network
+from hyimg_cli.models.diffusers_video.networks import load_network
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.start import StartEncoder
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
@@ -47,7 +47,6 @@ class DiffusersVideo(SpreadModel):
         card: VideoCard,
         layout: CheckpointLayout,
         place: LoadTarget,
-        *,
         parameter_count: int,
         choice: ModelChoice,
     ) -> None:
@@ -84,9 +83,8 @@ class DiffusersVideo(SpreadModel):
     @abstractmethod
     def new_branch(self, inputs: BranchInputs, noise_like_1CFYX: Tensor) -> Branch: ...
 
-    def prepared(self, network: Any) -> Any:
-        """A transformer that was just read, as the family runs it."""
-        return network
+    def prepare(self, network: Any) -> None:
+        """Change a transformer that was just read to what the family runs."""
 
     def new_pictures(self) -> StartEncoder:
         place = self.place.in_float32() if self.card.has_float32_vae else self.place
@@ -94,8 +92,7 @@ class DiffusersVideo(SpreadModel):
 
     def new_networks(self) -> list[Any]:
         found = (self.layout.components.get(name) for name in ("transformer", "transformer_2"))
-        loaded = (load_network(part, self.place, self.choice) for part in found if part)
-        return [finish_network(self.prepared(one), self.place, self.choice) for one in loaded]
+        return [load_network(part, self.place, self.choice, self.prepare) for part in found if part]
 
     @cached_property
     def adapters(self) -> Adapters:
@@ -152,7 +149,9 @@ class DiffusersVideo(SpreadModel):
             self.place.release()
             self.adapters.use(inputs.job.lora)
         for network in self.networks:
-            forget_step_cache(network)
+            # A cache of the library's that is on: it empties it only behind a run that succeeded.
+            if network.is_cache_enabled:
+                network._reset_stateful_cache()
         like = torch.empty(
             self._latents_shape(inputs.job), dtype=self.noise_dtype(), device=self.device
         )

@@ -5,6 +5,7 @@ blocks taking turns on the device, with another kernel of attention, compiled.
     nf4   4 bits by bitsandbytes
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,31 +13,34 @@ from diffusers import BitsAndBytesConfig
 
 from hyimg_cli.errors import MachineError, require
 from hyimg_cli.models.diffusers_video.layout import Component
-from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_weights, quiet
+from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_weights
 from hyimg_cli.settings.run import ModelChoice
 
 
-def load_network(component: Component, place: LoadTarget, choice: ModelChoice) -> Any:
-    """A transformer ready for inference. Raises CheckpointError, MachineError for a package or a
-    kernel that is not here, or torch.OutOfMemoryError.
+def load_network(
+    component: Component, place: LoadTarget, choice: ModelChoice, prepare: Callable[[Any], None]
+) -> Any:
+    """A transformer ready for inference; `prepare` is what the family does to one just read.
+
+    Raises CheckpointError, MachineError for a package or a kernel that is not here, or
+    torch.OutOfMemoryError.
     """
+    options: dict[str, Any] = {}
     if choice.quantization == "nf4":
         require("bitsandbytes", extra="nf4")
-        four_bits = BitsAndBytesConfig(
+        options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=place.dtype
         )
-        return load_weights(component, place, quantization_config=four_bits)
-    if choice.quantization == "fp8":
-        return load_weights(component, place, prepare=lambda network: _in_fp8(network, place.dtype))
-    return load_weights(component, place)
-
-
-def finish_network(network: Any, place: LoadTarget, choice: ModelChoice) -> Any:
-    """The network with the run's kernel of attention, its blocks compiled or in groups."""
+    elif choice.quantization == "fp8":
+        # Norms and embeddings stay as they are: the library's own choice.
+        options["prepare"] = lambda network: network.enable_layerwise_casting(
+            storage_dtype=torch.float8_e4m3fn, compute_dtype=place.dtype
+        )
+    network = load_weights(component, place, **options)
+    prepare(network)
     try:
         # Always: what an earlier run has set is the library's default from then on.
-        with quiet():
-            network.set_attention_backend(choice.attention_backend)
+        network.set_attention_backend(choice.attention_backend)
     except (ImportError, RuntimeError, ValueError) as error:
         raise MachineError(
             f"attention backend {choice.attention_backend} cannot be used here: {error}",
@@ -48,8 +52,3 @@ def finish_network(network: Any, place: LoadTarget, choice: ModelChoice) -> Any:
     if choice.compile_blocks:
         network.compile_repeated_blocks()
     return network
-
-
-def _in_fp8(network: Any, dtype: torch.dtype) -> None:
-    """Norms and embeddings stay as they are: the library's own choice."""
-    network.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=dtype)

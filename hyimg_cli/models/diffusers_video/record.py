@@ -10,6 +10,7 @@ from hyimg_cli.errors import require
 from hyimg_cli.loading.checkpoint import TensorInfo, tensor_index
 from hyimg_cli.models.diffusers_video.card import video_card
 from hyimg_cli.models.diffusers_video.layout import (
+    HUNYUAN_VIDEO15,
     CheckpointLayout,
     is_video_checkpoint,
     read_layout,
@@ -42,10 +43,22 @@ class DiffusersFolder:
             check_loras(job, self.layout)
 
     def load(self, choice: ModelChoice, *, is_fast: bool) -> "LatentVideoModel":
+        """Float32 on the CPU, bfloat16 on a GPU by default. Every file is checked; weights are read
+        when they are needed, the encoders' apart from the network's, so that both need not fit at
+        once. Raises CheckpointError, or MachineError.
+        """
         require("diffusers", "av")
-        from hyimg_cli.models.diffusers_video.loading import load_video  # imports torch
+        from hyimg_cli.models.diffusers_video.weights import check_weights, load_target
 
-        return load_video(self.folder, self.card, choice, is_fast=is_fast)
+        target, parts = load_target(choice), self.layout.components.values()
+        count = sum(check_weights(part) for part in parts if part.has_weights)
+        if self.layout.family == HUNYUAN_VIDEO15:
+            from hyimg_cli.models.diffusers_video.hunyuan_video15 import HunyuanVideo15
+
+            return HunyuanVideo15(self.card, self.layout, target, count, choice, is_fast=is_fast)
+        from hyimg_cli.models.diffusers_video.wan import Wan
+
+        return Wan(self.card, self.layout, target, count, choice)
 
 
 def _tensors(folder: Path) -> Mapping[str, Mapping[str, TensorInfo]]:

@@ -7,7 +7,6 @@ picture, and not on the prompt, so it is kept by content like an embedded prompt
 
 # Legend: B batch, C channel, F latent frame, Y X latent rows and columns, N tokens, W width
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,37 +30,13 @@ from hyimg_cli.spec.job import VideoJob
 _LIBRARIES = ("pillow", "torchvision")
 
 
-@dataclass(frozen=True)
-class StartReader:
-    """How a checkpoint reads start pictures: what its transformer takes of them.
+class StartEncoder(CheckpointEncoder):
+    """The checkpoint's encoder of pictures: `tokens` [pictures, N, W], `latents` [C, F, Y, X] in
+    the denoiser's scale.
 
     `image_encoder` and `processor` are components, empty where no tokens are read. `sees_crop`: the
     encoder sees the fitted picture, not the whole. `has_mask`: latents of all frames, grey behind
     the picture; otherwise of the picture alone.
-    """
-
-    image_encoder: str
-    processor: str
-    sees_crop: bool
-    has_mask: bool
-
-
-def start_reader(layout: CheckpointLayout) -> StartReader:
-    """The rules of a checkpoint of image-to-video."""
-    if layout.family == HUNYUAN_VIDEO15:
-        return StartReader("image_encoder", "feature_extractor", sees_crop=True, has_mask=False)
-    reads = layout.components["transformer"].config().has("image_dim")
-    return StartReader(
-        image_encoder="image_encoder" if reads else "",
-        processor="image_processor" if reads else "",
-        sees_crop=False,
-        has_mask=not layout.expands_timesteps,
-    )
-
-
-class StartEncoder(CheckpointEncoder):
-    """The checkpoint's `PictureEncoder`: `tokens` [pictures, N, W], `latents` [C, F, Y, X] in the
-    denoiser's scale.
     """
 
     tensors = {TOKENS: False, LATENTS: False}
@@ -77,7 +52,13 @@ class StartEncoder(CheckpointEncoder):
     ) -> None:
         """`place` is that of the image encoder; the VAE is the model's own."""
         super().__init__(layout, place)
-        self.rule = start_reader(layout)
+        self.sees_crop = layout.family == HUNYUAN_VIDEO15
+        self.has_mask = not (self.sees_crop or layout.expands_timesteps)
+        self.image_encoder = self.processor = ""
+        if self.sees_crop:
+            self.image_encoder, self.processor = "image_encoder", "feature_extractor"
+        elif layout.components["transformer"].config().has("image_dim"):
+            self.image_encoder, self.processor = "image_encoder", "image_processor"
         self._vae, self.is_tiled = vae, is_tiled
         # The last picture's latents of most frames: those of fewer begin with the same ones.
         self._longest: tuple[ImageConditioning, Tensor] | None = None
@@ -85,10 +66,10 @@ class StartEncoder(CheckpointEncoder):
     def views(self, job: VideoJob, digests: Sequence[str]) -> tuple[ImageConditioning, ...]:
         """The job's pictures as the transformer reads them."""
         images = tuple(zip(job.images, digests, strict=True))
-        frames = job.num_frames if self.rule.has_mask else 1
+        frames = job.num_frames if self.has_mask else 1
         views = [ImageConditioning(LATENTS, images, job.size, job.fit, frames)]
-        if self.rule.image_encoder:
-            of_crop = (job.size, job.fit) if self.rule.sees_crop else (None, None)
+        if self.image_encoder:
+            of_crop = (job.size, job.fit) if self.sees_crop else (None, None)
             views.append(ImageConditioning(TOKENS, images, *of_crop))
         return tuple(views)
 
@@ -96,7 +77,7 @@ class StartEncoder(CheckpointEncoder):
         """By the files' bytes, whatever they are called."""
         if view.kind == TOKENS:
             how: dict[str, Any] = {
-                "files": self.identity(self.rule.image_encoder, self.rule.processor),
+                "files": self.identity(self.image_encoder, self.processor),
             }
         else:
             how = {"files": self.identity("vae"), "tiled": self.is_tiled}
@@ -129,12 +110,12 @@ class StartEncoder(CheckpointEncoder):
         super().release()
 
     def _tokens(self, pictures: Sequence[Pixels]) -> Tensor:
-        network = self.network(self.rule.image_encoder)
-        processor = self.tokenizer(self.rule.processor)
-        options = {"do_resize": True, "do_convert_rgb": True} if self.rule.sees_crop else {}
+        network = self.network(self.image_encoder)
+        processor = self.tokenizer(self.processor)
+        options = {"do_resize": True, "do_convert_rgb": True} if self.sees_crop else {}
         inputs = processor(images=list(pictures), return_tensors="pt", **options)
         inputs = inputs.to(self.place.device)
-        if self.rule.sees_crop:
+        if self.sees_crop:
             states = network(**inputs.to(dtype=network.dtype)).last_hidden_state
         else:
             states = network(**inputs, output_hidden_states=True).hidden_states[-2]

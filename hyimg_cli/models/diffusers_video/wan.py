@@ -73,9 +73,9 @@ class Wan(DiffusersVideo):
         return velocity
 
     def new_branch(self, inputs: BranchInputs, noise_like_1CFYX: Tensor) -> Branch:
-        """It counts its steps: which network takes one is known on the host, beforehand."""
+        """Which network takes a step is known on the host, beforehand."""
         schedule = self.schedule(inputs.job)
-        at_step, steps = self.network_of(schedule), iter(inputs.steps)
+        at_step = self.network_of(schedule)
         dtype = self.networks[0].dtype
         text_1NM = _padded(inputs.embedding, dtype, self.device)
         rows = self._timestep_rows(noise_like_1CFYX)
@@ -83,8 +83,7 @@ class Wan(DiffusersVideo):
         tokens = start[TOKENS].to(dtype) if TOKENS in start else None
         condition = self._condition(start.get(LATENTS), inputs.job, dtype)
 
-        def velocity(latents_BCFYX: Tensor, timestep_B: Tensor) -> Tensor:
-            step = next(steps)
+        def velocity(step: int, latents_BCFYX: Tensor, timestep_B: Tensor) -> Tensor:
             network = self.networks[at_step[step]]
             self.place.bring(network)
             if rows is not None:

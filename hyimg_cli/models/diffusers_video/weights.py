@@ -22,7 +22,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, PositiveFloat, TypeAdapter,
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
-from hyimg_cli.errors import CheckpointError, HyimgError
+from hyimg_cli.errors import CheckpointError, HyimgError, MachineError
 from hyimg_cli.loading.checkpoint import (
     TensorInfo,
     check_against,
@@ -33,6 +33,8 @@ from hyimg_cli.loading.checkpoint import (
 from hyimg_cli.loading.config import Config
 from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.models.diffusers_video.offload import Offload
+from hyimg_cli.parallel.devices import device_of
+from hyimg_cli.settings.run import ModelChoice
 
 # Modules that may be built without looking how many tensors there are.
 _FEW = 500
@@ -82,6 +84,21 @@ class LoadTarget:
             self.offload.release()
 
 
+def load_target(choice: ModelChoice) -> LoadTarget:
+    """The device and dtype that were asked for. Raises MachineError where there is no such GPU."""
+    if choice.device == "balanced":
+        raise MachineError(
+            "device balanced spreads an image model's layers; a video model takes one GPU",
+            hint="use --device cuda:0; more GPUs serve a video by --vae-patch-parallel-size",
+            code="machine.device",
+        )
+    device = torch.device(device_of(choice))
+    dtype = getattr(torch, choice.dtype_on(device.type))
+    in_groups = choice.cpu_offload == "group"
+    offload = None if choice.cpu_offload == "none" else Offload(device, in_groups=in_groups)
+    return LoadTarget(device, dtype, offload)
+
+
 def check_weights(component: Component) -> int:
     """How many parameters a component's files hold. Raises CheckpointError where they are missing,
     broken, pickled, or not exactly what its configuration describes.
@@ -90,7 +107,7 @@ def check_weights(component: Component) -> int:
     found = _without_ignored(tensor_index(component.folder, component.stem), cls)
     # Even without memory for their weights, modules that are not there take their time to build.
     refuse_many(component.config().values, max(len(found), _FEW), component.folder / "config.json")
-    with torch.device("meta"), quiet():
+    with torch.device("meta"):
         module = _empty(cls, component)
     expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     for copy, source in _tied(module).items():
@@ -127,7 +144,7 @@ def load_weights(
     place.release()
     refuse_special(component.folder)
     cls: Any = component_class(component)
-    with quiet():
+    with no_progress_bars():
         module, report = cls.from_pretrained(
             component.folder,
             dtype=place.dtype,
@@ -152,7 +169,7 @@ def load_tokenizer(component: Component) -> Any:
     cls: Any = component_class(component)
     for name, kinds in _KINDS.items():
         check_values(Config.read(component.folder / name, is_optional=True), kinds)
-    with quiet(), _described(component, "checkpoint.tokenizer"):
+    with _described(component, "checkpoint.tokenizer"):
         return cls.from_pretrained(component.folder, local_files_only=True)
 
 
@@ -174,7 +191,7 @@ def configured(component: Component, **changes: Any) -> Any:
     cls: Any = component_class(component)
     own = component.config()
     check_arguments(own, cls)
-    with quiet(), _described(component):
+    with _described(component):
         return cls.from_config({**own.values, **changes})
 
 
@@ -278,51 +295,37 @@ def _refuse_leftovers(component: Component, report: dict[str, Any]) -> None:
             )
 
 
-class _NotExpected(logging.Filter):
-    """Lets everything pass but what would be said of every released checkpoint, at each load: that
-    guiders, backends of attention and parallelism are experimental, and that the VAE of Wan 2.2 5B
-    has a setting (`clip_output`) that the library does not read.
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        is_known = text.startswith(_EXPERIMENTAL)
-        return not (is_known or "{'clip_output': False} were passed to AutoencoderKLWan" in text)
-
-
-_EXPERIMENTAL = (
-    "Guiders are currently an experimental feature",
-    "Attention backends are an experimental feature",
-    "`enable_parallelism` is an experimental feature",
-)
-_NOT_EXPECTED = _NotExpected()
-_CHATTY = (
-    "diffusers.guiders.guider_utils",
-    "diffusers.configuration_utils",
-    "diffusers.models.modeling_utils",
-)
-
-
 @contextmanager
-def quiet() -> Iterator[None]:
-    """No progress bars of the libraries' own: stderr belongs to the caller's progress."""
-    loggers = [logging.getLogger(name) for name in _CHATTY]
-    for logger in loggers:
-        logger.addFilter(_NOT_EXPECTED)
-    bars = [
-        library for library in (transformers_logging, diffusers_logging) if _shows_bars(library)
-    ]
-    for library in bars:
+def no_progress_bars() -> Iterator[None]:
+    """Switch the libraries' progress bars off: stderr belongs to the caller's progress."""
+    libraries: tuple[Any, ...] = transformers_logging, diffusers_logging
+    shown = [library for library in libraries if library.is_progress_bar_enabled()]
+    for library in shown:
         library.disable_progress_bar()
     try:
         yield
     finally:
-        for library in bars:
+        for library in shown:
             library.enable_progress_bar()
-        for logger in loggers:
-            logger.removeFilter(_NOT_EXPECTED)
 
 
-def _shows_bars(library: Any) -> bool:
-    shows: bool = library.is_progress_bar_enabled()
-    return shows
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for what is said of every released checkpoint, at each load: that guiders, backends of
+    attention and parallelism are experimental, and that the VAE of Wan 2.2 5B has a setting
+    (`clip_output`) that the library does not read.
+    """
+    return not any(text in record.getMessage() for text in _EXPECTED)
+
+
+_EXPECTED = (
+    "Guiders are currently an experimental feature",
+    "Attention backends are an experimental feature",
+    "`enable_parallelism` is an experimental feature",
+    "{'clip_output': False} were passed to AutoencoderKLWan",
+)
+for _name in (
+    "diffusers.guiders.guider_utils",
+    "diffusers.configuration_utils",
+    "diffusers.models.modeling_utils",
+):
+    logging.getLogger(_name).addFilter(_is_news)

@@ -79,7 +79,7 @@ def read_layout(folder: Path, components: Path | None = None) -> CheckpointLayou
     source = components or (folder if index else None)
     if source is not None:
         found |= borrowed(source)
-    return CheckpointLayout(folder, FAMILY, found, index)
+    return CheckpointLayout(folder, FAMILY, found, Config(index, folder / INDEX))
 
 
 def borrowed(folder: Path) -> dict[str, Component]:

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
-from hyimg_cli.models.diffusers_video.loading import place_of
 from hyimg_cli.models.diffusers_video.prompts_wan import TEXT, WanPrompts
 from hyimg_cli.models.diffusers_video.start import frame_mask
 from hyimg_cli.models.diffusers_video.vaes import WanVae
-from hyimg_cli.models.diffusers_video.weights import check_weights, load_weights
+from hyimg_cli.models.diffusers_video.weights import check_weights, load_target, load_weights
 from hyimg_cli.models.latent_video import LATENTS, ClipsModel, PromptEmbedding
 from hyimg_cli.models.lingbot_world.denoising import ChunkDenoiser, ClipInputs, drawn
 from hyimg_cli.models.lingbot_world.jobs import check_shape
@@ -34,7 +33,7 @@ def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "Lin
     """The checkpoint, its files checked; weights are read when they are needed. Raises
     CheckpointError, or MachineError for the device.
     """
-    place = place_of(choice)
+    place = load_target(choice)
     shape, parts = network_shape(layout), layout.components
     count = check_network(parts[TRANSFORMER], shape)
     count += sum(check_weights(parts[name]) for name in ("vae", "text_encoder"))

@@ -70,11 +70,11 @@ def test_two_ranks_make_the_latents_of_one_process(
     seen: list[tuple[int, ...]] = []
     inner = branches._own
 
-    def own(rank: Any, part: str, latents: Tensor, timestep: Tensor) -> list[Tensor]:
+    def own(rank: Any, part: str, *rest: Any) -> list[Tensor]:
         last = rank.parts[part].networks[0].blocks[-1]
         tell = last.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].shape)))
         try:
-            return inner(rank, part, latents, timestep)
+            return inner(rank, part, *rest)
         finally:
             tell.remove()
 

@@ -458,8 +458,8 @@ def test_branches_are_two_forwards_and_may_run_anywhere(
             begun.append(len(inputs))
             super().begin(pickle.loads(pickle.dumps(list(inputs)))[::-1])
 
-        def velocity(self, latents_BCFYX: Tensor, timestep_B: Tensor) -> list[Tensor]:
-            return super().velocity(latents_BCFYX.clone(), timestep_B.clone())[::-1]
+        def velocity(self, step: int, latents_BCFYX: Tensor, timestep_B: Tensor) -> list[Tensor]:
+            return super().velocity(step, latents_BCFYX.clone(), timestep_B.clone())[::-1]
 
     before, model.branch_runner = model.branch_runner, lambda: Backwards(model.branch)
     try:

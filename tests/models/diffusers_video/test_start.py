@@ -374,7 +374,7 @@ def test_the_pair_switches_at_the_boundary(
     model = model_of("a14b")
     job = start_job("a14b", folder_of("a14b"), pictures, num_inference_steps=40, flow_shift=shift)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(model.layout.index, "boundary_ratio", ratio)
+        patch.setitem(model.layout.index.values, "boundary_ratio", ratio)
         assert model.network_of(model.schedule(job)) == [0] * first + [1] * (40 - first)
 
 

@@ -118,17 +118,17 @@ def test_the_loop_reads_nothing_back(
 
 
 class Ranks:
-    """A runner elsewhere: which steps it was begun for, and how often it was asked."""
+    """A runner elsewhere: how often it was begun, and which steps it was asked for."""
 
     def __init__(self) -> None:
-        self.begun: list[tuple[int, ...]] = []
-        self.asked = 0
+        self.begun = 0
+        self.asked: list[int] = []
 
     def begin(self, inputs: Sequence[BranchInputs]) -> None:
-        self.begun.append(inputs[0].steps)
+        self.begun += 1
 
-    def velocity(self, latents_BCFYX: Tensor, timestep_B: Tensor) -> Sequence[Tensor]:
-        self.asked += 1
+    def velocity(self, step: int, latents_BCFYX: Tensor, timestep_B: Tensor) -> Sequence[Tensor]:
+        self.asked.append(step)
         return [latents_BCFYX, 2 * latents_BCFYX]
 
 
@@ -137,11 +137,28 @@ def test_other_ranks_are_not_called_at_an_estimated_step(
 ) -> None:
     ranks = Ranks()
     inputs = [BranchInputs(job, n, tiny.prompts.encode(job.prompt)) for n in range(2)]
-    branches = RunningBranches(ranks, inputs, VelocityCache(RULE, [0] * 12))
+    velocities = VelocityCache(RULE, [0] * 12)
+    branches = RunningBranches(ranks, inputs, velocities)
     for step in range(12):
-        asked = ranks.asked
-        velocities = branches.at(step, torch.ones(1), torch.ones(1))
-        assert [one.tolist() for one in velocities] == [[1.0], [2.0]]
-        assert ranks.asked - asked == (step in (0, 1, 4, 7, 10, 11))
-    # Begun once: their branches know which steps will come.
-    assert ranks.begun == [(0, 1, 4, 7, 10, 11)]
+        found = branches.at(step, torch.ones(1), torch.ones(1))
+        assert [one.tolist() for one in found] == [[1.0], [2.0]]
+    assert ranks.asked == [0, 1, 4, 7, 10, 11]
+    assert ranks.begun == 1
+
+
+def test_branches_are_begun_with_the_first_full_step_and_anew_out_of_turn(
+    tiny: DiffusersVideo, job: VideoJob
+) -> None:
+    ranks, others = Ranks(), Ranks()
+    inputs = [BranchInputs(job, n, tiny.prompts.encode(job.prompt)) for n in range(2)]
+    velocities = VelocityCache(RULE, [0] * 12)
+    branches = RunningBranches(ranks, inputs, velocities)
+    for step in range(5):
+        branches.at(step, torch.ones(1), torch.ones(1))
+    # Another process goes on, by an estimated step.
+    branches = RunningBranches(others, inputs, velocities)
+    for step in range(5, 8):
+        branches.at(step, torch.ones(1), torch.ones(1))
+    assert (others.begun, others.asked) == (1, [7])
+    branches.at(7, torch.ones(1), torch.ones(1))
+    assert (others.begun, others.asked) == (2, [7, 7])
