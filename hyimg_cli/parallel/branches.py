@@ -10,7 +10,7 @@ whole velocities, and nothing is sent back.
 """
 
 # Legend: B batch, C channel, F latent frame, Y X latent rows and columns
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,6 @@ from torch import Tensor
 from hyimg_cli.parallel.ranks import Rank, RankPool, short_as_one
 from hyimg_cli.parallel.tensor import broadcast
 
-Velocity = Callable[[int, Tensor, Tensor], Tensor]
 Spec = tuple[tuple[int, ...], torch.dtype]
 
 
@@ -116,7 +115,7 @@ def begin_branches(
     if splits_tokens:
         model.context.whole()
     share = inputs if splits_tokens else inputs[rank.number :: ranks]
-    rank.parts[_held(part)] = [model.branch(own) for own in share]
+    rank.parts[f"{part}: branches"] = [model.branch(own) for own in share]
     if splits_tokens:
         model.context.split(ranks)
 
@@ -137,10 +136,5 @@ def _own(rank: Rank, part: str, ranks: int, step: int, inputs: Sequence[Tensor])
     pair of ranks would need a communicator of its own.
     """
     latents, timestep = (broadcast(tensor, ranks) for tensor in inputs)
-    branches: list[Velocity] = rank.parts[_held(part)]
+    branches = rank.parts[f"{part}: branches"]
     return [velocity(step, latents, timestep).contiguous() for velocity in branches]
-
-
-def _held(part: str) -> str:
-    """The part that holds a rank's branches of the current job."""
-    return f"{part}: branches"
