@@ -117,5 +117,5 @@ class ResolvedLine:
 
 def count_up(seed: int, by: int) -> int:
     """The seed that stands `by` behind another."""
-    # The same object for the first: of a million jobs two more would be 60 MB.
+    # The same object for the first: of a million jobs another one would be 30 MB.
     return (seed + by) % (MAX_SEED + 1) if by else seed
