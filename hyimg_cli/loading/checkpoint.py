@@ -52,19 +52,34 @@ MOST_MODULES, MOST_WIDTH = 10_000, 1 << 24
 class TensorInfo:
     """One stored tensor: its shape, its dtype as safetensors spells it, its file's name.
 
-    `packed_bytes`: of a matrix that is stored in fewer bits, with all that belongs to it. `start`:
-    the byte of the file at which it begins.
+    `packed`: how a matrix is stored that takes fewer bits than its dtype. `start`: the byte of the
+    file at which it begins.
     """
 
     shape: tuple[int, ...]
     dtype: str
     file: str
-    packed_bytes: int = 0
+    packed: "Packed | None" = None
     start: int = field(default=0, compare=False)
 
     @property
     def bytes(self) -> int:
-        return self.packed_bytes or math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+        """As stored: of a packed matrix all its parts."""
+        if self.packed is not None:
+            return sum(part.bytes for _, part in self.packed.parts.values())
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Name and facts of each tensor that a matrix is made of, by role (see `packed`).
+
+    Where scales are packed themselves, so many share one, and `offset` was taken from each.
+    """
+
+    parts: Mapping[str, tuple[str, TensorInfo]]
+    offset: float = 0.0
+    nested_block: int = 1
 
 
 def weight_files(folder: Path, stem: str = STEM) -> tuple[Path, ...]:

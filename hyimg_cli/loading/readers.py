@@ -13,13 +13,14 @@ import mmap
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +30,6 @@ from torch import Tensor
 
 from hyimg_cli.files import refuse_unfit
 from hyimg_cli.loading.checkpoint import TensorInfo, readable
-from hyimg_cli.loading.packed import Stored
-from hyimg_cli.loading.stream import stored_tensor
 
 READERS = 4
 # On a CPU a piece, and what is made of it, stays in a core's cache, and in memory that malloc does
@@ -98,7 +97,7 @@ class StoredTensor:
 
     def rows(self, device: torch.device) -> Iterator[tuple[int, Tensor]]:
         """Runs of rows on `device` with the number of each one's first, for use one by one."""
-        if self.info.packed_bytes:
+        if self.info.packed:
             yield 0, self.whole().to(device)
             return
         shape = self.info.shape or (1,)
@@ -116,7 +115,7 @@ class StoredTensor:
         """Fill `room`, contiguous and of this shape, on any device and in any dtype."""
         make_pages(room)
         rows = room if self.info.shape else room.view(1)
-        if room.device.type == "cpu" and room.dtype == self.dtype and not self.info.packed_bytes:
+        if room.device.type == "cpu" and room.dtype == self.dtype and not self.info.packed:
             self._read(rows.view(-1).view(torch.uint8), self.info.start)
             return
         for first, some in self.rows(room.device):
@@ -152,7 +151,7 @@ def make_pages(room: Tensor) -> None:
 
 def read_all(
     files: Sequence[Path],
-    stored: Stored,
+    stored: Mapping[str, TensorInfo],
     put: Callable[[StoredTensor], None],
     is_wanted: Callable[[str], bool] = lambda name: True,
 ) -> None:
@@ -173,7 +172,10 @@ def read_all(
 
 @contextmanager
 def _opened(
-    path: Path, stored: Stored, is_wanted: Callable[[str], bool], pieces: Pieces
+    path: Path,
+    stored: Mapping[str, TensorInfo],
+    is_wanted: Callable[[str], bool],
+    pieces: Pieces,
 ) -> Iterator[list[StoredTensor]]:
     """The file's tensors in the order in which they lie there, while it is open."""
     with ExitStack() as inside:
@@ -183,12 +185,38 @@ def _opened(
             inside.callback(os.close, descriptor)
             file = inside.enter_context(safe_open(path, framework="pt"))
         yield [
-            StoredTensor(
-                name, info, partial(stored_tensor, file, path, name, stored), descriptor, pieces
-            )
-            for name, info in sorted(stored.tensors.items(), key=lambda pair: pair[1].start)
+            StoredTensor(name, info, partial(_whole, file, path, name, info), descriptor, pieces)
+            for name, info in sorted(stored.items(), key=lambda pair: pair[1].start)
             if info.file == path.name and is_wanted(name)
         ]
+
+
+def _whole(file: Any, path: Path, name: str, info: TensorInfo) -> Tensor:
+    """A tensor of the open `file` at `path`: a view of it, or a packed matrix, float32."""
+    packed = info.packed
+    if packed is None:
+        tensor: Tensor = file.get_tensor(name)
+        return tensor
+    held: dict[str, Tensor] = {}
+    for role, (part, at) in packed.parts.items():
+        if at.file == path.name:
+            held[role] = file.get_tensor(part)
+        else:
+            with safe_open(path.parent / at.file, framework="pt") as other:
+                held[role] = other.get_tensor(part)
+    if "quant_map" not in held:
+        return held["weight"].float() * held["SCB"].float()[:, None] * (1 / 127)
+    absmax = held["absmax"]
+    if "nested_absmax" in held:
+        each = held["nested_quant_map"].float()[absmax.int()]
+        # The last block may be a part of one.
+        outer = held["nested_absmax"].float().repeat_interleave(packed.nested_block)
+        absmax = each * outer[: len(each)] + packed.offset
+    # Two indices a byte, the even weight in its upper half.
+    pairs = held["weight"].contiguous().flatten().view(torch.uint8)
+    indices = torch.stack([pairs >> 4, pairs & 15], dim=-1).int()
+    blocks = held["quant_map"].float()[indices].view(len(absmax), -1)
+    return (blocks * absmax.float()[:, None]).view(info.shape)
 
 
 def _read_one(put: Callable[[StoredTensor], None], folder: Path, tensor: StoredTensor) -> None:

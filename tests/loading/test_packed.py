@@ -31,7 +31,7 @@ def _whole(folder: Path) -> Tensors:
     files = sorted(folder.glob("model*.safetensors"))
     read_all(files, stored, lambda one: found.update({one.name: one.whole().clone()}))
     assert {n: tuple(t.shape) for n, t in found.items()} == {
-        n: info.shape for n, info in stored.tensors.items()
+        n: info.shape for n, info in stored.items()
     }
     return found
 
@@ -100,6 +100,6 @@ def test_parts_that_do_not_fit_are_named(
 
 
 def test_what_is_stored_is_counted_as_it_lies_there() -> None:
-    infos = stored_index(GOLDEN).tensors
+    infos = stored_index(GOLDEN)
     assert infos["plain.weight"].bytes == 1024 + 32 * 4 + 16 * 4 + 78
     assert infos["eight.weight"].bytes == 32 * 64 + 32 * 4 + 1

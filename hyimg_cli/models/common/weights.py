@@ -17,7 +17,6 @@ from hyimg_cli.loading.checkpoint import (
     tensor_index,
     weight_files,
 )
-from hyimg_cli.loading.packed import Stored
 from hyimg_cli.loading.readers import StoredTensor, read_all
 
 
@@ -67,7 +66,7 @@ def fill(
             kept = stored.on(device, dtype_of(name)).view(getattr(module, own).shape)
             set_weight(module, own, kept)
 
-    read_all(weight_files(folder, stem), Stored(tensor_index(folder, stem), {}), put)
+    read_all(weight_files(folder, stem), tensor_index(folder, stem), put)
     refuse_missing(missing)
     network.eval()
 

@@ -125,7 +125,7 @@ def _allowed(arch: Architecture, extra: Config) -> tuple[Bucket, ...]:
 def _weight_bytes(folder: Path) -> int:
     """Bytes of all tensors."""
     promised = promised_bytes(folder)
-    return weight_bytes(stored_index(folder).tensors) if promised is None else promised
+    return weight_bytes(stored_index(folder)) if promised is None else promised
 
 
 def _weights(folder: Path, arch: Architecture) -> WeightCounts:
@@ -137,7 +137,7 @@ def _weights(folder: Path, arch: Architecture) -> WeightCounts:
     rows = sum(2 * inner for inner in per_layer)
     rows += arch.num_hidden_layers * arch.num_experts * arch.hidden_size
     try:
-        sizes = {name: math.prod(info.shape) for name, info in stored_index(folder).tensors.items()}
+        sizes = {name: math.prod(info.shape) for name, info in stored_index(folder).items()}
     except CheckpointError:
         every = _weight_bytes(folder) // _BF16_BYTES
         halves = _vae_weights(arch.vae)

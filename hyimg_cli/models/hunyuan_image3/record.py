@@ -21,7 +21,7 @@ FAMILY = Family(
     # One network; diffusers' pipelines have an index of several.
     marks=lambda folder: not (folder / "model_index.json").is_file(),
     open=Prompter,
-    tensors=lambda folder: {"model": stored_index(folder).tensors},
+    tensors=lambda folder: {"model": stored_index(folder)},
     refuse_wrong=_refuse_wrong,
     reading=reading,
     follows=frozenset(

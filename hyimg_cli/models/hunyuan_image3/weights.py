@@ -153,7 +153,7 @@ def checked(folder: Path) -> Architecture:
     Raises CheckpointError.
     """
     arch = read_architecture(folder)
-    found = stored_index(folder).tensors
+    found = stored_index(folder)
     check_floating(found)
     check_against(found, expected_shapes(arch))
     return arch
