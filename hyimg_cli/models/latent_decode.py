@@ -2,18 +2,16 @@
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, T H W pixels
 from collections.abc import Callable, Iterator
-from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hyimg_cli.errors import MachineError, OutputError
-from hyimg_cli.settings.run import DECODE_TILES, DecodeTiles
+from hyimg_cli.errors import OutputError
 from hyimg_cli.spec.card import TileRule
 from hyimg_cli.tiling.decode import TiledVae, decode_tiled
-from hyimg_cli.tiling.tiles import halved, tile_plan
+from hyimg_cli.tiling.tiles import tile_plan
 
 PIECE_FRAMES = 8
 
@@ -52,53 +50,15 @@ class LocalDecoder:
 
     def decode(self, latents_BCFYX: Tensor, tiling: TileRule | None) -> Iterator[Tensor]:
         vae = self._vae()
-        if tiling and _cuts(tiling, latents_BCFYX):
+        if tiling and is_cut_by(tiling, latents_BCFYX):
             yield decode_tiled(vae, latents_BCFYX, tiling)
         else:
             yield from map(vae.finish, vae.stream(latents_BCFYX))
 
 
-def refuse_infinite(latents_BCFYX: Tensor) -> None:
-    """Raises OutputError for latents that are not finite.
-
-    To look at frames is not enough: a VAE that clamps makes an ordinary colour of an infinity.
-    """
-    if not bool(torch.isfinite(latents_BCFYX).all()):
-        raise OutputError("the latents are not finite", code="output-video.not-finite")
-
-
-def tiling_of(own: TileRule, tiles: DecodeTiles) -> TileRule | None:
-    """The tiling that a word asks for; None for a whole decode. Raises MachineError."""
-    if tiles == "half" and halved(own) is None:
-        raise MachineError(
-            f"half of {own.tile} x {own.tile} latent cells is no tile of this VAE",
-            where="decode_tiles",
-            hint="leave it out of the recipe",
-            code="machine.not-followed",
-        )
-    return {"auto": None, "own": own, "half": halved(own)}[tiles]
-
-
-def smaller_tilings(
-    own: TileRule, latents_BCFYX: Tensor, tiles: DecodeTiles
-) -> Iterator[tuple[DecodeTiles, TileRule]]:
-    """Tilings that cut the latents smaller than a decode in `tiles` does; largest tiles first."""
-    smaller: dict[DecodeTiles, TileRule | None] = {"own": own, "half": halved(own)}
-    for name in DECODE_TILES[DECODE_TILES.index(tiles) + 1 :]:
-        tiling = smaller[name]
-        if tiling and _cuts(tiling, latents_BCFYX):
-            yield name, tiling
-
-
-def _cuts(tiling: TileRule, latents_BCFYX: Tensor) -> bool:
+def is_cut_by(tiling: TileRule, latents_BCFYX: Tensor) -> bool:
+    """True if latents are more than one tile."""
     return len(tile_plan(tiling, *latents_BCFYX.shape[-2:]).tiles) > 1
-
-
-def frames_by(
-    decoder: LatentDecoder, latents_BCFYX: Tensor, tiling: TileRule | None
-) -> Iterator[np.ndarray]:
-    """`frames` of latents in the VAE's own scale, decoded as they are asked for."""
-    return chain.from_iterable(map(frames, decoder.decode(latents_BCFYX, tiling)))
 
 
 def frames(pixels_BCTHW: Tensor) -> Iterator[np.ndarray]:

@@ -7,9 +7,10 @@ its `VideoDenoiser`, which is made anew for each job, so no job can be hurt by t
 # Legend: C channel, F latent frames, Y X latent rows and columns, H W pixels, T frames
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -17,19 +18,19 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
+from hyimg_cli.errors import MachineError, OutputError
 from hyimg_cli.models.latent_decode import (
     LatentDecoder,
     LocalDecoder,
     VideoVae,
-    frames_by,
-    refuse_infinite,
-    smaller_tilings,
-    tiling_of,
+    frames,
+    is_cut_by,
 )
-from hyimg_cli.settings.run import DecodeTiles
+from hyimg_cli.settings.run import DECODE_TILES, DecodeTiles
 from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.options import Fit
+from hyimg_cli.tiling.tiles import halved
 
 if TYPE_CHECKING:
     from hyimg_cli.models.diffusers_video.context import SplitTokens
@@ -267,11 +268,19 @@ class LatentVideoModel(ABC):
                 network.to(self.device)
         self._is_off_device = False
 
-    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterable[tuple[DecodeTiles, TileRule]]:
+    def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[tuple[DecodeTiles, TileRule]]:
         """Tilings that cut the latents smaller than the model's decode does, largest tiles first;
         each with the word that asks for it.
         """
-        return smaller_tilings(self.vae.tiling, latents_BCFYX, self.tiles)
+        for tiles in DECODE_TILES[DECODE_TILES.index(self.tiles) + 1 :]:
+            tiling = self._tiling_of(tiles)
+            if tiling and is_cut_by(tiling, latents_BCFYX):
+                yield tiles, tiling
+
+    def _tiling_of(self, tiles: DecodeTiles) -> TileRule | None:
+        """The tiles that a word asks for; None for a whole decode, or where there are none."""
+        own = self.vae.tiling
+        return {"auto": None, "own": own, "half": halved(own)}[tiles]
 
     @torch.no_grad()
     def decode_latents(
@@ -279,12 +288,23 @@ class LatentVideoModel(ABC):
     ) -> Iterator[np.ndarray]:
         """Frames in order, in pieces of RGB uint8 [T, H, W, 3] as they come; `tiling`: instead of
         the model's own, other pixels near borders of tiles. Raises OutputError, a JobError, where
-        they are not finite.
+        they are not finite, and MachineError for tiles that the VAE does not have.
         """
-        refuse_infinite(latents_BCFYX)
+        # To look at frames is not enough: of an infinity a VAE that clamps makes a colour.
+        if not bool(torch.isfinite(latents_BCFYX).all()):
+            raise OutputError("the latents are not finite", code="output-video.not-finite")
         self.place.bring(self.vae.module)
-        tiling = tiling or tiling_of(self.vae.tiling, self.tiles)
-        return frames_by(self.decoder, self.vae.unscaled(latents_BCFYX), tiling)
+        tiling = tiling or self._tiling_of(self.tiles)
+        if tiling is None and self.tiles == "half":
+            tile = self.vae.tiling.tile
+            raise MachineError(
+                f"half of {tile} x {tile} latent cells is no tile of this VAE",
+                where="decode_tiles",
+                hint="leave it out of the recipe",
+                code="machine.not-followed",
+            )
+        decoded = self.decoder.decode(self.vae.unscaled(latents_BCFYX), tiling)
+        return chain.from_iterable(map(frames, decoded))
 
 
 class ClipsModel(LatentVideoModel):

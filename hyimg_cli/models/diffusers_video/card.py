@@ -38,7 +38,6 @@ HUNYUAN_MAX_TOKENS = 1000
 WAN_MAX_TOKENS = 512
 _TILE_PIXELS = 256
 _STRIDE_PIXELS = 192
-_LANDSCAPE = Size(9, 16)
 _MAX_RATIO = 4.0
 _MOST_PIXELS = 8192
 # Of the released autoencoders, counted without a GPU; others are taken to be as they are.
@@ -75,13 +74,6 @@ def counted(card: VideoCard, layout: CheckpointLayout) -> VideoCard:
     )
 
 
-def default_size(target_size: int, cell: int) -> Size:
-    """The 16:9 size of a HunyuanVideo-1.5 checkpoint."""
-    found = start_rule(target_size, cell).size_for(_LANDSCAPE)
-    assert found is not None, "the rule has sizes"
-    return found
-
-
 def start_rule(target_size: int, cell: int) -> StartRule:
     """Of a HunyuanVideo-1.5 checkpoint: all sizes with about target_size² pixels. Source:
     generate_crop_size_list of the release.
@@ -108,6 +100,9 @@ def _hunyuan(layout: CheckpointLayout, model: str) -> VideoCard:
     target = network.count("target_size", 640, least=cell, most=_MOST_PIXELS)
     is_distilled = network.flag("use_meanflow", False)
     tile = _TILE_PIXELS // cell
+    sizes = start_rule(target, cell)
+    landscape = sizes.size_for(Size(9, 16))
+    assert landscape is not None, "the rule has sizes"
     return VideoCard(
         model=model,
         family=layout.family,
@@ -123,11 +118,11 @@ def _hunyuan(layout: CheckpointLayout, model: str) -> VideoCard:
         forward=hunyuan_forward(network),
         blocks=network.count("num_layers", HUNYUAN_BLOCKS),
         decode=_HUNYUAN_DECODE,
-        start=start_rule(target, cell) if layout.starts_from_pictures else None,
+        start=sizes if layout.starts_from_pictures else None,
         needs_start=layout.starts_from_pictures,
         is_distilled=is_distilled,
         defaults=VideoDefaults(
-            size=default_size(target, cell),
+            size=landscape,
             num_frames=121,
             fps=24,
             # Distilled to few steps, by its own training; its authors say 8 or 12.

@@ -15,7 +15,7 @@ from tiny_video import TINY_VIDEO, write_wan
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.models import registry
-from hyimg_cli.models.diffusers_video.card import default_size, video_card
+from hyimg_cli.models.diffusers_video.card import start_rule, video_card
 from hyimg_cli.models.diffusers_video.layout import read_layout
 from hyimg_cli.spec.card import TileRule
 from hyimg_cli.spec.job import Size
@@ -70,7 +70,7 @@ def test_a_card_needs_no_torch() -> None:
     ("target", "size"), [(640, Size(480, 848)), (960, Size(720, 1280)), (480, Size(352, 624))]
 )
 def test_default_sizes_of_the_release(target: int, size: Size) -> None:
-    assert default_size(target, 16) == size
+    assert start_rule(target, 16).size_for(Size(9, 16)) == size
 
 
 @pytest.mark.parametrize("target", [64, 96, 160, 256, 384, 512, 720, 1024])
@@ -78,7 +78,7 @@ def test_default_sizes_against_the_library(target: int) -> None:
     from diffusers.pipelines.hunyuan_video1_5.image_processor import HunyuanVideo15ImageProcessor
 
     processor = HunyuanVideo15ImageProcessor(vae_scale_factor=16)
-    size = default_size(target, 16)
+    size = start_rule(target, 16).size_for(Size(9, 16))
     assert (size.height, size.width) == processor.calculate_default_height_width(9, 16, target)
 
 
