@@ -15,6 +15,7 @@ from hyimg_cli.models.diffusers_video.layout import (
     CheckpointLayout,
     Component,
     read_layout,
+    shift_name,
 )
 from hyimg_cli.models.diffusers_video.unsupported import refuse_unsupported
 from hyimg_cli.models.diffusers_video.work import (
@@ -43,7 +44,6 @@ _MOST_PIXELS = 8192
 # Of the released autoencoders, counted without a GPU; others are taken to be as they are.
 _HUNYUAN_DECODE = DecodeWork(per_frame_pixel=1_796)
 WAN_DECODE = DecodeWork(per_pixel=10_500)
-_EULER = "FlowMatchEulerDiscreteScheduler"
 _SHIFT_OF_720P = 5.0
 _SHIFT_OF_TARGET = {640: 5.0, 960: 9.0}
 
@@ -128,7 +128,7 @@ def _hunyuan(layout: CheckpointLayout, model: str) -> VideoCard:
             # Distilled to few steps, by its own training; its authors say 8 or 12.
             num_inference_steps=12 if is_distilled else 50,
             guidance_scale=_guidance(layout),
-            flow_shift=_shift(layout, "shift", _SHIFT_OF_TARGET.get(target, 5.0)),
+            flow_shift=_shift(layout, _SHIFT_OF_TARGET.get(target, 5.0)),
         ),
     )
 
@@ -183,15 +183,13 @@ def _wan_start(layout: CheckpointLayout) -> StartRule | None:
 def _wan_defaults(layout: CheckpointLayout) -> VideoDefaults:
     """Wan 2.1's, those of the 2.2 pair (720p, two scales), or of the 2.2 5B (24 fps)."""
     start = _wan_start(layout)
-    scheduler = layout.components["scheduler"]
-    key = "shift" if scheduler.class_name == _EULER else "flow_shift"
     plain = VideoDefaults(
         size=Size(480, 832),
         num_frames=81,
         fps=16,
         num_inference_steps=50,
         guidance_scale=5.0,
-        flow_shift=_shift(layout, key, 3.0),
+        flow_shift=_shift(layout, 3.0),
     )
     if layout.expands_timesteps:
         return replace(plain, size=Size(704, 1280), num_frames=121, fps=24)
@@ -221,8 +219,9 @@ def _guidance(layout: CheckpointLayout) -> float:
     return guider.number("guidance_scale", 6.0) if guider.flag("enabled", True) else 1.0
 
 
-def _shift(layout: CheckpointLayout, key: str, otherwise: float) -> float:
-    return layout.components["scheduler"].config().number(key, otherwise, above=0)
+def _shift(layout: CheckpointLayout, otherwise: float) -> float:
+    scheduler = layout.components["scheduler"]
+    return scheduler.config().number(shift_name(scheduler), otherwise, above=0)
 
 
 def _counted(

@@ -220,3 +220,8 @@ def component_of(folder: Path, name: str, entry: Any, classes: frozenset[str]) -
             code="checkpoint.missing",
         )
     return Component(folder / name, library, class_name)
+
+
+def shift_name(scheduler: Component) -> str:
+    """The scheduler's own name of its flow shift."""
+    return "shift" if scheduler.class_name == "FlowMatchEulerDiscreteScheduler" else "flow_shift"

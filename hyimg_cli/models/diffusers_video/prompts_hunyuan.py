@@ -25,13 +25,12 @@ TEXT, GLYPH = "text", "glyph"
 MAX_GLYPH_TOKENS = 256
 TEMPLATE_TOKENS = 108
 SKIPPED_LAYERS = 2
-_TENSORS = {TEXT: True, GLYPH: False}
 
 
 class HunyuanPrompts(CheckpointEncoder):
     """The checkpoint's `PromptEncoder`: `text` [N, W] always, `glyph` [M, W] for quoted text."""
 
-    tensors = _TENSORS
+    tensors = {TEXT: True, GLYPH: False}
     max_tokens = HUNYUAN_MAX_TOKENS
 
     @cached_property

@@ -16,13 +16,12 @@ from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder, cut_not
 from hyimg_cli.models.latent_video import PromptEmbedding
 
 TEXT = "text"
-_TENSORS = {TEXT: True}
 
 
 class WanPrompts(CheckpointEncoder):
     """The checkpoint's `PromptEncoder`: `text` [N, W]."""
 
-    tensors = _TENSORS
+    tensors = {TEXT: True}
     max_tokens = WAN_MAX_TOKENS
 
     def key(self, text: str) -> str:

@@ -11,24 +11,19 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from hyimg_cli.models.diffusers_video.layout import Component
+from hyimg_cli.models.diffusers_video.layout import Component, shift_name
 from hyimg_cli.models.diffusers_video.weights import configured
 
-# What `step` changes, by class. A test compares every attribute of a restored scheduler with one
-# that was never interrupted, so that none is forgotten.
-_REMEMBERED = {
-    "FlowMatchEulerDiscreteScheduler": ("_step_index",),
-    "UniPCMultistepScheduler": (
-        "_step_index",
-        "lower_order_nums",
-        "this_order",
-        "last_sample",
-        "model_outputs",
-        "timestep_list",
-    ),
-}
-_EULER = "FlowMatchEulerDiscreteScheduler"
-_SHIFT_NAMES = {"FlowMatchEulerDiscreteScheduler": "shift", "UniPCMultistepScheduler": "flow_shift"}
+# What `step` changes in either class. A test compares every attribute of a restored scheduler with
+# one that was never interrupted, so that none is forgotten.
+_REMEMBERED = (
+    "_step_index",
+    "lower_order_nums",
+    "this_order",
+    "last_sample",
+    "model_outputs",
+    "timestep_list",
+)
 
 
 class JobScheduler:
@@ -48,13 +43,11 @@ class JobScheduler:
         them by its own rule. `is_euler` takes Euler's steps along that line, whatever the
         checkpoint's class: what models are distilled to. The class alone would end them near 0.
         """
-        self.class_name = _EULER if is_euler else component.class_name
         if is_euler:
             count = component.config().count("num_train_timesteps", 1000)
             self.scheduler: Any = FlowMatchEulerDiscreteScheduler(count, flow_shift)
         else:
-            shift = {_SHIFT_NAMES[component.class_name]: flow_shift}
-            self.scheduler = configured(component, **shift)
+            self.scheduler = configured(component, **{shift_name(component): flow_shift})
         scheduler = self.scheduler
         if is_linear or is_euler:
             scheduler.set_timesteps(sigmas=np.linspace(1.0, 0.0, steps + 1)[:-1])
@@ -76,12 +69,6 @@ class JobScheduler:
         self.timesteps: Tensor = scheduler.timesteps
         self.device = device
 
-    @property
-    def train_timesteps(self) -> int:
-        scheduler: Any = self.scheduler
-        count: int = scheduler.config.num_train_timesteps
-        return count
-
     def advance(self, index: int, velocity: Tensor, latents: Tensor) -> Tensor:
         """Latents behind step `index`."""
         scheduler: Any = self.scheduler
@@ -94,7 +81,7 @@ class JobScheduler:
     def state(self) -> dict[str, Tensor]:
         """All that the steps so far left in the scheduler, as copies on the CPU."""
         kept: dict[str, Tensor] = {}
-        for name in _REMEMBERED[self.class_name]:
+        for name in _REMEMBERED:
             value: Any = getattr(self.scheduler, name, None)
             is_list = isinstance(value, list)
             parts = {f"{name}.{i}": v for i, v in enumerate(value)} if is_list else {name: value}
@@ -105,7 +92,7 @@ class JobScheduler:
         """As `state` found it behind step `index - 1`. Raises ValueError for another step's."""
         if "_step_index" not in state or int(state["_step_index"]) != index:
             raise ValueError(f"this is not the scheduler's state at step {index}")
-        for name in _REMEMBERED[self.class_name]:
+        for name in _REMEMBERED:
             value = getattr(self.scheduler, name, None)
             if isinstance(value, list):
                 parts = [self._back(state.get(f"{name}.{i}")) for i in range(len(value))]

@@ -134,7 +134,7 @@ class Wan(DiffusersVideo):
         ratio = self.layout.boundary_ratio
         if ratio is None or len(self.networks) == 1:
             return super().network_of(schedule)
-        boundary = ratio * schedule.train_timesteps
+        boundary = ratio * schedule.scheduler.config.num_train_timesteps
         return [int(level < boundary) for level in schedule.levels]
 
     def _timestep_rows(self, noise_1CFYX: Tensor) -> int | None:
