@@ -24,7 +24,6 @@ from transformers.utils import logging as transformers_logging
 
 from hyimg_cli.errors import CheckpointError, HyimgError, MachineError
 from hyimg_cli.loading.checkpoint import (
-    TensorInfo,
     check_against,
     refuse_many,
     refuse_special,
@@ -104,14 +103,18 @@ def check_weights(component: Component) -> int:
     broken, pickled, or not exactly what its configuration describes.
     """
     cls = component_class(component)
-    found = _without_ignored(tensor_index(component.folder, component.stem), cls)
+    # Without tensors that the library itself says its class leaves in the file.
+    ignored = getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()
+    stored = tensor_index(component.folder, component.stem)
+    found = {n: stored[n] for n in stored if not any(re.search(one, n) for one in ignored)}
     # Even without memory for their weights, modules that are not there take their time to build.
     refuse_many(component.config().values, max(len(found), _FEW), component.folder / "config.json")
     with torch.device("meta"):
         module = _empty(cls, component)
     expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    for copy, source in _tied(module).items():
-        # Stored once or twice: either is the whole weight.
+    tied = getattr(module, "_tied_weights_keys", None)
+    for copy, source in tied.items() if isinstance(tied, dict) else ():
+        # One tensor of two names, stored once or twice: either is the whole weight.
         if copy in expected and source in expected and (copy in found) != (source in found):
             expected.pop(copy if source in found else source)
     try:
@@ -266,22 +269,6 @@ def _described(component: Component, code: str = "checkpoint.config") -> Iterato
             where=component.folder,
             code=code,
         ) from error
-
-
-def _tied(module: nn.Module) -> dict[str, str]:
-    """Names that share another name's tensor."""
-    tied = getattr(module, "_tied_weights_keys", None)
-    return dict(tied) if isinstance(tied, dict) else {}
-
-
-def _without_ignored(found: dict[str, TensorInfo], cls: Any) -> dict[str, TensorInfo]:
-    """Without tensors that the library itself says its class leaves in the file."""
-    patterns = getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()
-    return {
-        name: info
-        for name, info in found.items()
-        if not any(re.search(pattern, name) for pattern in patterns)
-    }
 
 
 def _refuse_leftovers(component: Component, report: dict[str, Any]) -> None:
