@@ -174,15 +174,14 @@ class ContinuousBatch:
     def _decode_step(self, *batch: Prefilled) -> Events:
         batch = self._unfinished(batch)
         with Attempt() as tried:
-            known = self._loop.step([_decoding(work) for work in batch])
+            read = self._loop.step([_decoding(work) for work in batch])
         if tried.error is not None:
-            known = self._loop.settle()
-        for work in self._thinking:
-            if _decoding(work) in known:
+            read = self._loop.settle()
+        for work in [work for work in self._thinking if _decoding(work) in read]:
+            if (error := read[_decoding(work)]) is not None:
+                yield from self._lose(work, error)
+            else:
                 yield Progress(work.job.custom_id, "think", _decoding(work).count)
-        failed = self._loop.take_failed()
-        for work in [work for work in self._thinking if _decoding(work) in failed]:
-            yield from self._lose(work, failed[_decoding(work)])
         for work in batch:
             work.batch["think"] = max(work.batch["think"], len(batch))
         if tried.error is not None and self._unfinished(batch):

@@ -21,6 +21,7 @@ from hyimg_cli.kernels.repetition import penalize
 from hyimg_cli.kernels.transfer import Readback, to_device
 from hyimg_cli.models.protocols import Context, GeneratedText, MixedModel
 from hyimg_cli.pipelines.image.sampling import Draw, Draws, choose
+from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.spec.job import ImageJob
 
 
@@ -199,6 +200,11 @@ class _Launched:
     readback: Readback
 
 
+# The decodings whose latest token was read, and why one could not be read or written: that one
+# cannot go on.
+Read = dict[DecodeRequest, Exception | None]
+
+
 class DecodeLoop:
     """Decode steps of many decodings: one forward, one choice each, one copy of all ids a step."""
 
@@ -207,25 +213,15 @@ class DecodeLoop:
         assert lag in (0, 1), "a row is taken back one step deep"
         self._model, self._lag = model, lag
         self._unread: deque[_Launched] = deque()
-        self._failed: dict[DecodeRequest, Exception] = {}
 
-    def take_failed(self) -> dict[DecodeRequest, Exception]:
-        """The decodings, since the last call, whose token could not be read or written: they
-        cannot go on.
-        """
-        failed, self._failed = self._failed, {}
-        return failed
-
-    def step(self, decodings: Sequence[DecodeRequest]) -> list[DecodeRequest]:
-        """Launch a step of every decoding that can go on, then read the one before; the decodings
-        whose token is known now.
-        """
+    def step(self, decodings: Sequence[DecodeRequest]) -> Read:
+        """Launch a step of every decoding that can go on, then read the one before."""
         going = [decoding for decoding in decodings if decoding.can_step]
         if going:
             self._launch(going)
         return self._read(keep=self._lag if going else 0)
 
-    def settle(self) -> list[DecodeRequest]:
+    def settle(self) -> Read:
         """Read whatever is on its way: no decoding has an unknown token then."""
         return self._read(keep=0)
 
@@ -243,24 +239,22 @@ class DecodeLoop:
         choices = [decoding.chosen(ids_R, row) for row, decoding in enumerate(decodings)]
         self._unread.append(_Launched(choices, Readback(ids_R)))
 
-    def _read(self, *, keep: int) -> list[DecodeRequest]:
-        told = []
+    def _read(self, *, keep: int) -> Read:
+        read: Read = {}
         while len(self._unread) > keep:
             launched = self._unread.popleft()
             choices = [choice for choice in launched.choices if not choice.is_void]
             try:
                 id_of = dict(zip(launched.choices, launched.readback.values(), strict=True))
             except Exception as error:
-                self._failed |= {choice.decoding: error for choice in choices}
+                read |= {choice.decoding: error for choice in choices}
                 continue
             for choice in choices:
-                try:
+                with Attempt() as tried:
                     choice.decoding.accept(choice, id_of[choice])
-                except Exception as error:
-                    self._failed[choice.decoding] = error
-                else:
-                    told.append(choice.decoding)
-        return told
+                # One that failed stays failed, whatever was launched behind it.
+                read[choice.decoding] = read.get(choice.decoding) or tried.error
+        return read
 
 
 def reading_lag(devices: Sequence[torch.device]) -> int:

@@ -97,24 +97,20 @@ class Encodings(Generic[Item]):
         """An embedding, and which count its place belongs to."""
         if not self._is_on:
             return encoder.encode(item), "misses"
-        place, key = "memory_hits", encoder.key(item)
-
-        def stored_or_encoded() -> PromptEmbedding:
-            nonlocal place
-            embedding, was_there = self._store.read_through(
-                self._kind,
-                key,
-                lambda: encoder.encode(item),
-                pack=encoder.pack,
-                unpack=lambda data: encoder.unpack(data, key),
-            )
-            place = "disk_hits" if was_there else "misses"
-            return embedding
-
-        embedding = self._memo.get(key, stored_or_encoded)
+        key = encoder.key(item)
+        if (known := self._memo.find(key)) is not None:
+            return known, "memory_hits"
+        embedding, was_there = self._store.read_through(
+            self._kind,
+            key,
+            lambda: encoder.encode(item),
+            pack=encoder.pack,
+            unpack=lambda data: encoder.unpack(data, key),
+        )
+        self._memo.get(key, lambda: embedding)
         if warnings := self._store.take_notes():
             self._warnings[key] = (*self._warnings.get(key, ()), *warnings)
-        return embedding, place
+        return embedding, "disk_hits" if was_there else "misses"
 
 
 def _tensor_bytes(embedding: PromptEmbedding) -> int:

@@ -227,7 +227,11 @@ def denoise_all(
         yield Progress(work.job.custom_id, "denoise", 0, count)
         work.clock.enter("denoise_first")
     denoiser, is_alone = begin(), len(works) == 1
-    first, latents_BCFYX = _start(denoiser, kept, stages.model)
+    if kept is None:
+        first, latents_BCFYX = 0, denoiser.initial_latents()
+    else:
+        denoiser.restore(kept.step, kept.state)
+        first, latents_BCFYX = kept.step, kept.latents_BCFYX.to(stages.model.device)
     steps, compiles = denoiser.steps, stages.compiles and is_alone
     for index in range(first, steps):
         phase, step = "denoise_first" if index == first else "denoise_rest", index + 1
@@ -290,16 +294,6 @@ def _encode_beside(pieces: Iterator[np.ndarray], writer: "VideoWriter") -> float
     except BaseException:
         writer.close()
         raise
-
-
-def _start(
-    denoiser: VideoDenoiser, kept: Kept | None, model: LatentVideoModel
-) -> tuple[int, Tensor]:
-    """The first step that is left, and the latents before it: kept ones, or noise."""
-    if kept is None:
-        return 0, denoiser.initial_latents()
-    denoiser.restore(kept.step, kept.state)
-    return kept.step, kept.latents_BCFYX.to(model.device)
 
 
 def checked(job: VideoJob, pieces: Iterator[np.ndarray]) -> Generator[np.ndarray, None, None]:
