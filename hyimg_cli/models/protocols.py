@@ -85,10 +85,6 @@ class GeneratedText:
     cut: str = ""
     ending: tuple[int, ...] = ()
 
-    @property
-    def is_truncated(self) -> bool:
-        return bool(self.cut)
-
 
 @dataclass(frozen=True)
 class BranchSequence:

@@ -84,7 +84,7 @@ def test_a_given_size_leaves_the_closing_tag_to_compute(drawn: Tell, job: ImageJ
     _assert_same_picture(reused, recomputed)
     # </recaption> <answer> <boi> <img_size> <img_ratio>: decided, but never fed. At the token limit
     # the tag is ours, and the last word before it was not fed either.
-    is_truncated = reused.picture.text.is_truncated
+    is_truncated = bool(reused.picture.text.cut)
     assert reused.picture.reuse.branches[0].computed == 5 + is_truncated
     assert reused.picture.reuse.status == "hit"
 

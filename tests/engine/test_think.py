@@ -34,7 +34,7 @@ def test_the_limit_closes_the_text(drawn: Tell, job: ImageJob) -> None:
     job = replace(job, text=replace(job.text, max_new_tokens=5, temperature=2.0))
     result = drawn(job)
     written = result.picture.text
-    if written.is_truncated:  # random weights practically never close a tag in five words
+    if written.cut:  # random weights practically never close a tag in five words
         assert written.text.endswith(("</think>", "</recaption>"))
         assert len(written.ids) == 1 + 5 + 1
     assert sum(is_token(event) for event in result.events) >= 5
@@ -76,7 +76,7 @@ def test_a_text_that_ends_early_is_closed_and_reused(
     jobs = (replace(job, text=hot, ar_seed=seed) for seed in range(9))
     cut, first = next((one, d) for one in jobs if "early" in (d := drawn(one)).picture.text.cut)
     written, report = first.picture.text, first.picture.reuse
-    assert written.is_truncated
+    assert written.cut
     assert written.text.endswith(("</think>", "</recaption>"))
     assert not family.prompter.vocabulary.openers & set(written.ids)
     assert (report.status, report.ar_surplus_tokens) == ("hit", 0)

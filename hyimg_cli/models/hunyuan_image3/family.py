@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -55,13 +54,12 @@ from hyimg_cli.spec.job import ImageJob, Size
 
 def load_family(
     prompter: Prompter,
-    folder: Path,
     choice: ModelChoice,
     *,
     is_batch_invariant: bool,
     pool: RankPool | None = None,
 ) -> "HunyuanImage3":
-    """Load the weights in `folder` on the chosen device: float32 on the CPU, bfloat16 on a GPU by
+    """Load the weights on the chosen device: float32 on the CPU, bfloat16 on a GPU by
     default. With a `pool` each of its ranks loads its share of the layers, on its own device, and
     its `branch_sets` deal out the guidance branches.
     """
@@ -73,7 +71,7 @@ def load_family(
     graphs, dtype, cache = None, getattr(torch, name), choice.weights_cache
     if pool is None:
         network = load(
-            folder,
+            prompter.folder,
             dtype=dtype,
             device_map=device_map,
             quantization=form,
@@ -88,7 +86,7 @@ def load_family(
     else:
         sets = pool.branch_sets
         network = load_ranked(
-            folder,
+            prompter.folder,
             pool,
             branch_sets=sets,
             dtype=dtype,
@@ -160,11 +158,10 @@ class HunyuanImage3(DecoderModel):
 
     @property
     def rows_seen(self) -> int:
-        rows: int = self.network.model.rows_seen
-        return rows
+        return self.network.model.rows_seen
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
-        return {**super().memo_counts(), "rope_tables": self.network.rope_counts}
+        return {**super().memo_counts(), "rope_tables": self.network.angles.counts()}
 
     @property
     def device_name(self) -> str:

@@ -216,11 +216,6 @@ class HunyuanImage3ForCausalMM(nn.Module):
         return self.weight.device
 
     @property
-    def rope_counts(self) -> dict[str, int]:
-        """Count how often a table of angles was there, and how often it was made."""
-        return self.angles.counts()
-
-    @property
     def layer_devices(self) -> list[torch.device]:
         """Where each layer, and its part of a buffer, lives."""
         return [layer.self_attn.qkv_proj.weight.device for layer in self.model.layers]

@@ -330,9 +330,7 @@ class Prompter(ImageCheckpoint):
     ) -> "HunyuanImage3":
         from hyimg_cli.models.hunyuan_image3.family import load_family  # imports torch
 
-        return load_family(
-            self, self.folder, choice, is_batch_invariant=is_batch_invariant, pool=pool
-        )
+        return load_family(self, choice, is_batch_invariant=is_batch_invariant, pool=pool)
 
     def _prompt_ids(self, job: ImageJob) -> list[int]:
         """The prompt's ids. Raises JobError for a control token in it."""

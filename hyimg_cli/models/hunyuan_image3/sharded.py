@@ -5,7 +5,6 @@ VAE are rank 0's alone. Which share is whose: `split`.
 """
 
 import re
-from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +33,6 @@ class Cuts:
         )
         self._kv_heads, self._queries = self._parts()
         self._kept_KQ = heads[self._kv_heads, self._queries]
-        self._inner = lru_cache(maxsize=None)(self._cut_inner)
         self._rows, self._columns = self._fused_rows(), self._head_columns()
 
     def of(self, name: str) -> WeightCut | None:
@@ -49,7 +47,7 @@ class Cuts:
         layer = int(found["layer"])
         inner = self._arch.moe_intermediate_size[layer]
         inner *= self._arch.num_shared_expert[layer] if found["shared"] else 1
-        return self._inner(inner, found["matrix"] == "gate_and_up_proj")
+        return self._cut_inner(inner, found["matrix"] == "gate_and_up_proj")
 
     def set_heads(self, attention: Attention) -> None:
         """Have a layer count the heads that it was left with."""

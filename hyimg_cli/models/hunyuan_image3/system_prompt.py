@@ -59,21 +59,13 @@ def shipped_text(folder: Path, name: str, *, field: str = "use_system_prompt") -
     """
     path = folder / "system_prompt.py"
     if not path.exists():
-        raise JobError(
-            f'system prompt "{name}" needs system_prompt.py, which {folder.name} does not have',
-            where=field,
-            hint=f"copy it there from the model repository, or {_INSTEAD[field]}",
-            code="job.system-prompt",
-        )
+        what = f'system prompt "{name}" needs system_prompt.py, which {folder.name} does not have'
+        raise _unavailable(what, field, "copy it there from the model repository")
     for digest, text in _texts(path, path.stat().st_mtime_ns, field).items():
         if digest.startswith(DIGESTS[name]):
             return text
-    raise JobError(
-        f'system_prompt.py of {folder.name} holds no text with the digest of "{name}"',
-        where=field,
-        hint=f"use the file of the released repository, or {_INSTEAD[field]}",
-        code="job.system-prompt",
-    )
+    what = f'system_prompt.py of {folder.name} holds no text with the digest of "{name}"'
+    raise _unavailable(what, field, "use the file of the released repository")
 
 
 @lru_cache(maxsize=8)
@@ -84,12 +76,14 @@ def _texts(path: Path, modified_ns: int, field: str) -> dict[str, str]:
     try:
         tree = ast.parse(text_of(path, SETTINGS_BYTES))
     except (OSError, SyntaxError, ValueError) as error:
-        raise JobError(
-            f"system_prompt.py of {path.parent.name} cannot be read: {error}",
-            where=field,
-            hint=f"use the file of the released repository, or {_INSTEAD[field]}",
-            code="job.system-prompt",
-        ) from None
+        what = f"system_prompt.py of {path.parent.name} cannot be read: {error}"
+        raise _unavailable(what, field, "use the file of the released repository") from None
     nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
     texts = (node.value for node in nodes if isinstance(node.value, str))
     return {hashlib.sha256(text.strip().encode()).hexdigest(): text for text in texts}
+
+
+def _unavailable(what: str, field: str, hint: str) -> JobError:
+    return JobError(
+        what, where=field, hint=f"{hint}, or {_INSTEAD[field]}", code="job.system-prompt"
+    )

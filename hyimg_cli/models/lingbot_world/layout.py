@@ -74,7 +74,8 @@ def read_layout(folder: Path, components: Path | None = None) -> CheckpointLayou
     else:
         transformer = folder
     network = Component(transformer, "diffusers", "WanModelFast")
-    _refuse_unsupported(network)
+    for what in _unsupported(network.config()):
+        raise _refused(network.folder, what)
     found = {TRANSFORMER: network}
     source = components or (folder if index else None)
     if source is not None:
@@ -122,11 +123,6 @@ def fingerprint(layout: CheckpointLayout) -> str:
     extra = layout.folder / "card.json"
     card = checkpoint.file_digest(extra) if extra.exists() else None
     return digest.of_json([FAMILY, card, sorted(parts.items())])
-
-
-def _refuse_unsupported(network: Component) -> None:
-    for what in _unsupported(network.config()):
-        raise _refused(network.folder, what)
 
 
 def _unsupported(config: Config) -> Iterator[str]:
