@@ -40,6 +40,8 @@ def test_a_second_seed_finds_prompt_and_angles(job: ImageJob, tmp_path: Path) ->
 
 def test_counting_begins_with_the_session(job: ImageJob, tmp_path: Path) -> None:
     """The prompter lives as long as the process; a line tells what its own run did."""
+    # What all prompts share is made once a process, and no run's own.
+    _caches([replace(job, prompt="any other")], tmp_path)
     jobs = [replace(job, prompt=f"another of {tmp_path.name}")]
     (first,), (again,) = _caches(jobs, tmp_path), _caches(jobs, tmp_path)
     assert again["layouts"]["misses"] == 0
