@@ -61,7 +61,7 @@ def traced(count: int, *, most: int, peak: int) -> Iterator[None]:
 
 
 def test_a_job_of_many_is_small() -> None:
-    jobs_of(lines_of(10))  # what all have in common
+    make_plan(jobs_of(lines_of(10)))  # what all have in common
     count = 2000
     lines = lines_of(count)
     with traced(count, most=760, peak=920):
