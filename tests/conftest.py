@@ -7,6 +7,7 @@ import os
 import random
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -21,6 +22,10 @@ from hypothesis import HealthCheck, settings
 from PIL import Image
 
 from hyimg_cli import remote
+
+# Behind a shell's "&" Ctrl-C is ignored, here and by every process that is started from here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WriteManifest = Callable[..., Path]
 REPOSITORY = Path(__file__).parent.parent
