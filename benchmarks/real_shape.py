@@ -33,6 +33,7 @@ the GPU itself (an illegal address) ends all that comes behind it in the same pr
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -42,17 +43,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from random_network import FORMS, build, quantization_of
 from shapes import checkpoint, serving
 from shapes.cases import ANY_FORM, Group, Subject
 from shapes.compare import compared
 from shapes.floors import Floors, floors
 from shapes.kept import Kept, facts_of_run, place_of
-from shapes.network import FORMS, build, layers_that_fit, quantization_of
+from shapes.network import layers_that_fit
 from shapes.rows import Bench, groups
 from shapes.run import PARTS, Run, Settings, said
-from shapes.scale import SCALES, Workload, workload
 from shapes.serving import Serving
 from shapes.timing import Deadline, let_go
+from workload import SCALES, Workload, workload
 
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 

@@ -23,8 +23,13 @@ from hyimg_cli import remote
 from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import OutputFolderError, StorageError
 
-# What a library that writes has for faults of its own; any other number tells of the disk.
-_NOT_OF_THE_DISK = (errno.EINVAL, errno.ENOMEM, errno.EAGAIN, errno.ENOSYS, errno.EPIPE)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_REFUSED = (
+    *(errno.EIO, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY),
+    *(errno.EFBIG, errno.EBUSY, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG),
+    *(errno.ELOOP, errno.ENODEV, errno.ENXIO),
+)
 
 # Most bytes that are read of a kind of file: many times what an honest one has.
 SETTINGS_BYTES = 10_000_000  # a recipe, a scenario, the record of a run
@@ -253,8 +258,8 @@ def sync(path: Path) -> None:
 
 
 def is_of_the_disk(number: int | None) -> bool:
-    """True if an errno tells of the disk; a library that writes has numbers of its own, too."""
-    return number in errno.errorcode and number not in _NOT_OF_THE_DISK
+    """True if an errno tells of the disk; a library that writes has other errors too."""
+    return number in (*_FULL, *_FORBIDDEN, *_REFUSED)
 
 
 def storage_error(error: OSError, folder: Path) -> StorageError | OutputFolderError:
@@ -269,10 +274,10 @@ def storage_error(error: OSError, folder: Path) -> StorageError | OutputFolderEr
         if error.errno == errno.ELOOP:
             return OutputFolderError(what, where=where, hint=hint, code="output.link")
         return StorageError(what, where=where, hint=hint, code="storage.not-a-file")
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in _FULL:
         hint = "free some space and run the same command again: it resumes"
         return StorageError("the disk is full", where=folder, hint=hint, code="storage.full")
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if error.errno in _FORBIDDEN:
         hint = "choose a folder that can be written with -o"
         what = "the folder cannot be written"
         return StorageError(what, where=folder, hint=hint, code="storage.read-only")

@@ -94,6 +94,7 @@ def released(config: dict[str, Any]) -> dict[str, Any]:
                 "num_attention_heads": 16,
                 "num_patches": 256,
                 "patch_size": 16,
+                "vision_use_head": True,
             },
             "vit_processor": config["vit_processor"] | {"max_num_patches": 1024, "patch_size": 16},
             "vit_aligner": config["vit_aligner"] | {"input_dim": 1152, "n_embed": 4096},

@@ -22,8 +22,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from random_network import FORMS, build, quantization_of
 from safetensors.torch import save_file
 from torch import Tensor
+from workload import Scale, Workload, source, workload
 
 import hyimg_cli
 from hyimg_cli.loading.checkpoint import INDEX_FILE, weight_files
@@ -32,9 +34,7 @@ from hyimg_cli.media.images import write_png
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import ModelChoice
 from shapes.cases import ANY_FORM, Case, Subject
-from shapes.network import FORMS, build, quantization_of
 from shapes.run import Run, said
-from shapes.scale import Scale, Workload, source, workload
 from shapes.timing import Pace, let_go
 
 LAYERS = 4

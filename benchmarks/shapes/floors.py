@@ -7,9 +7,9 @@ product of the experts' shapes, and the bytes that it must read at the speed of 
 from dataclasses import dataclass
 
 import torch
+from workload import Scale
 
 from hyimg_cli.models.hunyuan_image3.config import Architecture
-from shapes.scale import Scale
 from shapes.timing import Pace, timed
 
 _FP8 = torch.float8_e4m3fn

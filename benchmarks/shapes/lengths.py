@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from workload import Workload
 
 from hyimg_cli.kernels.attention import row_attention
 from shapes.cases import Case
-from shapes.scale import Workload
 from shapes.timing import Call, profiled
 
 if TYPE_CHECKING:

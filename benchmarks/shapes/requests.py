@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from random_network import quantization_of
+from workload import Scale, Workload, source
 
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.memory.footprint import Together, needs
@@ -25,8 +27,6 @@ from hyimg_cli.pipelines.image.stages import Decoded, ImageStages, encoded_by
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
 from hyimg_cli.spec.events import Progress
 from hyimg_cli.spec.job import ImageJob
-from shapes.network import quantization_of
-from shapes.scale import Scale, Workload, source
 from shapes.timing import Deadline
 
 

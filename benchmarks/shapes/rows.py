@@ -10,7 +10,9 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from random_network import quantization_of
 from torch import Tensor
+from workload import Workload, source
 
 from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kernels.decode_attention import plain_decode
@@ -26,8 +28,7 @@ from hyimg_cli.pipelines.image.stages import encoded_by
 from shapes import lengths, pictures
 from shapes.cases import Case, Group, Subject
 from shapes.floors import work
-from shapes.network import quantization_of, routing
-from shapes.scale import Workload, source
+from shapes.network import routing
 
 # Of a row's own numbers; at twice their size most tokens like the same few experts.
 _COMMON = 2.0

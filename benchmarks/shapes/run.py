@@ -6,10 +6,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
+from workload import Scale
 
 from shapes.cases import Case, Subject
 from shapes.kept import Kept
-from shapes.scale import Scale
 from shapes.timing import Deadline, let_go, profiled, timed
 
 PARTS = ("rows", "requests", "checkpoint")

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from workload import Scale, Workload
+
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from shapes.cases import Subject
 from shapes.requests import Requests, Served, affordable, plan_of, serve
 from shapes.rows import graphs_of
 from shapes.run import Run, said
-from shapes.scale import Scale, Workload
 from shapes.timing import let_go
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.cells import cell_len
+
 from hyimg_cli.cli import render
 from hyimg_cli.measure.distances import Measured
 from hyimg_cli.quality.lpips import StoredPair
@@ -23,10 +25,11 @@ TITLES = {
 
 def show(rows: Sequence[Sequence[str]]) -> None:
     """Rows on stdout, in columns as wide as what they hold: no number is cut."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     for name, *others in rows:
         cells = (text.rjust(width) for text, width in zip(others, widths[1:], strict=True))
-        render.line("  ".join([name.ljust(widths[0]), *cells]))
+        # A letter of some scripts takes two cells.
+        render.line("  ".join([name + " " * (widths[0] - cell_len(name)), *cells]))
 
 
 def distances(

@@ -9,9 +9,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from fake_gpu.bench import Bench
+from fake_gpu.bench import SIZE, Bench
 from fake_gpu.device import fake_gpu
-from fake_gpu.real_size import SIZE
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -266,7 +266,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_real_scale_has_the_released_numbers(parts: None, tmp_path: Path) -> None:
-    from shapes.scale import REAL, workload
+    from workload import REAL, workload
 
     load = workload(tmp_path, REAL, 32)
     assert (load.layout.live_start, load.live) == (6793, 3953)
@@ -278,7 +278,7 @@ def test_the_real_scale_has_the_released_numbers(parts: None, tmp_path: Path) ->
 def test_floors_are_those_of_the_known_shapes(parts: None, tmp_path: Path) -> None:
     """By the speeds of a card that is known: about 10 ms, 0.18 ms and 1.15 ms a layer."""
     from shapes.floors import Floors, work
-    from shapes.scale import REAL, workload
+    from workload import REAL, workload
 
     load = workload(tmp_path, REAL, 32)
     known = Floors(tflops=760.0, tflops_fp8=1500.0, copy_tb_s=4.18)
@@ -308,7 +308,7 @@ def test_the_hours_commands_name_what_there_is(
     import real_shape
     from shapes import checkpoint, serving
     from shapes.rows import groups
-    from shapes.scale import REAL, workload
+    from workload import REAL, workload
 
     page = (FOLDER.parent / "docs" / "gpu.md").read_text()
     commands = re.findall(r"python benchmarks/real_shape\.py ([^\n`]+)", page)
@@ -327,7 +327,7 @@ def test_the_hours_commands_name_what_there_is(
 
 def test_layers_that_fit_by_what_is_free(parts: None, tmp_path: Path) -> None:
     from shapes.network import layers_that_fit
-    from shapes.scale import REAL, workload
+    from workload import REAL, workload
 
     folders = [tmp_path / name for name in ("whole", "fewer")]
     for folder in folders:
@@ -350,9 +350,9 @@ def test_layers_that_fit_by_what_is_free(parts: None, tmp_path: Path) -> None:
 
 
 def test_the_vae_in_another_dtype_and_layout_draws_the_same(parts: None, tmp_path: Path) -> None:
+    from random_network import build
     from shapes import pictures
-    from shapes.network import build
-    from shapes.scale import TINY, workload
+    from workload import TINY, workload
 
     torch.manual_seed(0)
     load = workload(tmp_path, TINY, 1)
@@ -388,11 +388,11 @@ def test_cases_are_made_on_a_gpu_too(
 ) -> None:
     """On one without memory or time: devices, dtypes and names agree."""
     pytest.importorskip("triton")
+    from random_network import build
     from shapes import lengths, rows
     from shapes.cases import Subject
     from shapes.floors import Floors
-    from shapes.network import build
-    from shapes.scale import TINY, workload
+    from workload import TINY, workload
 
     from hyimg_cli.kernels.decode_attention import decode_attention
     from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
@@ -442,8 +442,8 @@ def test_a_row_that_fails_leaves_the_others(parts: None, tmp_path: Path) -> None
     from shapes.cases import Case, Subject
     from shapes.kept import Kept
     from shapes.run import Run, Settings
-    from shapes.scale import TINY
     from shapes.timing import Deadline
+    from workload import TINY
 
     def broken() -> None:
         raise RuntimeError("no such kernel")

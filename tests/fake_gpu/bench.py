@@ -11,8 +11,9 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from fake_gpu.device import FakeGpu
-from fake_gpu.real_size import CONTEXT, DEVICE, SIZE, Workload, build, source, workload
+from random_network import build, quantization_of
 from torch import Tensor
+from workload import REAL, Workload, source, workload
 
 from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.kernels.decode_attention import decode_attention
@@ -33,7 +34,10 @@ from hyimg_cli.pipelines.image.stages import Decoded, ImageStages
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
 from hyimg_cli.spec.job import ImageJob
 
-_STEPS = 2
+DEVICE = torch.device("cuda:0")
+# Few tokens are written: their number changes nothing in a step; the prefix keeps its length.
+_SCALE, _STEPS = replace(REAL, think=5), 2
+SIZE, CONTEXT = REAL.size, REAL.context
 
 
 @dataclass(frozen=True)
@@ -54,9 +58,9 @@ class Bench:
 
     def __init__(self, gpu: FakeGpu, folder: Path, form: str, layers: int, **config: Any) -> None:
         self.gpu, self.form = gpu, form
-        self.load = workload(folder, layers, **config)
+        self.load = workload(folder, _SCALE, layers, **config)
         before = gpu.rebase()
-        network = build(self.load.arch, form)
+        network = build(self.load.arch, form, DEVICE, torch.bfloat16)
         self.model = _Model(network, self.load.prompter)
         self.network = network
         self.held = gpu.live - before
@@ -133,7 +137,7 @@ class Bench:
             model=self.model,
             reuse=ReuseConfig(),
             prefixes=Prefixes(KVTree(0), "counted"),
-            read=lambda path: (source(path), 0.0),
+            read=lambda path: (source(path, SIZE), 0.0),
             encode=lambda shown: (self.model.encoded(shown.digest, self.load), 0.0),
         )
         run = ContinuousBatch(
@@ -184,7 +188,7 @@ class Bench:
             model=self.load.job.model,
             device="cuda",
             dtype="bfloat16",
-            quantization="fp8" if self.form == "fp8" else "none",
+            quantization=quantization_of(self.form),
             # What graphs keep is not counted here: see `decode_step`.
             decode_graphs="off",
         )

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 from fake_gpu.counting import Facts, Op, Rates, counted
-from fake_gpu.real_size import CONTEXT, DEVICE, build, workload
+from random_network import build
 from torch import Tensor
+from workload import REAL, workload
 
 from hyimg_cli.kernels.pointer_decode import pointer_decode
 from hyimg_cli.kv.buffer import Buffer
@@ -18,6 +19,8 @@ from hyimg_cli.models.common.attention import QueryBlock
 from hyimg_cli.models.common.spans import query_spans
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeStep
 from hyimg_cli.models.hunyuan_image3.rope import joined
+
+DEVICE = torch.device("cuda:0")
 
 
 def milliseconds(ops: list[Op]) -> float:
@@ -30,8 +33,8 @@ class LayerRows:
     """
 
     def __init__(self, folder: Path, form: str) -> None:
-        self._load = workload(folder, 2)
-        self._network = build(self._load.arch, form)
+        self._load = workload(folder, REAL, 2)
+        self._network = build(self._load.arch, form, DEVICE, torch.bfloat16)
 
     def denoise(self) -> list[Op]:
         """A step of a picture with guidance."""
@@ -52,7 +55,7 @@ class LayerRows:
     def decode(self, count: int) -> list[Op]:
         """A token of `count` texts, by the kernels of a CUDA graph."""
         step = DecodeStep(self._network, count, self._network.new_buffer(1), pointer_decode)
-        return self._in_layer(step.compute, count, count * (CONTEXT + 1))
+        return self._in_layer(step.compute, count, count * (REAL.context + 1))
 
     def _in_layer(self, call: Callable[[], object], rows: int, slots: int = 0) -> list[Op]:
         """Routing is even: so many experts are chosen at least once by so many rows."""

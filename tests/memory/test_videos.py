@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny_video import WAN_CARD
 
 from hyimg_cli.loading.config import Config
 from hyimg_cli.memory.videos import CARDS, decode_bytes, fitting, video_needs
@@ -16,17 +17,11 @@ from hyimg_cli.spec.job import Size, VideoJob
 GPU = ModelChoice(device="cuda", dtype="bfloat16")
 SMALL, LARGE = Size(480, 832), Size(720, 1280)
 DEFAULTS = VideoDefaults(SMALL, 81, 16, 50, 5.0, 3.0)
-WAN = VideoCard(
+WAN = replace(
+    WAN_CARD,
     model="wan",
-    family="wan",
     name="14B",
     is_trained=True,
-    size_multiple=16,
-    pixels_per_cell=8,
-    frame_stride=4,
-    latent_channels=16,
-    max_prompt_tokens=512,
-    tiles=TileRule(32, 24, 8),
     component_bytes=(("text_encoder", 0), ("transformer", 0), ("vae", 0)),
     component_parameters=(
         ("text_encoder", 5_680_000_000),

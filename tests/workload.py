@@ -1,4 +1,5 @@
-"""What is measured: the network's numbers, the sizes of sequences, and the request behind them.
+"""What benchmarks measure and tests count: the network's numbers, the sizes of sequences, and the
+request behind them.
 
 `real` is HunyuanImage-3 Instruct as released; `tiny` the embedded checkpoint's shape, so that the
 same code runs anywhere in seconds. No weights are read in either.
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from released import released
 
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.models import registry
@@ -27,40 +29,6 @@ from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
 from hyimg_cli.spec.options import TextSampling
 
 _PROMPT = "turn the day into night and keep everything else as it is " * 3
-_RELEASED: dict[str, Any] = {
-    "hidden_size": 4096,
-    "intermediate_size": 3072,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "attention_head_dim": 128,
-    "head_dim": 128,
-    "num_experts": 64,
-    "vocab_size": 133120,
-    "pad_token_id": 128009,
-    "max_position_embeddings": 22800,
-    "patch_embed_hidden_dim": 1024,
-    "image_base_size": 1024,
-}
-_RELEASED_PARTS: dict[str, dict[str, Any]] = {
-    "vae": {
-        "block_out_channels": [128, 256, 512, 1024, 1024],
-        "latent_channels": 32,
-        "layers_per_block": 2,
-        "ffactor_spatial": 16,
-        "ffactor_temporal": 4,
-        "sample_size": 384,
-    },
-    "vit": {
-        "hidden_size": 1152,
-        "intermediate_size": 4304,
-        "num_hidden_layers": 27,
-        "num_attention_heads": 16,
-        "num_patches": 256,
-        "vision_use_head": True,
-    },
-    "vit_processor": {"max_num_patches": 1024},
-    "vit_aligner": {"input_dim": 1152, "n_embed": 4096},
-}
 
 
 @dataclass(frozen=True)
@@ -126,9 +94,11 @@ def source(path: str, size: Size) -> SourceImage:
     return SourceImage(pixels, digest=path, notes=())
 
 
-def workload(folder: Path, scale: Scale, layers: int) -> Workload:
-    """Write a checkpoint's small files into `folder`, and build what is run with them."""
-    config = _config(scale, layers)
+def workload(folder: Path, scale: Scale, layers: int, **changes: Any) -> Workload:
+    """Write a checkpoint's small files into `folder`, and build what is run with them; `changes`:
+    what of its configuration is another one.
+    """
+    config = _config(scale, layers) | changes
     arch = architecture(config)
     shapes = expected_shapes(arch)
     _write(folder, config, 2 * sum(map(math.prod, shapes.values())))
@@ -176,8 +146,7 @@ def _config(scale: Scale, layers: int) -> dict[str, Any]:
     embedded = registry.resolve_model(registry.EMBEDDED)
     config: dict[str, Any] = json.loads((embedded / "config.json").read_text())
     if scale.name == REAL.name:
-        config |= _RELEASED
-        config |= {part: config[part] | facts for part, facts in _RELEASED_PARTS.items()}
+        config = released(config)
     return config | {
         "num_hidden_layers": layers,
         "moe_topk": [scale.top_k] * layers,
