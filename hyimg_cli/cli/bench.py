@@ -16,9 +16,7 @@ from hyimg_cli.measure.bench.scenario import Scenario, names, read_scenario
 if TYPE_CHECKING:
     from hyimg_cli.manifest.manifest import Manifest
 
-_MODEL_FLAGS = (
-    *("model", "video_model", "video_components", "revision", "device", "dtype", "quantization"),
-)
+_MODEL_FLAGS = o.settings_for("bench")
 
 Name = Annotated[
     str,

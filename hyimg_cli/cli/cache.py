@@ -29,7 +29,7 @@ Kind = Annotated[
 
 
 @cache.command("list", cls=Command)
-@o.takes("cache_dir")
+@o.takes(*o.settings_for("cache"))
 def list_kinds(ctx: typer.Context, as_json: o.AsJson = False) -> None:
     """Entries and bytes of each kind."""
     entries = _store(ctx.params).entries()
@@ -39,7 +39,7 @@ def list_kinds(ctx: typer.Context, as_json: o.AsJson = False) -> None:
 
 
 @cache.command(cls=Command)
-@o.takes("cache_dir")
+@o.takes(*o.settings_for("cache"))
 def size(ctx: typer.Context, as_json: o.AsJson = False) -> None:
     """Entries and bytes of all kinds together, and their folder."""
     folder = str(o.cache_folder(o.settings_of(ctx.params)) or "")
@@ -47,7 +47,7 @@ def size(ctx: typer.Context, as_json: o.AsJson = False) -> None:
 
 
 @cache.command(cls=Command)
-@o.takes("cache_dir")
+@o.takes(*o.settings_for("cache"))
 def clear(ctx: typer.Context, kind: Kind = None, as_json: o.AsJson = False) -> None:
     """Remove every entry, or those of one kind. A run that is under way encodes again."""
     if kind is not None and kind not in KINDS:

@@ -36,15 +36,7 @@ RunsDir = Annotated[
 ]
 
 
-_SETTINGS = (
-    *("model", "video_model", "video_components", "revision", "device", "dtype", "quantization"),
-    *("vae_use_tiling", "tensor_parallel_size", "cfg_parallel_size", "gpu_memory_utilization"),
-    *("enable_cpu_offload", "offload_experts", "replicas", "batching_max_size", "deterministic"),
-    *("cache_dir", "disk_cache", "disk_cache_mb"),
-)
-
-
-@o.takes(*_SETTINGS)
+@o.takes(*o.settings_for("doctor"))
 def doctor(
     ctx: typer.Context,
     what: What = None,

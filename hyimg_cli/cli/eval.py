@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # What is no distance: an edit outside itself.
 _OUTSIDE = "outside"
-_OF_OUTSIDE = ("region", "region_mode", "max_outside_change", "max_edited_area", "max_spill")
+_OF_OUTSIDE = o.settings_for("eval")
 _OF_DISTANCES = ("min_psnr", "min_ssim", "max_lpips", "max_abs", "weights", "csv")
 # What is measured without paths.
 _COMPARISON = "kv-reuse"

@@ -75,6 +75,11 @@ def output(
     return option("-o", name, panel=RUN, help=help, is_basic=is_basic, **path)
 
 
+def settings_for(command: str) -> tuple[str, ...]:
+    """The names of the settings whose flags a command takes beside those of a run."""
+    return tuple(row.name for row in SETTINGS.values() if command in row.commands)
+
+
 def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Gives a command the flags of these settings, which it finds in `ctx.params`."""
 

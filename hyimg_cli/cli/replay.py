@@ -34,11 +34,7 @@ ALWAYS = {
     "prewarm": False,
     "replicas": 1,
 }
-_SETTINGS = (
-    *("revision", "device", "dtype", "quantization", "vae_use_tiling", "tensor_parallel_size"),
-    *("kv_reuse", "batch_invariant", "cache_dir", "disk_cache", "frames"),
-    *("vae_patch_parallel_size", "cfg_parallel_size", "context_parallel_size", "video_components"),
-)
+_SETTINGS = o.settings_for("replay")
 AGAIN = ResumePolicy(resume=False, retry_failed=True, force=True)
 
 

@@ -44,9 +44,9 @@ class Declaration:
     follow from the name. `also_variable`: of another program, read where its own variable is not
     set. `only`: the kind of job that reads it, where not both do. `in_line`: a manifest line may
     say it, too; `aliases`: by these other names. `pixels`: how they depend on it; what is said by
-    the "job" or the "checkpoint" is in the resume key by itself, and None changes none. The field
-    says the rest: its `kind` and its place, `attribute` of `table`, which is a recipe's table and a
-    part of `RunConfig`.
+    the "job" or the "checkpoint" is in the resume key by itself, and None changes none. `commands`:
+    those that run no manifest and take its flag all the same. The field says the rest: its `kind`
+    and its place, `attribute` of `table`, which is a recipe's table and a part of `RunConfig`.
     """
 
     help: str
@@ -64,6 +64,7 @@ class Declaration:
     in_line: bool = False
     aliases: tuple[str, ...] = ()
     pixels: InKey | Literal["job", "checkpoint"] | None = None
+    commands: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:

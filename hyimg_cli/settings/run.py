@@ -79,6 +79,8 @@ MAX_CLIPS = 64
 
 
 _run, _model = partial(option, panel=RUN), partial(option, panel=MODEL)
+# What every command that loads a model asks.
+_each_model = partial(_model, commands=("doctor", "bench", "replay"))
 _run_of_pictures = partial(_run, only="pictures")
 _model_of_pictures = partial(_model, only="pictures")
 _video = partial(option, panel=VIDEO, only="videos")
@@ -100,12 +102,24 @@ class CacheConfig:
     """
 
     folder: Path | None = _run(
-        None, "Folder of the disk cache. Default: ~/.cache/hyimg.", FOLDER, name="cache_dir"
+        None,
+        "Folder of the disk cache. Default: ~/.cache/hyimg.",
+        FOLDER,
+        name="cache_dir",
+        commands=("doctor", "replay", "cache"),
     )
     _: KW_ONLY
-    disk_cache: bool = _run(True, "Keep encoded source images and prompts on disk for later runs.")
+    disk_cache: bool = _run(
+        True,
+        "Keep encoded source images and prompts on disk for later runs.",
+        commands=("doctor", "replay"),
+    )
     budget_mb: int = _run(
-        10240, "Most that the disk cache may hold.", Interval(ge=0, le=10**9), name="disk_cache_mb"
+        10240,
+        "Most that the disk cache may hold.",
+        Interval(ge=0, le=10**9),
+        name="disk_cache_mb",
+        commands=("doctor",),
     )
     keeps_weights: bool = _run_of_pictures(
         False,
@@ -145,7 +159,11 @@ class ModelChoice:
     """
 
     model: str = _model_of_pictures(
-        "tiny-image", "Folder or hub id.", is_basic=True, pixels="checkpoint"
+        "tiny-image",
+        "Folder or hub id.",
+        is_basic=True,
+        pixels="checkpoint",
+        commands=("doctor", "bench"),
     )
     _: KW_ONLY
     video_model: str = _model(
@@ -153,6 +171,7 @@ class ModelChoice:
         "The same for videos; tiny-video is embedded.",
         only="videos",
         pixels="checkpoint",
+        commands=("doctor", "bench"),
     )
     components: str | None = _video(
         None,
@@ -160,28 +179,30 @@ class ModelChoice:
         FOLDER,
         name="video_components",
         pixels="checkpoint",
+        commands=("doctor", "bench", "replay"),
     )
     allow_model: tuple[str, ...] | None = _model(
         None,
         "Models and LoRAs that a line may name, beside those of --model and --video-model.",
         NAMES,
     )
-    revision: str | None = _model(None, "Hub revision.", pixels="checkpoint")
-    dtype: Dtype = _model("auto", "Precision of weights and sums.", pixels=InKey("dtype"))
-    device: str = _model(
+    revision: str | None = _each_model(None, "Hub revision.", pixels="checkpoint")
+    dtype: Dtype = _each_model("auto", "Precision of weights and sums.", pixels=InKey("dtype"))
+    device: str = _each_model(
         "auto", "Where models run; balanced: over all GPUs.", DEVICE, is_basic=True
     )
     vae_use_tiling: bool | None = _model(
         None,
         "Decode tile by tile, in bounded memory: other pixels at borders. Default: videos only.",
         pixels=InKey("vae", {True: "tiled", False: "whole"}),
+        commands=("doctor", "replay"),
     )
     vae_dtype: VaeDtype = _model_of_pictures(
         "auto",
         "How pictures' VAEs compute: auto decodes in float16 on a GPU, as the official code does.",
         pixels=InKey("vae_dtype"),
     )
-    quantization: Quantization = _model(
+    quantization: Quantization = _each_model(
         "none",
         "Pictures' experts, videos' transformer in 8 or 4 bits.",
         is_basic=True,
@@ -192,13 +213,16 @@ class ModelChoice:
         "Experts in main memory, fetched as they are chosen, and the VAE between its turns: for "
         "GPUs that cannot hold them.",
         name="offload_experts",
+        commands=("doctor",),
     )
     cpu_offload: Offloading = _video(
         "none",
         "model: one network on the GPU at a time, the others in main memory; group: of the "
         "transformer one block. Same pixels.",
     )
-    enable_cpu_offload: bool = _video(False, "The same as --cpu-offload model.")
+    enable_cpu_offload: bool = _video(
+        False, "The same as --cpu-offload model.", commands=("doctor",)
+    )
     attention_backend: AttentionBackend = option(
         "native",
         "The library's kernel of a video transformer's attention.",
@@ -234,6 +258,7 @@ class ModelChoice:
         False,
         "Only algorithms that give the same bits again; an operation without one is an error.",
         pixels=InKey("algorithms", {True: "deterministic"}),
+        commands=("doctor",),
     )
     expert_room: int = 0
     machine: MachineInfo | None = None
@@ -280,6 +305,7 @@ class ReuseConfig:
         True,
         "Denoise from the keys and values of the text stage, or compute them again.",
         pixels=InKey("kv_reuse", {True: "reuse", False: "recompute"}),
+        commands=("replay",),
     )
     required: bool = _run_of_pictures(
         False,
@@ -313,12 +339,14 @@ class BatchConfig:
         "Jobs that think, and jobs that draw, together at most.",
         Interval(ge=1, le=1024),
         name="batching_max_size",
+        commands=("doctor",),
     )
     is_invariant: bool = _run_of_pictures(
         True,
         "Keep a job's pixels equal to the bit in any batch (CPU).",
         name="batch_invariant",
         pixels=InKey("batch", {False: "variant"}),
+        commands=("replay",),
     )
     prefix_cache_mb: int = _run_of_pictures(
         4096, "K/V kept for prefixes that jobs share.", Interval(ge=0, le=10**7)
@@ -342,7 +370,10 @@ class BatchConfig:
         only="pictures",
     )
     gpu_memory_utilization: float | None = _model(
-        None, "Part of a GPU's memory that the run may use, weights and all.", Interval(gt=0, le=1)
+        None,
+        "Part of a GPU's memory that the run may use, weights and all.",
+        Interval(gt=0, le=1),
+        commands=("doctor",),
     )
 
     @property
@@ -399,7 +430,9 @@ class OutputConfig:
     keep_gps: bool = option(
         False, "Keep the place in a kept source's EXIF.", panel=OUTSIDE, only="pictures"
     )
-    frames: Frames = _video("none", "png: write every frame without loss too.")
+    frames: Frames = _video(
+        "none", "png: write every frame without loss too.", commands=("replay",)
+    )
     checkpoint_every: int = _video(
         10,
         "Keep a video's latents every K denoise steps, so that a killed job goes on; 0: only those "
@@ -427,6 +460,7 @@ class ParallelConfig:
         "Processes, a GPU each, that share the tiles of a video's decode. Same pixels.",
         Interval(ge=1, le=MAX_RANKS),
         name="vae_patch_parallel_size",
+        commands=("replay",),
     )
     cfg_ranks: int = _model(
         1,
@@ -434,6 +468,7 @@ class ParallelConfig:
         "guidance branches. Same pixels.",
         Interval(ge=1, le=2),
         name="cfg_parallel_size",
+        commands=("doctor", "replay"),
     )
     context_ranks: int = _video(
         1,
@@ -441,6 +476,7 @@ class ParallelConfig:
         Interval(ge=1, le=MAX_RANKS),
         name="context_parallel_size",
         pixels=InKey("context", {n: f"{n} ranks" for n in range(2, MAX_RANKS + 1)}),
+        commands=("replay",),
     )
     tensor_ranks: int = _model_of_pictures(
         1,
@@ -449,11 +485,13 @@ class ParallelConfig:
         name="tensor_parallel_size",
         flags=("--tensor-parallel-size", "--tp-size"),
         pixels=InKey("layers", {n: f"{n} ranks" for n in range(2, MAX_RANKS + 1)}),
+        commands=("doctor", "replay"),
     )
     replicas: int = _run(
         1,
         "Processes with a model each, GPUs of its own each, that share the jobs. Same pixels.",
         Interval(ge=1, le=4096),
+        commands=("doctor",),
     )
     ray_address: str | None = _run(
         None,

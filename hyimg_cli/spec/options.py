@@ -184,18 +184,23 @@ class KeepOutside:
         1, "Of several sources the one kept.", Interval(ge=1, le=MAX_SOURCE_IMAGES)
     )
     region: Region = _outside(
-        Region(""), "Where edits may be (source pixels): implies keep_outside."
+        Region(""), "Where edits may be (source pixels): implies keep_outside.", commands=("eval",)
     )
-    region_mode: RegionMode = _outside("limit", "The region limits what is found, or stands.")
+    region_mode: RegionMode = _outside(
+        "limit", "The region limits what is found, or stands.", commands=("eval",)
+    )
     on_global: OnGlobal = _outside("keep", "What becomes of an edit of all the picture.")
     max_outside_change: float | None = _outside(
-        None, "Gate: mean distance (CIE76) of the result outside the edit.", Interval(ge=0, le=100)
+        None,
+        "Gate: mean distance (CIE76) of the result outside the edit.",
+        Interval(ge=0, le=100),
+        commands=("eval",),
     )
     max_edited_area: float | None = _outside(
-        None, "Gate: part of the picture that was edited.", Interval(ge=0, le=1)
+        None, "Gate: part of the picture that was edited.", Interval(ge=0, le=1), commands=("eval",)
     )
     max_spill: float | None = _outside(
-        None, "Gate: part of the edit outside the region.", Interval(ge=0, le=1)
+        None, "Gate: part of the edit outside the region.", Interval(ge=0, le=1), commands=("eval",)
     )
 
     @property
