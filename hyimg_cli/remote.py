@@ -135,25 +135,20 @@ def copy_of(address: str, most: int | None = None) -> io.BufferedReader | None:
             raise IsADirectoryError(errno.EISDIR, "this is a folder", address)
         if most is not None and (facts.get("size") or 0) > most:
             return None
-        data = _read_through(system, path, address, facts)
+        # A file's content under a tag does not change: the copy that was kept under it will do.
+        tag = facts.get("ETag") or facts.get("etag") or facts.get("md5Hash")
+        store = _copies[0] if tag and _copies else None
+        key = hashlib.sha256(f"{address}\n{tag}\n{facts.get('size')}".encode()).hexdigest()
+        data = store.read(_SOURCE_FILES, key) if store else None
+        if data is None:
+            data = bytes(system.cat_file(path))
+            if store:
+                store.write(_SOURCE_FILES, key, data)
     # A file like any other for who reads it: it has a number, and a length.
     with tempfile.NamedTemporaryFile() as copy:
         copy.write(data)
         copy.flush()
         return open(copy.name, "rb")
-
-
-def _read_through(system: Any, path: str, address: str, facts: dict[str, Any]) -> bytes:
-    """The bytes of a file, from the copy that was kept under its tag where there is one."""
-    tag = facts.get("ETag") or facts.get("etag") or facts.get("md5Hash")
-    if not (tag and _copies):
-        return bytes(system.cat_file(path))
-    key = hashlib.sha256(f"{address}\n{tag}\n{facts.get('size')}".encode()).hexdigest()
-    data = _copies[0].read(_SOURCE_FILES, key)
-    if data is None:
-        data = bytes(system.cat_file(path))
-        _copies[0].write(_SOURCE_FILES, key, data)
-    return data
 
 
 @contextlib.contextmanager
@@ -177,14 +172,10 @@ def as_os_errors(address: str) -> Iterator[None]:
         if is_ours and not isinstance(error, OSError):
             raise
         number = errno.EACCES if isinstance(error, PermissionError) else errno.EIO
-        raise OSError(number, _words(error), address) from error
-
-
-def _words(error: BaseException) -> str:
-    if type(error).__name__ == "NoCredentialsError":
-        return (
-            "no credentials are set here: run aws configure, or set AWS_PROFILE, or "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        )
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(text.split())
+        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if type(error).__name__ == "NoCredentialsError":
+            words = (
+                "no credentials are set here: run aws configure, or set AWS_PROFILE, or "
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
+        raise OSError(number, " ".join(words.split()), address) from error
