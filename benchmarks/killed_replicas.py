@@ -38,7 +38,7 @@ from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.watch import Limits
-from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, ParallelConfig, RunConfig
 from hyimg_cli.spec.events import JobEnded, ReplicaDied
 

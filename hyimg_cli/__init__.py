@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hyimg_cli.settings.run import ModelChoice as ModelChoice
     from hyimg_cli.settings.run import OutputConfig as OutputConfig
     from hyimg_cli.settings.run import RunConfig as RunConfig
-    from hyimg_cli.settings.sampling import Sampling as Sampling
+    from hyimg_cli.settings.run import Sampling as Sampling
 
 # Before numpy is imported: the threads of its products wait at full speed for the next one, on
 # cores that torch has threads of its own for.
@@ -34,9 +34,8 @@ _HOME = {
     "hyimg_cli.engine.session": ("Session",),
     "hyimg_cli.journal.journal": ("RunFolder",),
     "hyimg_cli.manifest.manifest": ("read_manifest",),
-    "hyimg_cli.settings.sampling": ("Sampling",),
     "hyimg_cli.settings.run": (
-        *("CacheConfig", "FailurePolicy", "ModelChoice", "OutputConfig", "RunConfig"),
+        *("CacheConfig", "FailurePolicy", "ModelChoice", "OutputConfig", "RunConfig", "Sampling"),
     ),
 }
 

@@ -29,8 +29,7 @@ from hyimg_cli import (
 from hyimg_cli.engine import runner
 from hyimg_cli.errors import CheckpointError, ManifestError, UsageError
 from hyimg_cli.models import registry
-from hyimg_cli.settings.config import build_run_config, settings_of
-from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.config import build_run_config, settings_of, settle
 from hyimg_cli.settings.run import BatchConfig, ReuseConfig
 from hyimg_cli.spec.events import JobEnded
 from hyimg_cli.spec.job import SizeRequest

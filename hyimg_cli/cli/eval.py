@@ -17,7 +17,7 @@ from hyimg_cli.measure.eval import LIMITED_BY, breaches, summary, to_record, wri
 from hyimg_cli.measure.pairs import VARIANTS, Pairing, find_pairs, newest_bench
 from hyimg_cli.quality.backbones import NETS
 from hyimg_cli.quality.metrics import PIXEL_METRICS, SHARES
-from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.config import settle
 from hyimg_cli.spec.options import KeepOutside
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from hyimg_cli.manifest.edits import manifest_of_prompts, prompts_of
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.manifest.sources import Sources, is_pattern, is_picture_name, is_raw_name, sources
 from hyimg_cli.media.images import RAW_HINT
-from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.settings.config import Setting
 
 _WITH_PROMPT = 'say what to do with them: --prompt "make the background white"'
 

@@ -24,13 +24,11 @@ from hyimg_cli.cli.render import PROGRESS
 from hyimg_cli.cli.shard import folder_of, shard_named
 from hyimg_cli.errors import UsageError
 from hyimg_cli.remote import keep_copies_in
-from hyimg_cli.settings.config import build_run_config, refuse_conflicts
-from hyimg_cli.settings.kinds import FOLDER, RUN_FOLDER, Form, Kind
-from hyimg_cli.settings.option import Declaration
-from hyimg_cli.settings.precedence import Setting, settle
-from hyimg_cli.settings.recipe import FOLDERS_OWN, read_folders_own, read_recipe
+from hyimg_cli.settings.config import Setting, build_run_config, refuse_conflicts, settle
+from hyimg_cli.settings.kinds import FOLDER, RUN_FOLDER, Kind, plain
+from hyimg_cli.settings.recipe import FOLDERS_OWN, read_recipe
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.settings.table import SETTINGS, Declaration
 from hyimg_cli.settings.values import BadValue
 from hyimg_cli.spec.declare import CHECKPOINT, RUN
 from hyimg_cli.spec.job import AnyTask
@@ -48,7 +46,7 @@ def option(*names: str, panel: str, help: str, is_basic: bool = False, **more: A
     return typer.Option(*names, help=help, show_default=False, **more)
 
 
-def _parser(kind: Kind | Form, typed: Callable[[str], Any]) -> Callable[[str], Any]:
+def _parser(kind: Kind, typed: Callable[[str], Any]) -> Callable[[str], Any]:
     """A reader of one option's text, whose faults are the parser's."""
 
     def parse(text: str) -> Any:
@@ -64,7 +62,7 @@ def _parser(kind: Kind | Form, typed: Callable[[str], Any]) -> Callable[[str], A
 folder = _parser(FOLDER, Path)
 # A run's results may lie at an address.
 place = _parser(RUN_FOLDER, partial(joined, Path()))
-task_named = _parser(Kind(AnyTask), str)
+task_named = _parser(plain(AnyTask), str)
 
 
 def output(
@@ -255,7 +253,7 @@ def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:
         or (named and FOLDERS_OWN.exists() and os.path.samefile(named, FOLDERS_OWN))
     ):
         return {}
-    found = read_folders_own()
+    found = read_recipe(FOLDERS_OWN, is_named=False)
     if not given["quiet"]:
         names = ", ".join(found) or "nothing"
         render.note(f"{FOLDERS_OWN} of this folder sets {names}; --no-config leaves it out")

@@ -23,7 +23,7 @@ from hyimg_cli.measure.replay.restored import Restored, Wishes, restored
 from hyimg_cli.measure.replay.run_folder import refuse_folder
 from hyimg_cli.measure.replay.verdict import ReplayVerdict, answer_to, compared_file, verdict
 from hyimg_cli.media.recorded import read_described
-from hyimg_cli.settings.precedence import Setting, settle
+from hyimg_cli.settings.config import Setting, settle
 from hyimg_cli.settings.table import SETTINGS
 
 # A replay is one job, asked for now: it is compared by its own record, and nothing is skipped.

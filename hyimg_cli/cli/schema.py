@@ -9,7 +9,7 @@ from hyimg_cli.cli import render
 from hyimg_cli.cli.completion import among
 from hyimg_cli.errors import UsageError
 from hyimg_cli.manifest.schema import json_schema, line_model, recipe_model
-from hyimg_cli.settings.kinds import Kind
+from hyimg_cli.settings.kinds import plain
 from hyimg_cli.settings.values import BadValue
 
 MODELS = {"line": line_model, "recipe": recipe_model}
@@ -24,7 +24,7 @@ def schema(of: Of) -> None:
     hyimg schema recipe > hyimg-recipe.schema.json
     """
     try:
-        name = Kind(Literal["line", "recipe"]).read(of)
+        name = plain(Literal["line", "recipe"]).read(of)
     except BadValue as bad:
         raise UsageError(bad.what, hint=bad.hint, code="usage.schema") from None
     render.lines(json.dumps(json_schema(MODELS[name]()), ensure_ascii=False, indent=2))

@@ -21,7 +21,7 @@ from hyimg_cli.memory.fit import check_fit, fits, in_forms, need
 from hyimg_cli.memory.footprint import Need
 from hyimg_cli.memory.videos import decode_bytes
 from hyimg_cli.models import registry
-from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.run import Quantization, RunConfig
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import Job, VideoJob

@@ -24,9 +24,8 @@ from hyimg_cli.journal.provenance import cpu_name
 from hyimg_cli.manifest.planner import text_of
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import in_config
-from hyimg_cli.settings.option import Declaration
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.settings.table import SETTINGS, Declaration
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import (
     Event,

@@ -26,8 +26,7 @@ from hyimg_cli.manifest.shards import Shard, planned_work, shard_of
 from hyimg_cli.memory.disk_space import refuse_full_disk
 from hyimg_cli.memory.refusals import refuse_settings
 from hyimg_cli.models import registry
-from hyimg_cli.settings.config import build_run_config
-from hyimg_cli.settings.precedence import Setting, settle
+from hyimg_cli.settings.config import Setting, build_run_config, settle
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.events import (

@@ -17,8 +17,7 @@ from hyimg_cli.journal.provenance import portable
 from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import in_config
-from hyimg_cli.settings.option import InKey
-from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.settings.run import InKey, RunConfig
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.job import Job
 

@@ -12,7 +12,7 @@ from typing import Any
 from hyimg_cli import __version__
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.models import registry
-from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.settings.config import Setting
 from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.plan import Plan
 

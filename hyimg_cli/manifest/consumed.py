@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 
-from hyimg_cli.settings.option import JobKind
-from hyimg_cli.settings.precedence import Setting, as_given
+from hyimg_cli.settings.config import Setting, as_given
+from hyimg_cli.settings.run import JobKind
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.options import KeepOutside

@@ -11,13 +11,13 @@ from hyimg_cli.settings.kinds import (
     MATRIX,
     MAX_SIDE,
     MIN_SIDE,
-    Form,
     Kind,
     numbers,
+    plain,
     text,
 )
-from hyimg_cli.settings.option import JobKind
 from hyimg_cli.settings.paths import CAMERA, MODEL_NAME, SOURCES, PathForm
+from hyimg_cli.settings.run import JobKind
 from hyimg_cli.settings.table import SETTINGS, TABLES
 from hyimg_cli.spec.job import TASKS, AnyTask
 from hyimg_cli.spec.options import MAX_SEED
@@ -28,16 +28,16 @@ class Field:
     """A field of a manifest line. `only`: the kind of job that has it, where not both do."""
 
     name: str
-    kind: Kind | Form
+    kind: Kind
     help: str
     aliases: tuple[str, ...] = ()
     only: JobKind | None = None
 
 
-_SIDE = Kind(int, Interval(ge=MIN_SIDE, le=MAX_SIDE))
+_SIDE = plain(int, Interval(ge=MIN_SIDE, le=MAX_SIDE))
 _OWN = (
     Field("custom_id", CUSTOM_ID, "Name of the job and its file.", ("id", "request_id")),
-    Field("task", Kind(AnyTask), "Default: it2i where there are images, or t2i."),
+    Field("task", plain(AnyTask), "Default: it2i where there are images, or t2i."),
     Field("prompt", text("prompt"), "What to show, or to change in the images."),
     Field(
         "images",
@@ -63,7 +63,7 @@ _OWN = (
     ),
     Field(
         "ratio_index",
-        Kind(int, Interval(ge=0, le=999)),
+        plain(int, Interval(ge=0, le=999)),
         "The size of a given text.",
         only="pictures",
     ),

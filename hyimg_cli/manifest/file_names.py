@@ -10,6 +10,7 @@ from pathlib import PurePath
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest
+from hyimg_cli.settings.config import Setting
 from hyimg_cli.settings.file_names import (
     clashes,
     fault_of,
@@ -18,7 +19,6 @@ from hyimg_cli.settings.file_names import (
     tells_results_apart,
     template_of,
 )
-from hyimg_cli.settings.precedence import Setting
 from hyimg_cli.spec.job import BY_ID, ImageJob, Job
 
 # Files beside the result of an edit that keeps its source, by their keys in the line's `edit`.

@@ -377,7 +377,7 @@ class Line:
             self.given = self.given - sides | {"size"}
             height, width = self.fields.pop("height"), self.fields.pop("width")
             with self._noting_bad_values("width"):
-                self.fields["size"] = size_request(height=height, width=width)
+                self.fields["size"] = size_request(height, width)
 
     def _check_task(self) -> None:
         """Checks that there is a prompt and that images fit the task; fills in the task."""

@@ -14,7 +14,7 @@ from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.manifest.pictures import PictureLine, sampling_defaults
 from hyimg_cli.manifest.resolved_line import ResolvedLine
 from hyimg_cli.manifest.videos import VideoLine
-from hyimg_cli.settings.precedence import Setting, as_given
+from hyimg_cli.settings.config import Setting, as_given
 from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import VIDEO_TASKS, Job

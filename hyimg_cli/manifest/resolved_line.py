@@ -12,7 +12,7 @@ from typing import Any
 from hyimg_cli.errors import HyimgError, SourceImageError
 from hyimg_cli.manifest.line import ManifestLine, child_ids, fault
 from hyimg_cli.media.images import size_of
-from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.settings.config import Setting
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import Job, Size

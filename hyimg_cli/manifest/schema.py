@@ -16,8 +16,8 @@ from hyimg_cli.manifest.envelope import TASKS_OF_URL
 from hyimg_cli.manifest.fields import FIELDS, IN_MATRIX, NOT_IN
 from hyimg_cli.manifest.matrix import MOST
 from hyimg_cli.settings.kinds import text
-from hyimg_cli.settings.option import Declaration, JobKind
-from hyimg_cli.settings.table import TABLES
+from hyimg_cli.settings.run import JobKind
+from hyimg_cli.settings.table import TABLES, Declaration
 from hyimg_cli.spec.job import Task
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

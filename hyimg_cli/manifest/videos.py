@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.resolved_line import ResolvedLine
+from hyimg_cli.settings.config import as_given
 from hyimg_cli.settings.kinds import MAX_SIDE
 from hyimg_cli.settings.paths import is_hub_file
-from hyimg_cli.settings.precedence import as_given
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import Size, SizeRequest, VideoJob
 from hyimg_cli.spec.options import VIDEO_OPTIONS, Fit, Lora

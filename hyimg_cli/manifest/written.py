@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from hyimg_cli.settings.kinds import Form, as_json
+from hyimg_cli.settings.kinds import Kind, as_json
 from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import ImageJob
@@ -35,7 +35,7 @@ def read_note(value: Any) -> Any:
     return value
 
 
-NOTE = Form(read_note, {})
+NOTE = Kind(read_note, {})
 
 
 def _is_whole(note: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from string import Formatter
 
-from hyimg_cli.settings.kinds import TEXT, Form, read_text
+from hyimg_cli.settings.kinds import TEXT, Kind, read_text
 from hyimg_cli.settings.values import BadValue, nearest, shown
 
 FIELDS = ("custom_id", "stem", "folder", "index", "seed")
@@ -38,8 +38,16 @@ def read_template(value: object) -> str:
         hint = "write {{ and }} for braces themselves"
         raise _bad(template, str(error).rstrip("."), hint) from None
     for _, name, spec, conversion in parts:
-        if name is not None:
-            _check_field(template, name, spec or "", conversion)
+        if name in _SIDES:
+            hint = f"leave it out: each result line has the size; {_HINT}"
+            raise _bad(template, f"{{{name}}} is no longer a field", hint)
+        if name is not None and name not in FIELDS:
+            close = nearest(name, FIELDS)
+            guess = f"did you mean {{{close}}}? " if close else ""
+            raise _bad(template, f"{{{name}}} is no field", guess + _HINT)
+        if conversion or (spec and not (name in _NUMBERS and _SPEC.fullmatch(spec))):
+            hint = "numbers: {index:04}"
+            raise _bad(template, f"{{{name}}} has a format that is not read", hint)
     fault = fault_of(fill_template(template, _ANY))
     if template.startswith("/") or template.endswith("/"):
         fault = "it begins or ends with a slash"
@@ -48,19 +56,7 @@ def read_template(value: object) -> str:
     return template
 
 
-NAME_TEMPLATE = Form(read_template, TEXT)
-
-
-def _check_field(template: str, name: str, spec: str, conversion: str | None) -> None:
-    if name in _SIDES:
-        hint = f"leave it out: each result line has the size; {_HINT}"
-        raise _bad(template, f"{{{name}}} is no longer a field", hint)
-    if name not in FIELDS:
-        close = nearest(name, FIELDS)
-        guess = f"did you mean {{{close}}}? " if close else ""
-        raise _bad(template, f"{{{name}}} is no field", guess + _HINT)
-    if conversion or (spec and not (name in _NUMBERS and _SPEC.fullmatch(spec))):
-        raise _bad(template, f"{{{name}}} has a format that is not read", "numbers: {index:04}")
+NAME_TEMPLATE = Kind(read_template, TEXT)
 
 
 def _bad(template: str, what: str, hint: str) -> BadValue:

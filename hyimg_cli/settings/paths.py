@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.addresses import FOREIGN_PATTERN, joined, scheme_of, shown_place
-from hyimg_cli.settings.kinds import NO_STORE, NO_STORES, TEXT, WRITTEN, Form, matching, read_text
+from hyimg_cli.settings.kinds import ANY_TEXT, NO_STORE, NO_STORES, TEXT, Kind, matching, read_text
 from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec.job import POSES_SUFFIX
 from hyimg_cli.spec.options import MAX_SOURCE_IMAGES, KeepOutside, Lora, Region
 
 REGION_PATTERN = r"\s*" + r"\s*,\s*".join([r"([0-9]{1,6})"] * 4) + r"\s*"
+_LORA = r"(?:(high|low)=)?(none|[^\0]*\.safetensors)(?:@(-?[0-9]+(?:\.[0-9]+)?))?"
 
 
 @dataclass(frozen=True, eq=False)
-class PathForm(Form):
+class PathForm(Kind):
     """A form whose values hold paths. Whoever resolves, moves, hides or finds the files of a job
     asks it which parts they are; a list of such fields stands nowhere else.
 
@@ -178,23 +179,19 @@ def _loras(value: Any) -> tuple[Lora, ...]:
     hint = "write FILE or FILE@WEIGHT; for a model of two transformers high=FILE;low=FILE"
     if type(value) is not str:
         raise BadValue(f"{shown(value)} is not a LoRA", hint, "wrong-type")
-    return tuple(_lora(part.strip(), hint) for part in value.split(";") if part.strip())
-
-
-def _lora(written: str, hint: str) -> Lora:
-    on = next((name for name in ("high", "low") if written.startswith(f"{name}=")), "")
-    file = written.removeprefix(f"{on}=" if on else "")
-    weighed = re.fullmatch(r"(.+)@(-?[0-9]+(?:\.[0-9]+)?)", file)
-    weight = 1.0 if weighed is None else float(weighed[2])
-    file = file if weighed is None else weighed[1]
-    if file == "none":
-        return Lora("", 0.0, on)
-    if not file.endswith(".safetensors") or "\0" in file:
-        what = f"{shown(written)} is not a LoRA: only safetensors files are read"
-        raise BadValue(what, hint)
-    if not file.startswith("~"):
-        _own_path(file)
-    return Lora(file, weight, on)
+    found = []
+    for part in filter(None, map(str.strip, value.split(";"))):
+        match = re.fullmatch(_LORA, part)
+        if match is None:
+            what = f"{shown(part)} is not a LoRA: only safetensors files are read"
+            raise BadValue(what, hint)
+        on, file, weight = match[1] or "", match[2], float(match[3] or 1)
+        if file == "none":
+            file, weight = "", 0.0
+        elif not file.startswith("~"):
+            _own_path(file)
+        found.append(Lora(file, weight, on))
+    return tuple(found)
 
 
 _PICTURE = rf"(?!(?:{NO_STORE}):/|[Dd][Aa][Tt][Aa]:|~/|[A-Za-z]:[\\/])[^\x00]+"
@@ -215,4 +212,4 @@ SOURCES = Sources(
     {"anyOf": [_IS_PATH, _ARE_PATHS]},
     split=lambda cell: [path.strip() for path in cell.split(";") if path.strip()],
 )
-LORAS = Loras(_loras, matching(f"|{WRITTEN}"), "text", is_path=lambda name: not is_hub_file(name))
+LORAS = Loras(_loras, ANY_TEXT, "text", is_path=lambda name: not is_hub_file(name))

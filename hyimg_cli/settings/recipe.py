@@ -16,37 +16,14 @@ from hyimg_cli.settings.values import BadValue, nearest
 FOLDERS_OWN = Path("hyimg.toml")
 
 
-def read_recipe(path: Path) -> dict[str, Any]:
-    """The settings of a recipe file by name, typed. Raises RecipeError at the first fault."""
-    _, tables = _read(path)
-    return dict(_recipe_settings(tables, path.name))
-
-
-def read_folders_own(path: Path = FOLDERS_OWN) -> dict[str, Any]:
-    """The settings of a file that was found, not named. Raises RecipeError as `read_recipe` does,
-    and for what such a file may not decide: which weights are loaded, and where is written.
+def read_recipe(path: Path, *, is_named: bool = True) -> dict[str, Any]:
+    """The settings of a recipe file by name, typed. Raises RecipeError at the first fault; of a
+    file that nobody named, also for what it may not decide: which weights are loaded, and where is
+    written.
     """
-    text, tables = _read(path)
-    for name, row in SETTINGS.items():
-        entries = tables.get(row.table)
-        if isinstance(entries, dict) and name in entries and row.is_by_name_alone:
-            key = re.compile(rf"(.*[{{,.])?\s*[\"']?{name}[\"']?\s*=")
-            lines = enumerate(text.splitlines(), 1)
-            number = next((number for number, line in lines if key.match(line)), 1)
-            raise RecipeError(
-                f"{name} may not be set by a file that is read because it lies here",
-                where=f"{path.name}:{number}: {row.table}.{name}",
-                hint=f"--recipe {path.name} lets it; --no-config leaves the file out",
-                code="recipe.not-by-itself",
-            )
-    return dict(_recipe_settings(tables, path.name))
-
-
-def _read(path: Path) -> tuple[str, dict[str, Any]]:
-    """The file's text, and its tables."""
     try:
         text = text_of(path, SETTINGS_BYTES, encoding="utf-8-sig", or_stream=True)
-        return text, tomllib.loads(text)
+        tables = tomllib.loads(text)
     except OSError as error:
         what = f"the recipe cannot be read: {error.strerror}"
         raise RecipeError(what, where=path, code="recipe.unreadable") from None
@@ -57,6 +34,20 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
     except ValueError as error:  # of a number with too many digits, too
         what = f"not valid TOML: {error}"
         raise RecipeError(what, where=path.name, code="recipe.not-toml") from None
+    for name, row in SETTINGS.items():
+        entries = tables.get(row.table)
+        has_it = isinstance(entries, dict) and name in entries
+        if has_it and row.is_by_name_alone and not is_named:
+            key = re.compile(rf"(.*[{{,.])?\s*[\"']?{name}[\"']?\s*=")
+            lines = enumerate(text.splitlines(), 1)
+            number = next((number for number, line in lines if key.match(line)), 1)
+            raise RecipeError(
+                f"{name} may not be set by a file that is read because it lies here",
+                where=f"{path.name}:{number}: {row.table}.{name}",
+                hint=f"--recipe {path.name} lets it; --no-config leaves the file out",
+                code="recipe.not-by-itself",
+            )
+    return dict(_recipe_settings(tables, path.name))
 
 
 def _recipe_settings(tables: Mapping[str, Any], title: str) -> Iterator[tuple[str, Any]]:

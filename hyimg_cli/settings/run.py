@@ -5,20 +5,29 @@ part of the resume key follow from it (`settings.table`). Fields are given by na
 class is first of all about may be given by position.
 """
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from annotated_types import Interval
 
 from hyimg_cli.settings.file_names import NAME_TEMPLATE
 from hyimg_cli.settings.kinds import DEVICE, FOLDER, NAMES, RUN_FOLDER
-from hyimg_cli.settings.option import InKey
-from hyimg_cli.settings.sampling import Outside, Sampling
 from hyimg_cli.spec.declare import MODEL, OUTSIDE, RUN, VIDEO, option
-from hyimg_cli.spec.job import BY_ID, Format
+from hyimg_cli.spec.job import BY_ID, Format, SizeRequest
+from hyimg_cli.spec.options import (
+    JobOptions,
+    KeepOutside,
+    PictureOptions,
+    TextSampling,
+    VideoOptions,
+    outside_option,
+    sampling_option,
+)
 
+JobKind = Literal["pictures", "videos"]
 Frames = Literal["none", "png"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "fp8", "nf4"]
@@ -84,6 +93,19 @@ _each_model = partial(_model, commands=("doctor", "bench", "replay"))
 _run_of_pictures = partial(_run, only="pictures")
 _model_of_pictures = partial(_model, only="pictures")
 _video = partial(option, panel=VIDEO, only="videos")
+
+
+@dataclass(frozen=True, eq=False)
+class InKey:
+    """How a setting that changes pixels stands in the resume key: under `name`, in a video's under
+    `of_videos` if that is another, by the word for its value; without `words`, each value but the
+    default is its own. A value without a word is not written: keys of runs before the setting was
+    there stay.
+    """
+
+    name: str
+    words: Mapping[Any, str] | None = None
+    of_videos: str = ""
 
 
 @dataclass(frozen=True)
@@ -293,6 +315,43 @@ class ModelChoice:
         if self.decode_graphs == "auto":
             return on_one_gpu and has_triton and not self.offloads_experts
         return self.decode_graphs == "on"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LineOptions:
+    """What decides which jobs a line becomes."""
+
+    size: SizeRequest = sampling_option(SizeRequest(), "Of the result.", is_basic=True)
+    n: int = sampling_option(
+        1,
+        "Number of results of a line.",
+        Interval(ge=1, le=1000),
+        aliases=("num_outputs_per_prompt",),
+    )
+    vary: Literal["picture", "text", "both"] = sampling_option(
+        "both", "What the results of a line differ in, by their seeds.", only="pictures"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling(VideoOptions, TextSampling, PictureOptions, JobOptions, _LineOptions):
+    """How a job is sampled. None of what a checkpoint may say: as that says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Switch:
+    """Whether an edit keeps its source outside."""
+
+    __slots__ = ()
+
+    keep_outside: bool = outside_option(
+        False, "Edits in their source's size, every pixel outside the edit equal to it."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outside(KeepOutside, _Switch):
+    """Whether and how an edit keeps its source outside."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,15 +1,103 @@
 """All settings, by table of a recipe and by name; each is declared in a part of `RunConfig`."""
 
-from dataclasses import fields
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any, Literal, get_args
 
-from hyimg_cli.settings.option import Declaration, declarations
-from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.settings.kinds import FOLDER, RUN_FOLDER, SIZE, SPAN, STEP_CACHE, Kind, plain, text
+from hyimg_cli.settings.paths import LORAS, REGION
+from hyimg_cli.settings.run import InKey, JobKind, RunConfig
+from hyimg_cli.spec.job import SizeRequest
+from hyimg_cli.spec.options import Lora, Region
+from hyimg_cli.spec.step_cache import StepCache
+
+PREFIX = "HYIMG_"
+# Of types that have one of their own.
+_KINDS: dict[Any, Kind] = {
+    SizeRequest: SIZE,
+    StepCache: STEP_CACHE,
+    Region: REGION,
+    tuple[float, float]: SPAN,
+    tuple[Lora, ...]: LORAS,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Declaration:
+    """A setting, as the field that holds it declares it.
+
+    `name`: of the setting, where the field has another. `panel`: of the help; without one there is
+    no flag. `is_basic`: on the first screen of a run's help. `flags`: as spelled, where they do not
+    follow from the name. `also_variable`: of another program, read where its own variable is not
+    set. `only`: the kind of job that reads it, where not both do. `in_line`: a manifest line may
+    say it, too; `aliases`: by these other names. `pixels`: how they depend on it; what is said by
+    the "job" or the "checkpoint" is in the resume key by itself, and None changes none. `commands`:
+    those that run no manifest and take its flag all the same. The field says the rest: its `kind`
+    and its place, `attribute` of `table`, which is a recipe's table and a part of `RunConfig`.
+    """
+
+    help: str
+    _: KW_ONLY
+    name: str
+    kind: Kind
+    default: Any
+    table: str
+    attribute: str
+    panel: str = ""
+    is_basic: bool = False
+    only: JobKind | None = None
+    flags: tuple[str, ...] = ()
+    also_variable: str = ""
+    in_line: bool = False
+    aliases: tuple[str, ...] = ()
+    pixels: InKey | Literal["job", "checkpoint"] | None = None
+    commands: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def spelled(self) -> tuple[str, ...]:
+        """Its flags as Typer takes them: `--on/--off` for a truth."""
+        is_truth = self.kind.is_truth
+        return self.flags or ((f"{self.flag}/--no-{self.flag[2:]}",) if is_truth else (self.flag,))
+
+    @property
+    def is_by_name_alone(self) -> bool:
+        """True of weights and folders, which no file may choose that nobody named."""
+        return self.pixels == "checkpoint" or self.kind in (FOLDER, RUN_FOLDER)
+
+    @property
+    def field(self) -> str:
+        """The field of `RunConfig` that holds it."""
+        return f"{self.table}.{self.attribute}"
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return PREFIX + self.name.upper()
+
+
+def _declarations(part: Any, table: str) -> Iterator[Declaration]:
+    """The settings among the fields of a part of `RunConfig`, which is a recipe's `table`."""
+    for one in fields(part):
+        if declared := one.metadata.get("setting"):
+            own = {"name": one.name} | declared
+            marks, aliases = own.pop("marks"), own.pop("spellings", {})
+            # Of a type or None, the type: nobody can write None.
+            base = get_args(one.type)[0] if type(None) in get_args(one.type) else one.type
+            (mark,) = marks or (_KINDS.get(base),)
+            if mark is None and base is str:  # named by its field in messages
+                mark = text(one.name.replace("_", " "), may_be_empty=one.default == "")
+            kind = mark if isinstance(mark, Kind) else plain(base, mark, aliases)
+            yield Declaration(**own, kind=kind, table=table, attribute=one.name)
+
 
 _output, *_parts, _failure = fields(RunConfig)
 PARTS: dict[str, Any] = {part.name: part.type for part in (*_parts, _output, _failure)}
 TABLES: dict[str, dict[str, Declaration]] = {
-    table: {row.name: row for row in declarations(part, table)} for table, part in PARTS.items()
+    table: {row.name: row for row in _declarations(part, table)} for table, part in PARTS.items()
 }
 SETTINGS = {name: row for rows in TABLES.values() for name, row in rows.items()}
 # Settings of earlier versions, and their names in a resume key; of those without one, none.

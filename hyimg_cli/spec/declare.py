@@ -1,4 +1,4 @@
-"""Declare a field of a dataclass as a setting; `settings.option` has what follows from it."""
+"""Declare a field of a dataclass as a setting; `settings.table` has what follows from it."""
 
 from dataclasses import MISSING, field
 from typing import Any
@@ -12,7 +12,7 @@ CHECKPOINT = object()
 
 def option(default: Any, help: str, *marks: Any, **declared: Any) -> Any:
     """Return a field that is a setting. `marks` narrow its type; `declared` are the further fields
-    of `settings.option.Declaration`.
+    of `settings.table.Declaration`.
     """
     is_unset = default in (CHECKPOINT, None)
     known = None if default is MISSING else default

@@ -33,10 +33,10 @@ MAX_FRAMES = 10001
 MAX_FPS = 240
 
 _of_job = partial(option, in_line=True, pixels="job")
-_sampling = partial(_of_job, panel=SAMPLING)
-_picture = partial(_sampling, only="pictures")
+sampling_option = partial(_of_job, panel=SAMPLING)
+_picture = partial(sampling_option, only="pictures")
 _video = partial(_of_job, panel=VIDEO, only="videos")
-_outside = partial(_of_job, panel=OUTSIDE, only="pictures")
+outside_option = partial(_of_job, panel=OUTSIDE, only="pictures")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class JobOptions:
     # NOTE: each class of jobs has the slots, so that a million of them stay small.
     __slots__ = ()
 
-    num_inference_steps: int = _sampling(
+    num_inference_steps: int = sampling_option(
         CHECKPOINT,
         "Denoise steps.",
         Interval(ge=1, le=1000),
@@ -72,18 +72,18 @@ class JobOptions:
         flags=("--num-inference-steps", "--steps"),
         aliases=("steps",),
     )
-    guidance_scale: float = _sampling(
+    guidance_scale: float = sampling_option(
         CHECKPOINT, "How hard the prompt pulls.", Interval(ge=0, le=100)
     )
-    flow_shift: float = _sampling(
+    flow_shift: float = sampling_option(
         CHECKPOINT, "Shift of the noise schedule.", Interval(gt=0, le=100)
     )
-    step_cache: StepCache | None = _sampling(
+    step_cache: StepCache | None = sampling_option(
         None,
         "Lossy: between full denoise steps estimate what the model would say: "
         "taylor:interval=3,order=1,first=3,tail=1, or none.",
     )
-    seed: int = _sampling(
+    seed: int = sampling_option(
         None, "Seed of jobs without one of their own.", Interval(ge=0, le=MAX_SEED), is_basic=True
     )
     negative_prompt: str = _of_job("", "What it should not show.", panel=VIDEO)
@@ -180,26 +180,26 @@ class KeepOutside:
     are gates: a picture beyond them is kept and told.
     """
 
-    kept_source: int = _outside(
+    kept_source: int = outside_option(
         1, "Of several sources the one kept.", Interval(ge=1, le=MAX_SOURCE_IMAGES)
     )
-    region: Region = _outside(
+    region: Region = outside_option(
         Region(""), "Where edits may be (source pixels): implies keep_outside.", commands=("eval",)
     )
-    region_mode: RegionMode = _outside(
+    region_mode: RegionMode = outside_option(
         "limit", "The region limits what is found, or stands.", commands=("eval",)
     )
-    on_global: OnGlobal = _outside("keep", "What becomes of an edit of all the picture.")
-    max_outside_change: float | None = _outside(
+    on_global: OnGlobal = outside_option("keep", "What becomes of an edit of all the picture.")
+    max_outside_change: float | None = outside_option(
         None,
         "Gate: mean distance (CIE76) of the result outside the edit.",
         Interval(ge=0, le=100),
         commands=("eval",),
     )
-    max_edited_area: float | None = _outside(
+    max_edited_area: float | None = outside_option(
         None, "Gate: part of the picture that was edited.", Interval(ge=0, le=1), commands=("eval",)
     )
-    max_spill: float | None = _outside(
+    max_spill: float | None = outside_option(
         None, "Gate: part of the edit outside the region.", Interval(ge=0, le=1), commands=("eval",)
     )
 

@@ -18,7 +18,7 @@ from hyimg_cli.manifest.planner import text_identity
 from hyimg_cli.memory.footprint import needs
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.texts import SharedTexts
-from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.run import OutputConfig, RunConfig
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Group

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hyimg_cli.settings.precedence import Setting, settle
+from hyimg_cli.settings.config import Setting, settle
 from hyimg_cli.spec.card import Bucket, ModelCard, SamplingDefaults
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
 from hyimg_cli.spec.options import TextSampling

@@ -9,7 +9,7 @@ import pytest
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.resolve import resolve_jobs
-from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.config import settle
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import ImageJob, Job
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hyimg_cli.manifest.consumed import without_effect
-from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
 

@@ -12,7 +12,7 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.file_names import path_of
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.resolved import job_to_json
-from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.config import settle
 from hyimg_cli.spec.job import Job
 
 WriteManifest = Callable[..., Path]

@@ -565,7 +565,7 @@ start = time.process_time()
 from pathlib import Path
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.resolve import resolve_jobs
-from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.config import settle
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.spec.card import Bucket, ModelCard, SamplingDefaults
 from hyimg_cli.spec.job import Size

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, manifest_of
 from hyimg_cli.manifest.resolve import resolve_jobs
-from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.settings.config import Setting
 from hyimg_cli.spec.card import ModelCard
 
 

@@ -15,7 +15,7 @@ from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.resolved import lines_beside, lines_moved, public_line
-from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.values import BadValue
 from hyimg_cli.spec.card import ModelCard, StartRule, VideoDefaults
 from hyimg_cli.spec.job import Job, Size

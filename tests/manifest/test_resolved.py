@@ -14,7 +14,7 @@ from hyimg_cli.manifest.fields import SAMPLED_FIELDS
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
-from hyimg_cli.settings.precedence import Setting
+from hyimg_cli.settings.config import Setting
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.options import BOT_TASKS

@@ -15,7 +15,7 @@ from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.resolved import job_to_json
-from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.config import settle
 from hyimg_cli.spec.card import StartRule, VideoCard
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.options import Lora

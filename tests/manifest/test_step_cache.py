@@ -14,9 +14,8 @@ from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.memory.footprint import needs
 from hyimg_cli.models import registry
-from hyimg_cli.settings.config import build_run_config
+from hyimg_cli.settings.config import build_run_config, settle
 from hyimg_cli.settings.kinds import STEP_CACHE
-from hyimg_cli.settings.precedence import settle
 from hyimg_cli.settings.values import BadValue
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.step_cache import StepCache

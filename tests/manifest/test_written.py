@@ -11,7 +11,7 @@ from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.manifest.written import Replay, note
-from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.config import settle
 from hyimg_cli.spec.job import ImageJob
 
 TEXT = "<think>a cat, seen from afar</think><recaption>A cat.</recaption>"

@@ -10,7 +10,7 @@ import pytest
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.models import registry
-from hyimg_cli.settings.precedence import Setting, settle
+from hyimg_cli.settings.config import Setting, settle
 from hyimg_cli.spec.job import Job
 
 EDIT = {"custom_id": "edit", "prompt": "make the circle blue", "images": ["circle.png"]}

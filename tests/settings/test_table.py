@@ -12,11 +12,9 @@ import pytest
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal import keys
 from hyimg_cli.models import registry
-from hyimg_cli.settings.config import build_run_config, values_in_key
-from hyimg_cli.settings.option import InKey
-from hyimg_cli.settings.precedence import settle
+from hyimg_cli.settings.config import build_run_config, read_key, settle
 from hyimg_cli.settings.recipe import read_recipe
-from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.settings.run import InKey, RunConfig
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.card import ChunkRule
 
@@ -236,7 +234,7 @@ def test_what_changes_chunks_is_in_their_key_alone(
     monkeypatch.setattr(registry, "video_card", lambda *model: in_chunks)
     words = keys.pixel_settings(video, config)
     assert words == {"dtype": "float32"} | OF_CHUNKS[name, value]
-    assert values_in_key(words, "videos")[name] == value
+    assert read_key(words, "videos")[0][name] == value
 
 
 @pytest.mark.parametrize("name", WITHOUT_PIXELS)
@@ -307,17 +305,17 @@ def test_a_flag_or_a_variable_says_it(name: str) -> None:
 @pytest.mark.parametrize(("name", "value"), [*IN_KEY, ("kv_reuse", True)])
 def test_a_recorded_word_gives_its_setting_back(name: str, value: Any) -> None:
     words = PLAIN | IN_KEY.get((name, value), {})
-    plain = values_in_key(PLAIN, "pictures")
-    assert values_in_key(words, "pictures") == plain | {name: value}
+    plain = read_key(PLAIN, "pictures")[0]
+    assert read_key(words, "pictures")[0] == plain | {name: value}
     assert plain["dtype"] == "float32"
     assert plain["vae_use_tiling"] is None
 
 
 @pytest.mark.parametrize(("name", "value"), IN_VIDEO_KEY)
 def test_a_video_s_word_gives_its_setting_back(name: str, value: Any) -> None:
-    plain = values_in_key({}, "videos")
+    plain = read_key({}, "videos")[0]
     assert plain == {name: SETTINGS[name].default for name, _ in (*IN_VIDEO_KEY, *OF_CHUNKS)}
-    assert values_in_key(IN_VIDEO_KEY[name, value], "videos") == plain | {name: value}
+    assert read_key(IN_VIDEO_KEY[name, value], "videos")[0] == plain | {name: value}
 
 
 def test_the_librarys_own_variable_says_its_backend() -> None:

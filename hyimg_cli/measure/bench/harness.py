@@ -28,8 +28,7 @@ from hyimg_cli.measure.bench.verdict import FEWEST_RUNS, Comparison, Timed
 from hyimg_cli.measure.pairs import VARIANTS
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import LoadModel
-from hyimg_cli.settings.config import build_run_config
-from hyimg_cli.settings.precedence import Setting, settle
+from hyimg_cli.settings.config import Setting, build_run_config, settle
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.events import Outcome

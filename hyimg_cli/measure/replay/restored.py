@@ -20,9 +20,8 @@ from hyimg_cli.manifest.manifest import Manifest, manifest_of
 from hyimg_cli.measure.replay.run_folder import files_there, model_there, title_of
 from hyimg_cli.media.recorded import Described, Record
 from hyimg_cli.models import lora_files, registry
-from hyimg_cli.settings.config import removed_in_key, values_in_key
-from hyimg_cli.settings.option import JobKind
-from hyimg_cli.settings.run import ModelChoice
+from hyimg_cli.settings.config import read_key
+from hyimg_cli.settings.run import JobKind, ModelChoice
 from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.job import INTRINSICS, VIDEO_TASKS
 
@@ -76,7 +75,7 @@ def restored(described: Described, wishes: Wishes) -> Restored:
         if name != "model" and name in job:
             job[name] = search.find_files(name)
     settings = _settings(record, wishes.device)
-    removed = removed_in_key(record.provenance.settings, _kind_of(record))
+    _, removed = read_key(record.provenance.settings, _kind_of(record))
     notes += [f"made with {name}, which hyimg no longer has" for name in removed]
     return Restored(_manifest(job, title), custom_id, settings, tuple(notes))
 
@@ -215,7 +214,7 @@ def _settings(record: Record, device: str) -> dict[str, Any]:
     if not recorded:
         return {}
     kind = _kind_of(record)
-    found, is_video = values_in_key(recorded, kind), kind == "videos"
+    (found, _), is_video = read_key(recorded, kind), kind == "videos"
     if found["dtype"] == "auto":  # none is recorded
         found["dtype"] = None
     if found["vae_use_tiling"] is None:  # as either kind does by itself
