@@ -180,12 +180,15 @@ def require(*packages: str, extra: str = "") -> None:
 
     For packages that most commands do without, where one begins that does not.
     """
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
-        raise MachineError(
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
-            hint=f"pip install 'hyimg-cli[{extra}]'"
-            if extra
-            else "pip install hyimg-cli brings all that it needs",
-            code="machine.no-package",
-        )
+    if missing := [name for name in packages if find_spec(name) is None]:
+        wanted = f"'hyimg-cli[{extra}]'" if extra else "hyimg-cli brings all that it needs"
+        what = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
+        raise MachineError(what, hint=f"pip install {wanted}", code="machine.no-package")
+
+
+def installed_version(package: str) -> str | None:
+    """Return a package's version, None where it is not installed."""
+    # Most commands start without this import.
+    from importlib.metadata import distributions
+
+    return next((found.version for found in distributions(name=package)), None)

@@ -85,7 +85,6 @@ WITHOUT_TORCH = (
     "measure.replay",
     "doctor.check",
     "doctor.environment",
-    "doctor.kernels",
     "doctor.models",
     "doctor.folders",
     "doctor.tools",

@@ -1,25 +1,35 @@
-"""Python, the packages in their versions, and the processors that torch can use."""
+"""Python, the packages in their versions, and the processors that torch can use: which formats of
+weights have kernels on them is the engine's own choice, made on a tiny layer of each.
+"""
 
 import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, metadata, requires, version
+import sysconfig
+from importlib.metadata import PackageNotFoundError, metadata, requires
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from hyimg_cli import __version__
 from hyimg_cli.doctor.check import Check
+from hyimg_cli.errors import MachineError, installed_version
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.journal.provenance import cores, cpu_name
-from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.settings.run import QUANTIZATIONS, Quantization, RunConfig
 from hyimg_cli.spec.units import bytes_text
+
+if TYPE_CHECKING:
+    import torch
 
 OURS = "hyimg-cli"
 _UNKNOWN = "hyimg is not installed as a package, so the versions that it needs are not known"
 _INSTALL = "pip install hyimg-cli, in a fresh environment"
+_EXPERTS, _WIDTH = 1, 64
 
 
 def python(config: RunConfig) -> Check:
@@ -41,23 +51,18 @@ def packages(config: RunConfig) -> Check:
     except PackageNotFoundError:
         return Check("warning", _UNKNOWN, _INSTALL)
     here = [one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
-    faults = [fault for one in here for fault in _package_faults(one)]
+    versions = {one.name: installed_version(one.name) for one in here}
+    faults = [
+        f"{one.name} is {found or 'missing'} (needed: {one.specifier})"
+        for one in here
+        if not (found := versions[one.name]) or not one.specifier.contains(found, prereleases=True)
+    ]
     if faults:
         hint = "pip install --upgrade hyimg-cli brings the versions it needs"
         return Check("failed", "; ".join(faults), hint)
     told = ("torch", "transformers", "diffusers")
-    shown = ", ".join(f"{name} {version(name)}" for name in told)
+    shown = ", ".join(f"{name} {versions[name]}" for name in told)
     return Check("ok", f"all {len(here)} in their ranges: {shown}, ...")
-
-
-def _package_faults(needed: Requirement) -> Iterator[str]:
-    try:
-        found = version(needed.name)
-    except PackageNotFoundError:
-        yield f"{needed.name} is missing (needed: {needed.specifier})"
-        return
-    if not needed.specifier.contains(found, prereleases=True):
-        yield f"{needed.name} is {found} (needed: {needed.specifier})"
 
 
 def processor(config: RunConfig) -> Check:
@@ -93,17 +98,14 @@ def gpus(config: RunConfig) -> Check:
         hint = "ask for fewer ranks or replicas, or show more GPUs (CUDA_VISIBLE_DEVICES)"
         found = f"{processes} processes want a GPU each; {build} finds {count}{_hidden()}"
         return Check("failed", found, hint)
-    told = "; ".join(_gpu(index) for index in range(count)) + _hidden()
-    return Check("ok", f"{told}; {build}, CUDA {torch.version.cuda}{_driver()}")
-
-
-def _gpu(index: int) -> str:
-    import torch
-
-    free, total = torch.cuda.mem_get_info(index)
-    major, minor = torch.cuda.get_device_capability(index)
-    room = f"{bytes_text(free)} of {bytes_text(total)} free"
-    return f"{torch.cuda.get_device_name(index)}, capability {major}.{minor}, {room}"
+    told = []
+    for index in range(count):
+        free, total = torch.cuda.mem_get_info(index)
+        major, minor = torch.cuda.get_device_capability(index)
+        room = f"{bytes_text(free)} of {bytes_text(total)} free"
+        told.append(f"{torch.cuda.get_device_name(index)}, capability {major}.{minor}, {room}")
+    found = f"{'; '.join(told)}{_hidden()}; {build}, CUDA {torch.version.cuda}{_driver()}"
+    return Check("ok", found)
 
 
 def _hidden() -> str:
@@ -131,3 +133,65 @@ def hub(config: RunConfig) -> Check:
     where = "offline (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "online"
     token = "a token is set" if get_token() else "no token"
     return Check("ok", f"{where}, {token}")
+
+
+def kernels(config: RunConfig) -> Check:
+    """Check each quantization for kernels, and name the optional packages they rest on."""
+    import torch
+
+    (kind, dtype), chosen = precision(config.model), config.model.quantization
+    device = torch.device(kind if kind == "cpu" or torch.cuda.is_available() else "cpu")
+    found, missing = [], ""
+    for form in QUANTIZATIONS:
+        try:
+            found.append(f"{form}: {_choice(form, device, dtype)}")
+        except MachineError as error:
+            found.append(f"{form}: {error.what}")
+            missing = error.hint if form == chosen else missing
+    optional = {name: installed_version(name) for name in ("triton", "bitsandbytes")}
+    names = (f"{name} {number}" if number else f"no {name}" for name, number in optional.items())
+    told = f"on {device.type}: {'; '.join(found)} ({', '.join(names)})"
+    if missing:
+        return Check("failed", told, missing)
+    if device.type == "cpu":
+        return Check("ok", told)
+    if find_spec("triton") is None:
+        return Check("warning", told, "install triton: without it experts run unfused, and slower")
+    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    lacking = "" if headers.is_file() else "; no Python.h"
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        lacking = "; no C compiler"
+    hint = "install gcc and Python's headers (python3-dev), or set CC: Triton builds what starts "
+    hint += "its kernels when the first one runs"
+    return Check("failed" if lacking else "ok", f"{told}{lacking}", hint if lacking else "")
+
+
+def _choice(form: Quantization, device: "torch.device", dtype: str) -> str:
+    """What is said of a quantization. Raises MachineError where it has no kernel here."""
+    import torch
+
+    from hyimg_cli.kernels.choice import experts_of
+    from hyimg_cli.kernels.formats import Stack, empty_stack
+
+    def stack(rows: int) -> Stack:
+        if form == "none":
+            return torch.empty(_EXPERTS, rows, _WIDTH, device=device)
+        return empty_stack(form, _EXPERTS, rows, _WIDTH, device)
+
+    experts_of(stack(2 * _WIDTH), stack(_WIDTH))
+    return f"works{_bound(form, device, dtype)}"
+
+
+def _bound(form: Quantization, device: "torch.device", dtype: str) -> str:
+    """A bound on decode steps as CUDA graphs; empty: there is none, or there are no graphs."""
+    import torch
+
+    from hyimg_cli.kernels.choice import ANY_ROWS, rows_unread
+
+    if device.type != "cuda" or find_spec("triton") is None:
+        return ""
+    capability = torch.cuda.get_device_capability(device)
+    rows = rows_unread(capability, getattr(torch, dtype), form)
+    if rows == ANY_ROWS:
+        return ""
+    return f", CUDA graphs up to {rows} rows" if rows else ", no CUDA graphs"

@@ -4,7 +4,7 @@ are read, no weights.
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any
@@ -18,11 +18,10 @@ from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.memory import refusals
 from hyimg_cli.memory.available import AvailableMemory, available_memory, copies_of
 from hyimg_cli.memory.fit import check_fit, fits, in_forms, need
-from hyimg_cli.memory.footprint import Need
 from hyimg_cli.memory.videos import decode_bytes
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import settle
-from hyimg_cli.settings.run import Quantization, RunConfig
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import Job, VideoJob
 from hyimg_cli.spec.units import bytes_text
@@ -89,42 +88,31 @@ def _checkpoint(model: str, config: RunConfig, card_of: CardOf) -> Check:
 
 def _incomplete(model: str, error: CheckpointError, card: Callable[[], Card]) -> Check:
     """A checkpoint of the hub may still be fetched by the first run; a folder is what it is."""
-    shown = model_name(model)
+    shown, is_of_hub = model_name(model), _is_hub_id(model)
     what = f"{shown}: {error.what}"
-    if not _is_hub_id(model) or error.code not in _NOT_FETCHED:
+    if not is_of_hub:
+        # Faults of the small files beside what is known of the weights.
+        try:
+            card()
+        except CheckpointError as other:
+            what += f"; {other.what}" if other.what != error.what else ""
+    if not is_of_hub or error.code not in _NOT_FETCHED:
         gated = "accept its terms on the hub, and log in with: hf auth login"
-        more = () if _is_hub_id(model) else _also_wrong(error, card)
-        found = "; ".join((what, *more))
-        return Check("failed", found, gated if "Gated" in error.what else error.hint)
+        return Check("failed", what, gated if "Gated" in error.what else error.hint)
     if os.environ.get("HF_HUB_OFFLINE"):
         hint = "unset HF_HUB_OFFLINE for the first run, or copy the checkpoint here"
         return Check("failed", f"{what}, and HF_HUB_OFFLINE is set", hint)
     from huggingface_hub import constants
 
-    needed = _bytes_to_fetch(card())
-    free = folders.free_bytes(Path(constants.HF_HUB_CACHE))
-    found = (
-        f"{shown}: the first run fetches about {bytes_text(needed)}; {bytes_text(free)} are free"
-    )
+    facts, free = card(), folders.free_bytes(Path(constants.HF_HUB_CACHE))
+    # Of a video model the weights that its indexes tell.
+    parts = facts.component_bytes if isinstance(facts, VideoCard) else [("", facts.weight_bytes)]
+    needed = sum(count for _, count in parts)
+    found = f"{shown}: the first run fetches about {bytes_text(needed)}"
+    found += f"; {bytes_text(free)} are free"
     if needed > free:
         return Check("failed", found, "set HF_HOME to a larger disk")
     return Check("warning", found, f"fetch it now: hf download {model}")
-
-
-def _also_wrong(known: CheckpointError, card: Callable[[], Card]) -> Iterator[str]:
-    """Faults of the small files beside what is known of the weights."""
-    try:
-        card()
-    except CheckpointError as error:
-        if error.what != known.what:
-            yield error.what
-
-
-def _bytes_to_fetch(card: Card) -> int:
-    """Bytes of all weights; of a video model those that its indexes tell."""
-    if isinstance(card, VideoCard):
-        return sum(count for _, count in card.component_bytes)
-    return card.weight_bytes
 
 
 def image_memory(config: RunConfig) -> Check:
@@ -137,38 +125,31 @@ def image_memory(config: RunConfig) -> Check:
         found = check_fit(name, edit, config, there)
         forms = {form: need(name, edit, one) for form, one in in_forms(config).items()}
         full = need(name, [*edit] * size, config, together=size)
-        card, dtype = registry.model_card(name, revision), precision(config.model)[1]
+        card, (kind, dtype) = registry.model_card(name, revision), precision(config.model)
     except CheckpointError:
         return Check("warning", _UNREAD)
     copies = copies_of(config, config.parallel.replicas)
     weights = card.loaded_bytes(dtype, config.model.quantization)
-    most = f"{bytes_text(full.total * copies)} with {size} together"
-    processes = _processes_text(config)
+    most, processes = f"{bytes_text(full.total * copies)} with {size} together", ""
+    if (ranks := config.parallel.picture_ranks) > 1:
+        processes = f" on all {ranks} ranks" if kind == "cpu" else f" on rank 0 of {ranks}"
+    elif copies > 1:
+        processes = f" in {copies} replicas"
     said = f"{model_name(name)}: {bytes_text(weights)} of weights, "
     if waiting := found.needed.waiting:
         said += f"{bytes_text(waiting)} of them wait in main memory; on the GPU "
     said += f"{bytes_text(found.needed.total * copies)} with one edit, {most}{processes}; "
-    said += f"{bytes_text(there.free * copies)} free ({'; '.join(_fits(forms, there, copies))})"
+    verbs = {True: "fits", False: "does not fit"}
+    told = [
+        f"{form} {verbs[fits(one, there)]} with {bytes_text(one.total * copies)}"
+        for form, one in forms.items()
+    ]
+    said += f"{bytes_text(there.free * copies)} free ({'; '.join(told)})"
     if not found.is_enough:
         return Check("failed", said, found.remedy)
     if not fits(full, there):
         return Check("warning", said, "fewer jobs will work together")
     return Check("ok", said)
-
-
-def _fits(forms: Mapping[Quantization, Need], there: AvailableMemory, copies: int) -> Iterator[str]:
-    for form, one in forms.items():
-        verb = "fits" if fits(one, there) else "does not fit"
-        yield f"{form} {verb} with {bytes_text(one.total * copies)}"
-
-
-def _processes_text(config: RunConfig) -> str:
-    """Which processes are in the memory that is looked at."""
-    ranks, replicas = config.parallel.picture_ranks, config.parallel.replicas
-    is_one = precision(config.model)[0] == "cpu"
-    if ranks > 1:
-        return f" on all {ranks} ranks" if is_one else f" on rank 0 of {ranks}"
-    return f" in {replicas} replicas" if is_one and replicas > 1 else ""
 
 
 def _sample(line: Mapping[str, Any], **flags: str | None) -> Sequence[Job]:
@@ -178,14 +159,6 @@ def _sample(line: Mapping[str, Any], **flags: str | None) -> Sequence[Job]:
     for fault in faults:
         raise fault
     return found
-
-
-def _video_line(card: VideoCard) -> dict[str, Any]:
-    """A line of the checkpoint's own task."""
-    if card.start is None or not card.needs_start:
-        return {"prompt": "a film", "task": "t2v"}
-    line = {"prompt": "a film", "task": "i2v", "images": ["picture.png"] * card.start.fewest}
-    return line | ({"camera": "none-1"} if card.has_camera else {})
 
 
 def video_memory(config: RunConfig) -> Check:
@@ -205,7 +178,12 @@ def video_memory(config: RunConfig) -> Check:
     if not loaded:
         return Check("warning", _UNCOUNTED)
     parts = {"video_model": name, "video_components": config.model.components}
-    sample = _sample(_video_line(card), revision=revision, **parts)
+    # A line of the checkpoint's own task.
+    line: dict[str, Any] = {"prompt": "a film", "task": "t2v"}
+    if card.start is not None and card.needs_start:
+        line |= {"task": "i2v", "images": ["picture.png"] * card.start.fewest}
+        line |= {"camera": "none-1"} if card.has_camera else {}
+    sample = _sample(line, revision=revision, **parts)
     refusals.refuse_unsplit_context(sample, config)
     found = check_fit(name, sample, config, there)
     copies = copies_of(config, config.parallel.replicas)

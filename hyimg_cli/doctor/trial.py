@@ -1,15 +1,19 @@
-"""A short real run: the embedded model edits one picture twice, and the pixels must be equal."""
+"""Short real runs: the embedded model edits a picture twice, or the chosen model draws one alone,
+again and in a batch. Which of the pixels are equal to the bit?
+"""
 
 import json
 import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from hyimg_cli.doctor.check import Check
+from hyimg_cli.doctor.models import model_name
 from hyimg_cli.engine import runner
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.journal import RunFolder
@@ -19,39 +23,30 @@ from hyimg_cli.media.images import write_png
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import CacheConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobEnded
-from hyimg_cli.spec.plan import Plan
 
-if TYPE_CHECKING:
-    from hyimg_cli.engine.session import Session
-
-# The text stage, a source image and the denoise loop: every stage of a run, in few steps.
-_JOB = {
-    "custom_id": "trial",
-    "prompt": "make it blue",
-    "seed": 1,
-    "num_inference_steps": 4,
-    "max_new_tokens": 16,
-}
+Lines = Sequence[Mapping[str, Any]]
+# Every stage of a run, in few steps.
+_JOB = {"num_inference_steps": 4, "max_new_tokens": 16}
+# Texts and prompts of other lengths: the first one's rows have other company in each forward.
+_PROMPTS = ("a red circle", "a blue square above a green circle", "a dog", "two yellow stars")
 _SIDE = 64
 
 
 def trial(config: RunConfig) -> Check:
-    """Seconds and pixel digest of the picture; failed where the second is another on a CPU."""
-    from hyimg_cli.engine.session import Session
-
+    """Seconds and pixel digest of an edit; failed where the second is another on a CPU."""
+    model = replace(config.model, model=registry.EMBEDDED, revision=None)
     with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        model = replace(config.model, model=registry.EMBEDDED, revision=None)
-        config = bare(replace(config, model=model), place)
-        plan = _plan(place / "source.png")
-        runs = []
-        with Session(config) as session:
-            for run in ("first", "second"):
-                began = time.perf_counter()
-                (digest,) = draw_pictures(session, plan, place / run).values()
-                runs.append((digest, time.perf_counter() - began))
-                session.forget()
-    (first, first_s), (second, second_s) = runs
+        source = Path(name, "source.png")
+        pixels = np.full((_SIDE, _SIDE, 3), 255, dtype=np.uint8)
+        pixels[16:48, 16:48] = (220, 30, 30)
+        write_png(source, pixels, {})
+        edit = _JOB | {"prompt": "make it blue", "seed": 1, "images": [str(source)]}
+        times = [time.perf_counter()]
+        drawn: list[str] = []
+        for digests in draw_pictures(replace(config, model=model), Path(name), [[edit], [edit]]):
+            drawn += digests.values()
+            times.append(time.perf_counter())
+    (first, second), (first_s, second_s) = drawn, np.diff(times)
     found = f"{registry.EMBEDDED} drew an edit in {first_s:.1f} s with loading, again in "
     if first == second:
         return Check("ok", f"{found}{second_s:.1f} s with equal pixels ({first[:12]})")
@@ -61,33 +56,62 @@ def trial(config: RunConfig) -> Check:
     return Check("warning", found, "a replay will not be equal on this device")
 
 
-def bare(config: RunConfig, place: Path) -> RunConfig:
-    """The run's own with nothing kept from one drawing to the next; offload is for videos alone."""
-    return replace(
+def determinism(config: RunConfig) -> Check:
+    """Which runs of one job, by the chosen model, end with the same pixels.
+
+    Failed where two differ that are claimed to be equal: all of them on a CPU, on a GPU those that
+    had the same company under `--deterministic`.
+    """
+    shared = _JOB | {"model": config.model.model}
+    lines = [shared | {"prompt": prompt, "seed": n} for n, prompt in enumerate(_PROMPTS)]
+    with tempfile.TemporaryDirectory() as name:
+        runs = (lines[:1], lines[:1], lines, lines)
+        alone, again, batch, batch_again = draw_pictures(config, Path(name), runs)
+    (first,) = alone
+    together = f"in a batch of {len(lines)}"
+    found = {
+        "alone, again": alone == again,
+        together: alone[first] == batch[first],
+        f"{together}, again": batch == batch_again,
+    }
+    told = "; ".join(f"{what}: {'equal' if it else 'other bits'}" for what, it in found.items())
+    kind, dtype = precision(config.model)
+    said = f"{model_name(config.model.model)} on {kind} in {dtype}, {told}"
+    if all(found.values()):
+        return Check("ok", said)
+    if kind == "cpu" and config.batch.is_invariant:
+        return Check("failed", said, "please report it: on a CPU they should be equal")
+    if alone == again and batch == batch_again:
+        return Check("ok", f"{said} (a row's bits may depend on its company here)")
+    if config.model.deterministic:
+        return Check("failed", said, "please report it: --deterministic claims them")
+    return Check("warning", said, "--deterministic leaves out what may differ")
+
+
+def draw_pictures(
+    config: RunConfig, folder: Path, runs: Sequence[Lines]
+) -> Iterator[dict[str, str]]:
+    """Pixel digests by job of each run in turn, by one session that keeps nothing between them.
+    Raises JobError for a job that fails.
+    """
+    from hyimg_cli.engine.session import Session
+
+    config = replace(
         config,
-        output=OutputConfig(place),
-        model=replace(config.model, cpu_offload="none"),
+        output=OutputConfig(folder),
+        model=replace(config.model, cpu_offload="none"),  # of videos alone
         batch=replace(config.batch, prewarm=False),
         cache=CacheConfig(None),
     )
-
-
-def _plan(source: Path) -> Plan:
-    """The plan of one edit, its source picture written to `source`: a red square on white."""
-    pixels = np.full((_SIDE, _SIDE, 3), 255, dtype=np.uint8)
-    pixels[16:48, 16:48] = (220, 30, 30)
-    write_png(source, pixels, {})
-    line = json.dumps(_JOB | {"images": [str(source)]}).encode()
-    return runner.make_plan(manifest_of(line, "trial"))
-
-
-def draw_pictures(session: "Session", plan: Plan, folder: Path) -> dict[str, str]:
-    """Pixel digests by job, of a run into `folder`. Raises JobError for a job that fails."""
-    found = {}
-    with RunFolder(folder) as run_folder:
-        for event in session.run(plan, run_folder):
-            if isinstance(event, JobEnded):
-                if error := event.outcome.error:
-                    raise JobError(error.message, hint=error.hint)
-                found[event.outcome.custom_id] = event.outcome.outputs[0].pixel_sha256
-    return found
+    with Session(config) as session:
+        for number, lines in enumerate(runs):
+            manifest = manifest_of("\n".join(map(json.dumps, lines)).encode(), "doctor")
+            digests = {}
+            with RunFolder(folder / str(number)) as run_folder:
+                for event in session.run(runner.make_plan(manifest), run_folder):
+                    if isinstance(event, JobEnded):
+                        if error := event.outcome.error:
+                            raise JobError(error.message, hint=error.hint)
+                        digests[event.outcome.custom_id] = event.outcome.outputs[0].pixel_sha256
+            session.forget()
+            yield digests

@@ -5,11 +5,11 @@ import platform
 import sys
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
 from typing import Any
 
 from hyimg_cli import __version__
+from hyimg_cli.errors import installed_version
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import Setting
@@ -28,7 +28,7 @@ def run_info(manifest: Manifest, settings: Mapping[str, Setting], plan: Plan) ->
     revision = settings["revision"].value
     models = dict.fromkeys(group.model for group in plan.groups)
     return {
-        "versions": {**versions(), "av": _version("av")},
+        "versions": {**versions(), "av": installed_version("av") or "not installed"},
         "hardware": hardware(),
         "flags": {
             name: {"value": portable(setting.value), "origin": setting.origin}
@@ -42,7 +42,7 @@ def run_info(manifest: Manifest, settings: Mapping[str, Setting], plan: Plan) ->
 @cache
 def versions() -> Mapping[str, str]:
     """Versions of Python, hyimg and the packages that can change a picture."""
-    packages = {name: _version(name) for name in PACKAGES}
+    packages = {name: installed_version(name) or "not installed" for name in PACKAGES}
     return {"python": platform.python_version(), "hyimg": __version__} | packages
 
 
@@ -54,13 +54,6 @@ def hardware() -> dict[str, Any]:
         "cores": cores(),
         "gpus": _gpu_names(),
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def cpu_name() -> str:

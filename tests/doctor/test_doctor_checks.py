@@ -15,7 +15,7 @@ from machines import with_gpus, with_main_memory
 from released import released_folder
 from tiny_video import write_wan
 
-from hyimg_cli.doctor import determinism, environment, folders, kernels, models, tools, trial
+from hyimg_cli.doctor import environment, folders, models, tools, trial
 from hyimg_cli.doctor.check import Check, is_ready, portable_text, run_checks
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal import keys
@@ -177,7 +177,7 @@ def test_gpus_by_name_capability_and_room(
 
 
 def test_the_kernels_are_the_engines_choice(subject: MakeSubject) -> None:
-    found = kernels.kernels(subject(device="cpu"))
+    found = environment.kernels(subject(device="cpu"))
     assert found.status == "ok"
     assert "none: works; fp8: works; nf4: works" in found.found
 
@@ -191,8 +191,8 @@ def test_a_format_whose_package_is_missing(
             raise MachineError("nf4 needs a package", hint="install it")
         return "experts"
 
-    monkeypatch.setattr(kernels, "_choice", choice)
-    found = kernels.kernels(subject(device="cpu", quantization=chosen))
+    monkeypatch.setattr(environment, "_choice", choice)
+    found = environment.kernels(subject(device="cpu", quantization=chosen))
     assert found.status == status
     assert "nf4: nf4 needs a package" in found.found
 
@@ -490,8 +490,8 @@ def test_an_encoder_that_is_missing(subject: MakeSubject, monkeypatch: pytest.Mo
 def test_other_pixels_the_second_time(
     subject: MakeSubject, monkeypatch: pytest.MonkeyPatch, device: str, status: str
 ) -> None:
-    digests = iter(("a" * 64, "b" * 64))
-    monkeypatch.setattr(trial, "draw_pictures", lambda *_: {"trial": next(digests)})
+    drawn = [{"trial": "a" * 64}, {"trial": "b" * 64}]
+    monkeypatch.setattr(trial, "draw_pictures", lambda *_: iter(drawn))
     found = trial.trial(subject(device=device))
     assert found.status == status
     assert "with other pixels (aaaaaaaaaaaa, bbbbbbbbbbbb)" in found.found
@@ -518,13 +518,14 @@ def test_determinism_is_judged_by_what_is_claimed(
 ) -> None:
     """Four drawings: alone, again, in a batch, that again."""
     monkeypatch.setattr(
-        determinism,
+        trial,
         "draw_pictures",
-        lambda _, plan, folder: {
-            job.custom_id: f"{job.custom_id} {int(folder.name) in differs}" for job in plan.jobs
-        },
+        lambda _config, _folder, runs: (
+            {line["prompt"]: f"{line['prompt']} {number in differs}" for line in lines}
+            for number, lines in enumerate(runs)
+        ),
     )
-    found = determinism.determinism(subject(device=device, **flags))
+    found = trial.determinism(subject(device=device, **flags))
     assert found.status == status, found
     assert "other bits" in found.found or not differs
 
@@ -532,7 +533,7 @@ def test_determinism_is_judged_by_what_is_claimed(
 def test_determinism_draws_the_chosen_model(
     subject: MakeSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(determinism, "_PROMPTS", determinism._PROMPTS[:2])
-    monkeypatch.setattr(determinism, "_JOB", {"num_inference_steps": 1, "max_new_tokens": 2})
-    found = determinism.determinism(subject(device="cpu"))
+    monkeypatch.setattr(trial, "_PROMPTS", trial._PROMPTS[:2])
+    monkeypatch.setattr(trial, "_JOB", {"num_inference_steps": 1, "max_new_tokens": 2})
+    found = trial.determinism(subject(device="cpu"))
     assert (found.status, found.found.count(": equal")) == ("ok", 3)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyimg_cli.doctor import kernels
+from hyimg_cli.doctor import environment
 from hyimg_cli.doctor.check import Check
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, Quantization, RunConfig
 
@@ -19,10 +19,10 @@ pytest.importorskip("triton", reason="without Triton nothing is built")
 def check(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Check]:
     """Called in a test, once it has set up the machine: a GPU is there."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(kernels, "_choice", lambda *_: "kernel")
+    monkeypatch.setattr(environment, "_choice", lambda *_: "kernel")
     monkeypatch.delenv("CC", raising=False)
     config = RunConfig(OutputConfig(Path()), model=ModelChoice(device="cuda"))
-    return lambda: kernels.kernels(config)
+    return lambda: environment.kernels(config)
 
 
 def test_a_compiler_and_headers_are_enough(
@@ -53,8 +53,8 @@ def test_what_no_graph_can_hold_is_said(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
-    assert kernels._bound(form, torch.device("cuda"), dtype) == told
-    assert kernels._bound(form, torch.device("cpu"), dtype) == ""
+    assert environment._bound(form, torch.device("cuda"), dtype) == told
+    assert environment._bound(form, torch.device("cpu"), dtype) == ""
 
 
 def test_no_compiler_is_a_fault_of_the_machine(

@@ -5,12 +5,12 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 from safetensors.torch import load, save
 
+from hyimg_cli.errors import installed_version
 from hyimg_cli.loading.checkpoint import metadata_of
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.weights import (
@@ -123,15 +123,7 @@ class CheckpointEncoder:
 @cache
 def library_versions() -> tuple[str, ...]:
     """Versions of the libraries that turn text into an embedding."""
-    return tuple(f"{name} {installed(name)}" for name in _LIBRARIES)
-
-
-def installed(name: str) -> str | None:
-    """A package's version, None where it is not there."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    return tuple(f"{name} {installed_version(name)}" for name in _LIBRARIES)
 
 
 def device_class(device: torch.device) -> str:

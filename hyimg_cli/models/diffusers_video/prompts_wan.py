@@ -11,8 +11,9 @@ import torch
 from diffusers import WanPipeline
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 
+from hyimg_cli.errors import installed_version
 from hyimg_cli.models.diffusers_video.card import WAN_MAX_TOKENS
-from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder, cut_note, installed
+from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder, cut_note
 from hyimg_cli.models.latent_video import PromptEmbedding
 
 TEXT = "text"
@@ -30,7 +31,7 @@ class WanPrompts(CheckpointEncoder):
             text=prompt_clean(text),
             files=self.identity("text_encoder", "tokenizer"),
             max_tokens=self.max_tokens,
-            ftfy=installed("ftfy"),
+            ftfy=installed_version("ftfy"),
         )
 
     @torch.no_grad()

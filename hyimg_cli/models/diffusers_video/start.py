@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyimg_cli.errors import SourceImageError
+from hyimg_cli.errors import SourceImageError, installed_version
 from hyimg_cli.media.images import Pixels, SourceImage, crop_to, read_image, stretch
-from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder, installed
+from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder
 from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, CheckpointLayout
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.models.latent_decode import VideoVae
@@ -87,7 +87,7 @@ class StartEncoder(CheckpointEncoder):
             size=None if view.size is None else str(view.size),
             fit=view.fit,
             frames=view.num_frames,
-            pictures=[installed(name) for name in _LIBRARIES],
+            pictures=[installed_version(name) for name in _LIBRARIES],
             **how,
         )
 

@@ -188,7 +188,7 @@ def test_wan_keys(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> 
     shorter.max_tokens = 226
     assert shorter.key("a cat") != own.key("a cat")
     before = own.key("a cat")
-    monkeypatch.setattr(prompts_wan, "installed", lambda _name: "6.3")
+    monkeypatch.setattr(prompts_wan, "installed_version", lambda _name: "6.3")
     assert own.key("a cat") != before
 
 
