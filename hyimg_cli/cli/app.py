@@ -13,7 +13,7 @@ from typer.main import get_command
 from hyimg_cli import __version__
 from hyimg_cli.cli import help as pages
 from hyimg_cli.cli import render
-from hyimg_cli.cli.commands import COMMANDS, LazyCommand, refuse_later
+from hyimg_cli.cli.commands import COMMANDS, LATER, LazyCommand
 from hyimg_cli.cli.completion import joined_values
 from hyimg_cli.errors import HyimgError, StorageError, UsageError
 from hyimg_cli.files import is_of_the_disk
@@ -59,7 +59,10 @@ def run(arguments: Sequence[str]) -> int:
     """The exit code of one command line; errors are printed on stderr."""
     log_printable()
     try:
-        refuse_later(arguments)
+        if arguments and arguments[0] in LATER:
+            what = f"hyimg {arguments[0]} is not part of this version yet"
+            hint = f"this version has: {', '.join(COMMANDS)}"
+            raise UsageError(what, hint=hint, code="usage.not-yet")
         joined_values(os.environ)
         words = list(arguments) or ["--help"]
         code = command_line().main(
@@ -99,27 +102,19 @@ def _as_usage(error: "typer.TyperException", arguments: Sequence[str]) -> UsageE
     what, guess = error.format_message(), ""
     page = "--help-all" if isinstance(context.command, pages.LongCommand) else "--help"
     if isinstance(given := getattr(error, "option_name", None), str):
+        every = context.command.get_params(context)
+        flags = [name for one in every for name in one.opts + one.secondary_opts]
         lacking = NOT_SUPPORTED.get(given.strip("-").replace("-", "_").lower())
-        if lacking and given not in _flags(context):
+        if lacking and given not in flags:
             meaning, hint = lacking
             return UsageError(f"{given} is not supported: there is no {meaning}", hint=hint)
-        what, close = error.message, _meant(given, context)
-        guess = f"did you mean {close}? " if close else ""
+        what = error.message
+        if given not in flags:  # else it lacks its value
+            # The one flag that begins like this, else the nearest.
+            longer = [name for name in flags if name.startswith(given)]
+            close = min(longer, key=len, default=nearest(given, flags))
+            guess = f"did you mean {close}? " if close else ""
     return UsageError(what, hint=f"{guess}{context.command_path} {page} lists what there is")
-
-
-def _meant(given: str, context: typer.Context) -> str | None:
-    """The one flag that begins like this, else the nearest; None for one that lacks its value."""
-    flags = _flags(context)
-    if given in flags:
-        return None
-    longer = [name for name in flags if name.startswith(given)]
-    return min(longer, key=len, default=nearest(given, flags))
-
-
-def _flags(context: typer.Context) -> list[str]:
-    every = context.command.get_params(context)
-    return [name for one in every for name in one.opts + one.secondary_opts]
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """`hyimg bench`: two variants of the engine on the same jobs, and what sets them apart."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,6 +12,7 @@ import typer
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.completion import manifests, scenarios
+from hyimg_cli.errors import UsageError
 from hyimg_cli.measure.bench.scenario import Scenario, names, read_scenario
 
 if TYPE_CHECKING:
@@ -72,31 +74,45 @@ def bench(
 
     Exit code 0 where the pictures agree and the clock is explained, else 1.
     """
-    raise typer.Exit(_run(ctx.params, ctx.obj or ()))
+    from hyimg_cli.measure.bench import baseline as earlier_bench
 
-
-def _run(given: Mapping[str, Any], arguments: tuple[str, ...]) -> int:
-    from hyimg_cli.measure.bench import baseline
-
-    scenario = _as_asked(read_scenario(given["compare"]), given)
-    earlier = baseline.read_baseline(given["baseline"]) if given["baseline"] else None
-    most = baseline.read_share(given["max_regress"])
-    folder = given["output_dir"] or Path("runs") / f"bench-{scenario.name}"
+    scenario = read_scenario(compare)
+    scenario = replace(scenario, repeats=repeats) if repeats else scenario
+    if steps:
+        if not re.fullmatch(r"[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*", steps):
+            what = f"--steps {steps!r} is no list of whole numbers"
+            raise UsageError(what, hint="for example --steps 1,8,50")
+        counts = tuple(dict.fromkeys(map(int, steps.split(","))))
+        main = scenario.main_steps if scenario.main_steps in counts else counts[-1]
+        scenario = replace(scenario, steps=counts, main_steps=main)
+    earlier = earlier_bench.read_baseline(baseline) if baseline else None
+    most = earlier_bench.read_share(max_regress)
+    folder = output_dir or Path("runs") / f"bench-{scenario.name}"
+    # Which weights where: flags, else the environment; no other setting reaches a variant.
+    settled = o.settings_of({name: ctx.params[name] for name in _MODEL_FLAGS})
+    said = (settled[name] for name in _MODEL_FLAGS)
     entry = run_comparison(
         scenario,
-        packaged.read(given["manifest"] or str(scenario.manifest)),
-        _model_flags(given),
+        packaged.read(manifest or str(scenario.manifest)),
+        {one.name: one.value for one in said if one.origin in ("flag", "environment")},
         folder=folder,
-        weights=given["lpips_weights"],
-        command=shlex.join(["hyimg", *arguments]),
-        is_quiet=given["quiet"],
+        weights=lpips_weights,
+        command=shlex.join(["hyimg", *(ctx.obj or ())]),
+        is_quiet=quiet,
     )
-    worse = list(baseline.regressions(entry, earlier, most)) if earlier else []
-    if earlier and not baseline.is_same_machine(entry, earlier):
+    worse = list(earlier_bench.regressions(entry, earlier, most)) if earlier else []
+    if earlier and not earlier_bench.is_same_machine(entry, earlier):
         render.note("the baseline is of another machine: seconds were not compared")
-    _show(entry, worse, folder, as_json=given["as_json"])
-    code: int = entry["verdict"]["exit_code"]
-    return 1 if worse else code
+    if as_json:
+        render.json_line({**entry, "regressions": worse})
+    else:
+        from hyimg_cli.report.comparison import markdown
+
+        render.lines(markdown(entry))
+        for sentence in worse:
+            render.note(f"worse than the baseline: {sentence}")
+        render.note(f"written: {folder}/bench.json, bench.md, report.html, A/, B/")
+    raise typer.Exit(1 if worse else entry["verdict"]["exit_code"])
 
 
 def run_comparison(
@@ -119,36 +135,3 @@ def run_comparison(
     tell = str if is_quiet else render.note
     found = compare(scenario, manifest, flags, folder=folder, metrics=metrics, tell=tell)
     return record.write(found, command=command, lpips=lpips, flags=flags)
-
-
-def _as_asked(scenario: Scenario, given: Mapping[str, Any]) -> Scenario:
-    """The scenario with the user's steps and repetitions."""
-    if given["repeats"]:
-        scenario = replace(scenario, repeats=given["repeats"])
-    if not given["steps"]:
-        return scenario
-    steps = o.whole_numbers(given["steps"], flag="--steps")
-    main = scenario.main_steps if scenario.main_steps in steps else steps[-1]
-    return replace(scenario, steps=steps, main_steps=main)
-
-
-def _model_flags(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Which weights where: flags, else the environment; no other setting reaches a variant."""
-    settled = o.settings_of({name: given[name] for name in _MODEL_FLAGS})
-    return {
-        name: settled[name].value
-        for name in _MODEL_FLAGS
-        if settled[name].origin in ("flag", "environment")
-    }
-
-
-def _show(entry: Mapping[str, Any], worse: list[str], folder: Path, *, as_json: bool) -> None:
-    from hyimg_cli.report.comparison import markdown
-
-    if as_json:
-        render.json_line({**entry, "regressions": worse})
-        return
-    render.lines(markdown(entry))
-    for sentence in worse:
-        render.note(f"worse than the baseline: {sentence}")
-    render.note(f"written: {folder}/bench.json, bench.md, report.html, A/, B/")

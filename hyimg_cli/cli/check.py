@@ -7,18 +7,10 @@ import typer
 from hyimg_cli.cli import render
 from hyimg_cli.cli.request import request_of
 from hyimg_cli.engine import runner
-from hyimg_cli.engine.run import RunRequest
-from hyimg_cli.engine.sources import (
-    SourcesSeen,
-    faults,
-    probe_sources,
-    refuse_hopeless,
-    turned_sizes,
-)
+from hyimg_cli.engine.sources import faults, probe_sources, refuse_hopeless, turned_sizes
 from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.manifest.consumed import without_effect
-from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.units import counted
 
 FAULTY_MANIFEST, FAULTY_FILES = 2, 1
@@ -43,25 +35,25 @@ def check(ctx: typer.Context) -> None:
         render.remarks(turned_sizes(found, chosen), style)
         for text in found.sentences():
             render.note(text)
-    in_folder = [] if in_lines else _refused(chosen, found, request)
+    in_folder = list[HyimgError]()
+    if not in_lines:
+        # Why the run would not begin: there are no sources, or the folder which is named for the
+        # results holds others by the same ids.
+        run = run_folder(config.output.folder)
+        try:
+            refuse_hopeless(found, chosen, run)
+            if settings["output_dir"].value is not None:
+                runner.sift(run, chosen, config, request.policy)
+        except UsageError as error:
+            in_folder.append(error)
     _show(in_folder, style)
-    _close(len(chosen), len(in_lines) + len(in_files) + len(in_folder), style)
+    fault_count = len(in_lines) + len(in_files) + len(in_folder)
+    if style.as_json:
+        render.json_line({"summary": {"jobs": len(chosen), "faults": fault_count}})
+    elif not style.is_quiet:
+        render.note(f"{counted(len(chosen), 'job')}, {counted(fault_count, 'fault')}")
     is_refused = in_lines or in_folder
     raise typer.Exit(FAULTY_MANIFEST if is_refused else FAULTY_FILES if in_files else 0)
-
-
-def _refused(jobs: Sequence[Job], found: SourcesSeen, request: RunRequest) -> list[HyimgError]:
-    """Why the run would not begin, if so: there are no sources, or the folder which is named for
-    the results holds others by the same ids.
-    """
-    run = run_folder(request.config.output.folder)
-    try:
-        refuse_hopeless(found, jobs, run)
-        if request.settings["output_dir"].value is not None:
-            runner.sift(run, jobs, request.config, request.policy)
-    except UsageError as error:
-        return [error]
-    return []
 
 
 def _show(faults: Sequence[HyimgError], style: render.Style) -> None:
@@ -69,13 +61,6 @@ def _show(faults: Sequence[HyimgError], style: render.Style) -> None:
     if not style.as_json:
         render.errors(faults)
         return
-    for fault in faults:
-        render.json_line({"fault": render.fault_as_json(fault)})
-
-
-def _close(job_count: int, fault_count: int, style: render.Style) -> None:
-    """The counts behind the faults."""
-    if style.as_json:
-        render.json_line({"summary": {"jobs": job_count, "faults": fault_count}})
-    elif not style.is_quiet:
-        render.note(f"{counted(job_count, 'job')}, {counted(fault_count, 'fault')}")
+    for one in faults:
+        facts = {"code": one.code, "message": one.what, "where": one.where, "hint": one.hint}
+        render.json_line({"fault": facts})

@@ -4,7 +4,7 @@ A command is imported when it is run or its own page is shown; nothing of it is 
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -13,7 +13,6 @@ from typer.core import TyperCommand
 from typer.main import get_command
 
 from hyimg_cli.cli import help as pages
-from hyimg_cli.errors import UsageError
 
 # Of those that take the options of a run not even the help page needs the module.
 OF_A_RUN = {
@@ -47,38 +46,29 @@ COMMANDS = OF_A_RUN | OTHERS
 LATER = ("serve",)
 
 
-def refuse_later(arguments: Sequence[str]) -> None:
-    """Raises UsageError where the command line asks for something this version does not have."""
-    if arguments and arguments[0] in LATER:
-        what = f"hyimg {arguments[0]} is not part of this version yet"
-        hint = f"this version has: {', '.join(COMMANDS)}"
-        raise UsageError(what, hint=hint, code="usage.not-yet")
-
-
 class LazyCommand(TyperCommand):
     """A command by name; all but its line in the list is the loaded one's."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, short_help=pages.first_sentence(COMMANDS[name]))
+        super().__init__(name, short_help=f"{COMMANDS[name].split('. ')[0].rstrip('.')}.")
 
     def make_context(self, *arguments: Any, **more: Any) -> Any:
         return self.loaded().make_context(*arguments, **more)
 
     def loaded(self) -> Any:
         """The command with its parameters, for the parser and the help page."""
-        assert self.name is not None
-        if self.name in OF_A_RUN:
-            from hyimg_cli.cli.run_options import run_command  # reads every setting
+        name = self.name
+        assert name is not None
+        if name in OF_A_RUN:
+            from hyimg_cli.cli.options import run_command  # reads every setting
 
-            return _built(self.name, run_command(self._run), COMMANDS[self.name])
-        found = _function(self.name)
+            return _built(name, run_command(lambda ctx: _function(name)(ctx)), COMMANDS[name])
+        found = _function(name)
         if isinstance(found, typer.Typer):
             return get_command(found)
-        return _built(self.name, found, pages.prose(found.__doc__))
-
-    def _run(self, ctx: typer.Context) -> None:
-        assert self.name is not None
-        _function(self.name)(ctx)
+        # A line for each paragraph, for the terminal to break where it ends.
+        paragraphs = inspect.cleandoc(found.__doc__ or "").split("\n\n")
+        return _built(name, found, "\n\n".join(" ".join(one.split()) for one in paragraphs))
 
 
 def _function(name: str) -> Any:

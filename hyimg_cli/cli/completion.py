@@ -3,16 +3,12 @@
 No words means that the shell completes names of files, as it would without us.
 """
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hyimg_cli.errors import HyimgError
-
-if TYPE_CHECKING:
-    from hyimg_cli.manifest.manifest import Manifest
 
 # A folder is one too: of pictures.
 _MANIFESTS = (".jsonl", ".txt", ".csv", ".tsv")
@@ -47,35 +43,29 @@ def manifests(incomplete: str) -> list[str]:
 
 def ids(ctx: typer.Context) -> list[str]:
     """The ids of what stands on the command line: a manifest's good lines, or pictures' names."""
+    from hyimg_cli.cli import packaged
     from hyimg_cli.manifest.line import child_ids
 
     # NOTE: behind an option that lacks its value the parser leaves arguments unread.
     names = ctx.params.get("inputs") or ctx.args
-    if not names or any(_is_stream(name) for name in names):
+    if not names:
         return []
+    for name in names:
+        path = Path(name)
+        # What is read as it comes would be empty for the command itself.
+        if name == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
+            return []
     try:
-        manifest = _manifest(dict(ctx.params) | {"inputs": names, "quiet": True})
+        if not ctx.params.get("prompt"):
+            manifest = packaged.read(names[0])
+        else:
+            # Pictures need numpy, which takes as long to import as all the rest.
+            from hyimg_cli.cli.inputs import manifest_of
+
+            manifest = manifest_of(dict(ctx.params) | {"inputs": names, "quiet": True})
     except HyimgError:
         return []
     return [name for line in manifest.lines for name in child_ids(line.fields)]
-
-
-def _manifest(given: Mapping[str, Any]) -> "Manifest":
-    """The inputs that the command itself would read. Raises HyimgError."""
-    from hyimg_cli.cli import packaged
-
-    if not given.get("prompt"):
-        return packaged.read(given["inputs"][0])
-    # Pictures need numpy, which takes as long to import as all the rest.
-    from hyimg_cli.cli.inputs import manifest_of
-
-    return manifest_of(given)
-
-
-def _is_stream(name: str) -> bool:
-    """Tell if a name is read as it comes: then it is empty for the command itself."""
-    path = Path(name)
-    return name == "-" or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 def scenarios() -> list[str]:

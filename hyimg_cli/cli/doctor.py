@@ -1,7 +1,6 @@
 """`hyimg doctor`: whether this machine is ready for a run."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,11 +10,10 @@ import typer
 from hyimg_cli import __version__
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
-from hyimg_cli.doctor.check import Check, is_ready, run_checks
+from hyimg_cli.doctor.check import is_ready, run_checks
 from hyimg_cli.doctor.checks import BY_NAME, CHECKS, RANKS
 from hyimg_cli.doctor.models import model_name
 from hyimg_cli.errors import UsageError
-from hyimg_cli.settings.run import ModelChoice
 
 NOT_READY = 3
 What = Annotated[
@@ -64,29 +62,18 @@ def doctor(
     for answer in run_checks(config, checks):
         answers.append(answer)
         if not as_json:
-            _show(answer)
-    _close(config.model, answers, as_json=as_json)
-    raise typer.Exit(0 if is_ready(answers) else NOT_READY)
-
-
-def _show(answer: Check) -> None:
-    render.line(f"{answer.status:<8}{answer.name}: {answer.found}")
-    if answer.status != "ok" and answer.hint:
-        render.line(f"{'':<8}hint: {answer.hint}")
-
-
-def _close(chosen: ModelChoice, answers: Sequence[Check], *, as_json: bool) -> None:
-    counts = Counter(answer.status for answer in answers)
-    names = {
-        "model": model_name(chosen.model),
-        "video_model": model_name(chosen.video_model),
-    }
+            render.line(f"{answer.status:<8}{answer.name}: {answer.found}")
+            if answer.status != "ok" and answer.hint:
+                render.line(f"{'':<8}hint: {answer.hint}")
+    models = {name: model_name(getattr(config.model, name)) for name in ("model", "video_model")}
     if as_json:
-        facts = {"ready": is_ready(answers), "version": __version__} | names
-        checks = [asdict(one) | {"seconds": round(one.seconds, 3)} for one in answers]
-        render.json_line(facts | {"checks": checks})
-        return
-    verdict = "ready" if is_ready(answers) else "not ready"
-    counted = ", ".join(f"{counts[status]} {status}" for status in ("ok", "warning", "failed"))
-    took = sum(one.seconds for one in answers)
-    render.line(f"{verdict} for {' and '.join(names.values())}: {counted}, in {took:.1f} s")
+        facts = {"ready": is_ready(answers), "version": __version__} | models
+        records = [asdict(one) | {"seconds": round(one.seconds, 3)} for one in answers]
+        render.json_line(facts | {"checks": records})
+    else:
+        verdict = "ready" if is_ready(answers) else "not ready"
+        counts = Counter(answer.status for answer in answers)
+        counted = ", ".join(f"{counts[status]} {status}" for status in ("ok", "warning", "failed"))
+        took = sum(one.seconds for one in answers)
+        render.line(f"{verdict} for {' and '.join(models.values())}: {counted}, in {took:.1f} s")
+    raise typer.Exit(0 if is_ready(answers) else NOT_READY)

@@ -3,18 +3,18 @@
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hyimg_cli.cli import eval_options as e
 from hyimg_cli.cli import eval_table, packaged, render
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli.bench import run_comparison
+from hyimg_cli.cli.completion import among
 from hyimg_cli.errors import Interrupted, SourceImageError, UsageError
 from hyimg_cli.measure.distances import measured
 from hyimg_cli.measure.eval import LIMITED_BY, breaches, summary, to_record, write_csv
-from hyimg_cli.measure.pairs import VARIANTS, Pairing, find_pairs, newest_bench
+from hyimg_cli.measure.pairs import VARIANTS, find_pairs, newest_bench
 from hyimg_cli.quality.backbones import NETS
 from hyimg_cli.quality.metrics import PIXEL_METRICS, SHARES
 from hyimg_cli.settings.config import settle
@@ -29,54 +29,116 @@ _OF_OUTSIDE = o.settings_for("eval")
 _OF_DISTANCES = ("min_psnr", "min_ssim", "max_lpips", "max_abs", "weights", "csv")
 # What is measured without paths.
 _COMPARISON = "kv-reuse"
+_COMPARE, _GATE = "What is compared", "Gates (exit code 1)"
+METRICS = ("lpips", "psnr", "ssim", "all", "outside")
+MetricChoice = Annotated[
+    str,
+    typer.Argument(
+        metavar="|".join(METRICS),
+        autocompletion=among(METRICS),
+        help="What to measure; outside: what an edit, B, changed of its source, A.",
+    ),
+]
+SideA = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="A",
+        show_default=False,
+        help="A picture, a video, a folder of them, a run of hyimg generate, or alone a .jsonl "
+        'file with {"a": …, "b": …} on each line. Without A and B: the newest bench folder here.',
+    ),
+]
+SideB = Annotated[
+    Path | None, typer.Argument(metavar="B", show_default=False, help="The same of the other.")
+]
+Net = Annotated[
+    str,
+    o.option(
+        "--net",
+        panel=_COMPARE,
+        autocompletion=among(NETS),
+        help="LPIPS: alex (default), squeeze, vgg.",
+    ),
+]
+WeightsFile = Annotated[
+    Path | None,
+    o.option(
+        "--weights",
+        panel=_COMPARE,
+        help="LPIPS: the backbone, such as torchvision's alexnet-owt-7be5be79.pth.",
+    ),
+]
+AllowUnpaired = Annotated[
+    bool,
+    o.option("--allow-unpaired", panel=_COMPARE, help="Leave out what has no counterpart."),
+]
+AsVideo = Annotated[
+    bool, o.option("--as-video", panel=_COMPARE, help="A and B are folders of one video's frames.")
+]
+SelfTest = Annotated[
+    bool, o.option("--self-test", panel=_COMPARE, help="LPIPS: measure pairs of known distance.")
+]
+MinPsnr = Annotated[
+    float | None,
+    o.option("--min-psnr", panel=_GATE, help="dB that every picture and frame must reach."),
+]
+MinSsim = Annotated[
+    float | None,
+    o.option("--min-ssim", panel=_GATE, help="SSIM that every picture and frame must reach."),
+]
+MaxLpips = Annotated[
+    float | None,
+    o.option("--max-lpips", panel=_GATE, help="LPIPS that no picture or frame may exceed."),
+]
+MaxAbs = Annotated[
+    int | None, o.option("--max-abs", panel=_GATE, help="Levels (0-255) that no value may exceed.")
+]
+CsvFile = Annotated[
+    Path | None, o.option("--csv", panel=o.STYLE, help="Write the distances to this file too.")
+]
 
 
 @o.takes(*_OF_OUTSIDE)
 def evaluate(
     ctx: typer.Context,
-    metric: e.MetricChoice,
-    a: e.SideA = None,
-    b: e.SideB = None,
-    net: e.Net = "alex",
-    weights: e.WeightsFile = None,
-    self_test: e.SelfTest = False,
-    allow_unpaired: e.AllowUnpaired = False,
-    as_video: e.AsVideo = False,
-    min_psnr: e.MinPsnr = None,
-    min_ssim: e.MinSsim = None,
-    max_lpips: e.MaxLpips = None,
-    max_abs: e.MaxAbs = None,
-    csv: e.CsvFile = None,
+    metric: MetricChoice,
+    a: SideA = None,
+    b: SideB = None,
+    net: Net = "alex",
+    weights: WeightsFile = None,
+    self_test: SelfTest = False,
+    allow_unpaired: AllowUnpaired = False,
+    as_video: AsVideo = False,
+    min_psnr: MinPsnr = None,
+    min_ssim: MinSsim = None,
+    max_lpips: MaxLpips = None,
+    max_abs: MaxAbs = None,
+    csv: CsvFile = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Measure how far pictures or videos are apart: two files, folders, runs, or a list of pairs.
 
     Without paths: KV reuse against recompute, from the newest bench folder here.
     """
-    if metric not in e.METRICS:
-        hint = f"allowed: {', '.join(e.METRICS)}"
+    if metric not in METRICS:
+        hint = f"allowed: {', '.join(METRICS)}"
         raise UsageError(f"{metric!r} is not a metric", hint=hint)
     # Before 0.29 typer leaves paths as words in a context.
     given = ctx.params | {"a": a, "b": b, "weights": weights, "csv": csv}
     # NOTE: readers of pictures catch every Exception, so the signal stays a KeyboardInterrupt until
     # it is out of them.
     try:
-        _refuse_idle(ctx.params)
+        # What is given and would not be looked at: a gate, most of all.
+        others = _OF_DISTANCES if metric == _OUTSIDE else _OF_OUTSIDE
+        idle = [f"--{name}".replace("_", "-") for name in others if given[name] is not None]
+        if idle:
+            hint = f"it goes with {'a distance' if metric == _OUTSIDE else 'hyimg eval outside'}"
+            raise UsageError(f"{metric} does not take {', '.join(idle)}", hint=hint)
         if metric == _OUTSIDE:
             raise typer.Exit(_outside(given))
         raise typer.Exit(_self_test(given) if self_test else _run(given))
     except KeyboardInterrupt:
         raise Interrupted(signal.SIGINT) from None
-
-
-def _refuse_idle(given: Mapping[str, Any]) -> None:
-    """Raise UsageError for what is given and would not be looked at: a gate, most of all."""
-    metric = given["metric"]
-    others = _OF_DISTANCES if metric == _OUTSIDE else _OF_OUTSIDE
-    idle = [f"--{name}".replace("_", "-") for name in others if given[name] is not None]
-    if idle:
-        hint = f"it goes with {'a distance' if metric == _OUTSIDE else 'hyimg eval outside'}"
-        raise UsageError(f"{metric} does not take {', '.join(idle)}", hint=hint)
 
 
 def _outside(given: Mapping[str, Any]) -> int:
@@ -111,7 +173,13 @@ def _run(given: Mapping[str, Any]) -> int:
     """Measure and show every pair; the exit code."""
     asked = {name: given[option] for name, option in LIMITED_BY.items()}
     limits = {name: limit for name, limit in asked.items() if limit is not None}
-    pairing = _pairing(given)
+    a, b = given["a"], given["b"]
+    if a is None:
+        bench = newest_bench(Path(), _COMPARISON) or _bench_now()
+        render.note(f"A against B of {bench}")
+        a, b = (bench / name for name in VARIANTS)
+    rule = {name: given[name] for name in ("allow_unpaired", "as_video")}
+    pairing = find_pairs(a, b, **rule)
     every = ("psnr", "ssim", "lpips", "max_abs", *SHARES)
     names = dict.fromkeys((*(every if given["metric"] == "all" else [given["metric"]]), *limits))
     loaded = _lpips(given) if "lpips" in names else None
@@ -138,17 +206,6 @@ def _run(given: Mapping[str, Any]) -> int:
     for breach in failed:
         render.note(f"gate: {breach}")
     return 1 if failed else 0
-
-
-def _pairing(given: Mapping[str, Any]) -> Pairing:
-    """The pairs asked for, or those of the newest bench."""
-    a, b = given["a"], given["b"]
-    if a is None:
-        bench = newest_bench(Path(), _COMPARISON) or _bench_now()
-        render.note(f"A against B of {bench}")
-        a, b = (bench / name for name in VARIANTS)
-    rule = {name: given[name] for name in ("allow_unpaired", "as_video")}
-    return find_pairs(a, b, **rule)
 
 
 def _bench_now() -> Path:

@@ -1,8 +1,7 @@
 """`hyimg generate`: the main job. Translates the command line; the engine does the work."""
 
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import typer
 
@@ -25,18 +24,13 @@ def generate(ctx: typer.Context) -> None:
         raise typer.Exit(show_plan(ctx.params))
     style = render.style_of(ctx.params)
     render.remarks(remark_unsplit(ctx.params["shard"]), style)
-    raise typer.Exit(_run(ctx.params, ctx.obj or (), style))
-
-
-def _run(given: Mapping[str, Any], arguments: Sequence[str], style: render.Style) -> int:
-    run = ManifestRun(request_of(given))
-    asked = run.request
+    run = ManifestRun(request_of(ctx.params))
     # A shard's folder may be one of its own, beside the one that is named.
-    whole = o.output_folder({**given, "shard": None}, asked.settings, asked.manifest.name)
-    del asked  # of a million lines none is needed once they are jobs
-    again = _again(arguments, shown_place(whole))
-    retry = _again(arguments, shown_place(whole), "--retry-failed")
-    return show_run(run, style, again=again, retry=retry)
+    unsharded, manifest_name = {**ctx.params, "shard": None}, run.request.manifest.name
+    whole = shown_place(o.output_folder(unsharded, run.request.settings, manifest_name))
+    again = _again(ctx.obj or (), whole)
+    retry = _again(ctx.obj or (), whole, "--retry-failed")
+    raise typer.Exit(show_run(run, style, again=again, retry=retry))
 
 
 def _again(arguments: Sequence[str], place: str, *more: str) -> str:

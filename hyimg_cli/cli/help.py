@@ -4,7 +4,6 @@ Typer's boxes put every option into columns and cut a long name off where these 
 name that is too long for its column has a line of its own.
 """
 
-import inspect
 from typing import Any, TypeAlias
 
 import typer
@@ -65,14 +64,3 @@ def show_all(ctx: typer.Context, is_asked: bool) -> None:
         ctx.command.shows_all = True
         render.lines(ctx.get_help())
         raise typer.Exit
-
-
-def prose(docstring: str | None) -> str:
-    """A command's help: a line for each paragraph, for the terminal to break where it ends."""
-    paragraphs = inspect.cleandoc(docstring or "").split("\n\n")
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-
-
-def first_sentence(text: str) -> str:
-    """First sentence of a command's help, for a list of commands."""
-    return text.split("\n\n")[0].split(". ")[0].rstrip(".") + "."

@@ -1,17 +1,23 @@
 """`hyimg info`: what finished files say about themselves."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
-from hyimg_cli.cli.file_options import DescribedFiles
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.media.recorded import Described, Record, read_described
 
+DescribedFiles = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE", help="PNG, JPEG, WebP and MP4 files, or the .json beside an MP4."
+    ),
+]
 # What a picture is asked for most often.
 _FIRST = ("prompt", "seed")
 
@@ -25,19 +31,16 @@ def info(files: DescribedFiles, as_json: o.AsJson = False) -> None:
     faults: list[HyimgError] = []
     for path in files:
         try:
-            _show(read_described(path), as_json=as_json)
+            described = read_described(path)
+            if as_json:
+                render.json_line(_as_json(described))
+            else:
+                for text in _lines(described):
+                    render.line(text)
         except HyimgError as error:
             faults.append(error)
             render.error(error)
     raise typer.Exit(faults[0].exit_code if faults else 0)
-
-
-def _show(described: Described, *, as_json: bool) -> None:
-    if as_json:
-        render.json_line(_as_json(described))
-        return
-    for text in _lines(described):
-        render.line(text)
 
 
 def _as_json(described: Described) -> dict[str, Any]:

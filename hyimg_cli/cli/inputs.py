@@ -112,7 +112,7 @@ def _refuse_pictures(names: Sequence[str]) -> None:
         what = "a pattern stands for pictures, and there is no prompt"
     elif is_picture_name(names[0]) and not os.path.isdir(names[0]):
         what = "this is a picture, and there is no prompt"
-    elif os.path.isdir(names[0]) and not packaged.is_packaged(names[0]):
+    elif os.path.isdir(names[0]) and names[0] not in packaged.names():
         what = "this is a folder, and there is no prompt"
     if what:
         where = ", ".join(names[:3])

@@ -12,7 +12,6 @@ from hyimg_cli.cli import render
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import MISSING, RESOLVED, RESULTS
-from hyimg_cli.journal.merge import Merged
 from hyimg_cli.journal.merge import merge as merged_from
 from hyimg_cli.spec.units import counted
 
@@ -40,40 +39,31 @@ def merge(
     manifest of what nobody has done. Exit code 1 where something is missing.
     """
     for folder in folders:
-        _refuse_no_run(folder)
+        if not run_folder(folder).is_run:
+            raise UsageError(
+                "this is no run's folder",
+                where=folder,
+                hint=f"one has {RESULTS} and {RESOLVED}",
+                code="usage.no-run",
+            )
     found = merged_from(folders, into)
     if as_json:
         counts = {"done": found.done, "failed": found.failed, "missing": len(found.missing)}
         merged = counts | {"damaged": found.damaged}
         render.json_line({"merged": merged, "output_dir": shown_place(into)})
     elif not quiet:
-        for text in _sentences(found, len(folders), into):
-            render.note(text)
+        place = shown_place(into)
+        render.note(
+            f"{counted(len(folders), 'folder')} joined in {place}: {found.done} done, "
+            f"{found.failed} failed, {len(found.missing)} missing"
+        )
+        if found.damaged:
+            render.note(
+                f"{counted(len(found.damaged), 'job')} done, and their files are gone or changed: "
+                f"{', '.join(found.damaged[:3])}{', …' if len(found.damaged) > 3 else ''}"
+            )
+        if found.missing:
+            again = ["hyimg", "generate", shown_place(into / MISSING), "-o", place]
+            again += ["--retry-failed"] if found.failed else []
+            render.note(f"make what is missing with: {shlex.join(again)}")
     raise typer.Exit(1 if found.missing else 0)
-
-
-def _sentences(found: Merged, folders: int, into: Path) -> list[str]:
-    told = [
-        f"{counted(folders, 'folder')} joined in {shown_place(into)}: {found.done} done, "
-        f"{found.failed} failed, {len(found.missing)} missing"
-    ]
-    if found.damaged:
-        told.append(
-            f"{counted(len(found.damaged), 'job')} done, and their files are gone or changed: "
-            f"{', '.join(found.damaged[:3])}{', …' if len(found.damaged) > 3 else ''}"
-        )
-    if found.missing:
-        retry = ["--retry-failed"] if found.failed else []
-        again = ["hyimg", "generate", shown_place(into / MISSING), "-o", shown_place(into), *retry]
-        told.append(f"make what is missing with: {shlex.join(again)}")
-    return told
-
-
-def _refuse_no_run(folder: Path) -> None:
-    if not run_folder(folder).is_run:
-        raise UsageError(
-            "this is no run's folder",
-            where=folder,
-            hint=f"one has {RESULTS} and {RESOLVED}",
-            code="usage.no-run",
-        )

@@ -1,13 +1,12 @@
 """The options that commands share: those of settings, derived from their declarations, and others.
 
 A command's parameters carry the names of the settings they set; `None` means that the flag was not
-given. Options of `eval` are in `eval_options`, those of `info` and `replay` in `file_options`. Here
-the environment is read; `replay` alone reads it another way.
+given. Here the environment is read; `replay` alone reads it
+another way.
 """
 
 import inspect
 import os
-import re
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from pathlib import Path
@@ -22,7 +21,6 @@ from hyimg_cli.cli.completion import among, ids, manifests
 from hyimg_cli.cli.help import show_all
 from hyimg_cli.cli.render import PROGRESS
 from hyimg_cli.cli.shard import folder_of, shard_named
-from hyimg_cli.errors import UsageError
 from hyimg_cli.remote import keep_copies_in
 from hyimg_cli.settings.config import Setting, build_run_config, refuse_conflicts, settle
 from hyimg_cli.settings.kinds import FOLDER, RUN_FOLDER, Kind, plain
@@ -99,7 +97,9 @@ def _parameter(row: Declaration) -> inspect.Parameter:
     """A setting's flag: text, which its kind reads, or a truth."""
     is_truth = row.kind.is_truth
     metavar = None if is_truth else f"<{row.kind.metavar}>"
-    facts = "; ".join(filter(None, (row.kind.allowed, _default(row))))
+    default = "" if row.default in (None, CHECKPOINT, "", False) else f"default: {row.default}"
+    default = "default: on" if row.default is True else default
+    facts = "; ".join(filter(None, (row.kind.allowed, default)))
     help = f"{row.help}  [{facts}]" if facts else row.help
     flag = option(
         *row.spelled,
@@ -112,12 +112,6 @@ def _parameter(row: Declaration) -> inspect.Parameter:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     of = bool if is_truth else str
     return inspect.Parameter(row.name, kind, default=None, annotation=Annotated[of | None, flag])
-
-
-def _default(row: Declaration) -> str:
-    if row.default in (None, CHECKPOINT, "", False):
-        return ""
-    return f"default: {'on' if row.default is True else row.default}"
 
 
 Inputs = Annotated[
@@ -233,6 +227,40 @@ HelpAll = Annotated[
 ]
 
 
+def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]:
+    """`command` with every option of a run, which it finds in `ctx.params`: one list, so that
+    `generate`, `plan` and `check` read each other's lines. What only matters once jobs run changes
+    nothing in `plan` and `check`.
+    """
+
+    @takes(*(row.name for row in SETTINGS.values() if row.panel))
+    def called(
+        ctx: typer.Context,
+        inputs: Inputs = None,
+        prompt: Prompt = None,
+        task: Task = None,
+        recursive: Recursive = False,
+        recipe: Recipe = None,
+        no_config: NoConfig = False,
+        resume: Resume = True,
+        retry_failed: RetryFailed = False,
+        force: Force = False,
+        dry_run: DryRun = False,
+        select: Select = None,
+        limit: Limit = None,
+        shard: Shard = None,
+        assume_think: AssumeThink = 256,
+        progress: Progress = "auto",
+        as_json: AsJson = False,
+        quiet: Quiet = False,
+        verbose: Verbose = 0,
+        help_all: HelpAll = False,
+    ) -> None:
+        command(ctx)
+
+    return called
+
+
 def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
     """Every setting with its value and origin, from flags, environment and recipe; of a command
     that may leave out `hyimg.toml`, from that file as well, which is told.
@@ -287,11 +315,3 @@ def run_config(settings: Mapping[str, Setting], folder: Path) -> RunConfig:
     config = build_run_config(settings, folder, cache_folder(settings) if has_cache else None)
     keep_copies_in(DiskStore(config.cache.folder, config.cache.budget_bytes))
     return config
-
-
-def whole_numbers(text: str, *, flag: str) -> tuple[int, ...]:
-    """`1,8,50` as numbers from 1 on. Raises UsageError."""
-    if not re.fullmatch(r"[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*", text):
-        what = f"{flag} {text!r} is no list of whole numbers"
-        raise UsageError(what, hint=f"for example {flag} 1,8,50")
-    return tuple(dict.fromkeys(int(part) for part in text.split(",")))

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Literal
 
 import hyimg_cli
 from hyimg_cli.errors import UsageError
@@ -11,32 +10,12 @@ from hyimg_cli.manifest.manifest import Manifest, read_manifest
 
 def read(name: str) -> Manifest:
     """The manifest that a command line names: a file, `-` for stdin, or a packaged one."""
-    return read_manifest(_located(name))
-
-
-def names() -> list[str]:
-    """The packaged manifests."""
-    return sorted(file.stem for file in recipes_folder().glob("*.jsonl"))
-
-
-def is_packaged(name: str) -> bool:
-    """Tell if a bare name is that of a packaged manifest."""
-    return name in names()
-
-
-def recipes_folder() -> Path:
-    """Inside an installed package, or at the top of a checkout."""
-    package = Path(hyimg_cli.__file__).parent
-    installed = package / "recipes"
-    return installed if installed.is_dir() else package.parent / "recipes"
-
-
-def _located(name: str) -> Path | Literal["-"]:
-    if name == "-":
-        return "-"
     path = Path(name)
-    if (os.path.exists(path) and not os.path.isdir(path)) or path.suffix or path.name != name:
-        return path
+    is_file = os.path.exists(path) and not os.path.isdir(path)
+    if name == "-":
+        return read_manifest("-")
+    if is_file or path.suffix or path.name != name:
+        return read_manifest(path)
     packaged = recipes_folder() / f"{name}.jsonl"
     if not packaged.is_file():
         raise UsageError(
@@ -44,4 +23,16 @@ def _located(name: str) -> Path | Literal["-"]:
             hint=f"give a .jsonl or .txt file, - for stdin, or one of: {', '.join(names())}",
             code="manifest.missing",
         )
-    return packaged
+    return read_manifest(packaged)
+
+
+def names() -> list[str]:
+    """The packaged manifests."""
+    return sorted(file.stem for file in recipes_folder().glob("*.jsonl"))
+
+
+def recipes_folder() -> Path:
+    """Inside an installed package, or at the top of a checkout."""
+    package = Path(hyimg_cli.__file__).parent
+    installed = package / "recipes"
+    return installed if installed.is_dir() else package.parent / "recipes"

@@ -1,12 +1,16 @@
 """A run shown while it goes: its events, result lines as JSON, the summary at its end."""
 
+import os
+import signal
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli.render import Style, json_line, note, remarks
 from hyimg_cli.cli.sentences import describe_outcome, summary
-from hyimg_cli.cli.stopping import stoppable
 from hyimg_cli.cli.views import View, view_of
 from hyimg_cli.engine.run import ManifestEvent, ManifestRun, RunEnded, RunPlanned
 from hyimg_cli.errors import Interrupted, StorageError
@@ -75,6 +79,33 @@ def show_remark(remark: ManifestEvent, style: Style) -> None:
         remarks([remark.text], style)
     elif remark.kind == "fault" or not style.is_quiet:
         note(remark.text)
+
+
+@contextmanager
+def stoppable(request_stop: Callable[[int], bool]) -> Iterator[None]:
+    """SIGINT and SIGTERM in a block: the first stops after the current denoise step, or the edit
+    that is being finished again; the second at once. Where `request_stop` has nothing to stop in
+    order, Interrupted leaves the block. The former handlers come back at the end.
+    """
+    asked: list[int] = []
+
+    def handle(signal_number: int, _frame: FrameType | None) -> None:
+        if asked:
+            os._exit(128 + signal_number)
+        asked.append(signal_number)
+        if not request_stop(signal_number):
+            # NOTE: readers of pictures catch every Exception, so it is none until it is out here.
+            raise KeyboardInterrupt
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    former = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(asked[0] if asked else signal.SIGINT) from None
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def show_run(

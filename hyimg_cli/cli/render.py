@@ -100,11 +100,6 @@ def cut(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
 
 
-def fault_as_json(fault: HyimgError) -> dict[str, str]:
-    """An error's parts by name."""
-    return {"code": fault.code, "message": fault.what, "where": fault.where, "hint": fault.hint}
-
-
 def internal_error(trace: str) -> None:
     """A mistake of ours: the traceback, and what to do with it."""
     for text in trace.rstrip().split("\n"):

@@ -6,12 +6,11 @@ import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from hyimg_cli.addresses import shown_place
-from hyimg_cli.cli import file_options as f
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.cli.progress import show_run
@@ -25,7 +24,41 @@ from hyimg_cli.measure.replay.verdict import ReplayVerdict, answer_to, compared_
 from hyimg_cli.media.recorded import read_described
 from hyimg_cli.settings.config import Setting, settle
 from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.spec.declare import MODEL
 
+_PANEL = "What is replayed"
+ReplayedFile = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="A picture or MP4 that hyimg wrote, or a video's .json."),
+]
+ReplayDir = Annotated[
+    Path | None,
+    o.output("--output-dir", "Result folder. Default: runs/replay-<id>."),
+]
+ImagesFrom = Annotated[
+    Path | None,
+    o.option(
+        "--images-from",
+        panel=_PANEL,
+        help="Folder of the files that it was made from. Default: beside FILE, then where its run "
+        "found them.",
+    ),
+]
+AllowChanged = Annotated[
+    bool,
+    o.option(
+        "--allow-changed",
+        panel=_PANEL,
+        help="Run although the model or a source image is not the recorded one.",
+    ),
+]
+ExpectEqual = Annotated[
+    bool, o.option("--expect-equal", panel=_PANEL, help="Exit code 1 where pixels are not equal.")
+]
+RecordedModel = Annotated[
+    str | None,
+    o.option("--model", panel=MODEL, help="Folder or hub id of the recorded model."),
+]
 # A replay is one job, asked for now: it is compared by its own record, and nothing is skipped.
 ALWAYS = {
     "metadata": True,
@@ -41,12 +74,12 @@ AGAIN = ResumePolicy(resume=False, retry_failed=True, force=True)
 @o.takes(*_SETTINGS)
 def replay(
     ctx: typer.Context,
-    file: f.ReplayedFile,
-    output_dir: f.ReplayDir = None,
-    images_from: f.ImagesFrom = None,
-    allow_changed: f.AllowChanged = False,
-    expect_equal: f.ExpectEqual = False,
-    model: f.RecordedModel = None,
+    file: ReplayedFile,
+    output_dir: ReplayDir = None,
+    images_from: ImagesFrom = None,
+    allow_changed: AllowChanged = False,
+    expect_equal: ExpectEqual = False,
+    model: RecordedModel = None,
     progress: o.Progress = "auto",
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,

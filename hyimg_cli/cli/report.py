@@ -39,24 +39,19 @@ def report(
     """
     if output is not None and not single_file:
         raise UsageError("-o is for a single file", hint="add --single-file, or leave out -o")
-    path = _single(folder, output, max_mb) if single_file else _page(folder)
+    # Imported here: a page of help needs none of it.
+    if single_file:
+        from hyimg_cli.report.single_file import single_file as page_in_one
+
+        path = output or folder / "report-single.html"
+        text = page_in_one(folder, most_mb=max_mb)
+        with disk_errors(path.parent):
+            replace_file(path, text.encode("utf-8", "backslashreplace"))
+    else:
+        from hyimg_cli.journal.journal import RunFolder
+        from hyimg_cli.report.run_page import NAME, RunPage
+
+        path = folder / NAME
+        RunPage(folder).refresh(is_running=RunFolder(folder).is_locked)
     if not quiet:
         render.note(f"report: {path}")
-
-
-def _page(folder: Path) -> Path:
-    from hyimg_cli.journal.journal import RunFolder
-    from hyimg_cli.report.run_page import NAME, RunPage
-
-    RunPage(folder).refresh(is_running=RunFolder(folder).is_locked)
-    return folder / NAME
-
-
-def _single(folder: Path, output: Path | None, most_mb: float) -> Path:
-    from hyimg_cli.report.single_file import single_file
-
-    path = output or folder / "report-single.html"
-    text = single_file(folder, most_mb=most_mb)
-    with disk_errors(path.parent):
-        replace_file(path, text.encode("utf-8", "backslashreplace"))
-    return path

@@ -69,33 +69,30 @@ def summary(counts: Summary, place: str) -> str:
 def describe_readiness(event: Readiness) -> str:
     """Sentences about a session, or one of several replicas, beside its jobs."""
     who = "" if event.replica is None else f"replica {event.replica}: "
-    return who + _readiness(event)
-
-
-def _readiness(event: Readiness) -> str:
     match event:
         case ModelLoading():
-            return f"loading {event.model}"
+            return f"{who}loading {event.model}"
         case ReplicaDied():
             again = "a new one starts in its place" if event.starts_again else "it is given up"
-            return f"died ({event.why}), jobs it was at: {event.jobs}; {again}"
+            return f"{who}died ({event.why}), jobs it was at: {event.jobs}; {again}"
         case Prewarmed():
             graphs = f" and {event.graphs} CUDA graphs" if event.graphs else ""
             shapes = f"{event.shapes} shape{'' if event.shapes == 1 else 's'}"
             told = ", ".join(f"{count:,}" for count in event.tokens)
             texts = f" with texts of up to {told} tokens" if told else ""
-            return f"prewarmed {shapes}{texts}{graphs} in {event.prewarm_s:.2f} s"
+            return f"{who}prewarmed {shapes}{texts}{graphs} in {event.prewarm_s:.2f} s"
         case PromptsReady():
             made = f"{event.encoded} of {event.strings} distinct {event.what} embedded"
             kept = ", the others were kept" if event.encoded < event.strings else ""
-            return f"{made} in {event.encode_s:.2f} s{kept}"
+            return f"{who}{made} in {event.encode_s:.2f} s{kept}"
         case ModelReleased():
             needed, free = event.needed_bytes / 1e9, event.free_bytes / 1e9
-            return f"{event.model} released: the next takes {needed:.1f} GB, {free:.1f} were free"
+            gone = f"{who}{event.model} released"
+            return f"{gone}: the next takes {needed:.1f} GB, {free:.1f} were free"
     size = f"{event.parameters / 1e6:.1f} M parameters, {event.dtype} on {event.device}"
     ranks = f", {event.ranks} ranks" if event.ranks > 1 else ""
     beside = f", beside {', '.join(event.beside)}" if event.beside else ""
-    return f"{event.model}: {size}{ranks}, loaded in {event.load_s:.2f} s{beside}"
+    return f"{who}{event.model}: {size}{ranks}, loaded in {event.load_s:.2f} s{beside}"
 
 
 def describe_outcome(outcome: Outcome) -> str:

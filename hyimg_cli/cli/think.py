@@ -2,9 +2,8 @@
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -57,21 +56,12 @@ def think(
     where it was. Exit codes as generate: 1 where some job failed, which then has no line.
     """
     render.log_to_stderr(verbose)
-    raise typer.Exit(_run(ctx.params, ctx.obj or ()))
-
-
-def _run(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
-    style, path = render.style_of(given), given["output"]
-    for name in given["inputs"] or ():
-        _refuse_itself(name, path)
-    again = shlex.join(["hyimg", *(word for word in arguments if word != "--force")])
-    run = ManifestRun(request_of(given, path.parent))
-    return show_run(run, style, again=again, retry=again, texts=path)
-
-
-def _refuse_itself(manifest: str, output: Path) -> None:
-    """Raises UsageError where the texts would be written over the manifest."""
-    there = manifest != "-" and os.path.exists(output) and os.path.exists(manifest)
-    if there and output.samefile(manifest):
-        what, hint = "the texts would be written into the manifest itself", "choose another -o"
-        raise UsageError(what, where=output, hint=hint, code="usage.same-file")
+    style = render.style_of(ctx.params)
+    for name in inputs or ():
+        there = name != "-" and os.path.exists(output) and os.path.exists(name)
+        if there and output.samefile(name):
+            what, hint = "the texts would be written into the manifest itself", "choose another -o"
+            raise UsageError(what, where=output, hint=hint, code="usage.same-file")
+    again = shlex.join(["hyimg", *(word for word in ctx.obj or () if word != "--force")])
+    run = ManifestRun(request_of(ctx.params, output.parent))
+    raise typer.Exit(show_run(run, style, again=again, retry=again, texts=output))

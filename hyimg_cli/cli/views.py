@@ -3,17 +3,13 @@
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from threading import Lock
 from typing import Self
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-)
+from rich.progress import BarColumn, ProgressColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
 from hyimg_cli.cli.render import Style, note
@@ -25,10 +21,16 @@ from hyimg_cli.cli.sentences import (
     read_text,
     status,
 )
-from hyimg_cli.cli.underway import Underway
 from hyimg_cli.engine.run import RunPlanned
 from hyimg_cli.engine.weights_read import WeightsRead
-from hyimg_cli.spec.events import Event, JobEnded, ModelLoading, Progress, PromptsReady
+from hyimg_cli.spec.events import (
+    Event,
+    JobEnded,
+    JobStarted,
+    ModelLoading,
+    Progress,
+    PromptsReady,
+)
 from hyimg_cli.spec.printed import printable
 
 # Between looks at what changes without an event, and between plain lines that say how far it is.
@@ -60,7 +62,7 @@ class LiveView(View):
         self._total = planned.summary.left
         self._lock = Lock()
         self._is_over = threading.Event()
-        self._ticker = threading.Thread(target=self._tick_on, daemon=True)
+        self._ticker = threading.Thread(target=self._keep_ticking, daemon=True)
         self._loading: ModelLoading | None = None
         self._read: WeightsRead | None = None
 
@@ -110,7 +112,7 @@ class LiveView(View):
     def _move(self) -> None:
         raise NotImplementedError
 
-    def _tick_on(self) -> None:
+    def _keep_ticking(self) -> None:
         while not self._is_over.wait(_TICK_S):
             self.tick()
 
@@ -137,6 +139,34 @@ class PlainView(LiveView):
             self._told_at = self._clock()
             doing = self.loading or f"{self.ended} of {self._total} done"
             note(status(self._planned, doing))
+
+
+class Underway:
+    """The jobs between their start and their end, the one that moved last behind the others."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Progress] = {}
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, JobStarted):
+            event = Progress(event.custom_id, "start")
+        if isinstance(event, JobEnded):
+            self._jobs.pop(event.outcome.custom_id, None)
+        elif isinstance(event, Progress) and event.custom_id:
+            self._jobs.pop(event.custom_id, None)
+            self._jobs[event.custom_id] = event
+
+    def lines(self) -> Iterator[Progress]:
+        """The progress of each phase that has jobs: of its job, or of several that moved last."""
+        for phase in sorted({at.phase for at in self._jobs.values()}):
+            at_work = [at for at in self._jobs.values() if at.phase == phase]
+            many = f"{len(at_work)} jobs"
+            yield at_work[0] if len(at_work) == 1 else replace(at_work[-1], custom_id=many)
+
+    @property
+    def drawn(self) -> float:
+        """Denoise steps done by the jobs at work, in pictures."""
+        return sum(at.done / at.total for at in self._jobs.values() if at.total)
 
 
 class RichView(LiveView):

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from hyimg_cli.cli import app
-from hyimg_cli.cli.stopping import stoppable
+from hyimg_cli.cli.progress import stoppable
 from hyimg_cli.engine import recomposite
 from hyimg_cli.engine import run as manifest_run
 from hyimg_cli.engine.runner import Summary

@@ -14,7 +14,7 @@ import pytest
 from hyimg_cli.cli import views
 from hyimg_cli.cli.render import Style
 from hyimg_cli.cli.sentences import describe_outcome, progress_text, read_text
-from hyimg_cli.cli.underway import Underway
+from hyimg_cli.cli.views import Underway
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.eta import Eta
 from hyimg_cli.engine.run import RunPlanned
