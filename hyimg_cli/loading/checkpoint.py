@@ -5,7 +5,6 @@ expects is the caller's knowledge.
 """
 
 import hashlib
-import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,12 +22,10 @@ from hyimg_cli.spec import digest
 STEM = "model"  # transformers' name for weights; diffusers says diffusion_pytorch_model
 INDEX_FILE = f"{STEM}.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-DTYPE_BYTES = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
-    **dict.fromkeys(("U32", "I32", "F32"), 4),
-    **dict.fromkeys(("U64", "I64", "F64"), 8),
-}
+DTYPES = (
+    *("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "U16", "I16", "F16", "BF16"),
+    *("U32", "I32", "F32", "U64", "I64", "F64"),
+)
 FLOATS = ("F16", "BF16", "F32", "F64")
 # Of the files that transformers, diffusers and safetensors open by themselves.
 _OPENED_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".safetensors")
@@ -53,7 +50,7 @@ class TensorInfo:
     """One stored tensor: its shape, its dtype as safetensors spells it, its file's name.
 
     `packed`: how a matrix is stored that takes fewer bits than its dtype. `start`: the byte of the
-    file at which it begins.
+    file at which it begins. `bytes`: as stored; of a packed matrix all its parts.
     """
 
     shape: tuple[int, ...]
@@ -61,13 +58,7 @@ class TensorInfo:
     file: str
     packed: "Packed | None" = None
     start: int = field(default=0, compare=False)
-
-    @property
-    def bytes(self) -> int:
-        """As stored: of a packed matrix all its parts."""
-        if self.packed is not None:
-            return sum(part.bytes for _, part in self.packed.parts.values())
-        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+    bytes: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -89,18 +80,20 @@ def weight_files(folder: Path, stem: str = STEM) -> tuple[Path, ...]:
     Raises CheckpointError where there is no folder, no safetensors, or a shard is missing.
     """
     if not folder.is_dir():
-        raise _fault(
-            "missing",
-            "there is no such checkpoint folder",
-            folder,
-            "give the path of a folder with config.json and safetensors weights",
-        )
+        hint = "give the path of a folder with config.json and safetensors weights"
+        raise _fault("missing", "there is no such checkpoint folder", folder, hint)
     single, index = folder / f"{stem}.safetensors", _index_path(folder, stem)
     if single.exists():
         return (single,)
-    if index.exists():
-        return _shards(index, sorted(set(_weight_map(index).values())))
-    raise _no_weights(folder, stem)
+    if not index.exists():
+        raise _no_weights(folder, stem)
+    names = sorted(set(_weight_map(index).values()))
+    if strays := [name for name in names if Path(name).name != name]:
+        raise _fault("index", f"the index names a file outside the folder: {strays[0]!r}", index)
+    if missing := [name for name in names if not (folder / name).exists()]:
+        what = f"{len(missing)} of {len(names)} shards missing: {_some(missing)}"
+        raise _fault("missing-shard", what, folder, _COPY_MISSING)
+    return tuple(folder / name for name in names)
 
 
 def tensor_index(folder: Path, stem: str = STEM) -> dict[str, TensorInfo]:
@@ -110,11 +103,9 @@ def tensor_index(folder: Path, stem: str = STEM) -> dict[str, TensorInfo]:
     for file in files:
         for name, info in file_tensors(file).items():
             if name in found:
-                raise _fault(
-                    "duplicate-tensor",
-                    f"tensor {name!r} is stored twice, in {found[name].file} and in {file.name}",
-                    folder,
-                )
+                places = f"in {found[name].file} and in {file.name}"
+                what = f"tensor {name!r} is stored twice, {places}"
+                raise _fault("duplicate-tensor", what, folder)
             found[name] = info
     if files[0].name != f"{stem}.safetensors":
         _check_index(_index_path(folder, stem), found)
@@ -138,14 +129,14 @@ def check_against(found: Mapping[str, TensorInfo], expected: Mapping[str, tuple[
         for name, shape in expected.items()
         if name in found and found[name].shape != tuple(shape)
     ]
-    parts = [
-        _listed("missing", [name for name in expected if name not in found]),
-        _listed("unexpected", [name for name in found if name not in expected]),
-        _listed("of another shape", shapes),
-    ]
-    if any(parts):
+    faults = {
+        "missing": [name for name in expected if name not in found],
+        "unexpected": [name for name in found if name not in expected],
+        "of another shape": shapes,
+    }
+    if parts := _listed(faults):
         raise CheckpointError(
-            "the weights do not match the configuration: " + "; ".join(filter(None, parts)),
+            f"the weights do not match the configuration: {parts}",
             hint="config.json and the weights must come from the same checkpoint",
             code="checkpoint.mismatch",
         )
@@ -224,7 +215,10 @@ def fingerprint(folder: Path, stem: str = STEM) -> str:
     files = weight_files(folder, stem)
     in_full = sum(file.stat().st_size for file in files) < FULL_DIGEST_BELOW_BYTES
     texts = [[file.name, file_digest(file)] for file in sorted(folder.glob("*.json"))]
-    weights = [[file.name, _weights_digest(file, in_full=in_full)] for file in files]
+    weights = []
+    for file in files:
+        with readable(file):
+            weights.append([file.name, digest.of_file(file) if in_full else _sampled(file)])
     return digest.of_json([texts, weights])
 
 
@@ -258,27 +252,6 @@ def _index_path(folder: Path, stem: str) -> Path:
     return folder / f"{stem}.safetensors.index.json"
 
 
-def _shards(index: Path, names: Sequence[str]) -> tuple[Path, ...]:
-    """The shards as paths, all of them present and inside the index's folder."""
-    folder = index.parent
-    strays = [name for name in names if Path(name).name != name]
-    if strays:
-        raise _fault(
-            "index",
-            f"the index names a file outside the folder: {strays[0]!r}",
-            index,
-        )
-    missing = [name for name in names if not (folder / name).exists()]
-    if missing:
-        raise _fault(
-            "missing-shard",
-            f"{len(missing)} of {len(names)} shards missing: {_some(missing)}",
-            folder,
-            _COPY_MISSING,
-        )
-    return tuple(folder / name for name in names)
-
-
 def _weight_map(path: Path) -> dict[str, str]:
     """Tensor name to shard name, from the index file."""
     try:
@@ -300,39 +273,24 @@ def _check_index(index: Path, found: Mapping[str, TensorInfo]) -> None:
         if name not in found or found[name].file != file
     ]
     unnamed = [f"{name} ({info.file})" for name, info in found.items() if name not in named]
-    parts = [_listed("named but absent", absent), _listed("stored but not named", unnamed)]
-    if any(parts):
-        raise _fault(
-            "index",
-            "the index and the shards disagree: " + "; ".join(filter(None, parts)),
-            index,
-        )
+    if parts := _listed({"named but absent": absent, "stored but not named": unnamed}):
+        raise _fault("index", f"the index and the shards disagree: {parts}", index)
 
 
 def _no_weights(folder: Path, stem: str) -> CheckpointError:
     """The error for a folder without a complete set of safetensors names."""
-    ggufs = sorted(f.name for f in folder.iterdir() if f.suffix == ".gguf")
-    if ggufs:
-        return _fault(
-            "quantized",
-            f"the weights are GGUF ({_some(ggufs)}), which is not read",
-            folder,
-            "use the checkpoint as it was released; --quantization fp8 or nf4 makes it smaller",
-        )
-    pickles = sorted(f.name for f in folder.iterdir() if f.suffix in PICKLE_SUFFIXES)
-    if pickles:
-        return _fault(
-            "pickle",
-            f"the weights exist only as pickle ({_some(pickles)}), which can run code when opened",
-            folder,
-            "convert them to safetensors, or use a copy of the checkpoint that has them",
-        )
-    return _fault(
-        "no-weights",
-        f"neither {stem}.safetensors nor {stem}.safetensors.index.json is in the folder",
-        folder,
-        "download the checkpoint again, with its safetensors files",
-    )
+    names = sorted(path.name for path in folder.iterdir())
+    if ggufs := [name for name in names if name.endswith(".gguf")]:
+        what = f"the weights are GGUF ({_some(ggufs)}), which is not read"
+        hint = "use the checkpoint as it was released; --quantization fp8 or nf4 makes it smaller"
+        return _fault("quantized", what, folder, hint)
+    if pickles := [name for name in names if name.endswith(PICKLE_SUFFIXES)]:
+        only = f"the weights exist only as pickle ({_some(pickles)})"
+        hint = "convert them to safetensors, or use a copy of the checkpoint that has them"
+        return _fault("pickle", f"{only}, which can run code when opened", folder, hint)
+    what = f"neither {stem}.safetensors nor {stem}.safetensors.index.json is in the folder"
+    hint = "download the checkpoint again, with its safetensors files"
+    return _fault("no-weights", what, folder, hint)
 
 
 def file_tensors(path: Path) -> dict[str, TensorInfo]:
@@ -345,28 +303,25 @@ def file_tensors(path: Path) -> dict[str, TensorInfo]:
                 length = int.from_bytes(file.read(8), "little")
                 header = json_of(file.read(length))
         except SafetensorError as error:
-            found = str(error).removeprefix("Error while deserializing header: ")
-            is_cut = any(text in found for text in _OF_A_CUT_FILE)
-            what = f"{path.name} is damaged: {found}"
+            said = str(error).removeprefix("Error while deserializing header: ")
+            is_cut = any(text in said for text in _OF_A_CUT_FILE)
+            what = f"{path.name} is damaged: {said}"
             raise _fault("truncated" if is_cut else "header", what, path, _COPY_AGAIN) from None
     header.pop("__metadata__", None)
-    if unknown := {entry["dtype"] for entry in header.values()} - DTYPE_BYTES.keys():
-        hint = f"known: {', '.join(DTYPE_BYTES)}"
+    if unknown := {entry["dtype"] for entry in header.values()}.difference(DTYPES):
+        hint = f"known: {', '.join(DTYPES)}"
         raise _fault("dtype", f"tensors have dtype {', '.join(sorted(unknown))}", path, hint)
-    return {
-        name: TensorInfo(
+    found = {}
+    for name, entry in header.items():
+        start, stop = entry["data_offsets"]
+        found[name] = TensorInfo(
             tuple(entry["shape"]),
             entry["dtype"],
             path.name,
-            start=8 + length + entry["data_offsets"][0],
+            start=8 + length + start,
+            bytes=stop - start,
         )
-        for name, entry in header.items()
-    }
-
-
-def _weights_digest(path: Path, *, in_full: bool) -> str:
-    with readable(path):
-        return digest.of_file(path) if in_full else _sampled(path)
+    return found
 
 
 def _sampled(path: Path) -> str:
@@ -385,8 +340,10 @@ def _fault(name: str, what: str, where: Path, hint: str = "") -> CheckpointError
     return CheckpointError(what, where=where, hint=hint, code=f"checkpoint.{name}")
 
 
-def _listed(title: str, names: Sequence[str]) -> str:
-    return f"{len(names)} {title}: {_some(names)}" if names else ""
+def _listed(faults: Mapping[str, Sequence[str]]) -> str:
+    """Names of each fault that there is; empty where there is none."""
+    found = (f"{len(names)} {title}: {_some(names)}" for title, names in faults.items() if names)
+    return "; ".join(found)
 
 
 def _some(names: Iterable[str]) -> str:

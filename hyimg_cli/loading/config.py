@@ -6,7 +6,7 @@ range, ends here with its file and its field.
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_origin, get_type_hints
 
@@ -106,16 +106,19 @@ class Config:
 
         Whole numbers are 1 or more, others above 0.
         """
-        kinds = get_type_hints(cls)
-        read = {
-            field.name: self._of_kind(
-                kinds[field.name],
-                field.name,
-                None if field.default is MISSING else field.default,
-            )
-            for field in fields(cls)
-            if field.name not in known and (field.default is not None or self.has(field.name))
+        readers: dict[Any, Callable[[str, Any], Any]] = {
+            tuple: self.counts,
+            int: self.count,
+            bool: self.flag,
+            str: self.text,
+            float: partial(self.number, above=0),
         }
+        read, kinds = {}, get_type_hints(cls)
+        for field in fields(cls):
+            if field.name not in known and (field.default is not None or self.has(field.name)):
+                kind = get_origin(kinds[field.name]) or kinds[field.name]
+                default = None if field.default is MISSING else field.default
+                read[field.name] = readers.get(kind, self.number)(field.name, default)
         return cls(**read, **known)
 
     def fault(self, name: str, value: object, expected: str) -> CheckpointError:
@@ -137,17 +140,6 @@ class Config:
         except ValidationError as error:
             expected = error.errors()[0]["msg"].removeprefix("Input should be ")
             raise self.fault(name, value, expected) from None
-
-    def _of_kind(self, kind: Any, name: str, default: Any) -> Any:
-        if get_origin(kind) is tuple:
-            return self.counts(name, default)
-        if kind is int:
-            return self.count(name, default)
-        if kind is bool:
-            return self.flag(name, default)
-        if kind is str:
-            return self.text(name, default)
-        return self.number(name, default, above=0 if kind is float else -_MOST_NUMBER)
 
 
 def _number(above: float = -_MOST_NUMBER) -> Any:

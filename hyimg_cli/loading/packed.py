@@ -76,7 +76,8 @@ def _of_4_bits(
     for role, length in lengths.items():
         _check_length(name, role, parts[role][1], length)
     packed = Packed(parts, state.nested_offset, nested or 1)
-    return TensorInfo((rows, columns), "F32", found[name].file, packed)
+    nbytes = sum(info.bytes for _, info in parts.values())
+    return TensorInfo((rows, columns), "F32", found[name].file, packed, bytes=nbytes)
 
 
 def _of_8_bits(folder: Path, name: str, found: Mapping[str, TensorInfo]) -> TensorInfo:
@@ -91,7 +92,8 @@ def _of_8_bits(folder: Path, name: str, found: Mapping[str, TensorInfo]) -> Tens
     if found[name].dtype != "I8" or len(shape) != 2:
         raise _fault(name, f"it is {found[name].dtype} {list(shape)}, no matrix of 8-bit integers")
     _check_length(name, "SCB", parts["SCB"][1], shape[0])
-    return TensorInfo(shape, "F32", found[name].file, Packed(parts))
+    nbytes = sum(info.bytes for _, info in parts.values())
+    return TensorInfo(shape, "F32", found[name].file, Packed(parts), bytes=nbytes)
 
 
 def _read(folder: Path, name: str, found: Mapping[str, TensorInfo]) -> bytes:

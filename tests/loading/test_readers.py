@@ -1,8 +1,6 @@
 """Tensors read in pieces by several threads: every value in its place, whatever the pieces."""
 
-import mmap
 import os
-import sys
 import threading
 from pathlib import Path
 
@@ -103,19 +101,3 @@ def test_a_file_that_was_cut_short_meanwhile_is_an_error(tmp_path: Path) -> None
 
     with pytest.raises(CheckpointError, match="ends early"):
         read_all(files, index, put)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="another kernel makes pages as it likes")
-def test_pages_are_there_before_they_are_written_to() -> None:
-    """Also of memory that begins and ends inside a page, whose neighbours are left alone."""
-    # A mapping of its own: what `torch.empty` gives may be memory that another test has left.
-    memory = torch.frombuffer(mmap.mmap(-1, 1 << 26), dtype=torch.uint8)[100:-100]
-    before = _resident_bytes()
-    readers.make_pages(memory)
-    assert _resident_bytes() - before > len(memory) - (1 << 22)
-    readers.make_pages(memory[5:9])
-    readers.make_pages(memory[:0])
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

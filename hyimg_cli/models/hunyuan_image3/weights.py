@@ -26,7 +26,7 @@ from hyimg_cli.kernels.offload import OffloadedExperts
 from hyimg_cli.loading.checkpoint import check_against, check_floating, weight_files
 from hyimg_cli.loading.kept import KeptWeights
 from hyimg_cli.loading.packed import stored_index
-from hyimg_cli.loading.readers import StoredTensor, make_pages, read_all
+from hyimg_cli.loading.readers import StoredTensor, read_all
 from hyimg_cli.models.common.weights import (
     owner_of,
     refuse_missing,
@@ -265,8 +265,6 @@ def _quantise(
     kept: KeptWeights | None,
 ) -> None:
     parts = [tensor[expert] for tensor in stack.tensors]
-    for part in parts:
-        make_pages(part)
     share = "" if cut is None else f"{cut.dim} {digest.of_bytes(cut.index.numpy().tobytes())}"
     if kept is not None and kept.read(stored, share, parts):
         return
