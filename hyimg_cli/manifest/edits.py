@@ -7,7 +7,7 @@ there as the same jobs.
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -97,25 +97,23 @@ def json_lines(
     recorded: Mapping[str, str] | None = MappingProxyType({}),
 ) -> bytes:
     """The lines of such a manifest that stands in `folder`."""
-    of_prompts = ({"custom_id": f"prompt-{short(one)}", "prompt": one} for one in prompts)
-    entries = _of_pictures(found, prompts, folder, recorded) if found else of_prompts
+    entries: list[dict[str, Any]] = []
+    if found is None:
+        entries += ({"custom_id": f"prompt-{short(one)}", "prompt": one} for one in prompts)
+    else:
+        leading, is_here = leading_from(folder), folder.resolve() == Path().resolve()
+        ids = ids_of_files(found.files, SUFFIXES)
+        names = ids if recorded is None else names_of_files(ids, recorded)
+        # The first prompt's jobs keep their names when others come behind it.
+        marks = ["", *(f"-{short(prompt)}" for prompt in prompts[1:])]
+        for name, path in found.files.items():
+            # A path from here stays as it was given.
+            image = str(path) if is_here or path.is_absolute() else leading(path)
+            for prompt, mark in zip(prompts, marks, strict=True):
+                job = {"custom_id": f"{ids[name]}{mark}", "prompt": prompt, "images": [image]}
+                if names[name] != ids[name]:
+                    job["name"] = template_of(f"{names[name]}{mark}")
+                entries.append(job)
     said = {"task": task} if task else {}
     lines = (json.dumps(entry | said, ensure_ascii=False) + "\n" for entry in entries)
     return "".join(lines).encode()
-
-
-def _of_pictures(
-    found: Sources, prompts: Sequence[str], folder: Path, recorded: Mapping[str, str] | None
-) -> Iterator[dict[str, Any]]:
-    leading, is_here = leading_from(folder), folder.resolve() == Path().resolve()
-    ids = ids_of_files(found.files, SUFFIXES)
-    names = ids if recorded is None else names_of_files(ids, recorded)
-    # The first prompt's jobs keep their names when others come behind it.
-    marks = ["", *(f"-{short(prompt)}" for prompt in prompts[1:])]
-    for name, path in found.files.items():
-        # A path from here stays as it was given.
-        image = str(path) if is_here or path.is_absolute() else leading(path)
-        for prompt, mark in zip(prompts, marks, strict=True):
-            job = {"custom_id": f"{ids[name]}{mark}", "prompt": prompt, "images": [image]}
-            own = {} if names[name] == ids[name] else {"name": template_of(f"{names[name]}{mark}")}
-            yield job | own

@@ -40,17 +40,19 @@ _INSTEAD = {
 }
 
 
-def is_envelope(entry: Mapping[str, Any]) -> bool:
-    """True if a line means to be one: it has a body, or a url."""
-    return "body" in entry or "url" in entry
-
-
 def unwrap(entry: Mapping[str, Any]) -> dict[str, Any]:
     """The line's own fields: those of the body, the task, and what stands beside the three keys.
 
     Raises BadValue, with the slug `openai-envelope`, where the envelope itself is wrong.
     """
-    tasks, body = _tasks(entry), entry.get("body")
+    url, method, body = entry.get("url"), entry.get("method", "POST"), entry.get("body")
+    if method != "POST":
+        raise _wrong(f"method is {shown(method)}", 'a job is "POST"')
+    if not isinstance(url, str) or url not in TASKS_OF_URL:
+        close = nearest(url, TASKS_OF_URL) if isinstance(url, str) else None
+        hint = f"did you mean {close}?" if close else f"known: {', '.join(TASKS_OF_URL)}"
+        raise _wrong(f"{shown(url)} is not an endpoint of pictures or videos", hint)
+    tasks = TASKS_OF_URL[url]
     if not isinstance(body, dict):
         raise _wrong(f"body is {shown(body)}", "give the request's fields as an object")
     if body.get("task", tasks[0]) not in tasks:
@@ -63,17 +65,6 @@ def unwrap(entry: Mapping[str, Any]) -> dict[str, Any]:
     own = dict(_own(body))
     has_pictures = bool(own.keys() & _PICTURES.keys())
     return beside | {"task": tasks[has_pictures]} | own
-
-
-def _tasks(entry: Mapping[str, Any]) -> tuple[str, str]:
-    url, method = entry.get("url"), entry.get("method", "POST")
-    if method != "POST":
-        raise _wrong(f"method is {shown(method)}", 'a job is "POST"')
-    if not isinstance(url, str) or url not in TASKS_OF_URL:
-        close = nearest(url, TASKS_OF_URL) if isinstance(url, str) else None
-        hint = f"did you mean {close}?" if close else f"known: {', '.join(TASKS_OF_URL)}"
-        raise _wrong(f"{shown(url)} is not an endpoint of pictures or videos", hint)
-    return TASKS_OF_URL[url]
 
 
 def _own(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

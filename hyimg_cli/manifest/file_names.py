@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import PurePath
 
 from hyimg_cli.errors import HyimgError
@@ -36,12 +36,30 @@ def name_files(
         # No two have one id, in any spelling.
         beside = dict(_beside(jobs))
         return [job for job in jobs if job.source_line not in beside], list(beside.values())
-    below = cache(partial(_below, os.path.abspath(manifest.folder)))
+
+    @cache
+    def below(folder: str) -> str:
+        """A source image's folder, seen from the manifest's; one elsewhere by its last name."""
+        place = os.path.abspath(folder)
+        relative = os.path.relpath(place, os.path.abspath(manifest.folder))
+        is_elsewhere = relative == ".." or relative.startswith("../")
+        return fit(os.path.basename(place) if is_elsewhere else relative.removeprefix("."))
+
+    # Jobs are numbered from 1. A faulty line counts as one: once it is mended, those behind it keep
+    # their numbers. A matrix makes several lines of one; they stand in order already.
     results = Counter(job.source_line for job in jobs)
-    found = [
-        replace(job, file_name=_name(job, below, number, is_alone=results[job.source_line] == 1))
-        for number, job in _numbered(manifest, jobs)
-    ]
+    lines = [(line.line_number, line.where) for line in manifest.lines]
+    lines += [(number, "") for number in manifest.bad_ids]
+    next_number, number = {}, 1
+    for _, where in sorted(lines, key=lambda line: line[0]):
+        next_number[where] = number
+        number += results[where] or 1
+    found = []
+    for job in jobs:
+        where = job.source_line
+        name = _name(job, below, next_number[where], is_alone=results[where] == 1)
+        found.append(replace(job, file_name=name))
+        next_number[where] += 1
     faults = dict(_faults(found, setting)) | dict(_beside(found))
     return [job for job in found if job.source_line not in faults], list(faults.values())
 
@@ -80,23 +98,6 @@ def suffix_of(job: Job) -> str:
     return job.encoding.suffix if isinstance(job, ImageJob) else ".mp4"
 
 
-def _numbered(manifest: Manifest, jobs: Sequence[Job]) -> Iterator[tuple[int, Job]]:
-    """Each job with its place among all of the manifest, from 1. A faulty line counts as one: once
-    it is mended, those behind it keep their numbers.
-    """
-    counts = Counter(job.source_line for job in jobs)
-    # A matrix makes several lines of one; they stand in order already.
-    lines = [(line.line_number, line.where) for line in manifest.lines]
-    lines += [(number, "") for number in manifest.bad_ids]
-    next_number, number = {}, 1
-    for _, where in sorted(lines, key=lambda line: line[0]):
-        next_number[where] = number
-        number += counts[where] or 1
-    for job in jobs:
-        yield next_number[job.source_line], job
-        next_number[job.source_line] += 1
-
-
 def _name(job: Job, below: Callable[[str], str], number: int, *, is_alone: bool) -> str:
     """The template of the job's name, which has no fields but of a name that is the id alone. One
     that several results of a line would have ends in their number, as their ids do.
@@ -115,14 +116,6 @@ def _name(job: Job, below: Callable[[str], str], number: int, *, is_alone: bool)
         "seed": job.seed,
     }
     return template_of(fill_template(template, values))
-
-
-def _below(own: str, folder: str) -> str:
-    """A source image's folder, seen from the manifest's own; one elsewhere by its last name."""
-    place = os.path.abspath(folder)
-    relative = os.path.relpath(place, own)
-    is_elsewhere = relative == ".." or relative.startswith("../")
-    return fit(os.path.basename(place) if is_elsewhere else relative.removeprefix("."))
 
 
 def _faults(jobs: Sequence[Job], setting: Setting) -> Iterator[tuple[str, HyimgError]]:

@@ -17,14 +17,13 @@ from typing import Any, TypeVar
 
 from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.files import json_of, refuse_constant
-from hyimg_cli.manifest.envelope import is_envelope, unwrap
+from hyimg_cli.manifest.envelope import unwrap
 from hyimg_cli.manifest.fields import (
     AR_FIELDS,
     BY_NAME,
     COT_FIELDS,
     NOT_IN,
     SAMPLED_FIELDS,
-    Field,
 )
 from hyimg_cli.manifest.matrix import Axes, axes_of
 from hyimg_cli.manifest.names import in_id
@@ -104,23 +103,19 @@ def not_a_field(key: str, value: Any = None) -> tuple[str, str]:
     if key.lower() in _MASKS:
         return f"{shown(key)} is not a field", f"{_MASKED}, a box or the path of a mask"
     if key == "image_size":
-        size = _turned(value)
-        hint = f'"size": "{size}"' if size else '"size": "WIDTHxHEIGHT"'
-        return f"{shown(key)} is not a field", f"write {hint}; the official script has height first"
+        size = "WIDTHxHEIGHT"
+        if sides := re.fullmatch(r"([0-9]+)[xX]([0-9]+)", str(value)):
+            size = f"{sides[2]}x{sides[1]}"
+        elif isinstance(value, str) and re.fullmatch(r"auto|[0-9]+:[0-9]+", value):
+            size = value
+        hint = f'write "size": "{size}"; the official script has height first'
+        return f"{shown(key)} is not a field", hint
     if key.lower() in NOT_SUPPORTED:
         meaning, hint = NOT_SUPPORTED[key.lower()]
         return f"{shown(key)} is not supported: there is no {meaning}", hint
     close = nearest(key, BY_NAME)
     hint = f'did you mean "{close}"?' if close else "begin it with x_ to have it copied through"
     return f"{shown(key)} is not a field", hint
-
-
-def _turned(size: Any) -> str:
-    """`HxW`, as the official script writes a size, as `WxH`; a ratio is the same in both."""
-    parts = re.fullmatch(r"([0-9]+)[xX]([0-9]+)", str(size))
-    if parts is None:
-        return size if isinstance(size, str) and re.fullmatch(r"auto|[0-9]+:[0-9]+", size) else ""
-    return f"{parts[2]}x{parts[1]}"
 
 
 def idle_fields(
@@ -237,20 +232,17 @@ class Line:
         """Takes the line as a JSON object of fields."""
         with self._noting_bad_values():
             entry = _parsed(_decoded(raw))
-            if is_envelope(entry):
+            if "body" in entry or "url" in entry:
                 try:
                     entry = unwrap(entry)
                 except BadValue:
                     if "custom_id" in entry:
                         self._take("custom_id", entry["custom_id"])
                     raise
-            self._take_all(entry.items())
+            self.read_fields(entry.items())
 
-    def read_cells(self, cells: Iterable[tuple[str, str]]) -> None:
-        """Takes the line as cells of a table, each with its column's name; empty ones are none."""
-        self._take_all(cells, are_cells=True)
-
-    def _take_all(self, entries: Iterable[tuple[str, Any]], *, are_cells: bool = False) -> None:
+    def read_fields(self, entries: Iterable[tuple[str, Any]], *, are_cells: bool = False) -> None:
+        """Takes the line as fields, or as cells of a table; empty ones are none."""
         for key, value in entries:
             if key.startswith("x_"):
                 with self._noting_bad_values(_plain(key)):
@@ -287,10 +279,9 @@ class Line:
             self._child(dict(zip(self.axes, texts, strict=True)))
             for texts in product(*self.axes.values())
         ]
-        for child in children:
-            child._check_together()
         found: dict[tuple[str, str, str], list[HyimgError]] = {}
         for child in children:
+            child._check_together()
             for one in child.faults:
                 place = one.where.removeprefix(child.where).removeprefix(": ")
                 found.setdefault((one.code, one.what, place), []).append(one)
@@ -324,32 +315,28 @@ class Line:
             self.add("duplicate-field", f"{known.name} is there by two names", field=key, hint=hint)
         else:
             self.given.add(known.name)
-            self._take_value(key, known, value, is_cell=is_cell)
-
-    def _take_value(self, key: str, known: Field, value: Any, *, is_cell: bool) -> None:
-        name, kind = known.name, known.kind
-        try:
-            if is_cell:
-                typed = kind.parse(value if kind.is_text else value.strip())
+            kind = known.kind
+            try:
+                if is_cell:
+                    typed = kind.parse(value if kind.is_text else value.strip())
+                else:
+                    typed = kind.read(value)
+            except BadValue as bad:
+                self.refused.add(known.name)
+                hint = "leave the field out for its default" if value is None else bad.hint
+                self.add(bad.slug, bad.what, field=key, hint=hint)
+                return
+            if known.name == "matrix":
+                self.given.discard("matrix")
+                with self._noting_bad_values("matrix"):
+                    self.axes = axes_of(typed, self.add)
             else:
-                typed = kind.read(value)
-        except BadValue as bad:
-            self.refused.add(name)
-            hint = "leave the field out for its default" if value is None else bad.hint
-            self.add(bad.slug, bad.what, field=key, hint=hint)
-            return
-        if name == "matrix":
-            self.given.discard("matrix")
-            with self._noting_bad_values("matrix"):
-                self.axes = axes_of(typed, self.add)
-        else:
-            self.fields[name] = typed
+                self.fields[known.name] = typed
 
     def _check_together(self) -> None:
         """Checks what only several fields together can tell."""
         self._merge_size()
         self._check_task()
-        self._check_foreign()
         for other in ("n", "seed"):
             if {"seeds", other} <= self.given:
                 hint = f"give {other} or seeds"
@@ -380,25 +367,21 @@ class Line:
                 self.fields["size"] = size_request(height, width)
 
     def _check_task(self) -> None:
-        """Checks that there is a prompt and that images fit the task; fills in the task."""
+        """Checks that prompt, images and all other fields fit the task; fills in the task."""
         if "prompt" not in self.given:
             hint = "say what it should show"
             self.add("missing-field", "the line has no prompt", field="prompt", hint=hint)
-        if {"task", "images"} & self.refused:
-            return
-        images = self.fields.get("images", ())
-        task = self.fields.setdefault("task", "it2i" if images else "t2i")
-        if task in _WITHOUT_IMAGES and not images:
-            hint = _WITHOUT_IMAGES[task]
-            self.add("missing-field", f"{task} without images", field="images", hint=hint)
-        if task == "t2i" and images:
-            hint = "use task it2i, or take the images out"
-            self.add("conflict", "t2i does not look at images", field="images", hint=hint)
-
-    def _check_foreign(self) -> None:
-        """Checks that no field belongs to the other kind of task."""
         if "task" in self.refused:
             return
+        if "images" not in self.refused:
+            images = self.fields.get("images", ())
+            task = self.fields.setdefault("task", "it2i" if images else "t2i")
+            if task in _WITHOUT_IMAGES and not images:
+                hint = _WITHOUT_IMAGES[task]
+                self.add("missing-field", f"{task} without images", field="images", hint=hint)
+            if task == "t2i" and images:
+                hint = "use task it2i, or take the images out"
+                self.add("conflict", "t2i does not look at images", field="images", hint=hint)
         task = self.fields.get("task", "t2i")
         foreign = NOT_IN[task]
         for name in sorted(self.given & foreign.keys()):
@@ -409,7 +392,14 @@ class Line:
 
     def _check_text(self) -> None:
         """Checks the fields about the text that the AR stage writes or is given."""
-        self._check_ratio()
+        # A ratio is of a given text, and the only word on the size.
+        if "ratio_index" in self.given:
+            if self.given.isdisjoint(COT_FIELDS):
+                hint = "give size instead"
+                self.add("unconsumed", "it goes with a given text", field="ratio_index", hint=hint)
+            if not self.fields.get("size", SizeRequest()).is_auto:
+                hint = "take ratio_index out: the size is another one now"
+                self.add("conflict", "ratio_index beside a size", field="ratio_index", hint=hint)
         if {"written"} & self.given - self.refused:
             self._settle_written()
         elif self.given.issuperset(COT_FIELDS):
@@ -422,17 +412,6 @@ class Line:
         for name, reason in idle.items():
             what = f"no stage would use it: {reason}"
             self.add("unconsumed", what, field=name, hint="take the field out")
-
-    def _check_ratio(self) -> None:
-        """Checks that the ratio is of a given text, and the only word on the size."""
-        if "ratio_index" not in self.given:
-            return
-        if self.given.isdisjoint(COT_FIELDS):
-            hint = "give size instead"
-            self.add("unconsumed", "it goes with a given text", field="ratio_index", hint=hint)
-        if not self.fields.get("size", SizeRequest()).is_auto:
-            hint = "take ratio_index out: the size is another one now"
-            self.add("conflict", "ratio_index beside a size", field="ratio_index", hint=hint)
 
     def _settle_written(self) -> None:
         """Keeps the one form of a written text that counts: its own tokens as long as nobody edited

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from hyimg_cli.addresses import address_of
-from hyimg_cli.errors import HyimgError, UsageError
+from hyimg_cli.errors import HyimgError
 from hyimg_cli.files import MANIFEST_BYTES, SETTINGS_BYTES, bounded, bytes_of
 from hyimg_cli.manifest.line import IdClaims, Line, ManifestLine, child_ids, fault
 from hyimg_cli.manifest.table import DELIMITERS, read_table
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.gc_paused import gc_paused
-from hyimg_cli.spec.units import counted
 
 _STEM_LENGTH = 100
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
@@ -62,27 +61,39 @@ def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Man
 
     Raises UsageError only where the file cannot be read; what it holds never raises.
     """
-    if path == "-":
-        data = _bytes_of(stdin or sys.stdin)
-        title, stem, folder = "stdin", "stdin", Path()
+    where = Path("stdin" if path == "-" else path)
+    hint = _HINT
+    try:
+        if path == "-":
+            data = _bytes_of(stdin or sys.stdin)
+        else:
+            data = bytes_of(where, MANIFEST_BYTES, or_stream=True)
+    except (FileNotFoundError, NotADirectoryError):
+        slug, what = "missing", "there is no such manifest"
+    except IsADirectoryError:
+        slug, what = "is-a-folder", "this is a folder, not a manifest"
+    except (OSError, ValueError) as error:
+        slug, hint = "unreadable", "" if address_of(where) else _HINT
+        what = f"the manifest cannot be read: {getattr(error, 'strerror', None) or error}"
     else:
-        path = Path(path)
-        data = _bytes_at(path)
-        for start, (kind, hint) in _OTHER_FILES.items():
-            if data.startswith(start):
-                hint = hint.format(path, str(path).removesuffix(path.suffix))
-                raise fault("other-file", f"this is {kind}, not a manifest", where=path, hint=hint)
-        title, stem, folder = path.name, path.stem, path.parent
-    return _manifest(data, folder, title, _id_stem(stem), Path(title).suffix.lower())
-
-
-def manifest_of(data: bytes, title: str, name: str = "") -> Manifest:
-    """JSONL that is no file, called `title` in messages; its paths lead from the working folder."""
-    return _manifest(data, Path(), title, name or _id_stem(title))
+        start = next((start for start in _OTHER_FILES if data.startswith(start)), None)
+        if start is None or path == "-":
+            name, suffix = _id_stem(where.stem), where.suffix.lower()
+            return manifest_of(data, where.name, name, where.parent, suffix)
+        kind, hint = _OTHER_FILES[start]
+        slug, what = "other-file", f"this is {kind}, not a manifest"
+        hint = hint.format(where, str(where).removesuffix(where.suffix))
+    raise fault(slug, what, where=where, hint=hint)
 
 
 @gc_paused()
-def _manifest(data: bytes, folder: Path, title: str, name: str, suffix: str = "") -> Manifest:
+def manifest_of(
+    data: bytes, title: str, name: str = "", folder: Path = Path(), suffix: str = ""
+) -> Manifest:
+    """The manifest that is called `title` in messages, JSONL unless its `suffix` says otherwise;
+    its paths lead from `folder`.
+    """
+    name = name or _id_stem(title)
     reading = _Reading(title, name, suffix)
     reading.read(data.removeprefix(_BOM))
     return Manifest(
@@ -145,25 +156,23 @@ class _Reading:
         elif first in (b"[", b"{") and self.suffix not in (".txt", *DELIMITERS):
             self._refuse_file("not-json-lines", "its JSON is spread over lines", _NO_LIST)
         else:
-            is_table = self.suffix in DELIMITERS
-            for number, line in self._rows(data) if is_table else self._text_lines(data):
+            lines = self._text_lines(data)
+            if self.suffix in DELIMITERS:
+                lines, faults = read_table(data, self.title, DELIMITERS[self.suffix])
+                self.faults += faults
+            for number, line in lines:
                 self._take(line, number)
-            self._name_the_nameless()
+            # Faulty lines without an id of their own get one that no line has.
+            for number, name in self.bad_ids.items():
+                if not name:
+                    free = f"{self.name}-line-{number}"
+                    while free in self._claims:
+                        free += "-again"
+                    self._claims.claim([free], number, "")
+                    self.bad_ids[number] = free
 
     def _refuse_file(self, slug: str, what: str, hint: str) -> None:
         self.faults.append(fault(slug, what, where=self.title, hint=hint))
-
-    def _rows(self, data: bytes) -> Iterator[tuple[int, Line]]:
-        """The jobs of a table, each with the number of its line."""
-        records, faults = read_table(data, self.title, DELIMITERS[self.suffix])
-        self.faults += faults
-        for record in records:
-            line = Line(f"{self.title}:{record.number}")
-            line.read_cells(record.cells)
-            if record.beyond:
-                what = f"{counted(record.beyond, 'cell')} more than columns"
-                line.add("bad-csv", what, hint="put a cell with a comma in it in quotes")
-            yield record.number, line
 
     def _text_lines(self, data: bytes) -> Iterator[tuple[int, Line]]:
         """The lines of JSON or of prompts that are not empty, with their numbers."""
@@ -208,16 +217,6 @@ class _Reading:
         self.faults += line.faults
         self.bad_ids[number] = str(line.fields["custom_id"]) if is_named else ""
 
-    def _name_the_nameless(self) -> None:
-        """Gives faulty lines without an id of their own one that no line has."""
-        for number, name in self.bad_ids.items():
-            if not name:
-                free = f"{self.name}-line-{number}"
-                while free in self._claims:
-                    free += "-again"
-                self._claims.claim([free], number, "")
-                self.bad_ids[number] = free
-
     def _claim_ids(self, line: Line, number: int) -> list[HyimgError]:
         """Claim a line's id and its results'; a fault where one is unfit or taken."""
         names = [line.fields["custom_id"], *child_ids(line.fields)]
@@ -242,24 +241,4 @@ def _bytes_of(stream: TextIO | None) -> bytes:
     buffer = getattr(stream, "buffer", None)
     if buffer is None:
         return stream.read().encode("utf-8", "surrogatepass")
-    try:
-        return bounded(buffer, MANIFEST_BYTES, "stdin")
-    except OSError as error:
-        raise _unreadable(error, "stdin") from None
-
-
-def _bytes_at(path: Path) -> bytes:
-    try:
-        return bytes_of(path, MANIFEST_BYTES, or_stream=True)
-    except (FileNotFoundError, NotADirectoryError):
-        slug, what = "missing", "there is no such manifest"
-    except IsADirectoryError:
-        slug, what = "is-a-folder", "this is a folder, not a manifest"
-    except (OSError, ValueError) as error:
-        raise _unreadable(error, path) from None
-    raise fault(slug, what, where=path, hint=_HINT)
-
-
-def _unreadable(error: Exception, where: Path | str) -> UsageError:
-    what = f"the manifest cannot be read: {getattr(error, 'strerror', None) or error}"
-    return fault("unreadable", what, where=where, hint="" if address_of(where) else _HINT)
+    return bounded(buffer, MANIFEST_BYTES, "stdin")

@@ -25,12 +25,17 @@ def axes_of(lists: Mapping[str, Any], add: Callable[..., None]) -> Axes:
         raise BadValue("the matrix is too large", hint, "out-of-range")
     axes: Axes = {}
     for key, values in lists.items():
-        axis, known = _axis(key, values, add), IN_MATRIX.get(key)
-        if axis and known and known.name in axes:
-            what = f"{known.name} is there by two names"
+        try:
+            name, axis = _read_axis(key, values)
+        except BadValue as bad:
+            place = f"matrix.{key if key.isidentifier() else shown(key, 40)}"
+            add(bad.slug, bad.what, field=place, hint=bad.hint)
+            continue
+        if name in axes:
+            what = f"{name} is there by two names"
             add("duplicate-field", what, field="matrix", hint="keep one")
-        elif axis and known:
-            axes[known.name] = axis
+        else:
+            axes[name] = axis
     count = math.prod(map(len, axes.values()))
     if count > MOST:
         shape = " x ".join(str(len(axis)) for axis in axes.values())
@@ -39,34 +44,25 @@ def axes_of(lists: Mapping[str, Any], add: Callable[..., None]) -> Axes:
     return axes
 
 
-def _axis(key: str, values: Any, add: Callable[..., None]) -> dict[str, Any] | None:
-    known, place = IN_MATRIX.get(key), f"matrix.{key if key.isidentifier() else shown(key, 40)}"
+def _read_axis(key: str, values: Any) -> tuple[str, dict[str, Any]]:
+    """The field that a key means, and its values by their texts. Raises BadValue."""
+    known = IN_MATRIX.get(key)
     if known is None:
         close = nearest(key, IN_MATRIX)
         names = ", ".join(dict.fromkeys(field.name for field in IN_MATRIX.values()))
         hint = f'did you mean "{close}"?' if close else f"these can: {names}"
-        add("unknown-field", f"{shown(key)} cannot be in a matrix", field=place, hint=hint)
-        return None
+        raise BadValue(f"{shown(key)} cannot be in a matrix", hint, "unknown-field")
     if not isinstance(values, list) or not values:
-        hint = "give a list of one value or more"
-        add("wrong-type", f"{shown(values)} is not a list of values", field=place, hint=hint)
-        return None
+        what, hint = f"{shown(values)} is not a list of values", "give a list of one value or more"
+        raise BadValue(what, hint, "wrong-type")
     found: dict[str, Any] = {}
     for value in values:
-        try:
-            typed = known.kind.read(value)
-        except BadValue as bad:
-            add(bad.slug, bad.what, field=place, hint=bad.hint)
-            return None
-        found[_text(typed, value)] = typed
+        typed, text = known.kind.read(value), str(value)
+        if isinstance(typed, bool):
+            text = text.lower()
+        elif isinstance(typed, int | float):  # 5 and 5.0 are the same number
+            text = repr(typed).removesuffix(".0")
+        found[text] = typed
     if len(found) < len(values):
-        add("bad-value", f"{shown(values)} names a value twice", field=place, hint="keep one")
-        return None
-    return found
-
-
-def _text(typed: Any, value: Any) -> str:
-    """A value as it stands in ids: 5 and 5.0 are the same number."""
-    if isinstance(typed, bool):
-        return str(typed).lower()
-    return repr(typed).removesuffix(".0") if isinstance(typed, int | float) else str(value)
+        raise BadValue(f"{shown(values)} names a value twice", "keep one")
+    return known.name, found

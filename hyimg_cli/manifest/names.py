@@ -53,10 +53,21 @@ def names_of_files(ids: Mapping[str, str], recorded: Mapping[str, str]) -> dict[
 
     `ids`: by the picture's name. `recorded`: names of results that are there, by id: they stay.
     """
-    there = {name: _recorded(own, recorded) for name, own in ids.items()}
-    names = {name: own for name, own in there.items() if own}
+    names: dict[str, str] = {}
+    # Of those without a name, the next way is for where one is taken; the last one is the id.
+    ways: dict[str, tuple[str, ...]] = {}
+    for name, own in ids.items():
+        first = recorded.get(f"{own}-0", "")
+        there = recorded.get(own) or (first.removesuffix("-0") if first.endswith("-0") else "")
+        if there:
+            names[name] = there
+            continue
+        stem, _, suffix = name.rpartition(".")
+        plain = _DEVICES.sub(r"\g<0>_", _OF_SHELLS.sub("_", fit(stem)))
+        marked = f"{plain}-{suffix.lower()}"
+        fit_ones = (way for way in (plain, marked, f"{marked}-{short(name)}") if not fault_of(way))
+        ways[name] = (*fit_ones, own)
     taken = {fold_name(own) for own in recorded.values()}
-    ways = {name: _ways(name, ids[name]) for name in ids if name not in names}
     tried = dict.fromkeys(ways, 0)
     while True:
         found = {name: ways[name][tried[name]] for name in ways}
@@ -71,21 +82,6 @@ def names_of_files(ids: Mapping[str, str], recorded: Mapping[str, str]) -> dict[
             return names | found
         for name in met:
             tried[name] += 1
-
-
-def _recorded(own: str, recorded: Mapping[str, str]) -> str:
-    """The name that a job's result has already, or its first result; empty where it has none."""
-    first = recorded.get(f"{own}-0", "")
-    return recorded.get(own) or (first.removesuffix("-0") if first.endswith("-0") else "")
-
-
-def _ways(name: str, own: str) -> tuple[str, ...]:
-    """Names for a picture's results, the next one for where one is taken; the last is its id."""
-    stem, _, suffix = name.rpartition(".")
-    plain = _DEVICES.sub(r"\g<0>_", _OF_SHELLS.sub("_", fit(stem)))
-    marked = f"{plain}-{suffix.lower()}"
-    fit_ones = (way for way in (plain, marked, f"{marked}-{short(name)}") if not fault_of(way))
-    return (*fit_ones, own)
 
 
 def in_id(text: str) -> str:

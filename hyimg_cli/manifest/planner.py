@@ -2,7 +2,7 @@
 side. No torch.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
@@ -53,28 +53,26 @@ def make_plan(jobs: Sequence[Job], card_of: Callable[[str], ModelCard]) -> Plan:
     """
     card = cache(card_of)
     groups: list[Group | VideoGroup] = []
-    for of_model in _alike(jobs, lambda job: (isinstance(job, VideoJob), job.model)).values():
-        groups += _image_groups([job for job in of_model if isinstance(job, ImageJob)], card)
-        groups += _video_groups([job for job in of_model if isinstance(job, VideoJob)])
+    by_model = _alike(jobs, lambda job: (isinstance(job, VideoJob), job.model))
+    for (_, model), of_model in by_model.items():
+        pictures = [job for job in of_model if isinstance(job, ImageJob)]
+        by_size = _alike(pictures, lambda job: size_class_of(job, card(job.model)))
+        for size_class, members in by_size.items():
+            in_order = sorted(members, key=lambda job: job.writes_text)
+            by_source = side_by_side(in_order, lambda job: (job.writes_text, job.images))
+            by_text = side_by_side(
+                by_source, lambda job: (job.writes_text, job.images, text_of(job))
+            )
+            groups.append(Group(model, size_class, by_text))
+        # A LoRA is read once for all that want it.
+        by_lora = side_by_side(
+            (job for job in of_model if isinstance(job, VideoJob)), lambda job: job.lora
+        )
+        alike = _alike(by_lora, lambda job: (job.lora, job.size, job.num_frames))
+        for (_, size, frames), films in alike.items():
+            by_prompt = side_by_side(films, lambda job: (job.prompt, job.negative_prompt))
+            groups.append(VideoGroup(model, size, frames, by_prompt))
     return Plan(tuple(groups))
-
-
-def _image_groups(jobs: Sequence[ImageJob], card_of: Callable[[str], ModelCard]) -> Iterator[Group]:
-    by_size = _alike(jobs, lambda job: size_class_of(job, card_of(job.model)))
-    for size_class, members in by_size.items():
-        in_order = sorted(members, key=lambda job: job.writes_text)
-        by_source = side_by_side(in_order, lambda job: (job.writes_text, job.images))
-        jobs = side_by_side(by_source, lambda job: (job.writes_text, job.images, text_of(job)))
-        yield Group(members[0].model, size_class, jobs)
-
-
-def _video_groups(jobs: Sequence[VideoJob]) -> Iterator[VideoGroup]:
-    # A LoRA is read once for all that want it.
-    by_lora = side_by_side(jobs, lambda job: job.lora)
-    alike = _alike(by_lora, lambda job: (job.lora, job.size, job.num_frames))
-    for (_, size, frames), members in alike.items():
-        in_order = side_by_side(members, lambda job: (job.prompt, job.negative_prompt))
-        yield VideoGroup(members[0].model, size, frames, in_order)
 
 
 def side_by_side(ones: Iterable[One], key: Callable[[One], Hashable]) -> tuple[One, ...]:

@@ -1,7 +1,7 @@
 """A manifest's lines over the settings: the jobs that they become, `n` and `seeds` expanded."""
 
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -72,8 +72,12 @@ def resolve_jobs(
         fields = written | {name: resolved_paths(name, written[name]) for name in paths}
         is_video = fields["task"] in VIDEO_TASKS
         model = fields.get("model") or settings["video_model" if is_video else "model"].value
-        weights = _weights_of(written, fields) if listed.value is not None else ()
-        if refused := [one for one in weights if place_of(one[2]) not in allowed]:
+        # Field, name and place of the model and the LoRAs that the line names.
+        weights = [("model", written["model"], model)] if "model" in fields else []
+        loras = zip(written.get("lora", ()), fields.get("lora", ()), strict=True)
+        weights += [("lora", one.file, there.file) for one, there in loras if one.file]
+        refused = [one for one in weights if place_of(one[2]) not in allowed]
+        if refused and listed.value is not None:
             field, name, _ = refused[0]
             what = f"{shown(name)} is not among the models that a line may name"
             hint = f"{as_given(listed)} has: {', '.join(listed.value) or 'none'}"
@@ -112,17 +116,6 @@ def _looked_up_once(card_of: Callable[[str], Any] | None) -> Callable[[str], Any
             return error
 
     return looked_up
-
-
-def _weights_of(
-    written: Mapping[str, Any], fields: Mapping[str, Any]
-) -> Iterator[tuple[str, str, str]]:
-    """Field, name and place of the model and the LoRAs that a line names."""
-    if "model" in fields:
-        yield "model", written["model"], fields["model"]
-    for one, there in zip(written.get("lora", ()), fields.get("lora", ()), strict=True):
-        if one.file:
-            yield "lora", one.file, there.file
 
 
 def _place(name: str) -> str:

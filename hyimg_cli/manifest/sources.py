@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from hyimg_cli.addresses import scheme_of
@@ -63,10 +64,21 @@ def sources(arguments: Sequence[str], *, is_recursive: bool, if_missing: str = "
         base = search.add(argument)
         bases.setdefault(os.path.abspath(base), base)
     if not search.faults and not search.found:
-        search.faults.append(_none_found(arguments, search))
+        hint = "a picture is known by its suffix: .jpg, .png, .webp, .tiff, .heic, .avif, …"
+        if raw := search.left_out["raw"]:
+            hint = RAW_HINT.format(raw[0], os.path.splitext(raw[0])[0])
+        elif search.left_out["below"]:
+            hint = "--recursive looks into the folders below, too"
+        what = "; ".join(("there is no picture here", *search.notes()))
+        where = ", ".join(arguments[:_NAMED])
+        search.faults.append(fault("no-pictures", what, where=where, hint=hint))
     if search.faults:
         raise ManifestError(search.faults)
-    base = _common(bases)
+    base = next(iter(bases.values()))
+    if len(bases) > 1:  # the folder that all of them are in
+        common = os.path.commonpath(bases)
+        is_absolute = any(one.is_absolute() for one in bases.values())
+        base = Path(common if is_absolute else os.path.relpath(common))
     names = {
         os.path.relpath(path, os.path.abspath(base)).replace(os.sep, "/"): given
         for path, given in search.found.items()
@@ -95,13 +107,20 @@ class _Search:
                 self._refuse("nothing matches this pattern", argument, hint)
             for match in matches:
                 self._add_path(match)
-            return _fixed_part(argument)
+            # The folder before the first part that stands for many.
+            return Path(*takewhile(lambda part: not glob.has_magic(part), Path(argument).parts))
         self._add_path(argument)
         return Path(argument) if os.path.isdir(argument) else Path(argument).parent
 
     def _add_path(self, name: str) -> None:
         if os.path.isdir(name):
-            self._add_folder(name)
+            for folder, below, files in os.walk(name, onerror=self._refuse_unreadable):
+                below[:] = self._entered(folder, below)
+                for file in files:
+                    if file.startswith("."):
+                        self.left_out["other"].append(os.path.join(folder, file))
+                    else:
+                        self._add_file(os.path.join(folder, file))
         elif scheme_of(name):
             hint = 'write one: {"prompt": "…", "images": ["ADDRESS"]}'
             self._refuse("pictures at an address are named by a manifest", name, hint)
@@ -121,15 +140,6 @@ class _Search:
             self.repeated += 1
         else:
             self.found[os.path.abspath(name)] = Path(name)
-
-    def _add_folder(self, top: str) -> None:
-        for folder, below, files in os.walk(top, onerror=self._refuse_unreadable):
-            below[:] = self._entered(folder, below)
-            for name in files:
-                if name.startswith("."):
-                    self.left_out["other"].append(os.path.join(folder, name))
-                else:
-                    self._add_file(os.path.join(folder, name))
 
     def _entered(self, folder: str, below: Iterable[str]) -> Iterator[str]:
         """The folders to look into: no hidden ones, no links, no results of earlier runs."""
@@ -157,47 +167,19 @@ class _Search:
         """Sentences on the files left out, one for each reason."""
         for reason, (one, many) in _REASONS.items():
             if names := self.left_out[reason]:
-                yield f"{len(names)} {one if len(names) == 1 else many}: {_listed(sorted(names))}"
+                first = [
+                    name if name.isprintable() and _is_text(name) else shown(name)
+                    for name in sorted(names)[:_NAMED]
+                ]
+                rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+                yield f"{len(names)} {one if len(names) == 1 else many}: {', '.join(first)}{rest}"
         if self.repeated:
             yield f"named more than once, taken once: {self.repeated}"
-
-
-def _none_found(arguments: Sequence[str], search: _Search) -> HyimgError:
-    hint = "a picture is known by its suffix: .jpg, .png, .webp, .tiff, .heic, .avif, …"
-    if raw := search.left_out["raw"]:
-        first = Path(raw[0])
-        hint = RAW_HINT.format(first, first.with_suffix(""))
-    elif search.left_out["below"]:
-        hint = "--recursive looks into the folders below, too"
-    what = "; ".join(("there is no picture here", *search.notes()))
-    return fault("no-pictures", what, where=", ".join(arguments[:_NAMED]), hint=hint)
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown_names = [name if name.isprintable() and _is_text(name) else shown(name) for name in names]
-    rest = len(names) - _NAMED
-    return ", ".join(shown_names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _is_text(name: str) -> bool:
     """Tell if a name can be written: one that is not UTF-8 cannot."""
     return not any("\ud800" <= c <= "\udfff" for c in name)
-
-
-def _fixed_part(pattern: str) -> Path:
-    """The folder before the first part of a pattern that stands for many."""
-    parts = Path(pattern).parts
-    count = next(n for n, part in enumerate(parts) if glob.has_magic(part))
-    return Path(*parts[:count])
-
-
-def _common(bases: dict[str, Path]) -> Path:
-    """The folder that all of these are in; one alone as it was given."""
-    if len(bases) == 1:
-        return next(iter(bases.values()))
-    common = os.path.commonpath(bases)
-    is_absolute = any(base.is_absolute() for base in bases.values())
-    return Path(common if is_absolute else os.path.relpath(common))
 
 
 def _natural(name: str) -> list[tuple[list[tuple[int, int, str]], str]]:

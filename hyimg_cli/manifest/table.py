@@ -7,27 +7,22 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.files import MANIFEST_BYTES
 from hyimg_cli.manifest.fields import BY_NAME
-from hyimg_cli.manifest.line import MOST_UNKNOWN, fault, not_a_field
+from hyimg_cli.manifest.line import MOST_UNKNOWN, Line, fault, not_a_field
 from hyimg_cli.settings.values import shown
+from hyimg_cli.spec.units import counted
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
-class Row(NamedTuple):
-    """A job's cells by the names of their columns, and how many cells have no column."""
-
-    number: int
-    cells: tuple[tuple[str, str], ...]
-    beyond: int
-
-
-def read_table(data: bytes, title: str, delimiter: str) -> tuple[list[Row], list[HyimgError]]:
-    """The records of a file, and the faults that are of no record; nothing in it raises.
+def read_table(
+    data: bytes, title: str, delimiter: str
+) -> tuple[Iterator[tuple[int, Line]], list[HyimgError]]:
+    """The records of a file as lines, each with its number, and the faults that are of no record;
+    nothing in it raises.
 
     A file of commas may have semicolons instead, as spreadsheets write it where the comma is in
     numbers.
@@ -38,7 +33,7 @@ def read_table(data: bytes, title: str, delimiter: str) -> tuple[list[Row], list
         number = data[: error.start].count(b"\n") + 1
         hint = 'save the table as UTF-8: of a spreadsheet as "CSV UTF-8"'
         where = f"{title}:{number}"
-        return [], [fault("not-utf8", "the line is not UTF-8", where=where, hint=hint)]
+        return iter(()), [fault("not-utf8", "the line is not UTF-8", where=where, hint=hint)]
     head = text.lstrip().partition("\n")[0]
     if delimiter == "," and "," not in head and ";" in head:
         delimiter = ";"
@@ -47,11 +42,11 @@ def read_table(data: bytes, title: str, delimiter: str) -> tuple[list[Row], list
     header = next(rows, None)
     columns = [] if header is None else _columns(*header, title, faults)
     if faults and "prompt" not in columns:  # whose fault is in every row
-        return [], faults
-    records = [_record(number, row, columns) for number, row in rows]
+        return iter(()), faults
+    records = list(rows)
     if not records and not faults:
         faults.append(fault("empty", "it holds no jobs", where=title, hint="write one job per row"))
-    return records, faults
+    return ((number, _line(f"{title}:{number}", row, columns)) for number, row in records), faults
 
 
 def _rows(
@@ -81,7 +76,11 @@ def _columns(
     number: int, row: Sequence[str], title: str, faults: list[HyimgError]
 ) -> list[str | None]:
     """The field that each column holds; None for one that none knows."""
-    names = [_as_field(name.strip()) for name in row]
+    names = []
+    for name in map(str.strip, row):
+        # `Image` and `Custom ID` of a spreadsheet mean fields too.
+        own = re.sub(r"[\s-]+", "_", name.lower())
+        names.append(own if own in BY_NAME else name)
     place = f"{title}:{number}"
     if not any(name in BY_NAME for name in names):
         hint = "for example custom_id,prompt,images,seed"
@@ -113,14 +112,12 @@ def _columns(
     return columns
 
 
-def _as_field(name: str) -> str:
-    """A column's name as the field it means: `Image` and `Custom ID` of a spreadsheet too."""
-    own = re.sub(r"[\s-]+", "_", name.lower())
-    return own if own in BY_NAME else name
-
-
-def _record(number: int, row: Sequence[str], columns: Sequence[str | None]) -> Row:
+def _line(where: str, row: Sequence[str], columns: Sequence[str | None]) -> Line:
     """Cells under unknown names are left out: the name is the fault."""
+    line = Line(where)
     named = zip(columns, row, strict=False)
-    cells = tuple((name, text) for name, text in named if name is not None)
-    return Row(number, cells, sum(bool(text.strip()) for text in row[len(columns) :]))
+    line.read_fields(((name, text) for name, text in named if name is not None), are_cells=True)
+    if beyond := sum(bool(text.strip()) for text in row[len(columns) :]):
+        what = f"{counted(beyond, 'cell')} more than columns"
+        line.add("bad-csv", what, hint="put a cell with a comma in it in quotes")
+    return line
