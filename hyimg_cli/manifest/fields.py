@@ -18,14 +18,14 @@ from hyimg_cli.settings.kinds import (
 )
 from hyimg_cli.settings.paths import CAMERA, MODEL_NAME, SOURCES, PathForm
 from hyimg_cli.settings.run import JobKind
-from hyimg_cli.settings.table import SETTINGS, TABLES
+from hyimg_cli.settings.table import SETTINGS, TABLES, Declaration
 from hyimg_cli.spec.job import TASKS, AnyTask
 from hyimg_cli.spec.options import MAX_SEED
 
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a manifest line. `only`: the kind of job that has it, where not both do."""
+    """A field of a line alone. `only`: the kind of job that has it, where not both do."""
 
     name: str
     kind: Kind
@@ -71,12 +71,10 @@ _OWN = (
     Field("camera", CAMERA, "Path that an i2v follows: poses.npy, or keys.", only="videos"),
     Field("metadata", ANYTHING, "Copied to the result."),
 )
-_SHARED = (
-    Field(row.name, row.kind, row.help, row.aliases, row.only)
-    for row in SETTINGS.values()
-    if row.in_line
+FIELDS: tuple[Field | Declaration, ...] = (
+    *_OWN,
+    *(row for row in SETTINGS.values() if row.in_line),
 )
-FIELDS = (*_OWN, *_SHARED)
 BY_NAME = {name: field for field in FIELDS for name in (field.name, *field.aliases)}
 # Fields that name files.
 PATH_FIELDS = {field.name: field.kind for field in FIELDS if isinstance(field.kind, PathForm)}

@@ -18,13 +18,7 @@ from typing import Any, TypeVar
 from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.files import json_of, refuse_constant
 from hyimg_cli.manifest.envelope import unwrap
-from hyimg_cli.manifest.fields import (
-    AR_FIELDS,
-    BY_NAME,
-    COT_FIELDS,
-    NOT_IN,
-    SAMPLED_FIELDS,
-)
+from hyimg_cli.manifest.fields import AR_FIELDS, BY_NAME, COT_FIELDS, NOT_IN, SAMPLED_FIELDS
 from hyimg_cli.manifest.matrix import Axes, axes_of
 from hyimg_cli.manifest.names import in_id
 from hyimg_cli.manifest.written import digests_of, tag_fault

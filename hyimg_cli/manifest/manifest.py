@@ -96,15 +96,8 @@ def manifest_of(
     name = name or _id_stem(title)
     reading = _Reading(title, name, suffix)
     reading.read(data.removeprefix(_BOM))
-    return Manifest(
-        name=name,
-        folder=folder,
-        digest=digest.of_bytes(data),
-        lines=tuple(reading.lines),
-        faults=tuple(reading.faults),
-        title=title,
-        bad_ids=reading.bad_ids,
-    )
+    lines, faults = tuple(reading.lines), tuple(reading.faults)
+    return Manifest(name, folder, digest.of_bytes(data), lines, faults, title, reading.bad_ids)
 
 
 def failed_lines(manifest: Manifest, faults: Iterable[HyimgError]) -> dict[str, list[HyimgError]]:

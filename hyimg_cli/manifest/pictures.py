@@ -46,7 +46,16 @@ class PictureLine(ResolvedLine):
         if fields.get("use_system_prompt") == "custom" and self.values["system_prompt"] is None:
             what, hint = "custom without a system_prompt", "write the system_prompt"
             yield self.fault("missing-field", what, "use_system_prompt", hint)
-        yield from self._vary_faults()
+        # All results of the line are one, or there is one alone.
+        if len(self.child_ids) == 1:
+            if "vary" in self.line.given:
+                yield self.unused("vary", "the line has one result")
+        elif self.values["vary"] == "text":
+            # Of a text that no seed changes the seed is idle.
+            given = {"ar_seed"} | self.line.given & {*COT_FIELDS}
+            if why := idle_fields(self.values, given, self.values["bot_task"]).get("ar_seed"):
+                what = f"vary text would give {len(self.child_ids)} equal pictures: {why}"
+                yield self.fault("vary", what, "vary", "vary the picture")
         own = sampling_defaults(self.card, is_edit=bool(self.images))
         for name in GUIDANCE_FIELDS:
             if getattr(own, name) is None and self.values[name] is not None:
@@ -68,11 +77,7 @@ class PictureLine(ResolvedLine):
             hint = f"its tokens are 0 to {self.card.vocab_size - 1}"
             yield self.fault("out-of-range", what, "cot_token_ids", hint)
         yield from self.step_cache_faults(is_distilled=self.card.is_distilled)
-        yield from self._encoding_faults()
-        yield from self._outside_faults()
-
-    def _encoding_faults(self) -> Iterator[HyimgError]:
-        """Encoding options that the file's format does not take, or implies."""
+        # Options that the file's format does not take, or implies.
         kind, is_lossless = self.values["format"], self.values["lossless"]
         if kind == "jpeg" and is_lossless:
             yield self.fault("conflict", "no JPEG is lossless", "lossless", "use webp or png")
@@ -81,6 +86,7 @@ class PictureLine(ResolvedLine):
         if "quality" in self.line.given and self._encoding().quality is None:
             what = "a PNG" if kind == "png" else "a lossless WebP"
             yield self.unused("quality", f"{what} has none")
+        yield from self._outside_faults()
 
     def _outside_faults(self) -> Iterator[HyimgError]:
         """What does not go with an edit that keeps its source outside, or only with one."""
@@ -104,29 +110,21 @@ class PictureLine(ResolvedLine):
         if "infer_align_image_size" in self.line.given and not fields["infer_align_image_size"]:
             what = "keep_outside has sources seen whole, as infer_align_image_size does"
             yield self.fault("conflict", what, "infer_align_image_size", "take the field out")
-        if self.values["region"]:
-            yield from self._region_faults()
-        else:
-            for name in ("region_mode", "max_spill"):
-                if name in self.line.given:
-                    yield self.unused(name, "there is no region")
-        yield from self._size_faults()
-
-    def _region_faults(self) -> Iterator[HyimgError]:
-        """A region that is not one of the kept source; what cannot be read is told later."""
-        source = self._kept_size()
+        if not self.values["region"]:
+            for name in sorted({"region_mode", "max_spill"} & self.line.given):
+                yield self.unused(name, "there is no region")
+        source, asked = self._kept_size(), self._size()
+        if source is None:  # it cannot be read, which is told later
+            return
         try:
-            if source is not None:
+            if self.values["region"]:
                 check_region(self._outside()[0], source)
         except SourceImageError as error:
             if error.code == "source.region":
                 place = f"{self.line.where}: region"
                 yield fault("region", error.what, where=place, hint=error.hint)
-
-    def _size_faults(self) -> Iterator[HyimgError]:
-        """Another size than the one that the kept source is fitted to."""
-        source, asked = self._kept_size(), self._size()
-        if source is None or asked.is_auto:
+        # Another size than the one that the kept source is fitted to.
+        if asked.is_auto:
             return
         drawn, bucket = self.card.kept_size(source), self.card.bucket_of(asked)
         # A size that is written out is that one, or the source's own.
@@ -156,7 +154,16 @@ class PictureLine(ResolvedLine):
     def job(self, index: int) -> ImageJob:
         fields = self.fields
         values = {name: self.values[name] for name in PICTURE_OPTIONS} | self.own(index)
-        values |= self._system_prompt()
+        # A line that brings a system prompt means it to be used; so do settings that name no other
+        # kind. Only `custom` has a text.
+        text, kind = self.values["system_prompt"], str(self.values["use_system_prompt"])
+        is_named = "use_system_prompt" in fields or self.settings["use_system_prompt"].value
+        if "system_prompt" in fields or (text is not None and not is_named):
+            kind = "custom"
+        if kind == "custom" and text is None:
+            kind = "None"
+        values["use_system_prompt"] = kind
+        values["system_prompt"] = text if kind == "custom" else None
         # A setting may be meant for other models.
         if sampling_defaults(self.card, is_edit=bool(self.images)).negative_prompt is None:
             values["negative_prompt"] = ""
@@ -178,8 +185,14 @@ class PictureLine(ResolvedLine):
         )
 
     def own(self, index: int) -> dict[str, Any]:
-        seed = self.seed(0 if self.values["vary"] == "text" else index)
-        return super().own(index) | {"seed": seed, "ar_seed": self._ar_seed(index)}
+        ar_seed, vary = self.values["ar_seed"], self.values["vary"]
+        seed = self.seed(0 if vary == "text" else index)
+        # That of the text is as asked for, else the picture's own; `vary` says which of them move.
+        if ar_seed is None:
+            ar_seed = self.seed(0 if vary == "picture" else index)
+        elif vary == "text":
+            ar_seed = count_up(ar_seed, index)
+        return super().own(index) | {"seed": seed, "ar_seed": int(ar_seed)}
 
     def _encoding(self) -> Encoding:
         kind = self.values["format"]
@@ -197,40 +210,3 @@ class PictureLine(ResolvedLine):
         """The size that a ratio token stands for; None where the model has no such ratio."""
         sizes = (b.size for b in self.card.buckets if b.ratio_index == index)
         return next(sizes, None)
-
-    def _ar_seed(self, index: int) -> int:
-        """The seed of the text: as asked for, where `vary` says `text` moved; else the picture's
-        own, where it says `picture` the first one's.
-        """
-        ar_seed, vary = self.values["ar_seed"], self.values["vary"]
-        if ar_seed is not None:
-            return count_up(ar_seed, index) if vary == "text" else int(ar_seed)
-        return self.seed(0 if vary == "picture" else index)
-
-    def _vary_faults(self) -> Iterator[HyimgError]:
-        """Faults of `vary`: it makes all results of the line one, or has none to tell apart."""
-        if len(self.child_ids) == 1:
-            if "vary" in self.line.given:
-                yield self.unused("vary", "the line has one result")
-        elif self.values["vary"] == "text":
-            # Of a text that no seed changes the seed is idle.
-            given = {"ar_seed"} | self.line.given & {*COT_FIELDS}
-            if why := idle_fields(self.values, given, self.values["bot_task"]).get("ar_seed"):
-                what = f"vary text would give {len(self.child_ids)} equal pictures: {why}"
-                yield self.fault("vary", what, "vary", "vary the picture")
-
-    def _system_prompt(self) -> dict[str, str | None]:
-        """Which system prompt, and its text, which only `custom` has.
-
-        A line that brings a text means it to be used; so do settings that name no other kind.
-        """
-        text, line = self.values["system_prompt"], self.fields
-        is_named = "use_system_prompt" in line or self.settings["use_system_prompt"].value
-        kind = str(self.values["use_system_prompt"])
-        if "system_prompt" in line or (text is not None and not is_named):
-            kind = "custom"
-        if kind != "custom":
-            text = None
-        elif text is None:
-            kind = "None"
-        return {"use_system_prompt": kind, "system_prompt": text}

@@ -3,7 +3,6 @@ side. No torch.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
@@ -15,20 +14,15 @@ Key = TypeVar("Key", bound=Hashable)
 One = TypeVar("One")
 
 
-@dataclass(frozen=True)
-class TextIdentity:
-    """All of a job that decides its text, within one run and as long as its sources' files stay as
-    they are: the checkpoint's files, precision and ranks are the same for the whole run.
-    """
-
-    inputs: Hashable
-    size_class: str
+# All of a job that decides its text, with its size class, within one run and as long as its
+# sources' files stay as they are: checkpoint, precision and ranks are the same for the whole run.
+TextIdentity = tuple[Hashable, str]
 
 
 def text_identity(job: ImageJob, card: ModelCard) -> TextIdentity | None:
     """The identity of a job's text; None where it writes none."""
     inputs = job.text_inputs
-    return None if inputs is None else TextIdentity(inputs, size_class_of(job, card))
+    return None if inputs is None else (inputs, size_class_of(job, card))
 
 
 def text_of(job: ImageJob) -> Hashable:

@@ -17,7 +17,7 @@ from hyimg_cli.manifest.fields import FIELDS, IN_MATRIX, NOT_IN
 from hyimg_cli.manifest.matrix import MOST
 from hyimg_cli.settings.kinds import text
 from hyimg_cli.settings.run import JobKind
-from hyimg_cli.settings.table import TABLES, Declaration
+from hyimg_cli.settings.table import TABLES
 from hyimg_cli.spec.job import Task
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -65,8 +65,7 @@ def recipe_model() -> type[BaseModel]:
     tables: dict[str, Any] = {}
     for table, rows in TABLES.items():
         fields: dict[str, Any] = {
-            name: (row.kind.annotation, _unset(row.help, **_default(row)))
-            for name, row in rows.items()
+            name: (row.kind.annotation, _unset(row.help, row.default)) for name, row in rows.items()
         }
         tables[table] = (create_model(table, __base__=_Closed, **fields), _unset(""))
     return create_model("An hyimg recipe", __base__=_Closed, **tables)
@@ -88,36 +87,30 @@ def _line(
     title: str, kind: JobKind | None, without: Collection[str] = (), **own: Any
 ) -> type[BaseModel]:
     """A line of one kind of job; None: with the fields of all, but those it is `without`."""
+    # Lists of what each field may hold.
+    axes: dict[str, Any] = {
+        name: (Annotated[list[field.kind.annotation], Len(1, MOST)], _unset("", uniqueItems=True))  # type: ignore[name-defined]
+        for name, field in IN_MATRIX.items()
+        if kind is None or field.only in (None, kind)
+    }
+    matrix = create_model(f"Matrix of {kind or 'any'}", __base__=_Closed, **axes)
     fields: dict[str, Any] = {}
     for field in FIELDS:
         if field.name not in without and (kind is None or field.only in (None, kind)):
-            annotation = _matrix(kind) if field.name == "matrix" else field.kind.annotation
+            annotation = matrix if field.name == "matrix" else field.kind.annotation
             for name in (field.name, *field.aliases):
                 fields[name] = (annotation, _unset(field.help))
     fields["prompt"] = (text("prompt").annotation, Field(description="What to show, or to change."))
     return create_model(title, __base__=_Line, **(fields | own))
 
 
-def _unset(help: str, **more: Any) -> Any:
-    """A field that may be left out, but never be null."""
+def _unset(help: str, default: Any = None, **more: Any) -> Any:
+    """A field that may be left out, but never be null; its default, where a file could say it."""
+    if isinstance(default, str | int | float):
+        more["default"] = default
 
     def as_declared(schema: dict[str, Any]) -> None:
         del schema["default"]
         schema.update(more)
 
     return Field(None, description=help or None, json_schema_extra=as_declared)
-
-
-def _default(row: Declaration) -> dict[str, Any]:
-    """The default, where a file could say it."""
-    return {"default": row.default} if isinstance(row.default, str | int | float) else {}
-
-
-def _matrix(jobs: JobKind | None) -> Any:
-    """Lists of what each field may hold that such jobs have."""
-    fields: dict[str, Any] = {
-        name: (Annotated[list[field.kind.annotation], Len(1, MOST)], _unset("", uniqueItems=True))  # type: ignore[name-defined]
-        for name, field in IN_MATRIX.items()
-        if jobs is None or field.only in (None, jobs)
-    }
-    return create_model(f"Matrix of {jobs or 'any'}", __base__=_Closed, **fields)

@@ -12,7 +12,7 @@ from hyimg_cli.settings.kinds import MAX_SIDE
 from hyimg_cli.settings.paths import is_hub_file
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import Size, SizeRequest, VideoJob
-from hyimg_cli.spec.options import VIDEO_OPTIONS, Fit, Lora
+from hyimg_cli.spec.options import VIDEO_OPTIONS, Lora
 
 _LORA_IN_LINE = "paths in a manifest are relative to it"
 _LORA_OF_FLAG = "takes a path from the working folder, or OWNER/REPOSITORY/FILE of the hub"
@@ -27,14 +27,32 @@ class VideoLine(ResolvedLine):
     def faults(self) -> Iterator[HyimgError]:
         yield from self._start_faults()
         # Libraries round sizes and frames down without a word.
-        yield from self._size_faults()
+        size, multiple = self.size(), self.card.size_multiple
+        for side, pixels in (("height", size.height), ("width", size.width)):
+            if below := pixels % multiple:
+                what = f"{size}: its {side} {pixels} is not a multiple of {multiple}"
+                around = (pixels - below, pixels - below + multiple)
+                near = " and ".join(str(n) for n in around if multiple <= n <= MAX_SIDE)
+                yield self.fault("size", what, "size", f"the nearest are {near}")
         stride, frames = self.card.frame_stride, self.values["num_frames"]
         if (frames - 1) % stride:
             what = f"{frames} frames are not {stride} * k + 1"
             below = (frames - 1) // stride * stride + 1
             hint = f"the nearest are {below} and {below + stride}"
             yield self.fault("frames", what, "num_frames", hint)
-        yield from self._guidance_faults()
+        # A guidance that is asked for and is off, or that this model does not have.
+        scale = self.values["guidance_scale"]
+        if scale < 1 and not self.card.guides_below_one:
+            what = f"guidance_scale {scale:g} would be none: this model guides above 1 only"
+            hint = "give 1 for no guidance, or more"
+            yield self.fault("guidance", what, "guidance_scale", hint)
+        if "negative_prompt" in self.line.given and scale == 1:
+            yield self.unused("negative_prompt", "guidance_scale is 1: nothing is held against it")
+        has_two = self.card.defaults.guidance_scale_2 is not None
+        if "guidance_scale_2" in self.line.given and (not has_two or scale == 1):
+            why = "guidance_scale is 1, which switches guidance off for both transformers"
+            why = why if has_two else "the model has one transformer"
+            yield self.unused("guidance_scale_2", why)
         few_steps = self.card.is_distilled or self.values["scheduler"] is not None
         yield from self.step_cache_faults(is_distilled=few_steps)
         yield from self._lora_faults()
@@ -62,29 +80,6 @@ class VideoLine(ResolvedLine):
             what = "this model goes from a first frame to a last one, and there is no last one"
             hint = "name two pictures, or use the i2v checkpoint"
             yield self.fault("images", what, "images", hint)
-
-    def _guidance_faults(self) -> Iterator[HyimgError]:
-        """Faults of a guidance that is asked for and is off, or that this model does not have."""
-        scale = self.values["guidance_scale"]
-        if scale < 1 and not self.card.guides_below_one:
-            what = f"guidance_scale {scale:g} would be none: this model guides above 1 only"
-            hint = "give 1 for no guidance, or more"
-            yield self.fault("guidance", what, "guidance_scale", hint)
-        if "negative_prompt" in self.line.given and scale == 1:
-            yield self.unused("negative_prompt", "guidance_scale is 1: nothing is held against it")
-        has_two = self.card.defaults.guidance_scale_2 is not None
-        if "guidance_scale_2" in self.line.given and (not has_two or scale == 1):
-            why = "guidance_scale is 1, which switches guidance off for both transformers"
-            why = why if has_two else "the model has one transformer"
-            yield self.unused("guidance_scale_2", why)
-
-    def _size_faults(self) -> Iterator[HyimgError]:
-        size, multiple = self.size(), self.card.size_multiple
-        for side, pixels in (("height", size.height), ("width", size.width)):
-            if pixels % multiple:
-                what = f"{size}: its {side} {pixels} is not a multiple of {multiple}"
-                near = " and ".join(str(n) for n in _nearest(pixels, multiple))
-                yield self.fault("size", what, "size", f"the nearest are {near}")
 
     def size(self) -> Size:
         """Pixels of the video: as asked; the model's own; or of that area in a ratio asked for, or
@@ -125,13 +120,6 @@ class VideoLine(ResolvedLine):
                     hint = f"{as_given(self.settings['lora'])} {_LORA_OF_FLAG}"
                 yield self.fault("lora", what, "lora", hint)
 
-    def _fit(self) -> Fit | None:
-        """How pictures become frames: as asked, or as the checkpoint's authors do it."""
-        if not self.images or self.card.start is None:
-            return None
-        asked: Fit | None = self.fields.get("fit") or self.settings["fit"].value
-        return asked or self.card.start.fit
-
     def _on_grid(self, pixels: float) -> int:
         multiple = self.card.size_multiple
         return max(multiple, round(pixels / multiple) * multiple)
@@ -140,11 +128,9 @@ class VideoLine(ResolvedLine):
         values = {name: self.values[name] for name in VIDEO_OPTIONS} | self.own(index)
         if self.card.defaults.guidance_scale_2 is None:
             values["guidance_scale_2"] = None
-        values |= {"seed": self.seed(index), "fit": self._fit()}
+        values |= {"seed": self.seed(index), "fit": None}
+        # How pictures become frames: as asked, or as the checkpoint's authors do it.
+        if self.images and self.card.start is not None:
+            asked = self.fields.get("fit") or self.settings["fit"].value
+            values["fit"] = asked or self.card.start.fit
         return VideoJob(**values, size=self.size(), camera=self.fields.get("camera", ""))
-
-
-def _nearest(pixels: int, multiple: int) -> list[int]:
-    """The multiples around `pixels` that a side may have."""
-    below = pixels // multiple * multiple
-    return [side for side in (below, below + multiple) if multiple <= side <= MAX_SIDE]

@@ -30,14 +30,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.pipelines.image.pipeline import LoadModel
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
-from hyimg_cli.spec.events import (
-    PHASES,
-    JobEnded,
-    ModelLoaded,
-    Outcome,
-    Prewarmed,
-    PromptsReady,
-)
+from hyimg_cli.spec.events import PHASES, JobEnded, ModelLoaded, Outcome, Prewarmed, PromptsReady
 from hyimg_cli.spec.job import Job
 
 WORK = tuple(phase for phase in PHASES if phase != "queue")

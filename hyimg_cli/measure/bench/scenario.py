@@ -111,9 +111,7 @@ def _scenario(path: Path, table: dict[str, Any]) -> Scenario:
     for side, own in (("common", found.common), ("a", found.a.settings), ("b", found.b.settings)):
         _check_settings(path, side, own)
     return replace(
-        found,
-        manifest=path.parent / found.manifest,
-        main_steps=found.main_steps or found.steps[-1],
+        found, manifest=path.parent / found.manifest, main_steps=found.main_steps or found.steps[-1]
     )
 
 
