@@ -8,7 +8,7 @@ a body beyond our own fields is either kept in the results as it was (`x_user`),
 one value that hyimg can give (`quality`: auto), or a fault of the line.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hyimg_cli.settings.values import BadValue, nearest, shown
@@ -62,13 +62,7 @@ def unwrap(entry: Mapping[str, Any]) -> dict[str, Any]:
     beside = {key: value for key, value in entry.items() if key not in KEYS}
     if twice := sorted(beside.keys() & body.keys()):
         raise _wrong(f"{twice[0]} is there twice", "keep one of them")
-    own = dict(_own(body))
-    has_pictures = bool(own.keys() & _PICTURES.keys())
-    return beside | {"task": tasks[has_pictures]} | own
-
-
-def _own(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The body's fields by our names."""
+    own: dict[str, Any] = {}
     for key, value in body.items():
         # A client's way to leave a field out.
         if value is None:
@@ -81,12 +75,14 @@ def _own(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 what = f"{key} is {shown(value)}, which hyimg cannot give"
                 raise _wrong(what, f"allowed: {', '.join(allowed)}")
         elif key in _KEPT:
-            yield f"x_{key}", value
+            own[f"x_{key}"] = value
         elif key in _PICTURES:
             is_list = isinstance(value, list)
-            yield _PICTURES[key], [_path(one) for one in value] if is_list else _path(value)
+            own[_PICTURES[key]] = [_path(one) for one in value] if is_list else _path(value)
         else:
-            yield key, value
+            own[key] = value
+    has_pictures = bool(own.keys() & _PICTURES.keys())
+    return beside | {"task": tasks[has_pictures]} | own
 
 
 def _path(image: Any) -> Any:

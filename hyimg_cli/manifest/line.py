@@ -216,16 +216,15 @@ class Line:
         extra_json = json.dumps(self.extra) if self.extra else "{}"
         return ManifestLine(number, self.where, names, values, extra_json, given)
 
-    def read_prompt(self, raw: bytes) -> None:
-        """Takes the line as a prompt."""
+    def read(self, raw: bytes, *, is_prompt: bool = False) -> None:
+        """Takes the line as a JSON object of fields, or as a prompt."""
         with self._noting_bad_values():
-            self._take("prompt", _decoded(raw))
-            self._check_together()
-
-    def read_object(self, raw: bytes) -> None:
-        """Takes the line as a JSON object of fields."""
-        with self._noting_bad_values():
-            entry = _parsed(_decoded(raw))
+            try:
+                text = raw.decode()
+            except UnicodeDecodeError as error:
+                what = f"byte {error.start + 1} of the line is not UTF-8"
+                raise BadValue(what, "save the file as UTF-8", "not-utf8") from None
+            entry = {"prompt": text} if is_prompt else _parsed(text)
             if "body" in entry or "url" in entry:
                 try:
                     entry = unwrap(entry)
@@ -433,14 +432,6 @@ class Line:
     def _leave_out(self, name: str) -> None:
         self.fields.pop(name, None)
         self.given.discard(name)
-
-
-def _decoded(raw: bytes) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        what = f"byte {error.start + 1} of the line is not UTF-8"
-        raise BadValue(what, "save the file as UTF-8", "not-utf8") from None
 
 
 def _parsed(text: str) -> dict[str, Any]:

@@ -140,7 +140,7 @@ class _Reading:
         self._claims = IdClaims()
 
     def read(self, data: bytes) -> None:
-        first = next((line.strip() for line in _lines_of(data) if line.strip()), b"")
+        first = next(filter(None, map(bytes.strip, BytesIO(data))), b"")
         if data.startswith(_UTF16) or b"\0" in data[:2]:
             what, hint = "the file is not UTF-8, but UTF-16 or the like", "save it as UTF-8"
             self._refuse_file("not-utf8", what, hint)
@@ -170,17 +170,15 @@ class _Reading:
     def _text_lines(self, data: bytes) -> Iterator[tuple[int, Line]]:
         """The lines of JSON or of prompts that are not empty, with their numbers."""
         unread = 0
-        for number, raw in enumerate(map(bytes.strip, _lines_of(data)), 1):
+        for number, raw in enumerate(map(bytes.strip, BytesIO(data)), 1):
             if not raw:
                 continue
             line = Line(f"{self.title}:{number}")
             if len(raw) > SETTINGS_BYTES:
                 what = f"the line has {len(raw):,} bytes; up to {SETTINGS_BYTES:,} are read"
                 line.add("too-long", what, hint=_NO_LIST)
-            elif self.suffix == ".txt":
-                line.read_prompt(raw)
             else:
-                line.read_object(raw)
+                line.read(raw, is_prompt=self.suffix == ".txt")
             yield number, line
             unread = 0 if line.given or line.extra or line.unknown else unread + 1
             if unread == _MOST_UNREAD:
@@ -214,11 +212,6 @@ class _Reading:
         """Claim a line's id and its results'; a fault where one is unfit or taken."""
         names = [line.fields["custom_id"], *child_ids(line.fields)]
         return self._claims.claim(names, number, line.where)
-
-
-def _lines_of(data: bytes) -> Iterator[bytes]:
-    """The lines of a file, one at a time: there may be a million."""
-    return (line.removesuffix(b"\n") for line in BytesIO(data))
 
 
 def _id_stem(stem: str) -> str:

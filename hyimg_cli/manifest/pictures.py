@@ -118,7 +118,7 @@ class PictureLine(ResolvedLine):
             return
         try:
             if self.values["region"]:
-                check_region(self._outside()[0], source)
+                check_region(self._outside(), source)
         except SourceImageError as error:
             if error.code == "source.region":
                 place = f"{self.line.where}: region"
@@ -142,14 +142,9 @@ class PictureLine(ResolvedLine):
         """The kept source's size; None where it cannot be read."""
         return self.source_size(self.values["kept_source"] - 1)
 
-    def _outside(self) -> tuple[KeepOutside, SizeRequest]:
-        """How the edit is put back on its source, and the size that it is drawn in."""
-        values = {name: self.values[name] for name in ("kept_source", *FINISHING)}
-        source = self._kept_size()
-        if source is None:
-            return KeepOutside(**values), self._size()
-        size = self.card.kept_size(source)
-        return KeepOutside(**values), SizeRequest(size.height, size.width)
+    def _outside(self) -> KeepOutside:
+        """How the edit is put back on its source."""
+        return KeepOutside(**{name: self.values[name] for name in ("kept_source", *FINISHING)})
 
     def job(self, index: int) -> ImageJob:
         fields = self.fields
@@ -167,9 +162,12 @@ class PictureLine(ResolvedLine):
         # A setting may be meant for other models.
         if sampling_defaults(self.card, is_edit=bool(self.images)).negative_prompt is None:
             values["negative_prompt"] = ""
-        outside, size = self._outside() if self._keeps_outside else (None, self._size())
-        if outside is not None:
-            values["infer_align_image_size"] = True
+        size, outside = self._size(), None
+        if self._keeps_outside:
+            values["infer_align_image_size"], outside = True, self._outside()
+            if source := self._kept_size():
+                kept = self.card.kept_size(source)
+                size = SizeRequest(kept.height, kept.width)
         # The note is the ids'; of a text that was edited there is none.
         has_note = {"written", "cot_token_ids"} <= fields.keys()
         written = json.dumps(fields["written"], sort_keys=True) if has_note else ""

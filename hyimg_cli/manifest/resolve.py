@@ -35,7 +35,6 @@ def resolve_jobs(
     Raises what they raise for the models of the settings; for a model that a line names, that
     becomes a fault of the line.
     """
-    pictures, videos = _looked_up_once(card_of), _looked_up_once(video_card_of)
     listed = settings["allow_model"]
     own = [settings[name].value for name in ("model", "video_model")]
     own += (one.file for one in settings["lora"].value or ())
@@ -49,8 +48,17 @@ def resolve_jobs(
         return PATH_FIELDS[name].resolve_paths(value, manifest.folder)
 
     @cache
+    def find_card(model: str, is_video: bool) -> Any:
+        """The card of a model; of one that has none, the error."""
+        assert video_card_of or not is_video, "nobody told how video models are looked up"
+        try:
+            return video_card_of(model) if video_card_of and is_video else card_of(model)
+        except HyimgError as error:
+            return error
+
+    @cache
     def without_line(model: str, is_video: bool, is_edit: bool) -> dict[str, Any]:
-        card = (videos if is_video else pictures)(model)
+        card = find_card(model, is_video)
         own = card.defaults if is_video else sampling_defaults(card, is_edit=is_edit)
         return {
             name: getattr(own, name, None) if one.origin == "model" else one.value
@@ -84,7 +92,7 @@ def resolve_jobs(
             where = f"{line.where}: {field}"
             faults.append(fault("model-not-allowed", what, where=where, hint=hint))
             continue
-        card = (videos if is_video else pictures)(model)
+        card = find_card(model, is_video)
         if isinstance(card, HyimgError):
             if "model" not in fields:
                 raise card
@@ -102,20 +110,6 @@ def resolve_jobs(
     # What a setting caused is the same in every line; it is said once.
     once = {(one.where, one.what): one for one in faults}
     return jobs, list(once.values())
-
-
-def _looked_up_once(card_of: Callable[[str], Any] | None) -> Callable[[str], Any]:
-    """Cards by model; of a model that has none, the error."""
-
-    @cache
-    def looked_up(model: str) -> Any:
-        assert card_of is not None, "nobody told how video models are looked up"
-        try:
-            return card_of(model)
-        except HyimgError as error:
-            return error
-
-    return looked_up
 
 
 def _place(name: str) -> str:

@@ -37,43 +37,38 @@ def job_to_json(job: Job) -> dict[str, Any]:
     if job.step_cache is not None:
         entry["step_cache"] = str(job.step_cache)
     entry["size"] = size_text(job.size) if isinstance(job, ImageJob) else str(job.size)
-    _complete_video(entry, job) if isinstance(job, VideoJob) else _complete_picture(entry, job)
+    if isinstance(job, VideoJob):
+        if job.branch_count > 1:
+            entry["negative_prompt"] = job.negative_prompt
+        else:
+            entry.pop("negative_prompt", None)
+        if job.lora:
+            entry["lora"] = PATH_FIELDS["lora"].to_json(job.lora)
+        if job.camera:
+            entry["camera"] = job.camera
+    else:
+        if not job.guidance_renorm_min:
+            entry.pop("guidance_renorm_min", None)  # as if there were no such field
+        if not job.images:
+            entry.pop("infer_align_image_size", None)
+        if job.outside is not None:
+            entry["keep_outside"] = True
+            # What is off its default.
+            for field in fields(job.outside):
+                if (value := getattr(job.outside, field.name)) != field.default:
+                    entry[field.name] = value
+        entry |= _text_fields(job)
+        # Nothing of a PNG: resume keys of folders from before there were others stay.
+        if job.encoding.format != "png":
+            quality = job.encoding.quality
+            how = {"lossless": True} if quality is None else {"quality": quality}
+            entry |= {"format": job.encoding.format, **how}
     if job.file_name != BY_ID:
         entry["name"] = job.file_name
     if job.metadata_json != "null":
         entry["metadata"] = json.loads(job.metadata_json)
     entry.update(json.loads(job.extra_json))
     return entry
-
-
-def _complete_video(entry: dict[str, Any], job: VideoJob) -> None:
-    if job.branch_count > 1:
-        entry["negative_prompt"] = job.negative_prompt
-    else:
-        entry.pop("negative_prompt", None)
-    if job.lora:
-        entry["lora"] = PATH_FIELDS["lora"].to_json(job.lora)
-    if job.camera:
-        entry["camera"] = job.camera
-
-
-def _complete_picture(entry: dict[str, Any], job: ImageJob) -> None:
-    if not job.guidance_renorm_min:
-        entry.pop("guidance_renorm_min", None)  # as if there were no such field
-    if not job.images:
-        entry.pop("infer_align_image_size", None)
-    if job.outside is not None:
-        entry["keep_outside"] = True
-        # What is off its default.
-        for field in fields(job.outside):
-            if (value := getattr(job.outside, field.name)) != field.default:
-                entry[field.name] = value
-    entry |= _text_fields(job)
-    # Nothing of a PNG: resume keys of folders from before there were others stay.
-    if job.encoding.format != "png":
-        quality = job.encoding.quality
-        how = {"lossless": True} if quality is None else {"quality": quality}
-        entry |= {"format": job.encoding.format, **how}
 
 
 def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
@@ -107,24 +102,21 @@ def public_line(job: Job) -> dict[str, Any]:
         for name, value in job_to_json(job).items()
         if name not in _PRIVATE and not name.startswith("x_")
     }
-    # Of a checkpoint there may be more to tell.
-    return map_paths(line, lambda path: PurePath(path).name) | {"model": _public_name(job.model)}
-
-
-def _public_name(model: str) -> str:
-    """A hub id as it is, also that of a folder in the hub's cache; any other by its last name."""
-    hub = PurePath(model).parent
+    # A hub id stands as it is, also that of a folder in the hub's cache.
+    model, hub = job.model, PurePath(job.model).parent
     if hub.name == "snapshots" and hub.parent.name.startswith("models--"):
-        return hub.parent.name.removeprefix("models--").replace("--", "/", 1)
-    is_folder = model.startswith(("/", ".", "~")) or model.count("/") > 1
-    return PurePath(model).name if is_folder else model
+        model = hub.parent.name.removeprefix("models--").replace("--", "/", 1)
+    elif model.startswith(("/", ".", "~")) or model.count("/") > 1:
+        model = PurePath(model).name
+    return map_paths(line, lambda path: PurePath(path).name) | {"model": model}
 
 
 def map_paths(line: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
     """A line, each path in it changed."""
-    kinds = {name: kind for name, kind in PATH_FIELDS.items() if name in line}
     return dict(line) | {
-        name: kind.to_json(kind.map_paths(line[name], change)) for name, kind in kinds.items()
+        name: kind.to_json(kind.map_paths(line[name], change))
+        for name, kind in PATH_FIELDS.items()
+        if name in line
     }
 
 

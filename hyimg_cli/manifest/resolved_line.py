@@ -70,8 +70,7 @@ class ResolvedLine:
     @property
     def images(self) -> tuple[str, ...]:
         """Paths of the line's pictures."""
-        found: tuple[str, ...] = self.fields.get("images", ())
-        return found
+        return tuple(self.fields.get("images", ()))
 
     def source_size(self, index: int) -> Size | None:
         """Size of one of the line's pictures, by its header; None for one that fails the job."""
@@ -96,13 +95,14 @@ class ResolvedLine:
         steps, hint = self.values["num_inference_steps"], 'give "none" here, or take more steps'
         if is_distilled:
             what = "a step cache has nothing to leave out where a model is distilled to few steps"
-            yield self.fault("step-cache", what, "step_cache", 'give "none" here')
+            hint = 'give "none" here'
         elif steps < FEWEST_STEPS:
             what = f"a step cache of {steps} steps: from {FEWEST_STEPS} on it may be worth its loss"
-            yield self.fault("step-cache", what, "step_cache", hint)
         elif count_full(rule, steps) == steps:
             what = f"all of {steps} steps would be full"
-            yield self.fault("step-cache", what, "step_cache", hint)
+        else:
+            return
+        yield self.fault("step-cache", what, "step_cache", hint)
 
     def fault(self, slug: str, what: str, name: str, hint: str) -> HyimgError:
         """A fault at the line's field, or at the setting that gave the value."""

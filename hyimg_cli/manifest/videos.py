@@ -87,14 +87,14 @@ class VideoLine(ResolvedLine):
         """
         request: SizeRequest = self.values["size"]
         own, rule = self.card.defaults.size, self.card.start
-        if not (request.is_auto or request.is_ratio):
-            return Size(request.height, request.width)
         shape = Size(request.height, request.width)
         if request.is_auto:
             picture = self.source_size(0) if self.images and rule else None
             if picture is None:
                 return own
             shape = picture
+        elif not request.is_ratio:
+            return shape
         if rule and (found := rule.size_for(shape)):
             return found
         ratio = shape.height / shape.width

@@ -29,25 +29,22 @@ _SECTION = re.compile(r"<(\w+)>.*?</\1>", re.DOTALL)
 def read_note(value: Any) -> Any:
     """The note of a written text. Its other keys are for people. Raises BadValue."""
     as_json(value)
-    if not (isinstance(value, dict) and _is_whole(value)):
+    kinds = {"tags": str} | dict.fromkeys(_LISTS, int)
+    # All that is read again must be there, and of its type.
+    if not (
+        isinstance(value, dict)
+        and all(isinstance(value.get(name), str) for name in ("text_sha256", "ids_sha256", "cut"))
+        and value.get("bot_task") in BOT_TASKS[1:]
+        and all(isinstance(value.get(name), list) for name in kinds)
+        and all(type(one) is kind for name, kind in kinds.items() for one in value[name])
+        and all(one >= 0 for name in _LISTS for one in value[name])
+    ):
         what = f"{shown(value)} is no note of hyimg think"
         raise BadValue(what, "leave it as it was written, or take it out", "written")
     return value
 
 
 NOTE = Kind(read_note, {})
-
-
-def _is_whole(note: Mapping[str, Any]) -> bool:
-    """True if all that is read again is there, and of its type."""
-    kinds = {"tags": str} | dict.fromkeys(_LISTS, int)
-    return (
-        all(isinstance(note.get(name), str) for name in ("text_sha256", "ids_sha256", "cut"))
-        and note.get("bot_task") in BOT_TASKS[1:]
-        and all(isinstance(note.get(name), list) for name in kinds)
-        and all(type(one) is kind for name, kind in kinds.items() for one in note[name])
-        and all(one >= 0 for name in _LISTS for one in note[name])
-    )
 
 
 @dataclass(frozen=True)
