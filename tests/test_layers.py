@@ -80,7 +80,6 @@ WITHOUT_TORCH = (
     "media",
     "quality",
     "measure.distances",
-    "measure.eval",
     "measure.pairs",
     "measure.replay",
     "doctor.check",

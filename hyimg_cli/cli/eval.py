@@ -1,4 +1,4 @@
-"""`hyimg eval`: distances between pictures or videos; `measure.eval` measures."""
+"""`hyimg eval`: distances between pictures or videos; `measure.distances` measures."""
 
 import signal
 from collections.abc import Mapping
@@ -12,8 +12,14 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli.bench import run_comparison
 from hyimg_cli.cli.completion import among
 from hyimg_cli.errors import Interrupted, SourceImageError, UsageError
-from hyimg_cli.measure.distances import measured
-from hyimg_cli.measure.eval import LIMITED_BY, breaches, summary, to_record, write_csv
+from hyimg_cli.measure.distances import (
+    LIMITED_BY,
+    breaches,
+    measured,
+    summary,
+    to_record,
+    write_csv,
+)
 from hyimg_cli.measure.pairs import VARIANTS, find_pairs, newest_bench
 from hyimg_cli.quality.backbones import NETS
 from hyimg_cli.quality.metrics import PIXEL_METRICS, SHARES

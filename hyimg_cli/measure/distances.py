@@ -1,16 +1,23 @@
-"""Distances of pairs: pictures once, videos frame by frame."""
+"""Distances of pairs: pictures once, videos frame by frame; held against limits, and as records."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from hyimg_cli.errors import HyimgError, UsageError
+from hyimg_cli.files import replace_file
+from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.measure.pairs import IMAGE_SUFFIXES, Pair, is_video
 from hyimg_cli.media.frames import read_frames
 from hyimg_cli.media.images import probe_image, read_image
-from hyimg_cli.quality.metrics import Metric, Pixels
+from hyimg_cli.quality.metrics import Metric, Pixels, number_to_json
 
+# The option that limits each metric: from below where higher is nearer.
+LIMITED_BY = {"psnr": "min_psnr", "ssim": "min_ssim", "lpips": "max_lpips", "max_abs": "max_abs"}
 Frame = tuple[Pixels, tuple[str, ...]]
 
 
@@ -36,7 +43,13 @@ def measured(pairs: Sequence[Pair], metrics: Sequence[Metric]) -> Iterator[Measu
     Raises UsageError for pictures of two sizes, before anything is measured; later on where two
     videos differ in size or number of frames, and for a file that cannot be read.
     """
-    _require_same_sizes(pairs)
+    # Headers alone are read.
+    sizes = [(p.name, _size(p.a), _size(p.b)) for p in pairs if p.kind == "image"]
+    wrong = [f"{name} ({a} and {b})" for name, a, b in sizes if a != b]
+    if wrong:
+        count = f"{len(wrong)} of {len(pairs)} pairs differ in size"
+        hint = "distances are taken between pictures of one size; nothing is scaled to fit"
+        raise UsageError(f"{count}: {'; '.join(wrong)}", hint=hint, code="quality.size-mismatch")
     for pair in pairs:
         try:
             yield _measured(pair, metrics)
@@ -74,18 +87,65 @@ def _frames(path: Path) -> Iterator[Frame]:
             yield source.pixels, source.notes
 
 
-def _require_same_sizes(pairs: Sequence[Pair]) -> None:
-    """Raise UsageError that names every pair of two sizes; headers alone are read."""
-    sizes = [(p.name, _size(p.a), _size(p.b)) for p in pairs if p.kind == "image"]
-    wrong = [f"{name} ({a} and {b})" for name, a, b in sizes if a != b]
-    if wrong:
-        count = f"{len(wrong)} of {len(pairs)} pairs differ in size"
-        hint = "distances are taken between pictures of one size; nothing is scaled to fit"
-        raise UsageError(f"{count}: {'; '.join(wrong)}", hint=hint, code="quality.size-mismatch")
-
-
 def _size(path: Path) -> str:
     try:
         return str(probe_image(path, decode=False)[0])
     except HyimgError as error:
         raise UsageError(error.what, where=error.where, hint=error.hint, code=error.code) from None
+
+
+def breaches(
+    results: Iterable[Measured], metrics: Sequence[Metric], limits: Mapping[str, float]
+) -> Iterator[str]:
+    """Sentences on every pair that does not keep a limit, with its worst frame; NaN keeps none.
+
+    `limits`: by metric, in dB, levels, at least 0 or at most 1.
+    """
+    limited = [(metric, limits[metric.name]) for metric in metrics if metric.name in limits]
+    for one in results:
+        for metric, limit in limited:
+            value = metric.worst(one.values[metric.name])
+            side = "below" if metric.higher_is_nearer else "above"
+            if not (value >= limit if metric.higher_is_nearer else value <= limit):
+                yield f"{one.pair.name}: {metric.name} {value:.4g} is {side} {limit:g}"
+
+
+def to_record(one: Measured, metrics: Sequence[Metric]) -> dict[str, Any]:
+    """A pair with its distances by name; of a video the mean, and the extremes of its frames."""
+    pair = one.pair
+    record: dict[str, Any] = {
+        "name": pair.name,
+        "a": str(pair.a),
+        "b": str(pair.b),
+        "kind": pair.kind,
+        "frames": one.frames,
+    }
+    for metric in metrics:
+        values = one.values[metric.name]
+        record[metric.name] = number_to_json(metric.mean(values))
+        if pair.kind == "video":
+            record[f"{metric.name}_max"] = number_to_json(max(values))
+            record[f"{metric.name}_min"] = number_to_json(min(values))
+    return record | ({"notes": list(one.notes)} if one.notes else {})
+
+
+def summary(results: Sequence[Measured], metrics: Sequence[Metric]) -> dict[str, Any]:
+    """Pairs, and for each metric its mean over them and the worst picture or frame of all."""
+    entry: dict[str, Any] = {"pairs": len(results)}
+    for metric in metrics:
+        of_pairs = [one.values[metric.name] for one in results]
+        mean = metric.mean(metric.mean(values) for values in of_pairs)
+        worst = metric.worst(value for values in of_pairs for value in values)
+        entry[metric.name] = {"mean": number_to_json(mean), "worst": number_to_json(worst)}
+    return entry
+
+
+def write_csv(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    """One row for each record, whole or not at all; notes are left out. Raises StorageError."""
+    columns = dict.fromkeys(name for record in records for name in record if name != "notes")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    with disk_errors(path.parent):
+        replace_file(path, text.getvalue().encode("utf-8", "backslashreplace"))

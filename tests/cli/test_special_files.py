@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from special import MAKE, NAMES, put, within
 
-from hyimg_cli.errors import OutputFolderError
+from hyimg_cli.errors import OutputFolderError, UsageError
 from hyimg_cli.manifest import manifest as manifests
 from hyimg_cli.measure.pairs import newest_bench
-from hyimg_cli.measure.replay.run_folder import files_there, frames_digest, refuse_folder
+from hyimg_cli.measure.replay.run_folder import frames_digest, read_resolved, refuse_folder
 from hyimg_cli.media.video import write_video
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
@@ -242,7 +242,7 @@ def test_what_is_only_looked_for_is_not_there(tmp_path: Path, kind: str) -> None
     film.parent.mkdir()
     film.write_bytes(b"film")
     with within(LIMIT_S):
-        assert (files_there(film, "film", "images"), frames_digest(film)) == ([], "")
+        assert (read_resolved(film, "film"), frames_digest(film)) == ({}, "")
     (out / "results.jsonl").unlink()
     write_jobs(out / "results.jsonl", {"custom_id": "film", "status": "failed"})
     with within(LIMIT_S), pytest.raises(OutputFolderError):
@@ -284,7 +284,7 @@ def test_standard_input_without_end_is_refused(
 
     monkeypatch.setattr(manifests, "MANIFEST_BYTES", 1000)
     endless = io.TextIOWrapper(io.BytesIO(b" " * 2000))
-    with pytest.raises(manifests.UsageError, match="it has more than 1,000 bytes") as refused:
+    with pytest.raises(UsageError, match="it has more than 1,000 bytes") as refused:
         manifests.read_manifest("-", endless)
     assert (refused.value.code, refused.value.where) == ("manifest.unreadable", "stdin")
 

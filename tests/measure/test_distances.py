@@ -10,8 +10,14 @@ import pytest
 from PIL import Image
 
 from hyimg_cli.errors import SourceImageError, UsageError
-from hyimg_cli.measure.distances import Measured, measured
-from hyimg_cli.measure.eval import breaches, summary, to_record, write_csv
+from hyimg_cli.measure.distances import (
+    Measured,
+    breaches,
+    measured,
+    summary,
+    to_record,
+    write_csv,
+)
 from hyimg_cli.measure.pairs import Pair
 from hyimg_cli.media.frames import read_frames
 from hyimg_cli.quality.metrics import PIXEL_METRICS

@@ -21,8 +21,7 @@ from hyimg_cli.journal.past_run import output_files
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.measure.bench.budget import DistanceRow, Metrics, row
-from hyimg_cli.measure.bench.forced_text import Texts
-from hyimg_cli.measure.bench.runs import Run, RunResult, runs_of, shared_models
+from hyimg_cli.measure.bench.runs import Run, RunResult, Texts, runs_of, shared_models
 from hyimg_cli.measure.bench.scenario import Scenario, Variant
 from hyimg_cli.measure.bench.verdict import FEWEST_RUNS, Comparison, Timed
 from hyimg_cli.measure.pairs import VARIANTS

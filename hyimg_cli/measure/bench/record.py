@@ -33,30 +33,14 @@ def write(
     `command` is how the bench was called, `lpips` how that was measured; `flags` are settings of
     both variants that came from flags or the environment.
     """
-    entry = _as_json(found, flags) | {"lpips": lpips, "command": command}
-    pairs = folder_pairs(*(found.kept / side for side in VARIANTS)).pairs
-    for name, content in (
-        (BENCH_JSON, json.dumps(entry, indent=1, ensure_ascii=False, allow_nan=False) + "\n"),
-        (MARKDOWN_NAME, markdown(entry)),
-        (REPORT_NAME, comparison_page(entry, {pair.a.stem: (pair.a, pair.b) for pair in pairs})),
-    ):
-        replace_file(found.kept / name, content.encode())
-    return entry
-
-
-def _as_json(found: Comparison, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The comparison in plain values; an infinite PSNR is the text "inf"."""
     scenario, verdict = found.scenario, found.verdict
-    return {
+    # An infinite PSNR is the text "inf".
+    entry = {
         "format": FORMAT,
         "name": scenario.name,
         "question": scenario.question,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "verdict": {
-            "name": verdict.name,
-            "reasons": list(verdict.reasons),
-            "exit_code": verdict.exit_code,
-        },
+        "verdict": asdict(verdict) | {"exit_code": verdict.exit_code},
         "variants": {"a": asdict(scenario.a), "b": asdict(scenario.b)},
         "common": {**scenario.common, **{k: portable(v) for k, v in flags.items()}},
         "phases_that_may_differ": list(scenario.phases),
@@ -72,7 +56,17 @@ def _as_json(found: Comparison, flags: Mapping[str, Any]) -> dict[str, Any]:
             "model": portable(found.jobs[0].model),
             "model_fingerprint": registry.fingerprint(found.jobs[0].model),
         },
+        "lpips": lpips,
+        "command": command,
     }
+    pairs = folder_pairs(*(found.kept / side for side in VARIANTS)).pairs
+    for name, content in (
+        (BENCH_JSON, json.dumps(entry, indent=1, ensure_ascii=False, allow_nan=False) + "\n"),
+        (MARKDOWN_NAME, markdown(entry)),
+        (REPORT_NAME, comparison_page(entry, {pair.a.stem: (pair.a, pair.b) for pair in pairs})),
+    ):
+        replace_file(found.kept / name, content.encode())
+    return entry
 
 
 def _timing(timed: Timed, scenario: Scenario) -> dict[str, Any]:

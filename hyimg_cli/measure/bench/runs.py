@@ -6,7 +6,9 @@ The segments are disjoint and add up to the wall time. Jobs that work as a batch
 batch's time in equal parts. Waiting in a queue is no work of a job and no part of the sum.
 """
 
+# Legend: R row, V vocabulary
 import multiprocessing
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -15,26 +17,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import cast
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor
 
 from hyimg_cli.engine.runner import cards
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest import planner
-from hyimg_cli.measure.bench.forced_text import ForcedText, Texts
-from hyimg_cli.measure.bench.idle import IdleWatch
 from hyimg_cli.measure.bench.scenario import EMBED, LOAD, PREWARM, REST, START, Lifetime
 from hyimg_cli.memory.fit import memory_guard
 from hyimg_cli.models import registry
-from hyimg_cli.models.protocols import MixedModel
+from hyimg_cli.models.protocols import Context, MixedModel
 from hyimg_cli.pipelines.image.pipeline import LoadModel
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import PHASES, JobEnded, ModelLoaded, Outcome, Prewarmed, PromptsReady
-from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.job import ImageJob, Job
 
 WORK = tuple(phase for phase in PHASES if phase != "queue")
 RUN_PHASES = (START, LOAD, EMBED, PREWARM, *WORK, REST)
+_INTERVAL_S = 0.005
+# An interval in which the process was on a core for less than this share of it is idle.
+_BUSY_SHARE = 0.1
+Texts = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ def runs_of(lifetime: Lifetime, config: RunConfig, texts: Texts, load: LoadModel
 
         def run(jobs: Sequence[Job], folder: Path) -> RunResult:
             session.forget()
-            return timed_run(session, config, jobs, folder)
+            return _timed_run(session, config, jobs, folder)
 
         yield run
 
@@ -93,7 +100,18 @@ def _in_processes(
     """A new process for all jobs, or for every few, one after another."""
     size = jobs_each or len(jobs)
     parts = [jobs[at : at + size] for at in range(0, len(jobs), size)]
-    results = [_in_a_process(config, texts, tuple(part), folder) for part in parts]
+    results = []
+    for part in parts:
+        started = time.perf_counter()
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            try:
+                result = pool.submit(_alone, config, texts, tuple(part), folder).result()
+            except BrokenProcessPool:
+                what, hint = "a process of the bench died", "is there enough memory for its model?"
+                raise MachineError(what, hint=hint, code="bench.process") from None
+        wall_s = time.perf_counter() - started
+        phases_s = {**result.phases_s, START: wall_s - result.wall_s}
+        results.append(replace(result, wall_s=wall_s, phases_s=phases_s))
     return RunResult(
         folder,
         sum(one.wall_s for one in results),
@@ -102,19 +120,6 @@ def _in_processes(
         tuple(outcome for one in results for outcome in one.outcomes),
         processes=len(results),
     )
-
-
-def _in_a_process(config: RunConfig, texts: Texts, jobs: Sequence[Job], folder: Path) -> RunResult:
-    started = time.perf_counter()
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        try:
-            result = pool.submit(_alone, config, texts, jobs, folder).result()
-        except BrokenProcessPool:
-            what, hint = "a process of the bench died", "is there enough memory for its model?"
-            raise MachineError(what, hint=hint, code="bench.process") from None
-    wall_s = time.perf_counter() - started
-    phases_s = {**result.phases_s, START: wall_s - result.wall_s}
-    return replace(result, wall_s=wall_s, phases_s=phases_s)
 
 
 def _alone(config: RunConfig, texts: Texts, jobs: Sequence[Job], folder: Path) -> RunResult:
@@ -138,7 +143,7 @@ def _load(choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel:
         return registry.load(choice, is_batch_invariant=is_batch_invariant)
 
 
-def timed_run(session: Session, config: RunConfig, jobs: Sequence[Job], folder: Path) -> RunResult:
+def _timed_run(session: Session, config: RunConfig, jobs: Sequence[Job], folder: Path) -> RunResult:
     """Every job once, in the order of a plan, pictures written to `folder`."""
     plan = planner.make_plan(jobs, cards(config.model.revision))
     outcomes: list[Outcome] = []
@@ -162,3 +167,68 @@ def timed_run(session: Session, config: RunConfig, jobs: Sequence[Job], folder: 
         phases_s[phase] += sum(outcome.share_s.get(phase, 0.0) for outcome in outcomes)
     phases_s[REST] = wall_s - sum(phases_s.values())
     return RunResult(folder, wall_s, idle.idle_s, phases_s, tuple(outcomes))
+
+
+class ForcedText:
+    """A model whose text is decided beforehand, so that both variants draw from the same words:
+    logits are computed, then all but the decided token's drop.
+
+    `texts` holds, by job, the ids of its text as a result line has them. Where they end, and for a
+    job without any, the model writes as it likes. All else is the inner model's.
+    """
+
+    def __init__(self, inner: MixedModel, texts: Texts) -> None:
+        self._inner = inner
+        self._texts = texts
+        self._started: dict[int, tuple[Context, Sequence[int], int]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def text_budget(self, job: ImageJob, context: Context) -> int:
+        # A text's first ids open it and were fed with the prompt.
+        opening = len(self._inner.script(job).opening)
+        ids = self._texts.get(job.custom_id, ())[opening:]
+        self._started[id(context)] = context, ids, len(context.ids)
+        return self._inner.text_budget(job, context)
+
+    def text_logits(self, contexts: Sequence[Context]) -> Tensor:
+        logits_RV = self._inner.text_logits(contexts)
+        for row, context in enumerate(contexts):
+            _, ids, start = self._started.get(id(context), (context, (), 0))
+            # Rows are counted in the buffer: ids that were just chosen may not be known here yet.
+            at = (context.buffer.length if context.buffer else 0) - start
+            if at < len(ids):
+                decided = logits_RV[row, ids[at]].clone()
+                logits_RV[row] = -torch.inf
+                logits_RV[row, ids[at]] = decided
+        return logits_RV
+
+
+class IdleWatch:
+    """Sum of the intervals of a few milliseconds in which no thread of this process had work.
+
+    Waiting for another thread's work is none of it, nor is waiting for a GPU: the driver polls. On
+    a machine that is busy with other programs, waiting for a core looks the same as sleeping.
+    """
+
+    def __init__(self) -> None:
+        self.idle_s = 0.0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        wall, busy = time.perf_counter(), time.process_time()
+        while not self._is_over.wait(_INTERVAL_S):
+            wall_now, busy_now = time.perf_counter(), time.process_time()
+            if busy_now - busy < _BUSY_SHARE * (wall_now - wall):
+                self.idle_s += wall_now - wall
+            wall, busy = wall_now, busy_now

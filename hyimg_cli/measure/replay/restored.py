@@ -7,7 +7,8 @@ user allows it.
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path, PurePath
@@ -17,12 +18,12 @@ from hyimg_cli.errors import ManifestError, UsageError
 from hyimg_cli.journal.keys import by_graphs, source_digest
 from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.manifest.manifest import Manifest, manifest_of
-from hyimg_cli.measure.replay.run_folder import files_there, model_there, title_of
+from hyimg_cli.measure.replay.run_folder import TITLE, read_resolved, run_of
 from hyimg_cli.media.recorded import Described, Record
 from hyimg_cli.models import lora_files, registry
 from hyimg_cli.settings.config import read_key
 from hyimg_cli.settings.run import JobKind, ModelChoice
-from hyimg_cli.settings.values import shown
+from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec.job import INTRINSICS, VIDEO_TASKS
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
@@ -64,13 +65,14 @@ def restored(described: Described, wishes: Wishes) -> Restored:
     record = described.record
     if record is None:
         raise _fault("foreign", "the picture is not hyimg's: it holds no job", described.path)
-    title = title_of(described.path)
+    title = f"{TITLE}{described.path.name}"
     # What stands in the record goes first: files are looked for under names that were checked.
     as_recorded = _manifest(record.job, title)
     custom_id = str(as_recorded.lines[0].fields["custom_id"])
-    model, notes = _model(described.path, record, custom_id, wishes)
+    resolved = read_resolved(described.path, custom_id)
+    model, notes = _model(described.path, record, resolved, wishes)
     job = record.job | {"custom_id": custom_id, "model": model}
-    search = _Search(described.path, record, custom_id, wishes, notes=notes)
+    search = _Search(described.path, record, resolved, wishes, notes=notes)
     for name in PATH_FIELDS:
         if name != "model" and name in job:
             job[name] = search.find_files(name)
@@ -90,26 +92,24 @@ def _manifest(job: dict[str, Any], title: str) -> Manifest:
     return manifest
 
 
-def _model(path: Path, record: Record, custom_id: str, wishes: Wishes) -> tuple[str, list[str]]:
+def _model(
+    path: Path, record: Record, resolved: Mapping[str, Any], wishes: Wishes
+) -> tuple[str, list[str]]:
     """Which model runs, checked against the recorded digest."""
-    recorded = str(record.job.get("model", ""))
-    model = wishes.model or _located_model(path, recorded, custom_id, wishes.revision)
-    found, expected = (
-        registry.fingerprint(model, wishes.revision, wishes.components),
-        record.provenance.model_fingerprint,
-    )
-    if found == expected:
+    recorded, expected = str(record.job.get("model", "")), record.provenance.model_fingerprint
+    model = wishes.model or _located_model(path, recorded, resolved, wishes.revision)
+    if registry.fingerprint(model, wishes.revision, wishes.components) == expected:
         return model, []
     what = f"the model {PurePath(model).name} is not the one recorded"
     if not wishes.allow_changed:
-        hint = (
-            f"name the folder or --revision of {shown(recorded)} with {expected[:10]}…; or {_ALLOW}"
-        )
-        raise _fault("other-model", what, path, hint)
+        hint = f"name the folder or --revision of {shown(recorded)} with {expected[:10]}…"
+        raise _fault("other-model", what, path, f"{hint}; or {_ALLOW}")
     return model, [what]
 
 
-def _located_model(path: Path, recorded: str, custom_id: str, revision: str | None) -> str:
+def _located_model(
+    path: Path, recorded: str, resolved: Mapping[str, Any], revision: str | None
+) -> str:
     """The recorded model: embedded, or a hub id as the cache has it. A file from elsewhere chooses
     no folder of this machine, nor does what lies beside it, and nothing is fetched for it.
     """
@@ -122,9 +122,10 @@ def _located_model(path: Path, recorded: str, custom_id: str, revision: str | No
         what = f"the model {name} is not on this machine, and no file has one fetched"
         raise _fault("model", what, path, f"--model {name} fetches it")
     what = f"only the name of the model's folder is recorded: {shown(PurePath(recorded).name)}"
-    there = model_there(path, custom_id)
-    hint = "give the folder with --model"
-    raise _fault("model", what, path, hint if there is None else f"{hint}; its run had {there}")
+    name, hint = str(resolved.get("model", "")), "give the folder with --model"
+    if os.sep in name and os.path.isdir(there := run_of(path) / name):
+        hint += f"; its run had {there}"
+    raise _fault("model", what, path, hint)
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ class _Search:
 
     path: Path
     record: Record
-    custom_id: str
+    # The job's line in the manifest of its run.
+    resolved: Mapping[str, Any]
     wishes: Wishes
     # Folders in which files of earlier fields were found.
     folders: list[Path] = field(default_factory=list)
@@ -148,8 +150,12 @@ class _Search:
             raise _fault("damaged", f"the record names other {noun}s than digests", self.path)
         if not digests and any(map(kind.is_path, names)):
             self.notes.append(f"digests of {noun}s are not recorded: not checked")
+        there: list[Path] = []
         # Without a digest to know it by, no file is taken from where a folder of others leads.
-        there = files_there(self.path, self.custom_id, name)[: len(names)] if digests else []
+        if digests:
+            with suppress(BadValue):
+                in_run = kind.names(kind.read(self.resolved.get(name)))
+                there = [run_of(self.path) / one for one in in_run][: len(names)]
         found = [self._find_file(name, *one) for one in zip_longest(names, digests, there)]
         self.folders.extend(Path(file).parent for file in found if os.path.isabs(file))
         return kind.to_json(kind.with_names(value, found))

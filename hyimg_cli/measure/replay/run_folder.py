@@ -12,35 +12,25 @@ from hyimg_cli.errors import HyimgError, OutputFolderError, UsageError
 from hyimg_cli.journal.job_files import OUTPUTS
 from hyimg_cli.journal.journal import RESOLVED, RESULTS, RunFolder
 from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
-from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
-from hyimg_cli.settings.values import BadValue
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import FORMATS, Encoding
 
-_TITLE = "replay of "
+# In the name of a replay, and of its run: before that of the file.
+TITLE = "replay of "
 # Of what the model drew for an edit that was put back on its source.
 REDRAW_SUFFIXES = (EDIT_SUFFIXES["plain"], ".plain.png")
 _SUFFIXES = (*(Encoding(kind).suffix for kind in FORMATS), *REDRAW_SUFFIXES, ".mp4", ".json")
 
 
-def files_there(file: Path, custom_id: str, field: str) -> list[Path]:
-    """Files of a field of the job of `file`, in order, at the places where its run found them."""
-    kind = PATH_FIELDS[field]
-    try:
-        names = kind.names(kind.read(_resolved(file, custom_id).get(field)))
-    except BadValue:
-        return []
-    return [run_of(file) / name for name in names]
-
-
-def model_there(file: Path, custom_id: str) -> Path | None:
-    """Folder of the model of the job of `file`, at the place where its run found it."""
-    model = _resolved(file, custom_id).get("model")
-    if not isinstance(model, str) or os.sep not in model:
-        return None
-    place = run_of(file) / model
-    return place if os.path.isdir(place) else None
+def read_resolved(file: Path, custom_id: str) -> dict[str, Any]:
+    """The line of a file's job in its run's resolved manifest, paths in it leading from `run_of`;
+    empty where there is none.
+    """
+    with suppress(OSError, ValueError):  # what stands before the damage can be used
+        entries = resolved_jobs(run_of(file))
+        return next((entry for name, entry in entries if name == custom_id), {})
+    return {}
 
 
 def frames_digest(video: Path) -> str:
@@ -59,11 +49,6 @@ def frames_digest(video: Path) -> str:
     return ""
 
 
-def title_of(file: Path) -> str:
-    """Name of the replay of a file, in messages and in its run folder."""
-    return f"{_TITLE}{file.name}"
-
-
 def refuse_folder(folder: Path, file: Path, custom_id: str) -> None:
     """Raise UsageError where a replay into `folder` would be written over its original `file`, or
     the video it is of; OutputFolderError where results of anything but its replays lie there.
@@ -76,21 +61,13 @@ def refuse_folder(folder: Path, file: Path, custom_id: str) -> None:
     results = RunFolder(folder).results()
     manifest = read_run_info(folder).get("manifest")
     name = manifest.get("name") if isinstance(manifest, dict) else None
-    if results and not (str(name).startswith(_TITLE) and results.keys() == {custom_id}):
+    if results and not (str(name).startswith(TITLE) and results.keys() == {custom_id}):
         raise OutputFolderError(
             "the folder holds results of another run",
             where=folder,
             hint="choose another folder with -o",
             code="output.other-run",
         )
-
-
-def _resolved(file: Path, custom_id: str) -> dict[str, Any]:
-    """The line of the job in the run's resolved manifest; nothing where there is none."""
-    with suppress(OSError, ValueError):  # what stands before the damage can be used
-        entries = resolved_jobs(run_of(file))
-        return next((entry for name, entry in entries if name == custom_id), {})
-    return {}
 
 
 def run_of(file: Path) -> Path:

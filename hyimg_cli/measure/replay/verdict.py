@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.measure.distances import measured
@@ -14,26 +14,19 @@ from hyimg_cli.media.images import own_numbers, pixel_digest, read_image
 from hyimg_cli.media.recorded import Described, Record, read_described
 from hyimg_cli.quality.metrics import PIXEL_METRICS, number_to_json
 
-Compared = Literal[
-    "pixels",
-    "pixels before compression",
-    "pixels as decoded",
-    "frames before compression",
-    "frames as decoded",
-]
 _PSNR, _MAX_ABS = PIXEL_METRICS["psnr"], PIXEL_METRICS["max_abs"]
 
 
 @dataclass(frozen=True)
 class ReplayVerdict:
-    """Whether a replay is `equal`; the reasons: what is recorded differently, or may differ by
-    nature.
+    """Whether a replay is `equal` in what was `compared`; the reasons: what is recorded
+    differently, or may differ by nature.
 
     `psnr` in dB and `max_abs` in levels are None where the two are equal, or cannot be measured:
     `not_measured` says why.
     """
 
-    compared: Compared
+    compared: str
     equal: bool
     psnr: float | None = None
     max_abs: float | None = None
@@ -84,27 +77,20 @@ def verdict(described: Described, original: Path, made: Path, pixel_sha256: str)
     return replace(found, psnr=psnr, max_abs=max_abs)
 
 
-def _equality(
-    original: Path, record: Record, made: Path, pixel_sha256: str
-) -> tuple[Compared, bool]:
+def _equality(original: Path, record: Record, made: Path, pixel_sha256: str) -> tuple[str, bool]:
+    """What can be compared of the two, and whether it is equal."""
     if "quality" in record.job:  # a picture that lost something when it was written
         if record.pixel_sha256:
             return "pixels before compression", record.pixel_sha256 == pixel_sha256
         files = (pixel_digest(read_image(file).pixels) for file in (original, made))
         return "pixels as decoded", next(files) == next(files)
     if made.suffix != ".mp4":
-        return "pixels", pixel_sha256 in (
-            pixel_digest(numbers)
-            for numbers in (read_image(original).pixels, own_numbers(original))
-        )
-    recorded = frames_digest(original)
-    if recorded:
+        numbers = read_image(original).pixels, own_numbers(original)
+        return "pixels", pixel_sha256 in map(pixel_digest, numbers)
+    if recorded := frames_digest(original):
         return "frames before compression", recorded == pixel_sha256
-    return "frames as decoded", _decoded(original) == _decoded(made)
-
-
-def _decoded(video: Path) -> list[str]:
-    return [pixel_digest(frame) for frame in read_frames(video)]
+    a, b = ([pixel_digest(frame) for frame in read_frames(film)] for film in (original, made))
+    return "frames as decoded", a == b
 
 
 def _reasons(original: Record, made: Record) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import threading
 import time
 
-from hyimg_cli.measure.bench.idle import IdleWatch
+from hyimg_cli.measure.bench.runs import IdleWatch
 
 
 def _work(seconds: float) -> None:
