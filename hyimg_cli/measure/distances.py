@@ -47,32 +47,28 @@ def measured(pairs: Sequence[Pair], metrics: Sequence[Metric]) -> Iterator[Measu
     sizes = [(p.name, _size(p.a), _size(p.b)) for p in pairs if p.kind == "image"]
     wrong = [f"{name} ({a} and {b})" for name, a, b in sizes if a != b]
     if wrong:
-        count = f"{len(wrong)} of {len(pairs)} pairs differ in size"
+        what = f"{len(wrong)} of {len(pairs)} pairs differ in size: {'; '.join(wrong)}"
         hint = "distances are taken between pictures of one size; nothing is scaled to fit"
-        raise UsageError(f"{count}: {'; '.join(wrong)}", hint=hint, code="quality.size-mismatch")
+        raise UsageError(what, hint=hint, code="quality.size-mismatch")
     for pair in pairs:
+        values: dict[str, list[float]] = {metric.name: [] for metric in metrics}
+        notes: dict[str, None] = {}
+        count = 0
         try:
-            yield _measured(pair, metrics)
+            for a, b in zip_longest(_frames(pair.a), _frames(pair.b)):
+                if a is None or b is None:
+                    what = f"the videos differ in length: one ends after {count} frames"
+                    raise UsageError(what, hint="cut the longer one", code="eval.frame-count")
+                for metric in metrics:
+                    values[metric.name].append(metric.measure(a[0], b[0]))
+                notes |= dict.fromkeys((*a[1], *b[1]))
+                count += 1
+            if not count:
+                raise UsageError("there are no frames", where=pair.a, code="eval.no-frames")
         except HyimgError as error:
             where = f"{pair.name} ({error.where})" if error.where else pair.name
             raise UsageError(error.what, where=where, hint=error.hint, code=error.code) from None
-
-
-def _measured(pair: Pair, metrics: Sequence[Metric]) -> Measured:
-    values: dict[str, list[float]] = {metric.name: [] for metric in metrics}
-    notes: dict[str, None] = {}
-    count = 0
-    for a, b in zip_longest(_frames(pair.a), _frames(pair.b)):
-        if a is None or b is None:
-            what = f"the videos differ in length: one ends after {count} frames"
-            raise UsageError(what, hint="cut the longer one", code="eval.frame-count")
-        for metric in metrics:
-            values[metric.name].append(metric.measure(a[0], b[0]))
-        notes |= dict.fromkeys((*a[1], *b[1]))
-        count += 1
-    if not count:
-        raise UsageError("there are no frames", where=pair.a, code="eval.no-frames")
-    return Measured(pair, values, tuple(notes))
+        yield Measured(pair, values, tuple(notes))
 
 
 def _frames(path: Path) -> Iterator[Frame]:

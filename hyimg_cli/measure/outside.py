@@ -53,7 +53,13 @@ def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
     (own, is_exact), (other, is_other_exact) = own_picture(source), own_picture(result)
     size, can_count = Size(own.height, own.width), is_exact and is_other_exact
     can_count &= own.size == other.size
-    given = _given(outside, result, size)
+    if Path(outside.mask).name == f"{result.stem}.mask.png":
+        # The matte of the result itself allows whatever is not 0, as in its run.
+        check_region(outside, size)
+        matte = np.asarray(own_picture(Path(outside.mask))[0].convert("L"))
+        given: Bytes | None = np.where(matte > 0, np.uint8(255), np.uint8(0))
+    else:
+        given = region_of(outside, size)
     stands = given is not None and outside.region_mode == "instead"
     recorded = _recorded(result, size) if can_count and not stands else None
     if recorded is not None:
@@ -117,15 +123,6 @@ def lines(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     if record["spill"] is not None:
         rows.append(("edit outside the region", f"{record['spill']:.2%}"))
     return rows
-
-
-def _given(outside: KeepOutside, result: Path, size: Size) -> Bytes | None:
-    """The region [H, W]. The matte of the result itself allows whatever is not 0, as in its run."""
-    if Path(outside.mask).name != f"{result.stem}.mask.png":
-        return region_of(outside, size)
-    check_region(outside, size)
-    matte = np.asarray(own_picture(Path(outside.mask))[0].convert("L"))
-    return np.where(matte > 0, np.uint8(255), np.uint8(0))
 
 
 def _recorded(result: Path, size: Size) -> tuple[Record, Mask] | None:

@@ -4,7 +4,8 @@ variants of a bench.
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -98,22 +99,15 @@ def newest_bench(folder: Path, comparison: str) -> Path | None:
 
     One without pictures of both variants does not count.
     """
-    found = [
-        path
-        for place in _BENCH_PLACES
-        for path in folder.glob(place)
-        if all((path.parent / side).is_dir() for side in VARIANTS) and _compares(path, comparison)
-    ]
+    found = []
+    for path in (path for place in _BENCH_PLACES for path in folder.glob(place)):
+        if all((path.parent / side).is_dir() for side in VARIANTS):
+            with suppress(OSError, ValueError):
+                entry = json_of(text_of(path, TABLE_BYTES))
+                if isinstance(entry, dict) and entry.get("name") == comparison:
+                    found.append(path)
     newest = max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
     return None if newest is None else newest.parent
-
-
-def _compares(path: Path, comparison: str) -> bool:
-    try:
-        entry = json_of(text_of(path, TABLE_BYTES))
-    except (OSError, ValueError):
-        return False
-    return isinstance(entry, dict) and entry.get("name") == comparison
 
 
 def _some(names: Sequence[str]) -> str:
@@ -147,15 +141,14 @@ def _of_one_kind(pair: Pair) -> Pair:
 def _media_in(folder: Path) -> dict[str, Path]:
     """Pictures and videos by name; other files and hidden ones are passed over."""
     known = (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES)
-    files = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in known)
-    # A pipe or a device is told of when it is opened, not passed over.
-    present = (path for path in files if path.exists() and not path.is_dir())
-    found = {path.relative_to(folder): path for path in present}
-    return {
-        name.as_posix(): path
-        for name, path in found.items()
-        if not any(part.startswith(".") for part in name.parts)
-    }
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        is_hidden = any(part.startswith(".") for part in name.parts)
+        # A pipe or a device is told of when it is opened, not passed over.
+        if path.suffix.lower() in known and not is_hidden and path.exists() and not path.is_dir():
+            found[name.as_posix()] = path
+    return found
 
 
 def _by_stem(mine: Mapping[str, Path], theirs: Mapping[str, Path]) -> dict[str, Path]:
@@ -193,7 +186,13 @@ def _listed(path: Path) -> Pairing:
         raise _fault("one file alone cannot be compared", path, "give a second, or a .jsonl file")
     faults: list[HyimgError] = []
     pairs: list[Pair] = []
-    for number, line in _lines(path):
+    try:
+        text = text_of(path, MANIFEST_BYTES, encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _fault("the manifest cannot be read", path, str(error)) from None
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
         try:
             pairs.append(_of_one_kind(_pair(line, path.parent)))
         except HyimgError as error:
@@ -202,14 +201,6 @@ def _listed(path: Path) -> Pairing:
     if faults:
         raise ManifestError(faults, where=path.name)
     return Pairing(tuple(pairs))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        text = text_of(path, MANIFEST_BYTES, encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _fault("the manifest cannot be read", path, str(error)) from None
-    yield from ((n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip())
 
 
 def _pair(line: str, folder: Path) -> Pair:

@@ -56,9 +56,14 @@ def regressions(now: Mapping[str, Any], before: Mapping[str, Any], most: float) 
     for steps in earlier.keys() ^ newer.keys():
         yield f"{steps} steps were timed in one of them only"
     for steps in earlier.keys() & newer.keys():
-        yield from _slower(
-            newer[steps], earlier[steps], most, seconds_count=is_same_machine(now, before)
-        )
+        own, then = newer[steps], earlier[steps]
+        up = own["speedup"], then["speedup"]
+        if up[0]["median"] < up[1]["median"] * (1 - most) and up[0]["high"] < up[1]["median"]:
+            yield _sentence(steps, "speed-up", up[1], up[0], most)
+        walls = own["a"]["wall_s"], then["a"]["wall_s"]
+        is_longer = walls[0]["median"] > walls[1]["median"] * (1 + most)
+        if is_same_machine(now, before) and is_longer and walls[0]["min"] > walls[1]["median"]:
+            yield _sentence(steps, "seconds a run", walls[1], walls[0], most)
 
 
 def is_same_machine(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
@@ -72,18 +77,6 @@ _COMPARED: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "set of jobs": lambda entry: entry["jobs"],
     "setting": lambda entry: entry["common"],
 }
-
-
-def _slower(
-    now: Mapping[str, Any], then: Mapping[str, Any], most: float, *, seconds_count: bool
-) -> Iterator[str]:
-    up = now["speedup"], then["speedup"]
-    if up[0]["median"] < up[1]["median"] * (1 - most) and up[0]["high"] < up[1]["median"]:
-        yield _sentence(now["steps"], "speed-up", up[1], up[0], most)
-    walls = now["a"]["wall_s"], then["a"]["wall_s"]
-    is_longer = walls[0]["median"] > walls[1]["median"] * (1 + most)
-    if seconds_count and is_longer and walls[0]["min"] > walls[1]["median"]:
-        yield _sentence(now["steps"], "seconds a run", walls[1], walls[0], most)
 
 
 def _sentence(

@@ -94,14 +94,26 @@ class _Bench:
             timed = [self._timed(a, b, both, steps) for steps in scenario.steps]
             main = next((t for t in timed if t.steps == scenario.main_steps), timed[-1])
             rivals = self._rivals(b, plain, timed) if scenario.least_psnr is not None else {}
-        pairs, floors = self._rows_of(timed, main)
-        other_seed = self._other_seed(configs[0], jobs, texts, main.a[0])
+        self.tell("measuring distances")
+        name, (label, plain_label) = " vs ".join(scenario.labels), scenario.labels
+        pairs = {
+            t.steps: row(f"{name}, {t.steps} steps", t.a[0], t.b[0], self.metrics) for t in timed
+        }
+        if scenario.repeats < 2:
+            self.notes.append("one run of each variant: their floors are not measured")
+        if scenario.repeats < FEWEST_RUNS:
+            self.notes.append(f"fewer than {FEWEST_RUNS} runs: the clock was not judged")
+        floors = self._floor(label, main.a), self._floor(plain_label, main.b)
+        self.tell("control: other seed")
+        reseeded = [replace(job, seed=(job.seed + 1) % 2**32) for job in jobs]
+        with runs_of("session", configs[0], texts, self.load) as run:
+            other = self._run(label, run, reseeded)
         self._keep(main)
         return Comparison(
             scenario=scenario,
             pairs=pairs,
             floors=floors,
-            other_seed=other_seed,
+            other_seed=row(f"{label}, other seed", main.a[0], other, self.metrics),
             rivals=rivals,
             timed=timed,
             failures=list(dict.fromkeys(self.failures)),
@@ -173,14 +185,12 @@ class _Bench:
         self, b: Run, jobs: Sequence[Job], timed: Sequence[Timed]
     ) -> dict[int, DistanceRow]:
         """By step count, B with as many steps as A evaluates its model in, against all of them."""
-        found = {}
+        found, label = {}, self.scenario.labels[1]
         for one in timed:
-            full = max(
-                outcome.step_cache.full for outcome in one.a[0].outcomes if outcome.step_cache
-            )
-            self.tell(f"controls: {self.scenario.labels[1]} in {full} steps")
-            fewer = self._run(self.scenario.labels[1], b, _with_steps(jobs, full))
-            name = f"{self.scenario.labels[1]} in {full} steps, against {one.steps}"
+            full = max(done.step_cache.full for done in one.a[0].outcomes if done.step_cache)
+            self.tell(f"controls: {label} in {full} steps")
+            fewer = self._run(label, b, _with_steps(jobs, full))
+            name = f"{label} in {full} steps, against {one.steps}"
             found[one.steps] = row(name, one.b[0], fewer, self.metrics)
         return found
 
@@ -191,39 +201,10 @@ class _Bench:
         self.failures += [f"{label} fails: {text}" for text in result.failures]
         return result
 
-    def _rows_of(
-        self, timed: Sequence[Timed], main: Timed
-    ) -> tuple[dict[int, DistanceRow], tuple[DistanceRow, DistanceRow]]:
-        """By step count A against B; at the main one each variant against itself."""
-        self.tell("measuring distances")
-        name = " vs ".join(self.scenario.labels)
-        pairs = {
-            t.steps: row(f"{name}, {t.steps} steps", t.a[0], t.b[0], self.metrics) for t in timed
-        }
-        if self.scenario.repeats < 2:
-            self.notes.append("one run of each variant: their floors are not measured")
-        if self.scenario.repeats < FEWEST_RUNS:
-            self.notes.append(f"fewer than {FEWEST_RUNS} runs: the clock was not judged")
-        return pairs, (
-            self._floor(self.scenario.labels[0], main.a),
-            self._floor(self.scenario.labels[1], main.b),
-        )
-
     def _floor(self, label: str, runs: Sequence[RunResult]) -> DistanceRow:
         """The worst of all repetitions against the first; one run has nothing but itself."""
         rows = [row(f"{label} twice", runs[0], other, self.metrics) for other in runs[1:] or runs]
         return min(rows, key=lambda one: one.psnr)
-
-    def _other_seed(
-        self, config: RunConfig, jobs: Sequence[Job], texts: Texts, base: RunResult
-    ) -> DistanceRow:
-        """A with another seed, against its own timed run `base`."""
-        self.tell("control: other seed")
-        label = self.scenario.labels[0]
-        reseeded = [replace(job, seed=(job.seed + 1) % 2**32) for job in jobs]
-        with runs_of("session", config, texts, self.load) as run:
-            other = self._run(label, run, reseeded)
-        return row(f"{label}, other seed", base, other, self.metrics)
 
     def _keep(self, main: Timed) -> None:
         """The first timed pictures of both variants, under equal names in `A` and `B`."""

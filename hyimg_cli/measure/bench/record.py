@@ -14,8 +14,7 @@ from hyimg_cli.files import replace_file
 from hyimg_cli.journal.provenance import hardware, portable, versions
 from hyimg_cli.measure.bench.runs import RUN_PHASES, RunResult
 from hyimg_cli.measure.bench.scenario import Scenario
-from hyimg_cli.measure.bench.stats import spread_of
-from hyimg_cli.measure.bench.verdict import Comparison, Timed, clock_notes
+from hyimg_cli.measure.bench.verdict import Comparison, Timed, clock_notes, spread_of
 from hyimg_cli.measure.pairs import BENCH_JSON, VARIANTS, folder_pairs
 from hyimg_cli.models import registry
 from hyimg_cli.report.comparison import comparison_page, markdown
@@ -40,7 +39,11 @@ def write(
         "name": scenario.name,
         "question": scenario.question,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "verdict": asdict(verdict) | {"exit_code": verdict.exit_code},
+        "verdict": {
+            "name": verdict.name,
+            "reasons": list(verdict.reasons),
+            "exit_code": verdict.exit_code,
+        },
         "variants": {"a": asdict(scenario.a), "b": asdict(scenario.b)},
         "common": {**scenario.common, **{k: portable(v) for k, v in flags.items()}},
         "phases_that_may_differ": list(scenario.phases),

@@ -97,9 +97,13 @@ def _scenario(path: Path, table: dict[str, Any]) -> Scenario:
     # Here, since it takes 0.2 s: the names alone are asked for by every --help.
     from pydantic import TypeAdapter, ValidationError
 
-    sides = {side: _variant(table[side]) for side in ("a", "b") if side in table}
+    for side in ("a", "b"):
+        # In the file the settings of a side stand beside its label.
+        if isinstance(of := table.get(side), dict):
+            own = {name: of[name] for name in ("label", "lifetime") if name in of}
+            table[side] = own | {"settings": {name: of[name] for name in of if name not in own}}
     try:
-        found = TypeAdapter(Scenario).validate_python({**table, **sides, "name": path.stem})
+        found = TypeAdapter(Scenario).validate_python({**table, "name": path.stem})
     except ValidationError as error:
         faults = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise _fault(path, "; ".join(faults)) from None
@@ -108,33 +112,22 @@ def _scenario(path: Path, table: dict[str, Any]) -> Scenario:
     for phase in found.phases:
         if phase not in (EVERY_PHASE, START, LOAD, EMBED, PREWARM, REST, *PHASES):
             raise _fault(path, f"{phase!r} is no phase")
-    for side, own in (("common", found.common), ("a", found.a.settings), ("b", found.b.settings)):
-        _check_settings(path, side, own)
+    parts = {"common": found.common, "a": found.a.settings, "b": found.b.settings}
+    for part, settings in parts.items():
+        for name, value in settings.items():
+            if name not in SETTINGS:
+                close = nearest(name, SETTINGS)
+                hint = f"did you mean {close}?" if close else "settings are those of a recipe"
+                raise _fault(path, f"[{part}] {name} is no setting", hint)
+            try:
+                SETTINGS[name].kind.read(value)
+            except BadValue as bad:
+                raise _fault(path, f"[{part}] {name}: {bad.what}", bad.hint) from None
+        if settings.get("replicas", 1) != 1:
+            raise _fault(path, f"[{part}] replicas: a bench measures one session", "take it out")
     return replace(
         found, manifest=path.parent / found.manifest, main_steps=found.main_steps or found.steps[-1]
     )
-
-
-def _variant(table: Any) -> Any:
-    """A side as `Variant` has it: in the file its settings stand beside its label."""
-    if not isinstance(table, dict):
-        return table
-    own = {name: table[name] for name in ("label", "lifetime") if name in table}
-    return own | {"settings": {name: table[name] for name in table if name not in own}}
-
-
-def _check_settings(path: Path, table: str, settings: Mapping[str, Any]) -> None:
-    for name, value in settings.items():
-        if name not in SETTINGS:
-            close = nearest(name, SETTINGS)
-            hint = f"did you mean {close}?" if close else "settings are those of a recipe"
-            raise _fault(path, f"[{table}] {name} is no setting", hint)
-        try:
-            SETTINGS[name].kind.read(value)
-        except BadValue as bad:
-            raise _fault(path, f"[{table}] {name}: {bad.what}", bad.hint) from None
-    if settings.get("replicas", 1) != 1:
-        raise _fault(path, f"[{table}] replicas: a bench measures one session", "take it out")
 
 
 def _fault(path: Path, what: str, hint: str = "see the scenarios of the package") -> UsageError:

@@ -9,7 +9,7 @@ cause, and pictures that are the same do not excuse it.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import comb, inf
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -17,7 +17,6 @@ from typing import Literal
 from hyimg_cli.measure.bench.budget import DistanceRow
 from hyimg_cli.measure.bench.runs import RUN_PHASES, RunResult
 from hyimg_cli.measure.bench.scenario import Scenario
-from hyimg_cli.measure.bench.stats import Interval, is_steady, median_interval
 from hyimg_cli.spec.job import Job
 
 VerdictName = Literal[
@@ -42,6 +41,16 @@ class Verdict:
     @property
     def exit_code(self) -> int:
         return 0 if self.name in _GOOD else 1
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A median and the order statistics around it that hold the true one with `coverage`."""
+
+    median: float
+    low: float
+    high: float
+    coverage: float
 
 
 @dataclass(frozen=True)
@@ -131,20 +140,29 @@ class Comparison:
     @property
     def verdict(self) -> Verdict:
         """The verdict on everything that was found."""
-        faults = [*self.failures, *_control_faults(self)]
-        clock = [reason for timed in self.timed for reason in time_faults(timed, self.scenario)]
-        unresolved = list(_unresolved(self))
+        faults = list(self.failures)
+        # A seed without influence, and variants without a difference.
+        if self.other_seed.unchanged:
+            faults.append(f"another seed leaves {', '.join(self.other_seed.unchanged)} as it is")
+        if self.same_work:
+            jobs = ", ".join(self.same_work)
+            faults.append(f"both variants did the same work for {jobs}: nothing was compared")
+        faults += (reason for timed in self.timed for reason in _time_faults(timed, self.scenario))
+        unresolved = []
+        for timed in self.timed:
+            if not timed.is_resolved:
+                most, label = max(zip(timed.variations, self.scenario.labels, strict=True))
+                steps = f"at {timed.steps} steps"
+                unresolved.append(f"time: not resolved, runs of {label} vary {most:.2g}x {steps}")
         name = _by_pictures(self)
         if name == "differs" or self.failures:
-            return Verdict(
-                "differs", _said_once([*_differences(self), *faults, *clock, *unresolved])
-            )
-        if faults or clock:
-            return Verdict("not explained", _said_once([*faults, *clock, *unresolved]))
+            return Verdict("differs", _said_once([*_differences(self), *faults, *unresolved]))
+        if faults:
+            return Verdict("not explained", _said_once([*faults, *unresolved]))
         return Verdict(name, (_in_words(name, self), *unresolved))
 
 
-def time_faults(timed: Timed, scenario: Scenario) -> Iterator[str]:
+def _time_faults(timed: Timed, scenario: Scenario) -> Iterator[str]:
     """Sentences on what the clock shows and the variants' difference does not explain.
 
     Medians are compared: a steady difference counts, a disturbed run does not.
@@ -183,13 +201,6 @@ def clock_notes(timed: Timed) -> Iterator[str]:
         )
 
 
-def _unresolved(found: Comparison) -> Iterator[str]:
-    for timed in found.timed:
-        if not timed.is_resolved:
-            most, label = max(zip(timed.variations, found.scenario.labels, strict=True))
-            yield f"time: not resolved, runs of {label} vary {most:.2g}x at {timed.steps} steps"
-
-
 def _noticeable_s(timed: Timed) -> float:
     """Seconds worth a word: a good part of the gain, or of the run where there is hardly a gain."""
     wall_s = median(run.wall_s for run in timed.b)
@@ -221,10 +232,20 @@ def _by_pictures(found: Comparison) -> VerdictName:
 def _differences(found: Comparison) -> Iterator[str]:
     """The distance of the pictures, and variants that do not repeat themselves."""
     yield from _loss_faults(found)
-    yield from _distance(found)
-    for label, floor in zip(found.scenario.labels, found.floors, strict=True):
-        if not floor.is_identical:
-            yield f"{label} does not repeat itself: {floor.psnr:.1f} dB from run to run"
+    worst, floor, seed = found.worst, found.floors[1].psnr, found.other_seed
+    if worst.missing:
+        yield f"{worst.name}: no pair of pictures of one size for {', '.join(worst.missing)}"
+    elif not worst.is_equal:
+        below = "where the plain variant repeats itself exactly"
+        if floor != inf:
+            side = "below" if worst.psnr < floor else "above"
+            below = f"{abs(floor - worst.psnr):.1f} dB {side} the floor of {floor:.1f} dB"
+        if worst.psnr <= seed.psnr:
+            below += f"; another seed gives {seed.psnr:.1f} dB: no nearer than that"
+        yield f"the pictures are {worst.psnr:.1f} dB apart, {below}"
+    for label, own in zip(found.scenario.labels, found.floors, strict=True):
+        if not own.is_identical:
+            yield f"{label} does not repeat itself: {own.psnr:.1f} dB from run to run"
 
 
 def _loss_faults(found: Comparison) -> Iterator[str]:
@@ -240,31 +261,6 @@ def _loss_faults(found: Comparison) -> Iterator[str]:
         rival = found.rivals.get(steps)
         if rival is not None and row.psnr <= rival.psnr:
             yield f"{steps} steps: {row.psnr:.1f} dB, and {rival.psnr:.1f} dB for {rival.name}"
-
-
-def _distance(found: Comparison) -> Iterator[str]:
-    worst, floor, seed = found.worst, found.floors[1].psnr, found.other_seed
-    if worst.is_equal:
-        return
-    if worst.missing:
-        yield f"{worst.name}: no pair of pictures of one size for {', '.join(worst.missing)}"
-        return
-    below = "where the plain variant repeats itself exactly"
-    if floor != inf:
-        side = "below" if worst.psnr < floor else "above"
-        below = f"{abs(floor - worst.psnr):.1f} dB {side} the floor of {floor:.1f} dB"
-    if worst.psnr <= seed.psnr:
-        below += f"; another seed gives {seed.psnr:.1f} dB: no nearer than that"
-    yield f"the pictures are {worst.psnr:.1f} dB apart, {below}"
-
-
-def _control_faults(found: Comparison) -> Iterator[str]:
-    """A seed without influence, and variants without a difference."""
-    if found.other_seed.unchanged:
-        yield f"another seed leaves {', '.join(found.other_seed.unchanged)} as it is"
-    if found.same_work:
-        jobs = ", ".join(found.same_work)
-        yield f"both variants did the same work for {jobs}: nothing was compared"
 
 
 def _in_words(name: VerdictName, found: Comparison) -> str:
@@ -287,3 +283,42 @@ def _said_once(reasons: Sequence[str]) -> tuple[str, ...]:
     once = tuple(dict.fromkeys(reasons))
     more = len(once) - _MOST_REASONS
     return once if more <= 0 else (*once[:_MOST_REASONS], f"and {more} more, in bench.json")
+
+
+def median_interval(values: Sequence[float], coverage: float = 0.9) -> Interval:
+    """The narrowest symmetric pair of order statistics that covers the median often enough.
+
+    Exact for any continuous distribution: the number of values below the true median is binomial.
+    With few values it is their whole range, and `coverage` says what that is worth.
+    """
+    ordered, n = sorted(values), len(values)
+    for cut in range((n - 1) // 2, -1, -1):
+        covered = 1 - 2 * sum(comb(n, k) for k in range(cut + 1)) / 2**n
+        if covered >= coverage or cut == 0:
+            return Interval(median(ordered), ordered[cut], ordered[n - 1 - cut], max(covered, 0.0))
+    raise AssertionError("there is at least one value")
+
+
+def spread_of(values: Sequence[float]) -> dict[str, float]:
+    """Some repetitions of one figure: their number, median and extremes."""
+    middle = median(values)
+    return {"n": len(values), "median": middle, "min": min(values), "max": max(values)}
+
+
+def is_steady(a: Sequence[float], b: Sequence[float], least: float) -> bool:
+    """True where two sides differ by more than `least` and more than they scatter.
+
+    The medians must be apart by three median deviations of either side, and four of five pairs,
+    each measured side by side, by more than `least` in the same direction.
+    """
+    apart = median(b) - median(a)
+    if abs(apart) <= max(least, 3 * _deviation(a), 3 * _deviation(b)):
+        return False
+    sign = 1 if apart > 0 else -1
+    agreeing = sum(sign * (two - one) > least for one, two in zip(a, b, strict=True))
+    return agreeing >= 0.8 * len(a)
+
+
+def _deviation(values: Sequence[float]) -> float:
+    middle = median(values)
+    return median(abs(value - middle) for value in values)

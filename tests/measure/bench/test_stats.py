@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hyimg_cli.measure.bench.stats import is_steady, median_interval, spread_of
+from hyimg_cli.measure.bench.verdict import is_steady, median_interval, spread_of
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 7, 9, 12])
