@@ -109,5 +109,4 @@ def test_a_damaged_resolved_manifest_is_as_none(tmp_path: Path) -> None:
     write_png(path, np.zeros((8, 8, 3), dtype=np.uint8), {})
     for text in ("{", '[1]\n{"custom_id": "a", "images": 3, "model": 4}\n', "\xff"):
         (tmp_path / "run" / "manifest.resolved.jsonl").write_text(text, encoding="latin-1")
-        assert run_folder.files_there(path, "a", "images") == []
-        assert run_folder.model_there(path, "a") is None
+        assert run_folder.read_resolved(path, "a") == {}
