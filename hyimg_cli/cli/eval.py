@@ -12,14 +12,7 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli.bench import run_comparison
 from hyimg_cli.cli.completion import among
 from hyimg_cli.errors import Interrupted, SourceImageError, UsageError
-from hyimg_cli.measure.distances import (
-    LIMITED_BY,
-    breaches,
-    measured,
-    summary,
-    to_record,
-    write_csv,
-)
+from hyimg_cli.measure import distances
 from hyimg_cli.measure.pairs import VARIANTS, find_pairs, newest_bench
 from hyimg_cli.quality.backbones import NETS
 from hyimg_cli.quality.metrics import PIXEL_METRICS, SHARES
@@ -177,7 +170,7 @@ def _outside(given: Mapping[str, Any]) -> int:
 
 def _run(given: Mapping[str, Any]) -> int:
     """Measure and show every pair; the exit code."""
-    asked = {name: given[option] for name, option in LIMITED_BY.items()}
+    asked = {name: given[option] for name, option in distances.LIMITED_BY.items()}
     limits = {name: limit for name, limit in asked.items() if limit is not None}
     a, b = given["a"], given["b"]
     if a is None:
@@ -193,11 +186,11 @@ def _run(given: Mapping[str, Any]) -> int:
     metrics = [known[name] for name in names]
     if pairing.unpaired:
         render.note(f"left out: {pairing.unpaired}")
-    results = list(measured(pairing.pairs, metrics))
-    records = [to_record(result, metrics) for result in results]
+    results = list(distances.measured(pairing.pairs, metrics))
+    records = [distances.to_record(result, metrics) for result in results]
     if given["csv"] is not None:
-        write_csv(given["csv"], records)
-    totals, title = summary(results, metrics), loaded.title if loaded else None
+        distances.write_csv(given["csv"], records)
+    totals, title = distances.summary(results, metrics), loaded.title if loaded else None
     if given["as_json"]:
         for entry in (*records, {"summary": totals, "lpips": title}):
             render.json_line(entry)
@@ -208,7 +201,7 @@ def _run(given: Mapping[str, Any]) -> int:
     for result in results:
         for text in result.notes:
             render.note(f"{result.pair.name}: {text}")
-    failed = list(breaches(results, metrics, limits))
+    failed = list(distances.breaches(results, metrics, limits))
     for breach in failed:
         render.note(f"gate: {breach}")
     return 1 if failed else 0
