@@ -21,7 +21,6 @@ from hyimg_cli.models.common.spans import QuerySpan, query_spans
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs, bucket_of, decode_graphs
 from hyimg_cli.models.hunyuan_image3.model import Branch, HunyuanImage3ForCausalMM, SourceRows
-from hyimg_cli.models.hunyuan_image3.rope import joined
 from hyimg_cli.models.protocols import LivePicture
 from hyimg_cli.pipelines.image.sampling import Draw, choose
 from hyimg_cli.pipelines.image.stages import encoded_by
@@ -86,12 +85,12 @@ class Bench:
         width = self.network.arch.hidden_size
         x_TM = torch.randn(rows, width, device=self.device, dtype=self.dtype)
         x_TM += common * torch.randn(width, device=self.device, dtype=self.dtype)
-        rope = joined([branch.live_rope for branch in branches])
+        rope_2TD = torch.cat([branch.live_rope_2TD for branch in branches], dim=1)
         query_blocks = [branch.query_block for branch in branches]
 
         def call() -> Tensor:
             with torch.no_grad():
-                hidden: Tensor = self.network.model(x_TM, rope, query_blocks)
+                hidden: Tensor = self.network.model(x_TM, rope_2TD, query_blocks)
             return hidden
 
         pairs = sum(_pairs(branch.query_block.spans) for branch in branches)

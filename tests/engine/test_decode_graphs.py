@@ -252,7 +252,7 @@ def test_graphs_on_a_gpu_give_the_bits_of_uncaptured_steps() -> None:
     model: Any = registry.load(ModelChoice(device="cuda:0"))
     assert model.graphs.prepare(MOST_FEW_ROWS) == MOST_FEW_ROWS
     assert model.graphs.degraded(MOST_FEW_ROWS) == ""
-    uncaptured = DecodeGraphs(model.network, model._graphs._attend, None)
+    uncaptured = DecodeGraphs(model.network, model.graphs._attend, None)
     for lengths in ((40,), (40, 1, 63), (7,) * MOST_FEW_ROWS):
         ours = contexts(model, lengths)
         twins = apart(ours, model)

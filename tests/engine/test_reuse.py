@@ -268,7 +268,7 @@ def _broken(name: str, original: Any) -> Any:
         if name == "positions":
             return result + 1 + torch.arange(len(result))[:, None]
         if name == "rope":
-            return type(result)(result.cos_TD, -result.sin_TD)
+            return torch.stack([result[0], -result[1]])
         if name == "rotate":
             return result * torch.linspace(0.5, 1.5, result.shape[-1])
         if name == "prefill":

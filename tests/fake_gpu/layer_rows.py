@@ -18,7 +18,6 @@ from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.common.attention import QueryBlock
 from hyimg_cli.models.common.spans import query_spans
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeStep
-from hyimg_cli.models.hunyuan_image3.rope import joined
 
 DEVICE = torch.device("cuda:0")
 
@@ -39,10 +38,10 @@ class LayerRows:
     def denoise(self) -> list[Op]:
         """A step of a picture with guidance."""
         branches = [self._network.branch(self._load.layout, self._filled()) for _ in range(2)]
-        rope = joined([branch.live_rope for branch in branches])
+        rope_2TD = torch.cat([branch.live_rope_2TD for branch in branches], dim=1)
         query_blocks = [branch.query_block for branch in branches]
         x_TM = self._rows(2 * self._load.live)
-        return self._in_layer(lambda: self._network.model(x_TM, rope, query_blocks), len(x_TM))
+        return self._in_layer(lambda: self._network.model(x_TM, rope_2TD, query_blocks), len(x_TM))
 
     def prefill(self) -> list[Op]:
         layout, stop = self._load.layout, self._load.layout.live_start

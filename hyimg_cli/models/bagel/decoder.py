@@ -87,8 +87,7 @@ class SwiGlu(nn.Module):
         self.down_proj = nn.Linear(inner, width, bias=False)
 
     def forward(self, x_RM: Tensor) -> Tensor:
-        out_RM: Tensor = self.down_proj(F.silu(self.gate_proj(x_RM)) * self.up_proj(x_RM))
-        return out_RM
+        return self.down_proj(F.silu(self.gate_proj(x_RM)) * self.up_proj(x_RM))
 
 
 class PairedAttention(InPairs):
@@ -117,8 +116,7 @@ class PairedAttention(InPairs):
         """Queries, keys and values of the tokens as the cache holds them."""
 
         def heads(name: str) -> Tensor:
-            split: Tensor = self.both(name, x_RM, rows.und).unflatten(-1, (-1, self.head_dim))
-            return split
+            return self.both(name, x_RM, rows.und).unflatten(-1, (-1, self.head_dim))
 
         q_RHD = self.both("q_norm", heads("q_proj"), rows.und)
         k_RKD = self.both("k_norm", heads("k_proj"), rows.und)

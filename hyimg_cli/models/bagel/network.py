@@ -81,8 +81,7 @@ class Connector(nn.Module):
         self.fc1, self.fc2 = nn.Linear(inner, width), nn.Linear(width, width)
 
     def forward(self, x_NM: Tensor) -> Tensor:
-        out_NM: Tensor = self.fc2(F.gelu(self.fc1(x_NM), approximate="tanh"))
-        return out_NM
+        return self.fc2(F.gelu(self.fc1(x_NM), approximate="tanh"))
 
 
 class VisionEmbeddings(nn.Module):
@@ -98,8 +97,7 @@ class VisionEmbeddings(nn.Module):
 
     def forward(self, patches_NP: Tensor, grid: Grid) -> Tensor:
         places_N = to_device(grid.places(self.side), patches_NP.device)
-        rows: Tensor = self.patch_embedding(patches_NP) + self.position_embedding(places_N)
-        return rows
+        return self.patch_embedding(patches_NP) + self.position_embedding(places_N)
 
 
 class VisionTransformer(nn.Module):
@@ -189,8 +187,7 @@ class BagelNetwork(nn.Module):
         grid = Grid(latents_CYX.shape[-2] // 2, latents_CYX.shape[-1] // 2)
         level_1 = torch.full((1,), sigma, device=self.weight.device)
         rows: Tensor = self.vae2llm(rows_NP) + self.time_embedder(level_1)
-        placed_NM: Tensor = rows + self.latent_pos_embed(grid)
-        return placed_NM
+        return rows + self.latent_pos_embed(grid)
 
     def prefill(
         self, layout: BlockLayout, sources: Sequence[ImageRows], buffer: Buffer, stop: int
@@ -208,8 +205,7 @@ class BagelNetwork(nn.Module):
         spans, positions = layout.spans(start, stop), layout.positions(start, stop)
         hidden_TM = self.decoder(x_TM, [NewTokens(buffer, spans, positions, is_gen)])
         buffer.commit(stop)
-        last_M: Tensor = hidden_TM[-1]
-        return last_M
+        return hidden_TM[-1]
 
     def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> list[Tensor]:
         """Append text behind each context, all in one forward; each run's last state [M]."""
@@ -261,8 +257,7 @@ class BagelNetwork(nn.Module):
     def _embedded(self, ids: Sequence[int] | Tensor) -> Tensor:
         device = self.weight.device
         ids_T = ids.to(device) if isinstance(ids, Tensor) else to_device(ids, device)
-        rows_TM: Tensor = self.decoder.embed_tokens(ids_T)
-        return rows_TM
+        return self.decoder.embed_tokens(ids_T)
 
 
 def _counted(pictures: Sequence[LivePicture]) -> list[tuple[int, int]]:

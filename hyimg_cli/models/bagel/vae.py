@@ -73,8 +73,7 @@ class PictureCodec:
         moments = self.vae.encoder(levels_CHW[None].to(weight.device, weight.dtype))[0]
         mean_CYX, logvar_CYX = moments.chunk(2)
         drawn_CYX = mean_CYX + (0.5 * logvar_CYX).exp() * noise_CYX.to(mean_CYX)
-        found: Tensor = (drawn_CYX - self.vae.config.shift_factor) * self.vae.config.scaling_factor
-        return found
+        return (drawn_CYX - self.vae.config.shift_factor) * self.vae.config.scaling_factor
 
     @torch.no_grad()
     def decode(self, latents_CYX: Tensor) -> Tensor:
@@ -82,5 +81,4 @@ class PictureCodec:
         weight = self.vae.decoder.conv_in.weight
         wide = latents_CYX[None].to(weight.device, weight.dtype)
         wide = wide / self.vae.config.scaling_factor + self.vae.config.shift_factor
-        pixels: Tensor = self.vae.decode(wide, return_dict=False)[0][0]
-        return pixels
+        return self.vae.decode(wide, return_dict=False)[0][0]

@@ -48,8 +48,7 @@ class DecoderModel:
         return str(self.network.weight.dtype).removeprefix("torch.")
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
-        counts: dict[str, dict[str, int]] = self.prompter.memo_counts()
-        return counts
+        return self.prompter.memo_counts()
 
     def pack_source(self, encoded: Encoded) -> bytes:
         """`encoded` as safetensors with every bit of its rows, its shape in the metadata."""
@@ -75,8 +74,7 @@ class DecoderModel:
     def text_logits(self, contexts: Sequence[Context]) -> Tensor:
         hidden = [context.hidden_M for context in contexts if context.hidden_M is not None]
         assert len(hidden) == len(contexts), "logits stand behind a token"
-        logits_RV: Tensor = self.network.text_logits(torch.stack(hidden))
-        return logits_RV
+        return self.network.text_logits(torch.stack(hidden))
 
     def text_budget(self, job: ImageJob, context: Context) -> int:
         return job.text.max_new_tokens
@@ -85,16 +83,13 @@ class DecoderModel:
         self, layout: Any, ids: Sequence[int], sources: Sequence[Encoded], stop: int
     ) -> list[Segment]:
         digests = [source.digest for source in sources]
-        found: list[Segment] = self.prompter.segments(layout, ids, digests, stop)
-        return found
+        return self.prompter.segments(layout, ids, digests, stop)
 
     def decode_text(self, ids: Sequence[int]) -> str:
-        text: str = self.prompter.vocabulary.decode(ids)
-        return text
+        return self.prompter.vocabulary.decode(ids)
 
     def new_buffer(self, capacity: int) -> Buffer:
-        buffer: Buffer = self.network.new_buffer(capacity)
-        return buffer
+        return self.network.new_buffer(capacity)
 
     def branch(self, layout: Any, buffer: Buffer) -> Any:
         return self.network.branch(layout, buffer)

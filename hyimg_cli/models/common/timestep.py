@@ -20,8 +20,7 @@ class TimestepEmbedder(nn.Module):
 
     def forward(self, level_B: Tensor) -> Tensor:
         """[B, M]; the sinusoid is computed in float32 and cast to the weights' dtype."""
-        embedded: Tensor = self.mlp(sinusoid(level_B).to(next(self.parameters()).dtype))
-        return embedded
+        return self.mlp(sinusoid(level_B).to(next(self.parameters()).dtype))
 
 
 def sinusoid(level_B: Tensor) -> Tensor:

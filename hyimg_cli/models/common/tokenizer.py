@@ -42,8 +42,7 @@ class ControlTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, control tokens spelled out."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
-        return text
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def memo_counts(self) -> dict[str, int]:
         """Count how often a section's ids were there, and how often they were made."""

@@ -119,7 +119,7 @@ class StartEncoder(CheckpointEncoder):
             states = network(**inputs.to(dtype=network.dtype)).last_hidden_state
         else:
             states = network(**inputs, output_hidden_states=True).hidden_states[-2]
-        return states.clone()  # type: ignore[no-any-return]
+        return states.clone()
 
     def _latents(self, pictures: Sequence[Tensor], view: ImageConditioning) -> Tensor:
         """Encoded as one video, grey between the pictures."""

@@ -32,8 +32,8 @@ from hyimg_cli.kernels.choice import ANY_ROWS, MOST_FEW_ROWS, rows_unread
 from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows, decode_attention
 from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.models.hunyuan_image3.attention import StepRows, addresses
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
+from hyimg_cli.models.hunyuan_image3.transformer import StepRows
 from hyimg_cli.settings.run import Quantization
 
 logger = logging.getLogger(__name__)
@@ -65,13 +65,12 @@ class DecodeStep:
         """`spare`: where rows without a job write."""
         self.count = count
         self._network, self._spare, self._attend = network, spare, attend
-        device = network.layer_devices[0]
-        layers = len(network.layer_devices)
+        device, layers = network.layer_devices[0], len(network.layer_devices)
         self._ids_R = torch.zeros(count, dtype=torch.int64, device=device)
         self._length_R = torch.zeros(count, dtype=torch.int64, device=device)
         # Keys' pointers of every layer, values' pointers, and last the steps between heads.
         self._table = torch.zeros(2 * layers + 1, count, dtype=torch.int64, device=device)
-        self._rope = network.angles.text_table(network.arch.max_position_embeddings, device)
+        self._rope_2TD = network.angles.text_table(network.arch.max_position_embeddings, device)
         # Held while a step is at work alone: a job's buffer is let go with the job.
         self._buffers: list[Buffer] = []
         self._pointed_to: list[ref[Buffer]] = []
@@ -81,54 +80,53 @@ class DecodeStep:
         """Inside, the step is that of the next token of each buffer; nothing waits for the
         device.
         """
-        buffers = [buffer for _, buffer in runs]
-        self._buffers = buffers + [self._spare] * (self.count - len(runs))
+        device, missing = self._ids_R.device, self.count - len(runs)
+        # Rows without a job have one id: what they write to the spare buffer's one slot is the
+        # same, and of no account.
+        self._buffers = [buffer for _, buffer in runs] + [self._spare] * missing
         try:
-            self._fill(runs)
+            self._point()
+            ids = [ids for ids, _ in runs] + ([[0] * missing] if missing else [])
+            known = [one for one in ids if not isinstance(one, Tensor)]
+            if len(known) == len(ids):
+                self._ids_R.copy_(to_device([*chain(*known)], device), non_blocking=True)
+            else:
+                parts = [one if isinstance(one, Tensor) else to_device(one, device) for one in ids]
+                torch.cat(parts, out=self._ids_R)
+            lengths = [buffer.length for buffer in self._buffers]
+            self._length_R.copy_(to_device(lengths, device), non_blocking=True)
             yield
         finally:
             self._buffers = []
 
-    def _fill(self, runs: Sequence[Run]) -> None:
-        device = self._ids_R.device
-        self._point()
-        # Rows without a job have one id: what they write to their one slot is the same.
-        missing = [0] * (self.count - len(runs))
-        known = [ids for ids, _ in runs if not isinstance(ids, Tensor)]
-        if len(known) == len(runs):
-            self._ids_R.copy_(to_device([*chain(*known), *missing], device), non_blocking=True)
-        else:
-            told = [ids for ids, _ in runs] + ([missing] if missing else [])
-            parts = [ids if isinstance(ids, Tensor) else to_device(ids, device) for ids in told]
-            torch.cat(parts, out=self._ids_R)
-        lengths = [buffer.length for buffer in self._buffers]
-        self._length_R.copy_(to_device(lengths, device), non_blocking=True)
+    def _point(self) -> None:
+        """Write down where the buffers' K/V lie, unless they are those of the step before."""
+        buffers = self._buffers
+        before = [pointed() for pointed in self._pointed_to]
+        if len(before) == len(buffers) and all(map(operator.is_, before, buffers)):
+            return
+        sides = [b.keys_HSD for b in buffers], [b.values_HSD for b in buffers]
+        layers = range(len(self._table) // 2)
+        pointers = [[row[layer].data_ptr() for row in side] for side in sides for layer in layers]
+        flat = [*chain(*pointers), *(buffer.capacity for buffer in buffers)]
+        self._table.copy_(to_device(flat, self._table.device).view_as(self._table))
+        self._pointed_to = [ref(buffer) for buffer in buffers]
 
     def compute(self) -> Tensor:
         """The hidden rows [count, M] of what was filled in; new keys and values are written."""
-        network = self._network
-        x_RM = network.model.wte(self._ids_R)
-        rope = self._rope.at(self._length_R)
-        hidden_RM: Tensor = network.model.decode(x_RM, rope, StepRows(self._rows, self._attend))
-        return hidden_RM
+        model = self._network.model
+        # Where a row's token stands only the device knows.
+        rope_2RD = self._rope_2TD.index_select(1, self._length_R)
+        step = StepRows(self._rows, self._attend)
+        return model.through_layers(model.wte(self._ids_R), rope_2RD, step)
 
     def _rows(self, layer: int) -> Rows:
-        """One layer's K/V by the table of `addresses`."""
+        """One layer's K/V by the table of pointers."""
         keys = [buffer.keys_HSD[layer] for buffer in self._buffers]
         values = [buffer.values_HSD[layer] for buffer in self._buffers]
         layers = len(self._table) // 2
         keys_ptr_R, values_ptr_R, heads_R = (self._table[n] for n in (layer, layers + layer, -1))
         return Rows(keys, values, keys_ptr_R, values_ptr_R, heads_R, self._length_R)
-
-    def _point(self) -> None:
-        """Rows without a job share the spare buffer's one slot: what it holds is of no account."""
-        buffers = self._buffers
-        before = [pointed() for pointed in self._pointed_to]
-        if len(before) == len(buffers) and all(map(operator.is_, before, buffers)):
-            return
-        flat = to_device(addresses(buffers), self._table.device)
-        self._table.copy_(flat.view_as(self._table))
-        self._pointed_to = [ref(buffer) for buffer in buffers]
 
 
 class DecodeGraphs:
@@ -198,63 +196,52 @@ class DecodeGraphs:
         return self._steps[count]
 
     def _replay(self, step: DecodeStep) -> Replay:
+        """What computes the step: its graph's replay, where there can be one."""
         if step.count > self._most_rows:
-            self._warn_of_bound()
+            if not self._has_warned:
+                self._has_warned = True
+                more = f" of more than {self._most_rows} rows" if self._most_rows else ""
+                logger.warning(
+                    "decode steps%s have no CUDA graph on this GPU: with these weights torch reads "
+                    "the sizes of the experts' groups on the host. They have the same numbers, but "
+                    "are slower",
+                    more,
+                )
             return step.compute
         if self._capture is None:
             return step.compute
-        replay = self._captured(step, self._capture)
-        if replay is None:
-            self._release()
-            return step.compute
-        self.captured.append(step.count)
-        return replay
-
-    def _warn_of_bound(self) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            more = f" of more than {self._most_rows} rows" if self._most_rows else ""
-            logger.warning(
-                "decode steps%s have no CUDA graph on this GPU: with these weights torch reads the "
-                "sizes of the experts' groups on the host. They have the same numbers, but are "
-                "slower",
-                more,
-            )
-
-    def _captured(self, step: DecodeStep, capture: Capture) -> Replay | None:
-        """The replay of a step; None where the capture fails: none is tried again."""
         try:
             # With no job in any row: whatever is written goes to the spare buffer.
             with step.filled([]):
-                return capture(step.compute)
+                replay = self._capture(step.compute)
         except Exception as error:
             self._give_up(step.count, error)
-            return None
+        else:
+            self.captured.append(step.count)
+            return replay
+        # Out here the frames of the failed capture are gone. What it had begun is waited for, and
+        # what it had taken given back.
+        device = self._network.layer_devices[0]
+        if device.type == "cuda" and torch.cuda.is_initialized():
+            # A GPU that was lost with it is no matter of graphs: the next step says so.
+            with suppress(RuntimeError):
+                torch.cuda.synchronize(device)
+                torch.cuda.empty_cache()
+        return step.compute
 
     def _give_up(self, count: int, error: Exception) -> None:
+        """Tell why a capture failed: no other is tried."""
         self._capture = None
-        rows = f"{count} row{'s' * (count > 1)}"
+        if isinstance(error, torch.OutOfMemoryError):
+            reason = "out of memory"
+        else:
+            first = " ".join(str(error).split("\n")[0].split())
+            reason = first[:_MOST_REASON] or type(error).__name__
         self.failure = (
-            f"no CUDA graph of a decode step of {rows} ({_reason(error)}): such steps' kernels are "
-            "launched one by one, with the same numbers, but slower"
+            f"no CUDA graph of a decode step of {count} row{'s' * (count > 1)} ({reason}): such "
+            "steps' kernels are launched one by one, with the same numbers, but slower"
         )
         logger.warning(self.failure)
-
-    def _release(self) -> None:
-        """Wait for what a failed capture had begun, and give back what it had taken."""
-        device = self._network.layer_devices[0]
-        if device.type != "cuda" or not torch.cuda.is_initialized():
-            return
-        # A GPU that was lost with it is no matter of graphs: the next step says so.
-        with suppress(RuntimeError):
-            torch.cuda.synchronize(device)
-            torch.cuda.empty_cache()
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, torch.OutOfMemoryError):
-        return "out of memory"
-    return " ".join(str(error).split("\n")[0].split())[:_MOST_REASON] or type(error).__name__
 
 
 def refuse_without_gpu(device_map: str | None) -> None:

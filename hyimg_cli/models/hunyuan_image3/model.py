@@ -8,7 +8,7 @@ business.
 """
 
 # Legend: B batch, C channel, Y X latent rows and columns, G branch, S token in a sequence, T new
-# token, M model width, V vocabulary
+# token, M model width, V vocabulary; rope_2TD cosines, then sines
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,8 +31,8 @@ from hyimg_cli.models.hunyuan_image3.patching import (
     RowConv2d,
     VisionAligner,
 )
-from hyimg_cli.models.hunyuan_image3.rope import Rope, RopeTables, joined
-from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceBlock
+from hyimg_cli.models.hunyuan_image3.rope import RopeTables
+from hyimg_cli.models.hunyuan_image3.sequence import Layout, TargetBlock
 from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.models.hunyuan_image3.vae import Vae
 from hyimg_cli.models.hunyuan_image3.vision import VisionInputs, VisionTower, vision_features
@@ -52,16 +52,15 @@ class SourceRows:
 Prefill = tuple[Layout, Sequence[int], Sequence[SourceRows], Buffer, int]
 
 
+@dataclass(frozen=True)
 class Branch:
-    """One guidance branch while denoising: its buffer, and its live rows' positions and mask."""
+    """One guidance branch while denoising: its picture's place, and its live rows' positions and
+    mask.
+    """
 
-    def __init__(self, layout: Layout, buffer: Buffer, live_rope: Rope) -> None:
-        assert layout.target is not None, "a branch has a picture to draw"
-        assert buffer.length == layout.target.live_start, "the prefix is complete before denoising"
-        self.target = layout.target
-        self.live_rope = live_rope
-        start, stop = self.target.live_start, self.target.image.stop
-        self.query_block = QueryBlock(buffer, query_spans(start, stop, layout.full_spans))
+    target: TargetBlock
+    live_rope_2TD: Tensor
+    query_block: QueryBlock
 
 
 class HunyuanImage3ForCausalMM(nn.Module):
@@ -121,11 +120,10 @@ class HunyuanImage3ForCausalMM(nn.Module):
         `ids` are the layout's conditional or unconditional ids. Rows `[buffer.length, stop)` enter
         the transformer, which must be at least one.
         """
-        x_TM, rope, query_block = self._entering((layout, ids, sources, buffer, stop))
-        hidden_TM = self.model(x_TM, rope, [query_block])
+        x_TM, rope_2TD, query_block = self._entering((layout, ids, sources, buffer, stop))
+        hidden_TM = self.model(x_TM, rope_2TD, [query_block])
         buffer.commit(stop)
-        last_M: Tensor = hidden_TM[-1]
-        return last_M
+        return hidden_TM[-1]
 
     def prefill_branches(self, prefills: Sequence[Prefill]) -> None:
         """The same of several branches in one forward, which ranks of their own may share."""
@@ -133,18 +131,20 @@ class HunyuanImage3ForCausalMM(nn.Module):
         if not lacking:
             return
         rows, ropes, query_blocks = zip(*map(self._entering, lacking), strict=True)
-        self.model.branches(torch.cat(rows), joined(ropes), query_blocks)
+        self.model.branches(torch.cat(rows), torch.cat(ropes, dim=1), query_blocks)
         for _, _, _, buffer, stop in lacking:
             buffer.commit(stop)
 
-    def _entering(self, prefill: Prefill) -> tuple[Tensor, Rope, QueryBlock]:
+    def _entering(self, prefill: Prefill) -> tuple[Tensor, Tensor, QueryBlock]:
         """What a prefill's rows are, where they stand, and what they see."""
         layout, ids, sources, buffer, stop = prefill
         start = buffer.length
         x_TM = self._embed(ids[start:stop])
         for block, rows in zip(layout.sources, sources, strict=True):
             if start <= block.timestep and block.vit.stop <= stop:
-                _put_source(x_TM, block, rows, start)
+                x_TM[block.timestep - start] = rows.timestep_M.to(x_TM)
+                x_TM[block.vae.start - start : block.vae.stop - start] = rows.vae_SM.to(x_TM)
+                x_TM[block.vit.start - start : block.vit.stop - start] = rows.vit_SM.to(x_TM)
         # The last token stands alone: its hidden row is wanted even where all before it is shared.
         spans = query_spans(start, stop, layout.full_spans, (*layout.cuts, stop - 1))
         return x_TM, self._rope(layout, start, stop), QueryBlock(buffer, spans)
@@ -159,13 +159,13 @@ class HunyuanImage3ForCausalMM(nn.Module):
         spans = appended_spans((buffer, len(ids)) for ids, buffer in runs)
         blocks = [QueryBlock(buffer, [span]) for (_, buffer), span in zip(runs, spans, strict=True)]
         embedded_TM = torch.cat([self._embed(ids) for ids, _ in runs])
-        rope = self.angles.text([(span.start, span.stop) for span in spans], embedded_TM.device)
-        hidden_TM = self.model(embedded_TM, rope, blocks)
+        places = [(span.start, span.stop) for span in spans]
+        rope_2TD = self.angles.text(places, embedded_TM.device)
+        hidden_TM = self.model(embedded_TM, rope_2TD, blocks)
         for block in blocks:
             block.buffer.commit(block.stop)
         ends = accumulate(block.count for block in blocks)
-        last_RM: Tensor = torch.stack([hidden_TM[end - 1] for end in ends])
-        return last_RM
+        return torch.stack([hidden_TM[end - 1] for end in ends])
 
     def text_logits(self, hidden_RM: Tensor) -> Tensor:
         """Next-token logits [R, V] in float32; only here does the final norm apply."""
@@ -176,9 +176,12 @@ class HunyuanImage3ForCausalMM(nn.Module):
 
     def branch(self, layout: Layout, buffer: Buffer) -> Branch:
         """A branch ready to denoise; its prefix is complete in `buffer`."""
-        assert layout.target is not None, "a branch has a picture to draw"
-        live_rope = self._rope(layout, layout.target.live_start, layout.target.image.stop)
-        return Branch(layout, buffer, live_rope)
+        target = layout.target
+        assert target is not None, "a branch has a picture to draw"
+        start, stop = target.live_start, target.image.stop
+        assert buffer.length == start, "the prefix is complete before denoising"
+        query_block = QueryBlock(buffer, query_spans(start, stop, layout.full_spans))
+        return Branch(target, self._rope(layout, start, stop), query_block)
 
     def velocity(self, pictures: Sequence[LivePicture]) -> list[Tensor]:
         """Velocity of every picture's branches, [G, C, Y, X] each, float32, before guidance.
@@ -187,14 +190,23 @@ class HunyuanImage3ForCausalMM(nn.Module):
         timestep and the guidance scale reach only a distilled model, as tokens.
         """
         branches = [branch for live in pictures for branch in live.branches]
-        rows_PTM = self._live_rows(pictures)
         owner = [number for number, live in enumerate(pictures) for _ in live.branches]
-        query_blocks = [branch.query_block for branch in branches]
-        x_TM = torch.cat([rows_PTM[number] for number in owner])
-        rope = joined([branch.live_rope for branch in branches])
-        hidden_TM = self.model.branches(x_TM, rope, query_blocks)
-        hidden_GTM = hidden_TM.unflatten(0, (len(branches), -1))
-        velocity_GCYX = self._final(pictures, owner, hidden_GTM)
+        target: TargetBlock = branches[0].target
+        latents_CYX = pictures[0].latents_CYX
+        rows_PTM = self._live_rows(pictures)
+        hidden_TM = self.model.branches(
+            torch.cat([rows_PTM[number] for number in owner]),
+            torch.cat([branch.live_rope_2TD for branch in branches], dim=1),
+            [branch.query_block for branch in branches],
+        )
+        # Back from the picture's own rows to latents.
+        image_GSM = hidden_TM.unflatten(0, (len(branches), -1))[:, target.special_count :]
+        embedding_PM = self.time_embed_2(self._scalars([live.step.timestep for live in pictures]))
+        embedding_GM = torch.stack([embedding_PM[number] for number in owner])
+        velocity_GCYX = self.final_layer(
+            self._padded(image_GSM), self._padded(embedding_GM), latents_CYX.shape[1]
+        )
+        velocity_GCYX = velocity_GCYX[: len(owner)].to(latents_CYX.device).float()
         return list(velocity_GCYX.split([len(live.branches) for live in pictures]))
 
     def make_batch_invariant(self, multiple: int) -> None:
@@ -235,39 +247,24 @@ class HunyuanImage3ForCausalMM(nn.Module):
         )
 
     def _live_rows(self, pictures: Sequence[LivePicture]) -> Tensor:
-        """The rows that change at every step: specials, then the picture's tokens, [P, T, M]."""
-        timestep_P = self._scalars([live.step.timestep for live in pictures])
-        latents_PCYX = torch.stack([live.latents_CYX.to(self.device) for live in pictures])
-        image_PSM = self.patch_embed(self._padded(latents_PCYX), self.time_embed(timestep_P))
-        # A spread model's embedders may live on other devices than its first layer.
-        special = [row.to(image_PSM.device) for row in self._special_rows(timestep_P, pictures)]
-        return torch.cat([torch.stack(special, dim=1), image_PSM], dim=1)[: len(pictures)]
-
-    def _special_rows(self, timestep_P: Tensor, pictures: Sequence[LivePicture]) -> list[Tensor]:
-        """The tokens before the picture's own: one, or three where distilled, [P, M] each."""
+        """The rows that change at every step, [P, T, M]: the tokens before the picture's own (one,
+        or three where distilled), then the picture's.
+        """
         target = pictures[0].branches[0].target
-        rows = [self.timestep_emb(timestep_P)]
+        timestep_P = self._scalars([live.step.timestep for live in pictures])
+        special_PM = [self.timestep_emb(timestep_P)]
         if target.guidance is not None:
             # Upstream passes the scale in bfloat16: 2500 becomes 2496.
             scale_P = self._scalars([1000.0 * live.guidance for live in pictures])
-            rows.append(self.guidance_emb(scale_P.to(torch.bfloat16)))
+            special_PM.append(self.guidance_emb(scale_P.to(torch.bfloat16)))
         if target.timestep_r is not None:
             next_P = self._scalars([live.step.next_timestep for live in pictures])
-            rows.append(self.timestep_r_emb(next_P))
-        return rows
-
-    def _final(
-        self, pictures: Sequence[LivePicture], owner: Sequence[int], hidden_GTM: Tensor
-    ) -> Tensor:
-        """Velocities [G, C, Y, X] of all branches, from their last hidden rows."""
-        first = pictures[0]
-        image_GSM = hidden_GTM[:, first.branches[0].target.special_count :]
-        embedding_PM = self.time_embed_2(self._scalars([live.step.timestep for live in pictures]))
-        embedding_GM = torch.stack([embedding_PM[number] for number in owner])
-        velocity: Tensor = self.final_layer(
-            self._padded(image_GSM), self._padded(embedding_GM), first.latents_CYX.shape[1]
-        )
-        return velocity[: len(owner)].to(first.latents_CYX.device).float()
+            special_PM.append(self.timestep_r_emb(next_P))
+        latents_PCYX = torch.stack([live.latents_CYX.to(self.device) for live in pictures])
+        image_PSM = self.patch_embed(self._padded(latents_PCYX), self.time_embed(timestep_P))
+        # A spread model's embedders may live on other devices than its first layer.
+        special_PSM = torch.stack([row.to(image_PSM.device) for row in special_PM], dim=1)
+        return torch.cat([special_PSM, image_PSM], dim=1)
 
     def _padded(self, x: Tensor) -> Tensor:
         """`x` with zeros behind its first axis, up to the row multiple."""
@@ -285,15 +282,8 @@ class HunyuanImage3ForCausalMM(nn.Module):
     def _embed(self, ids: Sequence[int] | Tensor) -> Tensor:
         device = self.model.wte.weight.device
         ids_T = ids.to(device) if isinstance(ids, Tensor) else to_device(ids, device)
-        embedded: Tensor = self.model.wte(ids_T)
-        return embedded
+        return self.model.wte(ids_T)
 
-    def _rope(self, layout: Layout, start: int, stop: int) -> Rope:
+    def _rope(self, layout: Layout, start: int, stop: int) -> Tensor:
         device = self.model.wte.weight.device
         return self.angles.rows(start, stop, layout.image_blocks, device)
-
-
-def _put_source(x_TM: Tensor, block: SourceBlock, rows: SourceRows, start: int) -> None:
-    x_TM[block.timestep - start] = rows.timestep_M.to(x_TM)
-    x_TM[block.vae.start - start : block.vae.stop - start] = rows.vae_SM.to(x_TM)
-    x_TM[block.vit.start - start : block.vit.stop - start] = rows.vit_SM.to(x_TM)

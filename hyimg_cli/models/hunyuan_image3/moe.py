@@ -20,8 +20,7 @@ class Mlp(nn.Module):
         self.rows: PlainOps = PLAIN
 
     def forward(self, x_TM: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(self.rows.swiglu(self.gate_and_up_proj(x_TM)))
-        return out
+        return self.down_proj(self.rows.swiglu(self.gate_and_up_proj(x_TM)))
 
 
 class Router(nn.Module):

@@ -27,8 +27,7 @@ class RowConv2d(nn.Conv2d):
         kernel, padding = self.kernel_size[0], self.kernel_size[0] // 2
         windows_BLK = F.unfold(x_BCYX, kernel, padding=padding).transpose(1, 2)
         out_BLC = F.linear(windows_BLK, self.weight.flatten(1), self.bias)
-        out_BCYX: Tensor = out_BLC.transpose(1, 2).unflatten(2, x_BCYX.shape[2:])
-        return out_BCYX
+        return out_BLC.transpose(1, 2).unflatten(2, x_BCYX.shape[2:])
 
 
 class WideGroupNorm(nn.GroupNorm):
@@ -71,8 +70,7 @@ class ResBlock(nn.Module):
         scale, shift = self.emb_layers(embedding_BM)[..., None, None].chunk(2, dim=1)
         norm, activation, _, convolution = self.out_layers
         h = convolution(activation(norm(h) * (1 + scale) + shift))
-        out: Tensor = self.skip_connection(x_BCYX) + h
-        return out
+        return self.skip_connection(x_BCYX) + h
 
 
 class PatchEmbed(nn.Module):
@@ -91,8 +89,7 @@ class PatchEmbed(nn.Module):
     def forward(self, latents_BCYX: Tensor, embedding_BM: Tensor) -> Tensor:
         convolution, block = self.model
         latents_BCYX = latents_BCYX.to(embedding_BM.dtype)
-        tokens: Tensor = block(convolution(latents_BCYX), embedding_BM).flatten(2).transpose(1, 2)
-        return tokens
+        return block(convolution(latents_BCYX), embedding_BM).flatten(2).transpose(1, 2)
 
 
 class FinalLayer(nn.Module):
@@ -111,8 +108,7 @@ class FinalLayer(nn.Module):
     def forward(self, tokens_BSM: Tensor, embedding_BM: Tensor, rows: int) -> Tensor:
         block, head = self.model
         x_BMYX = tokens_BSM.transpose(1, 2).unflatten(2, (rows, -1))
-        velocity: Tensor = head(block(x_BMYX, embedding_BM))
-        return velocity
+        return head(block(x_BMYX, embedding_BM))
 
 
 class VisionAligner(nn.Module):
@@ -126,5 +122,4 @@ class VisionAligner(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, features: Tensor) -> Tensor:
-        aligned: Tensor = self.layers(features)
-        return aligned
+        return self.layers(features)

@@ -28,8 +28,7 @@ def balanced(
     known = {"no_split_module_classes": _WHOLE, "dtype": dtype, "special_dtypes": wide}
     shares = shares or get_balanced_memory(network, **known)
     # Nothing is offloaded in the end; this only keeps a warning about it away.
-    found: Places = infer_auto_device_map(network, max_memory=shares, offload_buffers=True, **known)
-    return found
+    return infer_auto_device_map(network, max_memory=shares, offload_buffers=True, **known)
 
 
 def stays_wide(name: str) -> bool:

@@ -262,10 +262,7 @@ class Prompter(ImageCheckpoint):
         """Segments up to the last source."""
         key = "sources", self._without_prompt(job, shapes), tuple(digests)
         stop = max((0, *layout.cuts))
-        found: list[Segment] = self._shared.get(
-            key, lambda: segments(layout, layout.ids, digests, stop)
-        )
-        return found
+        return self._shared.get(key, lambda: segments(layout, layout.ids, digests, stop))
 
     def _shapes(self, source_sizes: Sequence[Size]) -> tuple[SourceShape, ...]:
         """Of pictures that are not read: the real patch grid only shapes positions, every count is

@@ -21,7 +21,7 @@ forward wrote is void on every rank; it lies behind each buffer's length, where 
 before they are read. Rank 0 then raises torch.OutOfMemoryError, as one process would.
 """
 
-# Legend: T new token, M model width, D head width
+# Legend: T new token, M model width, D head width; rope_2TD cosines, then sines
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,12 +35,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hyimg_cli.kernels.rows import padding
-from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.mirror import Change, FollowerKV, Mirror, MirroredBuffer
 from hyimg_cli.models.common.attention import QueryBlock
 from hyimg_cli.models.common.spans import QuerySpan
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
-from hyimg_cli.models.hunyuan_image3.rope import Rope
 from hyimg_cli.models.hunyuan_image3.sharded import sums_of
 from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.models.hunyuan_image3.weights import load_share
@@ -50,7 +48,7 @@ from hyimg_cli.settings.run import CacheConfig, Quantization, SdpaBackend
 
 PART = "layers"
 T = TypeVar("T")
-Compute = Callable[[Tensor, Rope, Sequence[QueryBlock]], Tensor]
+Compute = Callable[[Tensor, Tensor, Sequence[QueryBlock]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -96,14 +94,12 @@ class Sets:
 
     def parts(self, query_blocks: Sequence[QueryBlock]) -> list[int]:
         """The set that computes each query block: the one that has its K/V, or in turn."""
-        homes = [_home(block.buffer) for block in query_blocks]
-        turn = count()
-        return [next(turn) % self.count if home is None else home for home in homes]
-
-
-def _home(buffer: Buffer) -> int | None:
-    assert isinstance(buffer, MirroredBuffer), "made by this network"
-    return buffer.home
+        turn, parts = count(), []
+        for block in query_blocks:
+            assert isinstance(block.buffer, MirroredBuffer), "made by this network"
+            home = block.buffer.home
+            parts.append(next(turn) % self.count if home is None else home)
+        return parts
 
 
 class LayersFollower:
@@ -116,12 +112,12 @@ class LayersFollower:
         self.sums = sums_of(self.layers)
         self.kv = FollowerKV(network.new_buffer, network.layer_devices, number)
 
-    def compute(self, forward: Forward, own: slice, x_TM: Tensor, rope: Rope) -> Tensor:
+    def compute(self, forward: Forward, own: slice, x_TM: Tensor, rope_2TD: Tensor) -> Tensor:
         """Make rank 0's changes since the last forward, then this rank's part of one."""
         self.kv.change(forward.changes)
         blocks = [QueryBlock(self.kv.buffer(of), spans) for of, spans in forward.blocks[own]]
         self.layers.row_multiple = forward.row_multiple
-        return self.layers(x_TM, rope, blocks) if blocks else x_TM
+        return self.layers(x_TM, rope_2TD, blocks) if blocks else x_TM
 
 
 @torch.no_grad()
@@ -130,13 +126,13 @@ def follow(rank: Rank, forward: Forward) -> str | None:
     follower: LayersFollower = rank.parts[PART]
     # Without these a rank cannot take part at all: no memory for them ends it, and the task.
     x_TM = torch.empty(forward.rows, dtype=forward.dtype, device=rank.device)
-    angles_2TD = torch.empty(forward.angles, device=rank.device)
+    rope_2TD = torch.empty(forward.angles, device=rank.device)
     sets, number = follower.sets, follower.number
     broadcast(x_TM, sets.ranks)
-    broadcast(angles_2TD, sets.ranks)
+    broadcast(rope_2TD, sets.ranks)
     own, rows = forward.own(number)
-    x_TM, rope = x_TM[rows], Rope(*angles_2TD[:, rows].unbind())
-    compute = partial(follower.compute, forward, own, x_TM, rope)
+    x_TM = x_TM[rows]
+    compute = partial(follower.compute, forward, own, x_TM, rope_2TD[:, rows])
     hidden_TM, why = _computed(compute, follower.sums, x_TM, forward.row_multiple)
     if forward.parts and forward.blocks[own] and sets.of(rank.number)[1] == rank.number:
         # Without memory for them these are other rows, and nobody looks at them.
@@ -176,7 +172,7 @@ class Leader:
     def ask(
         self,
         x_TM: Tensor,
-        rope: Rope,
+        rope_2TD: Tensor,
         query_blocks: Sequence[QueryBlock],
         row_multiple: int,
         own: Compute,
@@ -188,17 +184,17 @@ class Leader:
         no memory for it; RankError where one dies or fails, or where a buffer was made before one
         did.
         """
+        sets = self._sets
         parts: list[int] = []
         order = list(range(len(query_blocks)))
-        if is_dealt and self._sets.count > 1:
-            found = self._sets.parts(query_blocks)
+        if is_dealt and sets.count > 1:
+            found = sets.parts(query_blocks)
             order.sort(key=found.__getitem__)
             parts = sorted(found)
         counts = [block.count for block in query_blocks]
-        angles_2TD = torch.stack([rope.cos_TD, rope.sin_TD])
         # Each set's rows stand together: all that is sent is a slice. Before any rank is told.
         entering_TM = _in_order(x_TM, counts, order).contiguous()
-        angles_2TD = _in_order(angles_2TD, counts, order, dim=1).contiguous()
+        rope_2TD = _in_order(rope_2TD, counts, order, dim=1).contiguous()
         query_blocks = [query_blocks[place] for place in order]
         blocks = tuple((self.mirror.require(b.buffer), tuple(b.spans)) for b in query_blocks)
         forward = Forward(
@@ -206,50 +202,37 @@ class Leader:
             blocks,
             tuple(x_TM.shape),
             x_TM.dtype,
-            tuple(angles_2TD.shape),
+            tuple(rope_2TD.shape),
             row_multiple,
             tuple(parts),
         )
-        work = partial(self._led, forward, entering_TM, angles_2TD, query_blocks, own)
-        (hidden_TM, why), *others = self._pool.run(
-            follow, forward, ranks=self._sets.ranks, own=work
-        )
+
+        def lead() -> tuple[Tensor | None, str | None]:
+            """Rank 0's side: its set's rows, and in their places what the first ranks of the other
+            sets send of theirs.
+            """
+            broadcast(entering_TM, sets.ranks)
+            broadcast(rope_2TD, sets.ranks)
+            mine, rows = forward.own(0)
+            own_TM = entering_TM[rows]
+            compute = partial(own, own_TM, rope_2TD[:, rows], query_blocks[mine])
+            hidden_TM, why = _computed(
+                compute if query_blocks[mine] else lambda: own_TM, self._sums, own_TM, row_multiple
+            )
+            for number in sorted({*parts} - {0}):
+                dist.recv(entering_TM[forward.own(number)[1]], number * sets.size)
+            if hidden_TM is None or not parts:
+                return hidden_TM, why
+            entering_TM[rows] = hidden_TM
+            return entering_TM, None
+
+        (hidden_TM, why), *others = self._pool.run(follow, forward, ranks=sets.ranks, own=lead)
         short = [f"rank {n}: {told}" for n, told in enumerate([why, *others]) if told is not None]
         if short:
             raise torch.OutOfMemoryError("; ".join(short))
         assert hidden_TM is not None, "rank 0 had memory for it"
         back = sorted(range(len(order)), key=order.__getitem__)
         return _in_order(cast(Tensor, hidden_TM), [counts[place] for place in order], back)
-
-    def _led(
-        self,
-        forward: Forward,
-        x_TM: Tensor,
-        angles_2TD: Tensor,
-        query_blocks: Sequence[QueryBlock],
-        own: Compute,
-    ) -> tuple[Tensor | None, str | None]:
-        """Rank 0's side of a forward: its set's rows, and in their places what the first ranks of
-        the other sets send of theirs.
-        """
-        sets = self._sets
-        broadcast(x_TM, sets.ranks)
-        broadcast(angles_2TD, sets.ranks)
-        blocks, rows = forward.own(0)
-        own_TM, rope = x_TM[rows], Rope(*angles_2TD[:, rows].unbind())
-        compute = partial(own, own_TM, rope, query_blocks[blocks])
-        hidden_TM, why = _computed(
-            compute if query_blocks[blocks] else lambda: own_TM,
-            self._sums,
-            own_TM,
-            forward.row_multiple,
-        )
-        for number in sorted(set(forward.parts) - {0}):
-            dist.recv(x_TM[forward.own(number)[1]], number * sets.size)
-        if hidden_TM is None or not forward.parts:
-            return hidden_TM, why
-        x_TM[rows] = hidden_TM
-        return x_TM, None
 
 
 def _in_order(rows: Tensor, counts: Sequence[int], order: Sequence[int], dim: int = 0) -> Tensor:
@@ -270,12 +253,14 @@ class LedTransformer(Transformer):
         self.rows_seen, self.row_multiple = own.rows_seen, own.row_multiple
         self._leader = leader
 
-    def forward(self, x_TM: Tensor, rope: Rope, query_blocks: Sequence[QueryBlock]) -> Tensor:
-        return self._leader.ask(x_TM, rope, query_blocks, self.row_multiple, super().forward)
+    def forward(self, x_TM: Tensor, rope_2TD: Tensor, query_blocks: Sequence[QueryBlock]) -> Tensor:
+        return self._leader.ask(x_TM, rope_2TD, query_blocks, self.row_multiple, super().forward)
 
-    def branches(self, x_TM: Tensor, rope: Rope, query_blocks: Sequence[QueryBlock]) -> Tensor:
+    def branches(
+        self, x_TM: Tensor, rope_2TD: Tensor, query_blocks: Sequence[QueryBlock]
+    ) -> Tensor:
         own = super().forward
-        return self._leader.ask(x_TM, rope, query_blocks, self.row_multiple, own, is_dealt=True)
+        return self._leader.ask(x_TM, rope_2TD, query_blocks, self.row_multiple, own, is_dealt=True)
 
 
 def load_ranked(
@@ -306,10 +291,10 @@ def load_ranked(
     )
     loaded: list[HunyuanImage3ForCausalMM] = []
 
-    def own() -> None:
+    def load_own() -> None:
         loaded.append(share_of(Share(0, sets.size), pool.here.device))
 
-    pool.load(PART, partial(_follower, share_of, sets), ranks=used, own=own)
+    pool.load(PART, partial(_follower, share_of, sets), ranks=used, own=load_own)
     (network,) = loaded
     leader = Leader(pool, sets, sums_of(network.model))
     network.model = LedTransformer(network.model, leader)

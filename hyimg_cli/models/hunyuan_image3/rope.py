@@ -4,69 +4,37 @@ Text at absolute index p stands at (p, p), which is ordinary 1-D RoPE; image tok
 centred on the index range they occupy. Golden case 2.
 """
 
-# Legend: T token, D head width
+# Legend: 2 cosines, then sines; T token, D head width
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from hyimg_cli.cache.memo import Memo
 from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.models.hunyuan_image3.sequence import ImageBlock
 
 
-@dataclass(frozen=True)
-class Rope:
-    """Cosines and sines of some tokens, float32, [T, D]."""
-
-    cos_TD: Tensor
-    sin_TD: Tensor
-
-    def padded(self, count: int) -> "Rope":
-        """The same with rows of zeros up to `count`."""
-        missing = (0, 0, 0, count - self.cos_TD.shape[0])
-        if not any(missing):
-            return self
-        return Rope(F.pad(self.cos_TD, missing), F.pad(self.sin_TD, missing))
-
-    @property
-    def nbytes(self) -> int:
-        return self.cos_TD.nbytes + self.sin_TD.nbytes
-
-    def cut(self, start: int, stop: int) -> "Rope":
-        """A view of the rows `[start, stop)`."""
-        return Rope(self.cos_TD[start:stop], self.sin_TD[start:stop])
-
-    def at(self, place_T: Tensor) -> "Rope":
-        """The rows that `place_T` counts off, on the device: no place is known here."""
-        return Rope(self.cos_TD.index_select(0, place_T), self.sin_TD.index_select(0, place_T))
-
-    def to(self, device: torch.device) -> "Rope":
-        return Rope(self.cos_TD.to(device), self.sin_TD.to(device))
-
-
 class RopeTables:
     """Angles by position, made once for each device: one table for text, one for each image grid.
 
-    Rows come as slices of them, so that a decode step computes and copies no angle anew.
+    Rows come as slices of them, so that a decode step computes no angle anew.
     """
 
     def __init__(self, *, head_dim: int, theta: float, budget_bytes: int = 256_000_000) -> None:
         self._head_dim, self._theta = head_dim, theta
-        self._tables: Memo[Hashable, Rope] = Memo(budget_bytes, lambda table: table.nbytes)
+        self._tables: Memo[Hashable, Tensor] = Memo(budget_bytes, lambda table: table.nbytes)
 
     def counts(self) -> dict[str, int]:
         """Count how often a table was there, and how often it was made."""
         return self._tables.counts()
 
-    def text(self, spans: Sequence[tuple[int, int]], device: torch.device) -> Rope:
-        """Angles of text tokens `[start, stop)`, all spans one after another."""
-        table = self.text_table(max(stop for _, stop in spans), device)
-        return joined([table.cut(start, stop) for start, stop in spans])
+    def text(self, spans: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
+        """Angles [2, T, D] of text tokens `[start, stop)`, all spans one after another."""
+        table_2TD = self.text_table(max(stop for _, stop in spans), device)
+        return torch.cat([table_2TD[:, start:stop] for start, stop in spans], dim=1)
 
-    def text_table(self, stop: int, device: torch.device) -> Rope:
+    def text_table(self, stop: int, device: torch.device) -> Tensor:
         """Angles of the text tokens `[0, stop)`, and of some behind them."""
         # The next power of two: few tables for however many lengths.
         size = 1 << max(8, (stop - 1).bit_length())
@@ -74,9 +42,9 @@ class RopeTables:
 
     def rows(
         self, start: int, stop: int, blocks: Sequence[ImageBlock], device: torch.device
-    ) -> Rope:
+    ) -> Tensor:
         """Angles of the tokens `[start, stop)` of a sequence with image blocks in it."""
-        parts: list[Rope] = []
+        parts: list[Tensor] = []
         at = start
         for block in sorted(blocks, key=lambda block: block.start):
             end = block.start + block.grid.cells
@@ -85,31 +53,22 @@ class RopeTables:
             if at < block.start:
                 parts.append(self.text([(at, block.start)], device))
             at, last = max(at, block.start), min(end, stop)
-            parts.append(self._image(block, device).cut(at - block.start, last - block.start))
+            table_2TD = self._image(block, device)
+            parts.append(table_2TD[:, at - block.start : last - block.start])
             at = last
         if at < stop:
             parts.append(self.text([(at, stop)], device))
-        return joined(parts)
+        return torch.cat(parts, dim=1)
 
-    def _image(self, block: ImageBlock, device: torch.device) -> Rope:
-        def made() -> Rope:
-            return self._made(positions(end, [block])[block.start : end], device)
-
+    def _image(self, block: ImageBlock, device: torch.device) -> Tensor:
         end = block.start + block.grid.cells
-        return self._tables.get((block.start, block.grid, device), made)
+        return self._tables.get(
+            (block.start, block.grid, device),
+            lambda: self._made(positions(end, [block])[block.start : end], device),
+        )
 
-    def _made(self, yx_T2: Tensor, device: torch.device) -> Rope:
-        made = rope(yx_T2, head_dim=self._head_dim, theta=self._theta)
-        return Rope(sent(made.cos_TD, device), sent(made.sin_TD, device))
-
-
-def joined(parts: Sequence[Rope]) -> Rope:
-    """The rows of all parts, one after another."""
-    if len(parts) == 1:
-        return parts[0]
-    return Rope(
-        torch.cat([part.cos_TD for part in parts]), torch.cat([part.sin_TD for part in parts])
-    )
+    def _made(self, yx_T2: Tensor, device: torch.device) -> Tensor:
+        return sent(rope(yx_T2, head_dim=self._head_dim, theta=self._theta), device)
 
 
 def positions(length: int, blocks: Sequence[ImageBlock]) -> Tensor:
@@ -126,8 +85,9 @@ def positions(length: int, blocks: Sequence[ImageBlock]) -> Tensor:
     return yx_T2
 
 
-def rope(yx_T2: Tensor, *, head_dim: int, theta: float) -> Rope:
-    """Rotation angles of positions [T, 2]: even frequencies turn with y, odd ones with x.
+def rope(yx_T2: Tensor, *, head_dim: int, theta: float) -> Tensor:
+    """Cosines and sines of the angles of positions [T, 2], float32 [2, T, D]: even frequencies turn
+    with y, odd ones with x.
 
     The head_dim/2 angles are repeated twice along the last axis, for half-split rotation.
     """
@@ -137,4 +97,4 @@ def rope(yx_T2: Tensor, *, head_dim: int, theta: float) -> Rope:
     axis = torch.arange(head_dim // 2, device=device) % 2
     angle = yx_T2.float()[:, axis] * frequency
     angle_TD = torch.cat([angle, angle], dim=-1)
-    return Rope(angle_TD.cos(), angle_TD.sin())
+    return torch.stack([angle_TD.cos(), angle_TD.sin()])

@@ -9,10 +9,9 @@ import re
 import torch
 from torch import Tensor, nn
 
-from hyimg_cli.models.hunyuan_image3.attention import Attention
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
-from hyimg_cli.models.hunyuan_image3.transformer import Transformer
+from hyimg_cli.models.hunyuan_image3.transformer import Attention, Transformer
 from hyimg_cli.parallel.tensor import Share, Summed, Sums, WeightCut
 
 _MATRIX = re.compile(

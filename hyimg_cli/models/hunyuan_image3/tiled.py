@@ -46,8 +46,7 @@ class TiledPicture:
         """One tile, [B, C, 1, H, W]: the last of its frames. Without gradients wherever it runs, a
         rank included: with them the VAE takes other chunks, and more memory.
         """
-        picture_BCTHW: Tensor = self.vae.decoder(latents_BCFYX)
-        return picture_BCTHW
+        return self.vae.decoder(latents_BCFYX)
 
     def finish(self, merged_BCTHW: Tensor) -> Tensor:
         """The picture of the merged tiles: as it is."""

@@ -1,22 +1,32 @@
 """The backbone: embeddings, decoder layers, and the norm that only text logits pass through."""
 
-# Legend: T new token (all branches' rows, one after another), M model width
-from collections.abc import Sequence
+# Legend: T new token (all branches' rows, one after another), M model width, H query head, K kv
+# head, D head width; rope_2TD cosines, then sines
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hyimg_cli.kernels.attention import pinned, row_attention
-from hyimg_cli.kernels.ops import ops_of
+from hyimg_cli.kernels.attention import RowAttention, masked_attention, pinned, row_attention
+from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows
+from hyimg_cli.kernels.ops import PLAIN, PlainOps, ops_of
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.transfer import current
-from hyimg_cli.models.common.attention import QueryBlock
-from hyimg_cli.models.hunyuan_image3.attention import Attention, RMSNorm, StepRows
+from hyimg_cli.models.common.attention import QueryBlock, attend_blocks
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.moe import Mlp, Moe, Router
-from hyimg_cli.models.hunyuan_image3.rope import Rope
 from hyimg_cli.settings.run import SdpaBackend
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """One new token of each of several branches, whose places are known on the device alone."""
+
+    of_layer: Callable[[int], Rows]
+    attend: DecodeAttention
 
 
 class Transformer(nn.Module):
@@ -35,19 +45,20 @@ class Transformer(nn.Module):
         self.rows_seen = 0
         self.row_multiple = 1
 
-    def forward(self, x_TM: Tensor, rope: Rope, query_blocks: Sequence[QueryBlock]) -> Tensor:
+    def forward(self, x_TM: Tensor, rope_2TD: Tensor, query_blocks: Sequence[QueryBlock]) -> Tensor:
         """The raw residual stream [T, M] behind the last layer, without the final norm."""
         rows = x_TM.shape[0]
         self.rows_seen += rows
         # Rows of zeros behind the real ones are in no query block: only products see them.
         if missing := padding(rows, self.row_multiple):
-            x_TM = F.pad(x_TM, (0, 0, 0, missing))
-        return self._through(x_TM, rope.padded(x_TM.shape[0]), query_blocks)[:rows]
+            x_TM, rope_2TD = (F.pad(each, (0, 0, 0, missing)) for each in (x_TM, rope_2TD))
+        return self.through_layers(x_TM, rope_2TD, query_blocks)[:rows]
 
-    def branches(self, x_TM: Tensor, rope: Rope, query_blocks: Sequence[QueryBlock]) -> Tensor:
+    def branches(
+        self, x_TM: Tensor, rope_2TD: Tensor, query_blocks: Sequence[QueryBlock]
+    ) -> Tensor:
         """The same of guidance branches, a query block each, which may be dealt out over ranks."""
-        hidden_TM: Tensor = self(x_TM, rope, query_blocks)
-        return hidden_TM
+        return self(x_TM, rope_2TD, query_blocks)
 
     def choose_kernels(self, attention: SdpaBackend = "auto") -> None:
         """Take the kernels of each layer's device; asked once its weights are in their places.
@@ -58,17 +69,71 @@ class Transformer(nn.Module):
             layer.choose_kernels(attention)
         self.ln_f.rows = ops_of(self.ln_f.weight.device)
 
-    def decode(self, x_RM: Tensor, rope: Rope, rows: StepRows) -> Tensor:
-        """The same of one new token a row, whose places only the device knows; nothing is counted:
-        a graph that replays this does not come by here.
+    def through_layers(
+        self, x_TM: Tensor, rope_2TD: Tensor, new: Sequence[QueryBlock] | StepRows
+    ) -> Tensor:
+        """The stream behind the last layer; nothing is counted: a graph that replays this does not
+        come by here.
         """
-        return self._through(x_RM, rope, rows)
-
-    def _through(self, x_TM: Tensor, rope: Rope, new: Sequence[QueryBlock] | StepRows) -> Tensor:
         more_TM: Tensor | None = None
         for layer in self.layers:
-            x_TM, more_TM = layer(x_TM, more_TM, rope, new)
+            x_TM, more_TM = layer(x_TM, more_TM, rope_2TD, new)
         return x_TM if more_TM is None else x_TM + more_TM
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm: statistics in float32, cast to the input's dtype, then the weight."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+        self.rows: PlainOps = PLAIN
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rows.norm(x, self.weight, self.eps)
+
+    def added(self, x: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
+        """`x + more`, and the norm of it."""
+        return self.rows.added_norm(x, more, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention whose fused rows are interleaved per kv head: q, q, .., k, v."""
+
+    def __init__(self, arch: Architecture, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.heads, self.kv_heads = arch.num_attention_heads, arch.num_key_value_heads
+        self.group, self.head_dim = arch.heads_per_kv_head, arch.head_dim
+        fused = (self.heads + 2 * self.kv_heads) * self.head_dim
+        self.qkv_proj = nn.Linear(arch.hidden_size, fused, bias=False)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, arch.hidden_size, bias=False)
+        self.query_layernorm = RMSNorm(self.head_dim, arch.rms_norm_eps)
+        self.key_layernorm = RMSNorm(self.head_dim, arch.rms_norm_eps)
+        # The kernels of the layer's device are set once the weights are in their places.
+        self.by_row: RowAttention = masked_attention
+        self.rows: PlainOps = PLAIN
+
+    def forward(
+        self, x_TM: Tensor, rope_2TD: Tensor, new: Sequence[QueryBlock] | StepRows
+    ) -> Tensor:
+        """Attention output [T, M] of the new tokens, one after another in `x_TM`."""
+        q_THD, k_TKD, v_TKD = self.project(x_TM, rope_2TD)
+        if isinstance(new, StepRows):
+            seen_THD = new.attend(q_THD, k_TKD, v_TKD, new.of_layer(self.layer))
+        else:
+            seen_THD = attend_blocks(self.by_row, self.layer, new, q_THD, k_TKD, v_TKD)
+        return self.o_proj(seen_THD.flatten(1))
+
+    def project(self, x_TM: Tensor, rope_2TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [T, H, D], keys and values [T, K, D] as the cache holds them: turned, then
+        normed.
+        """
+        fused = self.qkv_proj(x_TM).unflatten(-1, (self.kv_heads, self.group + 2, self.head_dim))
+        cos_TD, sin_TD = rope_2TD.unbind()
+        weights = self.query_layernorm.weight, self.key_layernorm.weight
+        return self.rows.heads(fused, (cos_TD, sin_TD), weights, self.query_layernorm.eps)
 
 
 class DecoderLayer(nn.Module):
@@ -87,15 +152,9 @@ class DecoderLayer(nn.Module):
     def choose_kernels(self, attention: SdpaBackend) -> None:
         """Take the kernels of the device that the layer's weights lie on."""
         own, weight = self.self_attn, self.self_attn.qkv_proj.weight
-        device, heads = weight.device, (own.heads, own.kv_heads)
-        own.by_row = pinned(
-            row_attention(device),
-            attention,
-            heads=heads,
-            width=own.head_dim,
-            like=weight,
-        )
-        kernels = ops_of(device)
+        by_row, heads = row_attention(weight.device), (own.heads, own.kv_heads)
+        own.by_row = pinned(by_row, attention, heads=heads, width=own.head_dim, like=weight)
+        kernels = ops_of(weight.device)
         for part in self.modules():
             if isinstance(part, RMSNorm | Attention | Router | Mlp):
                 part.rows = kernels
@@ -104,12 +163,12 @@ class DecoderLayer(nn.Module):
         self,
         x_TM: Tensor,
         more_TM: Tensor | None,
-        rope: Rope,
+        rope_2TD: Tensor,
         new: Sequence[QueryBlock] | StepRows,
     ) -> tuple[Tensor, Tensor]:
         """The stream `x`, and what is still to be added to it; `more`: the layer's before."""
         # A spread model (device_map) hands x over to the next device; angles follow it.
-        rope = rope.to(x_TM.device)
+        rope_2TD = rope_2TD.to(x_TM.device)
         with current(x_TM.device):
             if more_TM is None:
                 normed_TM = self.input_layernorm(x_TM)
@@ -117,6 +176,6 @@ class DecoderLayer(nn.Module):
                 x_TM, normed_TM = self.input_layernorm.added(x_TM, more_TM)
             # What attention gives is let go at once: experts are the widest moment.
             x_TM, normed_TM = self.post_attention_layernorm.added(
-                x_TM, self.self_attn(normed_TM, rope, new)
+                x_TM, self.self_attn(normed_TM, rope_2TD, new)
             )
             return x_TM, self.mlp(normed_TM)

@@ -181,8 +181,7 @@ class SpatialAttention(nn.Module):
         )
         mixed_BSC = any_attention(q_BSC, k_BSC, v_BSC)
         mixed_BCTYX = mixed_BSC.transpose(1, 2).reshape(x_BCTYX.shape)
-        out_BCTYX: Tensor = x_BCTYX + self.proj_out(mixed_BCTYX)
-        return out_BCTYX
+        return x_BCTYX + self.proj_out(mixed_BCTYX)
 
 
 class Downsample(nn.Module):
@@ -264,8 +263,7 @@ def _convolved(
     swished = chunks.swished(norm)
 
     def compute(chunk_BCTYX: Tensor) -> Tensor:
-        made_BCTYX: Tensor = convolution(swished(chunk_BCTYX))
-        return made_BCTYX
+        return convolution(swished(chunk_BCTYX))
 
     return chunks.joined(compute) if onto_BCTYX is None else chunks.added(compute, onto_BCTYX)
 
@@ -306,8 +304,7 @@ def _norm(width: int) -> nn.GroupNorm:
 
 def _mean_of_groups(x_BCTYX: Tensor, width: int) -> Tensor:
     """Consecutive channels averaged until `width` are left."""
-    averaged: Tensor = x_BCTYX.unflatten(1, (width, -1)).mean(2)
-    return averaged
+    return x_BCTYX.unflatten(1, (width, -1)).mean(2)
 
 
 def _space_to_depth(x_BCTYX: Tensor, frames: int) -> Tensor:

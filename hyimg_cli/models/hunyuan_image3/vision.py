@@ -74,8 +74,7 @@ class VisionTower(nn.Module):
         mask_B11S = None if bool(is_real_BS.all()) else is_real_BS[:, None, None].bool()
         if mask_B11S is not None:
             mask_B11S = sent(mask_B11S, x_BSM.device)
-        features: Tensor = self.post_layernorm(self.encoder(x_BSM, mask_B11S))
-        return features
+        return self.post_layernorm(self.encoder(x_BSM, mask_B11S))
 
 
 class _Embeddings(nn.Module):
@@ -125,8 +124,7 @@ class _Layer(nn.Module):
 
     def forward(self, x_BSM: Tensor, mask_B11S: Tensor | None) -> Tensor:
         x_BSM = x_BSM + self.self_attn(self.layer_norm1(x_BSM), mask_B11S)
-        out_BSM: Tensor = x_BSM + self.mlp(self.layer_norm2(x_BSM))
-        return out_BSM
+        return x_BSM + self.mlp(self.layer_norm2(x_BSM))
 
 
 class _Attention(nn.Module):
@@ -142,8 +140,7 @@ class _Attention(nn.Module):
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (p(x_BSM).unflatten(2, (self.heads, -1)).transpose(1, 2) for p in projections)
         seen_BHSD = any_attention(q, k, v, mask_B11S)
-        out_BSM: Tensor = self.out_proj(seen_BHSD.transpose(1, 2).flatten(2))
-        return out_BSM
+        return self.out_proj(seen_BHSD.transpose(1, 2).flatten(2))
 
 
 class _Mlp(nn.Module):
@@ -156,8 +153,7 @@ class _Mlp(nn.Module):
         self.fc2 = nn.Linear(arch.intermediate_size, arch.hidden_size)
 
     def forward(self, x_BSM: Tensor) -> Tensor:
-        out_BSM: Tensor = self.fc2(_ACTIVATIONS[self.activation](self.fc1(x_BSM)))
-        return out_BSM
+        return self.fc2(_ACTIVATIONS[self.activation](self.fc1(x_BSM)))
 
 
 class _PoolingHead(nn.Module):
@@ -239,5 +235,4 @@ def vision_features(tower: VisionTower, inputs: VisionInputs) -> Tensor:
     """
     weight = tower.embeddings.patch_embedding.weight
     patches_1SP = sent(inputs.patches_1SP, weight.device).to(weight.dtype)
-    features: Tensor = tower(patches_1SP, inputs.is_real_1S, inputs.shapes_12)
-    return features
+    return tower(patches_1SP, inputs.is_real_1S, inputs.shapes_12)

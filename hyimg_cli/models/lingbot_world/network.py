@@ -133,7 +133,7 @@ class LingBotNetwork(nn.Module):
         patched = patches(camera_BCFYX, self.shape.patch_size).to(self.dtype)
         embedded: Tensor = self.patch_embedding_wancamctrl(patched)
         inner = fun.silu(self.c2ws_hidden_states_layer1(embedded))
-        return embedded + self.c2ws_hidden_states_layer2(inner)  # type: ignore[no-any-return]
+        return embedded + self.c2ws_hidden_states_layer2(inner)
 
     def camera(self, camera_BCFYX: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Scale and shift of every block, [B, S, M] each, one block after the other."""

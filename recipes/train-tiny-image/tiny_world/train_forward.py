@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hyimg_cli.models.hunyuan_image3.attention import Attention
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.moe import Mlp, Moe
-from hyimg_cli.models.hunyuan_image3.rope import Rope, rope
-from hyimg_cli.models.hunyuan_image3.transformer import DecoderLayer
+from hyimg_cli.models.hunyuan_image3.rope import rope
+from hyimg_cli.models.hunyuan_image3.transformer import Attention, DecoderLayer
 from tiny_world.architecture import LATENT_GRID, PATCH_PX, VISION_GRID
 from tiny_world.batches import Batch
 from tiny_world.device import device_of, moved
@@ -110,7 +109,7 @@ def text_loss(network: HunyuanImage3ForCausalMM, outputs: Outputs, batch: Batch)
 
 
 def _layer(
-    layer: DecoderLayer, x_BSM: Tensor, angles: Rope, visible_BSS: Tensor
+    layer: DecoderLayer, x_BSM: Tensor, angles: Tensor, visible_BSS: Tensor
 ) -> tuple[Tensor, Tensor]:
     seen_BSM = _attention(layer.self_attn, layer.input_layernorm(x_BSM), angles, visible_BSS)
     x_BSM = x_BSM + seen_BSM
@@ -122,7 +121,7 @@ def _layer(
     return x_BSM + mixed_TM.unflatten(0, x_BSM.shape[:2]), _unbalance(logits_TE, index_TK)
 
 
-def _attention(attention: Attention, x_BSM: Tensor, angles: Rope, visible_BSS: Tensor) -> Tensor:
+def _attention(attention: Attention, x_BSM: Tensor, angles: Tensor, visible_BSS: Tensor) -> Tensor:
     rows = x_BSM.shape[:2]
     q_THD, k_THD, v_THD = attention.project(x_BSM.flatten(0, 1), angles)
     q_BHSD, k_BHSD, v_BHSD = (

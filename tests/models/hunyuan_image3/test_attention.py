@@ -11,7 +11,7 @@ from masks import visibility
 from hyimg_cli.models.common.attention import QueryBlock
 from hyimg_cli.models.common.grid import Grid
 from hyimg_cli.models.common.spans import query_spans
-from hyimg_cli.models.hunyuan_image3.rope import Rope, positions, rope
+from hyimg_cli.models.hunyuan_image3.rope import positions, rope
 from hyimg_cli.models.hunyuan_image3.sequence import ImageBlock
 
 
@@ -63,7 +63,7 @@ def test_attention_by_pieces_equals_one_masked_softmax(small_network: Any, cut: 
     buffer = small_network.new_buffer(length)
     parts = []
     for start, stop in ((0, cut), (cut, length)):
-        piece = Rope(angles.cos_TD[start:stop], angles.sin_TD[start:stop])
+        piece = angles[:, start:stop]
         query_block = QueryBlock(buffer, query_spans(start, stop, spans))
         parts.append(attention(x[start:stop], piece, [query_block]))
     torch.testing.assert_close(torch.cat(parts), expected, atol=1e-5, rtol=1e-5)
@@ -89,6 +89,5 @@ def test_stretches_of_unequal_length_do_not_mix(small_network: Any) -> None:
         together.append(query_blocks[1])
         rows.append(live)
         angles.append(live_angles)
-    joined = Rope(torch.cat([a.cos_TD for a in angles]), torch.cat([a.sin_TD for a in angles]))
-    both = attention(torch.cat(rows), joined, together)
+    both = attention(torch.cat(rows), torch.cat(angles, dim=1), together)
     torch.testing.assert_close(both, torch.cat(alone), atol=1e-6, rtol=1e-5)
