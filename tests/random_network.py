@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
-from hyimg_cli.models.hunyuan_image3.placement import stays_wide
-from hyimg_cli.models.hunyuan_image3.weights import without_weights
+from hyimg_cli.models.hunyuan_image3.weights import stays_wide, without_weights
 from hyimg_cli.settings.run import Quantization
 
 FORMS = ("fp8", "dense")

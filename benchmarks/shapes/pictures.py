@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
-from hyimg_cli.models.hunyuan_image3.vae import ResnetBlock, Vae
+from hyimg_cli.models.hunyuan_image3.vae import ResnetBlock, TiledPicture, Vae
 from shapes.cases import Case
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from fake_gpu.device import fake_gpu
 
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.memory.footprint import Together
-from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
+from hyimg_cli.models.hunyuan_image3.vae import TiledPicture
 from hyimg_cli.pipelines.image import sources
 from hyimg_cli.pipelines.image.sources import EncodedSources
 from hyimg_cli.pipelines.image.stages import Decoded

@@ -22,7 +22,7 @@ from hyimg_cli.memory.footprint import Needs, Together, needs, working
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, SourceRows
-from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
+from hyimg_cli.models.hunyuan_image3.vae import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vision import VisionInputs
 from hyimg_cli.models.protocols import Encoded, LivePicture
 from hyimg_cli.pipelines.clock import PhaseClock

@@ -32,7 +32,7 @@ from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.ranked import load_ranked
 from hyimg_cli.models.hunyuan_image3.script import Script
 from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape
-from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
+from hyimg_cli.models.hunyuan_image3.vae import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
 from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load, offload_experts
 from hyimg_cli.models.protocols import (
@@ -241,16 +241,18 @@ class HunyuanImage3(DecoderModel):
     def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
         """In the size of the ratio token, which comes last behind a text, or of the job itself."""
         if job.size.is_auto:
-            bucket, note = self.prompter.bucket_of_ratio(text.ending[-1]), ""
+            index = self.prompter.vocabulary.ratios.index(text.ending[-1])
+            known = self.card.buckets
+            bucket, note = next(one for one in known if one.ratio_index == index), ""
         else:
             size = job.size
             bucket, note = self.prompter.fit(size.height, size.width, is_ratio=size.is_ratio)
         layout = self.prompter.picture(job, shapes_of(sources), text.ids, bucket)
-        start, stop, known = layout.live_start, layout.live_stop, self.card.max_positions
+        start, stop, most = layout.live_start, layout.live_stop, self.card.max_positions
         rows = (layout.ids, layout.unconditional_ids)[: self.prompter.branch_count(job)]
         warnings = []
-        if stop > known:
-            what = f"the picture reaches position {stop}; {known} positions are known to the model"
+        if stop > most:
+            what = f"the picture reaches position {stop}; {most} positions are known to the model"
             warnings.append(what)
         branches = tuple(BranchSequence(ids, start, stop) for ids in rows)
         notes = (note,) if note else ()

@@ -4,13 +4,12 @@ torch.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyimg_cli.cache.memo import Memo
 from hyimg_cli.errors import JobError
-from hyimg_cli.kv.segments import Segment
+from hyimg_cli.kv.segments import Segment, TextSegment
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.models.common.grid import Grid
 from hyimg_cli.models.common.tokenizer import refuse_control_tokens, refuse_unknown_ids
@@ -30,7 +29,6 @@ from hyimg_cli.models.hunyuan_image3.sequence import (
     Section,
     SourceShape,
     Target,
-    behind_sources,
     segments,
 )
 from hyimg_cli.models.hunyuan_image3.system_prompt import shipped_text, system_prompt
@@ -90,8 +88,6 @@ class Prompter(ImageCheckpoint):
         # By all that a job's sequences are made of but its prompt: in that alone the jobs of a
         # manifest mostly differ.
         self._shared: Memo[Hashable, Any] = Memo(_SHARED_BYTES, _shared_bytes)
-        self._shape_of = lru_cache(maxsize=10_000)(self._shape)
-        self._frame_of = cache(self._frame)
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
         """Look-ups by kind: tokens of whole sections, sequences."""
@@ -124,7 +120,8 @@ class Prompter(ImageCheckpoint):
         text = system if job.writes_text else picture_system
         system_length = len(self.vocabulary.encode(text)) if text else 0
         tag = trigger(job.bot_task) if job.writes_text else ""
-        frame = self._frame_of(bool(text), len(job.images), tag)
+        kind = bool(text), len(job.images), tag
+        frame: int = self._shared.get(("frame", *kind), lambda: self._frame(*kind))
         parts: dict[str, int] = {}
         if job.system_prompt is not None:
             parts["system_prompt"] = system_length
@@ -216,11 +213,6 @@ class Prompter(ImageCheckpoint):
         """Ids of the ratio tokens that the checkpoint may choose."""
         return tuple(self.vocabulary.ratios[bucket.ratio_index] for bucket in self.card.buckets)
 
-    def bucket_of_ratio(self, id_: int) -> Bucket:
-        """The bucket that a ratio token stands for."""
-        index = self.vocabulary.ratios.index(id_)
-        return next(bucket for bucket in self.card.buckets if bucket.ratio_index == index)
-
     def text_budget(self, job: ImageJob, opening_length: int) -> int:
         """Number of tokens the AR stage may write: the job's limit, within the model's positions.
 
@@ -253,25 +245,29 @@ class Prompter(ImageCheckpoint):
             without = layout.unconditional_ids, [self.vocabulary.cfg] * len(user)
             rows = [(layout.ids, user), without][: self.branch_count(job)]
             stop = layout.live_start - 1
-        first = self._sources(job, shapes, layout, digests)
-        return [first + behind_sources(layout, row, stop, text) for row, text in rows]
-
-    def _sources(
-        self, job: ImageJob, shapes: Hashable, layout: Layout, digests: Sequence[str]
-    ) -> list[Segment]:
-        """Segments up to the last source."""
-        key = "sources", self._without_prompt(job, shapes), tuple(digests)
-        stop = max((0, *layout.cuts))
-        return self._shared.get(key, lambda: segments(layout, layout.ids, digests, stop))
+        # The segments up to the last source are equal in all these jobs, whatever their prompts.
+        (start, end), behind = layout.user, max((0, *layout.cuts))
+        first: list[Segment] = self._shared.get(
+            ("sources", self._without_prompt(job, shapes), tuple(digests)),
+            lambda: segments(layout, layout.ids, digests, behind),
+        )
+        found = []
+        for row, text in rows:
+            ids = (*row[behind:start], *text, *row[end:stop])
+            found.append([*first, TextSegment(ids)] if ids else first)
+        return found
 
     def _shapes(self, source_sizes: Sequence[Size]) -> tuple[SourceShape, ...]:
-        """Of pictures that are not read: the real patch grid only shapes positions, every count is
-        the same with any.
-        """
-        return tuple(map(self._shape_of, source_sizes))
+        return tuple(map(self._shape, source_sizes))
 
     def _shape(self, size: Size) -> SourceShape:
-        return self.source_shape(self.fit(size.height, size.width)[0], Grid(1, 1))
+        """Of a picture that is not read: the real patch grid only shapes positions, every count is
+        the same with any.
+        """
+        return self._shared.get(
+            ("shape", size),
+            lambda: self.source_shape(self.fit(size.height, size.width)[0], Grid(1, 1)),
+        )
 
     def _without_prompt(self, job: ImageJob, sources: Hashable) -> Hashable:
         return (

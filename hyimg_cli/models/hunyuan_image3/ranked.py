@@ -41,7 +41,7 @@ from hyimg_cli.models.common.spans import QuerySpan
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.sharded import sums_of
 from hyimg_cli.models.hunyuan_image3.transformer import Transformer
-from hyimg_cli.models.hunyuan_image3.weights import load_share
+from hyimg_cli.models.hunyuan_image3.weights import load
 from hyimg_cli.parallel.ranks import Rank, RankPool
 from hyimg_cli.parallel.tensor import Share, Sums, broadcast
 from hyimg_cli.settings.run import CacheConfig, Quantization, SdpaBackend
@@ -282,7 +282,7 @@ def load_ranked(
     used = pool.size if ranks is None else ranks
     sets = Sets(used // branch_sets, branch_sets)
     share_of = partial(
-        load_share,
+        load,
         folder,
         dtype=dtype,
         quantization=quantization,
@@ -292,7 +292,7 @@ def load_ranked(
     loaded: list[HunyuanImage3ForCausalMM] = []
 
     def load_own() -> None:
-        loaded.append(share_of(Share(0, sets.size), pool.here.device))
+        loaded.append(share_of(share=Share(0, sets.size), device_map=str(pool.here.device)))
 
     pool.load(PART, partial(_follower, share_of, sets), ranks=used, own=load_own)
     (network,) = loaded
@@ -308,4 +308,5 @@ def _follower(
 ) -> LayersFollower:
     number, first = sets.of(rank.number)
     share = Share(rank.number - first, sets.size)
-    return LayersFollower(share_of(share, rank.device, first=first), sets, number)
+    network = share_of(share=share, first=first, device_map=str(rank.device))
+    return LayersFollower(network, sets, number)

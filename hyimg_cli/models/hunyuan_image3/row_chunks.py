@@ -41,7 +41,11 @@ class RowChunks:
         row_bytes = channels * batch * frames * columns * x_BCTYX.element_size()
         most = VAE_CHUNK_BYTES // row_bytes
         self._is_one = most >= self._rows or torch.is_grad_enabled()
-        self._height = _even(self._rows, max(1, most // halo - 2) * halo, halo)
+        self._height = max(1, most // halo - 2) * halo
+        # About even ones, where there are three or more: torch convolves a chunk of few rows on a
+        # CPU by another, slower way, whose memory is 27 times as much.
+        if (count := math.ceil(self._rows / self._height)) >= 3:
+            self._height = math.ceil(self._rows / count / halo) * halo
 
     def swished(self, norm: nn.GroupNorm) -> Compute:
         """Norm and swish of a chunk, by the statistics of all rows."""
@@ -99,16 +103,6 @@ class RowChunks:
         return made_BCTYX[:, :, :, top:bottom]
 
 
-def _even(rows: int, most: int, halo: int) -> int:
-    """The height of chunks of at most `most` rows: about even ones, where there are three or more.
-
-    torch convolves a chunk of few rows on a CPU by another, slower way, whose memory is 27 times as
-    much.
-    """
-    count = math.ceil(rows / most)
-    return most if count < 3 else math.ceil(rows / count / halo) * halo
-
-
 def plus(given: Tensor, more: Tensor) -> Tensor:
     """The sum; in the memory of `given`, which nobody reads any more, unless gradients are on."""
     return given + more if torch.is_grad_enabled() else given.add_(more)
@@ -143,15 +137,8 @@ def _moments_by_pieces(x_BCTYX: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     x_BGN = x_BCTYX.reshape(x_BCTYX.shape[0], groups, -1)
     # Sums of halves would overflow.
     mean_BG = x_BGN.mean(2, dtype=torch.promote_types(x_BCTYX.dtype, torch.float32))
-    variances = [
-        _mean_square(x_N, mean)
-        for x_GN, mean_G in zip(x_BGN, mean_BG, strict=True)
-        for x_N, mean in zip(x_GN, mean_G, strict=True)
-    ]
+    variances = []
+    for x_N, mean in zip(x_BGN.flatten(0, 1), mean_BG.flatten(), strict=True):
+        squares = [(piece.to(mean.dtype) - mean).square_().sum() for piece in x_N.split(_PIECE)]
+        variances.append(torch.stack(squares).sum() / x_N.numel())
     return torch.stack(variances).view_as(mean_BG), mean_BG
-
-
-def _mean_square(x_N: Tensor, mean: Tensor) -> Tensor:
-    """Of the deviations from `mean`, a piece at a time."""
-    sums = [(piece.to(mean.dtype) - mean).square_().sum() for piece in x_N.split(_PIECE)]
-    return torch.stack(sums).sum() / x_N.numel()

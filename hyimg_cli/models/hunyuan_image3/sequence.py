@@ -6,7 +6,7 @@ golden case 13 holds 32 of its layouts.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hyimg_cli.kv.segments import ImageSegment, Segment, TextSegment
@@ -151,15 +151,6 @@ def segments(
     return found
 
 
-def behind_sources(
-    layout: Layout, row: Sequence[int], stop: int, user: Sequence[int]
-) -> list[Segment]:
-    """The last of the segments of `row[:stop]`, with another user's text in place of its own."""
-    (start, end), at = layout.user, max((0, *layout.cuts))
-    ids = (*row[at:start], *user, *row[end:stop])
-    return [TextSegment(ids)] if ids else []
-
-
 @dataclass(frozen=True)
 class Target:
     """The picture to draw: ratio token index, token grid, and whether the distilled tokens
@@ -195,8 +186,7 @@ class LayoutBuilder:
         `ratio_trigger` returns. Role prefix and trigger are encoded as one string, as upstream
         does.
         """
-        draft = Draft(self.vocabulary, self._joint)
-        self._add_prompt(draft, prompt)
+        draft = self._prompted(prompt)
         draft.text(_roles(prompt.template).assistant + trigger)
         return draft.layout()
 
@@ -209,9 +199,7 @@ class LayoutBuilder:
         """The diffusion stage's whole sequence: prompt, written text, the picture's tokens, the
         end.
         """
-        roles = _roles(prompt.template)
-        draft = Draft(self.vocabulary, self._joint)
-        self._add_prompt(draft, prompt)
+        roles, draft = _roles(prompt.template), self._prompted(prompt)
         draft.text(roles.assistant)
         for section in cot:
             draft.section(section)
@@ -239,29 +227,31 @@ class LayoutBuilder:
             sections += self._plain(text[end : match.start()])
             end = match.end()
             if not (drop_think and match[1] == "think"):
-                sections += self._tagged(match[1], match[2])
+                opening, closing = (
+                    Section(tuple(self.vocabulary.encode(tag)))
+                    for tag in (f"<{match[1]}>", f"</{match[1]}>")
+                )
+                sections += [opening, *self._plain(match[2]), closing]
         return sections + self._plain(text[end:])
 
     def cot_from_ids(self, ids: Sequence[int], *, drop_think: bool = False) -> list[Section]:
         """Sections of text that the AR stage wrote, by its own ids: tags kept, the rest
         replaceable.
         """
-        kept = list(_without_think(ids, self.vocabulary) if drop_think else ids)
-        tags = self.vocabulary.tags
-        return [Section((id_,), is_replaceable=id_ not in tags) for id_ in kept]
+        words, kept, is_thinking = self.vocabulary, [], False
+        for id_ in ids:
+            is_thinking = is_thinking or (drop_think and id_ == words.think)
+            if not is_thinking:
+                kept.append(Section((id_,), is_replaceable=id_ not in words.tags))
+            is_thinking = is_thinking and id_ != words.end_think
+        return kept
 
     def _plain(self, text: str) -> list[Section]:
         ids = tuple(self.vocabulary.encode(text))
         return [Section(ids, is_replaceable=True)] if ids else []
 
-    def _tagged(self, tag: str, text: str) -> list[Section]:
-        opening, closing = (
-            Section(tuple(self.vocabulary.encode(t))) for t in (f"<{tag}>", f"</{tag}>")
-        )
-        return [opening, *self._plain(text), closing]
-
-    def _add_prompt(self, draft: "Draft", prompt: Prompt) -> None:
-        roles = _roles(prompt.template)
+    def _prompted(self, prompt: Prompt) -> "Draft":
+        roles, draft = _roles(prompt.template), Draft(self.vocabulary, self._joint)
         draft.section(Section((self.vocabulary.bos,)))
         if prompt.system:
             draft.text(prompt.system)
@@ -271,6 +261,7 @@ class LayoutBuilder:
             draft.source(source)
         draft.user(prompt.user)
         draft.text(roles.separator)
+        return draft
 
 
 @dataclass(frozen=True)
@@ -288,16 +279,6 @@ _PRETRAIN = _Roles("", "", "", "", "")
 
 def _roles(template: Template) -> _Roles:
     return _INSTRUCT if template == "instruct" else _PRETRAIN
-
-
-def _without_think(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[int]:
-    is_thinking = False
-    for id_ in ids:
-        is_thinking = is_thinking or id_ == vocabulary.think
-        if not is_thinking:
-            yield id_
-        if id_ == vocabulary.end_think:
-            is_thinking = False
 
 
 class Draft:

@@ -1,11 +1,12 @@
 """The picture VAE: pixels in [-1, 1] to scaled latents and back, under the official key names.
 
-It knows convolutions only. Fitting pictures to a size, drawing noise and cutting tiles is the
-caller's. Without gradients its memory is bounded: two tensors of a level, in one of which the other
-is worked out by chunks of rows (`row_chunks`). For that, levels and blocks take the memory of what
-they are given: their callers read it no more.
+It knows convolutions only. Fitting pictures to a size and drawing noise is the caller's. Without
+gradients its memory is bounded: two tensors of a level, in one of which the other is worked out by
+chunks of rows (`row_chunks`). For that, levels and blocks take the memory of what they are given:
+their callers read it no more.
 
-Shapes: B batch · C channels · T frames · Y X rows, columns (pixels or latent cells).
+Shapes: B batch · C channels · F latent frames · T frames · Y X rows, columns (pixels or latent
+cells) · H W pixels.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hyimg_cli.errors import UsageError
 from hyimg_cli.kernels.attention import any_attention
 from hyimg_cli.models.hunyuan_image3.config import VaeArchitecture
 from hyimg_cli.models.hunyuan_image3.row_chunks import RowChunks, plus
+from hyimg_cli.spec.card import TileRule
+from hyimg_cli.tiling.decode import decode_tiled
 
 _NORM_GROUPS = 32
 _NORM_EPS = 1e-6
@@ -60,6 +64,53 @@ class Vae(nn.Module):
         return (latents_BCYX / self.architecture.scaling_factor + shift).unsqueeze(2)
 
 
+class TiledPicture:
+    """The VAE decoding tile by tile, by the released code's own rule: one latent frame in, the last
+    of its frames out.
+
+    A tile is `sample_size` pixels and overlaps the next by a quarter: 24 latent cells every 18 for
+    the released checkpoints. Memory is that of two rows of tiles instead of the whole picture; the
+    mid block's attention sees a tile only, so pixels differ from an untiled decode. Off by default,
+    as in the released code. Source: `spatial_tiled_decode` of HunyuanImage-3's autoencoder.
+    """
+
+    tile_channels = 3
+
+    def __init__(self, vae: Vae) -> None:
+        self.vae = vae
+        architecture = vae.architecture
+        pixels, side = architecture.ffactor_spatial, architecture.sample_size
+        # The released code would put out a picture of another size, without an error.
+        if side % (4 * pixels):
+            raise UsageError(
+                f"a tile of {side} px is not a multiple of 4 latent cells of {pixels} px",
+                where="VAE tiling",
+                hint="leave out --vae-use-tiling",
+                code="usage.vae-tiling",
+            )
+        cells = side // pixels
+        self.tiling = TileRule(cells, cells - cells // 4, pixels)
+
+    def tile_frames(self, latent_frames: int) -> int:
+        """Always the one frame that a picture is."""
+        return 1
+
+    @torch.no_grad()
+    def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
+        """One tile, [B, C, 1, H, W]: the last of its frames. Without gradients wherever it runs, a
+        rank included: with them the VAE takes other chunks, and more memory.
+        """
+        return self.vae.decoder(latents_BCFYX)
+
+    def finish(self, merged_BCTHW: Tensor) -> Tensor:
+        """The picture of the merged tiles: as it is."""
+        return merged_BCTHW
+
+    def decode(self, latents_BCYX: Tensor) -> Tensor:
+        """Pixels as of `Vae.decode`, tile by tile: [B, 3, H, W], about [-1, 1], not clamped."""
+        return decode_tiled(self, self.vae.unscaled(latents_BCYX)).squeeze(2)
+
+
 class Encoder(nn.Module):
     """Frames [B, 3, T, Y, X] to (mean | logvar) of the latents, T falling to 1."""
 
@@ -68,7 +119,7 @@ class Encoder(nn.Module):
         widths = architecture.block_out_channels
         self.moments_width = 2 * architecture.latent_channels
         self.conv_in = FrameConv3d(architecture.in_channels, widths[0], 3)
-        self.down = nn.ModuleList(_down_levels(architecture))
+        self.down = nn.ModuleList(_levels(architecture, is_up=False))
         self.mid = MidBlock(widths[-1])
         self.norm_out = _norm(widths[-1])
         self.conv_out = FrameConv3d(widths[-1], self.moments_width, 3)
@@ -92,7 +143,7 @@ class Decoder(nn.Module):
         self.repeats = widths[0] // architecture.latent_channels
         self.conv_in = FrameConv3d(architecture.latent_channels, widths[0], 3)
         self.mid = MidBlock(widths[0])
-        self.up = nn.ModuleList(_up_levels(architecture))
+        self.up = nn.ModuleList(_levels(architecture, is_up=True))
         self.norm_out = _norm(widths[-1])
         self.conv_out = FrameConv3d(widths[-1], architecture.out_channels, 3)
 
@@ -107,22 +158,22 @@ class Decoder(nn.Module):
 
 
 class Level(nn.Module):
-    """Blocks at one width, then the step to the next level where there is one: its `downsample` or
-    `upsample`.
-    """
+    """Blocks at one width, then the step to the next level where there is one."""
 
-    def __init__(self, width_in: int, width: int, blocks: int, **step: nn.Module | None) -> None:
+    def __init__(
+        self, width_in: int, width: int, blocks: int, step: Downsample | Upsample | None
+    ) -> None:
         super().__init__()
         widths = (width_in, *[width] * (blocks - 1))
         self.block = nn.ModuleList(ResnetBlock(own, width) for own in widths)
-        (self._step,) = step
-        if (module := step[self._step]) is not None:
-            self.add_module(self._step, module)
+        self.downsample = step if isinstance(step, Downsample) else None
+        self.upsample = step if isinstance(step, Upsample) else None
 
     def forward(self, h_BCTYX: Tensor) -> Tensor:
         for block in self.block:
             h_BCTYX = block(h_BCTYX)
-        return getattr(self, self._step)(h_BCTYX) if hasattr(self, self._step) else h_BCTYX
+        step = self.downsample or self.upsample
+        return h_BCTYX if step is None else step(h_BCTYX)
 
 
 class MidBlock(nn.Module):
@@ -153,14 +204,11 @@ class ResnetBlock(nn.Module):
 
     def forward(self, x_BCTYX: Tensor) -> Tensor:
         h_BCTYX = _convolved(x_BCTYX, self.norm1, self.conv1)
-        return _convolved(h_BCTYX, self.norm2, self.conv2, onto_BCTYX=self._shortcut(x_BCTYX))
-
-    def _shortcut(self, x_BCTYX: Tensor) -> Tensor:
-        if not hasattr(self, "nin_shortcut"):
-            return x_BCTYX
-        convolution = self.nin_shortcut
-        chunks = RowChunks(x_BCTYX, convolution.in_channels + convolution.out_channels)
-        return chunks.joined(convolution)
+        if hasattr(self, "nin_shortcut"):
+            convolution = self.nin_shortcut
+            chunks = RowChunks(x_BCTYX, convolution.in_channels + convolution.out_channels)
+            x_BCTYX = chunks.joined(convolution)
+        return _convolved(h_BCTYX, self.norm2, self.conv2, onto_BCTYX=x_BCTYX)
 
 
 class SpatialAttention(nn.Module):
@@ -268,32 +316,25 @@ def _convolved(
     return chunks.joined(compute) if onto_BCTYX is None else chunks.added(compute, onto_BCTYX)
 
 
-def _down_levels(architecture: VaeArchitecture) -> list[Level]:
-    widths = architecture.block_out_channels
+def _levels(architecture: VaeArchitecture, *, is_up: bool) -> list[Level]:
+    """The encoder's levels, from the finest on, or the decoder's, to the finest."""
+    widths = architecture.block_out_channels[:: -1 if is_up else 1]
     steps = int(math.log2(architecture.ffactor_spatial))
-    first_in_time = steps - int(math.log2(architecture.ffactor_temporal))
+    in_time = int(math.log2(architecture.ffactor_temporal))
+    # Between the coarsest levels the number of frames changes, too.
+    halved = range(in_time) if is_up else range(steps - in_time, steps)
+    kind, blocks = (Upsample, 1) if is_up else (Downsample, 0)
+    blocks += architecture.layers_per_block
+    is_matched = (
+        architecture.upsample_match_channel if is_up else architecture.downsample_match_channel
+    )
     levels, width_in = [], widths[0]
     for i, width in enumerate(widths):
         step, width_out = None, width
         if i < steps:
-            width_out = widths[i + 1] if architecture.downsample_match_channel else width
-            step = Downsample(width, width_out, frames=2 if i >= first_in_time else 1)
-        levels.append(Level(width_in, width, architecture.layers_per_block, downsample=step))
-        width_in = width_out
-    return levels
-
-
-def _up_levels(architecture: VaeArchitecture) -> list[Level]:
-    widths = architecture.block_out_channels[::-1]
-    steps = int(math.log2(architecture.ffactor_spatial))
-    steps_in_time = int(math.log2(architecture.ffactor_temporal))
-    levels, width_in = [], widths[0]
-    for i, width in enumerate(widths):
-        step, width_out = None, width
-        if i < steps:
-            width_out = widths[i + 1] if architecture.upsample_match_channel else width
-            step = Upsample(width, width_out, frames=2 if i < steps_in_time else 1)
-        levels.append(Level(width_in, width, architecture.layers_per_block + 1, upsample=step))
+            width_out = widths[i + 1] if is_matched else width
+            step = kind(width, width_out, frames=2 if i in halved else 1)
+        levels.append(Level(width_in, width, blocks, step))
         width_in = width_out
     return levels
 

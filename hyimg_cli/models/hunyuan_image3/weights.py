@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.choice import require_bitsandbytes
 from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks
 from hyimg_cli.kernels.offload import OffloadedExperts
@@ -37,13 +38,6 @@ from hyimg_cli.models.hunyuan_image3.card import read_architecture
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.moe import Moe
-from hyimg_cli.models.hunyuan_image3.placement import (
-    Places,
-    balanced,
-    place_of,
-    refuse_outside,
-    stays_wide,
-)
 from hyimg_cli.models.hunyuan_image3.sharded import Cuts, shard, sum_over
 from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
 from hyimg_cli.parallel.tensor import Share, WeightCut
@@ -55,8 +49,13 @@ _EXPERT = re.compile(
     r"\.(?P<matrix>gate_and_up_proj|down_proj)\.weight"
 )
 _LAYERS = "model.layers."
+_WHOLE_LAYERS = Share(0, 1)
+# Modules that are on one device as a whole.
+_NOT_SPLIT = ["DecoderLayer", "ResBlock", "VisionTower", "Vae"]
+# The router decides in float32 whatever the rest is; the VAE loses detail below it.
+_WIDE = {"wg", "vae"}
+Places = Mapping[str, int | str | torch.device]
 PlaceOf = Callable[[str], torch.device]
-CutOf = Callable[[str], WeightCut | None]
 
 
 def load(
@@ -68,19 +67,30 @@ def load(
     cache: CacheConfig | None = None,
     offloads_experts: bool = False,
     attention: SdpaBackend = "auto",
+    share: Share = _WHOLE_LAYERS,
+    first: int = 0,
 ) -> HunyuanImage3ForCausalMM:
     """The network of `folder` in `dtype`, ready for inference. The router and the VAE stay float32.
 
     `device_map`: None for the CPU, "cuda:0" for one GPU, "balanced" for all of them. `quantization`
     holds the routed experts, 93 % of the weights, in fewer bits, which a `cache` keeps.
     `offloads_experts`: they are in main memory, of which `offload_experts` fetches them, and so is
-    the VAE. Raises CheckpointError where files are missing, broken, pickled, of another shape, or
-    quantised already; MachineError where they do not fit on the GPUs, or a package is missing.
+    the VAE.
+
+    `share`: of the layers, this rank's; ranks above 0 have nothing else. `first`: the rank that has
+    the first share of these layers, the others come behind it. The whole checkpoint is checked in
+    any case.
+
+    Raises CheckpointError where files are missing, broken, pickled, of another shape, or quantised
+    already; MachineError where they do not fit on the GPUs, or a package is missing; UsageError
+    where layers cannot be split so.
     """
     arch = checked(folder)
-    if quantization == "nf4" and device_map is not None:
+    if quantization == "nf4" and device_map not in (None, "cpu"):
         require_bitsandbytes()
-    network = without_weights(arch, quantization)
+    refuse_uneven(arch, share.count, quantization)
+    cuts = Cuts(arch, share) if share.count > 1 else None
+    network = without_weights(arch, quantization, cuts)
     places: Places = {"": device_map or "cpu"}
     if device_map == "balanced":
         places = balanced(network, dtype)
@@ -89,12 +99,27 @@ def load(
         numbers = range(len(network.model.layers))
         places = {**places, **{f"{_LAYERS}{number}.mlp.experts": "cpu" for number in numbers}}
         places["vae"] = "cpu"
-    fill(network, folder, dtype=dtype, place_of=lambda name: place_of(name, places), cache=cache)
+    is_leading = first + share.number == 0
+    fill(
+        network,
+        folder,
+        dtype=dtype,
+        place_of=lambda name: place_of(name, places),
+        cuts=cuts,
+        is_wanted=lambda name: is_leading or name.startswith(_LAYERS),
+        cache=cache,
+    )
     if device_map == "balanced" and len(set(places.values())) > 1:
         from accelerate import dispatch_model
 
         dispatch_model(network, dict(places))
-    return _made_ready(network, attention)
+    network.requires_grad_(False)
+    for layer in network.model.layers:
+        layer.mlp.stack()
+    network.model.choose_kernels(attention)
+    network.eval()
+    sum_over(network, range(first, first + share.count))
+    return network
 
 
 def offload_experts(network: HunyuanImage3ForCausalMM, resident_bytes: int) -> OffloadedExperts:
@@ -107,44 +132,6 @@ def offload_experts(network: HunyuanImage3ForCausalMM, resident_bytes: int) -> O
     for number, layer in enumerate(layers):
         layer.mlp.compute = offloaded.of_layer(number)
     return offloaded
-
-
-def load_share(
-    folder: Path,
-    share: Share,
-    device: torch.device,
-    *,
-    dtype: torch.dtype,
-    quantization: Quantization = "none",
-    cache: CacheConfig | None = None,
-    first: int = 0,
-    attention: SdpaBackend = "auto",
-) -> HunyuanImage3ForCausalMM:
-    """The network with this share of its layers on `device`; of ranks above 0 nothing else.
-
-    `first`: the rank that has the first share of these layers, the others come behind it. The whole
-    checkpoint is checked as for one process. Raises what `load` raises, and UsageError where layers
-    cannot be split so.
-    """
-    arch = checked(folder)
-    if quantization == "nf4" and device.type == "cuda":
-        require_bitsandbytes()
-    refuse_uneven(arch, share.count, quantization)
-    cuts = Cuts(arch, share) if share.count > 1 else None
-    network = without_weights(arch, quantization, cuts)
-    is_leading = first + share.number == 0
-    fill(
-        network,
-        folder,
-        dtype=dtype,
-        place_of=lambda name: device,
-        cut_of=lambda name: None if cuts is None else cuts.of(name),
-        is_wanted=lambda name: is_leading or name.startswith(_LAYERS),
-        cache=cache,
-    )
-    _made_ready(network, attention)
-    sum_over(network, range(first, first + share.count))
-    return network
 
 
 def checked(folder: Path) -> Architecture:
@@ -201,7 +188,7 @@ def fill(
     *,
     dtype: torch.dtype,
     place_of: PlaceOf,
-    cut_of: CutOf = lambda name: None,
+    cuts: Cuts | None = None,
     is_wanted: Callable[[str], bool] = lambda name: True,
     cache: CacheConfig | None = None,
 ) -> None:
@@ -216,7 +203,8 @@ def fill(
     kept = _kept(network, cache)
 
     def put(stored: StoredTensor) -> None:
-        expert, cut = _EXPERT.fullmatch(stored.name), cut_of(stored.name)
+        expert = _EXPERT.fullmatch(stored.name)
+        cut = None if cuts is None else cuts.of(stored.name)
         moe: Moe | None = expert and network.model.layers[int(expert["layer"])].mlp
         if expert is not None and moe is not None and moe.is_quantised:
             _quantise(moe.quantised(expert["matrix"]), int(expert["expert"]), stored, cut, kept)
@@ -279,13 +267,46 @@ def _quantise(
         kept.keep(stored, share, parts)
 
 
-def _made_ready(
-    network: HunyuanImage3ForCausalMM, attention: SdpaBackend
-) -> HunyuanImage3ForCausalMM:
-    """The network whose layers have their weights, with kernels chosen, for inference."""
-    network.requires_grad_(False)
-    for layer in network.model.layers:
-        layer.mlp.stack()
-    network.model.choose_kernels(attention)
-    network.eval()
-    return network
+def balanced(
+    network: nn.Module, dtype: torch.dtype, shares: dict[int | str, int] | None = None
+) -> Places:
+    """Which module goes to which GPU, in even parts of what is free, or by `shares` in bytes.
+
+    A module that fits nowhere goes to "cpu" or "disk": see `refuse_outside`.
+    """
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
+    wide = {name: torch.float32 for name in network.state_dict() if stays_wide(name)}
+    known = {"no_split_module_classes": _NOT_SPLIT, "dtype": dtype, "special_dtypes": wide}
+    shares = shares or get_balanced_memory(network, **known)
+    # Nothing is offloaded in the end; this only keeps a warning about it away.
+    return infer_auto_device_map(network, max_memory=shares, offload_buffers=True, **known)
+
+
+def stays_wide(name: str) -> bool:
+    """True if a tensor is float32 in any network."""
+    return not _WIDE.isdisjoint(name.split("."))
+
+
+def place_of(name: str, places: Places) -> torch.device:
+    """The device of a tensor: that of the longest module path in `places` that it lies under."""
+    parts = name.split(".")
+    for length in range(len(parts), -1, -1):
+        module = ".".join(parts[:length])
+        if module in places:
+            place = places[module]
+            return torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
+    raise AssertionError(f"{name} has no place")
+
+
+def refuse_outside(places: Places) -> None:
+    """Raises MachineError for a layer outside the GPUs: it would be fetched anew each time."""
+    outside = [name for name, place in places.items() if place in ("cpu", "disk")]
+    if outside:
+        raise MachineError(
+            f"the weights do not fit on the GPUs: {len(outside)} modules were left outside",
+            hint="--quantization fp8 halves the weights, nf4 once more; or use more GPUs or larger "
+            "ones; `hyimg plan` says how much the weights take",
+            code="machine.gpu-memory",
+        )

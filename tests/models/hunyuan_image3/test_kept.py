@@ -15,7 +15,7 @@ from hyimg_cli.cache import disk
 from hyimg_cli.cache.disk import QUANTIZED_WEIGHTS, DiskStore
 from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks
 from hyimg_cli.loading import kept
-from hyimg_cli.models.hunyuan_image3.weights import load, load_share
+from hyimg_cli.models.hunyuan_image3.weights import load
 from hyimg_cli.parallel.tensor import Share
 from hyimg_cli.settings.run import CacheConfig
 
@@ -66,8 +66,12 @@ def test_a_second_start_quantises_nothing_and_has_the_same_bits(
 def test_a_rank_finds_its_own_share(folder: Path, cache: CacheConfig, quantised: list[int]) -> None:
     def share(number: int) -> list[bytes]:
         return _bits(
-            load_share(
-                folder, Share(number, 2), CPU, dtype=torch.float32, quantization="fp8", cache=cache
+            load(
+                folder,
+                share=Share(number, 2),
+                dtype=torch.float32,
+                quantization="fp8",
+                cache=cache,
             )
         )
 

@@ -14,8 +14,14 @@ from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.kernels.formats import LEVELS, dequantize_nf4, quantize_nf4
 from hyimg_cli.models.hunyuan_image3.card import model_card
 from hyimg_cli.models.hunyuan_image3.config import architecture
-from hyimg_cli.models.hunyuan_image3.placement import balanced, place_of, refuse_outside
-from hyimg_cli.models.hunyuan_image3.weights import fill, load, without_weights
+from hyimg_cli.models.hunyuan_image3.weights import (
+    balanced,
+    fill,
+    load,
+    place_of,
+    refuse_outside,
+    without_weights,
+)
 
 FORMS = ("fp8", "nf4")
 

@@ -15,11 +15,10 @@ from hyimg_cli.models.hunyuan_image3.card import model_card, read_architecture
 from hyimg_cli.models.hunyuan_image3.config import architecture
 from hyimg_cli.models.hunyuan_image3.sharded import Cuts
 from hyimg_cli.models.hunyuan_image3.split import heads_of_rank, rank_bytes, split_weights
-from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load_share
+from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load
 from hyimg_cli.parallel.tensor import Share
 from hyimg_cli.settings.run import Quantization
 
-CPU = torch.device("cpu")
 FOLDER = registry.resolve_model(registry.EMBEDDED)
 
 
@@ -46,9 +45,9 @@ def test_weights_are_the_checkpoints_own(
     """Every rank has the numbers that one process would have, in its rows and columns."""
     config = small_config | {"moe_intermediate_size": [128] * small_config["num_hidden_layers"]}
     folder = _written(tmp_path / "checkpoint", config)
-    whole = load_share(folder, Share(0, 1), CPU, dtype=torch.float32, quantization=quantization)
+    whole = load(folder, share=Share(0, 1), dtype=torch.float32, quantization=quantization)
     cuts = Cuts(whole.arch, Share(1, 2))
-    share = load_share(folder, Share(1, 2), CPU, dtype=torch.float32, quantization=quantization)
+    share = load(folder, share=Share(1, 2), dtype=torch.float32, quantization=quantization)
     for number, (layer, full) in enumerate(
         zip(share.model.layers, whole.model.layers, strict=True)
     ):
@@ -91,7 +90,7 @@ def test_bytes_are_those_that_were_promised(quantization: Quantization) -> None:
     for ranks, dtype in ((1, "float32"), (2, "bfloat16"), (4, "float32")):
         promised = rank_bytes(card.weights, arch, ranks, dtype=dtype, quantization=quantization)
         form = {"dtype": getattr(torch, dtype), "quantization": quantization}
-        held = [_nbytes(load_share(FOLDER, Share(n, ranks), CPU, **form)) for n in range(ranks)]
+        held = [_nbytes(load(FOLDER, share=Share(n, ranks), **form)) for n in range(ranks)]
         assert held[0] == promised.first
         assert max(held[1:], default=promised.other) == promised.other
         if ranks == 1:
@@ -122,7 +121,7 @@ def test_no_rank_ever_holds_more_than_its_share(
     (folder / "config.json").write_text(json.dumps(config))
     whole = layers * experts * 3 * 640 * config["hidden_size"] * 2
     with Anonymous() as memory:
-        network = load_share(folder, Share(1, 2), CPU, dtype=torch.bfloat16)
+        network = load(folder, share=Share(1, 2), dtype=torch.bfloat16)
     assert whole > 90e6
     assert 0.5 * whole < _nbytes(network) < 0.53 * whole
     assert memory.grown < _nbytes(network) + 0.1 * whole
@@ -142,4 +141,4 @@ def test_a_checkpoint_is_checked_whole_on_every_rank(tmp_path: Path, small_folde
         save_file(changed, target / "model.safetensors")
         for number in (0, 1):
             with pytest.raises(CheckpointError, match=what):
-                load_share(target, Share(number, 2), CPU, dtype=torch.float32)
+                load(target, share=Share(number, 2), dtype=torch.float32)

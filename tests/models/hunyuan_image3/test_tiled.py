@@ -14,8 +14,7 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3 import row_chunks
 from hyimg_cli.models.hunyuan_image3.config import VaeArchitecture
-from hyimg_cli.models.hunyuan_image3.tiled import TiledPicture
-from hyimg_cli.models.hunyuan_image3.vae import Vae
+from hyimg_cli.models.hunyuan_image3.vae import TiledPicture, Vae
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import Bucket
 from hyimg_cli.spec.job import Size
