@@ -183,7 +183,13 @@ def read_architecture(folder: Path) -> BagelShape:
     ):
         refuse_many(own.values, MOST_MODULES, Path(own.where))
         refuse_unreleased(own, only)
-    found = _headers(folder)
+    found: Mapping[str, TensorInfo] = {}
+    try:
+        found = tensor_index(folder, WEIGHTS)
+    except CheckpointError as error:
+        # To check and to plan the weights need not be there.
+        if error.code != "checkpoint.no-weights":
+            raise
     heads = llm.count("num_attention_heads")
     decoder = llm.facts(
         DecoderShape, head_dim=llm.count("head_dim", llm.count("hidden_size") // heads)
@@ -217,16 +223,6 @@ def read_architecture(folder: Path) -> BagelShape:
     )
 
 
-def _headers(folder: Path) -> Mapping[str, TensorInfo]:
-    """Every tensor but the VAE's; none where the weights are not here yet, to check and plan."""
-    try:
-        return tensor_index(folder, WEIGHTS)
-    except CheckpointError as error:
-        if error.code == "checkpoint.no-weights":
-            return {}
-        raise
-
-
 def _limits(transforms: Config, name: str, longest: int, shortest: int, stride: int) -> SizeLimits:
     own = transforms.table(name, {"max_size": longest, "min_size": shortest, "stride": stride})
     return own.facts(SizeLimits)
@@ -249,6 +245,11 @@ def model_card(folder: Path, model: str, arch: BagelShape) -> ModelCard:
     A `card.json` beside the weights may name it, and say that it is untrained.
     """
     extra = Config.read(folder / "card.json", is_optional=True)
+    # The demo's sizes, scaled to the longest side of the table of positions.
+    buckets = tuple(
+        Bucket(index, Size(*(max(1, side * arch.max_side // 1024 // 16) * 16 for side in size)))
+        for index, size in enumerate(_SIZES)
+    )
     decoder, counts = arch.decoder, _weights(folder, arch.decoder)
     kv = decoder.num_hidden_layers * 2 * decoder.num_key_value_heads * decoder.head_dim
     row = 8 * decoder.hidden_size + 3 * decoder.intermediate_size
@@ -260,7 +261,7 @@ def model_card(folder: Path, model: str, arch: BagelShape) -> ModelCard:
         name=extra.text("name", folder.name),
         is_trained=extra.flag("trained", True),
         is_distilled=False,
-        buckets=_buckets(arch.max_side),
+        buckets=buckets,
         pixels_per_cell=VAE_STRIDE,
         source_vit_tokens=arch.vision.table_side**2,
         kv_bytes_per_token=kv * _BF16_BYTES,
@@ -282,12 +283,6 @@ def model_card(folder: Path, model: str, arch: BagelShape) -> ModelCard:
         has_graphs=False,
         end_levels=1,
     )
-
-
-def _buckets(side: int) -> tuple[Bucket, ...]:
-    """The demo's sizes, scaled to the longest side of the table of positions."""
-    scaled = [tuple(max(1, n * side // 1024 // 16) * 16 for n in size) for size in _SIZES]
-    return tuple(Bucket(index, Size(*size)) for index, size in enumerate(scaled))
 
 
 def _weights(folder: Path, decoder: DecoderShape) -> WeightCounts:

@@ -173,6 +173,7 @@ class PairedDecoder(InPairs):
     def rows(self, blocks: Sequence[NewTokens], device: torch.device) -> KindRows:
         """The places of all blocks' tokens."""
         is_gen_T = torch.tensor([one for block in blocks for one in block.is_gen])
+        # Und rows first, then gen; each kind filled up to a multiple.
         gen, multiple = int(is_gen_T.sum()), self.row_multiple
         und = len(is_gen_T) - gen
         first = und + padding(und, multiple)
@@ -181,14 +182,10 @@ class PairedDecoder(InPairs):
         if gen or count > len(is_gen_T):
             row_T = torch.empty(len(is_gen_T), dtype=torch.int64)
             row_T[~is_gen_T], row_T[is_gen_T] = torch.arange(und), torch.arange(gen) + first
-        positions = [one for block in blocks for one in block.positions]
-        return KindRows(
-            first,
-            count,
-            None if row_T is None else sent(row_T, device),
-            *angles(to_device(positions, device), self.head_dim, self.theta),
-            blocks,
-        )
+            row_T = sent(row_T, device)
+        positions_T = to_device([one for block in blocks for one in block.positions], device)
+        turned = angles(positions_T, self.head_dim, self.theta)
+        return KindRows(first, count, row_T, *turned, blocks)
 
 
 def angles(position_T: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:

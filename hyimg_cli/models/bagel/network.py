@@ -10,13 +10,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import SiglipConfig, SiglipVisionConfig
-from transformers.models.siglip.modeling_siglip import SiglipEncoder
 
 from hyimg_cli.kernels.attention import row_attention
 from hyimg_cli.kernels.rows import padding
@@ -31,6 +28,7 @@ from hyimg_cli.models.common.grid import Grid
 from hyimg_cli.models.common.model import buffer_of
 from hyimg_cli.models.common.spans import QuerySpan
 from hyimg_cli.models.common.timestep import TimestepEmbedder
+from hyimg_cli.models.common.vit import VitEncoder
 from hyimg_cli.models.protocols import Context, LivePicture
 
 _IMAGES = ("vae", "vit", "noise")
@@ -105,23 +103,19 @@ class VisionTransformer(nn.Module):
 
     def __init__(self, arch: VisionShape) -> None:
         super().__init__()
-        config = SiglipVisionConfig(
-            hidden_size=arch.hidden_size,
-            intermediate_size=arch.intermediate_size,
-            num_hidden_layers=arch.num_hidden_layers,
-            num_attention_heads=arch.num_attention_heads,
-            patch_size=arch.patch_size,
-            layer_norm_eps=arch.layer_norm_eps,
-            hidden_act="gelu_pytorch_tanh",
-        )
-        config._attn_implementation = "sdpa"
         self.embeddings = VisionEmbeddings(arch)
-        self.encoder = SiglipEncoder(cast(SiglipConfig, config))
+        self.encoder = VitEncoder(
+            arch.hidden_size,
+            arch.intermediate_size,
+            heads=arch.num_attention_heads,
+            layers=arch.num_hidden_layers,
+            eps=arch.layer_norm_eps,
+        )
         self.post_layernorm = nn.LayerNorm(arch.hidden_size, eps=arch.layer_norm_eps)
 
     def forward(self, patches_NP: Tensor, grid: Grid) -> Tensor:
-        rows_1NM = self.embeddings(patches_NP, grid)[None]
-        out: Tensor = self.post_layernorm(self.encoder(inputs_embeds=rows_1NM).last_hidden_state)
+        rows_1NM: Tensor = self.embeddings(patches_NP, grid)[None]
+        out: Tensor = self.post_layernorm(self.encoder(rows_1NM))
         return out[0]
 
 
@@ -252,15 +246,11 @@ class BagelNetwork(nn.Module):
             unpacked(self.llm2vae(state_TM[1:-1]).float(), branch.grid.rows, branch.grid.columns)
             for branch, state_TM in zip(branches, states, strict=True)
         ]
-        return [torch.stack(found[stop - n : stop]) for n, stop in _counted(pictures)]
+        counts = [len(live.branches) for live in pictures]
+        ends = accumulate(counts)
+        return [torch.stack(found[end - n : end]) for n, end in zip(counts, ends, strict=True)]
 
     def _embedded(self, ids: Sequence[int] | Tensor) -> Tensor:
         device = self.weight.device
         ids_T = ids.to(device) if isinstance(ids, Tensor) else to_device(ids, device)
         return self.decoder.embed_tokens(ids_T)
-
-
-def _counted(pictures: Sequence[LivePicture]) -> list[tuple[int, int]]:
-    """Of each picture, how many branches it has, and how many there are up to its last one."""
-    counts = [len(live.branches) for live in pictures]
-    return list(zip(counts, accumulate(counts), strict=True))

@@ -105,7 +105,7 @@ class BagelPrompter(ImageCheckpoint):
         `written` for it or that it brings. Its tokens are those of the text read again, as
         published.
         """
-        text = None
+        text, thinks = None, job.writes_text or job.has_given_text
         if written is not None or job.cot_token_ids is not None:
             ids = job.cot_token_ids if written is None else written
             text = self.vocabulary.encode(self.vocabulary.decode(ids or ()))
@@ -114,7 +114,7 @@ class BagelPrompter(ImageCheckpoint):
         return contexts(
             self.markers,
             [*shapes, self.vocabulary.encode(job.prompt)],
-            system=self.vocabulary.encode(THINK_PROMPT) if _thinks(job) else None,
+            system=self.vocabulary.encode(THINK_PROMPT) if thinks else None,
             written=text,
         )
 
@@ -167,7 +167,11 @@ class BagelPrompter(ImageCheckpoint):
         full, *others = dict.fromkeys(self.branches(job, found))
         positive = full.length + (text + 2 if job.writes_text else 0)
         step_rows = picture_grid(self.bucket(job, shapes).size).cells + 2
-        guided = _guided_steps(job)
+        # Guidance is on at noise levels within its interval.
+        (low, high), shift = job.guidance_interval or (0.0, 1.0), job.flow_shift
+        last = max(1, job.num_inference_steps - 1)
+        line = (1 - step / last for step in range(last))
+        guided = [low < shift * x / (1 + (shift - 1) * x) <= high for x in line]
         is_due = job.step_cache.full_steps(guided) if job.step_cache else (True,) * len(guided)
         return JobTokens(
             ar_prefill=opening.length if opening else 0,
@@ -241,18 +245,6 @@ class BagelPrompter(ImageCheckpoint):
                 hint="shorten its texts",
                 code="job.too-long",
             )
-
-
-def _thinks(job: ImageJob) -> bool:
-    return job.writes_text or job.has_given_text
-
-
-def _guided_steps(job: ImageJob) -> list[bool]:
-    """The job's steps with guidance, which is on at noise levels within its interval."""
-    low, high = job.guidance_interval or (0.0, 1.0)
-    shift, last = job.flow_shift, max(1, job.num_inference_steps - 1)
-    line = (1 - step / last for step in range(last))
-    return [low < shift * x / (1 + (shift - 1) * x) <= high for x in line]
 
 
 def _shared(full: BlockLayout, other: BlockLayout) -> int:

@@ -4,27 +4,11 @@ from pathlib import Path
 
 from hyimg_cli.errors import require
 from hyimg_cli.loading import checkpoint
-from hyimg_cli.loading.checkpoint import TensorInfo
 from hyimg_cli.models.bagel.config import FAMILY as NAME
 from hyimg_cli.models.bagel.config import VAE_WEIGHTS, WEIGHTS
 from hyimg_cli.models.bagel.prompter import BagelPrompter
 from hyimg_cli.models.family import Family
 from hyimg_cli.spec import digest
-
-
-def _has_its_files(folder: Path) -> bool:
-    """True for what no other family has."""
-    return (folder / "llm_config.json").is_file() or (folder / f"{WEIGHTS}.safetensors").is_file()
-
-
-def _fingerprint(folder: Path) -> str:
-    parts = [checkpoint.fingerprint(folder, stem) for stem in (WEIGHTS, VAE_WEIGHTS)]
-    return digest.of_json(parts)
-
-
-def _tensors(folder: Path) -> dict[str, dict[str, TensorInfo]]:
-    stems = {"model": WEIGHTS, "vae": VAE_WEIGHTS}
-    return {name: checkpoint.tensor_index(folder, stem) for name, stem in stems.items()}
 
 
 def _refuse_wrong(folder: Path) -> None:
@@ -37,9 +21,17 @@ def _refuse_wrong(folder: Path) -> None:
 FAMILY = Family(
     name=NAME,
     makes="pictures",
-    marks=_has_its_files,
+    # What no other family has.
+    marks=lambda folder: any(
+        (folder / name).is_file() for name in ("llm_config.json", f"{WEIGHTS}.safetensors")
+    ),
     open=BagelPrompter,
-    fingerprint=_fingerprint,
-    tensors=_tensors,
+    fingerprint=lambda folder: digest.of_json(
+        [checkpoint.fingerprint(folder, stem) for stem in (WEIGHTS, VAE_WEIGHTS)]
+    ),
+    tensors=lambda folder: {
+        "model": checkpoint.tensor_index(folder, WEIGHTS),
+        "vae": checkpoint.tensor_index(folder, VAE_WEIGHTS),
+    },
     refuse_wrong=_refuse_wrong,
 )

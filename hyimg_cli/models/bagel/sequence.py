@@ -150,15 +150,8 @@ class Writer:
     def _add(
         self, kind: Kind, ids: tuple[int, ...], source: int = 0, grid: Grid | None = None
     ) -> "Writer":
-        known = self.layout
-        block = Block(
-            kind,
-            known.length,
-            known.length + len(ids),
-            known.next_rope,
-            source,
-            grid or Grid(0, 0),
-        )
+        known, stop = self.layout, self.layout.length + len(ids)
+        block = Block(kind, known.length, stop, known.next_rope, source, grid or Grid(0, 0))
         self.layout = BlockLayout(known.ids + ids, (*known.blocks, block))
         return self
 
@@ -213,25 +206,19 @@ def segments(layout: BlockLayout, digests: Sequence[str], stop: int) -> list[Seg
     its blocks in one. An image that does not end before `stop` is left out, with all behind it.
     """
     found: list[Segment] = []
-    at = 0
-    for block in layout.blocks:
+    for number, block in enumerate(layout.blocks):
         if block.kind == "vae":
-            at = block.start
-        elif block.kind == "vit" and block.stop <= stop:
-            grids = _grids(layout, block)
-            ids = layout.ids[at : block.stop]
+            continue
+        if block.kind == "vit" and block.stop <= stop:
+            both = layout.blocks[number - 1 : number + 1]
+            grids = tuple((one.grid.rows, one.grid.columns) for one in both)
+            ids = layout.ids[both[0].start : block.stop]
             found.append(ImageSegment(ids, digests[block.source], grids))
         elif block.kind == "text" and block.start < stop:
             found.append(TextSegment(layout.ids[block.start : min(block.stop, stop)]))
         else:
             break
     return found
-
-
-def _grids(layout: BlockLayout, vit: Block) -> tuple[tuple[int, int], ...]:
-    """Of both blocks of a source image."""
-    both = (one for one in layout.blocks if one.source == vit.source and one.kind in PLACEHOLDER)
-    return tuple((one.grid.rows, one.grid.columns) for one in both if one.kind != "noise")
 
 
 def fitted(size: Size, limits: SizeLimits, max_pixels: int) -> Size:

@@ -4,10 +4,8 @@ Names and shapes are checked from the files' headers before a byte of weight is 
 tensor is put into a network without weights. The VAE stays float32.
 """
 
-from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -19,8 +17,6 @@ from hyimg_cli.models.bagel.network import BagelNetwork
 from hyimg_cli.models.bagel.vae import autoencoder, stored_name, stored_shape
 from hyimg_cli.models.common.weights import check_tensors, fill, tensor_shapes
 from hyimg_cli.settings.run import Quantization
-
-Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 def load(
@@ -34,11 +30,10 @@ def load(
     matrices of the decoder's layers in fewer bits. Raises CheckpointError, and MachineError where a
     package is missing.
     """
-    arch = checked(folder)
+    network, vae = checked(folder)
     if quantization == "nf4" and device.type == "cuda":
         require_bitsandbytes()
-    network, vae = without_weights(arch)
-    names = _vae_names(vae, arch)
+    names = _vae_names(vae)
     own = {name: name for name in network.state_dict()}
     if quantization != "none":
         for layer in network.decoder.layers:
@@ -49,26 +44,19 @@ def load(
     return network, vae
 
 
-def checked(folder: Path) -> BagelShape:
-    """The architecture of `folder`, whose files hold every tensor of it and no other.
+def checked(folder: Path) -> tuple[BagelNetwork, Any]:
+    """The network and the autoencoder of `folder` without values, whose files hold every tensor of
+    them and no other.
 
     Raises CheckpointError, for the VAE with its file in `where`.
     """
-    arch = read_architecture(folder)
-    for stem, expected in zip((WEIGHTS, VAE_WEIGHTS), _expected(arch), strict=True):
+    network, vae = without_weights(read_architecture(folder))
+    shapes = tensor_shapes(vae)
+    of_vae = {stored: stored_shape(stored, shapes[own]) for stored, own in _vae_names(vae).items()}
+    for stem, expected in ((WEIGHTS, tensor_shapes(network)), (VAE_WEIGHTS, of_vae)):
         where = f"{folder.name}/{stem}.safetensors"
         check_tensors(tensor_index(folder, stem), expected, where)
-    return arch
-
-
-@lru_cache(maxsize=4)
-def _expected(arch: BagelShape) -> tuple[Shapes, Shapes]:
-    """Shapes of every stored tensor, of the network and of the autoencoder."""
-    network, vae = without_weights(arch)
-    shapes = tensor_shapes(vae)
-    return tensor_shapes(network), {
-        stored: stored_shape(stored, shapes[name]) for stored, name in _vae_names(vae, arch).items()
-    }
+    return network, vae
 
 
 def without_weights(arch: BagelShape) -> tuple[BagelNetwork, Any]:
@@ -77,7 +65,7 @@ def without_weights(arch: BagelShape) -> tuple[BagelNetwork, Any]:
         return BagelNetwork(arch), autoencoder(arch.vae)
 
 
-def _vae_names(vae: Any, arch: BagelShape) -> dict[str, str]:
+def _vae_names(vae: Any) -> dict[str, str]:
     """diffusers' names by those of the checkpoint."""
-    levels = len(arch.vae.ch_mult)
+    levels = len(vae.decoder.up_blocks)
     return {stored_name(name, levels): name for name in vae.state_dict()}

@@ -6,9 +6,7 @@ than loading a small model. Source: `models/siglip2` of transformers.
 
 # Legend: B image, S image token (patch slot), M width, P numbers of a patch
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,15 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.kernels.attention import any_attention
 from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.models.common.grid import Grid
+from hyimg_cli.models.common.vit import ACTIVATIONS, VitEncoder, VitMlp
 from hyimg_cli.models.hunyuan_image3.config import VisionArchitecture
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "gelu": F.gelu,
-}
 # Of a processor's options those that are left out have these values.
 _PROCESSOR: dict[str, Any] = {
     "resample": 2,
@@ -61,8 +55,17 @@ class VisionTower(nn.Module):
 
     def __init__(self, arch: VisionArchitecture) -> None:
         super().__init__()
+        if arch.hidden_act not in ACTIVATIONS:
+            raise _unreleased(f"vit hidden_act {arch.hidden_act!r}")
         self.embeddings = _Embeddings(arch)
-        self.encoder = _Encoder(arch)
+        self.encoder = VitEncoder(
+            arch.hidden_size,
+            arch.intermediate_size,
+            heads=arch.num_attention_heads,
+            layers=arch.num_hidden_layers,
+            eps=arch.layer_norm_eps,
+            activation=arch.hidden_act,
+        )
         self.post_layernorm = nn.LayerNorm(arch.hidden_size, eps=arch.layer_norm_eps)
         if arch.vision_use_head:
             self.head = _PoolingHead(arch)
@@ -102,60 +105,6 @@ class _Embeddings(nn.Module):
         return torch.cat([rows_NM, rows_NM[:1].expand(slots - len(rows_NM), -1)])
 
 
-class _Encoder(nn.Module):
-    def __init__(self, arch: VisionArchitecture) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(_Layer(arch) for _ in range(arch.num_hidden_layers))
-
-    def forward(self, x_BSM: Tensor, mask_B11S: Tensor | None) -> Tensor:
-        for layer in self.layers:
-            x_BSM = layer(x_BSM, mask_B11S)
-        return x_BSM
-
-
-class _Layer(nn.Module):
-    def __init__(self, arch: VisionArchitecture) -> None:
-        super().__init__()
-        width, eps = arch.hidden_size, arch.layer_norm_eps
-        self.layer_norm1 = nn.LayerNorm(width, eps=eps)
-        self.self_attn = _Attention(width, arch.num_attention_heads)
-        self.layer_norm2 = nn.LayerNorm(width, eps=eps)
-        self.mlp = _Mlp(arch)
-
-    def forward(self, x_BSM: Tensor, mask_B11S: Tensor | None) -> Tensor:
-        x_BSM = x_BSM + self.self_attn(self.layer_norm1(x_BSM), mask_B11S)
-        return x_BSM + self.mlp(self.layer_norm2(x_BSM))
-
-
-class _Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.k_proj = nn.Linear(width, width)
-        self.v_proj = nn.Linear(width, width)
-        self.q_proj = nn.Linear(width, width)
-        self.out_proj = nn.Linear(width, width)
-
-    def forward(self, x_BSM: Tensor, mask_B11S: Tensor | None) -> Tensor:
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (p(x_BSM).unflatten(2, (self.heads, -1)).transpose(1, 2) for p in projections)
-        seen_BHSD = any_attention(q, k, v, mask_B11S)
-        return self.out_proj(seen_BHSD.transpose(1, 2).flatten(2))
-
-
-class _Mlp(nn.Module):
-    def __init__(self, arch: VisionArchitecture) -> None:
-        super().__init__()
-        if arch.hidden_act not in _ACTIVATIONS:
-            raise _unreleased(f"vit hidden_act {arch.hidden_act!r}")
-        self.activation = arch.hidden_act
-        self.fc1 = nn.Linear(arch.hidden_size, arch.intermediate_size)
-        self.fc2 = nn.Linear(arch.intermediate_size, arch.hidden_size)
-
-    def forward(self, x_BSM: Tensor) -> Tensor:
-        return self.fc2(_ACTIVATIONS[self.activation](self.fc1(x_BSM)))
-
-
 class _PoolingHead(nn.Module):
     """Weights alone: features of patches are what the network reads."""
 
@@ -165,7 +114,7 @@ class _PoolingHead(nn.Module):
         self.probe = nn.Parameter(torch.randn(1, 1, width))
         self.attention = nn.MultiheadAttention(width, arch.num_attention_heads, batch_first=True)
         self.layernorm = nn.LayerNorm(width, eps=arch.layer_norm_eps)
-        self.mlp = _Mlp(arch)
+        self.mlp = VitMlp(width, arch.intermediate_size, arch.hidden_act)
 
 
 def vision_inputs(pixels: np.ndarray, arch: VisionArchitecture) -> VisionInputs:

@@ -19,8 +19,6 @@ from hyimg_cli.models.hunyuan_image3.weights import load
 from hyimg_cli.parallel.tensor import Share
 from hyimg_cli.settings.run import CacheConfig
 
-CPU = torch.device("cpu")
-
 
 @pytest.fixture
 def folder(small_folder: Path, tmp_path: Path) -> Path:

@@ -1,0 +1,83 @@
+"""A ViT's layers, by the names and with the bits of transformers' Siglip, whose import takes longer
+than loading a small model.
+"""
+
+# Legend: B image, S image token, M width
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hyimg_cli.kernels.attention import any_attention
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+}
+
+
+class VitEncoder(nn.Module):
+    """Pre-norm layers; a token sees all that the mask, where there is one, does not hide."""
+
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        *,
+        heads: int,
+        layers: int,
+        eps: float,
+        activation: str = "gelu_pytorch_tanh",
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            _Layer(width, inner, heads, eps, activation) for _ in range(layers)
+        )
+
+    def forward(self, x_BSM: Tensor, mask_B11S: Tensor | None = None) -> Tensor:
+        for layer in self.layers:
+            x_BSM = layer(x_BSM, mask_B11S)
+        return x_BSM
+
+
+class _Layer(nn.Module):
+    def __init__(self, width: int, inner: int, heads: int, eps: float, activation: str) -> None:
+        super().__init__()
+        self.layer_norm1 = nn.LayerNorm(width, eps=eps)
+        self.self_attn = _Attention(width, heads)
+        self.layer_norm2 = nn.LayerNorm(width, eps=eps)
+        self.mlp = VitMlp(width, inner, activation)
+
+    def forward(self, x_BSM: Tensor, mask_B11S: Tensor | None) -> Tensor:
+        x_BSM = x_BSM + self.self_attn(self.layer_norm1(x_BSM), mask_B11S)
+        return x_BSM + self.mlp(self.layer_norm2(x_BSM))
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.k_proj = nn.Linear(width, width)
+        self.v_proj = nn.Linear(width, width)
+        self.q_proj = nn.Linear(width, width)
+        self.out_proj = nn.Linear(width, width)
+
+    def forward(self, x_BSM: Tensor, mask_B11S: Tensor | None) -> Tensor:
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (p(x_BSM).unflatten(2, (self.heads, -1)).transpose(1, 2) for p in projections)
+        seen_BHSD = any_attention(q, k, v, mask_B11S)
+        return self.out_proj(seen_BHSD.transpose(1, 2).flatten(2))
+
+
+class VitMlp(nn.Module):
+    """Two linear layers; `activation` is one of `ACTIVATIONS`."""
+
+    def __init__(self, width: int, inner: int, activation: str) -> None:
+        super().__init__()
+        self.activation = activation
+        self.fc1 = nn.Linear(width, inner)
+        self.fc2 = nn.Linear(inner, width)
+
+    def forward(self, x_BSM: Tensor) -> Tensor:
+        return self.fc2(ACTIVATIONS[self.activation](self.fc1(x_BSM)))
