@@ -17,8 +17,8 @@ from random_network import quantization_of
 from workload import Scale, Workload, source
 
 from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.memory.available import batch_sizes, synchronize
 from hyimg_cli.memory.footprint import Together, needs
-from hyimg_cli.memory.room import batch_sizes, synchronize
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch

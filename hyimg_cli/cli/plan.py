@@ -24,7 +24,7 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.manifest.shards import Shard
 from hyimg_cli.memory.available import available_memory, configured_memory
 from hyimg_cli.memory.fit import check_fit
-from hyimg_cli.memory.footprint import ByRank, Footprint, footprints, rank_footprints
+from hyimg_cli.memory.footprint import Footprint, footprints, rank_footprints
 from hyimg_cli.memory.offload import HOPELESS_TEXT_S, STATED_BYTES_S, measured_link, traffic
 from hyimg_cli.memory.videos import video_need
 from hyimg_cli.models import registry
@@ -159,24 +159,20 @@ def _components(order: Plan, config: RunConfig) -> dict[str, dict[str, int]]:
 def _held(
     memory: Mapping[str, Footprint],
     components: Mapping[str, dict[str, int]],
-    by_rank: ByRank,
+    by_rank: Mapping[str, list[dict[str, int]]],
 ) -> dict[str, Any]:
     """Bytes held in memory at once, by model, and where layers are split by rank as well."""
     weights: dict[str, Any] = {model: one.weights for model, one in memory.items()}
-    ranks = {
-        model: [asdict(one) | {"total": one.total} for one in every]
-        for model, every in by_rank.items()
-    }
     return {
         "weight_bytes": weights | dict(components),
         "memory": {model: asdict(one) | {"total": one.total} for model, one in memory.items()},
-    } | ({"memory_by_rank": ranks} if ranks else {})
+    } | ({"memory_by_rank": by_rank} if by_rank else {})
 
 
 def _memory_lines(
     memory: Mapping[str, Footprint],
     components: Mapping[str, dict[str, int]],
-    by_rank: ByRank,
+    by_rank: Mapping[str, list[dict[str, int]]],
 ) -> Iterator[str]:
     for model, one in memory.items():
         yield f"  weights of {model}: {bytes_text(one.weights)} once loaded"
@@ -184,9 +180,10 @@ def _memory_lines(
         if model in by_rank:
             yield f"  memory with {counts}, by rank:"
             for own in by_rank[model]:
-                parts = f"{bytes_text(own.weights)} of weights, {bytes_text(own.kv)} of KV"
-                at_most = f"at most {bytes_text(own.activations)} of activations"
-                yield f"    rank {own.rank}: {parts}, {at_most}; {bytes_text(own.total)} in all"
+                parts = f"{bytes_text(own['weights'])} of weights, {bytes_text(own['kv'])} of KV"
+                at_most = f"at most {bytes_text(own['activations'])} of activations"
+                total = f"{bytes_text(own['total'])} in all"
+                yield f"    rank {own['rank']}: {parts}, {at_most}; {total}"
             continue
         parts = f"{bytes_text(one.kv)} of KV, about {bytes_text(one.activations)} of activations"
         yield f"  memory with {counts}: {parts}; {bytes_text(one.total)} in all"

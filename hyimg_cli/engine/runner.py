@@ -23,8 +23,7 @@ from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.shards import Shard, planned_work, shard_of
-from hyimg_cli.memory.disk_space import refuse_full_disk
-from hyimg_cli.memory.refusals import refuse_settings
+from hyimg_cli.memory.refusals import refuse_full_disk, refuse_settings
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import Setting, build_run_config, settle
 from hyimg_cli.settings.run import RunConfig
@@ -299,7 +298,7 @@ def prepare(
     rest = sift(folder, jobs, config, policy)
     to_run = [job for job in rest.to_run if not found.error_of(job)]
     videos = [job for job in to_run if isinstance(job, VideoJob)]
-    refuse_full_disk(folder.folder, videos, config, video_cards(config.model.revision))
+    refuse_full_disk(folder.folder, videos, config)
     # Whoever runs all again wants none of what an earlier run left.
     begun = rest.done if policy.resume else [job.custom_id for job in rest.to_run]
     folder.drop_latents(begun)

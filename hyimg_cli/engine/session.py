@@ -17,9 +17,8 @@ from hyimg_cli.engine.failures import FailureLimit, failed_job, raise_if_of_mach
 from hyimg_cli.errors import Interrupted, MachineError, OutputFolderError, StorageError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import finishing_key, key_of, source_digests
-from hyimg_cli.memory.available import available_memory
+from hyimg_cli.memory.available import available_memory, limit_gpu_memory
 from hyimg_cli.memory.fit import fits, need_of_second
-from hyimg_cli.memory.room import lift_gpu_limit, limit_gpu_memory
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline, LoadModel
 from hyimg_cli.pipelines.outcomes import Facts, line_facts
@@ -75,7 +74,7 @@ class Session:
         """Let the models go, and end the processes that work with them; `run` loads anew."""
         self._images.release()
         self._videos.release()
-        lift_gpu_limit(self._config)
+        limit_gpu_memory(self._config, is_over=True)
 
     def __enter__(self) -> Self:
         return self

@@ -1,15 +1,24 @@
-"""Memory that one model of a run may have: main memory, a GPU's, a part of it, or all."""
+"""Memory that one model of a run may have: main memory, a GPU's, a part of it, or all. How many
+jobs work together in it, and what was used.
+"""
 
 import os
+import resource
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hyimg_cli.journal.keys import here, precision
-from hyimg_cli.memory.refusals import UTILIZATION
+from hyimg_cli.journal.keys import precision
+from hyimg_cli.memory.footprint import Together, held_weights, needs, usable_bytes
+from hyimg_cli.memory.refusals import UTILIZATION, refuse_in_session
 from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.spec.job import ImageJob
 
 if TYPE_CHECKING:
     import torch
+
+    from hyimg_cli.models.protocols import MixedModel
 
 _GB = 1_000_000_000
 _MEMORY_GB = "[batch] memory_gb"
@@ -43,7 +52,14 @@ def available_memory(config: RunConfig, *, replicas: int = 1) -> AvailableMemory
     main, copies = available_bytes(), copies_of(config, replicas)
     found = AvailableMemory(_part(main, copies), main=main)
     if precision(config.model)[0] == "cuda":
-        found = _on_gpus(config, main) or found
+        from hyimg_cli.parallel.devices import gpu_count, gpus_of
+
+        if gpus := gpus_of(config.model):
+            place = "all GPUs together" if config.model.device == "balanced" else str(gpus[0])
+            found = AvailableMemory(sum(map(gpu_free_bytes, gpus)), place, main, gpu_count())
+            if (part := config.batch.gpu_memory_utilization) is not None:
+                allowed = sum(gpu_free_bytes(gpu, part) for gpu in gpus)
+                found = found.at_most(allowed, f"{UTILIZATION} {part:g}")
     limit = config.batch.memory_bytes
     return found if limit is None else found.at_most(_part(limit, copies), _MEMORY_GB)
 
@@ -71,38 +87,10 @@ def replica_config(config: RunConfig, replicas: int) -> RunConfig:
     return replace(config, batch=replace(config.batch, memory_gb=max(1, part // _GB)))
 
 
-def makes_dense(config: RunConfig) -> bool:
-    """True if this machine's GPU has no products of FP8 rows: experts that are held so are made
-    dense for theirs.
-    """
-    choice = config.model
-    if choice.quantization != "fp8" or choice.machine or not here().has_gpu:
-        return False
-    import torch
-
-    from hyimg_cli.kernels.choice import takes_scaled
-
-    return torch.cuda.is_available() and not takes_scaled(torch.cuda.get_device_capability())
-
-
 def _part(nbytes: int, copies: int) -> int:
     """One of several equal parts, in whole GB as each is told."""
     part = nbytes // copies
     return part if copies == 1 or part < _GB else part // _GB * _GB
-
-
-def _on_gpus(config: RunConfig, main: int) -> AvailableMemory | None:
-    """The memory that is free on a model's GPUs, or the part of it that the run may use."""
-    from hyimg_cli.parallel.devices import gpu_count, gpus_of
-
-    choice, part = config.model, config.batch.gpu_memory_utilization
-    gpus = gpus_of(choice)
-    if not gpus:
-        return None
-    place = "all GPUs together" if choice.device == "balanced" else str(gpus[0])
-    found = AvailableMemory(sum(map(gpu_free_bytes, gpus)), place, main, gpu_count())
-    allowed = sum(gpu_free_bytes(gpu, part) for gpu in gpus)
-    return found.at_most(allowed, f"{UTILIZATION} {part:g}") if part is not None else found
 
 
 def available_bytes() -> int:
@@ -129,3 +117,69 @@ def gpu_free_bytes(device: "torch.device | int", part: float | None = None) -> i
     held = torch.cuda.memory_allocated(device)
     free = int(free + torch.cuda.memory_reserved(device) - held)
     return free if part is None else max(0, min(free, int(part * total) - held))
+
+
+def batch_sizes(
+    jobs: Sequence[ImageJob], model: "MixedModel", config: RunConfig, *, held_prefixes: int = 0
+) -> Together:
+    """Jobs of a group that may think and that may draw together: as many as asked for, if they
+    fit; at least one of each. `held_prefixes`: bytes of shared K/V that are no longer free.
+    """
+    room = free_bytes(model, config.batch.gpu_memory_utilization)
+    if config.batch.memory_bytes is not None:
+        taken = held_weights(model.card, config) + held_prefixes
+        room = min(room, config.batch.memory_bytes - taken)
+    found = needs(jobs, model.card, config, held_prefixes=held_prefixes)
+    return found.fitting(usable_bytes(room), config.batch.max_size)
+
+
+def free_bytes(model: "MixedModel", part: float | None = None) -> int:
+    """Bytes free for a model's work: on its GPUs, all as full as the fullest, or in main memory.
+
+    `part`: of each GPU's memory the run may use no more, weights and all.
+    """
+    if gpus := _gpus(model.layer_devices):
+        return len(gpus) * min(gpu_free_bytes(gpu, part) for gpu in gpus)
+    return available_bytes()
+
+
+def limit_gpu_memory(config: RunConfig, *, is_over: bool = False) -> None:
+    """Have torch refuse this process more of its GPUs than `gpu_memory_utilization` says, until the
+    session `is_over`: what comes after it may have no part.
+
+    Ranks beside it are not told: they hold less than rank 0. Raises UsageError on a CPU.
+    """
+    import torch
+
+    from hyimg_cli.parallel.devices import gpus_of
+
+    if not is_over:
+        refuse_in_session(config)
+    part = config.batch.gpu_memory_utilization
+    if part is not None and torch.cuda.is_available():
+        for gpu in gpus_of(config.model):
+            torch.cuda.set_per_process_memory_fraction(1.0 if is_over else part, gpu)
+
+
+def peak_memory_mb(devices: Iterable["torch.device"]) -> float:
+    """The largest allocation on a model's GPUs together, or the process's size, in MB."""
+    import torch
+
+    if gpus := _gpus(devices):
+        return sum(torch.cuda.max_memory_allocated(gpu) for gpu in gpus) / 1e6
+    # Linux counts in KiB, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def synchronize(devices: Iterable["torch.device"]) -> None:
+    """Wait for a model's GPUs, so that a phase's clock stops when its work is done."""
+    import torch
+
+    for gpu in _gpus(devices):
+        # The work of this thread alone: what runs beside it has streams of its own.
+        torch.cuda.current_stream(gpu).synchronize()
+
+
+def _gpus(devices: Iterable["torch.device"]) -> list["torch.device"]:
+    return sorted({d for d in devices if d.type == "cuda"}, key=str)

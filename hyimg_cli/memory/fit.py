@@ -138,7 +138,9 @@ def can_follow(jobs: Sequence[Job], config: RunConfig) -> bool:
     with suppress(UsageError):
         here = replace(config, parallel=replace(config.parallel, ray_address=None))
         if _are_pictures(jobs):
-            refusals.refuse_of_pictures(here)
+            refusals.refuse_unsplit(here.model, here.parallel)
+            if here.model.offloads_experts:
+                refusals.refuse_experts(here)
         else:
             refusals.refuse_settings(jobs, here)
         return True

@@ -22,10 +22,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from hyimg_cli.errors import JobError
-from hyimg_cli.journal.keys import by_graphs, precision
+from hyimg_cli.journal.keys import by_graphs, here, precision
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.manifest.written import Replay
-from hyimg_cli.memory.available import makes_dense
 from hyimg_cli.models.registry import model_card, sequences
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import ModelCard, RankBytes, Working
@@ -169,25 +168,6 @@ class Footprint:
         return self.weights + self.kv + self.activations
 
 
-@dataclass(frozen=True)
-class RankFootprint:
-    """The bytes of one rank. Weights and K/V are exact; activations are those of one process, of
-    which a rank has less.
-    """
-
-    rank: int
-    weights: int
-    kv: int
-    activations: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.kv + self.activations
-
-
-ByRank = dict[str, list[RankFootprint]]
-
-
 def picture_need(
     card: ModelCard, config: RunConfig, jobs: Sequence[ImageJob], *, together: int = 1
 ) -> Need:
@@ -250,8 +230,16 @@ def _tokens(job: ImageJob, revision: str | None, written: int) -> JobTokens | No
 
 def working(card: ModelCard, config: RunConfig) -> Working:
     """Activations of a forward on the device and in the dtype of `config`."""
-    is_on_cpu, form = precision(config.model)[0] == "cpu", config.model.quantization
-    kind = "cpu" if is_on_cpu else "nf4" if makes_dense(config) else form
+    choice = config.model
+    kind = "cpu" if precision(choice)[0] == "cpu" else choice.quantization
+    if kind == "fp8" and not choice.machine and here().has_gpu:
+        import torch
+
+        from hyimg_cli.kernels.choice import takes_scaled
+
+        # A GPU without products of FP8 rows makes the experts dense for theirs, as for NF4.
+        if torch.cuda.is_available() and not takes_scaled(torch.cuda.get_device_capability()):
+            kind = "nf4"
     found = card.activations.get(kind, Working())
     width = number_width(config)
     return Working(found.row * width, found.fixed * width)
@@ -384,16 +372,22 @@ def footprints(
     return {model: max(every, key=lambda one: one.total) for model, every in found.items()}
 
 
-def rank_footprints(memory: Mapping[str, Footprint], config: RunConfig) -> ByRank:
-    """By model, what each rank holds at once of a whole footprint; empty for one process."""
-    found: ByRank = {}
+def rank_footprints(
+    memory: Mapping[str, Footprint], config: RunConfig
+) -> dict[str, list[dict[str, int]]]:
+    """By model, bytes that each rank holds at once of a whole footprint; empty for one process.
+
+    Weights and K/V are exact; activations are those of one process, of which a rank has less.
+    """
+    found = {}
     for model, whole in memory.items():
         if held := _by_rank(model_card(model, config.model.revision), config):
-            kv = round(whole.kv * held.kv_share)
+            kv, activations = round(whole.kv * held.kv_share), whole.activations
             weights = [held.first, *[held.other] * (config.parallel.picture_ranks - 1)]
             found[model] = [
-                RankFootprint(rank, count, kv, whole.activations)
-                for rank, count in enumerate(weights)
+                {"rank": rank, "weights": own, "kv": kv, "activations": activations}
+                | {"total": own + kv + activations}
+                for rank, own in enumerate(weights)
             ]
     return found
 

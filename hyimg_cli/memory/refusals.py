@@ -1,15 +1,20 @@
-"""Settings of memory and ranks that a run cannot follow are refused, never ignored. No torch."""
+"""Refuse settings of memory and ranks that a run cannot follow, and a disk that cannot hold its
+videos; nothing is ignored. No torch.
+"""
 
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
-from hyimg_cli.errors import UsageError
+from hyimg_cli.errors import StorageError, UsageError
+from hyimg_cli.files import nearest_existing
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.models.registry import model_card, sequences, video_card
 from hyimg_cli.settings.run import CONTEXT_BACKENDS, ModelChoice, ParallelConfig, RunConfig
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
-from hyimg_cli.spec.work import video_work
+from hyimg_cli.spec.work import film_bytes, video_work
 
 UTILIZATION = "--gpu-memory-utilization"
 OFFLOAD = "--cpu-offload"
@@ -30,36 +35,40 @@ _DEVICES = ("auto", "cpu", "cuda", "cuda:0")
 
 def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
     """Raise UsageError where these jobs' run cannot follow its settings of memory and ranks."""
-    pictures = [job for job in jobs if isinstance(job, ImageJob)]
+    choice, pictures = config.model, [job for job in jobs if isinstance(job, ImageJob)]
     for model in dict.fromkeys(job.model for job in pictures):
-        refuse_unsplit(replace(config.model, model=model), config.parallel)
+        refuse_unsplit(replace(choice, model=model), config.parallel)
     refuse_unsplit_context(jobs, config)
-    if config.parallel.ray_address is not None and config.model.machine is None:
+    if config.parallel.ray_address is not None and choice.machine is None:
         return  # each session asks on the machine that it works on
     _refuse_utilization(config)
-    if len(pictures) < len(jobs) and config.model.quantization == "nf4":
-        _refuse_video_nf4(config.model)
-    if config.model.cpu_offload != "none":
+    is_on_cpu = precision(choice)[0] == "cpu"
+    lacks_package = choice.machine is None and find_spec("bitsandbytes") is None
+    if len(pictures) < len(jobs) and choice.quantization == "nf4" and (is_on_cpu or lacks_package):
+        why = "this run is on the CPU" if is_on_cpu else "bitsandbytes is not installed"
+        raise _refused(
+            f"a video's transformer is held in 4 bits by bitsandbytes on a GPU, and {why}",
+            f"pip install 'hyimg-cli[nf4]' on a machine with a GPU; {_QUANTIZATION} fp8 needs "
+            "neither",
+            f"{_QUANTIZATION} nf4",
+        )
+    if choice.cpu_offload != "none":
         if pictures:
             raise offload_of_pictures()
-        refuse_offload_on_cpu(config.model)
-    if config.model.offloads_experts and pictures:
-        _refuse_experts(config)
+        refuse_offload_on_cpu(choice)
+    if choice.offloads_experts and pictures:
+        refuse_experts(config)
     refuse_in_session(config)
-
-
-def refuse_of_pictures(config: RunConfig) -> None:
-    """Raise UsageError where the run's picture model cannot be held as its settings say."""
-    refuse_unsplit(config.model, config.parallel)
-    if config.model.offloads_experts:
-        _refuse_experts(config)
 
 
 def refuse_in_session(config: RunConfig) -> None:
     """The same for a session, which may move networks about on a CPU too. Raises UsageError."""
     _refuse_utilization(config)
-    if config.model.cpu_offload != "none":
-        refuse_offload_on_ranks(config.parallel)
+    parallel = config.parallel
+    if config.model.cpu_offload != "none" and parallel.vae_ranks > 1 and parallel.step_ranks > 1:
+        flag = _CFG if parallel.cfg_ranks > 1 else _CONTEXT
+        what = f"with --vae-patch-parallel-size and {flag} together a rank holds a VAE beside its"
+        raise _refused(f"{what} transformer", "give one of the two", OFFLOAD)
 
 
 def refuse_unsplit(choice: ModelChoice, parallel: ParallelConfig) -> None:
@@ -111,6 +120,38 @@ def refuse_unsplit_context(jobs: Iterable[Job], config: RunConfig) -> None:
     raise _refused(what, hint, _CONTEXT)
 
 
+def refuse_full_disk(folder: Path, jobs: Sequence[VideoJob], config: RunConfig) -> None:
+    """Raises StorageError where `folder` surely has no room for the videos of `jobs`, or where the
+    disk cache's folder can be none. Pictures are too small to be counted.
+    """
+    if not jobs:
+        return
+    # A cache folder that is missing is made later; one that is a file, or below one, never is.
+    cache = nearest_existing(config.cache.folder) if config.cache.folder else None
+    if cache is not None and not cache.is_dir():
+        raise StorageError(
+            "the disk cache's folder is a file",
+            where=cache,
+            hint="choose another folder with --cache-dir, or leave it out with --no-disk-cache",
+            code="storage.cache",
+        )
+    models = {job.model for job in jobs}
+    cards = {model: video_card(model, config.model.revision) for model in models}
+    works = [video_work(job, cards[job.model]) for job in jobs]
+    pixels = sum(work.pixels for work in works)
+    needed = film_bytes(pixels, with_frames=config.output.frames != "none")
+    # Latents of the one that is under way, beside the copy that replaces them.
+    needed += 2 * max(work.latents_bytes for work in works)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise StorageError(
+            f"the videos will take about {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free",
+            where=folder,
+            hint="free some space, choose another folder with -o, or run a part with --limit",
+            code="storage.full",
+        )
+
+
 def offload_of_pictures() -> UsageError:
     """The error where a picture model's networks are to take turns."""
     return _refused(
@@ -127,14 +168,6 @@ def refuse_offload_on_cpu(choice: ModelChoice, flag: str = OFFLOAD) -> None:
     if precision(choice)[0] == "cpu":
         what = "this run is on the CPU: everything is in main memory as it is"
         raise _refused(what, "leave it out, or name a GPU by --device cuda", flag)
-
-
-def refuse_offload_on_ranks(parallel: ParallelConfig) -> None:
-    """Raise UsageError where a rank has more than one kind of network."""
-    if parallel.vae_ranks > 1 and parallel.step_ranks > 1:
-        flag = _CFG if parallel.cfg_ranks > 1 else _CONTEXT
-        what = f"with --vae-patch-parallel-size and {flag} together a rank holds a VAE beside its"
-        raise _refused(f"{what} transformer", "give one of the two", OFFLOAD)
 
 
 def _refuse_uneven(job: VideoJob, config: RunConfig) -> None:
@@ -156,7 +189,7 @@ def _refuse_uneven(job: VideoJob, config: RunConfig) -> None:
         raise _refused(f"{what}, not k x {ranks}", hint, _CONTEXT)
 
 
-def _refuse_experts(config: RunConfig) -> None:
+def refuse_experts(config: RunConfig) -> None:
     """Raise UsageError where experts cannot be fetched: to one GPU they can."""
     choice = config.model
     refuse_offload_on_cpu(choice, OFFLOAD_EXPERTS)
@@ -172,19 +205,6 @@ def _refuse_without_experts(choice: ModelChoice, flag: str, why: str) -> None:
     weights = model_card(choice.model, choice.revision).weights
     if weights is not None and not weights.experts:
         raise _refused(f"{choice.model} has no routed experts, {why}", "leave it out", flag)
-
-
-def _refuse_video_nf4(choice: ModelChoice) -> None:
-    """Raise UsageError for a video's transformer in 4 bits without a GPU or the package for it."""
-    on_cpu = precision(choice)[0] == "cpu"
-    if on_cpu or (choice.machine is None and find_spec("bitsandbytes") is None):
-        why = "this run is on the CPU" if on_cpu else "bitsandbytes is not installed"
-        raise _refused(
-            f"a video's transformer is held in 4 bits by bitsandbytes on a GPU, and {why}",
-            f"pip install 'hyimg-cli[nf4]' on a machine with a GPU; {_QUANTIZATION} fp8 needs "
-            "neither",
-            f"{_QUANTIZATION} nf4",
-        )
 
 
 def _refuse_utilization(config: RunConfig) -> None:

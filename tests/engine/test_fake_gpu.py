@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyimg_cli.kernels import choice, offload
 from hyimg_cli.kernels.offload import OffloadedExperts
-from hyimg_cli.memory import available
+from hyimg_cli.memory import footprint
 from hyimg_cli.memory.footprint import Together, needs, working
 from hyimg_cli.models.hunyuan_image3 import card, row_chunks
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
@@ -158,7 +158,7 @@ def test_experts_that_wait_are_asked_for_once_a_layer_of_a_token(
     monkeypatch.setattr(offload, "_pin", lambda *_: [])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: capability)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(available, "here", lambda: MachineInfo(has_gpu=True, has_triton=True))
+    monkeypatch.setattr(footprint, "here", lambda: MachineInfo(has_gpu=True, has_triton=True))
     away = [tuple(_away(stack) for stack in layer.mlp.stacks) for layer in layers]
     before = gpu.rebase()
     outside = OffloadedExperts(away, torch.device("cuda:0"), 0)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.kernels.captures import waits_are_errors
 from hyimg_cli.kernels.choice import ANY_ROWS, rows_unread
 from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.memory.room import free_bytes, limit_gpu_memory
+from hyimg_cli.memory.available import free_bytes, limit_gpu_memory
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch

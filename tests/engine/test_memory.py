@@ -10,8 +10,8 @@ import torch
 
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import UsageError
-from hyimg_cli.memory import room as memory
-from hyimg_cli.memory.available import available_memory
+from hyimg_cli.memory import available as memory
+from hyimg_cli.memory.available import available_memory, batch_sizes
 from hyimg_cli.memory.footprint import (
     JobBytes,
     Needs,
@@ -21,7 +21,6 @@ from hyimg_cli.memory.footprint import (
     needs,
     usable_bytes,
 )
-from hyimg_cli.memory.room import batch_sizes
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import GeneratedText
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, ParallelConfig, RunConfig

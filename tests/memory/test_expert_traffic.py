@@ -11,7 +11,7 @@ from released import released_folder
 from hyimg_cli.doctor import models
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal import keys
-from hyimg_cli.memory import available
+from hyimg_cli.memory import footprint
 from hyimg_cli.memory.available import AvailableMemory
 from hyimg_cli.memory.fit import fits, need, remedy
 from hyimg_cli.memory.footprint import working
@@ -136,7 +136,7 @@ def test_a_card_without_fp8_products_has_room_for_dense_weights(
 ) -> None:
     """Cards of 24 and 48 GB are no Hoppers: one stack of 64 experts in bfloat16 is 3.2 GB."""
     here = replace(config, model=replace(config.model, machine=None))
-    monkeypatch.setattr(available, "here", lambda: PLACE)
+    monkeypatch.setattr(footprint, "here", lambda: PLACE)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     card, found = model_card(model), {}
     for capability in ((8, 9), (9, 0)):

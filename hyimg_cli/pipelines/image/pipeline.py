@@ -17,12 +17,11 @@ from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.manifest.planner import size_class_of
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.media.metadata import PictureFacts
-from hyimg_cli.memory.available import available_memory
+from hyimg_cli.memory.available import available_memory, batch_sizes, peak_memory_mb, synchronize
 from hyimg_cli.memory.fit import memory_guard
 from hyimg_cli.memory.footprint import Together, prefetches_sources, prompt_tokens
 from hyimg_cli.memory.offload import spare_bytes
 from hyimg_cli.memory.refusals import offload_of_pictures, refuse_unsplit
-from hyimg_cli.memory.room import batch_sizes, peak_memory_mb, synchronize
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.pipelines import outcomes

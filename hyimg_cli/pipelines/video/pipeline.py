@@ -22,9 +22,9 @@ from hyimg_cli.journal.keys import (
 from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media.metadata import video_text
 from hyimg_cli.media.xmp import EDITED, MADE, mp4_box
+from hyimg_cli.memory.available import peak_memory_mb, synchronize
 from hyimg_cli.memory.fit import memory_guard
 from hyimg_cli.memory.refusals import refuse_unsplit_context
-from hyimg_cli.memory.room import peak_memory_mb, synchronize
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import (
     ClipsModel,
