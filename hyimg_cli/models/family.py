@@ -86,11 +86,9 @@ class VideoCheckpoint(Protocol):
         headers. Raises JobError.
         """
 
-    def load(self, choice: ModelChoice, *, is_fast: bool) -> "LatentVideoModel":
-        """The model; its text encoders stay on disk until a prompt needs them.
-
-        `is_fast` off takes the library's own transformer forward. Raises CheckpointError, or
-        MachineError for the device.
+    def load(self, choice: ModelChoice) -> "LatentVideoModel":
+        """The model; its text encoders stay on disk until a prompt needs them. Raises
+        CheckpointError, or MachineError for the device.
         """
 
 

@@ -9,7 +9,6 @@ import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
@@ -19,25 +18,23 @@ from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import MachineError, OutputError
-from hyimg_cli.models.latent_decode import (
-    LatentDecoder,
-    LocalDecoder,
-    VideoVae,
-    frames,
-    is_cut_by,
-)
 from hyimg_cli.settings.run import DECODE_TILES, DecodeTiles
 from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.options import Fit
-from hyimg_cli.tiling.tiles import halved
+from hyimg_cli.tiling.decode import TiledVae, decode_tiled
+from hyimg_cli.tiling.tiles import halved, tile_plan
 
 if TYPE_CHECKING:
-    from hyimg_cli.models.diffusers_video.context import SplitTokens
     from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
+    from hyimg_cli.models.diffusers_video.networks import SplitTokens
     from hyimg_cli.models.diffusers_video.start import StartEncoder
     from hyimg_cli.models.diffusers_video.weights import LoadTarget
 
+PIECE_FRAMES = 8
+# Latents in the VAE's own scale, whole or in tiles, to pixels in about -1..1, [B, 3, t, H, W], in
+# pieces as they come.
+LatentDecoder = Callable[[Tensor, TileRule | None], Iterator[Tensor]]
 # One guidance branch of one job: step, latents [1, C, F, Y, X] and timestep [1] to its velocity.
 Branch = Callable[[int, Tensor, Tensor], Tensor]
 
@@ -157,9 +154,25 @@ class VideoDenoiser(Protocol):
         """Stand behind step `index - 1` as `state` was taken there."""
 
 
+class VideoVae(TiledVae, Protocol):
+    """A VAE in the pieces that a tiled decode is made of; `module`: the library's autoencoder."""
+
+    module: Any
+
+    def stream(self, latents_BCFYX: Tensor) -> Iterator[Tensor]:
+        """What `decode_tile` gives, in pieces as they come: one where it needs all frames."""
+
+    def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
+        """A denoiser's latents in the VAE's scale and dtype, on its device."""
+
+    def encoded(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
+        """Frames in -1..1 as latents in the denoiser's scale."""
+
+
 class LatentVideoModel(ABC):
     """A loaded checkpoint: its networks are read at their first use, or when it is asked. Methods
-    raise JobError for what a job asks wrongly. `decoder` may be replaced from outside.
+    raise JobError for what a job asks wrongly. `decoder`, of one process by default, may be
+    replaced from outside.
     """
 
     def __init__(
@@ -174,7 +187,7 @@ class LatentVideoModel(ABC):
         """`parameter_count`: of every component, loaded or not. `tiles`: of a decode."""
         self.card, self.layout, self.place, self.tiles = card, layout, place, tiles
         self.parameter_count = parameter_count
-        self.decoder: LatentDecoder = LocalDecoder(lambda: self.vae)
+        self.decoder: LatentDecoder = self._decode_here
         self._is_off_device = False
 
     @property
@@ -189,20 +202,25 @@ class LatentVideoModel(ABC):
     def dtype_name(self) -> str:
         return self.place.dtype_name
 
+    # Subclasses compute each of these four once, at its first use.
+    @property
     @abstractmethod
-    def new_prompts(self) -> PromptEncoder:
+    def prompts(self) -> PromptEncoder:
         """The text encoders; no weight is read."""
 
+    @property
     @abstractmethod
-    def new_pictures(self) -> "StartEncoder":
+    def pictures(self) -> "StartEncoder":
         """The encoder of pictures that a job starts from; no weight is read."""
 
+    @property
     @abstractmethod
-    def new_vae(self) -> VideoVae:
-        """The VAE, read now."""
+    def vae(self) -> VideoVae:
+        """The VAE, read now: alone in memory where nothing else was asked for yet."""
 
+    @property
     @abstractmethod
-    def new_networks(self) -> list[Any]:
+    def networks(self) -> list[Any]:
         """The transformers, read now: one, or the high-noise one and the low-noise one."""
 
     @abstractmethod
@@ -225,23 +243,6 @@ class LatentVideoModel(ABC):
     def notes(self, job: VideoJob) -> tuple[str, ...]:
         """What the job's line is to tell of its inputs, prompts and pictures apart."""
         return ()
-
-    @cached_property
-    def prompts(self) -> PromptEncoder:
-        return self.new_prompts()
-
-    @cached_property
-    def pictures(self) -> "StartEncoder":
-        return self.new_pictures()
-
-    @cached_property
-    def vae(self) -> VideoVae:
-        """Alone in memory where nothing else was asked for yet."""
-        return self.new_vae()
-
-    @cached_property
-    def networks(self) -> list[Any]:
-        return self.new_networks()
 
     def load_weights(self) -> None:
         """Read the transformer and the VAE now; without it, the first job does."""
@@ -303,8 +304,39 @@ class LatentVideoModel(ABC):
                 hint="leave it out of the recipe",
                 code="machine.not-followed",
             )
-        decoded = self.decoder.decode(self.vae.unscaled(latents_BCFYX), tiling)
+        decoded = self.decoder(self.vae.unscaled(latents_BCFYX), tiling)
         return chain.from_iterable(map(frames, decoded))
+
+    def _decode_here(self, latents_BCFYX: Tensor, tiling: TileRule | None) -> Iterator[Tensor]:
+        """In tiles, two rows of them held at a time, or whole, frame by frame where the VAE can:
+        the library's `decode` to the bit.
+        """
+        if tiling and is_cut_by(tiling, latents_BCFYX):
+            yield decode_tiled(self.vae, latents_BCFYX, tiling)
+        else:
+            yield from map(self.vae.finish, self.vae.stream(latents_BCFYX))
+
+
+def is_cut_by(tiling: TileRule, latents_BCFYX: Tensor) -> bool:
+    """True if latents are more than one tile."""
+    return len(tile_plan(tiling, *latents_BCFYX.shape[-2:]).tiles) > 1
+
+
+def frames(pixels_BCTHW: Tensor) -> Iterator[np.ndarray]:
+    """Frames in -1..1 as pieces of RGB uint8 [T, H, W, 3], rounded on the device as the library's
+    own image export does; B is 1.
+
+    All are checked before the first piece is made. Raises OutputError where a value is not finite.
+    """
+    lowest, highest = (bound.item() for bound in pixels_BCTHW.aminmax())
+    if not (np.isfinite(lowest) and np.isfinite(highest)):
+        raise OutputError("the video is not finite", code="output-video.not-finite")
+
+    def levels(pixels_CTHW: Tensor) -> np.ndarray:
+        unit_THWC = (pixels_CTHW.permute(1, 2, 3, 0).float() * 0.5 + 0.5).clamp(0, 1)
+        return unit_THWC.mul(255).round().to(torch.uint8).contiguous().cpu().numpy()
+
+    return map(levels, pixels_BCTHW[0].split(PIECE_FRAMES, dim=1))
 
 
 class ClipsModel(LatentVideoModel):

@@ -209,12 +209,12 @@ def load(
 
 
 @gc_paused()
-def load_video(choice: ModelChoice, *, is_fast: bool = True) -> "LatentVideoModel":
+def load_video(choice: ModelChoice) -> "LatentVideoModel":
     """The loaded video model; see `VideoCheckpoint.load`. Imports torch."""
     folder = resolve_model(choice.model, choice.revision)
     known = _films(choice.model, choice.revision, choice.components)
     _refuse_unfollowed(_family(folder, "videos"), choice, known.card.name)
-    return known.load(choice, is_fast=is_fast)
+    return known.load(choice)
 
 
 def _refuse_unfollowed(family: Family, choice: ModelChoice, model: str) -> None:

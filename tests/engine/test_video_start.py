@@ -111,20 +111,20 @@ def test_a_failure_in_the_middle_leaves_no_trace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Of a job with a LoRA on: those behind it are as they were."""
-    guided = Wan.guided
+    guide_of = Wan.guide
 
     def faulty(self: Any, job: VideoJob, *more: Any) -> Any:
+        guide = guide_of(self, job, *more)
         if job.custom_id != "styled":
-            return guided(self, job, *more)
-        velocity = guided(self, job, *more)
+            return guide
 
-        def fails(index: int, latents: torch.Tensor) -> torch.Tensor:
-            velocity(index, latents)
+        def fails(index: int, velocities: Any) -> torch.Tensor:
+            guide(index, velocities)
             raise RuntimeError("a kernel failed")
 
         return fails
 
-    monkeypatch.setattr(Wan, "guided", faulty)
+    monkeypatch.setattr(Wan, "guide", faulty)
     three = [jobs[1], jobs[0], jobs[5]]
     found = run(three, tmp_path, cache=CacheConfig(top / "kept"))
     assert found["styled"].status == "failed"
@@ -142,7 +142,7 @@ def test_a_failing_low_network_and_latents_that_are_not_numbers_hurt_no_other_jo
     bad = [job(top, name, lora=pair, **two) for name in ("raises", "nan")]
     inner, at_work, hooked = Wan.new_branch, [""], list[Any]()
 
-    def faulty(self: Wan, inputs: Any, like: torch.Tensor) -> Any:
+    def faulty(self: Wan, inputs: Any) -> Any:
         def hook(_module: Any, _inputs: Any, made: Any) -> Any:
             if at_work[0] == "raises":
                 raise RuntimeError("a kernel failed")
@@ -151,7 +151,7 @@ def test_a_failing_low_network_and_latents_that_are_not_numbers_hurt_no_other_jo
         at_work[0] = inputs.job.custom_id
         if not hooked:
             hooked.append(self.networks[1].register_forward_hook(hook))
-        return inner(self, inputs, like)
+        return inner(self, inputs)
 
     with monkeypatch.context() as patch:
         patch.setattr(Wan, "new_branch", faulty)

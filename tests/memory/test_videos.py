@@ -8,8 +8,12 @@ from tiny_video import WAN_CARD
 
 from hyimg_cli.loading.config import Config
 from hyimg_cli.memory.videos import CARDS, decode_bytes, fitting, video_needs
-from hyimg_cli.models.diffusers_video.card import _HUNYUAN_DECODE, WAN_DECODE
-from hyimg_cli.models.diffusers_video.work import hunyuan_forward, wan_forward
+from hyimg_cli.models.diffusers_video.card import (
+    _HUNYUAN_DECODE,
+    WAN_DECODE,
+    hunyuan_forward,
+    wan_forward,
+)
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.card import TileRule, VideoCard, VideoDefaults
 from hyimg_cli.spec.job import Size, VideoJob

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from rank_tasks import DyingVae, ShortVae
 
 from hyimg_cli.errors import CheckpointError, MachineError, RankError
-from hyimg_cli.models.diffusers_video import context
-from hyimg_cli.models.diffusers_video.context import SplitTokens
+from hyimg_cli.models.diffusers_video import networks
+from hyimg_cli.models.diffusers_video.networks import SplitTokens
 from hyimg_cli.parallel import ranks, tensor
 from hyimg_cli.parallel.ranks import Rank, RankPool
 from hyimg_cli.tiling.decode import PatchParallelDecoder, decode_tiled
@@ -210,7 +210,7 @@ def test_a_group_of_a_part_of_the_ranks_is_formed_as_that_of_all(
 
     split = SplitTokens([], torch.device("cpu"), by_token=False)
     monkeypatch.setattr(dist, "new_group", formed)
-    monkeypatch.setattr(context, "init_device_mesh", formed)
+    monkeypatch.setattr(networks, "init_device_mesh", formed)
     for form in (lambda: tensor._group(range(2), World()), lambda: split.split(2)):  # type: ignore[arg-type]
         with pytest.raises(InterruptedError):
             form()

@@ -26,9 +26,13 @@ from tiny_films.train_vae import (
 )
 from tiny_films.world import TRAINABLE, Scene
 
-from hyimg_cli.models.diffusers_video.hunyuan_video15 import Forward, hoisted_forward
+from hyimg_cli.models.diffusers_video.hunyuan_video15 import (
+    Forward,
+    MaskFreeAttention,
+    hoisted_forward,
+)
 from hyimg_cli.models.diffusers_video.layout import read_layout
-from hyimg_cli.models.diffusers_video.prompts_hunyuan import HunyuanPrompts
+from hyimg_cli.models.diffusers_video.prompts import HunyuanPrompts
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.models.latent_video import PromptEmbedding
 
@@ -87,8 +91,6 @@ def test_the_batched_forward_is_the_products_one_by_one(encoder: PromptEncoder) 
 
 def product_forward(network: Any, embedding: PromptEmbedding, noise: torch.Tensor) -> Forward:
     """The product's way through the same weights, its own attention in the blocks."""
-    from hyimg_cli.models.diffusers_video.attention import MaskFreeAttention
-
     copy: Any = type(network).from_config(network.config)
     copy.load_state_dict(network.state_dict())
     for block in copy.transformer_blocks:

@@ -8,10 +8,13 @@
                                        feature_extractor/
 
 Only components of the libraries named below are ever loaded: code that a checkpoint brings along
-(`auto_map`, a component of its own module) is never looked at.
+(`auto_map`, a component of its own module) is never looked at. Some checkpoints name a pipeline
+that is known, and would load or even run: into an error in the middle of a job, or into films that
+are quietly wrong. They are refused by what their JSON files say.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +71,12 @@ _FAMILIES = {
 _OPTIONAL = frozenset({"transformer_2"})
 # Networks that read the picture a video starts from: of an i2v pipeline alone, Wan 2.2's has none.
 _OF_PICTURES = frozenset({"image_encoder", "image_processor", "feature_extractor"})
+_OTHER_PIPELINE = "download the checkpoint again: model_index.json and transformer are of two kinds"
+_OTHER_VAE = "download the checkpoint again, with its config.json files"
+# A tile is 256 pixels, and shares 64 with the next one: both are whole latent cells.
+_SHARED_PIXELS = 64
+# Beside the latents: the picture's, and a mask of four frames to each latent one.
+_MASK_CHANNELS = 4
 
 
 @dataclass(frozen=True)
@@ -151,12 +160,22 @@ class CheckpointLayout:
         name = "boundary_ratio"
         return self.index.number(name) if self.index.has(name) else None
 
-    def fingerprint(self) -> str:
-        """Changes when any file that matters does."""
-        parts = sorted([part.name, part.identity()] for part in self.components.values())
+    def fingerprint(self, first: str) -> str:
+        """Changes when any file that matters does; `first` stands for those beside card.json and
+        the components.
+        """
+        parts = sorted((name, part.identity()) for name, part in self.components.items())
         extra = self.folder / "card.json"
         card = checkpoint.file_digest(extra) if extra.exists() else None
-        return digest.of_json([checkpoint.file_digest(self.folder / INDEX), card, parts])
+        return digest.of_json([first, card, parts])
+
+    def tensors(self) -> dict[str, dict[str, checkpoint.TensorInfo]]:
+        """What the headers of each component's weight files say."""
+        return {
+            name: checkpoint.tensor_index(part.folder, part.stem)
+            for name, part in self.components.items()
+            if part.has_weights
+        }
 
 
 def is_video_checkpoint(folder: Path) -> bool:
@@ -225,3 +244,99 @@ def component_of(folder: Path, name: str, entry: Any, classes: frozenset[str]) -
 def shift_name(scheduler: Component) -> str:
     """The scheduler's own name of its flow shift."""
     return "shift" if scheduler.class_name == "FlowMatchEulerDiscreteScheduler" else "flow_shift"
+
+
+def refuse_unsupported(layout: CheckpointLayout) -> None:
+    """Passes a checkpoint that can be run. Raises CheckpointError, which says why another cannot
+    be.
+    """
+    for component in layout.components.values():
+        if not component.has_weights:
+            continue
+        # A library would load it by a quantizer of its own, which nothing here was tested with.
+        method = component.config().table("quantization_config", {})
+        if method.values:
+            how = method.text("quant_method", "unnamed")
+            raise CheckpointError(
+                f"the {component.name} is stored quantized ({how})",
+                where=component.folder,
+                hint="use the checkpoint as it was released",
+                code="checkpoint.quantized",
+            )
+    find_faults = _find_hunyuan_faults if layout.family == HUNYUAN_VIDEO15 else _find_wan_faults
+    for what, hint in find_faults(layout):
+        raise CheckpointError(what, where=layout.folder, hint=hint, code="checkpoint.family")
+
+
+def _find_hunyuan_faults(layout: CheckpointLayout) -> Iterator[tuple[str, str]]:
+    network, vae = layout.components["transformer"].config(), layout.components["vae"].config()
+    expected = "i2v" if layout.starts_from_pictures else "t2v"
+    task = network.text("task_type", "t2v")
+    if task != expected:
+        # Its pipeline would run it, and not look at the picture, without a word.
+        yield f"the transformer is for {task!r}, its pipeline for {expected!r}", _OTHER_PIPELINE
+    if network.flag("use_meanflow", False) and expected == "t2v":
+        # Its pipeline for text-to-video leaves the second timestep out, without a word.
+        what = (
+            "the transformer is distilled to few steps (use_meanflow): it wants a second timestep"
+        )
+        yield what, "use the t2v checkpoint that is not step-distilled"
+    # A VAE that could not be built, or would decode frames of another size.
+    cell = vae.count("spatial_compression_ratio", 16)
+    stride = vae.count("temporal_compression_ratio", 4)
+    levels = len(vae.counts("block_out_channels", (1,) * 5))
+    yield from _find_cell_fault(cell)
+    if cell > 2 ** (levels - 1) or stride not in (1, 2, 4, 8, 16) or stride > cell:
+        what = f"the VAE's {levels} levels cannot shrink {cell} pixels and {stride} frames to one"
+        yield what, _OTHER_VAE
+    if (channels := vae.count("out_channels", 3)) != 3:
+        yield f"the VAE decodes {channels} channels, not red, green and blue", _OTHER_VAE
+
+
+def _find_wan_faults(layout: CheckpointLayout) -> Iterator[tuple[str, str]]:
+    network, vae = layout.components["transformer"].config(), layout.components["vae"].config()
+    taken, made = network.count("in_channels", 16), vae.count("z_dim", 16)
+    beside = layout.starts_from_pictures and not layout.expands_timesteps
+    expected = 2 * made + _MASK_CHANNELS if beside else made
+    if taken != expected:
+        kind = "image-to-video" if beside else "text-to-video"
+        what = f"the transformer takes {taken} channels; for {kind} its VAE makes {expected}"
+        yield what, _OTHER_PIPELINE
+    reads = network.has("image_dim") or network.has("added_kv_proj_dim")
+    encodes = {"image_encoder", "image_processor"} <= layout.components.keys()
+    if reads and not encodes:
+        what = "the transformer reads a picture's tokens, and nothing in the checkpoint makes them"
+        yield what, _OTHER_PIPELINE
+    has_boundary = layout.boundary_ratio is not None
+    if has_boundary != ("transformer_2" in layout.components):
+        is_there, is_not = ("boundary_ratio", "transformer_2")[:: 1 if has_boundary else -1]
+        what = f"model_index.json has a {is_there} and no {is_not}: which network takes which step?"
+        yield what, "download the checkpoint again: Wan 2.2 of two transformers has both"
+    # The library reads the VAE's cell, its levels and the patch apart from each other.
+    cell, stride = vae.count("scale_factor_spatial", 8), vae.count("scale_factor_temporal", 4)
+    patch = vae.count("patch_size", 1)
+    halves = vae.flags("temperal_downsample", (False, True, True))
+    levels = len(vae.counts("dim_mult", (1,) * 4))
+    yield from _find_cell_fault(cell)
+    pixels, frames = 2 ** (levels - 1) * patch, 2 ** sum(halves)
+    if (cell, stride) != (pixels, frames):
+        what = (
+            f"the VAE says that {cell} pixels and {stride} frames are one latent cell; by its "
+            f"levels they are {pixels} and {frames}"
+        )
+        yield what, _OTHER_VAE
+    if len(halves) != levels - 1:
+        what = f"the VAE has {levels} levels, and says of {len(halves)} whether they halve frames"
+        yield what, _OTHER_VAE
+    if (channels := vae.count("out_channels", 3)) != 3 * patch**2:
+        yield f"the VAE decodes {channels} channels, not {3 * patch**2}", _OTHER_VAE
+    for name in ("latents_mean", "latents_std"):
+        count = len(vae.numbers(name, (1.0,) * 16))
+        if count != made:
+            yield f"the VAE's {name} has {count} numbers for {made} channels", _OTHER_VAE
+
+
+def _find_cell_fault(cell: int) -> Iterator[tuple[str, str]]:
+    if _SHARED_PIXELS % cell:
+        what = f"the VAE's latent cell of {cell} pixels does not divide tiles that share 64"
+        yield what, _OTHER_VAE

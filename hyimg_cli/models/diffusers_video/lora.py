@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hyimg_cli.errors import CheckpointError, JobError, require
 from hyimg_cli.files import json_of
-from hyimg_cli.loading.checkpoint import readable, tensor_index
+from hyimg_cli.loading.checkpoint import TensorInfo, readable, tensor_index
 from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, CheckpointLayout, Component
 from hyimg_cli.models.lora_files import lora_file
 from hyimg_cli.spec.job import VideoJob
@@ -81,7 +81,7 @@ def _misfit_of(path: Path, _changed: int, part: Component, family: str) -> str:
     except CheckpointError:
         return ""  # its weights are fetched later, and looked at then
     try:
-        _refuse_misfits(_pairs(path, None, family)[0], part, path)
+        _read_pairs(path, part, family)
     except CheckpointError as error:
         is_misfit = error.code == "lora.no-match"
         return error.what if is_misfit else f"the LoRA {path.name} does not fit: {error.what}"
@@ -112,8 +112,12 @@ class Adapters:
             for number, lora in enumerate(loras):
                 if lora.file:
                     self._load(lora, f"lora{number}")
+            weights = {f"lora{number}": lora.weight for number, lora in enumerate(loras)}
             for network in self._networks:
-                _activate(network, {f"lora{n}": lora for n, lora in enumerate(loras)})
+                held = getattr(network, "peft_config", None) or {}
+                names = [name for name in weights if name in held]
+                if names:
+                    network.set_adapters(names, [weights[name] for name in names])
         except BaseException:
             self.clear()
             raise
@@ -130,85 +134,92 @@ class Adapters:
         part, file = _component(lora, self._layout), lora_file(lora.file)
         assert part is not None, "only a checkpoint of two transformers takes a LoRA on one of them"
         network = self._networks[-1 if lora.on == "low" else 0]
-        pairs, metadata = _pairs(file, network, self._layout.family)
-        _refuse_misfits(pairs, part, file)
+        pairs, metadata = _read_pairs(file, part, self._layout.family, network)
         network.load_lora_adapter(pairs, adapter_name=name, metadata=metadata, prefix="transformer")
-        _hold_in_full(network, pairs, name)
+        # Matrices as the file has them: peft gives them the dtype of their layer's weight, which in
+        # 8 bits would round them, and which no product is made in.
+        for key, tensor in pairs.items():
+            layer, _, matrix = key.removeprefix(PREFIX).rpartition(".lora_")
+            side, _, kind = matrix.partition(".")
+            held = getattr(getattr(network.get_submodule(layer), f"lora_{side}")[name], kind)
+            if held.dtype.is_floating_point and held.dtype.itemsize == 1:
+                held.data = tensor.to(held.device, network.dtype)
         network.requires_grad_(False)
         network.eval()
 
 
-def _hold_in_full(network: Any, pairs: Mapping[str, Tensor], name: str) -> None:
-    """Matrices as the file has them: peft gives them the dtype of their layer's weight, which in
-    8 bits would round them, and which no product is made in.
-    """
-    for key, tensor in pairs.items():
-        layer, _, part = key.removeprefix(PREFIX).rpartition(".lora_")
-        side, _, kind = part.partition(".")
-        matrix = getattr(network.get_submodule(layer), f"lora_{side}")[name]
-        held = getattr(matrix, kind)
-        if held.dtype.is_floating_point and held.dtype.itemsize == 1:
-            held.data = tensor.to(held.device, network.dtype)
-
-
-def _activate(network: Any, loras: Mapping[str, Lora]) -> None:
-    """Each by its weight."""
-    names = [name for name in loras if name in (getattr(network, "peft_config", None) or {})]
-    if names:
-        network.set_adapters(names, [loras[name].weight for name in names])
-
-
-def _pairs(file: Path, network: Any, family: str) -> tuple[dict[str, Tensor], Any]:
-    """A file's tensors by the library's names, and what its header says of alpha. `network`: with
-    zeros for those of its layers that a file for text-to-video does not know.
+def _read_pairs(
+    file: Path, part: Component, family: str, network: Any = None
+) -> tuple[dict[str, Tensor], Any]:
+    """A file's tensors by the library's names, each half of a pair that fits a layer of `part`, and
+    what its header says of alpha. `network`: with zeros for those of its layers that a file for
+    text-to-video does not know. Raises CheckpointError.
     """
     from diffusers import WanPipeline  # slow: its text encoder comes with it
 
     with readable(file), safetensors.safe_open(file, framework="pt") as opened:
         header = opened.metadata() or {}
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        pairs = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     said = header.get("lora_adapter_metadata")
     try:
         metadata = None if said is None else json_of(said)
     except ValueError as error:
         why = f"its adapter's metadata is no JSON ({error})"
         raise _misfit(file, (), why) from None
-    if all(name.startswith(PREFIX) for name in tensors):
-        return tensors, metadata
-    if family == HUNYUAN_VIDEO15:
-        return _from_hunyuan(tensors, file), None
-    if not any(name.startswith(("diffusion_model.", "lora_unet_")) for name in tensors):
-        raise _misfit(file, list(tensors), "no name in it is one of this family's")
-    try:
-        found = WanPipeline.lora_state_dict(tensors)
-    except (ValueError, KeyError, RuntimeError, AttributeError) as error:
-        why = f"its names cannot be converted ({error})"
-        raise _misfit(file, list(tensors), why) from error
-    if network is not None:
-        found = WanPipeline._maybe_expand_t2v_lora_for_i2v(network, found)
-    return found, None
+    if not all(name.startswith(PREFIX) for name in pairs):
+        metadata = None
+        if family == HUNYUAN_VIDEO15:
+            pairs = _from_hunyuan(pairs, file)
+        elif not any(name.startswith(("diffusion_model.", "lora_unet_")) for name in pairs):
+            raise _misfit(file, list(pairs), "no name in it is one of this family's")
+        else:
+            try:
+                pairs = WanPipeline.lora_state_dict(pairs)
+            except (ValueError, KeyError, RuntimeError, AttributeError) as error:
+                why = f"its names cannot be converted ({error})"
+                raise _misfit(file, list(pairs), why) from error
+            if network is not None:
+                pairs = WanPipeline._maybe_expand_t2v_lora_for_i2v(network, pairs)
+    layers = tensor_index(part.folder, part.stem)
+    wrong = [name for name in pairs if not _is_fitting(name, pairs, layers)]
+    if wrong or not pairs:
+        why = f"{part.name} has no layer for {len(wrong)} of its {len(pairs)} entries"
+        raise _misfit(file, wrong, why)
+    return pairs, metadata
 
 
-def left_out(file: Path) -> list[str]:
+def _is_fitting(name: str, pairs: Mapping[str, Tensor], layers: Mapping[str, TensorInfo]) -> bool:
+    """True for half of a pair that fits a layer, or the bias of one."""
+    suffix = next((end for end in (DOWN, UP, BIAS) if name.endswith(end)), None)
+    if suffix is None or not name.startswith(PREFIX):
+        return False
+    stem = name.removesuffix(suffix)
+    weight = layers.get(f"{stem.removeprefix(PREFIX)}.weight")
+    down, up = pairs.get(stem + DOWN), pairs.get(stem + UP)
+    if weight is None or down is None or up is None:
+        return False
+    if not len(weight.shape) == down.ndim == up.ndim == 2:
+        return False
+    is_pair = (up.shape[0], down.shape[1]) == weight.shape and down.shape[0] == up.shape[1]
+    return is_pair and (suffix != BIAS or pairs[name].shape[0] == up.shape[0])
+
+
+def unapplied_tensors(file: Path) -> list[str]:
     """Entries that the library converts to nothing, without a word: differences of whole tensors,
     such as norms, which no pair stands beside. Those of zeros are not counted.
     """
+    found = []
     with readable(file), safetensors.safe_open(file, framework="pt") as opened:
         names = set(opened.keys())
-        return [
-            name
-            for name in sorted(names)
-            if name.endswith(_DIFFERENCES) and not _is_applied(name, names)
-            if opened.get_tensor(name).any()
-        ]
-
-
-def _is_applied(name: str, names: set[str]) -> bool:
-    """True for the bias of a pair's layer, and for the head, which has one of its own."""
-    layer = name.rpartition(".")[0]
-    is_head = layer.endswith("head.head") and f"{layer}.diff" in names
-    has_pair = bool({f"{layer}.lora_down.weight", f"{layer}.lora_A.weight"} & names)
-    return is_head or (has_pair and name.endswith(".diff_b"))
+        for name in sorted(name for name in names if name.endswith(_DIFFERENCES)):
+            layer = name.rpartition(".")[0]
+            # Applied are the bias of a pair's layer, and the head, which has one of its own.
+            is_head = layer.endswith("head.head") and f"{layer}.diff" in names
+            has_pair = bool({f"{layer}.lora_down.weight", f"{layer}.lora_A.weight"} & names)
+            is_applied = is_head or (has_pair and name.endswith(".diff_b"))
+            if not is_applied and opened.get_tensor(name).any():
+                found.append(name)
+    return found
 
 
 def _from_hunyuan(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
@@ -216,59 +227,30 @@ def _from_hunyuan(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor
     layers: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         plain = name.removeprefix("diffusion_model.")
-        layer, _, part = plain.replace(".lora_down.", ".lora_A.").replace(
-            ".lora_up.", ".lora_B."
-        ).rpartition(".lora_" if "lora_" in plain else ".")  # fmt: skip
+        plain = plain.replace(".lora_down.", ".lora_A.").replace(".lora_up.", ".lora_B.")
+        layer, _, part = plain.rpartition(".lora_" if "lora_" in plain else ".")
         layers.setdefault(layer, {})[part] = tensor
     found: dict[str, Tensor] = {}
     unknown: list[str] = []
     for layer, parts in layers.items():
-        target = hunyuan_name(layer)
-        if target is None or not {"A.weight", "B.weight"} <= parts.keys() <= {
-            "A.weight", "B.weight", "alpha",
-        }:  # fmt: skip
+        matches = ((re.fullmatch(pattern, layer), name) for pattern, name in _HUNYUAN.items())
+        target = next((match.expand(name) for match, name in matches if match), None)
+        matrices = {"A.weight", "B.weight"}
+        if target is None or not matrices <= parts.keys() <= matrices | {"alpha"}:
             unknown.append(layer)
             continue
         down_RI, up_OR = parts["A.weight"], parts["B.weight"]
         if "alpha" in parts:
             up_OR = up_OR * (parts["alpha"].item() / down_RI.shape[0])
-        if target.endswith("to_qkv"):
-            for own, up in zip("qkv", up_OR.chunk(3), strict=True):
-                _add(found, f"{target.removesuffix('qkv')}{own}", down_RI, up.contiguous())
-        else:
-            _add(found, target, down_RI, up_OR)
+        # Three layers of the refiner stand in one.
+        stem, is_three, _ = target.partition("to_qkv")
+        own = [f"{stem}to_{each}" for each in "qkv"] if is_three else [target]
+        for name, up in zip(own, up_OR.chunk(len(own)), strict=True):
+            found[f"{PREFIX}{name}{DOWN}"], found[f"{PREFIX}{name}{UP}"] = down_RI, up.contiguous()
     if unknown:
         why = f"the transformer has no layer for {len(unknown)} of its {len(layers)} pairs"
         raise _misfit(file, unknown, why)
     return found
-
-
-def _add(found: dict[str, Tensor], layer: str, down_RI: Tensor, up_OR: Tensor) -> None:
-    found[f"{PREFIX}{layer}{DOWN}"], found[f"{PREFIX}{layer}{UP}"] = down_RI, up_OR
-
-
-def _refuse_misfits(pairs: Mapping[str, Tensor], part: Component, file: Path) -> None:
-    """Raises CheckpointError unless every tensor is half of a pair that fits a layer."""
-    layers = tensor_index(part.folder, part.stem)
-
-    def fits(name: str) -> bool:
-        suffix = next((end for end in (DOWN, UP, BIAS) if name.endswith(end)), None)
-        if suffix is None or not name.startswith(PREFIX):
-            return False
-        stem = name.removesuffix(suffix)
-        weight = layers.get(f"{stem.removeprefix(PREFIX)}.weight")
-        down, up = pairs.get(stem + DOWN), pairs.get(stem + UP)
-        if weight is None or down is None or up is None:
-            return False
-        if not len(weight.shape) == down.ndim == up.ndim == 2:
-            return False
-        is_pair = (up.shape[0], down.shape[1]) == weight.shape and down.shape[0] == up.shape[1]
-        return is_pair and (suffix != BIAS or pairs[name].shape[0] == up.shape[0])
-
-    wrong = [name for name in pairs if not fits(name)]
-    if wrong or not pairs:
-        why = f"{part.name} has no layer for {len(wrong)} of its {len(pairs)} entries"
-        raise _misfit(file, wrong, why)
 
 
 def _misfit(file: Path, names: Sequence[str], why: str) -> CheckpointError:
@@ -279,12 +261,3 @@ def _misfit(file: Path, names: Sequence[str], why: str) -> CheckpointError:
         hint=_HINT,
         code="lora.no-match",
     )
-
-
-def hunyuan_name(layer: str) -> str | None:
-    """The library's name of one of HunyuanVideo's layers; None where there is none."""
-    for pattern, name in _HUNYUAN.items():
-        match = re.fullmatch(pattern, layer)
-        if match is not None:
-            return match.expand(name)
-    return None

@@ -3,7 +3,7 @@
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, T H W pixels
 from abc import abstractmethod
 from collections.abc import Mapping
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,22 +14,14 @@ from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import JobError
-from hyimg_cli.models.diffusers_video.branches import LocalBranches, RunningBranches
-from hyimg_cli.models.diffusers_video.context import SplitTokens
-from hyimg_cli.models.diffusers_video.denoising import Denoiser, Velocity
+from hyimg_cli.models.diffusers_video.denoising import Denoiser, Guide, LocalBranches
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
-from hyimg_cli.models.diffusers_video.lora import Adapters, left_out
-from hyimg_cli.models.diffusers_video.networks import load_network
+from hyimg_cli.models.diffusers_video.lora import Adapters, unapplied_tensors
+from hyimg_cli.models.diffusers_video.networks import SplitTokens, load_network
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.start import StartEncoder
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
-from hyimg_cli.models.latent_video import (
-    Branch,
-    BranchInputs,
-    PromptEmbedding,
-    SpreadModel,
-    VideoDenoiser,
-)
+from hyimg_cli.models.latent_video import Branch, BranchInputs, PromptEmbedding, SpreadModel
 from hyimg_cli.models.lora_files import lora_file
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import VideoCard
@@ -57,8 +49,6 @@ class DiffusersVideo(SpreadModel):
         tiles = "own" if is_cut else choice.decode_tiles
         super().__init__(card, layout, place, parameter_count=parameter_count, tiles=tiles)
         self.choice = choice
-        # Looked at once, however many jobs have the file.
-        self._left_out = cache(left_out)
         self.branch_runner = lambda: LocalBranches(self.branch)
 
     def finished(self, latents_BCFYX: Tensor, start: Mapping[str, Tensor]) -> Tensor:
@@ -77,20 +67,22 @@ class DiffusersVideo(SpreadModel):
     def noise_dtype(self) -> torch.dtype: ...
 
     @abstractmethod
-    def guided(self, job: VideoJob, schedule: JobScheduler, branches: RunningBranches) -> Velocity:
+    def guide(self, job: VideoJob, schedule: JobScheduler) -> Guide:
         """How a job's branches make the velocity of each of its steps."""
 
     @abstractmethod
-    def new_branch(self, inputs: BranchInputs, noise_like_1CFYX: Tensor) -> Branch: ...
+    def new_branch(self, inputs: BranchInputs) -> Branch: ...
 
     def prepare(self, network: Any) -> None:
         """Change a transformer that was just read to what the family runs."""
 
-    def new_pictures(self) -> StartEncoder:
+    @cached_property
+    def pictures(self) -> StartEncoder:
         place = self.place.in_float32() if self.card.has_float32_vae else self.place
         return StartEncoder(self.layout, place, lambda: self.vae, is_tiled=self.choice.tiles_videos)
 
-    def new_networks(self) -> list[Any]:
+    @cached_property
+    def networks(self) -> list[Any]:
         found = (self.layout.components.get(name) for name in ("transformer", "transformer_2"))
         return [load_network(part, self.place, self.choice, self.prepare) for part in found if part]
 
@@ -113,7 +105,7 @@ class DiffusersVideo(SpreadModel):
 
     def notes(self, job: VideoJob) -> tuple[str, ...]:
         """Of its LoRAs, what the library does not apply."""
-        found = ((one, self._left_out(lora_file(one.file))) for one in job.lora if one.file)
+        found = ((one, unapplied_tensors(lora_file(one.file))) for one in job.lora if one.file)
         return tuple(
             f"the LoRA {Path(one.file).name} also changes {len(names)} tensors that the library "
             f"leaves as they are, the first {names[0]}"
@@ -127,19 +119,31 @@ class DiffusersVideo(SpreadModel):
         job: VideoJob,
         embeddings: Mapping[str, PromptEmbedding],
         start: Mapping[str, Tensor] = MappingProxyType({}),
-    ) -> VideoDenoiser:
+    ) -> Denoiser:
         self._check(job)
-        noise_1CFYX, schedule = self._noise(job), self.schedule(job)
-        velocities = VelocityCache(job.step_cache, self.network_of(schedule))
+        # Drawn on the CPU in the dtype that the pipeline draws in: another dtype, other noise.
+        noise_1CFYX: Tensor = randn_tensor(
+            self.latents_shape(job),
+            generator=torch.Generator().manual_seed(job.seed),
+            device=self.device,
+            dtype=self.noise_dtype(),
+        )
+        schedule = self.schedule(job)
         # A branch for each text: the conditional one, and under CFG that of the negative prompt.
         inputs = [
             BranchInputs(job, number, embeddings[text], start=dict(start))
             for number, text in enumerate(self.texts(job))
         ]
-        branches = RunningBranches(self.branch_runner(), inputs, velocities)
-        velocity = self.guided(job, schedule, branches)
-        finish = partial(self.finished, start=start)
-        return Denoiser(schedule, velocity, noise_1CFYX, self.networks, velocities, finish)
+        return Denoiser(
+            schedule,
+            VelocityCache(job.step_cache, self.network_of(schedule)),
+            self.branch_runner(),
+            inputs,
+            self.guide(job, schedule),
+            noise_1CFYX,
+            self.networks[0].dtype,
+            partial(self.finished, start=start),
+        )
 
     @torch.no_grad()
     def branch(self, inputs: BranchInputs) -> Branch:
@@ -148,37 +152,15 @@ class DiffusersVideo(SpreadModel):
             # Layers come and go with the weights in main memory.
             self.place.release()
             self.adapters.use(inputs.job.lora)
-        for network in self.networks:
-            # A cache of the library's that is on: it empties it only behind a run that succeeded.
-            if network.is_cache_enabled:
-                network._reset_stateful_cache()
-        like = torch.empty(
-            self._latents_shape(inputs.job), dtype=self.noise_dtype(), device=self.device
-        )
-        return self.new_branch(inputs, like)
+        return self.new_branch(inputs)
 
     def schedule(self, job: VideoJob) -> JobScheduler:
         """A scheduler of the job's own."""
         return JobScheduler(
-            self.layout.components["scheduler"],
-            steps=job.num_inference_steps,
-            flow_shift=job.flow_shift,
-            device=self.device,
-            is_linear=self.has_linear_sigmas,
-            is_euler=job.scheduler == "euler",
+            self.layout.components["scheduler"], job, self.device, is_linear=self.has_linear_sigmas
         )
 
-    def _noise(self, job: VideoJob) -> Tensor:
-        """Drawn on the CPU in the dtype that the pipeline draws in: another dtype, other noise."""
-        noise: Tensor = randn_tensor(
-            self._latents_shape(job),
-            generator=torch.Generator().manual_seed(job.seed),
-            device=self.device,
-            dtype=self.noise_dtype(),
-        )
-        return noise
-
-    def _latents_shape(self, job: VideoJob) -> tuple[int, ...]:
+    def latents_shape(self, job: VideoJob) -> tuple[int, ...]:
         return 1, self.card.latent_channels, *self.card.latent_grid(job.size, job.num_frames)
 
     def _check(self, job: VideoJob) -> None:

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from hyimg_cli.models.diffusers_video.layout import Component, shift_name
 from hyimg_cli.models.diffusers_video.weights import configured
+from hyimg_cli.spec.job import VideoJob
 
 # What `step` changes in either class. A test compares every attribute of a restored scheduler with
 # one that was never interrupted, so that none is forgotten.
@@ -30,24 +31,18 @@ class JobScheduler:
     """The denoise steps of one job: `timesteps` on the device, `levels` the same on the host."""
 
     def __init__(
-        self,
-        component: Component,
-        *,
-        steps: int,
-        flow_shift: float,
-        device: torch.device,
-        is_linear: bool,
-        is_euler: bool = False,
+        self, component: Component, job: VideoJob, device: torch.device, *, is_linear: bool
     ) -> None:
         """`is_linear` passes HunyuanVideo-1.5's straight line of sigmas; else the class spaces
-        them by its own rule. `is_euler` takes Euler's steps along that line, whatever the
+        them by its own rule. A job's `euler` takes Euler's steps along that line, whatever the
         checkpoint's class: what models are distilled to. The class alone would end them near 0.
         """
+        is_euler, steps = job.scheduler == "euler", job.num_inference_steps
         if is_euler:
             count = component.config().count("num_train_timesteps", 1000)
-            self.scheduler: Any = FlowMatchEulerDiscreteScheduler(count, flow_shift)
+            self.scheduler: Any = FlowMatchEulerDiscreteScheduler(count, job.flow_shift)
         else:
-            self.scheduler = configured(component, **{shift_name(component): flow_shift})
+            self.scheduler = configured(component, **{shift_name(component): job.flow_shift})
         scheduler = self.scheduler
         if is_linear or is_euler:
             scheduler.set_timesteps(sigmas=np.linspace(1.0, 0.0, steps + 1)[:-1])
@@ -71,12 +66,11 @@ class JobScheduler:
 
     def advance(self, index: int, velocity: Tensor, latents: Tensor) -> Tensor:
         """Latents behind step `index`."""
-        scheduler: Any = self.scheduler
         with _UncheckedSolve():
-            moved: Tensor = scheduler.step(
+            moved: tuple[Tensor] = self.scheduler.step(
                 velocity, self.timesteps[index], latents, return_dict=False
-            )[0]
-        return moved
+            )
+        return moved[0]
 
     def state(self) -> dict[str, Tensor]:
         """All that the steps so far left in the scheduler, as copies on the CPU."""
@@ -85,7 +79,11 @@ class JobScheduler:
             value: Any = getattr(self.scheduler, name, None)
             is_list = isinstance(value, list)
             parts = {f"{name}.{i}": v for i, v in enumerate(value)} if is_list else {name: value}
-            kept.update((key, _tensor(part)) for key, part in parts.items() if part is not None)
+            for key, part in parts.items():
+                if isinstance(part, Tensor):
+                    kept[key] = part.detach().cpu().clone()
+                elif part is not None:
+                    kept[key] = torch.tensor(part, dtype=torch.int32)
         return kept
 
     def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
@@ -105,12 +103,6 @@ class JobScheduler:
         if kept is None:
             return None
         return int(kept) if kept.dtype == torch.int32 else kept.to(self.device, copy=True)
-
-
-def _tensor(value: Any) -> Tensor:
-    if isinstance(value, Tensor):
-        return value.detach().cpu().clone()
-    return torch.tensor(value, dtype=torch.int32)
 
 
 class _UncheckedSolve(TorchFunctionMode):

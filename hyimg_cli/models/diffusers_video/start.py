@@ -14,20 +14,21 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.errors import SourceImageError, installed_version
-from hyimg_cli.media.images import Pixels, SourceImage, crop_to, read_image, stretch
+from hyimg_cli.media.images import Pixels, crop_to, read_image, stretch
 from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder
 from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, CheckpointLayout
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
-from hyimg_cli.models.latent_decode import VideoVae
 from hyimg_cli.models.latent_video import (
     LATENTS,
     TOKENS,
     ImageConditioning,
     PromptEmbedding,
+    VideoVae,
 )
 from hyimg_cli.spec.job import VideoJob
 
 _LIBRARIES = ("pillow", "torchvision")
+_NOTHING = (None, 0, torch.empty(0))
 
 
 class StartEncoder(CheckpointEncoder):
@@ -60,8 +61,9 @@ class StartEncoder(CheckpointEncoder):
         elif layout.components["transformer"].config().has("image_dim"):
             self.image_encoder, self.processor = "image_encoder", "image_processor"
         self._vae, self.is_tiled = vae, is_tiled
-        # The last picture's latents of most frames: those of fewer begin with the same ones.
-        self._longest: tuple[ImageConditioning, Tensor] | None = None
+        # The last picture, its most frames, and their latents: the encoder is causal, so those of
+        # fewer frames begin with the same ones.
+        self._longest: tuple[object, int, Tensor] = _NOTHING
 
     def views(self, job: VideoJob, digests: Sequence[str]) -> tuple[ImageConditioning, ...]:
         """The job's pictures as the transformer reads them."""
@@ -76,9 +78,7 @@ class StartEncoder(CheckpointEncoder):
     def key(self, view: ImageConditioning) -> str:
         """By the files' bytes, whatever they are called."""
         if view.kind == TOKENS:
-            how: dict[str, Any] = {
-                "files": self.identity(self.image_encoder, self.processor),
-            }
+            how: dict[str, Any] = {"files": self.identity(self.image_encoder, self.processor)}
         else:
             how = {"files": self.identity("vae"), "tiled": self.is_tiled}
         return self.digest_of(
@@ -93,68 +93,63 @@ class StartEncoder(CheckpointEncoder):
 
     @torch.no_grad()
     def encode(self, view: ImageConditioning) -> PromptEmbedding:
-        pictures = [_read(Path(path), image) for path, image in view.images]
+        pictures = []
+        for path, expected in view.images:
+            picture = read_image(Path(path))
+            if picture.digest != expected:
+                raise SourceImageError(
+                    "the picture changed while the run went on",
+                    where=path,
+                    hint="run again",
+                    code="source.changed",
+                )
+            pictures.append(picture)
         notes = tuple(dict.fromkeys(note for picture in pictures for note in picture.notes))
-        if view.kind == TOKENS:
-            made = self._tokens([_fitted(picture.pixels, view) for picture in pictures])
-        else:
-            made = self._latents([self.frame(picture.pixels, view) for picture in pictures], view)
+        pixels = [picture.pixels for picture in pictures]
+        made = (self._tokens if view.kind == TOKENS else self._latents)(pixels, view)
         return PromptEmbedding(self.key(view), {view.kind: made.cpu()}, notes)
 
     def frame(self, pixels: Pixels, view: ImageConditioning) -> Tensor:
-        """A picture as a frame in -1..1, [1, C, 1, H, W]."""
-        return _values(_fitted(pixels, view))
+        """A picture as a frame in -1..1, [1, C, 1, H, W], rounded as the library's own image import
+        does.
+        """
+        values_HWC = torch.from_numpy(_fitted(pixels, view).astype("float32") / 255.0)
+        return (2.0 * values_HWC - 1.0).permute(2, 0, 1)[None, :, None].contiguous()
 
     def release(self) -> None:
-        self._longest = None
+        self._longest = _NOTHING
         super().release()
 
-    def _tokens(self, pictures: Sequence[Pixels]) -> Tensor:
+    def _tokens(self, pictures: Sequence[Pixels], view: ImageConditioning) -> Tensor:
         network = self.network(self.image_encoder)
         processor = self.tokenizer(self.processor)
         options = {"do_resize": True, "do_convert_rgb": True} if self.sees_crop else {}
-        inputs = processor(images=list(pictures), return_tensors="pt", **options)
-        inputs = inputs.to(self.place.device)
+        fitted = [_fitted(pixels, view) for pixels in pictures]
+        inputs = processor(images=fitted, return_tensors="pt", **options).to(self.place.device)
         if self.sees_crop:
             states = network(**inputs.to(dtype=network.dtype)).last_hidden_state
         else:
             states = network(**inputs, output_hidden_states=True).hidden_states[-2]
         return states.clone()
 
-    def _latents(self, pictures: Sequence[Tensor], view: ImageConditioning) -> Tensor:
+    def _latents(self, pictures: Sequence[Pixels], view: ImageConditioning) -> Tensor:
         """Encoded as one video, grey between the pictures."""
-        known = self._of_longest(view)
-        if known is not None:
-            return known
-        frames_BCTHW = pictures[0]
-        grey = view.num_frames - len(pictures)
-        if grey > 0:
-            shape = list(frames_BCTHW.shape)
-            shape[2] = grey
-            frames_BCTHW = torch.cat([frames_BCTHW, frames_BCTHW.new_zeros(shape)], dim=2)
-        for last in pictures[1:]:
-            frames_BCTHW = torch.cat([frames_BCTHW, last], dim=2)
+        picture, is_alone = (view.images[0][1], view.size, view.fit), len(pictures) == 1
+        known, frames, latents_CFYX = self._longest
+        if is_alone and known == picture and view.num_frames <= frames:
+            stride = self.layout.components["vae"].config().count("scale_factor_temporal", 4)
+            return latents_CFYX[:, : (view.num_frames - 1) // stride + 1].clone()
+        first, *last = [self.frame(pixels, view) for pixels in pictures]
+        grey_frames = max(0, view.num_frames - len(pictures))
+        grey = first.new_zeros(*first.shape[:2], grey_frames, *first.shape[3:])
         vae = self._vae()
         self.place.bring(vae.module)
         self.runs["vae"] += 1
+        frames_BCTHW = torch.cat([first, grey, *last], dim=2)
         latents_CFYX = vae.encoded(frames_BCTHW, is_tiled=self.is_tiled)[0].cpu().clone()
-        if len(pictures) == 1:
-            self._longest = view, latents_CFYX
+        if is_alone:
+            self._longest = picture, view.num_frames, latents_CFYX
         return latents_CFYX
-
-    def _of_longest(self, view: ImageConditioning) -> Tensor | None:
-        """The first latents of a longer encode of the same picture: the encoder is causal."""
-        if self._longest is None:
-            return None
-        known, latents_CFYX = self._longest
-        if len(view.images) > 1 or known.num_frames < view.num_frames:
-            return None
-        if (known.images[0][1], known.size, known.fit) != (
-            view.images[0][1], view.size, view.fit
-        ):  # fmt: skip
-            return None
-        stride = self.layout.components["vae"].config().count("scale_factor_temporal", 4)
-        return latents_CFYX[:, : (view.num_frames - 1) // stride + 1].clone()
 
 
 def frame_mask(frames: int, stride: int, *, has_last: bool) -> Tensor:
@@ -169,25 +164,7 @@ def frame_mask(frames: int, stride: int, *, has_last: bool) -> Tensor:
     return given.T
 
 
-def _read(path: Path, expected: str) -> SourceImage:
-    picture = read_image(path)
-    if picture.digest != expected:
-        raise SourceImageError(
-            "the picture changed while the run went on",
-            where=path,
-            hint="run again",
-            code="source.changed",
-        )
-    return picture
-
-
 def _fitted(pixels: Pixels, view: ImageConditioning) -> Pixels:
     if view.size is None:
         return pixels
     return (crop_to if view.fit == "crop" else stretch)(pixels, view.size)
-
-
-def _values(pixels: Pixels) -> Tensor:
-    """One frame in -1..1, [1, C, 1, H, W], rounded as the library's own image import does."""
-    values_HWC = torch.from_numpy(pixels.astype("float32") / 255.0)
-    return (2.0 * values_HWC - 1.0).permute(2, 0, 1)[None, :, None].contiguous()

@@ -4,30 +4,22 @@ Its forward reads nothing back and takes no mask; only the scheduler's step need
 """
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, N text tokens, M width
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from hyimg_cli.models.diffusers_video.branches import RunningBranches
 from hyimg_cli.models.diffusers_video.card import WAN_MAX_TOKENS
-from hyimg_cli.models.diffusers_video.denoising import Velocity
+from hyimg_cli.models.diffusers_video.denoising import Guide
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
-from hyimg_cli.models.diffusers_video.prompts_wan import TEXT, WanPrompts
+from hyimg_cli.models.diffusers_video.prompts import TEXT, WanPrompts
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.start import frame_mask
 from hyimg_cli.models.diffusers_video.vaes import WanVae
 from hyimg_cli.models.diffusers_video.weights import load_weights
-from hyimg_cli.models.latent_video import (
-    LATENTS,
-    TOKENS,
-    Branch,
-    BranchInputs,
-    PromptEmbedding,
-)
+from hyimg_cli.models.latent_video import LATENTS, TOKENS, Branch, BranchInputs
 from hyimg_cli.spec.job import VideoJob
-
-CONTEXTS = ("cond", "uncond")
 
 
 class Wan(DiffusersVideo):
@@ -35,10 +27,12 @@ class Wan(DiffusersVideo):
 
     has_linear_sigmas = False
 
-    def new_prompts(self) -> WanPrompts:
+    @cached_property
+    def prompts(self) -> WanPrompts:
         return WanPrompts(self.layout, self.place)
 
-    def new_vae(self) -> WanVae:
+    @cached_property
+    def vae(self) -> WanVae:
         """In float32 whatever the transformer's dtype, as the authors' own examples load it."""
         return WanVae(load_weights(self.layout.components["vae"], self.place.in_float32()))
 
@@ -56,78 +50,61 @@ class Wan(DiffusersVideo):
         """float32 whatever the transformer's: the latents stay so to the end."""
         return torch.float32
 
-    def guided(self, job: VideoJob, schedule: JobScheduler, branches: RunningBranches) -> Velocity:
+    def guide(self, job: VideoJob, schedule: JobScheduler) -> Guide:
         """u + g (c - u), in the transformer's dtype; with two networks each has its own scale."""
         second = job.guidance_scale if job.guidance_scale_2 is None else job.guidance_scale_2
         scales = [(job.guidance_scale, second)[number] for number in self.network_of(schedule)]
-        dtype = self.networks[0].dtype
 
-        def velocity(index: int, latents_BCFYX: Tensor) -> Tensor:
-            timestep = schedule.timesteps[index].expand(1)
-            velocities = branches.at(index, latents_BCFYX.to(dtype), timestep)
+        def guide(index: int, velocities: Sequence[Tensor]) -> Tensor:
             if len(velocities) == 1:
                 return velocities[0]
             conditional, unconditional = velocities
             return unconditional + scales[index] * (conditional - unconditional)
 
-        return velocity
+        return guide
 
-    def new_branch(self, inputs: BranchInputs, noise_like_1CFYX: Tensor) -> Branch:
+    def new_branch(self, inputs: BranchInputs) -> Branch:
         """Which network takes a step is known on the host, beforehand."""
-        schedule = self.schedule(inputs.job)
-        at_step = self.network_of(schedule)
-        dtype = self.networks[0].dtype
-        text_1NM = _padded(inputs.embedding, dtype, self.device)
-        rows = self._timestep_rows(noise_like_1CFYX)
-        start = {name: part.to(self.device) for name, part in inputs.start.items()}
-        tokens = start[TOKENS].to(dtype) if TOKENS in start else None
-        condition = self._condition(start.get(LATENTS), inputs.job, dtype)
+        at_step = self.network_of(self.schedule(inputs.job))
+        dtype, by_patch = self.networks[0].dtype, self.layout.expands_timesteps
+        # The text's tokens and zeros behind them up to 512, all of which are attended to.
+        valid_NM = inputs.embedding.tensors[TEXT].to(self.device, dtype)
+        text_1NM = valid_NM.new_zeros(1, WAN_MAX_TOKENS, valid_NM.shape[1])
+        text_1NM[0, : len(valid_NM)] = valid_NM
+        start = {name: part.to(self.device, dtype) for name, part in inputs.start.items()}
+        condition = start[LATENTS][None] if LATENTS in start else None
+        if condition is not None and not by_patch:
+            # Channels beside the noise: the given frames' mask, then their latents.
+            has_last = len(inputs.job.images) > 1
+            given = frame_mask(inputs.job.num_frames, self.card.frame_stride, has_last=has_last)
+            mask = given.to(condition)[None, :, :, None, None]
+            mask = mask.expand(-1, -1, -1, *condition.shape[3:])
+            condition = torch.cat([mask, condition], dim=1)
 
         def velocity(step: int, latents_BCFYX: Tensor, timestep_B: Tensor) -> Tensor:
             network = self.networks[at_step[step]]
             self.place.bring(network)
-            if rows is not None:
-                timestep_B = timestep_B.float()[:, None].expand(-1, rows)
+            if by_patch:
+                # The 5B model of 2.2 wants a timestep for every patch, of 2 x 2 cells.
+                frames, height, width = latents_BCFYX.shape[2:]
+                in_frame = -(-height // 2) * -(-width // 2)
+                timestep_B = timestep_B.float()[:, None].repeat(1, frames * in_frame)
                 if condition is not None:
                     # Nothing is left to denoise in the first latent frame.
                     latents_BCFYX = _from_first(condition, latents_BCFYX)
-                    in_first = rows // latents_BCFYX.shape[2]
-                    timestep_B = timestep_B.clone()
-                    timestep_B[:, :in_first] = 0
+                    timestep_B[:, :in_frame] = 0
             elif condition is not None:
                 latents_BCFYX = torch.cat([latents_BCFYX, condition], dim=1)
-            with network.cache_context(
-                CONTEXTS[inputs.number],
-                step_index=step,
-                sigma=schedule.sigmas[step],
-                num_inference_steps=len(at_step),
-            ):
-                made: Tensor = network(
-                    hidden_states=latents_BCFYX,
-                    timestep=timestep_B,
-                    encoder_hidden_states=text_1NM,
-                    encoder_hidden_states_image=tokens,
-                    return_dict=False,
-                )[0]
+            made: Tensor = network(
+                hidden_states=latents_BCFYX,
+                timestep=timestep_B,
+                encoder_hidden_states=text_1NM,
+                encoder_hidden_states_image=start.get(TOKENS),
+                return_dict=False,
+            )[0]
             return made
 
         return velocity
-
-    def _condition(
-        self, latents_CFYX: Tensor | None, job: VideoJob, dtype: torch.dtype
-    ) -> Tensor | None:
-        """Channels beside the noise: the given frames' mask, then their latents; the latents
-        alone where they take a frame's place.
-        """
-        if latents_CFYX is None:
-            return None
-        latents_1CFYX = latents_CFYX[None].to(dtype)
-        if self.layout.expands_timesteps:
-            return latents_1CFYX
-        stride, has_last = self.card.frame_stride, len(job.images) > 1
-        given = frame_mask(job.num_frames, stride, has_last=has_last).to(latents_1CFYX)
-        mask_1CFYX = given[None, :, :, None, None].expand(-1, -1, -1, *latents_1CFYX.shape[3:])
-        return torch.cat([mask_1CFYX, latents_1CFYX], dim=1)
 
     def network_of(self, schedule: JobScheduler) -> list[int]:
         """From `boundary_ratio` on the second."""
@@ -137,22 +114,7 @@ class Wan(DiffusersVideo):
         boundary = ratio * schedule.scheduler.config.num_train_timesteps
         return [int(level < boundary) for level in schedule.levels]
 
-    def _timestep_rows(self, noise_1CFYX: Tensor) -> int | None:
-        """Where the 5B model of 2.2 wants a timestep for every patch: how many there are."""
-        if not self.layout.expands_timesteps:
-            return None
-        frames, height, width = noise_1CFYX.shape[2:]
-        return int(frames * len(range(0, height, 2)) * len(range(0, width, 2)))
-
 
 def _from_first(picture_1CFYX: Tensor, latents_BCFYX: Tensor) -> Tensor:
     """Latents with a picture's in the place of their first frame."""
     return torch.cat([picture_1CFYX[:, :, :1], latents_BCFYX[:, :, 1:]], dim=2)
-
-
-def _padded(embedding: PromptEmbedding, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The tokens and zeros behind them up to 512, all of which are attended to."""
-    valid_NM = embedding.tensors[TEXT].to(device, dtype)
-    padded_1NM = valid_NM.new_zeros(1, WAN_MAX_TOKENS, valid_NM.shape[1])
-    padded_1NM[0, : len(valid_NM)] = valid_NM
-    return padded_1NM

@@ -8,23 +8,22 @@ Pickles are never read: of the published layout the transformer alone is taken, 
 and the VAE, which are those of every Wan 2.1, come from another folder in diffusers' layout.
 """
 
+import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.config import Config
+from hyimg_cli.models.diffusers_video.card import wan_patch
 from hyimg_cli.models.diffusers_video.layout import (
     INDEX,
     CheckpointLayout,
     Component,
     component_of,
 )
-from hyimg_cli.models.diffusers_video.work import wan_patch
-from hyimg_cli.models.lingbot_world.network_shape import NetworkShape
-from hyimg_cli.spec import digest
 
 FAMILY = "lingbot_world"
 TRANSFORMER = "transformer"
@@ -44,6 +43,35 @@ _ORIGINAL = {
     "in_channels": "in_dim",
     "out_channels": "out_dim",
 }
+
+
+@dataclass(frozen=True)
+class NetworkShape:
+    """Numbers of the transformer, by the keys of its configuration. `num_frames_per_block`: latent
+    frames that are denoised together, a chunk.
+    """
+
+    num_attention_heads: int = 40
+    attention_head_dim: int = 128
+    num_layers: int = 40
+    ffn_dim: int = 13824
+    text_dim: int = 4096
+    text_len: int = 512
+    freq_dim: int = 256
+    in_channels: int = 36
+    out_channels: int = 16
+    eps: float = 1e-6
+    patch_size: tuple[int, int, int] = (1, 2, 2)
+    num_frames_per_block: int = 3
+    rope_max_seq_len: int = 1024
+
+    @property
+    def width(self) -> int:
+        return self.num_attention_heads * self.attention_head_dim
+
+    def chunk_tokens(self, rows: int, columns: int) -> int:
+        """Tokens of a chunk with so many latent rows and columns."""
+        return self.num_frames_per_block * rows * columns // math.prod(self.patch_size)
 
 
 def is_lingbot_world(folder: Path) -> bool:
@@ -67,8 +95,7 @@ def read_layout(folder: Path, components: Path | None = None) -> CheckpointLayou
     elif index:
         if index.get("_class_name") != _PIPELINE:
             raise _refused(folder, f"{INDEX} names the pipeline {index.get('_class_name')!r}")
-        classes = _CLASSES
-        transformer = component_of(folder, TRANSFORMER, index.get(TRANSFORMER), classes).folder
+        transformer = component_of(folder, TRANSFORMER, index.get(TRANSFORMER), _CLASSES).folder
     elif (folder / _EXPERTS[0]).is_dir():
         raise _refused(folder, "these are the two experts of the base model")
     else:
@@ -79,16 +106,11 @@ def read_layout(folder: Path, components: Path | None = None) -> CheckpointLayou
     found = {TRANSFORMER: network}
     source = components or (folder if index else None)
     if source is not None:
-        found |= borrowed(source)
+        # VAE, text encoder and tokenizer of a Wan checkpoint in diffusers' layout.
+        named = checkpoint.read_json(source / INDEX)
+        for name, classes in _OTHERS.items():
+            found[name] = component_of(source, name, named.get(name), classes)
     return CheckpointLayout(folder, FAMILY, found, Config(index, folder / INDEX))
-
-
-def borrowed(folder: Path) -> dict[str, Component]:
-    """VAE, text encoder and tokenizer of a Wan checkpoint in diffusers' layout. Raises
-    CheckpointError.
-    """
-    index = checkpoint.read_json(folder / INDEX)
-    return {name: component_of(folder, name, index.get(name), _OTHERS[name]) for name in _OTHERS}
 
 
 def lacking(folder: Path) -> CheckpointError:
@@ -115,14 +137,6 @@ def network_shape(layout: CheckpointLayout) -> NetworkShape:
         attention_head_dim=own.count("dim", heads * head_dim, least=heads) // heads,
         num_layers=own.count("num_layers", plain.num_layers, most=checkpoint.MOST_MODULES),
     )
-
-
-def fingerprint(layout: CheckpointLayout) -> str:
-    """Changes when any file that matters does."""
-    parts = {name: part.identity() for name, part in layout.components.items()}
-    extra = layout.folder / "card.json"
-    card = checkpoint.file_digest(extra) if extra.exists() else None
-    return digest.of_json([FAMILY, card, sorted(parts.items())])
 
 
 def _unsupported(config: Config) -> Iterator[str]:

@@ -3,26 +3,27 @@
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, N text tokens, M width,
 # T H W pixels
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 
 import torch
+import torch.nn.functional as fun
 from torch import Tensor
 
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.media.images import Pixels
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
-from hyimg_cli.models.diffusers_video.prompts_wan import TEXT, WanPrompts
-from hyimg_cli.models.diffusers_video.start import frame_mask
+from hyimg_cli.models.diffusers_video.prompts import TEXT, WanPrompts
+from hyimg_cli.models.diffusers_video.start import StartEncoder, frame_mask
 from hyimg_cli.models.diffusers_video.vaes import WanVae
 from hyimg_cli.models.diffusers_video.weights import check_weights, load_target, load_weights
-from hyimg_cli.models.latent_video import LATENTS, ClipsModel, PromptEmbedding
+from hyimg_cli.models.latent_video import LATENTS, ClipsModel, ImageConditioning, PromptEmbedding
 from hyimg_cli.models.lingbot_world.denoising import ChunkDenoiser, ClipInputs, drawn
-from hyimg_cli.models.lingbot_world.jobs import check_shape
-from hyimg_cli.models.lingbot_world.layout import TRANSFORMER, network_shape
+from hyimg_cli.models.lingbot_world.layout import TRANSFORMER, NetworkShape, network_shape
 from hyimg_cli.models.lingbot_world.network import LingBotNetwork
-from hyimg_cli.models.lingbot_world.network_shape import NetworkShape
 from hyimg_cli.models.lingbot_world.poses import camera_path
+from hyimg_cli.models.lingbot_world.record import check_shape
 from hyimg_cli.models.lingbot_world.schedule import levels
-from hyimg_cli.models.lingbot_world.start import LingBotStart
 from hyimg_cli.models.lingbot_world.weights import check_network, load_network
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import VideoCard
@@ -49,6 +50,20 @@ def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "Lin
     return LingBotWorld(card, layout, place, parameter_count=count, tiles=choice.decode_tiles)
 
 
+class LingBotStart(StartEncoder):
+    """Wan's, but for how the first picture is stretched, as it is published: by cubic curves in
+    float32, past -1 and 1 where they swing out.
+    """
+
+    def frame(self, pixels: Pixels, view: ImageConditioning) -> Tensor:
+        if view.size is None or view.fit == "crop":
+            return super().frame(pixels, view)
+        values_1CHW = torch.from_numpy(pixels.astype("float32") / 255).permute(2, 0, 1)[None]
+        size = (view.size.height, view.size.width)
+        resized = fun.interpolate((values_1CHW - 0.5) / 0.5, size=size, mode="bicubic")
+        return resized[:, :, None].contiguous()
+
+
 class LingBotWorld(ClipsModel):
     """A checkpoint whose transformer is our own; text encoder and VAE are Wan's."""
 
@@ -56,19 +71,23 @@ class LingBotWorld(ClipsModel):
     def shape(self) -> NetworkShape:
         return network_shape(self.layout)
 
-    def new_prompts(self) -> WanPrompts:
+    @cached_property
+    def prompts(self) -> WanPrompts:
         prompts = WanPrompts(self.layout, self.place)
         prompts.max_tokens = self.shape.text_len
         return prompts
 
-    def new_pictures(self) -> LingBotStart:
+    @cached_property
+    def pictures(self) -> LingBotStart:
         place = self.place.in_float32()
         return LingBotStart(self.layout, place, lambda: self.vae, is_tiled=False)
 
-    def new_vae(self) -> WanVae:
+    @cached_property
+    def vae(self) -> WanVae:
         return WanVae(load_weights(self.layout.components["vae"], self.place.in_float32()))
 
-    def new_networks(self) -> list[LingBotNetwork]:
+    @cached_property
+    def networks(self) -> list[LingBotNetwork]:
         return [load_network(self.layout.components[TRANSFORMER], self.shape, self.place)]
 
     def sigmas(self, job: VideoJob) -> tuple[float, ...]:
@@ -93,10 +112,9 @@ class LingBotWorld(ClipsModel):
         latents. Raises JobError.
         """
         first = clips[0][0]
-        assert self.card.chunks is not None, "the model works in chunks"
-        check_shape(first, self.card, self.card.chunks, self.shape.rope_max_seq_len)
+        check_shape(first, self.card, self.shape.rope_max_seq_len)
         self.bring_back_transformer()
-        network: LingBotNetwork = self.networks[0]
+        network = self.networks[0]
         self.place.bring(network)
         # Fewer are asked for by a prewarm alone.
         used = levels(first.flow_shift)[: first.num_inference_steps]
@@ -113,7 +131,7 @@ class LingBotWorld(ClipsModel):
         mask_CFYX = frame_mask(job.num_frames, self.card.frame_stride, has_last=False)
         mask_CFYX = mask_CFYX[:, :, None, None].expand(-1, -1, *grid[1:]).to(latents_CFYX)
         return ClipInputs(
-            drawn(
+            *drawn(
                 job.seed, (self.shape.out_channels, *grid), self.shape.num_frames_per_block, levels
             ),
             torch.cat([mask_CFYX, latents_CFYX]),

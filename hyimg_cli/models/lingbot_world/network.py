@@ -9,7 +9,7 @@ slots and reads all up to the chunk's end. No mask: causal is what the cache hol
 """
 
 # Legend: B clips, C channel, F latent frames, Y X latent rows and columns, S tokens of a chunk,
-# N text tokens, M width, H heads, D head width, T cached tokens
+# N text tokens, M width, H heads, D head width, T cached tokens; of a camera's rays H W pixels
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,9 +21,12 @@ from diffusers import WanTransformer3DModel
 from torch import Tensor, nn
 
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.models.lingbot_world.network_shape import NetworkShape
-from hyimg_cli.models.lingbot_world.plucker import CHANNELS, patches
+from hyimg_cli.models.lingbot_world.layout import NetworkShape
+from hyimg_cli.spec.job import Size
 
+FOLD = 8
+CHANNELS = 6 * FOLD * FOLD
+Intrinsics = tuple[float, float, float, float]
 _THETA = 10000.0
 CAMERA_LAYERS = ("cam_injector_layer1", "cam_injector_layer2", "cam_scale_layer", "cam_shift_layer")
 # Whatever the others are: what modulates every token, and norms with weights.
@@ -99,10 +102,10 @@ class LingBotNetwork(nn.Module):
         _, patch_rows, patch_columns = shape.patch_size
         frames = chunks * shape.num_frames_per_block
         grid = (frames, rows // patch_rows, columns // patch_columns)
-        angles = rope(grid, shape.attention_head_dim)
-        cosines, sines = (each.to(self.device) for each in angles)
+        cosines, sines = rope(grid, shape.attention_head_dim)
         times = [self.time(timestep) for timestep in timesteps]
-        return Clip(cache, tokens, self.text(text_BNM), times, (cosines, sines))
+        turn = cosines.to(self.device), sines.to(self.device)
+        return Clip(cache, tokens, self.text(text_BNM), times, turn)
 
     def begin(self, clip: Clip, camera_BCFYX: Tensor) -> None:
         """Compute a chunk's constants: its camera's scale and shift in every block."""
@@ -169,7 +172,11 @@ class LingBotNetwork(nn.Module):
         hidden_BSM = _gated(hidden_BSM, self.attention(clip, layer, chunk, normed), gate)
         seen_scale, seen_shift = clip.camera[layer]
         hidden_BSM = (1 + seen_scale) * hidden_BSM + seen_shift
-        hidden_BSM = hidden_BSM + self.cross_attention(clip, layer, hidden_BSM)
+        # To all of the text's positions; zeros behind the text are no holes.
+        normed = block.norm2(hidden_BSM.float()).to(self.dtype)
+        query_BHSD = self._heads(block.attn2.norm_q(block.attn2.to_q(normed)))
+        mixed = fun.scaled_dot_product_attention(query_BHSD, *clip.text[layer])
+        hidden_BSM = hidden_BSM + self._joined(mixed, block.attn2)
         normed = _modulated(block.norm3, hidden_BSM, ff_scale, ff_shift)
         return _gated(hidden_BSM, block.ffn(normed), ff_gate)
 
@@ -186,14 +193,6 @@ class LingBotNetwork(nn.Module):
         keys_SHD, values_SHD = (x.flatten(0, 1).transpose(0, 1) for x in (key_BHSD, value_BHSD))
         clip.cache.write(layer, slots.start, keys_SHD, values_SHD)
         keys, values = (x.unflatten(0, (batch, -1)) for x in clip.cache.read(layer, slots.stop))
-        return self._joined(fun.scaled_dot_product_attention(query_BHSD, keys, values), module)
-
-    def cross_attention(self, clip: Clip, layer: int, hidden_BSM: Tensor) -> Tensor:
-        """To all of the text's positions; zeros behind the text are no holes."""
-        module = self.blocks[layer].attn2
-        normed = self.blocks[layer].norm2(hidden_BSM.float()).to(self.dtype)
-        query_BHSD = self._heads(module.norm_q(module.to_q(normed)))
-        keys, values = clip.text[layer]
         return self._joined(fun.scaled_dot_product_attention(query_BHSD, keys, values), module)
 
     def _heads(self, rows_BSM: Tensor) -> Tensor:
@@ -234,6 +233,34 @@ def rotated(x_BHSD: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     left, right = x_BHSD.float().unflatten(3, (-1, 2)).unbind(-1)
     turned = (left * cosines - right * sines, left * sines + right * cosines)
     return torch.stack(turned, dim=-1).flatten(3).to(x_BHSD.dtype)
+
+
+def plucker(poses_F44: Tensor, intrinsics: Intrinsics, size: Size) -> Tensor:
+    """A camera path as the network reads it: origin and unit direction of each pixel's ray, both as
+    seen from the frame before, folded onto the latent grid, [C, F, Y, X]. Channels are component,
+    pixel row, pixel column. No cross product.
+    """
+    fx, fy, cx, cy = intrinsics
+    dtype, device = poses_F44.dtype, poses_F44.device
+    x_W = (torch.arange(size.width, dtype=dtype, device=device) + 0.5 - cx) / fx
+    y_H = (torch.arange(size.height, dtype=dtype, device=device) + 0.5 - cy) / fy
+    y_HW, x_HW = torch.meshgrid(y_H, x_W, indexing="ij")
+    seen_HW3 = torch.stack([x_HW, y_HW, torch.ones_like(x_HW)], dim=-1)
+    seen_HW3 = seen_HW3 / seen_HW3.norm(dim=-1, keepdim=True)
+    directions_FHW3 = torch.einsum("hwi,fji->fhwj", seen_HW3, poses_F44[:, :3, :3])
+    origins_FHW3 = poses_F44[:, None, None, :3, 3].expand_as(directions_FHW3)
+    of_pixels = torch.cat([origins_FHW3, directions_FHW3], dim=-1)
+    folded: Tensor = of_pixels.unflatten(2, (-1, FOLD)).unflatten(1, (-1, FOLD))
+    # frames, latent rows, pixel rows, latent columns, pixel columns, components
+    return folded.permute(5, 2, 4, 0, 1, 3).flatten(0, 2)
+
+
+def patches(grid_BCFYX: Tensor, patch: tuple[int, int, int]) -> Tensor:
+    """Tokens [B, S, C times a patch's cells] of a grid, in the order of a convolution's weights."""
+    across: Tensor = grid_BCFYX.unflatten(4, (-1, patch[2])).unflatten(3, (-1, patch[1]))
+    split: Tensor = across.unflatten(2, (-1, patch[0]))
+    # batch, channels, then (frame, in patch), (row, in patch), (column, in patch)
+    return split.permute(0, 2, 4, 6, 1, 3, 5, 7).flatten(4).flatten(1, 3)
 
 
 def _modulated(norm: Any, hidden_BSM: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

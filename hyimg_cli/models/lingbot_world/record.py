@@ -1,30 +1,38 @@
-"""LingBot-World fast as a family."""
+"""LingBot-World fast as a family: its card, and the jobs that it can make, told before anything is
+loaded; no torch.
+"""
 
-from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyimg_cli.errors import require
-from hyimg_cli.loading.checkpoint import TensorInfo, tensor_index
+from hyimg_cli.errors import JobError, require
+from hyimg_cli.loading.config import Config
+from hyimg_cli.models.diffusers_video.card import WAN_DECODE, stored_facts, wan_forward
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
-from hyimg_cli.models.diffusers_video.lengths import check_texts
+from hyimg_cli.models.diffusers_video.record import check_texts
 from hyimg_cli.models.family import Family
-from hyimg_cli.models.lingbot_world.card import lingbot_card
-from hyimg_cli.models.lingbot_world.jobs import check_job
 from hyimg_cli.models.lingbot_world.layout import FAMILY as NAME
 from hyimg_cli.models.lingbot_world.layout import (
     TRANSFORMER,
-    fingerprint,
     is_lingbot_world,
     lacking,
     network_shape,
     read_layout,
 )
+from hyimg_cli.models.lingbot_world.poses import camera_path
+from hyimg_cli.models.lingbot_world.schedule import INDICES
 from hyimg_cli.settings.run import ModelChoice
-from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.spec.card import ChunkRule, StartRule, TileRule, VideoCard, VideoDefaults
+from hyimg_cli.spec.job import Size, VideoJob
 
 if TYPE_CHECKING:
     from hyimg_cli.models.latent_video import LatentVideoModel
+
+_BF16_BYTES = 2
+_PIXELS_PER_CELL, _FRAME_STRIDE = 8, 4
+# Decoded whole, as it is published: latent frame by latent frame, so the size alone counts.
+_NO_TILES = TileRule(1 << 20, 1 << 20, _PIXELS_PER_CELL)
 
 
 class LingBotFolder:
@@ -35,12 +43,10 @@ class LingBotFolder:
         self.card = lingbot_card(self.layout, model)
 
     def check(self, job: VideoJob) -> None:
-        positions = network_shape(self.layout).rope_max_seq_len
-        check_job(job, self.card, positions)
+        check_job(job, self.card, network_shape(self.layout).rope_max_seq_len)
         check_texts(job, self._whole().components["tokenizer"].folder.parent, self.card)
 
-    def load(self, choice: ModelChoice, *, is_fast: bool) -> "LatentVideoModel":
-        """There is one forward."""
+    def load(self, choice: ModelChoice) -> "LatentVideoModel":
         require("diffusers", "av")
         from hyimg_cli.models.lingbot_world.model import load  # imports torch
 
@@ -53,13 +59,87 @@ class LingBotFolder:
         return self.layout
 
 
-def _tensors(folder: Path) -> Mapping[str, Mapping[str, TensorInfo]]:
-    parts = read_layout(folder).components
-    return {
-        name: tensor_index(part.folder, part.stem)
-        for name, part in parts.items()
-        if part.has_weights
-    }
+def lingbot_card(layout: CheckpointLayout, model: str) -> VideoCard:
+    """The card of a checkpoint, called `model` by the user; bytes are of parts that are there."""
+    shape = network_shape(layout)
+    defaults = VideoDefaults(
+        size=Size(480, 832),
+        num_frames=81,
+        fps=16,
+        num_inference_steps=4,
+        guidance_scale=1.0,
+        flow_shift=10.0,
+    )
+    facts = stored_facts(layout, defaults)
+    size, multiple = facts["defaults"].size, _PIXELS_PER_CELL * shape.patch_size[1]
+    # Of K/V; of the camera's scale and shift and a forward's rows in float32 (residual, normed,
+    # queries, keys, values, and the feed-forward's); and of the text's K/V.
+    pair = 2 * shape.num_layers * shape.width * _BF16_BYTES
+    rows = 4 * (6 * shape.width + 2 * shape.ffn_dim)
+    return VideoCard(
+        model=model,
+        size_multiple=multiple,
+        pixels_per_cell=_PIXELS_PER_CELL,
+        frame_stride=_FRAME_STRIDE,
+        latent_channels=shape.out_channels,
+        max_prompt_tokens=shape.text_len,
+        tiles=_NO_TILES,
+        forward=wan_forward(Config(asdict(shape), "")),
+        start=StartRule(1, 1, "stretch", area=size.height * size.width, multiple=multiple),
+        needs_start=True,
+        has_float32_vae=True,
+        guides_below_one=False,
+        is_distilled=True,
+        chunks=ChunkRule(shape.num_frames_per_block, pair, pair + rows, pair * shape.text_len),
+        blocks=shape.num_layers,
+        decode=WAN_DECODE,
+        has_camera=True,
+        **facts,
+    )
+
+
+def check_job(job: VideoJob, card: VideoCard, positions: int) -> None:
+    """Passes a job that can be made. Raises JobError with the manifest's field in `where`."""
+    check_shape(job, card, positions)
+    if job.num_inference_steps != len(INDICES):
+        what = f"{job.num_inference_steps} steps; the model was distilled to {len(INDICES)}"
+        raise _fault(what, "num_inference_steps", "leave it out")
+    if job.guidance_scale != 1:
+        what = f"guidance_scale {job.guidance_scale:g}; the model was distilled without guidance"
+        raise _fault(what, "guidance_scale", "give 1, or leave it out")
+    if job.lora:
+        raise _fault("LoRAs are not read for this model", "lora", "take the field out")
+    if job.scheduler is not None:
+        what = "the model has noise levels of its own"
+        raise _fault(what, "scheduler", "take the field out")
+    if not job.camera:
+        what = "the model follows a camera, and the line says none"
+        hint = f'"camera": a file of poses, or keys: "none-{job.num_frames}" stands still'
+        raise _fault(what, "camera", hint)
+    camera_path(job)
+
+
+def check_shape(job: VideoJob, card: VideoCard, positions: int) -> None:
+    """Passes a size and a number of frames of whole patches and chunks. Raises JobError."""
+    multiple, rule = card.size_multiple, card.chunks
+    assert rule is not None, "the model works in chunks"
+    if any(side < multiple or side % multiple for side in (job.size.height, job.size.width)):
+        raise _fault(f"{job.size} is not of multiples of {multiple} pixels", "size", "round it")
+    step = rule.frames * card.frame_stride
+    least = step - card.frame_stride + 1
+    if job.num_frames < least or (job.num_frames - least) % step:
+        below = max(0, (job.num_frames - least) // step) * step + least
+        what = f"{job.num_frames} frames are not {step} * k + {least}, chunks of {rule.frames} "
+        near = f"the nearest are {below} and {below + step}"
+        raise _fault(f"{what}latent frames", "num_frames", near)
+    most = (positions - 1) * card.frame_stride + 1
+    if job.num_frames > most:
+        what = f"{job.num_frames} frames; the model knows {most} places in time"
+        raise _fault(what, "num_frames", "ask for fewer")
+
+
+def _fault(what: str, field: str, hint: str) -> JobError:
+    return JobError(what, where=field, hint=hint, code=f"job.{field.replace('_', '-')}")
 
 
 def _refuse_wrong(folder: Path) -> None:
@@ -76,8 +156,8 @@ FAMILY = Family(
     marks=is_lingbot_world,
     open=LingBotFolder,
     open_with=LingBotFolder,
-    fingerprint=lambda folder: fingerprint(read_layout(folder)),
-    fingerprint_with=lambda folder, components: fingerprint(read_layout(folder, components)),
-    tensors=_tensors,
+    fingerprint=lambda folder: read_layout(folder).fingerprint(NAME),
+    fingerprint_with=lambda folder, components: read_layout(folder, components).fingerprint(NAME),
+    tensors=lambda folder: read_layout(folder).tensors(),
     refuse_wrong=_refuse_wrong,
 )

@@ -13,8 +13,8 @@ from hyimg_cli.loading.checkpoint import tensor_index
 from hyimg_cli.models.common.weights import check_tensors, fill, tensor_shapes
 from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
+from hyimg_cli.models.lingbot_world.layout import NetworkShape
 from hyimg_cli.models.lingbot_world.network import IN_FLOAT32, LingBotNetwork
-from hyimg_cli.models.lingbot_world.network_shape import NetworkShape
 
 # From diffusers' names to the original ones, one after the other.
 _ORIGINAL = (

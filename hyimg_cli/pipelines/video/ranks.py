@@ -18,8 +18,13 @@ from torch import Tensor
 
 from hyimg_cli.errors import MachineError
 from hyimg_cli.models import registry
-from hyimg_cli.models.latent_decode import LatentDecoder, VideoVae
-from hyimg_cli.models.latent_video import LatentVideoModel, SpreadModel
+from hyimg_cli.models.latent_video import (
+    LatentDecoder,
+    LatentVideoModel,
+    SpreadModel,
+    VideoVae,
+    is_cut_by,
+)
 from hyimg_cli.parallel.branches import ParallelBranches
 from hyimg_cli.parallel.ranks import DeviceKind, Rank, RankPool
 from hyimg_cli.pipelines.gpu_lock import ModelRanks
@@ -27,7 +32,6 @@ from hyimg_cli.settings.run import ModelChoice, ParallelConfig
 from hyimg_cli.spec.card import TileRule
 from hyimg_cli.spec.events import DecodeReport, ParallelReport
 from hyimg_cli.tiling.decode import PatchParallelDecoder
-from hyimg_cli.tiling.tiles import tile_plan
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +89,7 @@ class VideoRanks(ModelRanks):
                 pool.load(VAE, part, ranks=config.vae_ranks, own=lambda: model.vae)
                 tiles = PatchParallelDecoder(pool, ranks=config.vae_ranks, part=VAE)
                 self._decoder = SpreadDecoder(tiles, alone=model.decoder)
-                model.decoder = self._decoder
+                model.decoder = self._decoder.decode
             if config.step_ranks > 1 and with_branches and self._branches is None:
                 ranks, is_split = config.step_ranks, config.context_ranks > 1
                 branches = ParallelBranches(
@@ -117,7 +121,7 @@ class VideoRanks(ModelRanks):
 
 
 class SpreadDecoder:
-    """The `LatentDecoder` of several ranks: tiles where the library would cut, otherwise rank 0's
+    """The decode of several ranks: tiles where the library would cut, otherwise rank 0's
     own decode, whose bits are then the one process's in any case.
     """
 
@@ -130,11 +134,11 @@ class SpreadDecoder:
         torch.OutOfMemoryError where one of them has too little memory.
         """
         self.report = None
-        if tiling is None or len(tile_plan(tiling, *latents_BCFYX.shape[-2:]).tiles) == 1:
-            yield from self._alone.decode(latents_BCFYX, tiling)
-        else:
+        if tiling and is_cut_by(tiling, latents_BCFYX):
             yield self._tiles.decode(latents_BCFYX, tiling)
             self.report = self._tiles.report
+        else:
+            yield from self._alone(latents_BCFYX, tiling)
 
 
 def spread(model: LatentVideoModel) -> SpreadModel:

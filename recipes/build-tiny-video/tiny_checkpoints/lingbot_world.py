@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from hyimg_cli.models.lingbot_world.layout import NetworkShape
 from hyimg_cli.models.lingbot_world.network import LingBotNetwork
-from hyimg_cli.models.lingbot_world.network_shape import NetworkShape
 from hyimg_cli.models.lingbot_world.weights import original_name
 from tiny_checkpoints import wan
 from tiny_checkpoints.writing import drawn, write_json

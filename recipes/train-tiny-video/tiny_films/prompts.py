@@ -16,7 +16,7 @@ from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import (
 )
 
 from hyimg_cli.models.diffusers_video.layout import read_layout
-from hyimg_cli.models.diffusers_video.prompts_hunyuan import (
+from hyimg_cli.models.diffusers_video.prompts import (
     SKIPPED_LAYERS,
     TEMPLATE_TOKENS,
     TEXT,

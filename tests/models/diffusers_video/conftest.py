@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from models.diffusers_video.stock import take_stock_forward
 from tiny_video import TINY_VIDEO, write_wan
 from torch import Tensor
 
@@ -51,15 +52,15 @@ def folders(wan_folder: Path, wan22_folder: Path) -> dict[str, Path]:
     return {"hunyuan": TINY_VIDEO, "wan": wan_folder, "wan22": wan22_folder}
 
 
-def load(folder: Path, dtype: Any = "float32", **options: bool) -> DiffusersVideo:
-    return registry.load_video(ModelChoice(str(folder), dtype=dtype, device="cpu"), **options)
+def load(folder: Path) -> DiffusersVideo:
+    return registry.load_video(ModelChoice(str(folder), dtype="float32", device="cpu"))
 
 
 @pytest.fixture(scope="session")
 def models(folders: dict[str, Path]) -> dict[str, DiffusersVideo]:
     """By name: `hunyuan`, `hunyuan-stock`, `wan`, `wan22`; float32. Left as they were found."""
     loaded = {name: load(folder) for name, folder in folders.items()}
-    return loaded | {"hunyuan-stock": load(TINY_VIDEO, is_fast=False)}
+    return loaded | {"hunyuan-stock": take_stock_forward(load(TINY_VIDEO))}
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from hyimg_cli.errors import CheckpointError
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.card import start_rule, video_card
 from hyimg_cli.models.diffusers_video.layout import read_layout
+from hyimg_cli.models.diffusers_video.record import FAMILY
 from hyimg_cli.spec.card import TileRule
 from hyimg_cli.spec.job import Size
 
@@ -284,12 +285,12 @@ def test_weights_that_are_not_there_to_count_are_given_as_stored(copied: Path) -
     ],
 )
 def test_the_fingerprint_follows_every_part(copied: Path, name: str) -> None:
-    before = read_layout(copied).fingerprint()
+    before = FAMILY.fingerprint(copied)
     data = (copied / name).read_bytes()
     # A byte of the last weight, or a space behind JSON and Jinja text.
     is_weights = name.endswith("safetensors")
     (copied / name).write_bytes(data[:-1] + b"\x11" if is_weights else data + b" ")
-    assert read_layout(copied).fingerprint() != before
+    assert FAMILY.fingerprint(copied) != before
 
 
 @pytest.mark.parametrize("with_weights", [True, False])

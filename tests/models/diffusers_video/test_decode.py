@@ -15,7 +15,7 @@ from hyimg_cli.errors import JobError, OutputError
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.diffusers_video.vaes import WanVae
-from hyimg_cli.models.latent_decode import frames
+from hyimg_cli.models.latent_video import frames
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import TileRule
 from hyimg_cli.spec.job import Size, VideoJob
@@ -83,7 +83,7 @@ def test_the_cards_rule_cuts_where_the_library_does(
 
     monkeypatch.setattr(vae.module.decoder, "forward", spy)
     with torch.no_grad():
-        list(model.decoder.decode(latents, vae.tiling))
+        list(model.decoder(latents, vae.tiling))
         theirs, given = given, []
         for top in range(0, latents.shape[-2], rule.stride):
             for left in range(0, latents.shape[-1], rule.stride):
@@ -103,7 +103,7 @@ def test_one_tile_over_everything_is_the_untiled_decode(
     with torch.no_grad():
         tile = model.vae.decode_tile(latents)
         by_hand = model.vae.finish(tile)
-        pieces = list(model.decoder.decode(latents, model.vae.tiling))
+        pieces = list(model.decoder(latents, model.vae.tiling))
         assert len(pieces) == (1 if name == "hunyuan" else latents.shape[2])
         assert torch.equal(by_hand, torch.cat(pieces, dim=2))
     pixels = model.vae.tiling.pixels
@@ -176,11 +176,10 @@ def test_a_transformer_that_left_the_device_comes_back(
 def test_a_replaced_decoder_is_asked(models: dict[str, DiffusersVideo]) -> None:
     model = models["hunyuan"]
 
-    class Halves:
-        def decode(self, latents_BCFYX: Tensor, tiling: TileRule | None) -> Iterator[Tensor]:
-            yield from torch.linspace(-1, 1, 2 * 3 * 4 * 4).reshape(1, 3, 2, 4, 4).split(1, dim=2)
+    def halves(latents_BCFYX: Tensor, tiling: TileRule | None) -> Iterator[Tensor]:
+        yield from torch.linspace(-1, 1, 2 * 3 * 4 * 4).reshape(1, 3, 2, 4, 4).split(1, dim=2)
 
-    before, model.decoder = model.decoder, Halves()
+    before, model.decoder = model.decoder, halves
     try:
         assert video(model, noise(model, Size(48, 80), 9)).shape == (2, 4, 4, 3)
     finally:

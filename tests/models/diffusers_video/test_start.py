@@ -15,6 +15,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from models.diffusers_video.stock import take_stock_forward
 from PIL import Image
 from processors import is_same
 from tiny_video import START_KINDS, write_start
@@ -47,7 +48,7 @@ def model_of(folder_of: FOLDERS) -> Callable[[str], DiffusersVideo]:
         choice = ModelChoice(
             str(folder_of(kind)), dtype="float32", device="cpu", vae_use_tiling=False
         )
-        return registry.load_video(choice, is_fast=False)
+        return take_stock_forward(registry.load_video(choice))
 
     return cache(loaded)
 
@@ -191,7 +192,7 @@ def test_pixels_are_the_pipelines_in_tiles_too(
 ) -> None:
     """Larger than a tile, so that the picture's encode is cut as the decode is."""
     choice = ModelChoice(str(folder_of(kind)), dtype="float32", device="cpu")
-    model = registry.load_video(choice, is_fast=False)
+    model = take_stock_forward(registry.load_video(choice))
     size = (
         Size(32, 272 if kind == "wan21" else 288)
         if kind != "hunyuan"

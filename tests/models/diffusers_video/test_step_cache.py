@@ -12,8 +12,6 @@ from models.diffusers_video.test_denoise import embedded, host_reads
 from safetensors.torch import load, save
 from torch import Tensor
 
-from hyimg_cli.diffusion.step_cache import VelocityCache
-from hyimg_cli.models.diffusers_video.branches import RunningBranches
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.latent_video import BranchInputs, VideoDenoiser
 from hyimg_cli.spec.job import Size, VideoJob
@@ -132,33 +130,37 @@ class Ranks:
         return [latents_BCFYX, 2 * latents_BCFYX]
 
 
+def begun_at(ranks: Ranks, model: DiffusersVideo, job: VideoJob) -> VideoDenoiser:
+    """A denoiser whose branches are elsewhere."""
+    before, model.branch_runner = model.branch_runner, lambda: ranks
+    try:
+        return embedded(model, job)
+    finally:
+        model.branch_runner = before
+
+
 def test_other_ranks_are_not_called_at_an_estimated_step(
     tiny: DiffusersVideo, job: VideoJob
 ) -> None:
     ranks = Ranks()
-    inputs = [BranchInputs(job, n, tiny.prompts.encode(job.prompt)) for n in range(2)]
-    velocities = VelocityCache(RULE, [0] * 12)
-    branches = RunningBranches(ranks, inputs, velocities)
+    denoiser = begun_at(ranks, tiny, job)
+    latents = denoiser.initial_latents()
     for step in range(12):
-        found = branches.at(step, torch.ones(1), torch.ones(1))
-        assert [one.tolist() for one in found] == [[1.0], [2.0]]
+        latents = denoiser.step(step, latents)
     assert ranks.asked == [0, 1, 4, 7, 10, 11]
     assert ranks.begun == 1
 
 
-def test_branches_are_begun_with_the_first_full_step_and_anew_out_of_turn(
-    tiny: DiffusersVideo, job: VideoJob
-) -> None:
+def test_branches_are_begun_with_the_first_full_step(tiny: DiffusersVideo, job: VideoJob) -> None:
+    """Also by another process, which goes on with an estimated one."""
     ranks, others = Ranks(), Ranks()
-    inputs = [BranchInputs(job, n, tiny.prompts.encode(job.prompt)) for n in range(2)]
-    velocities = VelocityCache(RULE, [0] * 12)
-    branches = RunningBranches(ranks, inputs, velocities)
+    first = begun_at(ranks, tiny, job)
+    latents = first.initial_latents()
     for step in range(5):
-        branches.at(step, torch.ones(1), torch.ones(1))
-    # Another process goes on, by an estimated step.
-    branches = RunningBranches(others, inputs, velocities)
+        latents = first.step(step, latents)
+    second = begun_at(others, tiny, job)
+    second.restore(5, first.state())
     for step in range(5, 8):
-        branches.at(step, torch.ones(1), torch.ones(1))
-    assert (others.begun, others.asked) == (1, [7])
-    branches.at(7, torch.ones(1), torch.ones(1))
-    assert (others.begun, others.asked) == (2, [7, 7])
+        latents = second.step(step, latents)
+        assert others.begun == (step == 7)
+    assert others.asked == [7]

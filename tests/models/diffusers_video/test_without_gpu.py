@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from models.diffusers_video.stock import take_stock_forward
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hyimg_cli.models import registry
-from hyimg_cli.models.diffusers_video.attention import MaskFreeAttention
 from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
@@ -42,32 +42,34 @@ class OnTheHost(TorchDispatchMode):
         return result
 
 
-def fake_network(component: Component) -> Any:
+def fake_network(model: DiffusersVideo, component: Component) -> Any:
     with GPU:
         network = component_class(component).from_config(component.config().values)
     for module in network.modules():  # some tables are made on the CPU and moved with the weights
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = buffer.to(GPU)
-        if isinstance(getattr(module, "processor", None), MaskFreeAttention.__base__):
-            module.set_processor(MaskFreeAttention())
+    model.prepare(network)
     return network.requires_grad_(False).eval()
 
 
-def prepared_schedule(model: DiffusersVideo, monkeypatch: pytest.MonkeyPatch) -> None:
+def prepared_schedule(
+    model: DiffusersVideo, job: VideoJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The family gets a schedule whose values were computed on the host, as they always are, and
     that only then moves to the device.
     """
     schedule = JobScheduler(
         model.layout.components["scheduler"],
-        steps=6,
-        flow_shift=3.0,
-        device=torch.device("cpu"),
+        job,
+        torch.device("cpu"),
         is_linear=model.card.family == "hunyuan_video15",
     )
 
-    def moved(_component: Component, **options: Any) -> JobScheduler:
-        schedule.move_to(options["device"])
+    def moved(
+        _component: Component, _job: VideoJob, device: torch.device, **_: Any
+    ) -> JobScheduler:
+        schedule.move_to(device)
         return schedule
 
     monkeypatch.setattr("hyimg_cli.models.diffusers_video.model.JobScheduler", moved)
@@ -86,22 +88,24 @@ def test_the_stock_forward_does(
     folders: dict[str, Path], job: VideoJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DataDependentOutputException):
-        on_fake_gpu(folders["hunyuan"], job, monkeypatch, is_fast=False)
+        on_fake_gpu(folders["hunyuan"], job, monkeypatch, is_stock=True)
 
 
 def on_fake_gpu(
-    folder: Path, job: VideoJob, monkeypatch: pytest.MonkeyPatch, **options: bool
+    folder: Path, job: VideoJob, monkeypatch: pytest.MonkeyPatch, *, is_stock: bool = False
 ) -> tuple[DiffusersVideo, OnTheHost]:
     """A loop of six steps, the operations of all but the first watched."""
-    model = registry.load_video(ModelChoice(str(folder), device="cpu"), **options)
+    model = registry.load_video(ModelChoice(str(folder), device="cpu"))
+    if is_stock:
+        take_stock_forward(model)
     job = replace(job, num_inference_steps=6, flow_shift=3.0)
     embeddings = {text: model.prompts.encode(text) for text in model.texts(job)}
-    prepared_schedule(model, monkeypatch)
+    prepared_schedule(model, job, monkeypatch)
     watch = OnTheHost()
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.place = LoadTarget(GPU, torch.float32)
         model.networks = [
-            fake_network(model.layout.components[name])
+            fake_network(model, model.layout.components[name])
             for name in ("transformer", "transformer_2")
             if name in model.layout.components
         ]

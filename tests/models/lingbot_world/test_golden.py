@@ -13,8 +13,7 @@ from hyimg_cli.journal.keys import source_digest
 from hyimg_cli.models.latent_video import PromptEmbedding
 from hyimg_cli.models.lingbot_world import poses
 from hyimg_cli.models.lingbot_world.model import LingBotWorld
-from hyimg_cli.models.lingbot_world.network import rope, rotated
-from hyimg_cli.models.lingbot_world.plucker import patches, plucker
+from hyimg_cli.models.lingbot_world.network import patches, plucker, rope, rotated
 from hyimg_cli.models.lingbot_world.schedule import levels
 from hyimg_cli.models.lingbot_world.weights import load_network, original_name
 from hyimg_cli.pipelines.video import prewarm
