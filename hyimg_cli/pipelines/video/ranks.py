@@ -12,7 +12,6 @@ tokens are shared, within rounding.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -32,9 +31,6 @@ from hyimg_cli.settings.run import ModelChoice, ParallelConfig
 from hyimg_cli.spec.card import TileRule
 from hyimg_cli.spec.events import DecodeReport, ParallelReport
 from hyimg_cli.tiling.decode import PatchParallelDecoder
-
-if TYPE_CHECKING:
-    import torch
 
 VAE, TRANSFORMER = "vae", "transformer"
 
@@ -69,11 +65,18 @@ class VideoRanks(ModelRanks):
         Raises MachineError where there are fewer GPUs than ranks, or rank 0 would be on another one
         than the first.
         """
-        _refuse_other_gpu(model.device, config.ranks)
+        device = model.device
+        if device.type == "cuda" and config.ranks > 1 and device.index not in (None, 0):
+            raise MachineError(
+                f"rank 0 would be on {device}; {config.ranks} ranks take the GPUs 0 to "
+                f"{config.ranks - 1}",
+                hint="leave out --device, and choose the GPUs by CUDA_VISIBLE_DEVICES",
+                code="machine.ranks",
+            )
         self._model, self._choice, self._config = model, choice, config
         self._branches: ParallelBranches | None = None
         self._decoder: SpreadDecoder | None = None
-        kind: DeviceKind = "cuda" if model.device.type == "cuda" else "cpu"
+        kind: DeviceKind = "cuda" if device.type == "cuda" else "cpu"
         super().__init__(RankPool(config.ranks, device=kind))
 
     def load(self, *, with_branches: bool = True) -> None:
@@ -182,12 +185,3 @@ def _rounded(report: DecodeReport | None) -> DecodeReport | None:
     ranks = tuple(replace(one, busy_s=round(one.busy_s, 6)) for one in report.ranks)
     seconds = {name: round(getattr(report, name), 6) for name in ("gather_s", "merge_s", "total_s")}
     return DecodeReport(ranks, **seconds)
-
-
-def _refuse_other_gpu(device: "torch.device", ranks: int) -> None:
-    if device.type == "cuda" and ranks > 1 and device.index not in (None, 0):
-        raise MachineError(
-            f"rank 0 would be on {device}; {ranks} ranks take the GPUs 0 to {ranks - 1}",
-            hint="leave out --device, and choose the GPUs by CUDA_VISIBLE_DEVICES",
-            code="machine.ranks",
-        )
