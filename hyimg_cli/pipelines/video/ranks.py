@@ -65,11 +65,10 @@ class VideoRanks(ModelRanks):
         Raises MachineError where there are fewer GPUs than ranks, or rank 0 would be on another one
         than the first.
         """
-        device = model.device
-        if device.type == "cuda" and config.ranks > 1 and device.index not in (None, 0):
+        device, last = model.device, config.ranks - 1
+        if device.type == "cuda" and last > 0 and device.index not in (None, 0):
             raise MachineError(
-                f"rank 0 would be on {device}; {config.ranks} ranks take the GPUs 0 to "
-                f"{config.ranks - 1}",
+                f"rank 0 would be on {device}; {config.ranks} ranks take the GPUs 0 to {last}",
                 hint="leave out --device, and choose the GPUs by CUDA_VISIBLE_DEVICES",
                 code="machine.ranks",
             )
