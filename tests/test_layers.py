@@ -69,7 +69,6 @@ WITHOUT_TORCH = (
     "settings",
     "manifest",
     "finishing",
-    "journal.differences",
     "journal.disk",
     "journal.job_pictures",
     "journal.bucket",

@@ -14,9 +14,8 @@ from typing import Any
 from hyimg_cli.engine.failures import FailureLimit, failed_job, failed_line
 from hyimg_cli.engine.sources import SourcesSeen
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
-from hyimg_cli.journal.differences import differing
 from hyimg_cli.journal.journal import Resumption, RunFolder, resume
-from hyimg_cli.journal.keys import finishing_key, job_keys
+from hyimg_cli.journal.keys import finishing_key, job_keys, name_differences
 from hyimg_cli.manifest import planner
 from hyimg_cli.manifest.file_names import name_files
 from hyimg_cli.manifest.line import fault
@@ -272,7 +271,7 @@ def sift(
         retry_failed=policy.retry_failed,
         force=policy.force,
         with_frames=config.output.frames != "none",
-        differing=differing(folder.place, config),
+        name_differences=name_differences(folder.place, config),
     )
 
 

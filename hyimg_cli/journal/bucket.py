@@ -33,7 +33,14 @@ from hyimg_cli.errors import MachineError, OutputFolderError, StorageError
 from hyimg_cli.files import json_of, opened
 from hyimg_cli.journal.disk import disk_errors, is_process
 from hyimg_cli.journal.job_files import OUTPUTS, files_of_result
-from hyimg_cli.journal.journal import RESOLVED, RunFolder, json_line, outcome_to_json, outcomes_in
+from hyimg_cli.journal.journal import (
+    RESOLVED,
+    Journal,
+    RunFolder,
+    json_line,
+    outcome_to_json,
+    outcomes_in,
+)
 from hyimg_cli.remote import as_os_errors, locate
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
@@ -64,14 +71,10 @@ class PartJournal:
         self._system, self._folder, self._run = system, f"{root}/{parts}", run
         _, single = parts_in(system, self._folder)
         self._next = max(single, default=-1) + 1
-        self._open()
-
-    def _open(self) -> None:
-        """Creates this run's first part, and tries to once more, which must fail."""
         name, data = self._name(self._next), self._signed(b"")
-        self._create(b"")
-        try:
-            self._system.pipe_file(name, data, mode="create")
+        self.append([])
+        try:  # once more, which must fail
+            system.pipe_file(name, data, mode="create")
         except FileExistsError:
             return
         except (TypeError, NotImplementedError):
@@ -85,12 +88,17 @@ class PartJournal:
 
     def append(self, lines: Sequence[bytes]) -> None:
         """Adds lines in one part. Raises StorageError where another run has taken over."""
-        self._create(b"".join(lines))
-
-    def _create(self, data: bytes) -> None:
-        name, part = self._name(self._next), self._signed(data)
+        name, part = self._name(self._next), self._signed(b"".join(lines))
         try:
-            self._put_new(name, part)
+            for pause_s in (*_CONFLICT_PAUSES_S, None):
+                try:
+                    self._system.pipe_file(name, part, mode="create")
+                    break
+                except OSError as error:
+                    # Two requests met, one of which may be our own, sent again.
+                    if pause_s is None or _CONFLICT not in str(error.__cause__):
+                        raise
+                    time.sleep(pause_s)
         except FileExistsError:
             # The answer to our own request may have been lost, and the request sent again.
             if self._system.cat_file(name) != part:
@@ -102,17 +110,11 @@ class PartJournal:
                 ) from None
         self._next += 1
 
-    def _put_new(self, name: str, part: bytes) -> None:
-        """Raises FileExistsError where the name is taken."""
-        for pause_s in (*_CONFLICT_PAUSES_S, None):
-            try:
-                self._system.pipe_file(name, part, mode="create")
-                return
-            except OSError as error:
-                # Two requests met, one of which may be our own, sent again.
-                if pause_s is None or _CONFLICT not in str(error.__cause__):
-                    raise
-                time.sleep(pause_s)
+    def confirm(self) -> None:
+        """Nothing: nobody but the next run can write behind the last part."""
+
+    def close(self) -> None:
+        """Nothing: each part is whole."""
 
     def _name(self, number: int) -> str:
         return f"{self._folder}/{number:08}.jsonl"
@@ -126,13 +128,9 @@ def parts_in(system: Any, folder: str) -> tuple[int, list[int]]:
     """The last number that parts were joined up to, or -1, and the numbers of single parts, in
     order.
     """
-    try:
-        names = system.ls(folder, detail=False, refresh=True)
-    except FileNotFoundError:
-        return -1, []
-    found = list(filter(None, (_PART.fullmatch(name.rpartition("/")[2]) for name in names)))
+    found = _names(system, folder, _PART)
     joined = max((int(match[1]) for match in found if match[2]), default=-1)
-    return joined, sorted(int(match[1]) for match in found if not match[2])
+    return joined, [int(match[1]) for match in found if not match[2]]
 
 
 class BucketFolder(RunFolder):
@@ -149,14 +147,13 @@ class BucketFolder(RunFolder):
         self._ended = threading.Event()
         self._renewing = threading.Thread(target=self._renew_always, daemon=True)
         self._sizes: dict[str, int] | None = None
-        self._part_journal: PartJournal | None = None
 
     def __enter__(self) -> Self:
         with self._errors() as (system, root):
             self._refuse_held(system, root)
             self._clear()
             (self.folder / OUTPUTS).mkdir(parents=True, exist_ok=True)
-            self._part_journal = PartJournal(system, root, self._run, self._parts)
+            self._journal = PartJournal(system, root, self._run, self._parts)
             self._join_parts(system, root)
             self._count_attempts()
             self._renew(system, root)
@@ -180,7 +177,7 @@ class BucketFolder(RunFolder):
         self._ended.set()
         # On its way it would put the lease back behind us.
         self._renewing.join(_PARTING_S)
-        self._part_journal = None
+        self._journal = None
         shutil.rmtree(self.folder, ignore_errors=True)
         if self._renewing.is_alive():
             return  # the store does not answer
@@ -190,7 +187,7 @@ class BucketFolder(RunFolder):
 
     def outcomes(self) -> Iterator[Iterator[dict[str, Any]]]:
         with self._errors() as (system, root):
-            names = _names(system, root, _JOURNAL)
+            names = [match[0] for match in _names(system, root, _JOURNAL)]
             journals = {name: _joined(system, f"{root}/{name}") for name in names}
         for name, data in journals.items():
             yield outcomes_in(data, self.place / name)
@@ -198,14 +195,11 @@ class BucketFolder(RunFolder):
     def write_results(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Adds outcomes to the journal, all in one part: the last one of a job counts."""
         with self._errors():
-            self._append(list(map(json_line, entries)))
+            self._held_journal().append(list(map(json_line, entries)))
 
-    def confirm(self) -> None:
-        """Nothing: nobody but the next run can write behind the last part."""
-
-    def _append(self, lines: Sequence[bytes]) -> None:
-        assert self._part_journal is not None, "the journal is written without its first part"
-        self._part_journal.append(lines)
+    def _held_journal(self) -> Journal:
+        assert self._journal is not None, "the journal is written without its first part"
+        return self._journal
 
     def bring(self, name: str, source: Path) -> None:
         with self._errors() as (system, root), opened(source) as file:
@@ -295,11 +289,14 @@ class BucketFolder(RunFolder):
         its own, or one of a run that is not a shard of the same count.
         """
         of_count, held = f"-{self.shard.rpartition('-')[2]}.json", {}
-        for name in _names(system, root, _LEASE):
-            is_beside = self.shard and name.endswith(of_count) and name != self._lease
-            lease = {} if is_beside else _read_lease(system, f"{root}/{name}")
-            if lease and not _is_dead(lease) and time.time() - lease.get("time", 0) <= 4 * STALE_S:
-                held[name] = lease
+        for match in _names(system, root, _LEASE):
+            if self.shard and match[0].endswith(of_count) and match[0] != self._lease:
+                continue
+            lease = _read_lease(system, f"{root}/{match[0]}")
+            process, is_ours = lease.get("process"), lease.get("host") == socket.gethostname()
+            is_dead = is_ours and isinstance(process, int) and not is_process(process)
+            if lease and not is_dead and time.time() - lease.get("time", 0) <= 4 * STALE_S:
+                held[match[0]] = lease
         until = time.monotonic() + STALE_S
         while held and time.monotonic() < until:
             time.sleep(min(1.0, RENEWED_S / 2))
@@ -328,14 +325,14 @@ class BucketFolder(RunFolder):
                     self._renew(system, root)
 
 
-def _names(system: Any, root: str, pattern: re.Pattern[str]) -> list[str]:
-    """The names of this kind in a run's folder; a whole run's first."""
+def _names(system: Any, folder: str, pattern: re.Pattern[str]) -> list[re.Match[str]]:
+    """The names of this kind in a folder of the store, in order; a whole run's first."""
     try:
-        paths = system.ls(root, detail=False, refresh=True)
+        paths = system.ls(folder, detail=False, refresh=True)
     except FileNotFoundError:
         return []
-    names = {path.rstrip("/").rpartition("/")[2] for path in paths}
-    return sorted(name for name in names if pattern.fullmatch(name))
+    names = sorted({path.rstrip("/").rpartition("/")[2] for path in paths})
+    return list(filter(None, map(pattern.fullmatch, names)))
 
 
 def _read_lease(system: Any, name: str) -> dict[str, Any]:
@@ -344,16 +341,6 @@ def _read_lease(system: Any, name: str) -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _is_dead(lease: Mapping[str, Any]) -> bool:
-    """True for a process of this machine that is gone."""
-    process = lease.get("process")
-    return (
-        lease.get("host") == socket.gethostname()
-        and isinstance(process, int)
-        and not is_process(process)
-    )
 
 
 def _joined(system: Any, folder: str) -> bytes:

@@ -1,8 +1,7 @@
 """The files of jobs in an output folder: what they are called, and whose a name was before."""
 
 import os
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -33,33 +32,12 @@ def files_of_edit(entry: Mapping[str, Any]) -> list[str]:
 
 def files_of_result(entry: Mapping[str, Any]) -> list[str]:
     """Every file of a job, by its line: of a failed one the redraw that is kept."""
-    return [*(file for one in _outputs(entry) for file in files_of(one)), *files_of_edit(entry)]
-
-
-def names_in(results: _Results) -> dict[str, str]:
-    """What the file of each result is called, by custom_id: its path below `outputs`."""
-    return {
-        custom_id: str(PurePosixPath(output["path"]).relative_to(OUTPUTS).with_suffix(""))
-        for custom_id, entry in results.items()
-        for output in _outputs(entry)
-    }
-
-
-def former_files(jobs: Iterable[Job], results: _Results) -> dict[str, list[str]]:
-    """By job the files of its earlier result, without those that another result names, too."""
-    owners = Counter(file for entry in results.values() for file in files_of_result(entry))
-    return {
-        job.custom_id: [
-            file for file in files_of_result(results[job.custom_id]) if owners[file] == 1
-        ]
-        for job in jobs
-        if job.custom_id in results
-    }
+    return [*(file for one in outputs_of(entry) for file in files_of(one)), *files_of_edit(entry)]
 
 
 def is_renamed(job: Job, entry: Mapping[str, Any]) -> bool:
     """True where a done job's file is called otherwise by now, but for its format."""
-    paths = (PurePosixPath(output["path"]) for output in _outputs(entry))
+    paths = (PurePosixPath(output["path"]) for output in outputs_of(entry))
     name = f"{OUTPUTS}/{name_of(job)}"
     return any(str(path).removesuffix(path.suffix) != name for path in paths)
 
@@ -72,7 +50,7 @@ def refuse_files_of_others(jobs: Sequence[Job], results: _Results, own: Collecti
         output["path"]: name
         for name, entry in results.items()
         if name not in own
-        for output in _outputs(entry)
+        for output in outputs_of(entry)
     }
     if not others:
         return
@@ -105,7 +83,7 @@ def refuse_sources(folder: Path, jobs: Sequence[Job], to_run: Sequence[Job]) -> 
             )
 
 
-def _outputs(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def outputs_of(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The outputs of a result that name a file below `outputs`; a line may hold anything."""
     found = entry.get("outputs") or []
     return [one for one in found if isinstance(one, Mapping) and _is_below(one.get("path"))]

@@ -109,7 +109,15 @@ def finish(
     pixels = result.pixels if is_whole else source.with_edit(result.pixels, matte)
     if pixels.ndim == 2 and job.encoding.format == "webp":
         pixels = result.pixels  # it has no grey
-    text = _text_of_result(folder, job, edit, pixels) if config.metadata else None
+    text = None
+    if config.metadata:
+        # That of the redraw, rewritten, where any of the result was drawn.
+        text = images.text_of(folder.folder / edit["plain"])
+        if edit["kind"] == "none" or not text.record:
+            text = PictureText("", "", "")
+        else:
+            size, sha256 = Size(*pixels.shape[:2]), images.pixel_digest(pixels)
+            text = rewrite_metadata(text, public_line(job), mask_print(job), size, sha256)
     data = source.encode(pixels, job.encoding, text)
     differing = None if is_whole else source.count_differing(data, matte)
     if differing:
@@ -163,19 +171,12 @@ def _text(job: ImageJob, pixels: images.Pixels, facts: PictureFacts | None) -> P
     return picture_text(job, public_line(job), facts, size, sha256)
 
 
-def _text_of_result(folder: JobFolder, job: ImageJob, edit: Record, pixels: Bytes) -> PictureText:
-    """Metadata of an edit's result: those of the redraw, rewritten, where any of it was drawn."""
-    text = images.text_of(folder.folder / edit["plain"])
-    if edit["kind"] == "none" or not text.record:
-        return PictureText("", "", "")
-    size, sha256 = Size(*pixels.shape[:2]), images.pixel_digest(pixels)
-    return rewrite_metadata(text, public_line(job), mask_print(job), size, sha256)
-
-
 def edit_report(found: "Edit") -> Record:
     """The line's `edit`, as far as a redraw tells it."""
     measures, motion = found.measures, found.seen
-    drawn = found.mask.shape
+    # How far the middle of the picture moved, in pixels that were drawn.
+    moved = zip(motion.zoom, motion.shift, found.mask.shape, strict=True)
+    shift_px = hypot(*((zoom - 1) * side / 2 + shift for zoom, shift, side in moved))
     return {
         "kind": found.kind,
         "reasons": list(found.reasons),
@@ -186,7 +187,7 @@ def edit_report(found: "Edit") -> Record:
         "drift": round(measures.drift, 2),
         "moved": {
             "zoom": max((round(zoom - 1, 5) for zoom in motion.zoom), key=lambda by: abs(by)),
-            "shift_px": round(_shift(motion.zoom, motion.shift, drawn), 2),
+            "shift_px": round(shift_px, 2),
             "sure": motion.is_sure,
         },
         "scale": round(found.placement.pixels_per_drawn, 2),
@@ -207,11 +208,6 @@ def list_breaches(edit: Mapping[str, Any], outside: KeepOutside) -> list[str]:
         for name, (what, value) in values.items()
         if (limit := getattr(outside, name)) is not None and value is not None and value > limit
     ]
-
-
-def _shift(zoom: tuple[float, float], shift: tuple[float, float], shape: tuple[int, ...]) -> float:
-    """How far the middle of the picture moved, in pixels that were drawn."""
-    return hypot(*((z - 1) * n / 2 + s for z, s, n in zip(zoom, shift, shape, strict=True)))
 
 
 def _box(matte: Bytes) -> list[int] | None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from hyimg_cli.addresses import shown_place
 from hyimg_cli.errors import JobError, OutputFolderError, StorageError
@@ -35,18 +35,11 @@ from hyimg_cli.files import (
     replacing,
     sync,
 )
-from hyimg_cli.journal.disk import (
-    disk_errors,
-    in_use,
-    is_locked,
-    make_folders,
-    take_lock,
-)
+from hyimg_cli.journal.disk import disk_errors, in_use, is_locked, make_folders, take_lock
 from hyimg_cli.journal.job_files import (
     OUTPUTS,
     files_of,
     files_of_result,
-    former_files,
     is_renamed,
     refuse_files_of_others,
     refuse_sources,
@@ -85,6 +78,16 @@ class FinishedJob:
 
     outcome: Outcome
     folder: Path
+
+
+class Journal(Protocol):
+    """A file, or an object store's parts, that lines are added to; what each raises is there."""
+
+    def append(self, lines: Sequence[bytes]) -> None: ...
+
+    def confirm(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class JobFolder(ABC):
@@ -189,11 +192,6 @@ class JobFolder(ABC):
         """
 
 
-def shard_suffix(shard: tuple[int, int] | None) -> str:
-    """What the names of a shard's own files have more: `-2-of-8`; nothing for a whole run."""
-    return f"-{shard[0]}-of-{shard[1]}" if shard else ""
-
-
 class RunFolder(JobFolder):
     """An output folder. Reading needs no lock; writing needs `with`, which takes it.
 
@@ -202,9 +200,10 @@ class RunFolder(JobFolder):
 
     def __init__(self, folder: Path, shard: tuple[int, int] | None = None) -> None:
         super().__init__(folder)
-        self.place, self.shard = folder, shard_suffix(shard)
+        # What the names of a shard's own files have more; nothing for a whole run.
+        self.place, self.shard = folder, f"-{shard[0]}-of-{shard[1]}" if shard else ""
         self._lock: int | None = None
-        self._journal: JournalFile | None = None
+        self._journal: Journal | None = None
         self._former: dict[str, list[str]] = {}
 
     def __enter__(self) -> Self:
@@ -286,19 +285,6 @@ class RunFolder(JobFolder):
             journal.close()
         if lock is not None:
             os.close(lock)
-
-    def _confirm_lock(self) -> None:
-        """Raises StorageError where somebody removed the lock and another run came in."""
-        assert self._lock is not None, "the folder is written without its lock"
-        holder = _bytes_if_any(self.folder / f"{LOCK}{self.shard}")
-        if holder and holder != os.pread(self._lock, 200, 0):
-            raise StorageError(
-                f"another run is writing to this folder: {holder.decode(errors='replace')}; the "
-                "lock of this one was removed",
-                where=self.folder,
-                hint="wait for it, then run the same command again: it resumes",
-                code="storage.in-use",
-            )
 
     def write_run(self, info: Mapping[str, Any]) -> None:
         """Replaces run.json."""
@@ -387,8 +373,23 @@ class RunFolder(JobFolder):
         self._record([outcome])
 
     def store(self, finished: Sequence[FinishedJob]) -> None:
+        places: set[Path] = set()
         with disk_errors(self.folder):
-            for place in {place for one in finished for place in self._take_over(one)}:
+            for one in finished:
+                entry = outcome_to_json(one.outcome)
+                beside = {name for output in entry["outputs"] for name in files_of(output)[1:]}
+                # Backwards: who sees a film sees what stands beside it.
+                for name in reversed(files_of_result(entry)):
+                    made, path = one.folder / name, self.inside(name)
+                    if made.exists():
+                        self._make_place(path.parent)
+                        if made.is_dir():
+                            remove(path)
+                        os.replace(made, path)
+                        places.add(path.parent)
+                    elif name in beside:
+                        remove(path)  # an earlier film's would tell of another job
+            for place in places:
                 sync(place)
         self._record([one.outcome for one in finished])
         if (self.folder / LATENTS).is_dir():
@@ -396,27 +397,12 @@ class RunFolder(JobFolder):
                 one.outcome.custom_id for one in finished if one.outcome.status == "done"
             )
 
-    def _take_over(self, finished: FinishedJob) -> Iterator[Path]:
-        """Moves a job's files here; the folders that they come into."""
-        entry = outcome_to_json(finished.outcome)
-        beside = {name for output in entry["outputs"] for name in files_of(output)[1:]}
-        for name in reversed(files_of_result(entry)):  # who sees a film sees what stands beside it
-            made, path = finished.folder / name, self.inside(name)
-            if made.exists():
-                self._make_place(path.parent)
-                if made.is_dir():
-                    remove(path)
-                os.replace(made, path)
-                yield path.parent
-            elif name in beside:
-                remove(path)  # an earlier film's would tell of another job
-
     def _record(self, outcomes: Sequence[Outcome]) -> None:
         entries = [outcome_to_json(one) for one in outcomes]
         lines = [json_line(entry) for entry in entries]
         with disk_errors(self.folder):
             self._publish([one for one in outcomes if one.status == "done" or one.edit])
-            self._append(lines)
+            self._held_journal().append(lines)
             for outcome, entry in zip(outcomes, entries, strict=True):
                 self.attempts[outcome.custom_id] = outcome.attempt
                 if outcome.status != "done":
@@ -441,12 +427,19 @@ class RunFolder(JobFolder):
         with disk_errors(self.folder):
             self._held_journal().confirm()
 
-    def _append(self, lines: Sequence[bytes]) -> None:
-        self._held_journal().append(lines)
-
-    def _held_journal(self) -> JournalFile:
+    def _held_journal(self) -> Journal:
+        """The journal. Raises StorageError where somebody removed the lock and another run came."""
         assert self._journal is not None, "the journal is written without the folder's lock"
-        self._confirm_lock()
+        assert self._lock is not None, "the folder is written without its lock"
+        holder = _bytes_if_any(self.folder / f"{LOCK}{self.shard}")
+        if holder and holder != os.pread(self._lock, 200, 0):
+            raise StorageError(
+                f"another run is writing to this folder: {holder.decode(errors='replace')}; the "
+                "lock of this one was removed",
+                where=self.folder,
+                hint="wait for it, then run the same command again: it resumes",
+                code="storage.in-use",
+            )
         return self._journal
 
 
@@ -527,7 +520,8 @@ class Resumption:
     """Jobs still to do, jobs that are there already, and failed ones that are left alone.
 
     `to_finish`: jobs whose redraw is there, to be put back on its source in another way. `former`:
-    by job, files of results that are to be replaced. `results`: the last outcomes before.
+    by job, files of results that are to be replaced, without those that another result names, too.
+    `results`: the last outcomes before.
     """
 
     to_run: list[Job]
@@ -548,7 +542,7 @@ def resume(
     retry_failed: bool = False,
     force: bool = False,
     with_frames: bool = False,
-    differing: Callable[[Job], Iterable[str]] | None = None,
+    name_differences: Callable[[Job], Iterable[str]] | None = None,
     finishing: Mapping[str, str] = MappingProxyType({}),
 ) -> Resumption:
     """Sorts `jobs` by the `results` in `folder`; `keys` has the `job_key` of each custom_id with a
@@ -558,11 +552,16 @@ def resume(
     Raises OutputFolderError, unless `force`, where a picture would be replaced by one of another
     key or name, and, with `resume` off, where the folder holds results at all; in any case where a
     file of another job would be. A job that failed under another key is a new job: it runs.
-    `differing`: in what a job and the recorded one differ. `finishing`: the `finishing_key` of each
-    such id; where that alone differs, or its file is gone, and the redraw is there, that is enough.
+    `name_differences`: of a job and the recorded one. `finishing`: the `finishing_key` of each such
+    id; where that alone differs, or its file is gone, and the redraw is there, that is enough.
     """
     if not resume and results and not force:
-        raise _occupied(folder, len(results))
+        raise OutputFolderError(
+            f"the folder holds {counted(len(results), 'result')} already",
+            where=folder.place,
+            hint="choose another folder, leave out --no-resume, or run all again with --force",
+            code="output.not-empty",
+        )
     resumption = Resumption([], [], [])
     others: list[Job] = []
     for job in jobs:
@@ -588,45 +587,37 @@ def resume(
         counts: Counter[str] = Counter()
         for job in others:
             entry = results[job.custom_id]
-            if differing and entry.get("key") != keys.get(job.custom_id):
-                counts.update(differing(job))
+            if name_differences and entry.get("key") != keys.get(job.custom_id):
+                counts.update(name_differences(job))
             counts["name"] += is_renamed(job, entry)
-        raise _other_jobs(folder, others, counts, len(jobs), len(resumption.done))
+        # On the fields that differ, in how many jobs, and on what `--force` would do.
+        named = ", ".join(f"{name}: {count}" for name, count in counts.most_common() if count)
+        rest, done = len(jobs) - len(others), len(resumption.done)
+        kept = f" and keeps the {'other' if done == rest else 'done'} {done}" if done else ""
+        hint = (
+            f"--force makes {'it' if len(others) == 1 else 'those'} again{kept}; -o names another "
+            "folder; run.json has the old flags"
+        )
+        if NOT_FOUND in counts:
+            hint = "put the source images back, or name another folder with -o"
+        raise OutputFolderError(
+            f"{len(others)} of {counted(len(jobs), 'job')} differ{'s' * (len(jobs) == 1)}"
+            f"{f' ({named})' if named else ''} from what is done in this folder, "
+            f'"{others[0].custom_id}" first',
+            where=folder.place,
+            hint=hint,
+            code="output.other-job",
+        )
     if results:
         refuse_files_of_others(resumption.to_run, results, {job.custom_id for job in jobs})
     refuse_sources(folder.folder, jobs, resumption.to_run)
-    former = former_files(resumption.to_run, results)
+    owners = Counter(file for entry in results.values() for file in files_of_result(entry))
+    former = {
+        job.custom_id: [one for one in files_of_result(results[job.custom_id]) if owners[one] == 1]
+        for job in resumption.to_run
+        if job.custom_id in results
+    }
     return replace(resumption, former=former, results=results)
-
-
-def _occupied(folder: RunFolder, count: int) -> OutputFolderError:
-    return OutputFolderError(
-        f"the folder holds {counted(count, 'result')} already",
-        where=folder.place,
-        hint="choose another folder, leave out --no-resume, or run all again with --force",
-        code="output.not-empty",
-    )
-
-
-def _other_jobs(
-    folder: RunFolder, others: Sequence[Job], counts: Counter[str], total: int, done: int
-) -> OutputFolderError:
-    """Sentence on the fields that differ, in how many jobs, and on what `--force` would do."""
-    named = ", ".join(f"{name}: {count}" for name, count in counts.most_common() if count)
-    differ = "differs" if total == 1 else "differ"
-    rest = total - len(others)
-    kept = f" and keeps the {'other' if done == rest else 'done'} {done}" if done else ""
-    those = "it" if len(others) == 1 else "those"
-    hint = f"--force makes {those} again{kept}; -o names another folder; run.json has the old flags"
-    if NOT_FOUND in counts:
-        hint = "put the source images back, or name another folder with -o"
-    return OutputFolderError(
-        f"{len(others)} of {counted(total, 'job')} {differ}{f' ({named})' if named else ''} from "
-        f'what is done in this folder, "{others[0].custom_id}" first',
-        where=folder.place,
-        hint=hint,
-        code="output.other-job",
-    )
 
 
 def _is_to_finish(

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,16 @@ class JournalFile:
     def __init__(self, path: Path) -> None:
         """Opens the file, or makes it; half a line at its end is taken off. Raises OSError."""
         self._path = path
-        self._file = _open_journal(path)
+        self._file = descriptor_of(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        try:
+            whole = whole_lines(bytes_of(path, JOURNAL_BYTES))
+            os.ftruncate(self._file, len(whole))
+            if whole and not whole.endswith(b"\n"):
+                write_all(self._file, b"\n")
+            sync(path.parent)
+        except BaseException:
+            self.close()
+            raise
         self._end = os.fstat(self._file).st_size
         # What an earlier run wrote last is looked at as what this one did.
         length = min(self._end, _TAIL_BYTES)
@@ -62,8 +72,15 @@ class JournalFile:
         """Raises JournalError where the file is no longer as this run left it, OSError where its
         folder is gone.
         """
-        if self._stands():
-            return
+        with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError, UnfitFile):
+            found = descriptor_of(self._path, os.O_RDONLY)
+            try:
+                # The file of this name must end with the last line, where that was put.
+                last = os.pread(found, len(self._last), self._end - len(self._last))
+                if os.fstat(found).st_size == self._end and last == self._last:
+                    return
+            finally:
+                os.close(found)
         os.stat(self._path.parent)
         is_there = os.path.lexists(self._path)
         happened = "changed or replaced by another program" if is_there else "removed"
@@ -73,19 +90,6 @@ class JournalFile:
             hint="put it back if you can, then run the same command again: it resumes, and makes "
             "again what has no line",
         )
-
-    def _stands(self) -> bool:
-        """True if the file of this name ends with the last line, where that was put."""
-        try:
-            found = descriptor_of(self._path, os.O_RDONLY)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, UnfitFile):
-            return False
-        try:
-            if os.fstat(found).st_size != self._end:
-                return False
-            return os.pread(found, len(self._last), self._end - len(self._last)) == self._last
-        finally:
-            os.close(found)
 
 
 def entry_of(line: bytes) -> dict[str, Any] | None:
@@ -101,19 +105,3 @@ def whole_lines(data: bytes) -> bytes:
     """`data` without a last line that was cut off; a whole last line may lack its newline."""
     end = data.rfind(b"\n") + 1
     return data if entry_of(data[end:]) is not None else data[:end]
-
-
-def _open_journal(path: Path) -> int:
-    """The journal opened for appending, ending in a whole line."""
-    journal = descriptor_of(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-    try:
-        data = bytes_of(path, JOURNAL_BYTES)
-        whole = whole_lines(data)
-        os.ftruncate(journal, len(whole))
-        if whole and not whole.endswith(b"\n"):
-            write_all(journal, b"\n")
-        sync(path.parent)
-    except BaseException:
-        os.close(journal)
-        raise
-    return journal

@@ -1,4 +1,6 @@
-"""The key of each job in a run: what must be equal for an earlier result to count as this one."""
+"""The key of each job in a run: what must be equal for an earlier result to count as this one, and
+in what it differs where it is not.
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -10,19 +12,23 @@ from typing import Any
 
 from hyimg_cli import __version__
 from hyimg_cli.errors import MachineError
-from hyimg_cli.journal.journal import job_key
-from hyimg_cli.journal.provenance import versions
+from hyimg_cli.journal.journal import NOT_FOUND, job_key, shaping_fields
+from hyimg_cli.journal.past_run import object_in, read_run_info, readable_jobs
+from hyimg_cli.journal.provenance import portable, versions
+from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.media.images import MAX_SOURCE_BYTES
 from hyimg_cli.media.metadata import Provenance
 from hyimg_cli.models import lora_files, registry
-from hyimg_cli.settings.config import in_key
-from hyimg_cli.settings.run import MachineInfo, ModelChoice, OutputConfig, RunConfig
+from hyimg_cli.settings.config import in_config, in_key
+from hyimg_cli.settings.run import InKey, MachineInfo, ModelChoice, OutputConfig, RunConfig
+from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.options import FINISHING
 from hyimg_cli.spec.plan import Plan
 
 UNREADABLE = "unreadable"
+UNKNOWN = "what this folder does not say"
 # The word of clips that are denoised together: of models that can.
 CLIPS = "clips"
 _DEVICES = Path("/dev")
@@ -118,8 +124,13 @@ def precision(choice: ModelChoice) -> tuple[str, str]:
 
 
 def here() -> MachineInfo:
-    """This machine, as far as keys depend on it."""
-    return MachineInfo(_has_gpu(), _has_triton())
+    """This machine, as far as keys depend on it: a GPU is there if the driver shows one, and
+    CUDA_VISIBLE_DEVICES does not hide them all.
+    """
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    is_shown = first not in ("", "-1") and _DEVICES.exists()
+    has_gpu = is_shown and _has_gpu_files(_DEVICES, _DEVICES.stat().st_mtime_ns)
+    return MachineInfo(has_gpu, _has_triton())
 
 
 def replica_facts(config: RunConfig, plan: Plan) -> dict[str, object]:
@@ -195,14 +206,6 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def _has_gpu() -> bool:
-    """True if the driver shows a GPU, and CUDA_VISIBLE_DEVICES does not hide them all."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    if first in ("", "-1") or not _DEVICES.exists():
-        return False
-    return _has_gpu_files(_DEVICES, _DEVICES.stat().st_mtime_ns)
-
-
 @cache
 def _has_gpu_files(devices: Path, changed_ns: int) -> bool:
     """Looked at once, until something comes or goes: it is asked for each job, several times."""
@@ -236,3 +239,34 @@ def source_key(image_digest: str, model_print: str, *, device: str, dtype: str) 
         "versions": versions(),
     }
     return digest.of_json(facts)
+
+
+def name_differences(folder: Path, config: RunConfig) -> Callable[[Job], list[str]]:
+    """Names in what a job differs from the recorded one of its id: fields, `model`, settings,
+    `source image`, or that one is not found; where nothing is recorded, `UNKNOWN`.
+
+    The result's key tells that it does; `manifest.resolved.jsonl` and `run.json` tell in what, as
+    far as they are of that result's run.
+    """
+    lines, run_info = cache(lambda: readable_jobs(folder)), cache(lambda: read_run_info(folder))
+    fingerprint = cache(lambda model: registry.fingerprint(model, config.model.revision))
+
+    def names_of(job: Job) -> list[str]:
+        if any(source_digest(one) == UNREADABLE and not os.path.exists(one) for one in job.images):
+            return [NOT_FOUND]
+        before, info = lines().get(job.custom_id, {}), run_info()
+        old, new = shaping_fields(before), shaping_fields(job_to_json(job))
+        names = [name for name in old.keys() | new.keys() if old and old.get(name) != new.get(name)]
+        models, flags = object_in(info, "models"), object_in(info, "flags")
+        if models and fingerprint(job.model) not in models.values():
+            names.append("model")
+        for name, row in SETTINGS.items():
+            flag = object_in(flags, name)
+            if isinstance(row.pixels, InKey) and flag:
+                is_same = flag.get("value") == portable(in_config(name, config))
+                names += [] if is_same else [name]
+        if not names and job.images:
+            names.append("source image")
+        return sorted(names) or [UNKNOWN]
+
+    return names_of

@@ -3,13 +3,13 @@
 Any part may be missing, damaged, or of another run: who asks checks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hyimg_cli.files import JOURNAL_BYTES, SETTINGS_BYTES, json_of, opened, text_of
-from hyimg_cli.journal.job_files import names_in
+from hyimg_cli.journal.job_files import OUTPUTS, outputs_of
 from hyimg_cli.journal.journal import RESOLVED, RUN, RunFolder
 from hyimg_cli.settings.file_names import fault_of, fill_template, read_template
 from hyimg_cli.settings.values import BadValue, shown
@@ -25,6 +25,12 @@ def read_run_info(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return info if isinstance(info, dict) else {}
+
+
+def object_in(info: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A part of run.json, which anybody may have written; empty where it is no object."""
+    part = info.get(name)
+    return part if isinstance(part, dict) else {}
 
 
 def resolved_jobs(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -56,7 +62,10 @@ def recorded_names(run: RunFolder) -> dict[str, str]:
         with suppress(BadValue, KeyError):
             template = read_template(entry.get("name", BY_ID))
             names[custom_id] = fill_template(template, {"custom_id": custom_id})
-    names |= names_in(run.results())
+    for custom_id, entry in run.results().items():
+        for output in outputs_of(entry):
+            path = PurePosixPath(output["path"]).relative_to(OUTPUTS)
+            names[custom_id] = str(path.with_suffix(""))
     return {custom_id: name for custom_id, name in names.items() if not fault_of(name)}
 
 

@@ -48,11 +48,13 @@ def versions() -> Mapping[str, str]:
 
 def hardware() -> dict[str, Any]:
     """The machine in words: processor, cores this process may use, GPUs."""
+    with gc_paused():
+        import torch
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_name(),
         "cores": cores(),
-        "gpus": _gpu_names(),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }
 
 
@@ -70,13 +72,6 @@ def cores() -> int:
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-@gc_paused()
-def _gpu_names() -> list[str]:
-    import torch
-
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 def portable(value: Any) -> Any:

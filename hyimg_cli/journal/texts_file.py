@@ -94,7 +94,13 @@ class TextsFile(JobFolder):
             if job.custom_id in kept and not _is_of(kept[job.custom_id], keys.get(job.custom_id))
         ]
         if others and not force:
-            raise _other_job(others[0], self._path)
+            raise OutputFolderError(
+                f'"{others[0].custom_id}" has a text in {self._path.name} already, written for '
+                "another line, source image, model or setting",
+                where=others[0].source_line,
+                hint="choose another file or custom_id, or replace its line with --force",
+                code="output.other-job",
+            )
         for job in others:
             del kept[job.custom_id]
         if others:
@@ -111,10 +117,26 @@ class TextsFile(JobFolder):
         self._append(line)
 
     def append(self, outcome: Outcome) -> None:
-        """A job that failed has no line: it is tried again by the next run."""
+        """Adds the job with its text, as a line of a manifest. A job that failed has no line: it is
+        tried again by the next run.
+        """
         job = self._jobs[outcome.custom_id]
-        if outcome.status == "done" and isinstance(job, ImageJob):
-            self._append(text_line(job, outcome, self.folder))
+        if outcome.status != "done" or not isinstance(job, ImageJob):
+            return
+        text, ids = outcome.cot_text, outcome.cot_token_ids
+        assert text is not None, "the job wrote its text"
+        assert ids is not None, "and has its tokens"
+        (line,) = lines_beside([replace(job, cot_token_ids=ids)], self.folder)
+        line["cot_text"] = text
+        if job.size.is_auto and outcome.ratio_index is not None:
+            line["ratio_index"] = outcome.ratio_index
+        line["cot_token_ids"] = line.pop("cot_token_ids")  # behind what people read
+        # How the text came about; by `key` a later run knows the job.
+        fields = job_to_json(job)
+        sampling = {name: fields[name] for name in fields if name in (*AR_FIELDS, "bot_task")}
+        facts = {"key": outcome.key} | sampling | dict(outcome.written or {})
+        line["written"] = note(ids, text, facts)
+        self._append({name: line[name] for name in _FIRST if name in line} | line)
 
     def store(self, finished: Sequence[FinishedJob]) -> None:
         for one in finished:
@@ -126,41 +148,7 @@ class TextsFile(JobFolder):
             self._file.append([json_line(line)])
 
 
-def text_line(job: ImageJob, outcome: Outcome, folder: Path) -> dict[str, Any]:
-    """The job with its text, as a line of a manifest in `folder`."""
-    text, ids = outcome.cot_text, outcome.cot_token_ids
-    assert text is not None, "the job wrote its text"
-    assert ids is not None, "and has its tokens"
-    given = replace(job, cot_token_ids=ids)
-    (line,) = lines_beside([given], folder)
-    line["cot_text"] = text
-    if job.size.is_auto and outcome.ratio_index is not None:
-        line["ratio_index"] = outcome.ratio_index
-    line["cot_token_ids"] = line.pop("cot_token_ids")  # behind what people read
-    line["written"] = note(ids, text, _facts(job, outcome))
-    first = {name: line[name] for name in _FIRST if name in line}
-    return first | line
-
-
-def _facts(job: ImageJob, outcome: Outcome) -> dict[str, Any]:
-    """How the text came about; `key`: by which a later run knows the job."""
-    sampling = {
-        name: value for name, value in job_to_json(job).items() if name in (*AR_FIELDS, "bot_task")
-    }
-    return {"key": outcome.key} | sampling | dict(outcome.written or {})
-
-
 def _is_of(line: Mapping[str, Any], key: str | None) -> bool:
     """True if the line is of the job of that key; one without a text names none."""
     written = line.get("written")
     return not isinstance(written, dict) or written.get("key") == key
-
-
-def _other_job(job: Job, path: Path) -> OutputFolderError:
-    return OutputFolderError(
-        f'"{job.custom_id}" has a text in {path.name} already, written for another line, source '
-        "image, model or setting",
-        where=job.source_line,
-        hint="choose another file or custom_id, or replace its line with --force",
-        code="output.other-job",
-    )

@@ -39,7 +39,7 @@ from hyimg_cli.journal.journal import (
     outcomes_in,
 )
 from hyimg_cli.journal.journal_file import whole_lines
-from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
+from hyimg_cli.journal.past_run import object_in, read_run_info, resolved_jobs
 from hyimg_cli.report.page import render
 from hyimg_cli.report.records import Entry, Pictures, Record, record
 from hyimg_cli.report.thumbnails import LinkedPictures
@@ -210,7 +210,7 @@ def index(folder: Path, jobs: Mapping[str, object], status: Mapping[str, str]) -
     counts, info = Counter(status.values()), read_run_info(folder)
     return {
         "format": FORMAT,
-        "title": str(_object(info, "manifest").get("name") or folder.resolve().name),
+        "title": str(object_in(info, "manifest").get("name") or folder.resolve().name),
         "done": counts["done"] + counts["gated"],
         "failed": counts["failed"],
         "gated": counts["gated"],
@@ -222,23 +222,23 @@ def index(folder: Path, jobs: Mapping[str, object], status: Mapping[str, str]) -
 
 def _toys(info: Mapping[str, Any]) -> Iterator[str]:
     """What a reader must know where nobody named the model that drew."""
-    flags, models = _object(info, "flags"), _object(info, "models")
+    flags, models = object_in(info, "flags"), object_in(info, "models")
     for name, said in TOYS.items():
-        flag = _object(flags, name)
+        flag = object_in(flags, name)
         if flag.get("origin") == "default" and str(flag.get("value")) in models:
             yield said
 
 
 def _environment(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The run's circumstances, flags with where they came from."""
-    manifest, hardware = _object(info, "manifest"), _object(info, "hardware")
+    manifest, hardware = object_in(info, "manifest"), object_in(info, "hardware")
     if manifest:
         yield "manifest", f"{manifest.get('name')}, sha256 {str(manifest.get('digest'))[:16]}…"
-    for name, fingerprint in _object(info, "models").items():
+    for name, fingerprint in object_in(info, "models").items():
         yield "model", f"{name.rpartition('/')[2]}, fingerprint {str(fingerprint)[:16]}…"
-    flags = _object(info, "flags")
+    flags = object_in(info, "flags")
     for name in flags:
-        flag = _object(flags, name)
+        flag = object_in(flags, name)
         if flag.get("origin") not in ("default", "model"):
             yield f"{name} ({flag.get('origin')})", str(flag.get("value"))
     if hardware:
@@ -246,14 +246,8 @@ def _environment(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         gpus = ", ".join(map(str, found if isinstance(found, list) else ())) or "no GPU"
         yield "machine", f"{hardware.get('cpu')}, {hardware.get('cores')} cores, {gpus}"
         yield "system", str(hardware.get("system"))
-    versions = _object(info, "versions")
+    versions = object_in(info, "versions")
     yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items()) or "?"
-
-
-def _object(info: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A part of run.json, which anybody may have written."""
-    part = info.get(name)
-    return part if isinstance(part, dict) else {}
 
 
 def call(name: str, value: Any) -> str:
