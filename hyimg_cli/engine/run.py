@@ -30,7 +30,7 @@ from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest, read_manifest
 from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.report.follower import Follower
+from hyimg_cli.report.run_page import Follower
 from hyimg_cli.settings.config import Setting, settings_of
 from hyimg_cli.settings.run import TOYS, RunConfig
 from hyimg_cli.spec.events import Event, JobEnded, Outcome, Remark, RemarkKind

@@ -114,7 +114,7 @@ def finish(
         # That of the redraw, rewritten, where any of the result was drawn.
         text = images.text_of(folder.folder / edit["plain"])
         if edit["kind"] == "none" or not text.record:
-            text = PictureText("", "", "")
+            text = PictureText()
         else:
             size, sha256 = Size(*pixels.shape[:2]), images.pixel_digest(pixels)
             text = rewrite_metadata(text, public_line(job), mask_print(job), size, sha256)

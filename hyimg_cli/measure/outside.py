@@ -19,8 +19,8 @@ from hyimg_cli.finishing.verdict import Change
 from hyimg_cli.journal.job_pictures import edit_report, list_breaches
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.measure.replay.run_folder import run_of
-from hyimg_cli.media.carried import Bytes, check_region, on_white, own_picture, region_of
-from hyimg_cli.media.images import Picture, Pixels
+from hyimg_cli.media.carried import Bytes, check_region, own_picture, region_of
+from hyimg_cli.media.images import Picture, Pixels, on_white
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Size
 from hyimg_cli.spec.options import KeepOutside

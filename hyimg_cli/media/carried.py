@@ -24,6 +24,7 @@ from hyimg_cli.media.images import (
     bytes_of_source,
     decoder_faults,
     grey_of,
+    on_white,
     open_picture,
     open_source,
     own_channels,
@@ -77,7 +78,13 @@ class Carried:
         for top in range(0, len(at), _STRIP):
             rows = slice(top, top + _STRIP)
             if at[rows].any():
-                unmixed = _unmixed(edited[rows][..., 3], result[rows])
+                # The least clear colour that is this on white: with the ink of it, or the alpha
+                # that was there.
+                drawn = result[rows]
+                ink = 255 - drawn.min(axis=2)
+                alpha = np.maximum(edited[rows][..., 3], np.where(ink > _CLEAR, ink, 0))
+                colour = _colours_on_white().take(alpha[..., None] * np.uint16(256) + drawn)
+                unmixed = np.dstack([colour, alpha])
                 np.copyto(edited[rows], unmixed, where=at[rows][..., None])
         # As of a source: what is clear nowhere has no alpha, which a WebP would drop, too.
         return edited[..., :3] if edited[..., 3].min() == 255 else edited
@@ -130,20 +137,6 @@ def own_picture(path: Path) -> tuple[Picture, bool]:
     return Image.fromarray(read_image(path).pixels), False
 
 
-def on_white(own: Bytes) -> Pixels:
-    """Grey, RGB or RGBA as a model is shown it: RGB, on white where it is clear."""
-    if own.ndim == 2:
-        return np.repeat(own[..., None], 3, axis=2)
-    if own.shape[2] == 3:
-        return own
-    pixels, has_clear = own[..., :3].copy(), own[..., 3].min(axis=1) < 255
-    if has_clear.any():
-        layer = Image.fromarray(own[has_clear])
-        white = Image.new("RGBA", layer.size, "white")
-        pixels[has_clear] = np.asarray(Image.alpha_composite(white, layer).convert("RGB"))
-    return pixels
-
-
 def depth_fault(path: Path) -> SourceImageError | None:
     """Why no result could be equal to a picture, by its head; None also where it cannot be read."""
     with suppress(SourceImageError), path.open("rb") as file, open_picture(path, file) as image:
@@ -162,7 +155,27 @@ def region_of(outside: KeepOutside, size: Size) -> Bytes | None:
         levels = np.zeros((size.height, size.width), np.uint8)
         levels[top:bottom, left:right] = 255
         return levels
-    return _mask(Path(outside.mask)) if outside.mask else None
+    if not outside.mask:
+        return None
+    path = Path(outside.mask)
+    data = io.BytesIO(bytes_of_source(path))
+    with open_picture(path, data) as image, decoder_faults(path, "mask"):
+        upright = ImageOps.exif_transpose(image)
+        if upright.mode[0] in "IF":
+            levels = np.asarray(grey_of(upright))
+        elif upright.has_transparency_data:
+            layer = upright.convert("RGBA")
+            grey = layer.convert("L")
+            darkest, brightest = grey.getextrema()
+            # Of one colour, it is drawn in alpha alone.
+            levels = np.asarray(layer.getchannel("A") if darkest == brightest else grey)
+        else:
+            levels = np.asarray(upright.convert("L"))
+    if not (levels > 127).any():
+        what = f"the mask is black: its brightest level is {levels.max()} of 255"
+        hint = "paint white where an edit may be"
+        raise SourceImageError(what, where=path, hint=hint, code="source.region")
+    return levels
 
 
 def check_region(outside: KeepOutside, size: Size) -> None:
@@ -179,17 +192,6 @@ def check_region(outside: KeepOutside, size: Size) -> None:
         hint = "give a mask in the source's size, upright, white where an edit may be"
     if what:
         raise SourceImageError(what, where=outside.region, hint=hint, code="source.region")
-
-
-def _mask(path: Path) -> Bytes:
-    data = io.BytesIO(bytes_of_source(path))
-    with open_picture(path, data) as image, decoder_faults(path, "mask"):
-        levels = np.asarray(_as_levels(image))
-    if not (levels > 127).any():
-        what = f"the mask is black: its brightest level is {levels.max()} of 255"
-        hint = "paint white where an edit may be"
-        raise SourceImageError(what, where=path, hint=hint, code="source.region")
-    return levels
 
 
 def _depth(image: ImageFile.ImageFile) -> str:
@@ -217,16 +219,6 @@ def _own(path: Path, image: ImageFile.ImageFile) -> Picture:
         return own_channels(image)
 
 
-def _unmixed(alpha: Bytes, drawn: Pixels) -> Bytes:
-    """The least clear RGBA that is `drawn` on white: with the ink of it, or the alpha [H, W] that
-    was there.
-    """
-    ink = 255 - np.minimum(np.minimum(drawn[..., 0], drawn[..., 1]), drawn[..., 2])
-    alpha = np.maximum(alpha, np.where(ink > _CLEAR, ink, 0))
-    colour = _colours_on_white().take(alpha[..., None] * np.uint16(256) + drawn)
-    return np.dstack([colour, alpha])
-
-
 @cache
 def _colours_on_white() -> Bytes:
     """The colour that is a level on white under an alpha: [256 alphas * 256 levels]."""
@@ -234,18 +226,6 @@ def _colours_on_white() -> Bytes:
     drawn = np.arange(256, dtype=np.float32)
     colour = np.clip(np.round((drawn - 255 * (1 - part)) / part), 0, 255)
     return colour.astype(np.uint8).ravel()
-
-
-def _as_levels(image: Image.Image) -> Image.Image:
-    upright = ImageOps.exif_transpose(image)
-    if upright.mode[0] in "IF":
-        return grey_of(upright)
-    if upright.has_transparency_data:
-        layer = upright.convert("RGBA")
-        colours = layer.convert("L").getextrema()
-        # A mask that is drawn in alpha alone.
-        return layer.getchannel("A") if colours[0] == colours[1] else layer.convert("L")
-    return upright.convert("L")
 
 
 def _exif(image: Image.Image, *, keep_gps: bool) -> bytes:

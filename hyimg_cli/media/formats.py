@@ -120,32 +120,25 @@ def _in_jpeg(text: PictureText | None) -> dict[str, Any]:
             for start in range(0, len(data), _PIECE_BYTES)
         )
         comments = b"".join(b"\xff\xfe" + (len(one) + 2).to_bytes(2) + one for one in pieces)
-    return {"exif": _exif(_short(text.parameters)), "xmp": packet, "extra": comments}
+    prompt, _, settings = text.parameters.rpartition("\n")
+    is_long = len(prompt) > _MOST_CHARACTERS
+    short = f"{prompt[:_MOST_CHARACTERS]}{_CUT}\n{settings}" if is_long else text.parameters
+    return {"exif": _exif(short), "xmp": packet, "extra": comments}
 
 
 def _in_webp(text: PictureText | None) -> dict[str, Any]:
     if text is None:
         return {}
-    packet = xmp.packet(text.source_type, text.record)
-    return {"exif": _exif(text.parameters), "xmp": packet}
-
-
-def _short(parameters: str) -> str:
-    """The parameters where a JPEG's EXIF can hold them; else with a prompt that is cut."""
-    prompt, _, settings = parameters.rpartition("\n")
-    if len(prompt) <= _MOST_CHARACTERS:
-        return parameters
-    return f"{prompt[:_MOST_CHARACTERS]}{_CUT}\n{settings}"
+    return {"exif": _exif(text.parameters), "xmp": xmp.packet(text.source_type, text.record)}
 
 
 def _exif(comment: str, carried: bytes = b"") -> Image.Exif:
     exif = Image.Exif()
     if carried:
         exif.load(carried)
-    if not comment:
-        return exif
-    fields = exif.get_ifd(ExifTags.IFD.Exif)
-    fields[ExifTags.Base.UserComment] = _UNICODE + comment.encode(_COMMENT_CODING)
+    if comment:
+        fields = exif.get_ifd(ExifTags.IFD.Exif)
+        fields[ExifTags.Base.UserComment] = _UNICODE + comment.encode(_COMMENT_CODING)
     return exif
 
 

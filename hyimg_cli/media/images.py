@@ -312,7 +312,12 @@ def open_picture(path: Path, file: IO[bytes]) -> Iterator[ImageFile.ImageFile]:
             hint = f"give one of {', '.join(FORMATS)}"
             raise _fault("not-an-image", "this is not a picture", path, hint) from error
         with image:
-            _check_size(path, image.width, image.height)
+            sides = f"{image.width} x {image.height}"
+            if image.width * image.height > MAX_SOURCE_PIXELS:
+                raise _too_large(path, sides)
+            if max(image.size) > MAX_ASPECT * min(image.size):
+                hint = f"one side may be at most {MAX_ASPECT} times the other; crop it"
+                raise _fault("too-narrow", f"the picture is {sides} pixels", path, hint)
             yield image
 
 
@@ -327,39 +332,25 @@ def _knows_heif() -> bool:
     return True
 
 
-def _check_size(path: Path, width: int, height: int) -> None:
-    if width * height > MAX_SOURCE_PIXELS:
-        raise _too_large(path, f"{width} x {height}")
-    if max(width, height) > MAX_ASPECT * min(width, height):
-        what = f"the picture is {width} x {height} pixels"
-        hint = f"one side may be at most {MAX_ASPECT} times the other; crop it"
-        raise _fault("too-narrow", what, path, hint)
-
-
 def _as_read(path: Path, image: ImageFile.ImageFile) -> tuple[Image.Image, tuple[str, ...]]:
     """The first frame as an upright RGB picture, and what was changed on the way. Raises
     SourceImageError.
     """
     with decoder_faults(path):
-        notes = _file_notes(image)
+        # What will be changed, as far as it shows before decoding.
+        count, bits = getattr(image, "n_frames", 1), bits_of(image)
+        if image.format == "PNG":
+            # NOTE: its EXIF may stand behind its pixels. Asked for it, Pillow decodes; where that
+            # fails it passes the damaged picture the next time.
+            image.load()
+        notes = {
+            f"first of {count} frames": count > 1,
+            "EXIF orientation applied": _orientation(image) != _UPRIGHT,
+            f"{bits}-bit reduced to 8": bits > 8,
+        }
         image.load()
         rgb, more = _as_rgb(ImageOps.exif_transpose(image))
-        return rgb, (*notes, *more)
-
-
-def _file_notes(image: ImageFile.ImageFile) -> list[str]:
-    """Notes on what will be changed, as far as it shows before decoding."""
-    count, bits = getattr(image, "n_frames", 1), bits_of(image)
-    if image.format == "PNG":
-        # NOTE: its EXIF may stand behind its pixels. Asked for it, Pillow decodes; where that fails
-        # it passes the damaged picture the next time.
-        image.load()
-    notes = {
-        f"first of {count} frames": count > 1,
-        "EXIF orientation applied": _orientation(image) != _UPRIGHT,
-        f"{bits}-bit reduced to 8": bits > 8,
-    }
-    return [note for note, applies in notes.items() if applies]
+        return rgb, (*(note for note, applies in notes.items() if applies), *more)
 
 
 def bits_of(image: ImageFile.ImageFile) -> int:
@@ -415,9 +406,22 @@ def _as_rgb(image: Image.Image) -> tuple[Image.Image, list[str]]:
     own = own_channels(image)
     if own.mode != "RGBA":
         return own.convert("RGB"), notes
-    white = Image.new("RGBA", image.size, "white")
-    composite = Image.alpha_composite(white, own).convert("RGB")
+    composite = Image.fromarray(on_white(np.asarray(own)))
     return composite, [*notes, "transparency composited on white"]
+
+
+def on_white(own: Pixels) -> Pixels:
+    """Grey, RGB or RGBA as a model is shown it: RGB, on white where it is clear."""
+    if own.ndim == 2:
+        return np.repeat(own[..., None], 3, axis=2)
+    if own.shape[2] == 3:
+        return own
+    pixels, has_clear = own[..., :3].copy(), own[..., 3].min(axis=1) < 255
+    if has_clear.any():
+        layer = Image.fromarray(own[has_clear])
+        white = Image.new("RGBA", layer.size, "white")
+        pixels[has_clear] = np.asarray(Image.alpha_composite(white, layer).convert("RGB"))
+    return pixels
 
 
 def own_channels(image: Picture) -> Picture:

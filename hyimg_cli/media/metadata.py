@@ -40,9 +40,9 @@ class Provenance:
 class PictureText:
     """Texts of a picture's metadata. `source_type`: IPTC's word for how it came about."""
 
-    parameters: str
-    record: str
-    source_type: str
+    parameters: str = ""
+    record: str = ""
+    source_type: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,35 @@ def picture_text(
     job: ImageJob, line: Mapping[str, Any], facts: PictureFacts, size: Size, pixel_sha256: str
 ) -> PictureText:
     """Metadata of the job's picture of this size and these pixels. `line`: the job's public one."""
-    record = _record(job, line, facts) | {"size": str(size), "pixel_sha256": pixel_sha256}
+    record = {
+        "format": FORMAT,
+        "job": line,
+        **asdict(facts.provenance),
+        # Where the text is given the job has no bot_task, but a dynamic system prompt hangs on it.
+        "bot_task": job.bot_task,
+        "source_sha256": list(facts.source_sha256),
+        "ratio_index": facts.ratio_index,
+        "cot_text": facts.cot_text,
+        "cot_token_ids": None if facts.cot_token_ids is None else list(facts.cot_token_ids),
+        "size": str(size),
+        "pixel_sha256": pixel_sha256,
+    }
+    # Prompt, then one line of settings. Source: the layout of AUTOMATIC1111's infotext, in which
+    # a name is quoted where its commas or colons would end a setting.
+    name = PurePath(facts.model_name).name
+    settings = {
+        "Steps": job.num_inference_steps,
+        "Sampler": "Flow-match Euler",
+        "CFG scale": f"{job.guidance_scale:g}",
+        "Seed": job.seed,
+        "Size": size,
+        "Model hash": facts.provenance.model_fingerprint[:10],
+        "Model": json.dumps(name, ensure_ascii=False) if set(name) & set(',:\n"') else name,
+        "Version": f"hyimg {facts.provenance.version}",
+    }
+    said = ", ".join(f"{name}: {value}" for name, value in settings.items())
     source_type = xmp.EDITED if job.task == "it2i" else xmp.MADE
-    return PictureText(_parameters(job, facts, size), _json(record), source_type)
+    return PictureText(f"{job.prompt}\n{said}", _json(record), source_type)
 
 
 def rewrite_metadata(
@@ -97,38 +123,3 @@ def video_text(
 def _json(record: Mapping[str, Any]) -> str:
     text = json.dumps(record, ensure_ascii=False, sort_keys=True)
     return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def _parameters(job: ImageJob, facts: PictureFacts, size: Size) -> str:
-    """Prompt, then one line of settings. Source: the layout of AUTOMATIC1111's infotext."""
-    settings = {
-        "Steps": job.num_inference_steps,
-        "Sampler": "Flow-match Euler",
-        "CFG scale": f"{job.guidance_scale:g}",
-        "Seed": job.seed,
-        "Size": size,
-        "Model hash": facts.provenance.model_fingerprint[:10],
-        "Model": _quoted(facts.model_name),
-        "Version": f"hyimg {facts.provenance.version}",
-    }
-    return f"{job.prompt}\n" + ", ".join(f"{name}: {value}" for name, value in settings.items())
-
-
-def _quoted(text: str) -> str:
-    """`text`, quoted where its commas or colons would end a setting."""
-    plain = PurePath(text).name
-    return json.dumps(plain, ensure_ascii=False) if set(plain) & set(',:\n"') else plain
-
-
-def _record(job: ImageJob, line: Mapping[str, Any], facts: PictureFacts) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "job": line,
-        **asdict(facts.provenance),
-        # Where the text is given the job has no bot_task, but a dynamic system prompt hangs on it.
-        "bot_task": job.bot_task,
-        "source_sha256": list(facts.source_sha256),
-        "ratio_index": facts.ratio_index,
-        "cot_text": facts.cot_text,
-        "cot_token_ids": None if facts.cot_token_ids is None else list(facts.cot_token_ids),
-    }

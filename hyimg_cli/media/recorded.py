@@ -11,7 +11,7 @@ from hyimg_cli.errors import UsageError, require
 from hyimg_cli.files import UnfitFile, json_of, opened, text_of
 from hyimg_cli.media.frames import ALONE
 from hyimg_cli.media.images import text_of as picture_text_of
-from hyimg_cli.media.metadata import FORMAT, Provenance
+from hyimg_cli.media.metadata import FORMAT, PictureText, Provenance
 from hyimg_cli.media.xmp import source_type_in
 from hyimg_cli.spec.job import Format
 
@@ -66,13 +66,23 @@ def read_described(path: Path) -> Described:
     """A file's metadata. Raises UsageError where there is none, where it is of another kind, says
     nothing, or holds a record that is damaged; SourceImageError for a damaged picture.
     """
-    match kind := _kind(path):
-        case "mp4":
-            return _of_film(path)
-        case "sidecar":
-            return Described(path, kind, _record(_sidecar(path), path, _OURS))
-        case _:
-            return _of_picture(path, kind)
+    kind = _kind(path)
+    if kind == "sidecar":
+        return Described(path, kind, _record(_sidecar(path), path, _OURS))
+    if kind == "mp4":
+        comment, source_type = _comment(path)
+        sidecar = path.with_suffix(".json")
+        if comment.lstrip().startswith("{"):
+            return Described(path, kind, _record(comment, path), source_type=source_type)
+        if sidecar.is_file():  # another program dropped the comment
+            record = _record(_sidecar(sidecar), sidecar)
+            return Described(path, kind, record, source_type=source_type)
+        raise _fault("none", "the video says nothing about itself", path, _NO_RECORD)
+    text = picture_text_of(path)
+    if text == PictureText():
+        raise _fault("none", "the picture says nothing about itself", path, _NO_RECORD)
+    found = _record(text.record, path) if text.record else None
+    return Described(path, kind, found, text.parameters, text.source_type)
 
 
 def _kind(path: Path) -> Kind:
@@ -90,26 +100,6 @@ def _kind(path: Path) -> Kind:
         if magic.match(start):
             return kind
     raise _fault("not-ours", "this is no PNG, JPEG, WebP, MP4 or sidecar", path, _OURS)
-
-
-def _of_picture(path: Path, kind: Kind) -> Described:
-    text = picture_text_of(path)
-    if not any((text.record, text.parameters, text.source_type)):
-        raise _fault("none", "the picture says nothing about itself", path, _NO_RECORD)
-    record = _record(text.record, path) if text.record else None
-    return Described(path, kind, record, text.parameters, text.source_type)
-
-
-def _of_film(path: Path) -> Described:
-    """By its comment; by the sidecar where another program dropped that."""
-    sidecar = path.with_suffix(".json")
-    text, source_type = _comment(path)
-    if text.lstrip().startswith("{"):
-        return Described(path, "mp4", _record(text, path), source_type=source_type)
-    if sidecar.is_file():
-        record = _record(_sidecar(sidecar), sidecar)
-        return Described(path, "mp4", record, source_type=source_type)
-    raise _fault("none", "the video says nothing about itself", path, _NO_RECORD)
 
 
 def _comment(path: Path) -> tuple[str, str]:

@@ -1,17 +1,73 @@
-"""A comparison to look at: what `bench.json` says, as a page with pictures and as Markdown."""
+"""A comparison to look at: what `bench.json` says, as a page with pictures and as Markdown.
 
+Pixels are uint8 arrays [H, W, 3], RGB.
+"""
+
+import base64
+import io
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 from hyimg_cli.media.images import read_image
-from hyimg_cli.quality.metrics import SHARES
+from hyimg_cli.quality.metrics import SHARES, Pixels, level_differences
 from hyimg_cli.report.page import number, render
-from hyimg_cli.report.pictures import embed_picture, heat_map
 
 # More pairs than this make a page heavy; the folders A and B hold them all.
 _MOST_PAIRS = 12
+# Longest side in pixels of a picture that is looked at closely.
+DISPLAY_SIDE = 768
+# Small pictures are shown enlarged, dot by dot.
+_ENLARGED_SIDE = 256
+_SCALES = (1, 2, 5, 10, 20, 50, 100, 255)
+# 33 evenly spaced colours of `inferno` (Smith and van der Walt, matplotlib, CC0); between them
+# straight lines in sRGB, at most 2 levels off the original 256.
+_INFERNO = bytes.fromhex(
+    "000004 040312 0b0724 150b37 210c4a 2f0a5b 3d0965 4a0c6b 57106e 64156e 71196e "
+    "7d1e6d 8a226a 972766 a32c61 b0315b bc3754 c63d4d d04545 da4e3c e35933 eb6429 "
+    "f1711f f67e14 f98c0a fb9b06 fcaa0f fbba1f f9c932 f5d949 f2e865 f3f586 fcffa4 "
+)
+_POINTS = np.frombuffer(_INFERNO, dtype=np.uint8).reshape(-1, 3)
 Entry = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class EmbeddedPicture:
+    """A picture in a page. `uri` holds it whole.
+
+    `width`, `height`: pixels in the file; `shown_width`: CSS pixels at most; `note`: what was done
+    to it for the page.
+    """
+
+    uri: str
+    alt: str
+    width: int
+    height: int
+    shown_width: int
+    note: str = ""
+
+    @property
+    def is_enlarged(self) -> bool:
+        """True where its dots are larger than those of the screen."""
+        return self.width < self.shown_width
+
+
+class HeatMap(NamedTuple):
+    """A map of where two pictures differ. `top`: levels at the bright end of the scale; `largest`:
+    the largest difference found; `legend`: the meaning of its colours, which `gradient` has from
+    left to right, as a CSS value.
+    """
+
+    picture: EmbeddedPicture
+    top: int
+    largest: int
+    legend: str
+    gradient: str
 
 
 def comparison_page(entry: Entry, pictures: Mapping[str, tuple[Path, Path]]) -> str:
@@ -37,29 +93,34 @@ def markdown(entry: Entry) -> str:
 
 def _tables(entry: Entry) -> dict[str, Any]:
     """Content of both forms: rows of cells."""
+    speedups, phases = [], []
+    for timing in entry["timings"]:
+        up, a, b = timing["speedup"], timing["a"], timing["b"]
+        speedups.append(
+            (
+                str(timing["steps"]),
+                *(f"{side['s_per_job']:.3f}" for side in (a, b)),
+                f"{up['median']:.3f}" if timing["is_resolved"] else "not resolved",
+                f"{up['low']:.3f} to {up['high']:.3f}",
+                f"{timing['gain_s']:.3f}",
+                f"{timing['explained_s']:.3f}",
+            )
+        )
+        # The spread of both variants: of the whole run, then of each phase that took any time.
+        both = {name: (a["phases_s"][name], b["phases_s"][name]) for name in a["phases_s"]}
+        taken = [(name, pair) for name, pair in both.items() if max(one["max"] for one in pair) > 0]
+        phases.append([("whole run", (a["wall_s"], b["wall_s"])), *taken])
     return {
         "entry": entry,
         "labels": _labels(entry),
-        "speedups": [_speedup(timing) for timing in entry["timings"]],
-        "phases": [_bars(timing) for timing in entry["timings"]],
+        "speedups": speedups,
+        "phases": phases,
         "budget": [_budget(row) for row in entry["precision"]],
     }
 
 
 def _labels(entry: Entry) -> tuple[str, str]:
     return entry["variants"]["a"]["label"], entry["variants"]["b"]["label"]
-
-
-def _speedup(timing: Entry) -> tuple[str, ...]:
-    up = timing["speedup"]
-    return (
-        str(timing["steps"]),
-        *(f"{timing[side]['s_per_job']:.3f}" for side in ("a", "b")),
-        f"{up['median']:.3f}" if timing["is_resolved"] else "not resolved",
-        f"{up['low']:.3f} to {up['high']:.3f}",
-        f"{timing['gain_s']:.3f}",
-        f"{timing['explained_s']:.3f}",
-    )
 
 
 def _budget(row: Entry) -> tuple[str, ...]:
@@ -76,45 +137,86 @@ def _budget(row: Entry) -> tuple[str, ...]:
     )
 
 
-def _bars(timing: Entry) -> list[tuple[str, tuple[Entry, Entry]]]:
-    """The spread of both variants: of the whole run, then of each phase that took any time."""
-    a, b = timing["a"], timing["b"]
-    phases = [(phase, (a["phases_s"][phase], b["phases_s"][phase])) for phase in a["phases_s"]]
-    taken = [(name, both) for name, both in phases if max(one["max"] for one in both) > 0]
-    return [("whole run", (a["wall_s"], b["wall_s"])), *taken]
-
-
 def _pairs(entry: Entry, pictures: Mapping[str, tuple[Path, Path]]) -> Iterator[dict[str, Any]]:
-    """The first pairs with prompt and distances; one of two sizes has no difference to show."""
+    """The first pairs with prompt and distances at the main step count; one of two sizes has no
+    difference to show.
+    """
     a, b = _labels(entry)
-    facts = _facts_by_job(entry)
+    row_name = f"{a} vs {b}, {entry['main_steps']} steps"
+    distances: Entry = next(
+        (row["by_job"] for row in entry["precision"] if row["name"] == row_name), {}
+    )
+    prompts = {job["custom_id"]: job["prompt"] for job in entry["jobs"]}
     for name, files in list(pictures.items())[:_MOST_PAIRS]:
         ours, theirs = (read_image(file).pixels for file in files)
         if ours.shape != theirs.shape:
             yield {"name": name, "heat": None}
             continue
+        facts: tuple[tuple[str, str], ...] = ()
+        if one := distances.get(name):
+            facts = (
+                ("prompt", prompts.get(name, "")),
+                ("PSNR", f"{number(one['psnr'], '.1f')} dB"),
+                ("SSIM", number(one["ssim"], ".4f")),
+                ("LPIPS", number(one["lpips"], ".4f")),
+                ("largest difference", f"{one['max_abs']} levels"),
+                ("equal values", f"{one['equal_share']:.2%}"),
+            )
         yield {
             "name": name,
             "before": embed_picture(ours, f"{name}, {a}"),
             "after": embed_picture(theirs, f"{name}, {b}"),
             "heat": heat_map(ours, theirs),
-            "facts": facts.get(name, ()),
+            "facts": facts,
         }
 
 
-def _facts_by_job(entry: Entry) -> dict[str, tuple[tuple[str, str], ...]]:
-    """Prompt and distances of each job at the main step count."""
-    name = f"{' vs '.join(_labels(entry))}, {entry['main_steps']} steps"
-    row: Entry = next((row for row in entry["precision"] if row["name"] == name), {"by_job": {}})
-    prompts = {job["custom_id"]: job["prompt"] for job in entry["jobs"]}
-    return {
-        job: (
-            ("prompt", prompts.get(job, "")),
-            ("PSNR", f"{number(one['psnr'], '.1f')} dB"),
-            ("SSIM", number(one["ssim"], ".4f")),
-            ("LPIPS", number(one["lpips"], ".4f")),
-            ("largest difference", f"{one['max_abs']} levels"),
-            ("equal values", f"{one['equal_share']:.2%}"),
-        )
-        for job, one in row["by_job"].items()
-    }
+def embed_picture(pixels: Pixels, alt: str) -> EmbeddedPicture:
+    """`pixels` in a page, scaled down (Lanczos) where they are larger than it shows."""
+    image = Image.fromarray(pixels)
+    if max(image.size) <= DISPLAY_SIDE:
+        return _encoded(image, alt)
+    image.thumbnail((DISPLAY_SIDE, DISPLAY_SIDE), Image.Resampling.LANCZOS)
+    note = f"scaled down from {pixels.shape[1]}x{pixels.shape[0]}"
+    return replace(_encoded(image, alt), note=note)
+
+
+def heat_map(a: Pixels, b: Pixels) -> HeatMap:
+    """Map where `a` and `b` differ, in colours from 0 (dark) to `top` levels (bright).
+
+    `top` is the first of 1, 2, 5, 10, … 255 that no difference exceeds. A large map shows the
+    largest difference in each square, so that no dot gets lost. Raises UsageError where the sizes
+    differ.
+    """
+    from skimage.measure import block_reduce
+
+    levels = level_differences(a, b).max(axis=2)
+    largest = int(levels.max())
+    top = next(scale for scale in _SCALES if scale >= largest)
+    step = -(-max(levels.shape) // DISPLAY_SIDE)
+    dots = block_reduce(levels, step, np.max) if step > 1 else levels
+    image = Image.fromarray(color_values(dots / top))
+    picture = _encoded(image, f"Difference map: largest {largest} levels")
+    note = f"; each dot is the largest of {step}x{step} pixels" if step > 1 else ""
+    legend = f"|A - B|, the largest of the three channels, from 0 to {top} levels of 255; "
+    colors = ", ".join(f"#{bytes(point).hex()}" for point in _POINTS)
+    gradient = f"linear-gradient(to right, {colors})"
+    return HeatMap(picture, top, largest, f"{legend}largest found: {largest}{note}", gradient)
+
+
+def color_values(values: NDArray[np.floating[Any]]) -> Pixels:
+    """Values [H, W] from 0 to 1 as colours [H, W, 3], equal steps looking equally far apart,
+    darkest at 0; what lies outside is shown as the end.
+    """
+    places = np.linspace(0, 1, len(_POINTS))
+    channels = [np.interp(values, places, column) for column in _POINTS.T]
+    return np.asarray(np.rint(np.stack(channels, axis=-1)), dtype=np.uint8)
+
+
+def _encoded(image: Image.Image, alt: str) -> EmbeddedPicture:
+    data = io.BytesIO()
+    image.save(data, format="PNG", optimize=True)
+    uri = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
+    # A whole number of screen dots for each of the picture's.
+    factor = max(1, _ENLARGED_SIDE // max(image.size))
+    return EmbeddedPicture(uri, alt, image.width, image.height, shown_width=image.width * factor)

@@ -10,8 +10,6 @@ from typing import Any
 
 import jinja2
 
-from hyimg_cli.report.colormap import gradient
-
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -30,7 +28,6 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.globals["gradient"] = gradient()
     environment.filters |= {"number": number, "percent": _percent, "settings": _settings}
     return environment
 

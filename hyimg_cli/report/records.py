@@ -56,6 +56,14 @@ class Pictures(ABC):
 
 def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Record:
     """One result; `place` is that of its job in the manifest."""
+    edit, times = result.get("edit") or {}, result.get("timings_s") or {}
+    # What the model drew, where an edit was put back on its source.
+    drawn = str(edit.get("plain") or "")
+    link = pictures.link(drawn) if drawn else ""
+    # The time of each phase, and how long the job waited before the first.
+    phases = [(name, f"{s:.3f} s") for name, s in times.items() if name not in _NO_TIME and s]
+    waited = [("waited before", f"{times.get('queue', 0.0):.3f} s")] if phases else []
+    error = result.get("error") or {}
     found = {
         "id": result["custom_id"],
         "place": place,
@@ -64,40 +72,27 @@ def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Recor
         "seed": asked.get("seed"),
         "sources": [pictures.source(str(path)) for path in asked.get("images") or ()],
         "outputs": [pictures.output(output) for output in result.get("outputs") or ()],
-        "mask": _mask(result, pictures),
-        "redraw": _redraw(result, pictures),
+        "mask": _mask(result, pictures) if edit.get("mask") else None,
+        "redraw": {"name": drawn.rpartition("/")[2], "link": link} if link else None,
         "texts": list(_texts(result)),
         "facts": list(_facts(asked, result)),
         "settings": list(_settings(asked)),
-        "phases": list(_phases(result)),
+        "phases": [*phases, *waited],
         "warnings": list(map(str, result.get("warnings") or ())),
-        "error": _error(result.get("error")),
+        "error": {name: str(error.get(name) or "") for name in ("code", "message", "hint")}
+        if error
+        else None,
     }
     return {name: value for name, value in found.items() if value not in (None, "", [])}
 
 
-def _mask(result: Entry, pictures: Pictures) -> Record | None:
+def _mask(result: Entry, pictures: Pictures) -> Record:
     """Where an edit was put back on its source."""
-    edit = result.get("edit") or {}
-    if not edit.get("mask"):
-        return None
-    digests = edit.get("sha256") or {}
+    edit = result["edit"]
     size: Entry = next(iter(result.get("outputs") or ()), {})
     sides = {name: size[name] for name in ("width", "height") if name in size}
+    digests = edit.get("sha256") or {}
     return pictures.output({"path": edit["mask"], "sha256": digests.get("mask")} | sides)
-
-
-def _redraw(result: Entry, pictures: Pictures) -> Record | None:
-    """What the model drew, where an edit was put back on its source."""
-    path = str((result.get("edit") or {}).get("plain") or "")
-    link = pictures.link(path) if path else ""
-    return {"name": path.rpartition("/")[2], "link": link} if link else None
-
-
-def _error(error: Entry | None) -> Record | None:
-    if not error:
-        return None
-    return {name: str(error.get(name) or "") for name in ("code", "message", "hint")}
 
 
 def _facts(asked: Entry, result: Entry) -> Iterator[tuple[str, str]]:
@@ -126,15 +121,6 @@ def _settings(asked: Entry) -> Iterator[tuple[str, str]]:
     if "model" in asked:
         yield "model", str(asked["model"]).rstrip("/").rpartition("/")[2]
     yield from ((name, str(value)) for name, value in asked.items() if name not in _NO_SETTING)
-
-
-def _phases(result: Entry) -> Iterator[tuple[str, str]]:
-    """The time of each phase, and how long the job waited before the first."""
-    times = result.get("timings_s") or {}
-    phases = [(name, f"{s:.3f} s") for name, s in times.items() if name not in _NO_TIME and s]
-    if phases:
-        yield from phases
-        yield "waited before", f"{times.get('queue', 0.0):.3f} s"
 
 
 def _texts(result: Entry) -> Iterator[tuple[str, str]]:

@@ -8,11 +8,13 @@ however often, and by whom, it was brought up to date.
 """
 
 import json
+import logging
 import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,14 +42,19 @@ from hyimg_cli.journal.journal import (
 )
 from hyimg_cli.journal.journal_file import whole_lines
 from hyimg_cli.journal.past_run import object_in, read_run_info, resolved_jobs
+from hyimg_cli.journal.provenance import cores
 from hyimg_cli.report.page import render
 from hyimg_cli.report.records import Entry, Pictures, Record, record
 from hyimg_cli.report.thumbnails import LinkedPictures
 from hyimg_cli.settings.run import TOYS
+from hyimg_cli.spec.events import Event, JobEnded
 
 NAME, DATA = "report.html", "report"
 FORMAT = 1
 _PER_FILE = 200
+# Of a run's time, for its page.
+SHARE = 0.01
+logger = logging.getLogger(__name__)
 
 
 class RunPage:
@@ -81,62 +88,48 @@ class RunPage:
             refuse_links(self._folder / DATA, self._folder)
             # Not the folders above it: a run's folder that was moved away stays away.
             (self._folder / DATA).mkdir(exist_ok=True)
-            touched = self._take_in(self._new_results(), thumbnails_s)
-            files = {f"{DATA}/data-{n + 1:04}.js": self._data(n) for n in sorted(touched)}
-            facts = self._index(is_running)
+            # Records of the outcomes behind those that were read, and again of those whose
+            # thumbnails wait.
+            results: list[dict[str, Any]] = []
+            for path in RunFolder(self._folder).journals():
+                size, lines = self._read.get(path, (0, 0))
+                with opened(path, JOURNAL_BYTES) as file:
+                    file.seek(size)
+                    fresh = whole_lines(file.read())
+                results += outcomes_in(fresh, path, lines + 1)
+                self._read[path] = size + len(fresh), lines + fresh.count(b"\n")
+            if len(self._read) > 1:  # of several journals the latest attempt at a job counts
+                results.sort(key=attempt_of)
+            self._pictures.limit(thumbnails_s)
+            self._status |= {one["custom_id"]: status_of(one) for one in results}
+            work = [*enumerate(results, len(self._records)), *self._waiting.items()]
+            self._records += [""] * len(results)
+            for number, result in work:
+                before = self._pictures.waiting
+                self._records[number] = as_json(self._asked.record_of(result, self._pictures))
+                self._waiting.pop(number, None)
+                if self._pictures.waiting > before:
+                    self._waiting[number] = result
+            files, starts = {}, range(0, len(self._records), _PER_FILE)
+            for number in sorted({number // _PER_FILE for number, _ in work}):
+                some = self._records[starts[number] : starts[number] + _PER_FILE]
+                data = f"hyimgReport.data({number}, [\n" + ",\n".join(some) + "\n]);\n"
+                files[f"{DATA}/data-{number + 1:04}.js"] = data
+            waiting = Counter(number // _PER_FILE for number in self._waiting)
+            facts = index(self._folder, self._asked.lines, self._status) | {
+                # When it was so: a run that was killed says nothing.
+                "running": is_running and int(time.time()),
+                # Of each data file the records in it, and how many of them will change yet.
+                "files": [
+                    [min(_PER_FILE, len(self._records) - start), waiting[start // _PER_FILE]]
+                    for start in starts
+                ],
+            }
             files[f"{DATA}/index.js"] = call("index", facts)
             files[NAME] = render("report.html", title=facts["title"], inline="")
             return bool([name for name, text in files.items() if self._put(name, text)])
         except OSError as error:
             raise storage_error(error, self._folder) from error
-
-    def _new_results(self) -> list[dict[str, Any]]:
-        """The outcomes behind those that were read."""
-        found: list[dict[str, Any]] = []
-        for path in RunFolder(self._folder).journals():
-            size, lines = self._read.get(path, (0, 0))
-            with opened(path, JOURNAL_BYTES) as file:
-                file.seek(size)
-                fresh = whole_lines(file.read())
-            found += outcomes_in(fresh, path, lines + 1)
-            self._read[path] = size + len(fresh), lines + fresh.count(b"\n")
-        if len(self._read) > 1:  # of several journals the latest attempt at a job counts
-            found.sort(key=attempt_of)
-        return found
-
-    def _take_in(self, results: Sequence[Entry], thumbnails_s: float) -> set[int]:
-        """Makes records of these, and again of those whose thumbnails wait; the numbers of the
-        data files that changed.
-        """
-        self._pictures.limit(thumbnails_s)
-        self._status |= {one["custom_id"]: status_of(one) for one in results}
-        first = len(self._records)
-        self._records += [""] * len(results)
-        work = [*enumerate(results, first), *self._waiting.items()]
-        for number, result in work:
-            before = self._pictures.waiting
-            self._records[number] = as_json(self._asked.record_of(result, self._pictures))
-            self._waiting.pop(number, None)
-            if self._pictures.waiting > before:
-                self._waiting[number] = result
-        return {number // _PER_FILE for number, _ in work}
-
-    def _data(self, file: int) -> str:
-        records = self._records[file * _PER_FILE : (file + 1) * _PER_FILE]
-        return f"hyimgReport.data({file}, [\n" + ",\n".join(records) + "\n]);\n"
-
-    def _index(self, is_running: bool) -> Record:
-        count = len(self._records)
-        waiting = Counter(number // _PER_FILE for number in self._waiting)
-        return index(self._folder, self._asked.lines, self._status) | {
-            # When it was so: a run that was killed says nothing.
-            "running": is_running and int(time.time()),
-            # Of each data file the records in it, and how many of them will change yet.
-            "files": [
-                [min(_PER_FILE, count - start), waiting[start // _PER_FILE]]
-                for start in range(0, count, _PER_FILE)
-            ],
-        }
 
     def _put(self, name: str, text: str) -> bool:
         """Replaces a file unless it says the same already."""
@@ -149,6 +142,70 @@ class RunPage:
         refuse_links(path.parent, self._folder)
         replace_file(path, data, is_lasting=False)
         return True
+
+
+class Follower:
+    """Keeps a run's page up to date while the run goes, in a thread of its own, as often as `SHARE`
+    of the time passed allows.
+
+    What is spent is that thread's processor time. On few cores the run feels all of it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._share = SHARE * max(1, cores() // 2)
+        self._began = time.perf_counter()
+        self._spent_s = self._last_s = 0.0
+        self._has_news = self._has_shown_any = False
+        self._page: RunPage | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="report")
+        self._at_work: Future[bool] | None = None
+
+    def look(self, event: Event) -> None:
+        """Begins a refresh where there is news and time for it; never waits."""
+        is_news = isinstance(event, JobEnded)
+        # The page as the run finds the folder; then with the first picture.
+        if self._at_work is None or (is_news and not self._has_shown_any):
+            self._has_shown_any |= is_news
+            self._begin(thumbnails_s=0.0)
+            return
+        self._has_news |= is_news
+        # One that failed is the last until the end.
+        if not self._at_work.done() or self._at_work.exception() is not None:
+            return
+        assert self._page is not None, "it was made by the first refresh"
+        left_s = self._allowed_s - self._last_s
+        if left_s > 0 and (self._has_news or self._page.is_waiting):
+            self._has_news = False
+            self._begin(thumbnails_s=left_s)
+
+    def close(self) -> bool:
+        """The page as the run leaves it; True where it changed. Raises as `RunPage` does."""
+        self._thread.shutdown()
+        # Made anew: what has become of the pictures meanwhile is seen.
+        self._page = None
+        changed = self._refresh(is_running=False, thumbnails_s=max(0.0, self._allowed_s))
+        took_s = time.perf_counter() - self._began
+        logger.info("the page took %.2f s of the run's %.1f s", self._spent_s, took_s)
+        return changed
+
+    @property
+    def _allowed_s(self) -> float:
+        return self._share * (time.perf_counter() - self._began) - self._spent_s
+
+    def _begin(self, thumbnails_s: float) -> None:
+        self._at_work = self._thread.submit(
+            self._refresh, is_running=True, thumbnails_s=thumbnails_s
+        )
+
+    def _refresh(self, *, is_running: bool, thumbnails_s: float) -> bool:
+        began = time.thread_time()
+        try:
+            self._page = self._page or RunPage(self._folder)
+            return self._page.refresh(is_running=is_running, thumbnails_s=thumbnails_s)
+        finally:
+            self._last_s = time.thread_time() - began
+            self._spent_s += self._last_s
 
 
 @dataclass(frozen=True)
@@ -208,6 +265,7 @@ def status_of(result: Entry) -> str:
 def index(folder: Path, jobs: Mapping[str, object], status: Mapping[str, str]) -> Record:
     """Summary of the run, for the head of the page."""
     counts, info = Counter(status.values()), read_run_info(folder)
+    flags, models = object_in(info, "flags"), object_in(info, "models")
     return {
         "format": FORMAT,
         "title": str(object_in(info, "manifest").get("name") or folder.resolve().name),
@@ -215,18 +273,15 @@ def index(folder: Path, jobs: Mapping[str, object], status: Mapping[str, str]) -
         "failed": counts["failed"],
         "gated": counts["gated"],
         "left": len(jobs.keys() - status.keys()),
-        "toys": list(_toys(info)),
+        # What a reader must know where nobody named the model that drew.
+        "toys": [
+            said
+            for name, said in TOYS.items()
+            if (flag := object_in(flags, name)).get("origin") == "default"
+            and str(flag.get("value")) in models
+        ],
         "environment": list(_environment(info)),
     }
-
-
-def _toys(info: Mapping[str, Any]) -> Iterator[str]:
-    """What a reader must know where nobody named the model that drew."""
-    flags, models = object_in(info, "flags"), object_in(info, "models")
-    for name, said in TOYS.items():
-        flag = object_in(flags, name)
-        if flag.get("origin") == "default" and str(flag.get("value")) in models:
-            yield said
 
 
 def _environment(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

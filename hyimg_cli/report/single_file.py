@@ -36,18 +36,19 @@ def single_file(folder: Path, *, most_mb: float = MOST_MB) -> str:
         if pictures.is_scaled
         else ""
     )
-    calls = (call("index", facts), call("pictures", pictures.uris), call("inside", records))
+    uris = {key: uri for uri, key in pictures.keys.items()}
+    calls = (call("index", facts), call("pictures", uris), call("inside", records))
     return render("report.html", title=facts["title"], inline="".join(calls))
 
 
 class EmbeddedPictures(Pictures):
-    """Pictures as data URIs, one that is used twice kept once; links are keys of `uris`."""
+    """Pictures as data URIs, one that is used twice kept once; links are their `keys`."""
 
     def __init__(self, folder: Path, shared: Path | None, left_bytes: int) -> None:
         super().__init__(folder, shared)
         self._left_bytes = left_bytes
         self._known: dict[str, Record] = {}
-        self._keys: dict[str, str] = {}
+        self.keys: dict[str, str] = {}
         self.left_out, self.is_scaled = 0, False
 
     def link(self, path: str) -> str:
@@ -77,16 +78,12 @@ class EmbeddedPictures(Pictures):
             return {"gone": "left out of this file"}
         self._left_bytes -= len(whole) + len(copy)
         self.is_scaled |= not whole
-        link, thumb = (self._keep(uri) if uri else "" for uri in (whole or copy, copy))
+        link, thumb = (
+            self.keys.setdefault(uri, f"p{len(self.keys)}") if uri else ""
+            for uri in (whole or copy, copy)
+        )
         found = {"link": link} | ({"thumb": thumb} if thumb else {})
         return found | ({"is_video": True} if whole and is_video(path) else {})
-
-    def _keep(self, uri: str) -> str:
-        return self._keys.setdefault(uri, f"p{len(self._keys)}")
-
-    @property
-    def uris(self) -> dict[str, str]:
-        return {key: uri for uri, key in self._keys.items()}
 
 
 def _uri(kind: str, data: bytes) -> str:

@@ -9,6 +9,7 @@ import io
 import math
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -60,15 +61,19 @@ class LinkedPictures(Pictures):
         if not key.isalnum():
             key = digest.of_bytes(path.encode("utf-8", "surrogatepass"))
         file, thumb = self._folder / path, f"{THUMBS}/{key[:24]}.jpg"
+        kept = self._folder / thumb
         found: Record = {"is_video": True} if is_video(path) else {}
         try:
             changed_ns = file.stat().st_mtime_ns
         except (OSError, ValueError):
             found |= {"gone": "there is no such file"}
-            return found | ({"thumb": thumb} if (self._folder / thumb).is_file() else {})
+            return found | ({"thumb": thumb} if kept.is_file() else {})
         found["link"] = link_to(path)
-        if _is_of(self._folder / thumb, changed_ns):
-            return found | {"thumb": thumb}
+        with suppress(OSError):
+            # The thumbnail of the file as it is: whole, and with the file's own time.
+            status = kept.stat()
+            if status.st_size > 0 and status.st_mtime_ns == changed_ns:
+                return found | {"thumb": thumb}
         try:
             if not is_video(path):
                 if not width:
@@ -82,14 +87,11 @@ class LinkedPictures(Pictures):
             image = small(file, SIDE)
         except HyimgError as error:
             return found | {"gone": error.what}
-        self._keep(self._folder / thumb, as_jpeg(image, _QUALITY), changed_ns)
+        refuse_links(kept.parent, self._folder)
+        kept.parent.mkdir(exist_ok=True)
+        replace_file(kept, as_jpeg(image, _QUALITY), is_lasting=False)
+        os.utime(kept, ns=(changed_ns, changed_ns))
         return found | {"thumb": thumb}
-
-    def _keep(self, thumb: Path, data: bytes, changed_ns: int) -> None:
-        refuse_links(thumb.parent, self._folder)
-        thumb.parent.mkdir(exist_ok=True)
-        replace_file(thumb, data, is_lasting=False)
-        os.utime(thumb, ns=(changed_ns, changed_ns))
 
 
 def small(file: Path, side: int) -> Image.Image:
@@ -118,12 +120,3 @@ def is_video(path: str) -> bool:
 def link_to(path: str) -> str:
     """A path from the page as a link from the page."""
     return Path(path).as_uri() if Path(path).is_absolute() else quote(os.fsencode(path))
-
-
-def _is_of(thumb: Path, changed_ns: int) -> bool:
-    """True for the thumbnail of the file as it is: whole, and with the file's own time."""
-    try:
-        status = thumb.stat()
-    except OSError:
-        return False
-    return status.st_size > 0 and status.st_mtime_ns == changed_ns

@@ -18,7 +18,7 @@ import pytest
 
 from hyimg_cli.errors import Interrupted
 from hyimg_cli.files import remove
-from hyimg_cli.report.follower import Follower
+from hyimg_cli.report.run_page import Follower
 
 GOOD = [{"custom_id": f"job-{n}", "prompt": "a circle", "seed": n} for n in range(4)]
 Run = Callable[..., Any]

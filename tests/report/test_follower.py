@@ -9,8 +9,8 @@ import pytest
 from report.folders import asked, done, write_run
 from report.test_run_page import index, large, records
 
-from hyimg_cli.report import follower
-from hyimg_cli.report.follower import SHARE, Follower
+from hyimg_cli.report import run_page as follower
+from hyimg_cli.report.run_page import SHARE, Follower
 from hyimg_cli.spec.events import JobEnded, Outcome, Progress
 
 DONE = JobEnded(Outcome("a", "done", key=""))

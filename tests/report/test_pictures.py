@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from hyimg_cli.errors import UsageError
-from hyimg_cli.report.colormap import color_values, gradient
-from hyimg_cli.report.pictures import (
+from hyimg_cli.report.comparison import (
     DISPLAY_SIDE,
     EmbeddedPicture,
+    color_values,
     embed_picture,
     heat_map,
 )
@@ -47,7 +47,7 @@ def test_the_colours_are_those_of_inferno() -> None:
     values = np.linspace(0, 1, 256)[None]
     expected = np.rint(matplotlib.colormaps["inferno"](values)[..., :3] * 255)
     assert np.abs(color_values(values) - expected).max() <= 2
-    assert gradient().count("#") == 33
+    assert heat_map(noise(2, 2), noise(2, 2)).gradient.count("#") == 33
 
 
 def test_brightness_rises_with_the_difference() -> None:
