@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from hyimg_cli.cli import render
-from hyimg_cli.spec.declare import MODEL, RUN, SAMPLING, VIDEO
+from hyimg_cli.spec.options import MODEL, RUN, SAMPLING, VIDEO
 
 # Lines end where the terminal does, however wide it is.
 WIDEST = 10_000

@@ -12,7 +12,7 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.files import replace_file
 from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.manifest.edits import json_lines
-from hyimg_cli.spec.declare import RUN
+from hyimg_cli.spec.options import RUN
 
 To = Annotated[
     Path | None,

@@ -28,8 +28,8 @@ from hyimg_cli.settings.recipe import FOLDERS_OWN, read_recipe
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import SETTINGS, Declaration
 from hyimg_cli.settings.values import BadValue
-from hyimg_cli.spec.declare import CHECKPOINT, RUN
 from hyimg_cli.spec.job import AnyTask
+from hyimg_cli.spec.options import CHECKPOINT, RUN
 
 STYLE = "Style"
 _CHOICE = "Selection"

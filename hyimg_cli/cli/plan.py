@@ -31,7 +31,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Group, Plan
-from hyimg_cli.spec.units import bytes_text, counted, flops_text, time_text
+from hyimg_cli.spec.units import bytes_text, counted, time_text
 
 # Dense bfloat16, by NVIDIA's data sheets of H100 SXM and H200.
 _H100_FLOPS = 989e12
@@ -352,7 +352,10 @@ def _steps_text(cost: Cost | VideoForecast) -> str:
 def _floor_text(flops: int) -> str:
     """Floating-point operations, and the time that no run can go below on a fast GPU."""
     least = time_text(flops / _H100_FLOPS)
-    return f"{flops_text(flops)}, {least} at the peak of one H100 or H200; real runs take more"
+    units = (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9))
+    unit, size = next((one for one in units if flops >= one[1]), units[-1])
+    count = f"{flops / size:,.1f} {unit}"
+    return f"{count}, {least} at the peak of one H100 or H200; real runs take more"
 
 
 def _rank_lines(video: VideoForecast) -> Iterator[str]:

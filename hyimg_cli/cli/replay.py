@@ -24,7 +24,7 @@ from hyimg_cli.measure.replay.verdict import ReplayVerdict, answer_to, compared_
 from hyimg_cli.media.recorded import read_described
 from hyimg_cli.settings.config import Setting, settle
 from hyimg_cli.settings.table import SETTINGS
-from hyimg_cli.spec.declare import MODEL
+from hyimg_cli.spec.options import MODEL
 
 _PANEL = "What is replayed"
 ReplayedFile = Annotated[

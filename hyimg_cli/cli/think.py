@@ -14,7 +14,7 @@ from hyimg_cli.cli.request import request_of
 from hyimg_cli.engine.run import ManifestRun
 from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.table import SETTINGS
-from hyimg_cli.spec.declare import MODEL, RUN, SAMPLING
+from hyimg_cli.spec.options import MODEL, RUN, SAMPLING
 
 # Of the settings that a run takes, those that not only a picture's making or its folder reads.
 _SETTINGS = tuple(

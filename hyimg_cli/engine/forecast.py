@@ -121,7 +121,7 @@ def _of_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
     branches = max(job.branch_count for job in group.jobs)
     works = [video_work(job, card) for job in group.jobs]
     first, with_frames = works[0], config.output.frames != "none"
-    cell_bytes = group.num_frames * 3 * card.pixels_per_cell**2 * width
+    cell_bytes = group.jobs[0].num_frames * 3 * card.pixels_per_cell**2 * width
     rule, grid = tiles_of(card, config.model), first.grid[1:]
     if not config.model.tiles_decodes:
         rule = replace(rule, tile=max(grid), stride=max(grid))

@@ -65,7 +65,7 @@ def make_plan(jobs: Sequence[Job], card_of: Callable[[str], ModelCard]) -> Plan:
         alike = _alike(by_lora, lambda job: (job.lora, job.size, job.num_frames))
         for (_, size, frames), films in alike.items():
             by_prompt = side_by_side(films, lambda job: (job.prompt, job.negative_prompt))
-            groups.append(VideoGroup(model, size, frames, by_prompt))
+            groups.append(VideoGroup(model, f"{size}, {frames} frames", by_prompt))
     return Plan(tuple(groups))
 
 

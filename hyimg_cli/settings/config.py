@@ -14,8 +14,8 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.run import InKey, JobKind, RunConfig
 from hyimg_cli.settings.table import PARTS, PREFIX, REMOVED, SETTINGS, Declaration
 from hyimg_cli.settings.values import BadValue, nearest, shown
-from hyimg_cli.spec.declare import CHECKPOINT
 from hyimg_cli.spec.job import SizeRequest
+from hyimg_cli.spec.options import CHECKPOINT
 from hyimg_cli.spec.step_cache import StepCache
 
 Origin = Literal[

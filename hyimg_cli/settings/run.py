@@ -15,14 +15,18 @@ from annotated_types import Interval
 
 from hyimg_cli.settings.file_names import NAME_TEMPLATE
 from hyimg_cli.settings.kinds import DEVICE, FOLDER, NAMES, RUN_FOLDER
-from hyimg_cli.spec.declare import MODEL, OUTSIDE, RUN, VIDEO, option
 from hyimg_cli.spec.job import BY_ID, Format, SizeRequest
 from hyimg_cli.spec.options import (
+    MODEL,
+    OUTSIDE,
+    RUN,
+    VIDEO,
     JobOptions,
     KeepOutside,
     PictureOptions,
     TextSampling,
     VideoOptions,
+    option,
     outside_option,
     sampling_option,
 )

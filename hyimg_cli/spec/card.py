@@ -121,7 +121,6 @@ class ModelCard:
 
     `base_size` is the side of the square that all sizes have about the area of. `edit_defaults`:
     of jobs with source images, where they are others. `has_graphs`: text may be decoded by them.
-    `end_levels`: how many of the noise levels that `num_inference_steps` counts begin no step.
     `activations`: what a forward works with on a CPU (`cpu`), else by its experts' quantization.
     `kv_bytes_per_token` counts keys and values of every layer, `row_bytes` a token's row in the
     network, both in bfloat16. `weight_bytes` is as stored. `vae_bytes_per_pixel` is what the VAE
@@ -154,7 +153,6 @@ class ModelCard:
     edit_defaults: SamplingDefaults | None = None
     size_multiple: int = 0
     has_graphs: bool = True
-    end_levels: int = 0
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> int:
         """Bytes of all weights once loaded; where nothing is counted, as if stored in bfloat16."""
@@ -182,10 +180,6 @@ class ModelCard:
     def decoder_bytes(self) -> int:
         """Bytes of the VAE's decoder once loaded."""
         return 0 if self.weights is None else 4 * self.weights.decoder
-
-    def steps_of(self, asked: int) -> int:
-        """Denoise steps of a job whose `num_inference_steps` are `asked`."""
-        return max(0, asked - self.end_levels)
 
     def vae_bytes(self, pixels: int, device: str, *, in_tiles: bool = False) -> int:
         """Bytes of a picture in the VAE, on a kind of device, cpu or cuda.

@@ -5,14 +5,30 @@ schema, the value in the job, and its part of the resume key. None of what a che
 stands for what that says; a job has the value itself.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from typing import Any, Literal, NewType, get_args
 
 from annotated_types import Interval
 
-from hyimg_cli.spec.declare import CHECKPOINT, OUTSIDE, SAMPLING, VIDEO, option
 from hyimg_cli.spec.step_cache import StepCache
+
+# Panels of the help.
+RUN, MODEL, SAMPLING, VIDEO = "Run", "Model", "Sampling defaults", "Video (t2v, i2v)"
+OUTSIDE = "Edits that keep their source outside"
+# The default that the job's checkpoint says where nobody else does.
+CHECKPOINT = object()
+
+
+def option(default: Any, help: str, *marks: Any, **declared: Any) -> Any:
+    """Return a field that is a setting. `marks` narrow its type; `declared` are the further fields
+    of `settings.table.Declaration`.
+    """
+    is_unset = default in (CHECKPOINT, None)
+    known = None if default is MISSING else default
+    row = {"help": help, "default": known, "marks": marks, **declared}
+    return field(default=None if is_unset else default, metadata={"setting": row})
+
 
 BotTask = Literal["none", "think", "recaption", "think_recaption"]
 SystemPrompt = Literal[

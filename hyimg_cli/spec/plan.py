@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from hyimg_cli.spec.job import ImageJob, Job, Size, VideoJob
+from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,8 @@ class VideoGroup:
     """Videos of one model, size and number of frames; equal prompts stand side by side."""
 
     model: str
-    size: Size
-    num_frames: int
+    size_class: str
     jobs: tuple[VideoJob, ...]
-
-    @property
-    def size_class(self) -> str:
-        return f"{self.size}, {self.num_frames} frames"
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,10 @@ def printable(text: str, encoding: str = "utf-8") -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(c if _is_plain(c, encoding) else json.dumps(c)[1:-1] for c in text)
-
-
-def _is_plain(char: str, encoding: str) -> bool:
-    if not char.isprintable():
-        return False
-    try:
-        char.encode(encoding)
-    except UnicodeEncodeError:
-        return False
-    return True
+    # Half of a surrogate pair, and what the encoding lacks, leave no byte.
+    return "".join(
+        c if c.isprintable() and c.encode(encoding, "ignore") else json.dumps(c)[1:-1] for c in text
+    )
 
 
 def indented(text: str) -> str:

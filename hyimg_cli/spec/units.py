@@ -26,11 +26,3 @@ def time_text(seconds: float) -> str:
             rest = whole % size // below
             return f"{whole // size} {large}" + (f" {rest} {small}" if rest else "")
     return f"{whole} s"
-
-
-def flops_text(count: float) -> str:
-    """Floating-point operations in the unit that keeps the number short."""
-    for unit, size in (("PFLOP", 1e15), ("TFLOP", 1e12)):
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count / 1e9:.1f} GFLOP"

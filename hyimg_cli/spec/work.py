@@ -6,7 +6,7 @@ No file of the job is looked at. The tokens of its texts are counted by the mode
 import math
 from dataclasses import dataclass
 
-from hyimg_cli.spec.card import ForwardWork, ModelCard, VideoCard
+from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import ImageJob, VideoJob
 from hyimg_cli.spec.step_cache import count_full
 
@@ -85,7 +85,14 @@ def video_work(job: VideoJob, card: VideoCard) -> VideoWork:
     forwards = full_steps * job.branch_count
     flops = forwards * card.forward.flops(grid)
     if chunks is not None:
-        flops = _flops_by_chunks(card.forward, tokens, grid[0] // chunks.frames, asked + 1)
+        # Each chunk with those before it, up to its end; in the last pass the last one leaves no
+        # K/V.
+        count = grid[0] // chunks.frames
+        each = tokens // count
+        once = count * each * card.forward.per_token
+        once += each**2 * count * (count + 1) // 2 * card.forward.per_pair
+        last = each * card.forward.per_token + each**2 * count * card.forward.per_pair
+        flops = (asked + 1) * once - last
     copy = card.latent_channels * cells * _FLOAT_BYTES
     velocities = copy * rule.copies(job.branch_count) if rule is not None else 0
     return VideoWork(
@@ -102,15 +109,6 @@ def video_work(job: VideoJob, card: VideoCard) -> VideoWork:
         velocity_bytes=velocities,
         kv_bytes=kv_bytes,
     )
-
-
-def _flops_by_chunks(forward: ForwardWork, tokens: int, chunks: int, passes: int) -> int:
-    """Operations of a video in chunks, each with those before it; the last one leaves no K/V."""
-    each = tokens // chunks
-    # Of the chunks' tokens with those up to its end.
-    pairs = each**2 * chunks * (chunks + 1) // 2
-    last = each * forward.per_token + each**2 * chunks * forward.per_pair
-    return passes * (chunks * each * forward.per_token + pairs * forward.per_pair) - last
 
 
 def film_bytes(pixels: int, *, with_frames: bool) -> int:

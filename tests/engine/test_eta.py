@@ -45,7 +45,7 @@ VIDEO = VideoJob(
     guidance_scale=1.0,
     flow_shift=5.0,
 )
-VIDEOS = VideoGroup("tiny-video", Size(32, 32), 5, (VIDEO,))
+VIDEOS = VideoGroup("tiny-video", "32x32, 5 frames", (VIDEO,))
 
 
 def done(name: str, tokens: int = TOKENS) -> JobEnded:

@@ -51,7 +51,7 @@ def films(job: ImageJob, count: int, model: str = "tiny-video") -> VideoGroup:
         )
         for n in range(count)
     )
-    return VideoGroup(model, Size(32, 48), 5, jobs)
+    return VideoGroup(model, "48x32, 5 frames", jobs)
 
 
 def ids(jobs: tuple[Job, ...]) -> list[str]:

@@ -20,9 +20,9 @@ from hyimg_cli.settings.config import Setting, settle
 from hyimg_cli.settings.recipe import read_recipe
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.card import ModelCard
-from hyimg_cli.spec.declare import CHECKPOINT
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.options import CHECKPOINT
 
 CardOf = Callable[[str], ModelCard]
 

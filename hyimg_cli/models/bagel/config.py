@@ -281,7 +281,6 @@ def model_card(folder: Path, model: str, arch: BagelShape) -> ModelCard:
         base_size=arch.max_side,
         size_multiple=TOKEN_PIXELS,
         has_graphs=False,
-        end_levels=1,
     )
 
 

@@ -179,7 +179,8 @@ class Bagel(DecoderModel):
         )
         return Track(
             sent(self.initial_latents(canvas.bucket.size, job.seed), self.network.weight.device),
-            Schedule(self.card.steps_of(job.num_inference_steps), job.flow_shift),
+            # The last of the noise levels that the job counts begins no step.
+            Schedule(max(0, job.num_inference_steps - 1), job.flow_shift),
             guidance,
             guidance.is_active,
         )

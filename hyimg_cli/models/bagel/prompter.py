@@ -182,7 +182,7 @@ class BagelPrompter(ImageCheckpoint):
             branches=1 + len(others),
             image_encodes=len(shapes),
             assumed_think=text,
-            steps=self.card.steps_of(job.num_inference_steps),
+            steps=max(0, job.num_inference_steps - 1),
             forwards=sum(
                 1 + is_guided * len(others)
                 for is_guided, is_full in zip(guided, is_due, strict=True)
