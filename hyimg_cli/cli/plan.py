@@ -21,7 +21,6 @@ from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.cost import Cost
 from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.manifest.shards import Shard
 from hyimg_cli.memory.available import available_memory, configured_memory
 from hyimg_cli.memory.fit import check_fit
 from hyimg_cli.memory.footprint import Footprint, footprints, rank_footprints
@@ -72,49 +71,41 @@ def show_plan(given: Mapping[str, Any]) -> int:
     eta = Eta(order, config, kept.read(order))
     render.remarks(kept.take_notes(), style)
     if given["as_json"]:
+        time = None
+        if not eta.unknown:
+            stages = eta.stages_s
+            time = {"seconds": sum(stages.values()), "runs": eta.runs, "stages": stages}
         facts = _as_json(order, costs, videos) | _held(memory, components, by_rank)
-        facts |= {"replicas": replicas, "time": _time_as_json(eta), "too_large": too_large}
+        facts |= {"replicas": replicas, "time": time, "too_large": too_large}
         if config.model.cpu_offload != "none":
             facts |= {"on_gpu_bytes": {name: _at_a_time(name, config) for name in components}}
         if shard:
-            facts |= {"shard": _shard_as_json(shard)}
-        untried = [job.custom_id for job in rest.to_run if found.error_of(job)]
-        render.json_line(
-            facts
-            | {
-                "skipped": rest.done,
-                "untried": untried,
-                "finished_again": [job.custom_id for job in rest.to_finish],
-            }
-        )
+            numbers = {name: getattr(shard, name) for name in ("index", "count", "part", "largest")}
+            facts |= {"shard": numbers | {"jobs": len(shard.jobs), "of_jobs": shard.of_jobs}}
+        facts |= {"skipped": rest.done}
+        facts |= {"untried": [job.custom_id for job in rest.to_run if found.error_of(job)]}
+        facts |= {"finished_again": [job.custom_id for job in rest.to_finish]}
+        render.json_line(facts)
         return code
     if shard:
-        render.line(_shard_line(shard))
-    for text in _lines(order, costs, videos, think=given["assume_think"]):
-        render.line(text)
+        render.line(
+            f"shard {shard.index} of {shard.count}: {len(shard.jobs)} of "
+            f"{counted(shard.of_jobs, 'job')}, {shard.part:.1%} of the planned work; the largest "
+            f"shard has {shard.largest:.2f} x the mean"
+        )
     before = f", {len(rest.done)} done before" if rest.done else ""
     before += f", {len(rest.to_finish)} finished again without a model" if rest.to_finish else ""
-    render.line(f"all: {counted(len(order.groups), 'group')}{before}")
-    for text in _time_lines(eta) if to_run else ["time: nothing is left to run"]:
-        render.line(text)
-    held = tuple(_memory_lines(memory, components, by_rank))
     for text in (
-        *held,
+        *_lines(order, costs, videos, think=given["assume_think"]),
+        f"all: {counted(len(order.groups), 'group')}{before}",
+        *(_time_lines(eta) if to_run else ["time: nothing is left to run"]),
+        *_memory_lines(memory, components, by_rank),
         *(f"  {model} does not fit into {why}" for model, why in too_large.items()),
-        *_replica_lines(replicas, config),
-        *_limit_lines(components, config, bool(memory)),
+        *_limit_lines(components, config, replicas, has_pictures=bool(memory)),
         *_expert_lines(order, config, think=given["assume_think"]),
     ):
         render.line(text)
     return code
-
-
-def _time_as_json(eta: Eta) -> dict[str, Any] | None:
-    """Seconds of the whole command and by stage; None where no run tells them."""
-    if eta.unknown:
-        return None
-    stages = eta.stages_s
-    return {"seconds": sum(stages.values()), "runs": eta.runs, "stages": stages}
 
 
 def _time_lines(eta: Eta) -> Iterator[str]:
@@ -129,19 +120,6 @@ def _time_lines(eta: Eta) -> Iterator[str]:
     yield f"time: about {seconds}, from {counted(eta.runs, 'earlier run')}"
     parts = ((_STAGES.get(name, name), seconds) for name, seconds in stages.items())
     yield "  " + ", ".join(f"{name} {time_text(s)}" for name, s in parts if s >= 0.05)
-
-
-def _shard_line(shard: Shard) -> str:
-    return (
-        f"shard {shard.index} of {shard.count}: {len(shard.jobs)} of "
-        f"{counted(shard.of_jobs, 'job')}, {shard.part:.1%} of the planned work; the largest shard "
-        f"has {shard.largest:.2f} x the mean"
-    )
-
-
-def _shard_as_json(shard: Shard) -> dict[str, Any]:
-    numbers = {name: getattr(shard, name) for name in ("index", "count", "part", "largest")}
-    return numbers | {"jobs": len(shard.jobs), "of_jobs": shard.of_jobs}
 
 
 def _components(order: Plan, config: RunConfig) -> dict[str, dict[str, int]]:
@@ -194,14 +172,6 @@ def _memory_lines(
         yield f"  weights of {model} once loaded: {parts}"
 
 
-def _replica_lines(count: int, config: RunConfig) -> Iterator[str]:
-    """Lines on several replicas, for the figures before."""
-    if count > 1:
-        place = "a GPU each" if precision(config.model)[0] == "cuda" else "in one memory"
-        yield f"  {count} replicas, {place}: each holds such weights and memory"
-        yield "  tokens and encodes are one process's; replicas read what they share once each"
-
-
 def _too_large(order: Plan, config: RunConfig, replicas: int) -> Iterator[tuple[str, str]]:
     """Models that do not fit into `memory_gb`, with that and what would make them fit."""
     there = configured_memory(config, replicas=replicas)
@@ -215,9 +185,17 @@ def _too_large(order: Plan, config: RunConfig, replicas: int) -> Iterator[tuple[
 
 
 def _limit_lines(
-    components: Mapping[str, dict[str, int]], config: RunConfig, has_pictures: bool
+    components: Mapping[str, dict[str, int]],
+    config: RunConfig,
+    replicas: int,
+    *,
+    has_pictures: bool,
 ) -> Iterator[str]:
-    """Lines on the GPU's part and the offload, for the figures before."""
+    """Lines on replicas, the offload and the GPU's part, for the figures before."""
+    if replicas > 1:
+        place = "a GPU each" if precision(config.model)[0] == "cuda" else "in one memory"
+        yield f"  {replicas} replicas, {place}: each holds such weights and memory"
+        yield "  tokens and encodes are one process's; replicas read what they share once each"
     if config.model.cpu_offload != "none":
         what = "one network"
         if config.model.cpu_offload == "group":
@@ -274,20 +252,20 @@ def _as_json(
     order: Plan, costs: PictureForecast, videos: Sequence[VideoForecast]
 ) -> dict[str, Any]:
     pictures, films = iter(costs.groups), iter(videos)
-    groups = [
-        {"model": group.model, "size_class": group.size_class}
-        | {"custom_ids": [job.custom_id for job in group.jobs]}
-        | (asdict(next(pictures)) if isinstance(group, Group) else _of_film(next(films)))
-        for group in order.groups
-    ]
+    groups: list[dict[str, Any]] = []
+    for group in order.groups:
+        facts: dict[str, Any] = {"model": group.model, "size_class": group.size_class}
+        facts["custom_ids"] = [job.custom_id for job in group.jobs]
+        if isinstance(group, Group):
+            facts |= asdict(next(pictures))
+        else:
+            video = next(films)
+            facts |= asdict(video)
+            facts["decode"]["received_bytes"] = video.decode.received_bytes
+            del facts["tokens"], facts["heads"]
+        groups.append(facts)
     shared = {"shared_kv_bytes": costs.shared_kv_bytes}
     return {"groups": groups, "total": asdict(costs.total)} | shared
-
-
-def _of_film(video: VideoForecast) -> dict[str, Any]:
-    facts = asdict(video)
-    facts["decode"]["received_bytes"] = video.decode.received_bytes
-    return {name: fact for name, fact in facts.items() if name not in ("tokens", "heads")}
 
 
 def _lines(

@@ -15,21 +15,8 @@ from annotated_types import Interval
 
 from hyimg_cli.settings.file_names import NAME_TEMPLATE
 from hyimg_cli.settings.kinds import DEVICE, FOLDER, NAMES, RUN_FOLDER
+from hyimg_cli.spec import options as o
 from hyimg_cli.spec.job import BY_ID, Format, SizeRequest
-from hyimg_cli.spec.options import (
-    MODEL,
-    OUTSIDE,
-    RUN,
-    VIDEO,
-    JobOptions,
-    KeepOutside,
-    PictureOptions,
-    TextSampling,
-    VideoOptions,
-    option,
-    outside_option,
-    sampling_option,
-)
 
 JobKind = Literal["pictures", "videos"]
 Frames = Literal["none", "png"]
@@ -91,12 +78,12 @@ MAX_RANKS = 64
 MAX_CLIPS = 64
 
 
-_run, _model = partial(option, panel=RUN), partial(option, panel=MODEL)
+_run, _model = partial(o.option, panel=o.RUN), partial(o.option, panel=o.MODEL)
 # What every command that loads a model asks.
 _each_model = partial(_model, commands=("doctor", "bench", "replay"))
 _run_of_pictures = partial(_run, only="pictures")
 _model_of_pictures = partial(_model, only="pictures")
-_video = partial(option, panel=VIDEO, only="videos")
+_video = partial(o.option, panel=o.VIDEO, only="videos")
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +236,7 @@ class ModelChoice:
     enable_cpu_offload: bool = _video(
         False, "The same as --cpu-offload model.", commands=("doctor",)
     )
-    attention_backend: AttentionBackend = option(
+    attention_backend: AttentionBackend = o.option(
         "native",
         "The library's kernel of a video transformer's attention.",
         only="videos",
@@ -261,20 +248,20 @@ class ModelChoice:
         "Compile a transformer's blocks by torch.compile, at each shape's first step.",
         pixels=InKey("blocks", {True: "compiled"}),
     )
-    decode_tiles: DecodeTiles = option(
+    decode_tiles: DecodeTiles = o.option(
         "auto",
         "Tiles of a video's decode: the model's own, or half of them each way in less memory.",
         only="videos",
         pixels=InKey("decode"),
     )
-    decode_graphs: Graphs = option(
+    decode_graphs: Graphs = o.option(
         "auto",
         "Decode text by CUDA graphs, by default where they can be. They round differently.",
         spellings={True: "on", False: "off"},
         only="pictures",
         pixels=InKey("text", {"on": "graphs"}),
     )
-    sdpa_backend: SdpaBackend = option(
+    sdpa_backend: SdpaBackend = o.option(
         "auto",
         "The kernel of a picture's attention; auto: torch chooses.",
         only="pictures",
@@ -325,20 +312,20 @@ class ModelChoice:
 class _LineOptions:
     """What decides which jobs a line becomes."""
 
-    size: SizeRequest = sampling_option(SizeRequest(), "Of the result.", is_basic=True)
-    n: int = sampling_option(
+    size: SizeRequest = o.sampling_option(SizeRequest(), "Of the result.", is_basic=True)
+    n: int = o.sampling_option(
         1,
         "Number of results of a line.",
         Interval(ge=1, le=1000),
         aliases=("num_outputs_per_prompt",),
     )
-    vary: Literal["picture", "text", "both"] = sampling_option(
+    vary: Literal["picture", "text", "both"] = o.sampling_option(
         "both", "What the results of a line differ in, by their seeds.", only="pictures"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling(VideoOptions, TextSampling, PictureOptions, JobOptions, _LineOptions):
+class Sampling(o.VideoOptions, o.TextSampling, o.PictureOptions, o.JobOptions, _LineOptions):
     """How a job is sampled. None of what a checkpoint may say: as that says."""
 
 
@@ -348,13 +335,13 @@ class _Switch:
 
     __slots__ = ()
 
-    keep_outside: bool = outside_option(
+    keep_outside: bool = o.outside_option(
         False, "Edits in their source's size, every pixel outside the edit equal to it."
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outside(KeepOutside, _Switch):
+class Outside(o.KeepOutside, _Switch):
     """Whether and how an edit keeps its source outside."""
 
 
@@ -426,7 +413,7 @@ class BatchConfig:
     )
     prewarm: bool = _run(True, "Run each shape once before it counts.")
     prefetches_sources: bool | None = None
-    memory_gb: float | None = option(
+    memory_gb: float | None = o.option(
         None,
         "Memory of the machine to plan for, if not this one.",
         Interval(gt=0, le=10**5),
@@ -490,8 +477,8 @@ class OutputConfig:
         in_line=True,
     )
     metadata: bool = _run(True, "Write the job, and that a model made it, into its file.")
-    keep_gps: bool = option(
-        False, "Keep the place in a kept source's EXIF.", panel=OUTSIDE, only="pictures"
+    keep_gps: bool = o.option(
+        False, "Keep the place in a kept source's EXIF.", panel=o.OUTSIDE, only="pictures"
     )
     frames: Frames = _video(
         "none", "png: write every frame without loss too.", commands=("replay",)
