@@ -143,7 +143,7 @@ class ShortVae:
 
     def _stored(self, rank: Rank) -> Any:
         # Imported here: other tasks know of no video.
-        from hyimg_cli.pipelines.video.ranks import VaePart
+        from hyimg_cli.pipelines.ranks import VaePart
 
         return VaePart(self.choice)(rank)
 

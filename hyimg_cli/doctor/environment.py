@@ -170,7 +170,7 @@ def _choice(form: Quantization, device: "torch.device", dtype: str) -> str:
     """What is said of a quantization. Raises MachineError where it has no kernel here."""
     import torch
 
-    from hyimg_cli.kernels.choice import experts_of
+    from hyimg_cli.kernels.experts import experts_of
     from hyimg_cli.kernels.formats import Stack, empty_stack
 
     def stack(rows: int) -> Stack:
@@ -186,7 +186,7 @@ def _bound(form: Quantization, device: "torch.device", dtype: str) -> str:
     """A bound on decode steps as CUDA graphs; empty: there is none, or there are no graphs."""
     import torch
 
-    from hyimg_cli.kernels.choice import ANY_ROWS, rows_unread
+    from hyimg_cli.kernels.experts import ANY_ROWS, rows_unread
 
     if device.type != "cuda" or find_spec("triton") is None:
         return ""

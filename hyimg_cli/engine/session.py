@@ -21,10 +21,9 @@ from hyimg_cli.memory.available import available_memory, limit_gpu_memory
 from hyimg_cli.memory.fit import fits, need_of_second
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline, LoadModel
-from hyimg_cli.pipelines.outcomes import Facts, line_facts
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import WriteBehind
-from hyimg_cli.pipelines.request import Finished, Lost
+from hyimg_cli.pipelines.request import Facts, Finished, Lost, line_facts
 from hyimg_cli.pipelines.torch_settings import torch_settings
 from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 from hyimg_cli.remote import keep_copies_in

@@ -18,13 +18,6 @@ from hyimg_cli.settings.run import SdpaBackend
 
 _LOG = logging.getLogger(__name__)
 RowAttention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
-# By the names of torch's SDPBackend.
-_BACKENDS = {
-    "cudnn": "CUDNN_ATTENTION",
-    "flash": "FLASH_ATTENTION",
-    "efficient": "EFFICIENT_ATTENTION",
-    "math": "MATH",
-}
 _PROBED = 128
 # What torch says of a call that the kernels left to it do not take, on a GPU and on a CPU.
 _NONE_THERE = "No available kernel", "No viable backend"
@@ -46,7 +39,8 @@ class PinnedAttention:
         from torch.nn.attention import SDPBackend
 
         self._attend, self._backend, self._has_warned = attend, backend, False
-        self._kernel = getattr(SDPBackend, _BACKENDS[backend])
+        name = backend.upper() if backend == "math" else f"{backend.upper()}_ATTENTION"
+        self._kernel = getattr(SDPBackend, name)
 
     def __call__(
         self, q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_causal: bool

@@ -47,7 +47,17 @@ class GpuCapture:
                 compute()
                 with waits_are_errors():
                     compute()
-                graph, out = self._captured(compute)
+                graph = torch.cuda.CUDAGraph()
+                # A call that is forbidden in a capture is so in this thread alone.
+                inside = torch.cuda.graph(
+                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                )
+                try:
+                    with inside:
+                        out = compute()
+                except BaseException:
+                    self._end()
+                    raise
             before.wait_stream(self._stream)
 
         def replay() -> Tensor:
@@ -55,20 +65,6 @@ class GpuCapture:
             return out
 
         return replay
-
-    def _captured(self, compute: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        graph = torch.cuda.CUDAGraph()
-        # A call that is forbidden in a capture is so in this thread alone.
-        inside = torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        )
-        try:
-            with inside:
-                out = compute()
-        except BaseException:
-            self._end()
-            raise
-        return graph, out
 
     def _end(self) -> None:
         """Up to torch 2.11 a broken capture is never over for the allocator: it frees no memory any

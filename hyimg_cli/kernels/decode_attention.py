@@ -18,8 +18,6 @@ import torch
 from torch import Tensor
 
 RUNS, BLOCK = 32, 64
-# A matrix product of Triton has at least 16 rows; query heads of one kv head are fewer.
-_LEAST_HEADS = 16
 
 
 @dataclass(frozen=True)
@@ -67,11 +65,6 @@ def plain_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> Ten
         is_hidden_S = torch.arange(keys_KSD.shape[1], device=keys_KSD.device) > slot_1
         seen.append(_attended(q_RHD[row], keys_KSD, values_KSD, is_hidden_S))
     return torch.stack(seen).to(q_RHD.dtype)
-
-
-def least_heads(group: int) -> int:
-    """Rows of a product that holds `group` query heads: a power of two that Triton takes."""
-    return max(_LEAST_HEADS, 1 << (group - 1).bit_length())
 
 
 def _attended(q_HD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_hidden_S: Tensor) -> Tensor:

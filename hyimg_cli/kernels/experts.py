@@ -1,17 +1,145 @@
-"""Experts in plain torch, one after the other, in any format of their weights: what a CPU runs for
-quantised ones, and the twin of every kernel.
+"""A layer's routed experts: which kernel they run on, by device and by how the weights are held.
+
+    device          held     few rows              more rows
+    CPU             dense    routed_experts        routed_experts, groups padded
+    CPU             fp8      plain_scaled_experts  plain_scaled_experts
+    CPU             nf4      plain_experts         plain_experts
+    GPU             any      decode_experts        routed_experts, quantised weights made dense
+    GPU, 9.x        fp8      decode_experts        scaled_experts
+
+`decode_experts`, in which each row reads its own experts, needs Triton, and a GPU of 8.9 or later
+for FP8. On a CPU the number of rows decides nothing, so that a row's bits never depend on its
+company.
+
+`plain_experts` takes one expert after the other, in any format: the twin of every kernel, and what
+a CPU runs for quantised ones. The grouped products sort rows by expert:
+
+    x ▸ sorted rows ▸ product ▸ SwiGLU ▸ product ▸ gather and sum          as they are
+    x ▸ e4m3, a scale a row ▸ sorted ▸ product ▸ SwiGLU to e4m3 ▸ product ▸ gather and sum    FP8
+
+    rows of x, sorted by expert      e0 e0 e0 .  e1 .. .. .  e2 e2 e2 e2  e3 ...
+    padded to whole groups           |-- 4 --|  |-- 4 --|   |---- 4 ----| ...
+
+What stands around the products are `ops`: in plain torch, or fused. Shapes depend on T, K and
+E alone and nothing is read on the host. A sum is gathered, not scattered: the same bits every time.
+On a CPU groups are padded, so that how a row is multiplied does not depend on how many others chose
+its expert (see `rows.py`); on a GPU a row's bits may depend on its company, as any product's do.
 """
 
-# Legend: T token, M model width, K chosen expert, E expert, I inner width, R row
+# Legend: T token, M model width, K chosen expert, E expert, I inner width, R sorted row
+import importlib.util
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hyimg_cli.kernels.formats import Stack, dequantize_rows, one, quantize_rows
-from hyimg_cli.kernels.ops import add_onto
+from hyimg_cli.errors import MachineError
+from hyimg_cli.kernels.formats import (
+    FP8,
+    Fp8Rows,
+    Stack,
+    dense,
+    dequantize_rows,
+    one,
+    quantize_rows,
+)
+from hyimg_cli.kernels.ops import PLAIN, PlainOps, add_onto, ops_of
 from hyimg_cli.kernels.rows import group_multiple, padding
+from hyimg_cli.settings.run import Quantization
+
+Capability = tuple[int, int]
+# Each row reads its experts anew: near here reading them once for all rows is as fast. Of quantised
+# ones that are made dense first, all 64 experts' bytes are moved eight or nine times for a product.
+MOST_FEW_ROWS, MOST_FEW_QUANTISED = 10, 64
+ANY_ROWS = sys.maxsize
+# Rows of a tile of a grouped product in FP8.
+_TILE = 16
+
+# The compute of a layer's routed experts: a weighted sum [T, M] of each token's chosen experts, of
+# rows, weights [T, K] and indices [T, K], added to `onto_TM` where there is one.
+Experts = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class ByRows:
+    """One kernel for few rows, another for more; the count is the call's shape, known on the
+    host.
+    """
+
+    few: Experts
+    many: Experts
+    most_few: int
+
+    def __call__(self, x_TM: Tensor, *choice: Tensor, onto_TM: Tensor | None = None) -> Tensor:
+        kernel = self.few if x_TM.shape[0] <= self.most_few else self.many
+        return kernel(x_TM, *choice, onto_TM=onto_TM)
+
+
+def experts_of(gate_and_up: Stack, down: Stack) -> Experts:
+    """The compute of a layer's experts.
+
+    Raises MachineError where a package that the format needs is missing.
+    """
+    stacks: dict[str, Any] = {"gate_and_up": gate_and_up, "down": down}
+    form: Quantization = "none"
+    if not isinstance(gate_and_up, Tensor):
+        form = "fp8" if isinstance(gate_and_up, Fp8Rows) else "nf4"
+    if gate_and_up.device.type != "cuda":
+        if form == "none":
+            rows = group_multiple(gate_and_up.device)
+            return partial(routed_experts, group_rows=rows, **stacks)
+        return partial(plain_scaled_experts if form == "fp8" else plain_experts, **stacks)
+    if form == "nf4":
+        require_bitsandbytes()
+    capability = torch.cuda.get_device_capability(gate_and_up.device)
+    by_expert = scaled_experts if form == "fp8" and takes_scaled(capability) else routed_experts
+    many = partial(by_expert, around=ops_of(gate_and_up.device), **stacks)
+    most_few = most_few_rows(capability, form)
+    if not most_few:
+        return many
+    from hyimg_cli.kernels.decode import decode_experts
+
+    return ByRows(partial(decode_experts, **stacks), many, most_few)
+
+
+def most_few_rows(capability: Capability, form: Quantization) -> int:
+    """Up to how many rows each reads its own experts on such a GPU; 0: none does."""
+    # Older GPUs have no instructions for e4m3, and Triton no way around it.
+    if importlib.util.find_spec("triton") is None or (form == "fp8" and capability < (8, 9)):
+        return 0
+    is_made_dense = form == "nf4" or (form == "fp8" and not takes_scaled(capability))
+    return MOST_FEW_QUANTISED if is_made_dense else MOST_FEW_ROWS
+
+
+def takes_scaled(capability: Capability) -> bool:
+    """True if torch multiplies groups of FP8 rows."""
+    return capability[0] == 9
+
+
+def rows_unread(capability: Capability, dtype: torch.dtype, form: Quantization) -> int:
+    """Up to how many rows of `dtype` no kernel for the experts on such a GPU has a size read on the
+    host, Triton provided: a CUDA graph can hold no more. 0: none; `ANY_ROWS`: there is no bound.
+    """
+    if form == "fp8" and takes_scaled(capability):
+        return ANY_ROWS
+    if dtype == torch.bfloat16 and capability[0] in (9, 10):
+        return ANY_ROWS
+    return most_few_rows(capability, form)
+
+
+def require_bitsandbytes() -> None:
+    """Raises MachineError where NF4 is wanted on a GPU and bitsandbytes is not installed."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise MachineError(
+            "nf4 on a GPU needs bitsandbytes, which is not installed",
+            hint="pip install 'hyimg-cli[nf4]', or use --quantization fp8",
+            code="machine.no-bitsandbytes",
+        )
 
 
 def plain_experts(
@@ -42,9 +170,76 @@ def plain_experts(
     return add_onto(onto_TM, weighted_TKM.sum(dim=1))
 
 
-def _rounded(rows: Tensor) -> Tensor:
-    return dequantize_rows(*quantize_rows(rows), rows.dtype)
-
-
 # The plain twin of a product in FP8: the rows that enter one are rounded to e4m3 as well.
-plain_scaled_experts = partial(plain_experts, enter=_rounded)
+plain_scaled_experts = partial(
+    plain_experts, enter=lambda rows: dequantize_rows(*quantize_rows(rows), rows.dtype)
+)
+
+
+def routed_experts(
+    x_TM: Tensor,
+    weight_TK: Tensor,
+    index_TK: Tensor,
+    gate_and_up: Stack,
+    down: Stack,
+    around: PlainOps = PLAIN,
+    *,
+    onto_TM: Tensor | None = None,
+    group_rows: int = 1,
+) -> Tensor:
+    """Weighted sum of each token's chosen experts, [T, M]: `down(up * silu(gate))` each.
+
+    `onto`: what the sum is added to, once it is rounded. `gate_and_up` holds `up` in its first
+    half. A quantised stack is made dense for its product, one of the two at a time. Needs a dtype
+    that `torch.nn.functional.grouped_mm` knows on the device.
+    """
+    to = around.align_block_size(index_TK, gate_and_up.shape[0], group_rows)
+    # What a product takes is freed before the next one: rows of all choices are large.
+    hidden_RI = around.swiglu(
+        F.grouped_mm(x_TM[to.token_R], dense(gate_and_up, x_TM.dtype).mT, offs=to.ends_E)
+    )
+    result_RM = F.grouped_mm(hidden_RI, dense(down, x_TM.dtype).mT, offs=to.ends_E)
+    return around.gather_sum(result_RM, to.row_TK, weight_TK, onto_TM)
+
+
+def scaled_experts(
+    x_TM: Tensor,
+    weight_TK: Tensor,
+    index_TK: Tensor,
+    gate_and_up: Fp8Rows,
+    down: Fp8Rows,
+    around: PlainOps = PLAIN,
+    *,
+    onto_TM: Tensor | None = None,
+) -> Tensor:
+    """The same with both factors of both products in e4m3, a scale a row.
+
+    Needs bfloat16 rows and a GPU that has FP8 grouped products (compute capability 9.x). Groups
+    begin at whole tiles of 16 rows, the layout that torch tests.
+    """
+    to = around.align_block_size(index_TK, gate_and_up.shape[0], _TILE)
+    values_TM, scale_T = around.to_fp8(x_TM)
+    # Bytes are gathered: indexing is not defined for every kind of 8-bit float.
+    values_RM = values_TM.view(torch.uint8)[to.token_R].view(FP8)
+    middle_R2I = _product((values_RM, scale_T[to.token_R]), gate_and_up, to.ends_E)
+    del values_RM
+    hidden = around.swiglu_to_fp8(middle_R2I)
+    del middle_R2I
+    result_RM = _product(hidden, down, to.ends_E)
+    return around.gather_sum(result_RM, to.row_TK, weight_TK, onto_TM).to(x_TM.dtype)
+
+
+def _product(rows: tuple[Tensor, Tensor], stack: Fp8Rows, ends_E: Tensor) -> Tensor:
+    recipe = F.ScalingType.RowWise
+    result_RO: Tensor = F.scaled_grouped_mm(  # type: ignore[attr-defined]
+        rows[0],
+        stack.values_EOI.mT,
+        scale_a=rows[1],
+        scale_recipe_a=recipe,
+        scale_b=stack.scale_EO,
+        scale_recipe_b=recipe,
+        offs=ends_E,
+        output_dtype=torch.bfloat16,
+        use_fast_accum=True,
+    )
+    return result_RO

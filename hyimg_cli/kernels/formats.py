@@ -15,6 +15,7 @@ from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -259,3 +260,29 @@ def by_bitsandbytes(stack: Nf4Blocks, dtype: torch.dtype) -> Tensor:
     )
     result: Tensor = functional.dequantize_4bit(stack.packed_EH.view(-1, 1), state)
     return result.view(stack.shape)
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer whose matrix is held in fewer bits, and made dense for each product."""
+
+    def __init__(self, layer: nn.Linear, form: Format, device: torch.device) -> None:
+        """Room for the values of a `layer` that has none."""
+        super().__init__()
+        rows, width = layer.weight.shape
+        self.held = empty_stack(form, 1, rows, width, device)
+        self.bias = layer.bias
+
+    def put(self, weight_OI: Tensor, first: int = 0) -> None:
+        """Quantise the matrix, or its rows from `first` on."""
+        self.held.put(0, weight_OI, first=first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, dense(self.held, x.dtype)[0], self.bias)
+
+
+def quantize_linear(network: nn.Module, form: Format, device: torch.device) -> None:
+    """Put quantised ones in the place of all linear layers, to be filled."""
+    for module in list(network.modules()):
+        for name, layer in list(module.named_children()):
+            if isinstance(layer, nn.Linear):
+                setattr(module, name, QuantizedLinear(layer, form, device))

@@ -16,7 +16,7 @@ for an expert's, and no bit depends on where an expert lies.
 import logging
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hyimg_cli.kernels.choice import ByRows, Experts, experts_of
+from hyimg_cli.kernels.experts import ByRows, Experts, experts_of
 from hyimg_cli.kernels.formats import Stack
 from hyimg_cli.kernels.transfer import to_device
 
@@ -130,7 +130,10 @@ class OffloadedExperts:
             if len(chosen) <= self.count // 2:
                 place_TK = self._numbers(chosen, range(len(chosen)))[index_TK]
                 return self._partly(layer, chosen)(x_TM, weight_TK, place_TK, onto_TM=onto_TM)
-        staging = self._whole(layer)
+        staging = self._begin(layer, None)
+        if staging.is_there is not None:
+            # Now, or as soon as the work before it is done.
+            torch.cuda.current_stream(self._device).wait_event(staging.is_there)
         self._begin((layer + 1) % len(self._layers), staging)
         out_TM = staging.compute(x_TM, weight_TK, index_TK, onto_TM=onto_TM)
         self._fill_free_slots(staging, layer, range(self.count))
@@ -160,25 +163,17 @@ class OffloadedExperts:
         self._fill(staging, layer, chosen)
         self._fill_free_slots(staging, layer, chosen)
         if count not in self._by_count:
-            gate_and_up, down = (_first(stack, count) for stack in staging.stacks)
-            self._by_count[count] = experts_of(gate_and_up, down)
+            # The first experts of the buffer, where they lie.
+            first = (_remake(stack, lambda part: part[:count]) for stack in staging.stacks)
+            self._by_count[count] = experts_of(*first)
         return self._by_count[count]
 
     def _wait_for_link(self) -> None:
         if self._link is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._link)
 
-    def _whole(self, layer: int) -> StagingBuffer:
-        """The staging buffer that has the layer, now or as soon as the work before it is done."""
-        staging = next((staging for staging in self._staging if staging.layer == layer), None)
-        if staging is None:
-            staging = self._begin(layer, None)
-        if staging.is_there is not None:
-            torch.cuda.current_stream(self._device).wait_event(staging.is_there)
-        return staging
-
     def _begin(self, layer: int, busy: StagingBuffer | None) -> StagingBuffer:
-        """Have the layer on its way to a staging buffer that is not `busy`, where it is in none."""
+        """The staging buffer that the layer is in, or on its way to: one that is not `busy`."""
         there = [staging for staging in self._staging if staging.layer == layer]
         free = [staging for staging in self._staging if staging is not busy]
         staging = (there or free)[0]
@@ -225,22 +220,17 @@ def _parts(stack: Stack) -> tuple[Tensor, ...]:
 
 def _empty_pair(like: Pair, count: int, device: torch.device) -> Pair:
     """Stacks of `count` experts on `device`, in the form of `like`."""
-    gate_and_up, down = (_empty(stack, count, device) for stack in like)
+
+    def empty(part: Tensor) -> Tensor:
+        return torch.zeros(count, *part.shape[1:], dtype=part.dtype, device=device)
+
+    gate_and_up, down = (_remake(stack, empty) for stack in like)
     return gate_and_up, down
 
 
-def _empty(like: Stack, count: int, device: torch.device) -> Stack:
-    parts = [
-        torch.zeros(count, *part.shape[1:], dtype=part.dtype, device=device)
-        for part in _parts(like)
-    ]
-    return parts[0] if isinstance(like, Tensor) else like.of(parts)
-
-
-def _first(stack: Stack, count: int) -> Stack:
-    """The first experts of a stack, where they lie."""
-    parts = [part[:count] for part in _parts(stack)]
-    return parts[0] if isinstance(stack, Tensor) else stack.of(parts)
+def _remake(stack: Stack, change: Callable[[Tensor], Tensor]) -> Stack:
+    """A stack of the same form with other tensors."""
+    return change(stack) if isinstance(stack, Tensor) else stack.of(map(change, stack.tensors))
 
 
 def _copy(source: Pair, number: int, target: Pair, place: int) -> None:

@@ -6,7 +6,7 @@ calls in Triton, each one pass over memory. A row's bits never depend on its com
 """
 
 # Legend: T token, M model width, H query head, K kv head (or chosen expert), D head width,
-# E expert, I inner width, R row sorted by expert
+# E expert, I inner width, R row sorted by expert, V vocabulary, N token of a sequence
 import importlib.util
 import logging
 from dataclasses import dataclass
@@ -157,3 +157,12 @@ def sorted_rows(choices: int, experts: int, block_size: int) -> int:
 def add_onto(onto_TM: Tensor | None, mixed_TM: Tensor) -> Tensor:
     """`onto + mixed`, or what was mixed alone."""
     return mixed_TM if onto_TM is None else onto_TM + mixed_TM
+
+
+def penalize(logits_V: Tensor, ids_N: Tensor, penalty: float) -> None:
+    """Divide the logits above 0 of the tokens `ids_N` by `penalty`, and multiply those below, in
+    place: each once, however often it stands there. 1 changes nothing.
+    """
+    held_N = logits_V.index_select(0, ids_N)
+    # Equal ids write equal values, so their order does not matter.
+    logits_V.index_copy_(0, ids_N, torch.where(held_N < 0, held_N * penalty, held_N / penalty))

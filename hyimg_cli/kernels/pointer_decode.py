@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hyimg_cli.kernels.decode_attention import BLOCK, RUNS, Rows, least_heads
+from hyimg_cli.kernels.decode_attention import BLOCK, RUNS, Rows
 
 
 def pointer_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> Tensor:
@@ -30,10 +30,12 @@ def pointer_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> T
     sums = q_RHD.new_empty(count, heads, RUNS, width, dtype=torch.float32)
     ends = q_RHD.new_empty(2, count, heads, RUNS, dtype=torch.float32)
     group = heads // kv_heads
+    # A matrix product of Triton has at least 16 rows; query heads of one kv head are fewer.
+    held = max(16, triton.next_power_of_2(group))
     _partial[(count, kv_heads, RUNS)](
         q_RHD, k_RKD, rows.keys_ptr_R, rows.values_ptr_R, rows.heads_R, rows.length_R,
         sums, ends[0], ends[1], width**-0.5,
-        KV_HEADS=kv_heads, GROUP=group, HELD=least_heads(group), WIDTH=width,
+        KV_HEADS=kv_heads, GROUP=group, HELD=held, WIDTH=width,
         RUNS=RUNS, BLOCK=BLOCK, enable_fp_fusion=True,
     )  # fmt: skip
     out_RHD = torch.empty_like(q_RHD)

@@ -1,7 +1,8 @@
 """Where a job's seconds go: disjoint wall segments by phase, and its share of each."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from hyimg_cli.spec.events import PHASES
 
@@ -93,3 +94,29 @@ class PhaseClock:
             self._seconds[self._phase] += now - self._entered
         self._shares.move(self, phase, now)
         self._phase, self._entered = phase, now
+
+
+@contextmanager
+def compiling_apart(clock: PhaseClock, phase: str, *, is_on: bool) -> Iterator[None]:
+    """Charge what is compiled inside to a phase of its own, everything else to `phase`, which runs.
+    Whatever is compiled later, for another shape, counts there too.
+    """
+    if not is_on:
+        yield
+        return
+    # Imported here: it takes a second, and only those who compile need it.
+    from torch._dynamo.callback import callback_handler
+
+    def begun(_: object) -> None:
+        clock.enter("compile")
+
+    def ended(_: object) -> None:
+        clock.enter(phase)
+
+    callback_handler.register_start_callback(begun)
+    callback_handler.register_end_callback(ended)
+    try:
+        yield
+    finally:
+        callback_handler.remove_start_callback(begun)
+        callback_handler.remove_end_callback(ended)

@@ -14,9 +14,8 @@ from typing import Any, Generic, TypeVar
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.models.latent_video import LatentVideoModel
 from hyimg_cli.models.protocols import MixedModel
-from hyimg_cli.pipelines.gpu_lock import ModelRanks
-from hyimg_cli.pipelines.outcomes import Facts
-from hyimg_cli.pipelines.request import Finished, Lost
+from hyimg_cli.pipelines.ranks import ModelRanks
+from hyimg_cli.pipelines.request import Facts, Finished, Lost
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Event, ModelLoaded, Outcome, OutputFile, Prewarmed
 from hyimg_cli.spec.job import Job

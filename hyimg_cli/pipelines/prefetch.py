@@ -2,8 +2,9 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -42,20 +43,18 @@ class SourcePrefetch:
             # What stands before it is not asked for any more: its job failed at an earlier image.
             while self._coming[0] != path:
                 self._coming.popleft()
-            self._start_reading(list(islice(self._coming, self._window)))
+            wanted = dict.fromkeys(islice(self._coming, self._window))
+            self._reads = {path: read for path, read in self._reads.items() if path in wanted}
+            for near in wanted:
+                if near not in self._reads:
+                    self._reads[near] = self._pool.submit(_timed, partial(read_image, Path(near)))
+                    self._reads[near].add_done_callback(self._tell)
             self._coming.popleft()
         if path not in self._reads:
             return read_image(Path(path)), 0.0
         started = time.perf_counter()
         image, seconds = self._reads[path].result()
         return image, max(0.0, seconds - (time.perf_counter() - started))
-
-    def _start_reading(self, wanted: Sequence[str]) -> None:
-        self._reads = {path: read for path, read in self._reads.items() if path in wanted}
-        for path in dict.fromkeys(wanted):
-            if path not in self._reads:
-                self._reads[path] = self._pool.submit(_timed, lambda p=path: read_image(Path(p)))
-                self._reads[path].add_done_callback(self._tell)
 
     def _tell(self, read: Future[tuple[SourceImage, float]]) -> None:
         if self._then is not None and not read.cancelled() and read.exception() is None:

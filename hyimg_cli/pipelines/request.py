@@ -1,9 +1,11 @@
-"""A job on its way through a pipeline, and the two ways to leave it: finished, or lost."""
+"""A job on its way through a pipeline, its two ends, finished or lost, and its journal line."""
 
+import json
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
 from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.spec.events import Outcome, OutputFile
 from hyimg_cli.spec.job import Job
 
 OneJob = TypeVar("OneJob", bound=Job, covariant=True)
@@ -46,3 +48,58 @@ class Lost(Request[OneJob]):
     """A request that failed."""
 
     error: Exception
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts of every line, whatever the job's end: its keys, how often it was tried, and by kind
+    what the session found in memory, found on disk, or had to make until now.
+    """
+
+    key: str
+    finishing_key: str
+    attempt: int
+    cache: dict[str, dict[str, int]]
+    peak_memory_mb: float
+
+
+def done_outcome(
+    work: Finished[Job], output: OutputFile | None, facts: Facts, *warnings: str, **said: Any
+) -> Outcome:
+    """The line of a finished job; whatever was degraded on the way is among its warnings.
+
+    `warnings` stand behind its own; `said` are the fields that its kind of job alone knows.
+    """
+    return Outcome(
+        work.job.custom_id,
+        "done",
+        facts.key,
+        facts.attempt,
+        outputs=(output,) if output else (),
+        metadata=json.loads(work.job.metadata_json),
+        extra=json.loads(work.job.extra_json),
+        **line_facts(work, facts, *work.warnings, *warnings),
+        **said,
+    )
+
+
+def line_facts(work: Request[Job], facts: Facts, *warnings: str) -> dict[str, Any]:
+    """Fields of every line of a job that was at work, however it ended."""
+    clock = work.clock
+    seconds = {
+        "timings_s": clock.timings_s(),
+        "share_s": clock.share_s(),
+        "overlapped_s": clock.overlapped_s,
+    }
+    rounded = {
+        kind: {name: round(value, 6) for name, value in by_name.items()}
+        for kind, by_name in seconds.items()
+    }
+    return rounded | {
+        "cache": facts.cache,
+        "peak_memory_mb": round(facts.peak_memory_mb, 1),
+        "edit": work.edit,
+        "finishing_key": facts.finishing_key,
+        "warnings": tuple(dict.fromkeys(warnings)),
+        "notes": tuple(dict.fromkeys(work.notes)),
+    }

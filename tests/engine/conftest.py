@@ -23,7 +23,7 @@ from hyimg_cli.media.images import read_image
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
-from hyimg_cli.pipelines.image.prefixes import Prefixes
+from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.stages import Decoded, ImageStages, encoded_by
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import ModelChoice, ReuseConfig

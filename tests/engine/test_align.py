@@ -20,9 +20,8 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.media.images import read_image, stretch
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.align import aligned
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
-from hyimg_cli.pipelines.image.stages import Decoded
+from hyimg_cli.pipelines.image.stages import Decoded, aligned
 from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest

@@ -14,7 +14,7 @@ from fake_gpu.device import fake_gpu
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hyimg_cli.kernels import choice, offload
+from hyimg_cli.kernels import experts, offload
 from hyimg_cli.kernels.offload import OffloadedExperts
 from hyimg_cli.memory import footprint
 from hyimg_cli.memory.footprint import Together, needs, working
@@ -190,10 +190,10 @@ def test_slots_are_shown_to_no_kernel_that_reads_all_it_is_given(
     """
     given = []
     monkeypatch.setattr(offload, "_pin", lambda *_: [])
-    monkeypatch.setattr(choice, "most_few_rows", lambda *_: 0)
+    monkeypatch.setattr(experts, "most_few_rows", lambda *_: 0)
     for name in ("routed_experts", "scaled_experts"):
         monkeypatch.setattr(
-            choice, name, lambda x, *_, gate_and_up, **__: given.append(gate_and_up.shape[0]) or x
+            experts, name, lambda x, *_, gate_and_up, **__: given.append(gate_and_up.shape[0]) or x
         )
     away = [
         tuple(_away(stack) for stack in layer.mlp.stacks) for layer in bench.network.model.layers

@@ -19,8 +19,7 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.footprint import held_weights
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.ranks import RankPool
-from hyimg_cli.pipelines import gpu_lock
-from hyimg_cli.pipelines.image import ranks as image_ranks
+from hyimg_cli.pipelines import ranks as ranks_of
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline
 from hyimg_cli.settings.run import (
     BatchConfig,
@@ -123,7 +122,7 @@ def test_pictures_are_those_of_one_process_whatever_becomes_of_a_rank(
     second, tree = _pids(session), session._images.tree
     assert second
     assert len(tree)
-    gpu_lock.take(RankPool(1))
+    ranks_of.take(RankPool(1))
     assert not len(tree)
     assert gone_within(second, 60)
     session.close()
@@ -183,7 +182,7 @@ def _same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool
 def test_a_rank_that_dies_while_it_loads_ends_the_run(
     monkeypatch: pytest.MonkeyPatch, jobs: list[ImageJob]
 ) -> None:
-    monkeypatch.setattr(image_ranks.registry, "load", _dies)
+    monkeypatch.setattr(ranks_of.registry, "load", _dies)
     session = Session(config(2))
     with pytest.raises(MachineError, match="did not load the model: rank 1 failed: killed"):
         ran(session, jobs)
@@ -224,7 +223,7 @@ def test_what_cannot_be_split_is_refused_before_a_process_starts(
     def started(*_: Any, **__: Any) -> Iterator[None]:
         raise AssertionError("refused before")
 
-    monkeypatch.setattr(image_ranks, "RankPool", started)
+    monkeypatch.setattr(ranks_of, "RankPool", started)
     with pytest.raises(UsageError, match=what):
         ran(Session(config(ranks, **choice)), jobs)
 

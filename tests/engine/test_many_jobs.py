@@ -17,7 +17,7 @@ from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.manifest.planner import text_identity
 from hyimg_cli.memory.footprint import needs
 from hyimg_cli.models import registry
-from hyimg_cli.pipelines.image.texts import SharedTexts
+from hyimg_cli.pipelines.image.texts import repeated_texts
 from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.run import OutputConfig, RunConfig
 from hyimg_cli.spec.job import Job
@@ -78,7 +78,7 @@ def test_who_follows_a_run_keeps_little_of_a_job() -> None:
     card = registry.model_card(group.model)
     with traced(count, most=285, peak=295):
         eta = Eta(plan, CONFIG)
-        texts = SharedTexts(text_identity(job, card) for job in group.jobs)
+        texts = repeated_texts(text_identity(job, card) for job in group.jobs)
         needed = needs(group.jobs, card, CONFIG)
     assert (needed.jobs, eta is not texts) == (count, True)
 

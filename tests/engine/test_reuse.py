@@ -18,8 +18,7 @@ from hyimg_cli.media.images import read_image
 from hyimg_cli.models.hunyuan_image3 import model, rope
 from hyimg_cli.models.protocols import Context, GeneratedText, LivePicture
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.branches import BranchBuilder
-from hyimg_cli.pipelines.image.prefixes import Prefixes
+from hyimg_cli.pipelines.image.branches import BranchBuilder, Prefixes
 from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 

@@ -25,8 +25,8 @@ from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.videos import video_need
 from hyimg_cli.models import registry
-from hyimg_cli.pipelines.video import ranks as video_ranks
-from hyimg_cli.pipelines.video.ranks import VideoRanks
+from hyimg_cli.pipelines import ranks as ranks_of
+from hyimg_cli.pipelines.ranks import VideoRanks
 from hyimg_cli.settings.run import (
     BatchConfig,
     FailurePolicy,
@@ -142,7 +142,7 @@ def test_ranks_go_down_the_ladder_of_a_short_decode_together(
     short.mkdir()
     for name in "ab":
         (short / name).touch()
-    monkeypatch.setattr(video_ranks, "VaePart", partial(ShortVae, short))
+    monkeypatch.setattr(ranks_of, "VaePart", partial(ShortVae, short))
     held: list[Any] = []
     inner = VideoRanks.release_branches
 
@@ -218,7 +218,7 @@ def test_models_with_ranks_take_turns_and_replace_what_ended(
     class Still:
         device, vae, decoder = torch.device("cpu"), "a VAE", None
 
-    monkeypatch.setattr(video_ranks, "VaePart", Nothing)
+    monkeypatch.setattr(ranks_of, "VaePart", Nothing)
     first, second = (
         VideoRanks(Still(), ModelChoice(), ParallelConfig(vae_ranks=2))  # type: ignore[arg-type]
         for _ in range(2)
@@ -242,7 +242,7 @@ def test_models_with_ranks_take_turns_and_replace_what_ended(
 
 
 def test_a_rank_that_dies_while_it_loads_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(video_ranks, "VaePart", DiesOnMembers)
+    monkeypatch.setattr(ranks_of, "VaePart", DiesOnMembers)
     with (
         Session(config(vae=2)) as session,
         pytest.raises(MachineError, match="did not load the model: rank 1 failed: killed"),

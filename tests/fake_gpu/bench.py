@@ -28,7 +28,7 @@ from hyimg_cli.models.protocols import Encoded, LivePicture
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image import stages
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
-from hyimg_cli.pipelines.image.prefixes import Prefixes
+from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.sampling import Draw, choose
 from hyimg_cli.pipelines.image.stages import Decoded, ImageStages
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig

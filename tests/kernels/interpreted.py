@@ -18,11 +18,10 @@ from kernels import cases, decode_cases, ops_cases
 from hyimg_cli.kernels import pointer_decode as pointer
 from hyimg_cli.kernels.decode import decode_experts
 from hyimg_cli.kernels.decode_attention import Rows, plain_decode
-from hyimg_cli.kernels.experts import plain_experts
+from hyimg_cli.kernels.experts import plain_experts, routed_experts
 from hyimg_cli.kernels.fused_ops import FusedOps
 from hyimg_cli.kernels.ops import PLAIN
 from hyimg_cli.kernels.pointer_decode import pointer_decode
-from hyimg_cli.kernels.routed import routed_experts
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs
 from hyimg_cli.settings.run import ModelChoice

@@ -6,12 +6,10 @@ from kernels import cases
 from torch import nn
 
 from hyimg_cli.kernels import rows
-from hyimg_cli.kernels.choice import experts_of
+from hyimg_cli.kernels.experts import experts_of, plain_scaled_experts, routed_experts
 from hyimg_cli.kernels.experts import plain_experts as plain_stacks
-from hyimg_cli.kernels.experts import plain_scaled_experts
 from hyimg_cli.kernels.formats import dense
 from hyimg_cli.kernels.ops import PLAIN
-from hyimg_cli.kernels.routed import routed_experts
 from hyimg_cli.kernels.rows import CANDIDATES, invariant_multiple, padding
 from hyimg_cli.models.hunyuan_image3.moe import Mlp, plain_experts
 

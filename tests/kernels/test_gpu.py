@@ -9,10 +9,15 @@ from masks import plain_attention
 
 from hyimg_cli.kernels.attention import fused_attention
 from hyimg_cli.kernels.captures import waits_are_errors
-from hyimg_cli.kernels.choice import ByRows, experts_of
-from hyimg_cli.kernels.experts import plain_experts, plain_scaled_experts
+from hyimg_cli.kernels.experts import (
+    ByRows,
+    experts_of,
+    plain_experts,
+    plain_scaled_experts,
+    routed_experts,
+    scaled_experts,
+)
 from hyimg_cli.kernels.ops import PLAIN
-from hyimg_cli.kernels.routed import routed_experts, scaled_experts
 from hyimg_cli.kernels.transfer import current
 
 pytestmark = [

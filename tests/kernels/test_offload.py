@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hyimg_cli.kernels import offload
-from hyimg_cli.kernels.choice import experts_of
+from hyimg_cli.kernels.experts import experts_of
 from hyimg_cli.kernels.formats import Stack, empty_stack
 from hyimg_cli.kernels.offload import ExpertCache, OffloadedExperts
 

@@ -9,7 +9,7 @@ import tiny_vaes
 import torch
 
 from hyimg_cli.parallel.ranks import RankPool
-from hyimg_cli.pipelines import gpu_lock
+from hyimg_cli.pipelines import ranks as ranks_of
 
 WRITERS = {
     "hunyuan-video": tiny_vaes.write_hunyuan_video,
@@ -22,7 +22,7 @@ WRITERS = {
 def pool() -> Iterator[RankPool]:
     with RankPool(4, timeout_s=120) as ranks:
         # A model of another room, with ranks of its own in this process, may take the turn.
-        gpu_lock._POOLS.add(ranks)
+        ranks_of._POOLS.add(ranks)
         yield ranks
 
 

@@ -29,8 +29,7 @@ from hyimg_cli.models.protocols import Context, GeneratedText, LivePicture
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.parallel.tensor import Share
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.branches import BranchBuilder
-from hyimg_cli.pipelines.image.prefixes import Prefixes
+from hyimg_cli.pipelines.image.branches import BranchBuilder, Prefixes
 from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.run import Quantization
 from hyimg_cli.spec.job import ImageJob

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from hyimg_cli.kernels.choice import require_bitsandbytes
-from hyimg_cli.kernels.quantized import hold
+from hyimg_cli.kernels.experts import require_bitsandbytes
+from hyimg_cli.kernels.formats import quantize_linear
 from hyimg_cli.loading.checkpoint import tensor_index
 from hyimg_cli.models.bagel.config import VAE_WEIGHTS, WEIGHTS, BagelShape, read_architecture
 from hyimg_cli.models.bagel.network import BagelNetwork
@@ -37,7 +37,7 @@ def load(
     own = {name: name for name in network.state_dict()}
     if quantization != "none":
         for layer in network.decoder.layers:
-            hold(layer, quantization, device)
+            quantize_linear(layer, quantization, device)
     fill(network, folder, WEIGHTS, own, dtype_of=lambda name: dtype, device=device)
     fill(vae, folder, VAE_WEIGHTS, names, dtype_of=lambda name: torch.float32, device=device)
     network.choose_kernels()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.kernels.quantized import QuantizedLinear
+from hyimg_cli.kernels.formats import QuantizedLinear
 from hyimg_cli.loading.checkpoint import (
     TensorInfo,
     check_against,

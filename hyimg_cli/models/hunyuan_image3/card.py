@@ -43,7 +43,7 @@ _SMALL_FILES = (
     "system_prompt.py",
 )
 _BF16_BYTES = 2
-# Of a group of 16 rows (`kernels.routed`), at most.
+# Of a group of 16 rows (`kernels.experts`), at most.
 _FP8_FILLED_ROWS = 15
 
 

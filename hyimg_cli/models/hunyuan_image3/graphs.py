@@ -10,7 +10,7 @@ no graph serves, a run of several tokens, goes the plain way.
 Where a capture fails, that step and all that are wanted later are computed: the same kernels on the
 same memory, and so the same numbers, launched one by one. Nothing else tells the two apart; a test
 on a GPU holds replays against computed steps, to the bit.
-Steps of more rows than a graph can hold on a GPU (`kernels.choice.rows_unread`) are computed so
+Steps of more rows than a graph can hold on a GPU (`kernels.experts.rows_unread`) are computed so
 from the start: no fault, and told once.
 """
 
@@ -28,8 +28,8 @@ from torch import Tensor
 
 from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.captures import Capture, GpuCapture, Replay
-from hyimg_cli.kernels.choice import ANY_ROWS, MOST_FEW_ROWS, rows_unread
 from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows, decode_attention
+from hyimg_cli.kernels.experts import ANY_ROWS, MOST_FEW_ROWS, rows_unread
 from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM

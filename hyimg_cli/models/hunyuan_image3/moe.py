@@ -4,7 +4,7 @@
 import torch
 from torch import Tensor, nn
 
-from hyimg_cli.kernels.choice import Experts, experts_of
+from hyimg_cli.kernels.experts import Experts, experts_of
 from hyimg_cli.kernels.formats import Format, Fp8Rows, Nf4Blocks, Stack, empty_stack
 from hyimg_cli.kernels.ops import PLAIN, PlainOps, add_onto
 from hyimg_cli.models.hunyuan_image3.config import Architecture

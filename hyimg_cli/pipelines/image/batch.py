@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 from torch import Tensor
 
-from hyimg_cli.diffusion.denoise import Velocities, denoise
+from hyimg_cli.diffusion.denoise import denoise
 from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models.protocols import LivePicture
@@ -34,7 +34,7 @@ from hyimg_cli.pipelines.image.stages import (
     with_branches,
     with_text,
 )
-from hyimg_cli.pipelines.image.texts import SharedTexts
+from hyimg_cli.pipelines.image.texts import repeated_texts
 from hyimg_cli.pipelines.image.think import DecodeLoop, DecodeRequest, reading_lag
 from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy, Remedy
 from hyimg_cli.pipelines.request import Lost, Request
@@ -62,7 +62,9 @@ class ContinuousBatch:
         """
         self._stages = stages
         self._waiting = deque(jobs)
-        self._texts = SharedTexts(map(self._text_of, self._waiting))
+        self._repeated = repeated_texts(map(self._text_of, self._waiting))
+        # By text that is being written, the jobs that wait for it.
+        self._awaited: dict[Hashable, list[ImageJob]] = {}
         # Begun, and without K/V again: they come before those that wait.
         self._preempted: deque[Request[ImageJob]] = deque()
         self._thinking: list[Prefilled] = []
@@ -121,7 +123,7 @@ class ContinuousBatch:
         can_come = self._is_waiting and not self._is_full
         if self._ready[0].job.writes_text:
             return not (self._thinking or can_come)
-        return not (can_come and not self._next_writes)
+        return not can_come or self._next_writes
 
     def _admit(self) -> Events:
         """Waiting jobs take the free rows."""
@@ -131,7 +133,8 @@ class ContinuousBatch:
                 work = self._preempted.popleft()
             else:
                 job = self._waiting.popleft()
-                if self._texts.defer(self._text_of(job), job):
+                if (text := self._text_of(job)) in self._awaited:
+                    self._awaited[text].append(job)
                     continue
                 work = Request(job, self._new_clock())
                 yield JobStarted(job.custom_id)
@@ -147,7 +150,8 @@ class ContinuousBatch:
             yield Progress(work.job.custom_id, "think")
             work.clock.enter("think")
             self._thinking.append(work)
-            self._texts.begin(self._text_of(work.job))
+            if (text := self._text_of(work.job)) is not None:
+                self._awaited.setdefault(text, [])
 
     def _requeue(self, work: Request[ImageJob]) -> None:
         self._preempt(work, "prefill")
@@ -168,7 +172,7 @@ class ContinuousBatch:
             yield from self._memory.attempt(batch, self._decode_step, self._lose, kind="think")
         for work in [work for work in self._thinking if _decoding(work).is_done]:
             self._thinking.remove(work)
-            yield from self._make_ready(work)
+            yield from self._memory.attempt([work], self._make_ready, self._lose)
             self._wake(work)
 
     def _decode_step(self, *batch: Prefilled) -> Events:
@@ -192,13 +196,11 @@ class ContinuousBatch:
         return tuple(work for work in going if not _decoding(work).is_done)
 
     def _make_ready(self, work: Prefilled) -> Events:
-        with Attempt() as tried:
-            if self._texts.are_several(self._text_of(work.job)):
-                share_text(work, self._stages)
-            ready = with_text(work, self._stages)
-        if tried.error is not None:
-            yield work.as_lost(tried.error)
-        elif self._stages.draws:
+        text = self._text_of(work.job)
+        if text is not None and hash(text) in self._repeated:
+            share_text(work, self._stages)
+        ready = with_text(work, self._stages)
+        if self._stages.draws:
             self._ready.append(ready)
         else:
             yield ready
@@ -223,12 +225,7 @@ class ContinuousBatch:
                 continue
             # What waits to draw may give its context back.
             others = batch or self._ready
-            match self._memory.remedy(
-                tried.error,
-                [work],
-                company=standing,
-                can_wait=bool(others),
-            ):
+            match self._memory.remedy(tried.error, [work], company=standing, can_wait=bool(others)):
                 case Remedy.SPLIT:
                     self._ready.extendleft(reversed([work, *batch]))
                     break
@@ -250,8 +247,19 @@ class ContinuousBatch:
         # Anew for each attempt.
         for work in batch:
             work.velocities = work.track.velocity_cache(work.job.step_cache)
+
+        def velocities(
+            numbers: Sequence[int], latents: Sequence[Tensor], steps: Sequence[Step]
+        ) -> list[Tensor]:
+            live = []
+            for number, x_CYX, step in zip(numbers, latents, steps, strict=True):
+                work = batch[number]
+                branches = work.branches[: None if work.track.is_guided(step) else 1]
+                live.append(LivePicture(x_CYX, step, work.job.guidance_scale, branches))
+            return self._stages.model.velocities(live)
+
         tracks, caches = zip(*((work.track, work.velocities) for work in batch), strict=True)
-        moved = denoise(tracks, caches, self._velocities(batch))
+        moved = denoise(tracks, caches, velocities)
         for step, latents in enumerate(moved, 1):
             if step == 1:
                 _enter(batch, "denoise_rest")
@@ -264,24 +272,11 @@ class ContinuousBatch:
         for work in batch:
             yield from self._finish(work)
 
-    def _velocities(self, batch: Sequence[Denoising]) -> Velocities:
-        def live(work: Denoising, x_CYX: Tensor, step: Step) -> LivePicture:
-            return LivePicture(x_CYX, step, work.job.guidance_scale, work.branches_at(step))
-
-        def velocities(
-            numbers: Sequence[int], latents: Sequence[Tensor], steps: Sequence[Step]
-        ) -> list[Tensor]:
-            works = [batch[number] for number in numbers]
-            return self._stages.model.velocities(list(map(live, works, latents, steps)))
-
-        return velocities
-
     def _finish(self, work: Denoising) -> Events:
         requeue = self._finish_later if self._is_waiting or self._holds_memory else None
-        yield from self._memory.attempt([work], self._decode, self._lose, requeue=requeue)
-
-    def _decode(self, work: Denoising) -> Events:
-        yield decode(work, self._stages)
+        yield from self._memory.attempt(
+            [work], lambda work: [decode(work, self._stages)], self._lose, requeue=requeue
+        )
 
     def _finish_later(self, work: Denoising) -> None:
         self._memory.put_off(work, "decode")
@@ -295,7 +290,7 @@ class ContinuousBatch:
 
     def _wake(self, writer: Prefilled) -> None:
         """The jobs that waited for a job's text are next."""
-        waited = self._texts.end(self._text_of(writer.job))
+        waited = self._awaited.pop(self._text_of(writer.job), [])
         self._waiting.extendleft(reversed(waited))
 
     def _text_of(self, job: ImageJob) -> Hashable | None:

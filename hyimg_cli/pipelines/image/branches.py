@@ -19,7 +19,9 @@ from itertools import accumulate
 from typing import Any
 
 from hyimg_cli.errors import ReuseError
-from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.kv.buffer import Buffer, Slice
+from hyimg_cli.kv.segments import Segment
+from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models.protocols import (
     BranchSequence,
     BranchSets,
@@ -29,9 +31,43 @@ from hyimg_cli.models.protocols import (
     MixedModel,
 )
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.prefixes import Prefixes
 from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.events import BranchTokens, ReuseReport, ReuseStatus
+
+
+class Prefixes:
+    """Prefixes shared between jobs: one model's part of the KV tree. With a budget of zero nothing
+    is ever shared.
+    """
+
+    def __init__(self, tree: KVTree[Slice], scope: str) -> None:
+        self._tree = tree
+        self._scope = scope
+
+    def of_branch(self, number: int) -> "Prefixes":
+        """Those of one guidance branch, whose K/V lie where no other branch finds them."""
+        return Prefixes(self._tree, f"{self._scope}, branch {number}")
+
+    def held(self, segments: Sequence[Segment]) -> int:
+        """How many leading tokens of the segments are held."""
+        return self._tree.match(self._scope, segments).length
+
+    def start(self, segments: Sequence[Segment], buffer: Buffer) -> int:
+        """Fill the empty `buffer` with the longest prefix that is held; its length in tokens."""
+        assert buffer.length == 0, "a prefix stands at the front"
+        match = self._tree.match(self._scope, segments)
+        with self._tree.pinned(match) as prefix:
+            for payload in prefix.payloads:
+                buffer.extend(payload)
+        return buffer.length
+
+    def keep(self, segments: Sequence[Segment], buffer: Buffer) -> None:
+        """Hold the segments' K/V, copied from the buffer they were computed in."""
+        self._tree.insert(self._scope, segments, buffer.cut)
+
+    def release(self) -> None:
+        """Hold nothing any more: memory is short. Later jobs compute their prefixes again."""
+        self._tree.clear()
 
 
 @dataclass(frozen=True)
@@ -194,7 +230,14 @@ def reuse_of(
 
     Raises ReuseError where reuse is required and the status is not `hit`.
     """
-    status, reason = _status(tokens, context, reuse)
+    status: ReuseStatus = "hit"
+    reason, reused, fed = "", tokens[0].reused, len(context.ids)
+    if not reuse.kv_reuse:
+        status, reason = "recompute", "asked for"
+    elif context.buffer is None:
+        status, reason = "none", "the job has no AR stage"
+    elif reused != fed:
+        status, reason = "partial", f"the sequences differ from token {reused} of {fed} on"
     if reuse.required and status != "hit":
         raise ReuseError(
             f"KV reuse is {status}: {reason}",
@@ -202,16 +245,3 @@ def reuse_of(
             code="reuse.not-hit",
         )
     return replace(of_text, status=status, branches=tokens, reason=reason)
-
-
-def _status(
-    tokens: tuple[BranchTokens, ...], context: Context, reuse: ReuseConfig
-) -> tuple[ReuseStatus, str]:
-    if not reuse.kv_reuse:
-        return "recompute", "asked for"
-    if context.buffer is None:
-        return "none", "the job has no AR stage"
-    reused, fed = tokens[0].reused, len(context.ids)
-    if reused == fed:
-        return "hit", ""
-    return "partial", f"the sequences differ from token {reused} of {fed} on"

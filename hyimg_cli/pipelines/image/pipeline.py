@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -24,12 +24,10 @@ from hyimg_cli.memory.offload import spare_bytes
 from hyimg_cli.memory.refusals import offload_of_pictures, refuse_unsplit
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import MixedModel
-from hyimg_cli.pipelines import outcomes
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
-from hyimg_cli.pipelines.image.prefixes import Prefixes
-from hyimg_cli.pipelines.image.prewarm import prewarm, writing_rows
-from hyimg_cli.pipelines.image.ranks import ImageRanks
+from hyimg_cli.pipelines.image.branches import Prefixes
+from hyimg_cli.pipelines.image.prewarm import prewarm
 from hyimg_cli.pipelines.image.sources import EncodedSources
 from hyimg_cli.pipelines.image.stages import (
     Decoded,
@@ -38,11 +36,11 @@ from hyimg_cli.pipelines.image.stages import (
     ReadSource,
 )
 from hyimg_cli.pipelines.image.texts import Texts
-from hyimg_cli.pipelines.outcomes import Facts
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import SourcePrefetch
-from hyimg_cli.pipelines.request import Lost
-from hyimg_cli.settings.run import ModelChoice, ParallelConfig, RunConfig
+from hyimg_cli.pipelines.ranks import ImageRanks
+from hyimg_cli.pipelines.request import Facts, Lost, done_outcome
+from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.events import JobStarted, ModelLoaded, Outcome, OutputFile, Prewarmed, Progress
 from hyimg_cli.spec.job import ImageJob
 
@@ -64,7 +62,17 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
         super().__init__(config)
         self._load = load
         self._sources = EncodedSources(config.cache)
-        self.tree = self._new_tree()
+        batch = config.batch
+        host = Host[Slice](
+            batch.prefix_cache_host_mb * _MB,
+            spill=lambda rows: rows.on_host(),
+            restore=lambda rows: rows.on(self._resident().layer_devices),
+        )
+        self.tree = KVTree[Slice](
+            batch.prefix_cache_mb * _MB,
+            splits_text=not batch.is_invariant,
+            host=host if batch.prefix_cache_host_mb else None,
+        )
         self._texts = Texts()
         self._together = Together(1, 1)
         # By size class, where memory was too small for more: what was too much is not tried again.
@@ -89,13 +97,15 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
         load_s = time.perf_counter() - started
         held = self._config.model.quantization
         experts = "" if held == "none" else f", experts in {held}"
-        yield self._loaded(load_s, self._parallel.picture_ranks, f"{loaded.dtype_name}{experts}")
+        yield self._loaded(
+            load_s, self._config.parallel.picture_ranks, f"{loaded.dtype_name}{experts}"
+        )
 
     def _read(self, choice: ModelChoice, jobs: Sequence[ImageJob]) -> MixedModel:
         load: LoadModel = self._load or registry.load
-        if self._parallel.picture_ranks > 1:
-            refuse_unsplit(choice, self._parallel)
-            self._ranks = ranks = ImageRanks(choice, self._parallel, lost=self.tree.clear)
+        if self._config.parallel.picture_ranks > 1:
+            refuse_unsplit(choice, self._config.parallel)
+            self._ranks = ranks = ImageRanks(choice, self._config.parallel, lost=self.tree.clear)
             load = ranks.load
         if choice.offloads_experts:
             room = spare_bytes(choice.model, jobs, self._config, available_memory(self._config))
@@ -105,7 +115,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
         with nullcontext() if is_handed else memory_guard(choice.model, jobs, self._config):
             loaded = load(choice, is_batch_invariant=self._config.batch.is_invariant)
         confirm_dtype(choice, loaded.dtype_name)
-        confirm_graphs(choice, self._parallel.picture_ranks, loaded.graphs is not None)
+        confirm_graphs(choice, self._config.parallel.picture_ranks, loaded.graphs is not None)
         return loaded
 
     def work(
@@ -116,10 +126,23 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
         coming = [path for job in jobs for path in job.images]
         waits, shares = partial(synchronize, model.layer_devices), Shares()
         with ExitStack() as pools:
-            encoder, reader = _pool(pools), _pool(pools)
-            then = self._prefetch_by(encoder, jobs) if prefetches_sources(self._config) else None
+            encoder, reader = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+            for pool in (encoder, reader):
+                # What it has not begun when the group ends is not begun any more.
+                pools.callback(pool.shutdown, cancel_futures=True)
+            kinds = {job.infer_align_image_size for job in jobs if job.images}
+
+            def encode_ahead(image: SourceImage) -> None:
+                shown = image.stretched() if kinds == {True} else image
+                encoder.submit(self._sources.prefetch, shown)
+
+            # An image is encoded in one form before it is asked for: the one all jobs ask for.
+            is_ahead = len(kinds) == 1 and prefetches_sources(self._config)
             source_images = SourcePrefetch(
-                reader, coming, window=2 * self._together.thinking, then=then
+                reader,
+                coming,
+                window=2 * self._together.thinking,
+                then=encode_ahead if is_ahead else None,
             )
             run = ContinuousBatch(
                 jobs,
@@ -137,31 +160,23 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
         if not isinstance(done, Decoded):
             done.release_context()  # a job that ends with its text
             return None
-        facts = self._facts(done) if self._config.output.metadata else None
-        if done.job.outside is not None:
-            return self._put_back(done, folder, facts)
-        return write_picture(folder, done.job, done.pixels, facts)
-
-    def _put_back(self, done: Decoded, folder: JobFolder, facts: PictureFacts | None) -> OutputFile:
-        """An edit on its source; its line tells of the redraw whatever becomes of that."""
-        assert done.job.outside is not None, "the job asked for it"
+        job, pixels, facts = done.job, done.pixels, None
+        if self._config.output.metadata:
+            facts = PictureFacts(
+                model_name=self._resident().card.name,
+                provenance=file_provenance(job, self._config),
+                source_sha256=done.source_digests,
+                cot_text=done.text.text,
+                cot_token_ids=done.text.ids,
+                ratio_index=done.bucket.token_index,
+            )
+        if job.outside is None:
+            return write_picture(folder, job, pixels, facts)
+        # An edit on its source; its line tells of the redraw whatever becomes of that.
         assert done.reference is not None, "it is made where the source is read"
-        edit = keep_redraw(folder, done.job, done.pixels, done.reference, facts)
-        done.edit = edit
-        source = done.source_digests[done.job.outside.kept_source - 1]
-        return finish(
-            folder, done.job, done.pixels, done.reference, edit, self._config.output, source
-        )
-
-    def _facts(self, done: Decoded) -> PictureFacts:
-        return PictureFacts(
-            model_name=self._resident().card.name,
-            provenance=file_provenance(done.job, self._config),
-            source_sha256=done.source_digests,
-            cot_text=done.text.text,
-            cot_token_ids=done.text.ids,
-            ratio_index=done.bucket.token_index,
-        )
+        done.edit = edit = keep_redraw(folder, job, pixels, done.reference, facts)
+        source = done.source_digests[job.outside.kept_source - 1]
+        return finish(folder, job, pixels, done.reference, edit, self._config.output, source)
 
     def outcome(self, done: Generated, output: OutputFile | None, facts: Facts) -> Outcome:
         text, job, reuse = done.text, done.job, done.reuse
@@ -170,7 +185,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
             warnings.append(f"KV reuse is partial: {reuse.reason}")
         warnings += edit_warnings(done.edit)
         has_written = text.ids is not None
-        return outcomes.done(
+        return done_outcome(
             done,
             output,
             facts,
@@ -231,7 +246,8 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
     def _prewarm(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Prewarmed:
         stages = self._stages(_unread)
         # First: what is left of memory is the stand-ins' and the jobs'.
-        graphs, rows = stages.model.graphs, writing_rows(jobs, self._together)
+        graphs = stages.model.graphs
+        rows = min(self._together.thinking, sum(job.writes_text for job in jobs))
         captured = graphs.prepare(rows) if graphs else 0
         tokens_of = partial(prompt_tokens, revision=self._config.model.revision)
         shapes = prewarm(
@@ -244,33 +260,6 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
         )
         lengths = {shape.tokens for shape in shapes if shape.tokens}
         return Prewarmed(len(shapes), 0.0, captured, tokens=tuple(sorted(lengths)))
-
-    @property
-    def _parallel(self) -> ParallelConfig:
-        return self._config.parallel
-
-    def _new_tree(self) -> KVTree[Slice]:
-        batch = self._config.batch
-        host = Host(
-            batch.prefix_cache_host_mb * _MB,
-            spill=lambda rows: rows.on_host(),
-            restore=lambda rows: rows.on(self._resident().layer_devices),
-        )
-        return KVTree(
-            batch.prefix_cache_mb * _MB,
-            splits_text=not batch.is_invariant,
-            host=host if batch.prefix_cache_host_mb else None,
-        )
-
-    def _prefetch_by(
-        self, pool: ThreadPoolExecutor, jobs: Sequence[ImageJob]
-    ) -> Callable[[SourceImage], object] | None:
-        """Has an image encoded as its job will ask for it; None where jobs ask differently."""
-        kinds = {job.infer_align_image_size for job in jobs if job.images}
-        if len(kinds) != 1:
-            return None
-        shown = SourceImage.stretched if kinds.pop() else lambda image: image
-        return lambda image: pool.submit(self._sources.prefetch, shown(image))
 
     def _stages(self, read: ReadSource) -> ImageStages:
         model = self._resident()
@@ -286,13 +275,6 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
             draws=not self._config.output.only_texts,
             round_trip=self._sources.round_trip,
         )
-
-
-def _pool(pools: ExitStack) -> ThreadPoolExecutor:
-    """One thread; what it has not begun when the group ends is not begun any more."""
-    pool = ThreadPoolExecutor(1)
-    pools.callback(pool.shutdown, cancel_futures=True)
-    return pool
 
 
 def _unread(path: str) -> tuple[SourceImage, float]:

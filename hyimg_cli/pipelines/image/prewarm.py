@@ -16,7 +16,7 @@ from hyimg_cli.media.images import SourceImage, size_of
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
-from hyimg_cli.pipelines.image.prefixes import Prefixes
+from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.stages import ImageStages, encoded_by
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.card import ModelCard
@@ -52,9 +52,8 @@ def shape_of(job: ImageJob, card: ModelCard, tokens: int = 0) -> Shape | None:
     shapes.
     """
     try:
-        sizes = tuple(
-            card.nearest_bucket(size.height, size.width).size for size in _source_sizes(job)
-        )
+        found = map(size_of, job.images)
+        sizes = tuple(card.nearest_bucket(size.height, size.width).size for size in found)
     except SourceImageError:
         return None
     length = -(-tokens // _LENGTHS) * _LENGTHS
@@ -98,24 +97,19 @@ def prewarm(
     return new
 
 
-def writing_rows(jobs: Sequence[ImageJob], together: Together) -> int:
-    """The most rows of a decode step that a group will take; it takes fewer at its ends."""
-    return min(together.thinking, sum(job.writes_text for job in jobs))
-
-
 def _stand_in(job: ImageJob, number: int) -> ImageJob:
     text = replace(job.text, max_new_tokens=min(_WORDS, job.text.max_new_tokens))
     steps = min(_STEPS, job.num_inference_steps)
     return replace(job, custom_id=f"prewarm-{number}", num_inference_steps=steps, text=text)
 
 
-def _source_sizes(job: ImageJob) -> list[Size]:
-    return [size_of(path) for path in job.images]
-
-
 def _run(jobs: list[ImageJob], stages: ImageStages, together: Together) -> Together:
-    sizes = _source_sizes(jobs[0])
-    images = {path: _blank(size) for path, size in zip(jobs[0].images, sizes, strict=True)}
+    images: dict[str, SourceImage] = {}
+    for path in jobs[0].images:
+        size = size_of(path)
+        pixels = np.full((size.height, size.width, 3), 127, dtype=np.uint8)
+        pixels[: size.height // 2] = 200
+        images[path] = SourceImage(pixels, f"blank {size}", ())
     is_aligned = jobs[0].infer_align_image_size
     shown = [image.stretched() if is_aligned else image for image in images.values()]
     encoded = {image.digest: encoded_by(stages.model, image) for image in shown}
@@ -137,9 +131,3 @@ def _run(jobs: list[ImageJob], stages: ImageStages, together: Together) -> Toget
         if isinstance(event, Lost):
             break  # the job itself will fail, and say why
     return run.most
-
-
-def _blank(size: Size) -> SourceImage:
-    pixels = np.full((size.height, size.width, 3), 127, dtype=np.uint8)
-    pixels[: size.height // 2] = 200
-    return SourceImage(pixels, f"blank {size}", ())

@@ -11,6 +11,7 @@ alone.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -18,23 +19,19 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.diffusion.denoise import Track
-from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import OutputError
 from hyimg_cli.kv.segments import Segment, TextSegment
 from hyimg_cli.manifest.planner import TextIdentity, text_identity
 from hyimg_cli.manifest.written import Replay
-from hyimg_cli.media.images import SourceImage
+from hyimg_cli.media.images import Pixels, SourceImage, stretch
 from hyimg_cli.models.protocols import Canvas, Context, Encoded, GeneratedText, MixedModel
-from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.align import aligned
-from hyimg_cli.pipelines.image.branches import BranchBuilder, reuse_of
-from hyimg_cli.pipelines.image.prefixes import Prefixes
+from hyimg_cli.pipelines.image.branches import BranchBuilder, Prefixes, reuse_of
 from hyimg_cli.pipelines.image.texts import CachedText, Texts
 from hyimg_cli.pipelines.image.think import DecodeRequest
 from hyimg_cli.pipelines.request import Finished, Request
 from hyimg_cli.settings.run import ReuseConfig
-from hyimg_cli.spec.card import Bucket
+from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.events import ReuseReport, StepCacheReport
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.step_cache import StepCache
@@ -43,6 +40,8 @@ logger = logging.getLogger(__name__)
 ReadSource = Callable[[str], tuple[SourceImage, float]]
 EncodeSource = Callable[[SourceImage], tuple[Encoded, float]]
 RoundTrip = Callable[[SourceImage, Size], tuple[np.ndarray, str]]
+# Of height / width, in `infer_align_image_size`. Source: HunyuanImage-3.0-Instruct.
+_SAME_RATIO = 0.01
 
 
 @dataclass(frozen=True)
@@ -161,10 +160,6 @@ class Denoising(Generated):
     def step_cache(self) -> StepCacheReport | None:
         return self.velocities.report()
 
-    def branches_at(self, step: Step) -> tuple[Any, ...]:
-        """The branches that the step evaluates."""
-        return self.branches[: None if self.track.is_guided(step) else 1]
-
 
 @dataclass(eq=False, kw_only=True)
 class Decoded(Denoising):
@@ -190,11 +185,21 @@ def prefill(request: Request[ImageJob], stages: ImageStages) -> Prefilled:
     """
     job, clock = request.job, request.clock
     clock.enter("read")
-    images = [_read(path, stages, clock) for path in job.images]
+    images: list[SourceImage] = []
+    for path in job.images:
+        image, overlapped_s = stages.read(path)
+        clock.overlapped("read", overlapped_s)
+        images.append(image)
     clock.enter("encode")
     request.source_digests = tuple(image.digest for image in images)
-    shown = [image.stretched() if job.infer_align_image_size else image for image in images]
-    sources = [_encoded(image, stages, clock) for image in shown]
+    sources: list[Encoded] = []
+    for image in images:
+        encoded, overlapped_s = stages.encode(
+            image.stretched() if job.infer_align_image_size else image
+        )
+        if overlapped_s:
+            clock.overlapped("encode", overlapped_s)
+        sources.append(encoded)
     clock.enter("prefill")
     before = stages.model.rows_seen
     writing, cached = _replayed(job, stages, sources) or (job, None)
@@ -303,7 +308,7 @@ def with_branches(work: Generated, stages: ImageStages) -> Denoising:
 
 
 def decode(work: Denoising, stages: ImageStages) -> Decoded:
-    """Decode the last latents."""
+    """Decode the last latents. Raises OutputError for a picture that shows nothing."""
     work.clock.enter("decode_latents")
     if not torch.isfinite(work.latents_CYX).all():
         raise OutputError("the latents are not finite", code="output-image.not-finite")
@@ -314,17 +319,22 @@ def decode(work: Denoising, stages: ImageStages) -> Decoded:
     return Decoded(**vars(work), pixels=pixels)
 
 
-def _read(path: str, stages: ImageStages, clock: PhaseClock) -> SourceImage:
-    image, overlapped_s = stages.read(path)
-    clock.overlapped("read", overlapped_s)
-    return image
+def aligned(pixels: Pixels, bucket: Bucket, sources: Sequence[Size], card: ModelCard) -> Pixels:
+    """A picture in its source's shape: the last step of `infer_align_image_size`.
 
-
-def _encoded(image: SourceImage, stages: ImageStages, clock: PhaseClock) -> Encoded:
-    encoded, overlapped_s = stages.encode(image)
-    if overlapped_s:
-        clock.overlapped("encode", overlapped_s)
-    return encoded
+    `pixels`, drawn in `bucket`, are resized to the shape of the first source that was fitted to
+    that bucket; the area is that of the model's square. As they are where no source was, or its
+    ratio is theirs.
+    """
+    drawn = bucket.size.height / bucket.size.width
+    for size in sources:
+        if card.nearest_bucket(size.height, size.width) == bucket:
+            ratio = size.height / size.width
+            if abs(ratio - drawn) < _SAME_RATIO:
+                return pixels
+            height, width = card.base_size * sqrt(ratio), card.base_size / sqrt(ratio)
+            return stretch(pixels, Size(max(1, round(height)), max(1, round(width))))
+    return pixels
 
 
 def _replayed(
@@ -366,28 +376,20 @@ def _context(
         context.hidden_M = model.prefill(opening.layout, ids, sources, buffer, stop)
         stages.prefixes.keep(segments, buffer)
     if cached is not None:
-        _feed(cached, context, model)
+        # What the tree did not have of the text is computed again: on a CPU by its runs, which
+        # gives the same bits; elsewhere bits depend on the batch anyway.
+        context.ids.extend(cached.fed)
+        left = context.ids[buffer.length :]
+        is_exact = buffer.length == stop and model.layer_devices[0].type == "cpu"
+        if left:
+            model.feed([(context, run) for run in (cached.runs if is_exact else [left])])
+        buffer.withdraw(len(context.ids))
     return context, segments, shared
 
 
-def _feed(cached: CachedText, context: Context, model: MixedModel) -> None:
-    """Complete the context with a text: what the tree did not have of it is computed again.
-
-    On a CPU by its runs, which gives the same bits; elsewhere bits depend on the batch anyway.
-    """
-    assert context.buffer is not None, "a job with a text has a context"
-    prompt = len(context.ids)
-    context.ids.extend(cached.fed)
-    left = context.ids[context.buffer.length :]
-    is_exact = context.buffer.length == prompt and model.layer_devices[0].type == "cpu"
-    if left:
-        model.feed([(context, run) for run in (cached.runs if is_exact else [left])])
-    context.buffer.withdraw(len(context.ids))
-
-
-def _pixels(levels: Tensor) -> np.ndarray:
+def _pixels(levels: Tensor) -> Pixels:
     """Values in [0, 1] as uint8; raises OutputError for a picture that shows nothing."""
-    pixels = (levels * 255).round().to(torch.uint8).numpy()
+    pixels: Pixels = (levels * 255).round().to(torch.uint8).numpy()
     if pixels.min() == pixels.max():
         raise OutputError("every pixel is the same", code="output-image.constant")
     return pixels

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hyimg_cli.kernels.repetition import penalize
+from hyimg_cli.kernels.ops import penalize
 from hyimg_cli.kernels.transfer import Readback, to_device
 from hyimg_cli.models.protocols import Context, GeneratedText, MixedModel
 from hyimg_cli.pipelines.image.sampling import Draw, Draws, choose
@@ -130,8 +130,13 @@ class DecodeRequest:
         if not self.is_done and self._allowed is None and self._unfed_ids() == [id_]:
             self.context.ids.append(id_)
             self.runs.append((id_,))
-        else:
-            self._take_back(is_latest)
+            return
+        # Undo the row that was fed, and drop what was chosen behind it.
+        self._withdraw()
+        if not is_latest and self._choice is not None:
+            self._choice.is_void = True
+            self._choice = None
+            self._drawn -= 1
 
     def generated(self, model: MixedModel) -> GeneratedText:
         """The finished text, and what was decided behind it."""
@@ -151,7 +156,9 @@ class DecodeRequest:
     def _go_on(self) -> None:
         """Write whatever needs no choice, up to where one is needed or all is done."""
         while not self._script.is_done(self._written[-1]):
-            self._end_at_the_limit()
+            is_full = len(self._written) >= self._limit
+            if is_full and not self._cut and self._script.is_open(self._written):
+                self._end("the text reached its token limit; its open tag was closed")
             if self.is_done:
                 return
             self._allowed = self._script.allowed(self._written[-1])
@@ -160,25 +167,12 @@ class DecodeRequest:
             self._written.append(self._allowed[0])
         self.is_done = True
 
-    def _take_back(self, is_latest: bool) -> None:
-        """Undo the row that was fed, and drop what was chosen behind it."""
-        self._withdraw()
-        if not is_latest and self._choice is not None:
-            self._choice.is_void = True
-            self._choice = None
-            self._drawn -= 1
-
     def _withdraw(self) -> None:
         """Take the rows back out of the buffer that are no part of the context."""
         buffer = self.context.buffer
         assert buffer is not None, "a job that writes has a context"
         self.overdecoded += buffer.length - len(self.context.ids)
         buffer.withdraw(len(self.context.ids))
-
-    def _end_at_the_limit(self) -> None:
-        has_room = len(self._written) < self._limit
-        if not (has_room or self._cut) and self._script.is_open(self._written):
-            self._end("the text reached its token limit; its open tag was closed")
 
     def _end(self, why: str, before: int | None = None) -> None:
         """Close the text here, which lacks its closing tag."""

@@ -1,6 +1,7 @@
 """Videos at work: a model, the embedded prompts, and the latents of what is not done yet."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -34,24 +35,22 @@ from hyimg_cli.models.latent_video import (
     PromptEmbedding,
     PromptEncoder,
 )
-from hyimg_cli.pipelines import outcomes
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
 from hyimg_cli.pipelines.out_of_memory import Attempt
-from hyimg_cli.pipelines.outcomes import Facts
 from hyimg_cli.pipelines.pipeline import Pipeline
-from hyimg_cli.pipelines.request import Lost
+from hyimg_cli.pipelines.ranks import VideoRanks
+from hyimg_cli.pipelines.request import Facts, Lost, done_outcome
 from hyimg_cli.pipelines.video.encodings import Encodings
 from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
-from hyimg_cli.pipelines.video.prewarm import prewarm
-from hyimg_cli.pipelines.video.ranks import VideoRanks, spread
 from hyimg_cli.pipelines.video.stages import (
     Denoised,
     Frames,
     VideoStages,
     VideoWork,
+    denoise_together,
     make_video,
+    prewarm,
 )
-from hyimg_cli.pipelines.video.together import denoise_together, parts
 from hyimg_cli.settings.run import DecodeTiles, RunConfig
 from hyimg_cli.spec.events import (
     Event,
@@ -128,8 +127,14 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
     ) -> Iterator[JobStarted | Progress | Frames | Lost[VideoJob]]:
         stages = self._stages(self._prompts.of, self._pictures.of)
         waits, shares = partial(synchronize, [stages.model.device]), Shares()
-        model, most = stages.model, self._config.batch.clips
-        for some in parts(jobs, most if isinstance(model, ClipsModel) else 1):
+        model = stages.model
+        most = self._config.batch.clips if isinstance(model, ClipsModel) else 1
+        # Clips of one size, length and schedule are denoised together.
+        alike: dict[float, list[VideoJob]] = defaultdict(list)
+        for job in jobs:
+            alike[job.flow_shift].append(job)
+        parts = [same[n : n + most] for same in alike.values() for n in range(0, len(same), most)]
+        for some in parts:
             self._revive()
             works = [self._begin(job, folder, PhaseClock(started, waits, shares)) for job in some]
             yield from (JobStarted(job.custom_id) for job in some)
@@ -199,7 +204,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         return VideoWriter(path, fps=job.fps, comment=text, box=box, frames_folder=frames)
 
     def outcome(self, done: Frames, output: OutputFile | None, facts: Facts) -> Outcome:
-        return outcomes.done(
+        return done_outcome(
             done,
             output,
             facts,
@@ -244,7 +249,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         confirm_dtype(choice, opened.dtype_name)
         self._model = opened
         if parallel.ranks > 1:
-            self._ranks = VideoRanks(spread(opened), choice, parallel)
+            self._ranks = VideoRanks(opened, choice, parallel)
         return opened
 
     def _stages(

@@ -8,47 +8,59 @@ A video is encoded while it is decoded; no more than two pieces of its frames ar
     write                                   tail ▸ name, while the next job is denoised
 
 A stage raises JobError for what is wrong with its job alone. Nothing of a job outlives it: its
-denoiser is made for it, whatever became of the one before.
+denoiser is made for it, whatever became of the one before. Clips that are denoised together, where
+that was asked for since it rounds differently, are encoded and decoded alone, with their own noise,
+camera, text and picture.
 """
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns
-from collections import deque
+import logging
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import OutputError
-from hyimg_cli.models.latent_video import LatentVideoModel, PromptEmbedding, VideoDenoiser
-from hyimg_cli.pipelines.compiling import compiling_apart
-from hyimg_cli.pipelines.out_of_memory import MemoryPolicy
+from hyimg_cli.models.latent_video import (
+    LATENTS,
+    ClipsModel,
+    LatentVideoModel,
+    PromptEmbedding,
+    VideoDenoiser,
+)
+from hyimg_cli.pipelines.clock import PhaseClock, compiling_apart
+from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy
 from hyimg_cli.pipelines.prefetch import WriteBehind
 from hyimg_cli.pipelines.request import Finished, Request
 from hyimg_cli.pipelines.video.latents_checkpoint import Kept, LatentsCheckpoint
 from hyimg_cli.settings.run import DecodeTiles
 from hyimg_cli.spec.card import TileRule
-from hyimg_cli.spec.events import (
-    ParallelReport,
-    Progress,
-    StepCacheReport,
-)
-from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.spec.events import ParallelReport, Progress, StepCacheReport
+from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.work import video_work
 
 if TYPE_CHECKING:
     from hyimg_cli.media.video import VideoWriter
 
+logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Stage: TypeAlias = Generator[Progress, None, Result]
 Embed = Callable[[str], PromptEmbedding]
 # Begins a new file; given the tiles of a decode that was short of memory, None for the model's own.
 NewWriter = Callable[[DecodeTiles | None], "VideoWriter"]
+# What a job's forwards depend on but for the length of its text, which is trimmed to each prompt:
+# model, size, frames, branches.
+VideoShape = tuple[str, Size, int, int]
+# Videos of a shape that are worth a step beforehand.
+_FEWEST = 3
 _KEPT = "its denoised latents are kept: the next attempt only decodes them"
 
 
@@ -253,6 +265,76 @@ def denoise_all(
     report = denoiser.velocities.report() if is_alone else None
     made = latents_BCFYX.split(1)
     return [Denoised(latents_1CFYX, steps, report, len(works)) for latents_1CFYX in made]
+
+
+def denoise_together(
+    works: Sequence[VideoWork], stages: VideoStages, model: ClipsModel
+) -> Stage[dict[str, Denoised]]:
+    """Latents behind the last step by id; none of those that are to be made alone: they have kept
+    latents, or, whatever went wrong, they failed together.
+    """
+    new = [work for work in works if not (work.checkpoint and work.checkpoint.path.exists())]
+    with Attempt() as tried:
+        encoded: list[EncodedConditions] = []
+        for work in new:
+            encoded.append((yield from encode(work, stages)))
+        if len(new) < 2:
+            return {}
+        clips = [
+            (work.job, one.texts[work.job.prompt], one.views[LATENTS].tensors[LATENTS])
+            for work, one in zip(new, encoded, strict=True)
+        ]
+        made = yield from denoise_all(new, encoded, stages, partial(model.denoiser_of, clips))
+        for work in new:
+            work.clock.enter("queue")
+        return {work.job.custom_id: one for work, one in zip(new, made, strict=True)}
+    assert tried.error is not None, "the clips gave nothing"
+    reason = "out of memory" if isinstance(tried.error, torch.OutOfMemoryError) else tried.error
+    note = f"{len(new)} clips failed together ({reason}); each was made alone"
+    logger.warning(note)
+    for work in new:
+        work.warnings.append(note)
+    tried.error.__traceback__ = tried.error.__context__ = None
+    torch.cuda.empty_cache()
+    return {}
+
+
+def prewarm(jobs: Sequence[VideoJob], stages: VideoStages, *, warmed: set[VideoShape]) -> int:
+    """Run one denoise step of every shape of several jobs that is not in `warmed` yet, and add it;
+    how many ran. Its latents are kept nowhere, and every random draw has a generator of its own.
+
+    Nothing is decoded: that would cost as much as a job's own decode, and what it made ready, an
+    allocator's pieces, the next denoise step gives back. A shape of one or two jobs is left alone:
+    the step would cost them more than the first of them waits for it. One whose stand-in fails is
+    not counted: the job itself will fail, and say why.
+    """
+    if not starts_slowly(stages.model.device):
+        return 0
+    alike: dict[VideoShape, list[VideoJob]] = defaultdict(list)
+    for job in jobs:
+        alike[job.model, job.size, job.num_frames, job.branch_count].append(job)
+    ran = 0
+    for shape in [shape for shape in alike if shape not in warmed]:
+        if len(alike[shape]) < _FEWEST:
+            continue
+        warmed.add(shape)
+        stand_in = replace(alike[shape][0], custom_id="prewarm", num_inference_steps=1)
+        work = VideoWork(stand_in, PhaseClock(0.0, lambda: None))
+        with Attempt() as tried:
+            for _ in _encode_and_denoise(work, stages):
+                pass
+        ran += tried.error is None
+    return ran
+
+
+def starts_slowly(device: torch.device) -> bool:
+    """True if the first forward of a shape takes longer there than those behind it."""
+    return device.type != "cpu"
+
+
+def _encode_and_denoise(work: VideoWork, stages: VideoStages) -> Stage[Denoised]:
+    encoded = yield from encode(work, stages)
+    return (yield from denoise(work, encoded, stages))
 
 
 def decode(

@@ -23,7 +23,7 @@ from hyimg_cli.models.bagel.guidance import unpacked
 from hyimg_cli.models.bagel.sequence import Size
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
-from hyimg_cli.pipelines.image.prefixes import Prefixes
+from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.stages import Decoded, ImageStages
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import ModelChoice, ReuseConfig

@@ -21,7 +21,7 @@ from torch import Tensor
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.parallel import branches
-from hyimg_cli.pipelines.video.ranks import VideoRanks
+from hyimg_cli.pipelines.ranks import VideoRanks
 from hyimg_cli.settings.run import CONTEXT_BACKENDS, ModelChoice, ParallelConfig
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.options import Lora

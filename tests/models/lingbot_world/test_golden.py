@@ -16,7 +16,7 @@ from hyimg_cli.models.lingbot_world.model import LingBotWorld
 from hyimg_cli.models.lingbot_world.network import patches, plucker, rope, rotated
 from hyimg_cli.models.lingbot_world.schedule import levels
 from hyimg_cli.models.lingbot_world.weights import load_network, original_name
-from hyimg_cli.pipelines.video import prewarm
+from hyimg_cli.pipelines.video import stages as stages_of
 from hyimg_cli.pipelines.video.stages import VideoStages
 from hyimg_cli.spec.card import StartRule
 from hyimg_cli.spec.job import Size, VideoJob
@@ -183,8 +183,8 @@ def test_a_prewarm_leaves_nothing_behind(
         return {view.kind: golden.pictures.encode(view)}
 
     stages = VideoStages(golden, golden.prompts.encode, see, int, int)
-    monkeypatch.setattr(prewarm, "starts_slowly", lambda device: True)
-    assert prewarm.prewarm(jobs, stages, warmed=set()) == 1
+    monkeypatch.setattr(stages_of, "starts_slowly", lambda device: True)
+    assert stages_of.prewarm(jobs, stages, warmed=set()) == 1
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.equal(run(denoiser_of(golden, jobs[:1])), before)
 

@@ -1,0 +1,269 @@
+"""The ranks that work with one loaded model, of pictures or of videos.
+
+Pools of ranks take turns: a process is in one group of ranks at a time. Whoever loses its turn has
+lost what its ranks held; its next turn starts them anew.
+
+    pictures    layers of the network, and guidance branches
+    videos      rank 0   the model itself: prompts, noise, scheduler, merging, files
+                rank r   its own VAE (tiles), its own transformer (a branch or tokens), from the
+                         same checkpoint
+
+One pool serves a model, and lives as long as it; a rank that dies fails a job, not the run. Pixels
+of videos are those of one process; where tokens are shared, within rounding.
+"""
+
+# Legend: B batch, C channel, F latent frames, Y X latent rows and columns
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from weakref import WeakSet, finalize
+
+import torch
+from torch import Tensor
+
+from hyimg_cli.errors import MachineError, RankError
+from hyimg_cli.models import registry
+from hyimg_cli.models.latent_video import (
+    LatentDecoder,
+    LatentVideoModel,
+    SpreadModel,
+    VideoVae,
+    is_cut_by,
+)
+from hyimg_cli.models.protocols import MixedModel
+from hyimg_cli.parallel.branches import ParallelBranches
+from hyimg_cli.parallel.ranks import DeviceKind, Rank, RankPool
+from hyimg_cli.settings.run import ModelChoice, ParallelConfig
+from hyimg_cli.spec.card import TileRule
+from hyimg_cli.spec.events import DecodeReport, ParallelReport
+from hyimg_cli.tiling.decode import PatchParallelDecoder
+
+VAE, TRANSFORMER = "vae", "transformer"
+_POOLS: WeakSet[RankPool] = WeakSet()
+
+
+def take(pool: RankPool) -> None:
+    """From here on the turn is this pool's."""
+    for other in list(_POOLS):
+        if other is not pool:
+            other.stop()
+
+
+class ModelRanks(ABC):
+    """The ranks that work with one loaded model. They end with `stop`, at the latest when this
+    object is let go or the process ends.
+    """
+
+    def __init__(self, pool: RankPool) -> None:
+        """The processes start at once, beside what comes before `load`."""
+        self._pool = pool
+
+        def end() -> None:
+            pool.stop()
+            pool.here.parts.clear()  # rank 0's own
+
+        self.stop = finalize(self, end)
+        _POOLS.add(pool)
+        pool.launch()
+
+    @property
+    def member_pids(self) -> list[int]:
+        """Process ids of ranks 1, 2, ..; empty where none runs."""
+        return self._pool.member_pids
+
+    def revive(self) -> None:
+        """Ranks that an earlier job has lost, or that left for another pool's, start again, each
+        with what it had. Raises MachineError where one does not come up.
+        """
+        take(self._pool)
+        self._pool.revive()
+
+    @abstractmethod
+    def report(self) -> ParallelReport:
+        """How the last job was spread."""
+
+    @contextmanager
+    def _loading(self, remedy: str) -> Iterator[None]:
+        """The turn, for as long as each rank reads its own part of the model."""
+        take(self._pool)
+        try:
+            yield
+        except RankError as error:
+            raise MachineError(
+                f"the ranks did not load the model: {error.what}", hint=remedy, code="machine.ranks"
+            ) from error
+
+
+class ImageRanks(ModelRanks):
+    """The ranks over which one model's layers, and guidance branches, are spread."""
+
+    def __init__(
+        self, choice: ModelChoice, parallel: ParallelConfig, lost: Callable[[], None]
+    ) -> None:
+        """`lost`: called when ranks end; keys and values from before are of no use then.
+
+        Raises MachineError where there are fewer GPUs than ranks.
+        """
+        device = choice.kind(has_gpu=torch.cuda.is_available())
+        sets = parallel.cfg_ranks
+        pool = RankPool(parallel.picture_ranks, device=device, branch_sets=sets)
+        pool.stopped.append(lost)
+        super().__init__(pool)
+
+    def load(self, choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel:
+        """The model of `choice`, each rank reading its own share of the layers.
+
+        Raises what loading raises on any rank, MachineError where one does not come up, or dies.
+        """
+        remedy = (
+            "each needs memory for its share, hyimg plan says how much; --quantization fp8 or nf4 "
+            "and a larger --tensor-parallel-size make it smaller"
+        )
+        with self._loading(remedy):
+            return registry.load(choice, is_batch_invariant=is_batch_invariant, pool=self._pool)
+
+    def report(self) -> ParallelReport:
+        sets = self._pool.branch_sets
+        return ParallelReport(sets, decode=None, tensor_ranks=self._pool.size // sets)
+
+
+@dataclass(frozen=True)
+class VaePart:
+    """Loads the autoencoder of a checkpoint on a rank, as rank 0 loads its own."""
+
+    choice: ModelChoice
+
+    def __call__(self, rank: Rank) -> VideoVae:
+        # It is all that the rank has, and stays on its GPU.
+        choice = replace(self.choice, device=str(rank.device), cpu_offload="none")
+        return registry.load_video(choice).vae
+
+
+@dataclass(frozen=True)
+class TransformerPart:
+    """Opens a checkpoint on a rank and reads its transformer, nothing else."""
+
+    choice: ModelChoice
+
+    def __call__(self, rank: Rank) -> LatentVideoModel:
+        opened = registry.load_video(replace(self.choice, device=str(rank.device)))
+        opened.load_transformer()
+        return opened
+
+
+class VideoRanks(ModelRanks):
+    """The ranks over which one model's guidance branches and decode are spread."""
+
+    def __init__(
+        self, model: LatentVideoModel, choice: ModelChoice, config: ParallelConfig
+    ) -> None:
+        """`choice` names the model.
+
+        Raises MachineError where ranks cannot share its work, there are fewer GPUs than ranks, or
+        rank 0 would be on another one than the first.
+        """
+        device, ranks = model.device, config.ranks
+        if device.type == "cuda" and ranks > 1 and device.index not in (None, 0):
+            raise MachineError(
+                f"rank 0 would be on {device}; {ranks} ranks take the GPUs 0 to {ranks - 1}",
+                hint="leave out --device, and choose the GPUs by CUDA_VISIBLE_DEVICES",
+                code="machine.ranks",
+            )
+        if not isinstance(model, SpreadModel):
+            raise MachineError(
+                f"{model.card.name} has neither tiles nor guidance branches to share",
+                hint="leave out --vae-patch-parallel-size, --cfg-parallel-size and "
+                "--context-parallel-size; --replicas share the jobs",
+                code="machine.ranks",
+            )
+        self._model, self._choice, self._config = model, choice, config
+        self._branches: ParallelBranches | None = None
+        self._decoder: SpreadDecoder | None = None
+        kind: DeviceKind = "cuda" if device.type == "cuda" else "cpu"
+        super().__init__(RankPool(ranks, device=kind))
+
+    def load(self, *, with_branches: bool = True) -> None:
+        """Have each rank read what it works with, all at once, and put them to work for the model;
+        what they have is not read again. `with_branches`: not for the decode alone.
+
+        Raises what loading raises on any rank, MachineError where one does not come up, or dies.
+        """
+        model, config, pool = self._model, self._config, self._pool
+        with self._loading("ask for fewer ranks; each needs memory for what it loads"):
+            if config.vae_ranks > 1 and self._decoder is None:
+                part = VaePart(self._choice)
+                pool.load(VAE, part, ranks=config.vae_ranks, own=lambda: model.vae)
+                tiles = PatchParallelDecoder(pool, ranks=config.vae_ranks, part=VAE)
+                self._decoder = SpreadDecoder(tiles, alone=model.decoder)
+                model.decoder = self._decoder.decode
+            if config.step_ranks > 1 and with_branches and self._branches is None:
+                ranks, is_split = config.step_ranks, config.context_ranks > 1
+                branches = ParallelBranches(
+                    pool, ranks=ranks, part=TRANSFORMER, splits_tokens=is_split
+                )
+                part_of_rank = TransformerPart(self._choice)
+
+                def own_transformer() -> LatentVideoModel:
+                    model.load_transformer()
+                    return model
+
+                # Not by this object: the pool knows the model, and would keep both.
+                def runner() -> ParallelBranches:
+                    """The branches, each rank's transformer read where it is not there."""
+                    if TRANSFORMER not in pool.parts:
+                        pool.load(TRANSFORMER, part_of_rank, ranks=ranks, own=own_transformer)
+                    return branches
+
+                runner()
+                self._branches, model.branch_runner = branches, runner
+                if is_split:
+                    pool.stopped.append(model.context.forget)
+
+    def release_branches(self) -> None:
+        """Have no rank hold a transformer but the first; the next job's branches bring them back.
+
+        The ranks start anew: a decode has run out of memory, and what failed has ended most of them
+        already.
+        """
+        if TRANSFORMER in self._pool.parts:
+            self._pool.unload(TRANSFORMER)
+
+    def report(self) -> ParallelReport:
+        one, decoder = self._branches, self._decoder
+        is_split, ranks = one is not None and one.splits_tokens, 1 if one is None else one.ranks
+        decode = None if decoder is None else decoder.report
+        if decode is not None:
+            # Seconds as a line's other times have them.
+            decode = DecodeReport(
+                tuple(replace(rank, busy_s=round(rank.busy_s, 6)) for rank in decode.ranks),
+                gather_s=round(decode.gather_s, 6),
+                merge_s=round(decode.merge_s, 6),
+                total_s=round(decode.total_s, 6),
+            )
+        return ParallelReport(
+            branch_ranks=1 if is_split else ranks,
+            decode=decode,
+            context_ranks=ranks if is_split else 1,
+        )
+
+
+class SpreadDecoder:
+    """The decode of several ranks: tiles where the library would cut, otherwise rank 0's
+    own decode, whose bits are then the one process's in any case.
+    """
+
+    def __init__(self, tiles: PatchParallelDecoder, *, alone: LatentDecoder) -> None:
+        self._tiles, self._alone = tiles, alone
+        self.report: DecodeReport | None = None
+
+    def decode(self, latents_BCFYX: Tensor, tiling: TileRule | None) -> Iterator[Tensor]:
+        """Pixels in about -1..1, [B, 3, t, H, W]. Raises RankError where a rank dies or fails,
+        torch.OutOfMemoryError where one of them has too little memory.
+        """
+        self.report = None
+        if tiling and is_cut_by(tiling, latents_BCFYX):
+            yield self._tiles.decode(latents_BCFYX, tiling)
+            self.report = self._tiles.report
+        else:
+            yield from self._alone(latents_BCFYX, tiling)
