@@ -76,6 +76,7 @@ WITHOUT_TORCH = (
     "journal.merge",
     "journal.keys",
     "journal.past_run",
+    "journal.resume",
     "media",
     "quality",
     "measure.distances",

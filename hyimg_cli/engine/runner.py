@@ -14,8 +14,9 @@ from typing import Any
 from hyimg_cli.engine.failures import FailureLimit, failed_job, failed_line
 from hyimg_cli.engine.sources import SourcesSeen
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
-from hyimg_cli.journal.journal import Resumption, RunFolder, resume
+from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import finishing_key, job_keys, name_differences
+from hyimg_cli.journal.resume import Resumption, resume
 from hyimg_cli.manifest import planner
 from hyimg_cli.manifest.file_names import name_files
 from hyimg_cli.manifest.line import fault

@@ -32,11 +32,12 @@ from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import MachineError, OutputFolderError, StorageError
 from hyimg_cli.files import json_of, opened
 from hyimg_cli.journal.disk import disk_errors, is_process
-from hyimg_cli.journal.job_files import OUTPUTS, files_of_result
 from hyimg_cli.journal.journal import (
+    OUTPUTS,
     RESOLVED,
     Journal,
     RunFolder,
+    files_of_result,
     json_line,
     outcome_to_json,
     outcomes_in,

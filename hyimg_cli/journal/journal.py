@@ -1,4 +1,4 @@
-"""The output folder: one run at a time in it, one line per outcome, and what a resumed run skips.
+"""The output folder: one run at a time in it, one line per outcome, and the files of its jobs.
 
     OUT/  .lock   run.json   manifest.resolved.jsonl   results.jsonl   outputs/NAME.png, .jpg, .mp4
           outputs/NAME.frames/0000.png   latents/<custom_id>.safetensors (unfinished videos)
@@ -6,8 +6,8 @@
 
 NAME is the custom_id, or what the job's template makes of it; a job's line says where its file is.
 A line is appended only after its file is in place, and is on disk when `append` returns; of what
-was made elsewhere, file and line, when `store` returns. So a
-kill can leave a picture without a line, or half a line at the end, never a line without its file.
+was made elsewhere, file and line, when `store` returns. So a kill can leave a picture without a
+line, or half a line at the end, never a line without its file.
 Each append looks whether the lock and the journal are still those of this run.
 """
 
@@ -16,11 +16,9 @@ import json
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, Self
 
 from hyimg_cli.addresses import shown_place
@@ -36,26 +34,16 @@ from hyimg_cli.files import (
     sync,
 )
 from hyimg_cli.journal.disk import disk_errors, in_use, is_locked, make_folders, take_lock
-from hyimg_cli.journal.job_files import (
-    OUTPUTS,
-    files_of,
-    files_of_result,
-    is_renamed,
-    refuse_files_of_others,
-    refuse_sources,
-)
 from hyimg_cli.journal.journal_file import JournalFile, entry_of, whole_lines
-from hyimg_cli.manifest.fields import PATH_FIELDS
-from hyimg_cli.manifest.file_names import name_of, path_of
-from hyimg_cli.manifest.resolved import job_to_json, lines_beside
+from hyimg_cli.manifest.file_names import EDIT_SUFFIXES, name_of, path_of
+from hyimg_cli.manifest.resolved import lines_beside
 from hyimg_cli.settings.file_names import fault_of
 from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
-from hyimg_cli.spec.job import ImageJob, Job
-from hyimg_cli.spec.options import FINISHING
-from hyimg_cli.spec.units import counted
+from hyimg_cli.spec.job import Job
 
+OUTPUTS = "outputs"
 RESULTS = "results.jsonl"
 RESOLVED = "manifest.resolved.jsonl"
 MISSING = "missing.jsonl"
@@ -65,11 +53,7 @@ LOCK = ".lock"
 REPLICA = ".replica-"
 # A shard waits so long for another one that enters the folder.
 _DOOR_S = 60.0
-# How a job differs from its result where a source image is gone.
-NOT_FOUND = "source image not found"
 _encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
-# Of a resolved job, what never changes its file.
-_NOT_IN_KEY = ("custom_id", "metadata", "name", "written", *PATH_FIELDS, *FINISHING)
 
 
 @dataclass(frozen=True)
@@ -486,173 +470,35 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     return entry | extra
 
 
-def job_key(
-    job: Job,
-    source_digests: Sequence[str],
-    model_fingerprint: str,
-    pixel_settings: Mapping[str, str],
-) -> str:
-    """Hex sha256 over all that changes the job's pixels: not its id, paths, batch or metadata.
-
-    `source_digests`: sha256 of each source image's bytes, in order. `pixel_settings`: what of the
-    run changes pixels, such as the dtype.
-    """
-    fields = shaping_fields(job_to_json(job))
-    facts = {"job": fields, "model": model_fingerprint, "settings": dict(pixel_settings)}
-    if isinstance(job, ImageJob):
-        if fields.keys() & {"cot_text", "cot_token_ids"}:
-            # Some lines of a given text say bot_task, which only a dynamic system prompt reads.
-            fields.pop("bot_task", None)
-        # Where the text is given the line has no bot_task, but a dynamic system prompt hangs on it.
-        facts["bot_task"] = job.bot_task
-    if source_digests or isinstance(job, ImageJob):
-        facts["sources"] = list(source_digests)
-    return digest.of_json(facts)
+def files_of(output: Mapping[str, Any]) -> list[str]:
+    """Every file of an output: of a video its sidecar and its frames, too."""
+    path = str(output["path"])
+    sidecar = [path.removesuffix(".mp4") + ".json"] if path.endswith(".mp4") else []
+    frames = output.get("frames_path")
+    return [path, *sidecar, *([str(frames)] if _is_below(frames) else [])]
 
 
-def shaping_fields(line: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a resolved line that change pixels."""
-    return {k: v for k, v in line.items() if k not in _NOT_IN_KEY and not k.startswith("x_")}
+def files_of_edit(entry: Mapping[str, Any]) -> list[str]:
+    """The files beside the result of a job that keeps its source outside an edit."""
+    edit = entry.get("edit")
+    found = [edit.get(name) for name in EDIT_SUFFIXES] if isinstance(edit, Mapping) else []
+    return [str(path) for path in found if _is_below(path)]
 
 
-@dataclass(frozen=True)
-class Resumption:
-    """Jobs still to do, jobs that are there already, and failed ones that are left alone.
-
-    `to_finish`: jobs whose redraw is there, to be put back on its source in another way. `former`:
-    by job, files of results that are to be replaced, without those that another result names, too.
-    `results`: the last outcomes before.
-    """
-
-    to_run: list[Job]
-    done: list[str]
-    failed_before: list[str]
-    to_finish: list[ImageJob] = field(default_factory=list)
-    former: dict[str, list[str]] = field(default_factory=dict)
-    results: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+def files_of_result(entry: Mapping[str, Any]) -> list[str]:
+    """Every file of a job, by its line: of a failed one the redraw that is kept."""
+    return [*(file for one in outputs_of(entry) for file in files_of(one)), *files_of_edit(entry)]
 
 
-def resume(
-    folder: RunFolder,
-    results: Mapping[str, Mapping[str, Any]],
-    jobs: Sequence[Job],
-    keys: Mapping[str, str],
-    *,
-    resume: bool = True,
-    retry_failed: bool = False,
-    force: bool = False,
-    with_frames: bool = False,
-    name_differences: Callable[[Job], Iterable[str]] | None = None,
-    finishing: Mapping[str, str] = MappingProxyType({}),
-) -> Resumption:
-    """Sorts `jobs` by the `results` in `folder`; `keys` has the `job_key` of each custom_id with a
-    result there.
-
-    Done: same key, and every file there with its sha256, `with_frames` a video's PNG files too.
-    Raises OutputFolderError, unless `force`, where a picture would be replaced by one of another
-    key or name, and, with `resume` off, where the folder holds results at all; in any case where a
-    file of another job would be. A job that failed under another key is a new job: it runs.
-    `name_differences`: of a job and the recorded one. `finishing`: the `finishing_key` of each such
-    id; where that alone differs, or its file is gone, and the redraw is there, that is enough.
-    """
-    if not resume and results and not force:
-        raise OutputFolderError(
-            f"the folder holds {counted(len(results), 'result')} already",
-            where=folder.place,
-            hint="choose another folder, leave out --no-resume, or run all again with --force",
-            code="output.not-empty",
-        )
-    resumption = Resumption([], [], [])
-    others: list[Job] = []
-    for job in jobs:
-        entry = results.get(job.custom_id) if resume else None
-        if entry is None:
-            resumption.to_run.append(job)
-        elif entry.get("key") != keys.get(job.custom_id, "") or is_renamed(job, entry):
-            if entry.get("status") == "done":
-                others.append(job)
-            resumption.to_run.append(job)
-        elif _is_to_finish(folder, entry, wanted := finishing.get(job.custom_id, ""), retry_failed):
-            assert isinstance(job, ImageJob), "only pictures are put back on a source"
-            resumption.to_finish.append(job)
-        elif wanted != entry.get("finishing_key", "") and entry.get("edit"):
-            resumption.to_run.append(job)
-        elif entry.get("status") == "done" and _is_intact(folder, entry, with_frames):
-            resumption.done.append(job.custom_id)
-        elif entry.get("status") == "failed" and not retry_failed:
-            resumption.failed_before.append(job.custom_id)
-        else:
-            resumption.to_run.append(job)
-    if others and not force:
-        counts: Counter[str] = Counter()
-        for job in others:
-            entry = results[job.custom_id]
-            if name_differences and entry.get("key") != keys.get(job.custom_id):
-                counts.update(name_differences(job))
-            counts["name"] += is_renamed(job, entry)
-        # On the fields that differ, in how many jobs, and on what `--force` would do.
-        named = ", ".join(f"{name}: {count}" for name, count in counts.most_common() if count)
-        rest, done = len(jobs) - len(others), len(resumption.done)
-        kept = f" and keeps the {'other' if done == rest else 'done'} {done}" if done else ""
-        hint = (
-            f"--force makes {'it' if len(others) == 1 else 'those'} again{kept}; -o names another "
-            "folder; run.json has the old flags"
-        )
-        if NOT_FOUND in counts:
-            hint = "put the source images back, or name another folder with -o"
-        raise OutputFolderError(
-            f"{len(others)} of {counted(len(jobs), 'job')} differ{'s' * (len(jobs) == 1)}"
-            f"{f' ({named})' if named else ''} from what is done in this folder, "
-            f'"{others[0].custom_id}" first',
-            where=folder.place,
-            hint=hint,
-            code="output.other-job",
-        )
-    if results:
-        refuse_files_of_others(resumption.to_run, results, {job.custom_id for job in jobs})
-    refuse_sources(folder.folder, jobs, resumption.to_run)
-    owners = Counter(file for entry in results.values() for file in files_of_result(entry))
-    former = {
-        job.custom_id: [one for one in files_of_result(results[job.custom_id]) if owners[one] == 1]
-        for job in resumption.to_run
-        if job.custom_id in results
-    }
-    return replace(resumption, former=former, results=results)
+def outputs_of(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The outputs of a result that name a file below `outputs`; a line may hold anything."""
+    found = entry.get("outputs") or []
+    return [one for one in found if isinstance(one, Mapping) and _is_below(one.get("path"))]
 
 
-def _is_to_finish(
-    folder: RunFolder, entry: Mapping[str, Any], finishing_key: str, retry_failed: bool
-) -> bool:
-    """True if a job's redraw is there as it was written, and what was made of it is not wanted."""
-    if not finishing_key:
-        return False
-    is_same = entry.get("finishing_key") == finishing_key
-    is_done = entry.get("status") == "done"
-    is_whole = _is_intact(folder, entry, False) and _holds_edit(folder, entry, "mask")
-    if is_same and (is_whole if is_done else not retry_failed):
-        return False
-    return _holds_edit(folder, entry, "plain", "shown")
-
-
-def _is_intact(folder: RunFolder, entry: Mapping[str, Any], with_frames: bool) -> bool:
-    """True if every file of a done job is there as it was written."""
-    outputs = entry.get("outputs") or []
-    try:
-        return bool(outputs) and all(
-            folder.holds(output, with_frames=with_frames) for output in outputs
-        )
-    except (OSError, KeyError, TypeError):
-        return False
-
-
-def _holds_edit(folder: RunFolder, entry: Mapping[str, Any], *kinds: str) -> bool:
-    """True if these files of an edit are there as they were written."""
-    try:
-        edit = entry["edit"]
-        files = [{"path": edit[kind], "sha256": edit["sha256"][kind]} for kind in kinds]
-        return all(folder.holds(file, with_frames=False) for file in files)
-    except (OSError, KeyError, TypeError):
-        return False
+def _is_below(path: Any) -> bool:
+    parts = PurePosixPath(path).parts if isinstance(path, str) else ()
+    return parts[:1] == (OUTPUTS,) and ".." not in parts and len(parts) > 1
 
 
 def json_line(entry: Mapping[str, Any]) -> bytes:

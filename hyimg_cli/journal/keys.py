@@ -12,9 +12,9 @@ from typing import Any
 
 from hyimg_cli import __version__
 from hyimg_cli.errors import MachineError
-from hyimg_cli.journal.journal import NOT_FOUND, job_key, shaping_fields
 from hyimg_cli.journal.past_run import object_in, read_run_info, readable_jobs
 from hyimg_cli.journal.provenance import portable, versions
+from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.media.images import MAX_SOURCE_BYTES
 from hyimg_cli.media.metadata import Provenance
@@ -28,10 +28,13 @@ from hyimg_cli.spec.options import FINISHING
 from hyimg_cli.spec.plan import Plan
 
 UNREADABLE = "unreadable"
+NOT_FOUND = "source image not found"
 UNKNOWN = "what this folder does not say"
 # The word of clips that are denoised together: of models that can.
 CLIPS = "clips"
 _DEVICES = Path("/dev")
+# Of a resolved job, what never changes its file.
+_NOT_IN_KEY = ("custom_id", "metadata", "name", "written", *PATH_FIELDS, *FINISHING)
 # Counts up when the same image, weights and packages lead to other rows, or notes on them.
 _SOURCE_FORMAT = 3
 # Counts up when the same redraw is put back otherwise.
@@ -46,6 +49,35 @@ def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
     succeeded is not: the numbers are the same.
     """
     return job_key(job, source_digests, model_print(job, config), pixel_settings(job, config))
+
+
+def job_key(
+    job: Job,
+    source_digests: Sequence[str],
+    model_fingerprint: str,
+    pixel_settings: Mapping[str, str],
+) -> str:
+    """Hex sha256 over all that changes the job's pixels: not its id, paths, batch or metadata.
+
+    `source_digests`: sha256 of each source image's bytes, in order. `pixel_settings`: what of the
+    run changes pixels, such as the dtype.
+    """
+    fields = shaping_fields(job_to_json(job))
+    facts = {"job": fields, "model": model_fingerprint, "settings": dict(pixel_settings)}
+    if isinstance(job, ImageJob):
+        if fields.keys() & {"cot_text", "cot_token_ids"}:
+            # Some lines of a given text say bot_task, which only a dynamic system prompt reads.
+            fields.pop("bot_task", None)
+        # Where the text is given the line has no bot_task, but a dynamic system prompt hangs on it.
+        facts["bot_task"] = job.bot_task
+    if source_digests or isinstance(job, ImageJob):
+        facts["sources"] = list(source_digests)
+    return digest.of_json(facts)
+
+
+def shaping_fields(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a resolved line that change pixels."""
+    return {k: v for k, v in line.items() if k not in _NOT_IN_KEY and not k.startswith("x_")}
 
 
 def model_print(job: Job, config: RunConfig) -> str:

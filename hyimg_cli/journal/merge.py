@@ -14,8 +14,7 @@ from hyimg_cli.addresses import shown_place
 from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.disk import disk_errors
-from hyimg_cli.journal.job_files import files_of, files_of_edit, outputs_of
-from hyimg_cli.journal.journal import MISSING, RESOLVED
+from hyimg_cli.journal.journal import MISSING, RESOLVED, files_of, files_of_edit, outputs_of
 from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
 from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.manifest.resolved import lines_moved

@@ -9,8 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hyimg_cli.files import JOURNAL_BYTES, SETTINGS_BYTES, json_of, opened, text_of
-from hyimg_cli.journal.job_files import OUTPUTS, outputs_of
-from hyimg_cli.journal.journal import RESOLVED, RUN, RunFolder
+from hyimg_cli.journal.journal import OUTPUTS, RESOLVED, RUN, RunFolder, outputs_of
 from hyimg_cli.settings.file_names import fault_of, fill_template, read_template
 from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec.job import BY_ID

@@ -67,18 +67,19 @@ class TextsFile(JobFolder):
                 return {}
         found: dict[str, dict[str, Any]] = {}
         whole = whole_lines(data)
-        for number, line in enumerate(data.split(b"\n"), 1):
-            entry = entry_of(line) if line.strip() else None
-            is_cut_off = number > whole.count(b"\n") and line.startswith(b'{"custom_id"')
-            if entry is not None:
-                found[entry["custom_id"]] = entry
-            elif line.strip() and not is_cut_off:
+        is_cut_off = data.startswith(b'{"custom_id"', len(whole))
+        for number, line in enumerate((whole if is_cut_off else data).split(b"\n"), 1):
+            if not line.strip():
+                continue
+            entry = entry_of(line)
+            if entry is None:
                 raise OutputFolderError(
                     "this line is no job",
                     where=f"{self._path.name}:{number}",
                     hint="mend it, or take it out: its text is written again",
                     code="output.damaged-texts",
                 )
+            found[entry["custom_id"]] = entry
         return found
 
     def begin(self, jobs: Sequence[Job], keys: Mapping[str, str], *, force: bool) -> list[Job]:

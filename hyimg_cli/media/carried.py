@@ -8,7 +8,6 @@ pictures, and those of several frames.
 import io
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -83,8 +82,9 @@ class Carried:
                 drawn = result[rows]
                 ink = 255 - drawn.min(axis=2)
                 alpha = np.maximum(edited[rows][..., 3], np.where(ink > _CLEAR, ink, 0))
-                colour = _colours_on_white().take(alpha[..., None] * np.uint16(256) + drawn)
-                unmixed = np.dstack([colour, alpha])
+                part = np.maximum(alpha, 1)[..., None].astype(np.float32) / 255
+                colour = np.clip(np.round((drawn - 255 * (1 - part)) / part), 0, 255)
+                unmixed = np.dstack([colour.astype(np.uint8), alpha])
                 np.copyto(edited[rows], unmixed, where=at[rows][..., None])
         # As of a source: what is clear nowhere has no alpha, which a WebP would drop, too.
         return edited[..., :3] if edited[..., 3].min() == 255 else edited
@@ -217,15 +217,6 @@ def _own(path: Path, image: ImageFile.ImageFile) -> Picture:
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
         return own_channels(image)
-
-
-@cache
-def _colours_on_white() -> Bytes:
-    """The colour that is a level on white under an alpha: [256 alphas * 256 levels]."""
-    part = np.maximum(np.arange(256, dtype=np.float32), 1)[:, None] / 255
-    drawn = np.arange(256, dtype=np.float32)
-    colour = np.clip(np.round((drawn - 255 * (1 - part)) / part), 0, 255)
-    return colour.astype(np.uint8).ravel()
 
 
 def _exif(image: Image.Image, *, keep_gps: bool) -> bytes:

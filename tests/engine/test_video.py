@@ -25,8 +25,9 @@ from hyimg_cli.engine.runner import ResumePolicy, Summary, prepare
 from hyimg_cli.engine.session import Session
 from hyimg_cli.engine.sources import SourcesSeen
 from hyimg_cli.errors import Interrupted, StorageError
-from hyimg_cli.journal.journal import RunFolder, outcome_to_json, resume
+from hyimg_cli.journal.journal import RunFolder, outcome_to_json
 from hyimg_cli.journal.keys import job_keys
+from hyimg_cli.journal.resume import resume
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.media import video
 from hyimg_cli.memory import available

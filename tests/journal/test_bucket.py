@@ -20,9 +20,10 @@ from hyimg_cli.files import bytes_of
 from hyimg_cli.journal import bucket
 from hyimg_cli.journal.bucket import BucketFolder, PartJournal, run_folder
 from hyimg_cli.journal.job_pictures import finish, keep_redraw
-from hyimg_cli.journal.journal import RESOLVED, RunFolder, resume
+from hyimg_cli.journal.journal import RESOLVED, RunFolder
 from hyimg_cli.journal.keys import finishing_key
 from hyimg_cli.journal.past_run import recorded_names
+from hyimg_cli.journal.resume import resume
 from hyimg_cli.media.carried import read_carried
 from hyimg_cli.media.images import stretch
 from hyimg_cli.settings.run import OutputConfig, RunConfig

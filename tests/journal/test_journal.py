@@ -16,8 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hyimg_cli.errors import JournalError, OutputFolderError, StorageError
-from hyimg_cli.journal.job_files import files_of
-from hyimg_cli.journal.journal import Resumption, RunFolder, job_key, outcome_to_json, resume
+from hyimg_cli.journal.journal import RunFolder, files_of, outcome_to_json
+from hyimg_cli.journal.keys import job_key
+from hyimg_cli.journal.resume import Resumption, resume
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import BranchTokens, Failure, Outcome, OutputFile, ReuseReport
 from hyimg_cli.spec.job import Encoding, ImageJob, SizeRequest

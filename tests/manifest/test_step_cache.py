@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hyimg_cli.journal.journal import job_key
+from hyimg_cli.journal.keys import job_key
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.resolved import job_to_json

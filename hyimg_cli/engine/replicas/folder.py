@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hyimg_cli.journal.job_files import OUTPUTS
-from hyimg_cli.journal.journal import FinishedJob, JobFolder
+from hyimg_cli.journal.journal import OUTPUTS, FinishedJob, JobFolder
 from hyimg_cli.spec.events import Outcome
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import HyimgError, OutputFolderError, UsageError
-from hyimg_cli.journal.job_files import OUTPUTS
-from hyimg_cli.journal.journal import RESOLVED, RESULTS, RunFolder
+from hyimg_cli.journal.journal import OUTPUTS, RESOLVED, RESULTS, RunFolder
 from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
 from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.spec import digest

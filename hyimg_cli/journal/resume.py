@@ -1,0 +1,203 @@
+"""What a run that finds results in its folder still has to do."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Any
+
+from hyimg_cli.errors import OutputFolderError
+from hyimg_cli.journal.journal import OUTPUTS, RunFolder, files_of_result, outputs_of
+from hyimg_cli.journal.keys import NOT_FOUND
+from hyimg_cli.manifest.file_names import name_of, path_of
+from hyimg_cli.settings.file_names import clashes
+from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.units import counted
+
+Results = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """Jobs still to do, jobs that are there already, and failed ones that are left alone.
+
+    `to_finish`: jobs whose redraw is there, to be put back on its source in another way. `former`:
+    by job, files of results that are to be replaced, without those that another result names, too.
+    `results`: the last outcomes before.
+    """
+
+    to_run: list[Job]
+    done: list[str]
+    failed_before: list[str]
+    to_finish: list[ImageJob] = field(default_factory=list)
+    former: dict[str, list[str]] = field(default_factory=dict)
+    results: Results = field(default_factory=dict)
+
+
+def resume(
+    folder: RunFolder,
+    results: Results,
+    jobs: Sequence[Job],
+    keys: Mapping[str, str],
+    *,
+    resume: bool = True,
+    retry_failed: bool = False,
+    force: bool = False,
+    with_frames: bool = False,
+    name_differences: Callable[[Job], Iterable[str]] | None = None,
+    finishing: Mapping[str, str] = MappingProxyType({}),
+) -> Resumption:
+    """Sorts `jobs` by the `results` in `folder`; `keys` has the `job_key` of each custom_id with a
+    result there.
+
+    Done: same key, and every file there with its sha256, `with_frames` a video's PNG files too.
+    Raises OutputFolderError, unless `force`, where a picture would be replaced by one of another
+    key or name, and, with `resume` off, where the folder holds results at all; in any case where a
+    file of another job would be. A job that failed under another key is a new job: it runs.
+    `name_differences`: of a job and the recorded one. `finishing`: the `finishing_key` of each such
+    id; where that alone differs, or its file is gone, and the redraw is there, that is enough.
+    """
+    if not resume and results and not force:
+        raise OutputFolderError(
+            f"the folder holds {counted(len(results), 'result')} already",
+            where=folder.place,
+            hint="choose another folder, leave out --no-resume, or run all again with --force",
+            code="output.not-empty",
+        )
+    resumption = Resumption([], [], [])
+    others: list[Job] = []
+    for job in jobs:
+        entry = results.get(job.custom_id) if resume else None
+        if entry is None:
+            resumption.to_run.append(job)
+        elif entry.get("key") != keys.get(job.custom_id, "") or _is_renamed(job, entry):
+            if entry.get("status") == "done":
+                others.append(job)
+            resumption.to_run.append(job)
+        elif _is_to_finish(folder, entry, wanted := finishing.get(job.custom_id, ""), retry_failed):
+            assert isinstance(job, ImageJob), "only pictures are put back on a source"
+            resumption.to_finish.append(job)
+        elif wanted != entry.get("finishing_key", "") and entry.get("edit"):
+            resumption.to_run.append(job)
+        elif entry.get("status") == "done" and _is_intact(folder, entry, with_frames):
+            resumption.done.append(job.custom_id)
+        elif entry.get("status") == "failed" and not retry_failed:
+            resumption.failed_before.append(job.custom_id)
+        else:
+            resumption.to_run.append(job)
+    if others and not force:
+        counts: Counter[str] = Counter()
+        for job in others:
+            entry = results[job.custom_id]
+            if name_differences and entry.get("key") != keys.get(job.custom_id):
+                counts.update(name_differences(job))
+            counts["name"] += _is_renamed(job, entry)
+        # On the fields that differ, in how many jobs, and on what `--force` would do.
+        named = ", ".join(f"{name}: {count}" for name, count in counts.most_common() if count)
+        rest, done = len(jobs) - len(others), len(resumption.done)
+        kept = f" and keeps the {'other' if done == rest else 'done'} {done}" if done else ""
+        hint = (
+            f"--force makes {'it' if len(others) == 1 else 'those'} again{kept}; -o names another "
+            "folder; run.json has the old flags"
+        )
+        if NOT_FOUND in counts:
+            hint = "put the source images back, or name another folder with -o"
+        raise OutputFolderError(
+            f"{len(others)} of {counted(len(jobs), 'job')} differ{'s' * (len(jobs) == 1)}"
+            f"{f' ({named})' if named else ''} from what is done in this folder, "
+            f'"{others[0].custom_id}" first',
+            where=folder.place,
+            hint=hint,
+            code="output.other-job",
+        )
+    _refuse_taken_names(folder.folder, jobs, resumption.to_run, results)
+    owners = Counter(file for entry in results.values() for file in files_of_result(entry))
+    former = {
+        job.custom_id: [one for one in files_of_result(results[job.custom_id]) if owners[one] == 1]
+        for job in resumption.to_run
+        if job.custom_id in results
+    }
+    return replace(resumption, former=former, results=results)
+
+
+def _is_to_finish(
+    folder: RunFolder, entry: Mapping[str, Any], finishing_key: str, retry_failed: bool
+) -> bool:
+    """True if a job's redraw is there as it was written, and what was made of it is not wanted."""
+    if not finishing_key:
+        return False
+    is_same = entry.get("finishing_key") == finishing_key
+    is_done = entry.get("status") == "done"
+    is_whole = _is_intact(folder, entry, False) and _holds_edit(folder, entry, "mask")
+    if is_same and (is_whole if is_done else not retry_failed):
+        return False
+    return _holds_edit(folder, entry, "plain", "shown")
+
+
+def _is_intact(folder: RunFolder, entry: Mapping[str, Any], with_frames: bool) -> bool:
+    """True if every file of a done job is there as it was written."""
+    outputs = entry.get("outputs") or []
+    try:
+        return bool(outputs) and all(
+            folder.holds(output, with_frames=with_frames) for output in outputs
+        )
+    except (OSError, KeyError, TypeError):
+        return False
+
+
+def _holds_edit(folder: RunFolder, entry: Mapping[str, Any], *kinds: str) -> bool:
+    """True if these files of an edit are there as they were written."""
+    try:
+        edit = entry["edit"]
+        files = [{"path": edit[kind], "sha256": edit["sha256"][kind]} for kind in kinds]
+        return all(folder.holds(file, with_frames=False) for file in files)
+    except (OSError, KeyError, TypeError):
+        return False
+
+
+def _is_renamed(job: Job, entry: Mapping[str, Any]) -> bool:
+    """True where a done job's file is called otherwise by now, but for its format."""
+    paths = (PurePosixPath(output["path"]) for output in outputs_of(entry))
+    name = f"{OUTPUTS}/{name_of(job)}"
+    return any(str(path).removesuffix(path.suffix) != name for path in paths)
+
+
+def _refuse_taken_names(
+    folder: Path, jobs: Sequence[Job], to_run: Sequence[Job], results: Results
+) -> None:
+    """Raises OutputFolderError where a file of `to_run` would be that of a result of another
+    manifest, whose id is not among `jobs`, or take a source picture's place.
+    """
+    own = {job.custom_id for job in jobs}
+    others = {
+        output["path"]: name
+        for name, entry in results.items()
+        if name not in own
+        for output in outputs_of(entry)
+    }
+    outputs, real = os.path.realpath(folder / OUTPUTS), cache(os.path.realpath)
+    paths = dict.fromkeys(image for job in jobs for image in job.images)
+    sources = [f"{real(os.path.dirname(path))}/{os.path.basename(path)}" for path in paths]
+    sources = [path for path in sources if path.startswith(f"{outputs}/") and os.path.exists(path)]
+    taken = [*others, *(OUTPUTS + path.removeprefix(outputs) for path in sources)]
+    targets = [f"{OUTPUTS}/{path_of(job)}" for job in to_run] if taken else []
+    for later, earlier in clashes([*taken, *targets]):
+        if not earlier < len(taken) <= later:
+            continue
+        path, job = taken[earlier], to_run[later - len(taken)]
+        if path in others:
+            raise OutputFolderError(
+                f'{path} would be the file of "{job.custom_id}"; it is that of "{others[path]}"',
+                where=job.source_line,
+                hint="choose another folder with -o, or another --name",
+                code="output.other-file",
+            )
+        raise OutputFolderError(
+            f'the result of "{job.custom_id}" would replace a source',
+            where=sources[earlier - len(others)],
+            hint="choose another folder with -o, or another --name",
+            code="output.source",
+        )
