@@ -11,13 +11,7 @@ from hyimg_cli.engine.replicas.messages import EventBatch, PieceDone
 from hyimg_cli.errors import StorageError
 from hyimg_cli.files import LATENTS_BYTES, bytes_of, remove, replace_file
 from hyimg_cli.journal.disk import disk_errors, make_folders
-from hyimg_cli.journal.journal import (
-    OUTPUTS,
-    JobFolder,
-    files_of,
-    files_of_result,
-    outcome_to_json,
-)
+from hyimg_cli.journal.journal import OUTPUTS, JobFolder, files_of, files_of_result, outcome_to_json
 from hyimg_cli.manifest.file_names import path_of
 from hyimg_cli.spec.events import JobEnded
 from hyimg_cli.spec.plan import Plan
