@@ -62,7 +62,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
     costs = forecast(order, config, assumed_think=given["assume_think"])
     videos = video_forecast(order, config)
     components = _components(order, config)
-    memory = footprints(order, config, cards, shared_kv_bytes=costs.shared_kv_bytes)
+    memory = footprints(order, config, shared_kv_bytes=costs.shared_kv_bytes)
     by_rank = rank_footprints(memory, config)
     replicas = replicas_of(order, config)
     too_large = dict(_too_large(order, config, replicas))

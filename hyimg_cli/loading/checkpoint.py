@@ -107,8 +107,19 @@ def tensor_index(folder: Path, stem: str = STEM) -> dict[str, TensorInfo]:
                 what = f"tensor {name!r} is stored twice, {places}"
                 raise _fault("duplicate-tensor", what, folder)
             found[name] = info
-    if files[0].name != f"{stem}.safetensors":
-        _check_index(_index_path(folder, stem), found)
+    if files[0].name == f"{stem}.safetensors":
+        return found
+    # The index and the shards must say the same: a loader goes by one or by the other.
+    index = _index_path(folder, stem)
+    named = _weight_map(index)
+    absent = [
+        f"{name} ({file})"
+        for name, file in named.items()
+        if name not in found or found[name].file != file
+    ]
+    unnamed = [f"{name} ({info.file})" for name, info in found.items() if name not in named]
+    if parts := _listed({"named but absent": absent, "stored but not named": unnamed}):
+        raise _fault("index", f"the index and the shards disagree: {parts}", index)
     return found
 
 
@@ -262,19 +273,6 @@ def _weight_map(path: Path) -> dict[str, str]:
     if not (isinstance(table, dict) and table and all(isinstance(v, str) for v in table.values())):
         raise _fault("index", "weight_map must name a file for each tensor", path)
     return table
-
-
-def _check_index(index: Path, found: Mapping[str, TensorInfo]) -> None:
-    """The index and the shards must say the same: a loader goes by one or by the other."""
-    named = _weight_map(index)
-    absent = [
-        f"{name} ({file})"
-        for name, file in named.items()
-        if name not in found or found[name].file != file
-    ]
-    unnamed = [f"{name} ({info.file})" for name, info in found.items() if name not in named]
-    if parts := _listed({"named but absent": absent, "stored but not named": unnamed}):
-        raise _fault("index", f"the index and the shards disagree: {parts}", index)
 
 
 def _no_weights(folder: Path, stem: str) -> CheckpointError:

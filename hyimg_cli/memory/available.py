@@ -2,7 +2,6 @@
 jobs work together in it, and what was used.
 """
 
-import os
 import resource
 import sys
 from collections.abc import Iterable, Sequence
@@ -94,14 +93,9 @@ def _part(nbytes: int, copies: int) -> int:
 
 
 def available_bytes() -> int:
-    """Main memory that can be used without swapping, reclaimable caches included.
+    """Main memory that can be used without swapping, reclaimable caches included."""
+    import psutil
 
-    Without psutil, which comes with accelerate, only what is unused altogether is known.
-    """
-    try:
-        import psutil
-    except ImportError:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(psutil.virtual_memory().available)
 
 

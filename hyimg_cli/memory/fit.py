@@ -13,7 +13,7 @@ from hyimg_cli.errors import MachineError, UsageError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory import refusals
 from hyimg_cli.memory.available import AvailableMemory, available_memory
-from hyimg_cli.memory.footprint import Need, picture_need
+from hyimg_cli.memory.footprint import Need, Together, held_weights, in_fullest_memory, needs
 from hyimg_cli.memory.refusals import OFFLOAD, OFFLOAD_EXPERTS
 from hyimg_cli.memory.videos import video_need
 from hyimg_cli.models.registry import model_card, video_card
@@ -50,8 +50,16 @@ def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 
     revision = config.model.revision
     if videos := [job for job in jobs if isinstance(job, VideoJob)]:
         return video_need(video_card(model, revision, config.model.components), config, videos)
+    card = model_card(model, revision)
+    weights, waiting = held_weights(card, config), 0
+    if config.model.offloads_experts and card.weights is not None:
+        form = precision(config.model)[1], config.model.quantization
+        waiting = card.weights.experts_nbytes(*form) + card.encoder_bytes + card.decoder_bytes
     pictures = [job for job in jobs if isinstance(job, ImageJob)]
-    return picture_need(model_card(model, revision), config, pictures, together=together)
+    if not pictures:
+        return Need(weights, waiting=waiting)
+    found = in_fullest_memory(needs(pictures, card, config, prefixes=0), card, config)
+    return Need(weights, found.widest(Together(together, together)).total, waiting)
 
 
 def fits(needed: Need, there: AvailableMemory) -> bool:

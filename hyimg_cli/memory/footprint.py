@@ -17,7 +17,7 @@ GPU's context, workspaces, an allocator's gaps, the nodes of CUDA graphs) is not
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -108,15 +108,11 @@ class Needs:
             MomentBytes("decode", others * share.context, self.decode),
         )
         most = max(moments, key=lambda held: held.total)
-        always = self.prefetch + self.graphs(together)
+        always = self.prefetch
+        if self.has_graphs:  # of decode steps; all share the memory of the widest
+            rows = int(_GRAPH_ROWS * min(together.thinking, self.jobs))
+            always += rows * self.forward.row + self.forward.fixed
         return MomentBytes(most.moment, most.kv + self.kept, most.activations + always)
-
-    def graphs(self, together: Together) -> int:
-        """Bytes that graphs of decode steps keep: the widest step's, whose memory all share."""
-        if not self.has_graphs:
-            return 0
-        rows = int(_GRAPH_ROWS * min(together.thinking, self.jobs))
-        return rows * self.forward.row + self.forward.fixed
 
     def fitting(self, room: int, most: int) -> Together:
         """As many as `room` bytes take, `most` of each: thinking first, then drawing; at least
@@ -166,20 +162,6 @@ class Footprint:
     @property
     def total(self) -> int:
         return self.weights + self.kv + self.activations
-
-
-def picture_need(
-    card: ModelCard, config: RunConfig, jobs: Sequence[ImageJob], *, together: int = 1
-) -> Need:
-    """The need of a picture model with so many of `jobs` at work; without jobs, its weights."""
-    weights, waiting = held_weights(card, config), 0
-    if config.model.offloads_experts and card.weights is not None:
-        kind = precision(config.model)[1], config.model.quantization
-        waiting = card.weights.experts_nbytes(*kind) + card.encoder_bytes + card.decoder_bytes
-    if not jobs:
-        return Need(weights, waiting=waiting)
-    found = _where_fullest(needs(jobs, card, config, prefixes=0), card, config)
-    return Need(weights, found.widest(Together(together, together)).total, waiting)
 
 
 def kv_bytes_per_token(card: ModelCard, config: RunConfig) -> int:
@@ -319,7 +301,7 @@ def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes | None:
     return known.rank_bytes(parallel.tensor_ranks, precision(choice)[1], choice.quantization)
 
 
-def _where_fullest(whole: Needs, card: ModelCard, config: RunConfig) -> Needs:
+def in_fullest_memory(whole: Needs, card: ModelCard, config: RunConfig) -> Needs:
     """The same with the part of K/V that lies in that memory, as a session of ranks counts it."""
     held, share = _by_rank(card, config), whole.share
     if held is None:
@@ -351,25 +333,22 @@ def footprint(
     together = Together(most, most)
     if memory is not None:
         room = usable_bytes(memory - held_weights(card, config))
-        together = _where_fullest(found, card, config).fitting(room, most)
+        together = in_fullest_memory(found, card, config).fitting(room, most)
     moment, kv, activations = found.widest(together)
     least = weights + found.widest(Together(together.thinking, 1)).total
     return Footprint(together.thinking, together.drawing, moment, weights, kv, activations, least)
 
 
 @gc_paused()
-def footprints(
-    plan: Plan, config: RunConfig, card_of: Callable[[str], ModelCard], *, shared_kv_bytes: int
-) -> dict[str, Footprint]:
+def footprints(plan: Plan, config: RunConfig, *, shared_kv_bytes: int) -> dict[str, Footprint]:
     """By picture model, the group that takes most. One model is resident at a time."""
-    found: dict[str, list[Footprint]] = {}
+    found: dict[str, Footprint] = {}
     for group in plan.groups:
         if isinstance(group, Group):
-            one = footprint(
-                group.jobs, card_of(group.model), config, shared_kv_bytes=shared_kv_bytes
-            )
-            found.setdefault(group.model, []).append(one)
-    return {model: max(every, key=lambda one: one.total) for model, every in found.items()}
+            card = model_card(group.model, config.model.revision)
+            one = footprint(group.jobs, card, config, shared_kv_bytes=shared_kv_bytes)
+            found[group.model] = max(found.get(group.model, one), one, key=lambda it: it.total)
+    return found
 
 
 def rank_footprints(
