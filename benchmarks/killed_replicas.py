@@ -239,7 +239,7 @@ def _replicas(among: Iterable[psutil.Process] | None = None) -> Iterator[psutil.
                 continue
         except psutil.Error:
             continue
-        if "hyimg_cli.engine.replicas.process" in words or words.startswith("ray::Replica"):
+        if "hyimg_cli.engine.replicas.replica" in words or words.startswith("ray::Replica"):
             yield one
 
 

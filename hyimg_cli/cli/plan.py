@@ -11,10 +11,9 @@ from hyimg_cli.cli.progress import show_remark
 from hyimg_cli.cli.request import request_of
 from hyimg_cli.cli.shard import remark_unsplit
 from hyimg_cli.engine import runner
-from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.eta import Eta, KeptRates
 from hyimg_cli.engine.forecast import PictureForecast, VideoForecast, forecast, video_forecast
-from hyimg_cli.engine.run import inspect_sources
+from hyimg_cli.engine.sources import inspect_sources
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.keys import precision
@@ -64,7 +63,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
     components = _components(order, config)
     memory = footprints(order, config, shared_kv_bytes=costs.shared_kv_bytes)
     by_rank = rank_footprints(memory, config)
-    replicas = replicas_of(order, config)
+    replicas = runner.replicas_of(order, config)
     too_large = dict(_too_large(order, config, replicas))
     code = MachineError.exit_code if too_large else 0
     kept = KeptRates(config)

@@ -1,30 +1,27 @@
 """The run of a manifest: check, sources, resume, plan, session, files, lines, page."""
 
 import logging
+import os
+import secrets
 import shlex
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from hyimg_cli.addresses import address_of
 from hyimg_cli.engine import runner
-from hyimg_cli.engine.choice import (
-    RunsPlans,
-    find_place,
-    refuse_missing_device,
-    replicas_of,
-    session_for,
-)
 from hyimg_cli.engine.eta import Eta, KeptRates
-from hyimg_cli.engine.runner import ResumePolicy, Selection, Summary
-from hyimg_cli.engine.sources import SourcesSeen, probe_sources, refuse_hopeless, turned_sizes
-from hyimg_cli.errors import HyimgError, Interrupted
+from hyimg_cli.engine.runner import ResumePolicy, Selection, Summary, replicas_of
+from hyimg_cli.engine.sources import inspect_sources
+from hyimg_cli.errors import HyimgError, Interrupted, require
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import here, job_keys
+from hyimg_cli.journal.past_run import read_run_info
 from hyimg_cli.journal.provenance import run_info
 from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.manifest.consumed import without_effect
@@ -32,11 +29,16 @@ from hyimg_cli.manifest.manifest import Manifest, read_manifest
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.report.run_page import Follower
 from hyimg_cli.settings.config import Setting, settings_of
-from hyimg_cli.settings.run import TOYS, RunConfig
+from hyimg_cli.settings.run import TOYS, MachineInfo, RunConfig
 from hyimg_cli.spec.events import Event, JobEnded, Outcome, Remark, RemarkKind
+from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.units import counted
+
+if TYPE_CHECKING:
+    from hyimg_cli.engine.replicas.run import Replicas
+    from hyimg_cli.engine.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +121,9 @@ class ManifestRun:
         self.request = request
         self._summary = Summary()
         self._tell: OnEvent = _ignore
-        self._session: RunsPlans | None = None
+        # Brings the run's page up to date.
+        self._follow: Callable[[Event], object] = _ignore
+        self._session: Session | Replicas | None = None
         # While edits are put back on their sources a stop waits for the one at work: readers of
         # pictures catch every Exception, and would take it for a damaged file.
         self._is_patient = False
@@ -136,84 +140,107 @@ class ManifestRun:
 
     def run(self, on_event: OnEvent, *, age_s: float = 0.0) -> Summary:
         """Do what is left of the jobs. `age_s`: seconds since the command began."""
-        began, self._tell = time.monotonic() - age_s, on_event
-        request = self.request = replace(self.request, config=find_place(self.request.config))
-        config, settings = request.config, request.settings
-        every, invalid = runner.accept(request.manifest, settings)
-        # Of a million lines none is needed any more: the jobs are.
-        manifest = replace(request.manifest, lines=())
-        request = self.request = replace(request, manifest=manifest)
+        began = time.monotonic() - age_s
+        every, invalid, jobs = self._begin(on_event, self.request.config)
+        config, settings = self.request.config, self.request.settings
         if not invalid:  # a faulty line may be of the other kind
             self._remark(without_effect(settings, every))
-        refuse_missing_device(config)
         if not config.output.metadata:
             self._remark([_UNMARKED])
-        jobs = request.selection.of(every, config.model.revision)[0]
         found = inspect_sources(jobs, config, self._tell)
-        with run_folder(config.output.folder, request.selection.shard) as folder:
+        with run_folder(config.output.folder, self.request.selection.shard) as folder:
             todo = runner.prepare(
                 folder,
                 every,
                 jobs,
                 config=config,
-                policy=request.policy,
+                policy=self.request.policy,
                 invalid=invalid,
                 found=found,
             )
-            plan = todo.plan
+            plan, self._summary = todo.plan, todo.summary
             self._remark(describe_toys(plan.jobs, settings))
-            self._summary = todo.summary
-            with self._keep_rates(plan, began) as eta, self._keep_page() as follow:
+            kept = KeptRates(config)
+            eta = Eta(plan, config, kept.read(plan), age_s=time.monotonic() - began)
+            page = self._page()
+            try:
                 self._end(todo.ended)
+                self._follow = page.look if page else _ignore
                 with self._told_from_plan_to_end(plan, eta):
                     if todo.to_finish:
                         from hyimg_cli.engine.recomposite import recomposite  # imports scipy
 
-                        self._recomposite(recomposite(folder, todo.to_finish, config), follow)
+                        self._recomposite(recomposite(folder, todo.to_finish, config))
                     if plan.jobs and not todo.is_over:
                         place = asdict(config.model.machine or here())
-                        folder.write_run(run_info(manifest, settings, plan) | {"place": place})
-                        self._work(plan, folder, eta, follow)
+                        info = run_info(self.request.manifest, settings, plan)
+                        folder.write_run(info | {"place": place})
+                        self._work(plan, folder, eta)
+            finally:
+                # Whatever ends the run, the page says what was done, and its rates are kept.
+                again = shlex.join(["hyimg", "report", str(config.output.folder)])
+                with self._told("no report", then=f"to have one: {again}"):
+                    if page and page.close():
+                        self._remark([f"report: {config.output.folder / 'report.html'}"], "info")
+                with self._told("no rates are kept of this run"):
+                    kept.keep(plan, eta.rates())
+                    self._remark(kept.take_notes())
             folder.confirm()
         return self._summary
 
     def write_texts(self, path: Path, on_event: OnEvent) -> Summary:
         """Write the jobs' texts that are not in the file yet, and draw nothing."""
-        self._tell, settings = on_event, self.request.settings
-        every, invalid = runner.accept(self.request.manifest, settings)
-        config = find_place(without_drawing(self.request.config))
-        self.request = replace(self.request, config=config)
-        refuse_missing_device(config)
-        jobs = self.request.selection.of(every, config.model.revision)[0]
+        config = self.request.config
+        output = replace(config.output, only_texts=True)
+        batch = replace(config.batch, prewarm=False)
+        _, invalid, jobs = self._begin(on_event, replace(config, output=output, batch=batch))
+        config = self.request.config
         with TextsFile(path, jobs) as file:
             there = file.lines()
             keys = job_keys([job for job in jobs if job.custom_id in there], config)
-            left = file.begin(jobs, keys, force=self.request.policy.force)
-            to_write, as_they_are = list[Job](), list[Job]()
+            left, to_write = file.begin(jobs, keys, force=self.request.policy.force), list[Job]()
             for job in left:
-                writes = isinstance(job, ImageJob) and job.writes_text
-                (to_write if writes else as_they_are).append(job)
-            for job in as_they_are:
-                file.append_as_is(job)
+                if isinstance(job, ImageJob) and job.writes_text:
+                    to_write.append(job)
+                else:
+                    file.append_as_is(job)
             plan = make_plan(to_write, runner.cards(config.model.revision))
             self._summary = Summary(
                 noun="text",
-                done=len(as_they_are),
+                done=len(left) - len(to_write),
                 invalid=len(invalid),
                 skipped=len(jobs) - len(left),
                 left=len(to_write),
             )
-            self._remark(describe_toys(plan.jobs, settings))
+            self._remark(describe_toys(plan.jobs, self.request.settings))
             self._end(invalid)
             eta = Eta(plan, config)
             with self._told_from_plan_to_end(plan, eta):
                 if plan.jobs:
-                    self._work(plan, file, eta, _ignore)
+                    self._work(plan, file, eta)
         return self._summary
 
-    def _work(
-        self, plan: Plan, folder: JobFolder, eta: Eta, follow: Callable[[Event], object]
-    ) -> None:
+    def _begin(
+        self, on_event: OnEvent, config: RunConfig
+    ) -> tuple[tuple[Job, ...], tuple[Outcome, ...], list[Job]]:
+        """Every job, lines that could not become jobs, and the jobs that are meant; what the run
+        needs of its machine is there.
+        """
+        request, self._tell = self.request, on_event
+        every, invalid = runner.accept(request.manifest, request.settings)
+        config = find_place(config)
+        if not config.parallel.has_replicas and config.model.device not in ("auto", "cpu"):
+            # `auto` takes a device that is there, and replicas count theirs: torch is imported here
+            # only for a GPU that is asked for by name.
+            from hyimg_cli.parallel.devices import device_of
+
+            device_of(config.model)
+        # Of a million lines none is needed any more: the jobs are.
+        manifest = replace(request.manifest, lines=())
+        self.request = replace(request, manifest=manifest, config=config)
+        return every, invalid, request.selection.of(every, config.model.revision)[0]
+
+    def _work(self, plan: Plan, folder: JobFolder, eta: Eta) -> None:
         """Run a plan in a session that a signal stops in order."""
         session = self._session = session_for(self.request.config)
         try:
@@ -222,20 +249,20 @@ class ManifestRun:
                     eta.add(event)
                     self._summary.add(event)
                     self._tell(event)
-                    follow(event)
+                    self._follow(event)
         finally:
             with self._told("the session did not close in order"):
                 session.close()
             self._session = None  # from here on a signal stops at once
 
-    def _recomposite(self, outcomes: Iterable[Outcome], follow: Callable[[Event], object]) -> None:
+    def _recomposite(self, outcomes: Iterable[Outcome]) -> None:
         """Count and show edits whose redraws were there, as each is put back on its source."""
         count, self._is_patient = 0, True
         try:
             for outcome in outcomes:
                 count += 1
                 self._summary.finish(outcome)
-                self._end([outcome], follow)
+                self._end([outcome])
                 if self._stop_signal is not None:
                     raise Interrupted(self._stop_signal)
         finally:
@@ -244,14 +271,12 @@ class ManifestRun:
             [f"{counted(count, 'edit')} finished again from the redraws that are kept"], "info"
         )
 
-    def _end(
-        self, outcomes: Iterable[Outcome], follow: Callable[[Event], object] = _ignore
-    ) -> None:
+    def _end(self, outcomes: Iterable[Outcome]) -> None:
         """Tell of jobs that ended without a session."""
         for outcome in outcomes:
             event = JobEnded(outcome)
             self._tell(event)
-            follow(event)
+            self._follow(event)
 
     def _remark(self, texts: Iterable[str], kind: RemarkKind = "note") -> None:
         for text in texts:
@@ -286,64 +311,21 @@ class ManifestRun:
             self._remark(["; ".join(filter(None, (f"{what}: {why}", then)))], "fault")
             logger.info(what, exc_info=error)
 
-    @contextmanager
-    def _keep_rates(self, plan: Plan, began: float) -> Iterator[Eta]:
-        """Estimate of the time left, by earlier runs; what this one took is kept, however it
-        ends.
-        """
-        kept = KeptRates(self.request.config)
-        age_s = time.monotonic() - began
-        eta = Eta(plan, self.request.config, kept.read(plan), age_s=age_s)
-        try:
-            yield eta
-        finally:
-            with self._told("no rates are kept of this run"):
-                kept.keep(plan, eta.rates())
-                self._remark(kept.take_notes())
-
-    @contextmanager
-    def _keep_page(self) -> Iterator[Callable[[Event], object]]:
-        """Keep the run's page up to date, event by event; whatever ends the run, the page says
-        what was done.
-        """
-        output, shard = self.request.config.output, self.request.selection.shard
+    def _page(self) -> Follower | None:
+        """What keeps the run's page up to date; None where there is to be none."""
+        output = self.request.config.output
         address = address_of(output.folder)
-        if address and output.report:
+        if not output.report:
+            return None
+        if address:
             bring = shlex.join(["hyimg", "merge", address, "-o", "FOLDER"])
             self._remark([f"no report.html at an address; {bring} brings all of it here"], "info")
-        elif shard and output.report:
-            page = shlex.join(["hyimg", "report", str(output.folder)])
-            self._remark([f"no report.html by a shard; {page} makes it of all"], "info")
-        if address or shard or not output.report:
-            yield _ignore
-            return
-        follower = Follower(output.folder)
-        try:
-            yield follower.look
-        finally:
-            again = shlex.join(["hyimg", "report", str(output.folder)])
-            with self._told("no report", then=f"to have one: {again}"):
-                if follower.close():
-                    self._remark([f"report: {output.folder / 'report.html'}"], "info")
-
-
-def inspect_sources(
-    jobs: Sequence[Job], config: RunConfig, tell: OnEvent, *, fetches: bool = False
-) -> SourcesSeen:
-    """The jobs' sources that can be read; those that cannot are told. `fetches`: see
-    `probe_sources`.
-
-    Raises UsageError where no job has its sources, and the folder holds no result of any.
-    """
-    found = probe_sources(
-        jobs, config.cache, fetches=fetches, tell=lambda text: tell(Remark(text, "info"))
-    )
-    for text in found.named():
-        tell(Remark(text, "info"))
-    for text in turned_sizes(found, jobs):
-        tell(Remark(text))
-    refuse_hopeless(found, jobs, run_folder(config.output.folder))
-    return found
+            return None
+        if self.request.selection.shard:
+            make = shlex.join(["hyimg", "report", str(output.folder)])
+            self._remark([f"no report.html by a shard; {make} makes it of all"], "info")
+            return None
+        return Follower(output.folder)
 
 
 def describe_toys(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> Iterator[str]:
@@ -354,10 +336,51 @@ def describe_toys(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> Itera
         yield "; ".join(said)
 
 
-def without_drawing(config: RunConfig) -> RunConfig:
-    """The run of texts alone: without what only drawing needs."""
-    return replace(
-        config,
-        output=replace(config.output, only_texts=True),
-        batch=replace(config.batch, prewarm=False),
-    )
+def find_place(config: RunConfig) -> RunConfig:
+    """Find what the machines of a cluster have, where the run is done on one: as its folder tells,
+    or as one of them does. This one may have no GPU.
+
+    Raises MachineError where the cluster is not there, or has not what the replicas need.
+    """
+    if config.parallel.ray_address is None:
+        return config
+    found = read_run_info(config.output.folder).get("place")
+    if isinstance(found, dict) and found.keys() == {"has_gpu", "has_triton"}:
+        place = MachineInfo(**{name: bool(value) for name, value in found.items()})
+    else:
+        _admit_ray(config.parallel.ray_address)
+        from hyimg_cli.engine.replicas.cluster import place_of
+
+        place = place_of(config)
+    return replace(config, model=replace(config.model, machine=place))
+
+
+def _admit_ray(address: str) -> None:
+    """Pass where Ray is installed; the cluster that it may start lets nobody else in.
+
+    Raises MachineError.
+    """
+    require("ray", extra="ray")
+    # Ray reads these as it is imported. Of a worker's death we tell ourselves, and not on stdout.
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+    if address == "local" and "ray" not in sys.modules:
+        # Ray listens to the network, and whoever gets in runs code.
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+@gc_paused()
+def session_for(config: RunConfig) -> "Session | Replicas":
+    """The one that `config` asks for. Raises MachineError where GPUs are missing."""
+    # Imported here: `--help` must not wait for torch, and replicas need none in this process.
+    if not config.parallel.has_replicas:
+        from hyimg_cli.engine.session import Session
+
+        return Session(config)
+    from hyimg_cli.engine.replicas.run import Replicas
+
+    if config.parallel.ray_address is None:
+        return Replicas(config)
+    _admit_ray(config.parallel.ray_address)
+    from hyimg_cli.engine.replicas.cluster import RayCluster
+
+    return Replicas(config, transport=RayCluster)

@@ -4,7 +4,7 @@ No model is loaded here; `Session` does that with the plan that `prepare` return
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from functools import cache
@@ -201,29 +201,24 @@ def examine(
     jobs, unnamed = name_files(manifest, jobs, settings["name"])
     config = build_run_config(settings, Path(), None)
     refuse_settings(jobs, config)
-    unfit = _unfit(jobs, settings)
-    good = [job for job in jobs if job.source_line not in unfit]
-    # What a setting caused is the same in every line; it is said once.
-    once = {(one.where, one.what): one for one in unfit.values()}
-    return good, in_line_order(manifest, [*manifest.faults, *unresolved, *unnamed, *once.values()])
-
-
-def _unfit(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> dict[str, HyimgError]:
-    """Faults of jobs that their checkpoint cannot take, by line: pictures differ in seed only."""
-    found: dict[str, HyimgError] = {}
+    # Faults of jobs that their checkpoint cannot take, by line: a line's jobs differ in seed only.
+    unfit: dict[str, HyimgError] = {}
     line = ""
     for job in jobs:
         if job.source_line == line:
             continue
         line = job.source_line
         try:
-            registry.check(job, settings["revision"].value, settings["video_components"].value)
+            registry.check(job, revision, settings["video_components"].value)
         except JobError as error:
             field, slug = error.where, error.code.partition(".")[2]
             is_own = field in job.user_fields or field not in settings
             place = line if is_own else settings[field].origin
-            found[line] = fault(slug, error.what, where=f"{place}: {field}", hint=error.hint)
-    return found
+            unfit[line] = fault(slug, error.what, where=f"{place}: {field}", hint=error.hint)
+    good = [job for job in jobs if job.source_line not in unfit]
+    # What a setting caused is the same in every line; it is said once.
+    once = {(one.where, one.what): one for one in unfit.values()}
+    return good, in_line_order(manifest, [*manifest.faults, *unresolved, *unnamed, *once.values()])
 
 
 def accept(
@@ -251,6 +246,11 @@ def cards(revision: str | None) -> Callable[[str], ModelCard]:
 def video_cards(revision: str | None) -> Callable[[str], VideoCard]:
     """A look-up of video models' cards that reads each checkpoint once."""
     return cache(lambda model: registry.video_card(model, revision))
+
+
+def replicas_of(plan: Plan, config: RunConfig) -> int:
+    """Number of replicas that start for a plan: no more than it has jobs."""
+    return max(1, min(config.parallel.replicas, len(plan.jobs)))
 
 
 def sift(
@@ -304,8 +304,18 @@ def prepare(
     folder.drop_latents(begun)
     folder.supersede(rest.former)
     folder.write_resolved(every)
-    _record(folder, invalid, rest.results)
-    untried, is_over = _untried(folder, rest.to_run, found, config)
+    for line in invalid:
+        # Once: a resumed run says the same of them and adds nothing.
+        earlier = rest.results.get(line.custom_id, {}).get("error") or {}
+        if line.error and earlier.get("message") != line.error.message:
+            folder.append(line)
+    untried, limit, is_over = list[Outcome](), FailureLimit(config.failure), False
+    for job in rest.to_run:
+        if not is_over and (error := found.error_of(job)):
+            attempt = folder.attempts.get(job.custom_id, 0) + 1
+            untried.append(failed_job(job, config, attempt, error))
+            folder.append(untried[-1])
+            is_over = limit.ends_run(JobEnded(untried[-1]))
     plan = planner.make_plan(to_run, cards(config.model.revision))
     kinds = {type(job) for job in to_run}
     summary = Summary(
@@ -317,29 +327,3 @@ def prepare(
         left=len(to_run) + len(rest.to_finish),
     )
     return RunPlan(plan, summary, (*invalid, *untried), tuple(rest.to_finish), is_over)
-
-
-def _untried(
-    folder: RunFolder, jobs: Iterable[Job], found: SourcesSeen, config: RunConfig
-) -> tuple[tuple[Outcome, ...], bool]:
-    """Record the jobs whose sources cannot be read; True where one of them ends the run."""
-    limit = FailureLimit(config.failure)
-    outcomes: list[Outcome] = []
-    for job in jobs:
-        if error := found.error_of(job):
-            attempt = folder.attempts.get(job.custom_id, 0) + 1
-            outcomes.append(failed_job(job, config, attempt, error))
-            folder.append(outcomes[-1])
-            if limit.ends_run(JobEnded(outcomes[-1])):
-                return tuple(outcomes), True
-    return tuple(outcomes), False
-
-
-def _record(
-    folder: RunFolder, invalid: Sequence[Outcome], results: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """Appends failed lines, once: a resumed run says the same of them and adds nothing."""
-    for outcome in invalid:
-        earlier = results.get(outcome.custom_id, {}).get("error") or {}
-        if outcome.error and earlier.get("message") != outcome.error.message:
-            folder.append(outcome)

@@ -14,11 +14,13 @@ from pathlib import Path
 from hyimg_cli.addresses import address_of
 from hyimg_cli.cache.disk import CHECKED_SOURCES, DiskStore
 from hyimg_cli.errors import HyimgError, SourceImageError, UsageError
+from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.media.carried import depth_fault, region_of
 from hyimg_cli.media.images import probe_image
-from hyimg_cli.settings.run import CacheConfig
+from hyimg_cli.settings.run import CacheConfig, RunConfig
 from hyimg_cli.spec import digest
+from hyimg_cli.spec.events import Remark
 from hyimg_cli.spec.job import ImageJob, Job, Size, SizeRequest
 from hyimg_cli.spec.options import KeepOutside
 from hyimg_cli.spec.units import counted
@@ -57,10 +59,6 @@ class SourcesSeen:
     def error_of(self, job: Job) -> SourceImageError | None:
         """The first of them."""
         return next(iter(self.errors_of(job)), None)
-
-    def leaves_none(self, jobs: Sequence[Job]) -> bool:
-        """Tell if there are jobs, and none of them can be tried."""
-        return bool(jobs) and all(self.error_of(job) for job in jobs)
 
     def sentences(self) -> Iterator[str]:
         """How many are missing, and how many are there and of no use."""
@@ -230,9 +228,32 @@ def _region_fault(outside: KeepOutside, size: Size) -> SourceImageError | None:
     return None
 
 
+def inspect_sources(
+    jobs: Sequence[Job],
+    config: RunConfig,
+    tell: Callable[[Remark], object],
+    *,
+    fetches: bool = False,
+) -> SourcesSeen:
+    """The jobs' sources that can be read; those that cannot are told. `fetches`: see
+    `probe_sources`.
+
+    Raises UsageError where no job can be tried, and none was before in the folder of the run.
+    """
+    found = probe_sources(
+        jobs, config.cache, fetches=fetches, tell=lambda text: tell(Remark(text, "info"))
+    )
+    for text in found.named():
+        tell(Remark(text, "info"))
+    for text in turned_sizes(found, jobs):
+        tell(Remark(text))
+    refuse_hopeless(found, jobs, run_folder(config.output.folder))
+    return found
+
+
 def refuse_hopeless(found: SourcesSeen, jobs: Sequence[Job], run: RunFolder) -> None:
     """Raise UsageError where no job can be tried, and none was before in the folder of the run."""
-    if not found.leaves_none(jobs):
+    if not jobs or not all(found.error_of(job) for job in jobs):
         return
     results = run.results()
     if not any(job.custom_id in results for job in jobs):

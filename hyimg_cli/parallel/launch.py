@@ -1,32 +1,33 @@
-"""A process of ours beside this one, and a line to it; no torch.
+"""A process of ours beside this one, and both ends of the line between them; no torch.
 
-Its side of the line is `child.Parent`: it ends when the line does, so it never outlives this
-process; nor does one that is stopped, from its first moment on. Both directions have a thread here:
-who is stopped, or slow, holds nobody up.
+A launched process ends when its line does, so it never outlives this one; nor does one that is
+stopped, from its first moment on. Each end of the line is read and written by threads: who is
+stopped, or slow, holds nobody up.
 """
 
+import ctypes
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
-from hyimg_cli.parallel.watch import BEAT_S
+from hyimg_cli.parallel.watch import BEAT_S, Beat
+from hyimg_cli.spec.gc_paused import gc_paused
 
 _NOTHING: Mapping[str, str] = {}
 _END_S = 5.0
-# Tied to this process before it imports anything that takes its time.
-_FIRST = (
-    "import sys; from hyimg_cli.parallel.tie import tie_to; tie_to(int(sys.argv.pop())); "
-    "from hyimg_cli.parallel.child import main; main()"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +44,11 @@ class Launched:
         threading.Thread(target=self._read, args=(reading, heard, ended), daemon=True).start()
         threading.Thread(target=self._write, args=(writing,), daemon=True).start()
 
-    def post(self, message: bytes) -> None:
-        """Send a message of `packed`, at once or when there is room; nobody waits for that."""
-        self._outbox.put(message)
+    def post(self, message: object) -> None:
+        """Send a message, at once or when there is room; nobody waits for that. It is pickled as it
+        is now: functions go by name, all else by value.
+        """
+        self._outbox.put(pickle.dumps(message))
 
     def hang_up(self) -> None:
         """End the line, and with it a process that listens."""
@@ -87,16 +90,11 @@ class Launched:
                 line.send_bytes(message)
 
 
-def packed(message: object) -> bytes:
-    """By plain `pickle`: functions go by name, all else by value."""
-    return pickle.dumps(message)
-
-
 def launched(
     module: str, environment: Mapping[str, str] = _NOTHING, beat_s: float = BEAT_S
 ) -> Launched:
-    """A process that calls `main` of a module with its `child.Parent`. It has this process's search
-    path; `environment` adds to ours.
+    """A process that calls `main` of a module with its `Parent`. It has this process's search path;
+    `environment` adds to ours.
 
     It has no standard input and output: its messages go through the line, its log to stderr. It
     tells that it goes on every `beat_s`, from before it imports the module.
@@ -105,8 +103,9 @@ def launched(
     path = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     # A thread that ends would take with it what is tied to it.
     tied = os.getpid() if threading.current_thread() is threading.main_thread() else 0
+    start = "from hyimg_cli.parallel.launch import run_child; run_child()"
     process = subprocess.Popen(
-        [sys.executable, "-c", _FIRST, module, str(theirs.fileno()), str(beat_s), str(tied)],
+        [sys.executable, "-c", start, module, str(theirs.fileno()), str(beat_s), str(tied)],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -117,3 +116,68 @@ def launched(
     )
     theirs.close()
     return Launched(process, ours)
+
+
+def run_child() -> None:
+    """In a launched process: have a module do the work, whose `main` is given the parent."""
+    module, line, beat_s, tied = sys.argv[1:]
+    tie_to(int(tied))  # before anything is imported that takes its time
+    parent = Parent(int(line), float(beat_s))
+    with gc_paused():
+        imported = import_module(module)
+    imported.main(parent)
+
+
+def tie_to(parent: int) -> None:
+    """Have the system end this process with process `parent`, which started it, even where it is
+    stopped and reads no line. On Linux alone; nothing for 0.
+    """
+    if sys.platform == "linux" and parent:
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)
+
+
+class Parent:
+    """The line to the process that started this one; its end, in either direction, ends this,
+    whatever it imports or computes. Signals for stopping are the parent's to answer.
+
+    `inbox`: what it said, packed, unless `heard` is set to something that is given it instead, in
+    a thread of its own. `beat` makes what is told now and then.
+    """
+
+    def __init__(self, line: int, beat_s: float) -> None:
+        # Out of the terminal's foreground, it is not to stop for a line of its log.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTTOU):
+            signal.signal(number, signal.SIG_IGN)
+        self.inbox: SimpleQueue[bytes] = SimpleQueue()
+        self.heard: Callable[[bytes], None] = self.inbox.put
+        self.beat: Callable[[], object] = Beat
+        self._line, self._turn = Connection(line), threading.Lock()
+        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._beat, args=(beat_s,), daemon=True).start()
+
+    def send(self, message: object) -> None:
+        data = pickle.dumps(message)
+        try:
+            with self._turn:
+                self._line.send_bytes(data)
+        except OSError:
+            os._exit(0)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                data = self._line.recv_bytes()
+                self.heard(data)  # as it is by now
+        except (EOFError, OSError):
+            os._exit(0)
+        except BaseException:  # a message that is not understood
+            traceback.print_exc()
+            os._exit(1)
+
+    def _beat(self, beat_s: float) -> None:
+        while True:
+            self.send(self.beat())
+            time.sleep(beat_s)

@@ -1,7 +1,7 @@
 """Other processes that work with this one: started once, kept for the run, gone when it is gone.
 
     this process   rank 0   RankPool ── a pipe to each: tasks out, answers back; it ends with us ─┐
-    member.py      ranks 1, 2, ..   a loop over tasks, and the parts it was told to load  ◀───────┘
+    main           ranks 1, 2, ..   a loop over tasks, and the parts it was told to load  ◀───────┘
                    all ranks        one torch.distributed group (gloo on CPU, nccl on GPUs): tensors
 
 A task is a function of a module, called on every rank with that rank first; rank 0's share runs
@@ -12,6 +12,8 @@ business: tiles, branches and tensor-parallel layers are all tasks.
 from __future__ import annotations
 
 import logging
+import os
+import pickle
 import shutil
 import tempfile
 import threading
@@ -30,9 +32,9 @@ from torch.distributed import distributed_c10d
 
 from hyimg_cli.errors import MachineError, RankError
 from hyimg_cli.parallel.devices import refuse_missing_gpus
-from hyimg_cli.parallel.launch import launched, packed
+from hyimg_cli.parallel.launch import Parent, launched
 from hyimg_cli.parallel.watch import BEAT_S, LIMITS, Limits, Steps
-from hyimg_cli.parallel.wire import SHORT, Member, Numerics, loopback, silence, watch
+from hyimg_cli.parallel.wire import SHORT, Failed, Member, Numerics, loopback, silence, watch
 
 logger = logging.getLogger(__name__)
 DeviceKind = Literal["cpu", "cuda"]
@@ -88,13 +90,13 @@ class RankPool:
         self.size, self.branch_sets = size, branch_sets
         self.here = Rank(0, size, _device(device, 0), timeout_s)
         self._kind: DeviceKind = device
-        self._parts: dict[str, tuple[Loader, int]] = {}
+        # By name what ranks hold, or will when they have started: how it loads, on how many.
+        self.parts: dict[str, tuple[Loader, int]] = {}
         self.stopped: list[Callable[[], None]] = []
         self._members: list[Member] = []
         self._limits, self._beat_s = limits, beat_s
         self._steps, self._over = Steps(), threading.Event()
         self._has_group = False
-        self._scratch = Path()
         self._forget_scratch: Callable[[], Any] = lambda: None
 
     @property
@@ -102,16 +104,11 @@ class RankPool:
         """Process ids of ranks 1, 2, ..; empty where none runs."""
         return [member.child.process.pid for member in self._members]
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of the parts that ranks hold, or will when they have started."""
-        return tuple(self._parts)
-
     def launch(self) -> None:
         """Begin to start the members without waiting for them: rank 0 has other work meanwhile."""
         if not self._members:
             self._members = [
-                Member(n, launched("hyimg_cli.parallel.member", beat_s=self._beat_s))
+                Member(n, launched("hyimg_cli.parallel.ranks", beat_s=self._beat_s))
                 for n in range(1, self.size)
             ]
             self._over = threading.Event()
@@ -128,7 +125,7 @@ class RankPool:
         try:
             self.launch()
             self._join()
-            for name, (loader, ranks) in self._parts.items():
+            for name, (loader, ranks) in self.parts.items():
                 self._ask((load_part, (name, loader)), ranks)
                 self._answers(ranks)
         except RankError as error:
@@ -168,20 +165,20 @@ class RankPool:
         """
         count = self.size if ranks is None else ranks
         self.start()
-        self._parts[name] = loader, count
+        self.parts[name] = loader, count
         try:
             self._ask((load_part, (name, loader)), count)
             self.here.parts[name] = loader(self.here) if own is None else own()
             self._answers(count)
         except BaseException:
-            del self._parts[name]
+            del self.parts[name]
             self.stop()
             raise
 
     def unload(self, name: str) -> None:
         """Have no member hold the part `name`: they end, and start with their others."""
         self.stop()
-        self._parts.pop(name, None)
+        self.parts.pop(name, None)
 
     def run(
         self,
@@ -207,7 +204,14 @@ class RankPool:
             value = work(self.here, *args) if own is None else own()
             return [value, *self._answers(count)]
         except BaseException as error:
-            blamed = self._blamed(error)
+            blamed = None
+            if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
+                # Of the group, it may be: rank 0 met it while it waited for a member that failed.
+                faults = [fault for member in self._members if (fault := member.fault(_BLAME_S))]
+                if faults:
+                    blamed = min(faults, key=lambda fault: fault.at).as_rank_error()
+                elif "timed out" in str(error).lower():
+                    blamed = silence(self.here.timeout_s)
             self.stop()
             if blamed is None:
                 raise
@@ -245,15 +249,15 @@ class RankPool:
                 hint="start hyimg without torchrun: it starts its own ranks",
                 code="machine.ranks",
             )
-        self._scratch = Path(tempfile.mkdtemp(prefix="hyimg-ranks-"))
-        self._forget_scratch = finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
+        scratch = Path(tempfile.mkdtemp(prefix="hyimg-ranks-"))
+        self._forget_scratch = finalize(self, shutil.rmtree, scratch, ignore_errors=True)
         for member in self._members:
             member.receive(_JOIN_S)
-        store, numerics = str(self._scratch / "store"), Numerics.of_this_process()
+        store, numerics = str(scratch / "store"), Numerics.of_this_process()
         for member in self._members:
             device = _device(self._kind, member.number)
             rank = replace(self.here, number=member.number, device=device, parts={})
-            member.child.post(packed((store, rank, numerics)))
+            member.child.post((store, rank, numerics))
         form_group(store, self.here)
         self._has_group = True
         self._answers(self.size)
@@ -262,25 +266,12 @@ class RankPool:
                 threading.Thread(target=self._abort_after, args=(member,), daemon=True).start()
 
     def _ask(self, task: Task, ranks: int) -> None:
-        message = packed(task)
         for member in self._members[: ranks - 1]:
-            member.child.post(message)
+            member.child.post(task)
 
     def _answers(self, ranks: int) -> list[Any]:
         """Results of ranks 1 to `ranks - 1`; raises the first fault among them."""
         return [member.receive(self.here.timeout_s) for member in self._members[: ranks - 1]]
-
-    def _blamed(self, error: BaseException) -> RankError | None:
-        """The member's fault behind an error that rank 0 met while it waited for others."""
-        is_of_group = isinstance(error, RuntimeError) and not isinstance(
-            error, torch.OutOfMemoryError
-        )
-        if not is_of_group:
-            return None
-        faults = [fault for member in self._members if (fault := member.fault(_BLAME_S))]
-        if faults:
-            return min(faults, key=lambda fault: fault.at).as_rank_error()
-        return silence(self.here.timeout_s) if "timed out" in str(error).lower() else None
 
     def _abort_after(self, member: Member) -> None:
         """On GPUs a dead peer goes unnoticed: end what rank 0 waits for when a process ends."""
@@ -288,6 +279,27 @@ class RankPool:
         if member in self._members and dist.is_initialized():
             logger.warning("rank %d ended; its groups are aborted", member.number)
             abort_groups()
+
+
+def main(parent: Parent) -> None:
+    """A rank beside rank 0: join the group, then answer each task of the line until it ends.
+
+    Every way out is `os._exit`. Rank 0 finishes its step before it stops, and needs its ranks then.
+    """
+    parent.send("up")
+    join: tuple[str, Rank, Numerics] = pickle.loads(parent.inbox.get())
+    store, rank, numerics = join
+    try:
+        numerics.apply()
+        form_group(store, rank)
+        parent.send("joined")
+        while True:
+            work, args = pickle.loads(parent.inbox.get())
+            parent.send(work(rank, *args))
+    except BaseException as error:
+        # The group's other members wait for this one: the end of its sockets tells them.
+        parent.send(Failed.by(rank.number, error))
+        os._exit(1)
 
 
 @contextmanager

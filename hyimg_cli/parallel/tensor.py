@@ -64,7 +64,16 @@ class Sums:
         self._done += 1
         group = _group(self._ranks, dist.group.WORLD)
         if len(self._ranks) > 2 and partial_TM.device.type == "cpu":
-            return _summed_in_order(partial_TM, len(self._ranks), group)
+            # An `all_reduce` of more than two begins each part of the tensor at another rank, so
+            # that a row's bits would depend on how many rows there are: every value is summed in
+            # the order of the ranks, narrow dtypes in float32.
+            parts = [torch.empty_like(partial_TM) for _ in self._ranks]
+            dist.all_gather(parts, partial_TM, group=group)
+            wide = torch.promote_types(partial_TM.dtype, torch.float32)
+            total_TM = parts[0].to(wide)
+            for part_TM in parts[1:]:
+                total_TM = total_TM + part_TM.to(wide)
+            return total_TM.to(partial_TM.dtype)
         dist.all_reduce(partial_TM, group=group)
         return partial_TM
 
@@ -90,21 +99,6 @@ class Summed(nn.Module):
         out_TM: Tensor = self.partial(x_TM).contiguous()
         assert out_TM.dtype == x_TM.dtype, "a rank that gives up gives zeros of the rows' dtype"
         return self.sums.total(out_TM)
-
-
-def _summed_in_order(out_TM: Tensor, ranks: int, group: dist.ProcessGroup | None) -> Tensor:
-    """The sum over ranks, every value's in the order of the ranks.
-
-    An `all_reduce` of more than two begins each part of the tensor at another rank, so that a row's
-    bits would depend on how many rows there are. Narrow dtypes are added in float32.
-    """
-    parts = [torch.empty_like(out_TM) for _ in range(ranks)]
-    dist.all_gather(parts, out_TM, group=group)
-    wide = torch.promote_types(out_TM.dtype, torch.float32)
-    total_TM = parts[0].to(wide)
-    for part_TM in parts[1:]:
-        total_TM = total_TM + part_TM.to(wide)
-    return total_TM.to(out_TM.dtype)
 
 
 def broadcast(tensor: Tensor, ranks: int) -> Tensor:

@@ -9,6 +9,7 @@ from a member   a word that it is up, one that it has joined; then what each tas
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import time
 import traceback
@@ -73,6 +74,10 @@ class Failed:
     @classmethod
     def by(cls, rank: int, error: BaseException) -> Failed:
         ours = error if isinstance(error, HyimgError) else None
+        try:
+            pickle.loads(pickle.dumps(ours))
+        except Exception:  # its constructor wants more than its text
+            ours = None
         what = traceback.format_exception_only(error)[-1].strip()
         is_short = isinstance(error, torch.OutOfMemoryError)
         return cls(rank, what, time.monotonic(), ours, is_short)
@@ -84,10 +89,6 @@ class Failed:
             code=SHORT if self.is_short else "",
             retryable=True,
         )
-
-    def as_error(self) -> HyimgError:
-        """The member's own error where it is one of ours: a checkpoint's fault stays one."""
-        return self.error or self.as_rank_error()
 
 
 _GONE = object()
@@ -114,7 +115,8 @@ class Member:
         if answer is _GONE:
             raise self._death().as_rank_error()
         if isinstance(answer, Failed):
-            raise answer.as_error()
+            # One of ours stays what it is: a checkpoint's fault, say.
+            raise answer.error or answer.as_rank_error()
         return answer
 
     def fault(self, within_s: float) -> Failed | None:

@@ -50,7 +50,7 @@ def kill_one_behind_the_first_line(monkeypatch: pytest.MonkeyPatch) -> list[int]
         store(folder, made)
         if not killed:
             killed.append(made[0].outcome.replica)
-            transports[0]._processes[killed[0]].child.process.kill()
+            transports[0]._processes[killed[0]].process.kill()
 
     monkeypatch.setattr(LocalProcesses, "start", started)
     monkeypatch.setattr(RunFolder, "store", stored)

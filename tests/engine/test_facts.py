@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from hyimg_cli.engine.choice import find_place
 from hyimg_cli.engine.replicas.messages import (
     Assign,
     EventBatch,
@@ -20,6 +19,7 @@ from hyimg_cli.engine.replicas.messages import (
     Setup,
 )
 from hyimg_cli.engine.replicas.run import Replicas
+from hyimg_cli.engine.run import find_place
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import (

@@ -25,7 +25,7 @@ from machines import with_main_memory
 
 from hyimg_cli.engine.replicas.local import LocalProcesses
 from hyimg_cli.engine.replicas.messages import Setup, Transport
-from hyimg_cli.engine.replicas.parcels import Packer, Supplies
+from hyimg_cli.engine.replicas.parcels import Packer
 from hyimg_cli.engine.replicas.run import Replicas
 from hyimg_cli.engine.runner import ResumePolicy, sift
 from hyimg_cli.errors import (
@@ -498,7 +498,7 @@ def test_latents_of_a_film_travel_to_who_goes_on_with_it(floor: Floor, film: Vid
 
 def test_latents_of_one_tick_of_the_clock_all_travel(tmp_path: Path, film: VideoJob) -> None:
     packer = Packer(tmp_path / "replica")
-    packer.begin(make_plan([film], registry.model_card), Supplies({}, ()))
+    packer.begin(make_plan([film], registry.model_card), {}, ())
     path = tmp_path / "latents" / "f.safetensors"
     path.parent.mkdir()
     for data in (b"1", b"2"):

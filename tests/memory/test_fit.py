@@ -15,8 +15,8 @@ from released import released_folder
 
 from hyimg_cli.cli import plan as planning
 from hyimg_cli.doctor import models
-from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.replicas import local as replicas
+from hyimg_cli.engine.runner import replicas_of
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError
 from hyimg_cli.manifest.planner import make_plan

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,14 +28,14 @@ from ray.util import placement_group, placement_group_table, remove_placement_gr
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hyimg_cli.engine.replicas.messages import Assign, Exited, FromReplica, Pending, Ready, Setup
-from hyimg_cli.engine.replicas.parcels import Packer, Parcel, Supplies
-from hyimg_cli.engine.replicas.pieces import PieceWorker
+from hyimg_cli.engine.replicas.parcels import Packer, Parcel, supplies_for
+from hyimg_cli.engine.replicas.replica import PieceWorker
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.disk import is_process
 from hyimg_cli.journal.keys import here
 from hyimg_cli.journal.provenance import cores
 from hyimg_cli.memory.available import replica_config
-from hyimg_cli.parallel.tie import tie_to
+from hyimg_cli.parallel.launch import tie_to
 from hyimg_cli.parallel.watch import Beat
 from hyimg_cli.settings.run import MachineInfo, RunConfig
 from hyimg_cli.spec.plan import Plan
@@ -75,9 +75,11 @@ class Replica:
         self._worker = PieceWorker(self._setup)
         return Ready(self._worker.facts, socket.gethostname())
 
-    def run(self, work: Assign, supplies: Supplies) -> Iterator[Parcel]:
+    def run(
+        self, work: Assign, latents: Mapping[str, bytes], folders: tuple[str, ...]
+    ) -> Iterator[Parcel]:
         assert self._worker is not None, "a replica has work when it is up"
-        self._packer.begin(work.piece, supplies)
+        self._packer.begin(work.piece, latents, folders)
         yield from self._packer.parcels(self._worker.run(work))
 
     @_IN_WATCH
@@ -108,12 +110,6 @@ class _Actor:
     beat_at: float = 0.0
     began: float = field(default_factory=time.monotonic)
     has_room: bool = False
-
-    def waiting(self) -> Pending | Exited:
-        """That it has no room yet, or will have none."""
-        if time.monotonic() - self.began > _ROOM_S:
-            return Exited(f"no room on the Ray cluster for {_ROOM_S:.0f} s")
-        return Pending()
 
     def asked(self) -> Iterator[Any]:
         """What an answer is awaited to; it is asked for a sign of life now and then."""
@@ -178,7 +174,7 @@ class RayCluster:
         run = actor.handle.run.options(
             num_returns="streaming", _generator_backpressure_num_objects=_WAITING
         )
-        actor.run = run.remote(work, Supplies.of(work.piece, actor.folder))
+        actor.run = run.remote(work, *supplies_for(work.piece, actor.folder))
 
     def stop(self, number: int, signal_number: int) -> None:
         if number in self._actors:
@@ -198,7 +194,17 @@ class RayCluster:
         # The disk takes many files at a time as soon as one.
         with ThreadPoolExecutor(_WRITERS) as writers:
             said = list(writers.map(self._said, read))
-        said += [(n, actor.waiting()) for n, actor in self._without_room().items()]
+        # Replicas that wait for room: one question to the cluster, however many there are.
+        without = {n: actor for n, actor in self._actors.items() if not actor.has_room}
+        if without and self._head.answers():
+            rooms = placement_group_table()
+            for actor in without.values():
+                actor.has_room = rooms.get(actor.room.id.hex(), {}).get("state") == "CREATED"
+        for number, actor in without.items():
+            if not actor.has_room:
+                is_late = time.monotonic() - actor.began > _ROOM_S
+                none = Exited(f"no room on the Ray cluster for {_ROOM_S:.0f} s")
+                said.append((number, none if is_late else Pending()))
         for number, message in said:
             if isinstance(message, Exited):
                 self.kill(number)
@@ -219,19 +225,15 @@ class RayCluster:
     def close(self) -> None:
         for number in list(self._actors):
             self.kill(number)
-        if self._head.is_gone:
-            _leave_without_head()
-        else:
+        if not self._head.is_gone:
             disconnect()
-
-    def _without_room(self) -> dict[int, _Actor]:
-        """The replicas that wait for room: one question, however many there are."""
-        without = {n: actor for n, actor in self._actors.items() if not actor.has_room}
-        if without and self._head.answers():
-            rooms = placement_group_table()
-            for actor in without.values():
-                actor.has_room = rooms.get(actor.room.id.hex(), {}).get("state") == "CREATED"
-        return {n: actor for n, actor in without.items() if not actor.has_room}
+            return
+        # A head that is gone, or is stopped, may never answer.
+        leaving = threading.Thread(target=disconnect, daemon=True)
+        leaving.start()
+        leaving.join(_CALL_S)
+        if leaving.is_alive():
+            atexit.register(_end_at_once)
 
     def _ready(self, waiting: dict[Any, int], timeout_s: float) -> list[tuple[Any, int]]:
         """All that has an answer by now; waits for the first."""
@@ -400,15 +402,6 @@ def _own_folder() -> Path:
         if not is_process(int(left.name.split("-")[2])):
             shutil.rmtree(left, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"hyimg-replica-{os.getpid()}-"))
-
-
-def _leave_without_head() -> None:
-    """Leave a cluster whose head is gone, or is stopped and will not answer."""
-    leaving = threading.Thread(target=disconnect, daemon=True)
-    leaving.start()
-    leaving.join(_CALL_S)
-    if leaving.is_alive():
-        atexit.register(_end_at_once)
 
 
 def _end_at_once() -> None:

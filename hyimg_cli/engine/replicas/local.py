@@ -11,21 +11,13 @@ from hyimg_cli.journal.keys import precision
 from hyimg_cli.journal.provenance import cores
 from hyimg_cli.memory.available import available_bytes, available_memory, copies_of, replica_config
 from hyimg_cli.memory.fit import check_fit
-from hyimg_cli.parallel.launch import Launched, launched, packed
+from hyimg_cli.parallel.launch import Launched, launched
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.plan import Plan
 
-# Messages of one replica, and of all, that wait for the run to look at them.
+# Messages of each replica that may wait for the run to look at them, and that it takes at once.
 _WAITING = 64
 _AT_ONCE = 64
-
-
-class _Process:
-    """A replica's process, and how many of its messages wait."""
-
-    def __init__(self, child: Launched) -> None:
-        self.child = child
-        self.room = BoundedSemaphore(_WAITING)
 
 
 class LocalProcesses:
@@ -35,27 +27,38 @@ class LocalProcesses:
         """Raises MachineError where there are fewer GPUs than they need, and on a CPU whose memory
         cannot hold a model each.
         """
-        _refuse_missing_gpus(config, count)
+        if precision(config.model)[0] == "cuda":
+            from hyimg_cli.parallel import devices
+
+            ranks = config.parallel.of_session
+            fit = devices.gpu_count() // ranks
+            hint = f"--replicas {fit}" if fit > 1 else "leave --replicas out, or --device cpu"
+            what = "replicas" if ranks == 1 else "ranks of all replicas"
+            devices.refuse_missing_gpus(count * ranks, what, hint, code="machine.replicas")
         _refuse_little_memory(config, plan, count)
         self.config, self._count = replica_config(config, count), count
-        self._processes: dict[int, _Process] = {}
-        self._inbox: SimpleQueue[tuple[_Process, int, FromReplica] | None] = SimpleQueue()
+        self._processes: dict[int, Launched] = {}
+        self._inbox: SimpleQueue[tuple[Launched, int, FromReplica] | None] = SimpleQueue()
+        self._room = BoundedSemaphore(_WAITING * count)
 
     def start(self, setup: Setup) -> None:
         environment = self.environment(setup.number)
-        child = launched("hyimg_cli.engine.replicas.process", environment, setup.beat_s)
-        process = self._processes[setup.number] = _Process(child)
-        child.listen(
-            partial(self._heard, process, setup.number), partial(self._ended, process, setup.number)
-        )
-        child.post(packed(setup))
+        process = launched("hyimg_cli.engine.replicas.replica", environment, setup.beat_s)
+        self._processes[setup.number] = process
+
+        def heard(message: FromReplica) -> None:
+            self._room.acquire()
+            self._inbox.put((process, setup.number, message))
+
+        process.listen(heard, lambda: heard(Exited(process.death())))
+        process.post(setup)
 
     def assign(self, number: int, work: Assign) -> None:
-        self._processes[number].child.post(packed(work))
+        self._processes[number].post(work)
 
     def stop(self, number: int, signal_number: int) -> None:
         if number in self._processes:
-            self._processes[number].child.post(packed(Stop(signal_number)))
+            self._processes[number].post(Stop(signal_number))
 
     def events(self, timeout_s: float) -> list[tuple[int, FromReplica]]:
         found: list[tuple[int, FromReplica]] = []
@@ -63,11 +66,11 @@ class LocalProcesses:
             one = self._inbox.get(timeout=timeout_s)
             while one is not None:
                 process, number, message = one
-                process.room.release()
+                self._room.release()
                 if self._processes.get(number) is process:
                     found.append((number, message))
                     if isinstance(message, Exited):
-                        self._processes.pop(number).child.end()
+                        self._processes.pop(number).end()
                 one = None if len(found) == _AT_ONCE else self._inbox.get_nowait()
         except Empty:
             pass
@@ -79,15 +82,15 @@ class LocalProcesses:
     def kill(self, number: int) -> None:
         process = self._processes.pop(number, None)
         if process is not None:
-            process.child.process.kill()
-            process.child.end()
+            process.process.kill()
+            process.end()
 
     def close(self) -> None:
         processes, self._processes = list(self._processes.values()), {}
         for process in processes:
-            process.child.hang_up()  # all end at once, then each is waited for
+            process.hang_up()  # all end at once, then each is waited for
         for process in processes:
-            process.child.end()
+            process.end()
 
     def environment(self, number: int) -> dict[str, str]:
         """What a replica's process has beside our environment: GPUs of those that we see."""
@@ -102,26 +105,6 @@ class LocalProcesses:
             own = names[number * ranks : (number + 1) * ranks]
             found["CUDA_VISIBLE_DEVICES"] = ",".join(name.strip() for name in own)
         return found
-
-    def _heard(self, process: _Process, number: int, message: FromReplica) -> None:
-        process.room.acquire()
-        self._inbox.put((process, number, message))
-
-    def _ended(self, process: _Process, number: int) -> None:
-        self._heard(process, number, Exited(process.child.death()))
-
-
-def _refuse_missing_gpus(config: RunConfig, count: int) -> None:
-    """Passes a machine with GPUs for so many replicas. Raises MachineError."""
-    if precision(config.model)[0] != "cuda":
-        return
-    from hyimg_cli.parallel import devices
-
-    found, ranks = devices.gpu_count(), config.parallel.of_session
-    fit = found // ranks
-    hint = f"--replicas {fit}" if fit > 1 else "leave --replicas out, or --device cpu"
-    what = "replicas" if ranks == 1 else "ranks of all replicas"
-    devices.refuse_missing_gpus(count * ranks, what, hint, code="machine.replicas")
 
 
 def _refuse_little_memory(config: RunConfig, plan: Plan, count: int) -> None:

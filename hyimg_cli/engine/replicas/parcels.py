@@ -6,8 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyimg_cli.engine.replicas.folder import ReplicaFolder
 from hyimg_cli.engine.replicas.messages import EventBatch, PieceDone
+from hyimg_cli.engine.replicas.replica import ReplicaFolder
 from hyimg_cli.errors import StorageError
 from hyimg_cli.files import LATENTS_BYTES, bytes_of, remove, replace_file
 from hyimg_cli.journal.disk import disk_errors, make_folders
@@ -42,25 +42,18 @@ class Parcel:
         return self.message
 
 
-@dataclass(frozen=True)
-class Supplies:
+def supplies_for(piece: Plan, folder: Path) -> tuple[dict[str, bytes], tuple[str, ...]]:
     """What a piece's jobs find in the run's folder: latents by custom_id, and folders that stand
     where a job's file goes.
     """
-
-    latents: Mapping[str, bytes]
-    folders: tuple[str, ...]
-
-    @classmethod
-    def of(cls, piece: Plan, folder: Path) -> "Supplies":
-        replica, latents = ReplicaFolder(folder), {}
-        for job in piece.jobs:
-            with disk_errors(folder), suppress(FileNotFoundError):
-                path = replica.latents_for(job.custom_id)
-                latents[job.custom_id] = bytes_of(path, LATENTS_BYTES)
-        outputs = ({"path": f"{OUTPUTS}/{path_of(job)}"} for job in piece.jobs)
-        files = (file for output in outputs for file in files_of(output))
-        return cls(latents, tuple(file for file in files if replica.is_folder(file)))
+    replica, latents = ReplicaFolder(folder), {}
+    for job in piece.jobs:
+        with disk_errors(folder), suppress(FileNotFoundError):
+            path = replica.latents_for(job.custom_id)
+            latents[job.custom_id] = bytes_of(path, LATENTS_BYTES)
+    outputs = ({"path": f"{OUTPUTS}/{path_of(job)}"} for job in piece.jobs)
+    files = (file for output in outputs for file in files_of(output))
+    return latents, tuple(file for file in files if replica.is_folder(file))
 
 
 def put_latents(folder: JobFolder, latents: Mapping[str, bytes]) -> None:
@@ -79,13 +72,13 @@ class Packer:
         self._folder = ReplicaFolder(folder)
         self._latents: dict[str, tuple[int, int]] = {}
 
-    def begin(self, piece: Plan, supplies: Supplies) -> None:
+    def begin(self, piece: Plan, latents: Mapping[str, bytes], folders: Iterable[str]) -> None:
         """Put there what the run's folder has for the piece's jobs."""
-        for name in supplies.folders:
+        for name in folders:
             (self._folder.run / name).mkdir(parents=True, exist_ok=True)
-        put_latents(self._folder, supplies.latents)
+        put_latents(self._folder, latents)
         self._latents = {job.custom_id: (0, 0) for job in piece.jobs}
-        for custom_id in supplies.latents:
+        for custom_id in latents:
             self._latents[custom_id] = _version(self._folder.latents_for(custom_id))
 
     def parcels(self, messages: Iterable[EventBatch | PieceDone]) -> Iterator[Parcel]:
@@ -95,7 +88,13 @@ class Packer:
             for event in message.events if isinstance(message, EventBatch) else ():
                 if isinstance(event, JobEnded):
                     for name in files_of_result(outcome_to_json(event.outcome)):
-                        files |= self._taken(name)
+                        path = self._folder.folder / name
+                        # Of a folder of frames every file.
+                        for one in sorted(path.iterdir()) if path.is_dir() else [path]:
+                            with suppress(FileNotFoundError):
+                                key = one.relative_to(self._folder.folder).as_posix()
+                                files[key] = bytes_of(one, _MOST_FILE_BYTES)
+                        remove(path)
             yield Parcel(message, files, self.take_latents())
 
     def take_latents(self) -> dict[str, bytes]:
@@ -107,17 +106,6 @@ class Packer:
                 if (version := _version(path)) != former:
                     self._latents[custom_id] = version
                     found[custom_id] = bytes_of(path, LATENTS_BYTES)
-        return found
-
-    def _taken(self, name: str) -> dict[str, bytes]:
-        """A file, or the files of a folder of frames, by their names; here they go."""
-        path = self._folder.folder / name
-        paths = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
-        found = {
-            one.relative_to(self._folder.folder).as_posix(): bytes_of(one, _MOST_FILE_BYTES)
-            for one in paths
-        }
-        remove(path)
         return found
 
 

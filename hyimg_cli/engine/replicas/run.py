@@ -11,11 +11,9 @@ without its file, and whoever is no longer listened to changes nothing.
 import logging
 import signal
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Self
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
-from hyimg_cli.engine.choice import replicas_of
 from hyimg_cli.engine.failures import FailureLimit, failed_job, replicas_died
 from hyimg_cli.engine.replicas.job_queue import JobQueue
 from hyimg_cli.engine.replicas.local import LocalProcesses
@@ -30,7 +28,7 @@ from hyimg_cli.engine.replicas.messages import (
     Setup,
     Transport,
 )
-from hyimg_cli.engine.replicas.worker import Worker
+from hyimg_cli.engine.runner import replicas_of
 from hyimg_cli.errors import (
     CheckpointError,
     HyimgError,
@@ -58,6 +56,8 @@ from hyimg_cli.spec.plan import Plan
 logger = logging.getLogger(__name__)
 
 _MOST_DEATHS = 2
+# A replica that dies so often without a finished job in between is not started again.
+_MOST_DEATHS_IN_A_ROW = 3
 # The watches look at least so often.
 _LOOK_S = 1.0
 
@@ -95,12 +95,6 @@ class Replicas:
         dispatcher, self._dispatcher = self._dispatcher, None
         if dispatcher is not None:
             dispatcher.transport.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def run(self, plan: Plan, folder: JobFolder) -> Generator[Event, None, None]:
         """Every job of the plan, as in `Session.run`; only as many replicas as there are jobs.
@@ -155,6 +149,50 @@ class Replicas:
             raise Interrupted(signal_number)
 
 
+@dataclass(eq=False)
+class _Worker:
+    """A replica as the run sees it, number `number`: one process after another, where it dies and
+    is replaced. `jobs` of its piece that have not ended, and which of them have `begun`.
+
+    `heard_at`: when it said something last, or was started, where it `was_heard` not yet; while it
+    waits for room it is not started yet.
+    """
+
+    number: int
+    model: str | None = None
+    is_alive: bool = False
+    is_up: bool = False
+    has_work: bool = False
+    heard_at: float = 0.0
+    was_heard: bool = False
+    beat: Beat = field(default_factory=Beat)
+    deaths_in_a_row: int = 0
+    jobs: dict[str, Job] = field(default_factory=dict)
+    begun: set[str] = field(default_factory=set)
+
+    def note(self, event: Event) -> None:
+        """Keep account of which jobs are in hand."""
+        if isinstance(event, JobStarted):
+            self.begun.add(event.custom_id)
+        elif isinstance(event, JobEnded):
+            self.jobs.pop(event.outcome.custom_id, None)
+            self.begun.discard(event.outcome.custom_id)
+            self.deaths_in_a_row = 0
+
+    def finished(self) -> None:
+        """The piece has ended."""
+        self.has_work, self.jobs, self.begun = False, {}, set()
+
+    def died(self) -> tuple[list[Job], list[Job]]:
+        """Its process is gone: the jobs that it worked on, and those that it had not begun."""
+        begun = [job for name, job in self.jobs.items() if name in self.begun]
+        waiting = [job for name, job in self.jobs.items() if name not in self.begun]
+        self.deaths_in_a_row += 1
+        self.is_alive = self.is_up = False
+        self.finished()
+        return begun, waiting
+
+
 class _Dispatcher:
     """One run: who works on what, and what has become of it."""
 
@@ -163,7 +201,7 @@ class _Dispatcher:
     ) -> None:
         self.transport = transport
         self._setup, self._config, self._folder = setup, setup.config, folder
-        self._workers = [Worker(number) for number in range(count)]
+        self._workers = [_Worker(number) for number in range(count)]
         self._queue = JobQueue(setup.whole, count)
         # Packages of its own count for nothing: the first replica's are those of all.
         packages = versions().keys() - {"hyimg"}
@@ -184,11 +222,12 @@ class _Dispatcher:
         for worker in self._workers:
             self._start(worker)
 
-    def _start(self, worker: Worker) -> None:
+    def _start(self, worker: _Worker) -> None:
         folder = self._folder.replica_folder(worker.number)
         remove(folder)  # what one that died there had not told
         self.transport.start(replace(self._setup, number=worker.number, folder=folder))
-        worker.started(self._clock())
+        worker.is_alive, worker.is_up, worker.was_heard = True, False, False
+        worker.model, worker.heard_at, worker.beat = None, self._clock(), Beat()
 
     def dispatch(self) -> None:
         """Give work to those without. Raises MachineError where nobody is left to do it."""
@@ -198,9 +237,11 @@ class _Dispatcher:
                 piece = self._queue.take(worker.model, at_work)
                 if piece is None:
                     break
-                worker.assigned(piece)
+                worker.jobs = {job.custom_id: job for job in piece.jobs}
+                worker.model, worker.has_work = piece.groups[0].model, True
                 at_work[piece.groups[0].model] += 1
-                self.transport.assign(worker.number, self._assignment(piece))
+                attempts = {job.custom_id: self._attempts_of(job) for job in piece.jobs}
+                self.transport.assign(worker.number, Assign(piece, attempts))
         if len(self._queue) and not any(worker.is_alive for worker in self._workers):
             raise MachineError(
                 f"every replica died: {'; '.join(self._dead)}",
@@ -208,32 +249,64 @@ class _Dispatcher:
                 code="machine.replicas",
             )
 
-    def _assignment(self, piece: Plan) -> Assign:
-        return Assign(piece, {job.custom_id: self._attempts_of(job) for job in piece.jobs})
-
     def events(self) -> Iterator[Event]:
-        """What replicas have to say, once it is on disk; waits for it."""
+        """What replicas have to say, once it is on disk; waits for it. Who is stopped, or hangs, is
+        ended.
+        """
         said = [
             (number, self._mark(number, message))
             for number, message in self.transport.events(self._look_s)
         ]
+        # Everything of a round at once: files, then lines, then events.
+        finished = [
+            FinishedJob(event.outcome, self._folder.replica_folder(number))
+            for number, message in said
+            if isinstance(message, EventBatch)
+            for event in message.events
+            if isinstance(event, JobEnded)
+        ]
         now, lost = self._clock(), set()
-        self._store(said)
+        if finished:
+            self._folder.store(finished)
         for number, message in said:
+            if number in lost:
+                continue
             worker = self._workers[number]
-            if number not in lost:
-                worker.heard(message, now)
-                yield from self._handle(worker, message)
-                if not worker.is_up and not isinstance(message, Beat | Pending):
-                    lost.add(number)
-        yield from self._end_hanging()
+            worker.heard_at, worker.was_heard = now, not isinstance(message, Pending)
+            match message:
+                case Ready():
+                    worker.is_up = True
+                    if why := self._differences(message):
+                        # It finds on its machine what the others do not: so would another there.
+                        worker.deaths_in_a_row = _MOST_DEATHS_IN_A_ROW
+                        yield from self._kill(worker, why)
+                case EventBatch():
+                    for event in message.events:
+                        worker.note(event)
+                        yield event
+                case PieceDone():
+                    yield from self._end_piece(worker, message)
+                case Beat():
+                    worker.beat = message
+                case Exited():
+                    yield from self._redistribute(worker, message.why)
+            if not worker.is_up and not isinstance(message, Beat | Pending):
+                lost.add(number)
+        now = self._clock()
+        for worker in [one for one in self._workers if one.is_alive]:
+            most_s = self._limits.silence_s if worker.was_heard else self._limits.start_s
+            beat, worker.beat = worker.beat, Beat()
+            if now - worker.heard_at > most_s:
+                yield from self._kill(worker, f"no sign of life for {most_s:.0f} s")
+            elif why := self._steps.overdue(beat):
+                yield from self._kill(worker, why)
 
     def drain(self, number: int = signal.SIGTERM) -> Iterator[Event]:
         """Nothing more is begun; what is made is written and told, and all end."""
         self._is_over = True
         self._queue.clear()
         for worker in self._workers:
-            if worker.is_at_risk:
+            if worker.begun:
                 self.transport.stop(worker.number, number)
             elif worker.is_alive:
                 self.transport.kill(worker.number)
@@ -259,36 +332,6 @@ class _Dispatcher:
             events.append(event)
         return EventBatch(tuple(events))
 
-    def _store(self, said: Sequence[tuple[int, FromReplica]]) -> None:
-        """Everything of a round at once: files, then lines."""
-        finished = [
-            FinishedJob(event.outcome, self._folder.replica_folder(number))
-            for number, message in said
-            if isinstance(message, EventBatch)
-            for event in message.events
-            if isinstance(event, JobEnded)
-        ]
-        if finished:
-            self._folder.store(finished)
-
-    def _handle(self, worker: Worker, message: FromReplica) -> Iterator[Event]:
-        match message:
-            case Ready():
-                worker.is_up = True
-                if why := self._differences(message):
-                    worker.refused()
-                    yield from self._kill(worker, why)
-            case EventBatch():
-                for event in message.events:
-                    worker.note(event)
-                    yield event
-            case PieceDone():
-                yield from self._end_piece(worker, message)
-            case Beat():
-                worker.beat = message
-            case Exited():
-                yield from self._redistribute(worker, message.why)
-
     def _differences(self, ready: Ready) -> str:
         """Why a replica may not work on this run; the first one's packages are all others'."""
         node = f" ({ready.node})" if ready.node else ""
@@ -297,11 +340,15 @@ class _Dispatcher:
         self._facts = dict(ready.facts)
         return ""
 
-    def _end_piece(self, worker: Worker, ended: PieceDone) -> Iterator[Event]:
+    def _end_piece(self, worker: _Worker, ended: PieceDone) -> Iterator[Event]:
         error, trace = ended.error, ended.trace
+        # An error of the machine is of one replica's GPU; checkpoint and disk are the same for all.
+        is_its_own = isinstance(error, MachineError) and not isinstance(
+            error, CheckpointError | StorageError
+        )
         if error is None and not trace:
             worker.finished()
-        elif error is not None and not (self._is_over or _is_its_own(error)):
+        elif error is not None and not self._is_over and not is_its_own:
             self.transport.kill(worker.number)
             worker.died()
             raise error
@@ -312,22 +359,11 @@ class _Dispatcher:
             why = error.what if error else trace.strip().splitlines()[-1]
             yield from self._kill(worker, why)
 
-    def _end_hanging(self) -> Iterator[Event]:
-        """End those that are stopped or hang."""
-        now = self._clock()
-        for worker in [one for one in self._workers if one.is_alive]:
-            most_s = self._limits.silence_s if worker.was_heard else self._limits.start_s
-            beat, worker.beat = worker.beat, Beat()
-            if now - worker.heard_at > most_s:
-                yield from self._kill(worker, f"no sign of life for {most_s:.0f} s")
-            elif why := self._steps.overdue(beat):
-                yield from self._kill(worker, why)
-
-    def _kill(self, worker: Worker, why: str) -> Iterator[Event]:
+    def _kill(self, worker: _Worker, why: str) -> Iterator[Event]:
         self.transport.kill(worker.number)
         yield from self._redistribute(worker, why)
 
-    def _redistribute(self, worker: Worker, how: str) -> Iterator[Event]:
+    def _redistribute(self, worker: _Worker, how: str) -> Iterator[Event]:
         """A replica is dead: its jobs go to others, or to one in its place."""
         begun, waiting = worker.died()
         if self._is_over:
@@ -340,23 +376,16 @@ class _Dispatcher:
         for job in begun:
             if job not in given_up:
                 self._queue.isolate(job)
-        returns = worker.may_return and len(self._queue) > 0
+        # One that dies again and again does not: whatever is wrong, it is not a job.
+        returns = worker.deaths_in_a_row < _MOST_DEATHS_IN_A_ROW and len(self._queue) > 0
         if returns:
             self._start(worker)
         yield ReplicaDied(worker.number, how, len(begun), returns)
         for job in given_up:
-            yield self._give_up(job)
-
-    def _give_up(self, job: Job) -> JobEnded:
-        error = replicas_died(self._deaths[job.custom_id])
-        outcome = failed_job(job, self._config, self._attempts_of(job) + 1, error)
-        self._folder.append(outcome)
-        return JobEnded(outcome)
+            error = replicas_died(self._deaths[job.custom_id])
+            outcome = failed_job(job, self._config, self._attempts_of(job) + 1, error)
+            self._folder.append(outcome)
+            yield JobEnded(outcome)
 
     def _attempts_of(self, job: Job) -> int:
         return self._folder.attempts.get(job.custom_id, 0)
-
-
-def _is_its_own(error: HyimgError) -> bool:
-    """True if an error is of one replica's GPU; checkpoint and disk are the same for all."""
-    return isinstance(error, MachineError) and not isinstance(error, CheckpointError | StorageError)

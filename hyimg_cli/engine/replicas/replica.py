@@ -1,24 +1,79 @@
 """A replica at work, whatever carries its messages: pieces of a plan through a session of its own.
 
-Its files lie in the replica's folder when a message tells of them. Of the progress of a job the
-latest is told, once a second: a run of a thousand replicas reads all of it.
+Its files lie in the replica's folder when a message tells of them; the run moves them to where they
+belong. Of the progress of a job the latest is told, once a second: a run of a thousand replicas
+reads all of it.
 """
 
 import importlib
 import logging
+import os
+import pickle
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
 
-from hyimg_cli.engine.replicas.folder import ReplicaFolder
-from hyimg_cli.engine.replicas.messages import Assign, EventBatch, PieceDone, Setup
+from hyimg_cli.engine.replicas.messages import (
+    Assign,
+    EventBatch,
+    PieceDone,
+    Ready,
+    Setup,
+    Stop,
+)
 from hyimg_cli.errors import HyimgError, Interrupted
+from hyimg_cli.journal.journal import OUTPUTS, FinishedJob, JobFolder
 from hyimg_cli.journal.keys import replica_facts
+from hyimg_cli.parallel.launch import Parent
 from hyimg_cli.parallel.watch import AwakeClock, Steps
-from hyimg_cli.spec.events import Event, GroupStarted, JobEnded, JobStarted, Progress
+from hyimg_cli.spec.events import Event, GroupStarted, JobEnded, JobStarted, Outcome, Progress
 from hyimg_cli.spec.printed import log_printable
+
+
+def main(parent: Parent) -> None:
+    """A replica that `local.LocalProcesses` launched: work until the line ends."""
+    setup: Setup = pickle.loads(parent.inbox.get())
+    worker, inbox = PieceWorker(setup), SimpleQueue[Assign]()
+
+    def heard(data: bytes) -> None:
+        message: Assign | Stop = pickle.loads(data)
+        if isinstance(message, Stop):
+            worker.stop(message.signal_number)
+        else:
+            inbox.put(message)
+
+    parent.heard, parent.beat = heard, worker.steps.beat
+    parent.send(Ready(worker.facts))
+    while True:
+        for message in worker.run(inbox.get()):
+            parent.send(message)
+            if isinstance(message, PieceDone) and (message.error or message.trace):
+                os._exit(1)
+
+
+class ReplicaFolder(JobFolder):
+    """`OUT/.replica-N`, with files named as in OUT; an unfinished video's latents are in OUT.
+
+    `untold`: outcomes of which no event has left the session yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, run=folder.parent)
+        (folder / OUTPUTS).mkdir(parents=True, exist_ok=True)
+        self.untold: dict[str, Outcome] = {}
+
+    def append(self, outcome: Outcome) -> None:
+        self.untold[outcome.custom_id] = outcome
+
+    def store(self, finished: Sequence[FinishedJob]) -> None:
+        raise NotImplementedError("a replica tells the run what it made")
+
+    def drop_latents(self, jobs: Iterable[str]) -> None:
+        """Nothing: the run does, once the job's line is on disk."""
 
 
 class PieceWorker:
@@ -63,7 +118,8 @@ class PieceWorker:
             ended = PieceDone(trace=traceback.format_exc())
         self.steps.begin()
         # A session that was cut short has lines of which it tells nothing more.
-        if untold := self._folder.take_untold():
+        if untold := tuple(self._folder.untold.values()):
+            self._folder.untold.clear()
             yield EventBatch(tuple(map(JobEnded, untold)))
         yield ended
 
@@ -77,7 +133,7 @@ class PieceWorker:
             yield EventBatch(tuple(self._progress.values()))
         else:
             if isinstance(event, JobEnded):
-                self._folder.note_told(event.outcome)
+                self._folder.untold.pop(event.outcome.custom_id, None)
             yield EventBatch((*self._progress.values(), event))
         self._progress, self._told_at = {}, now
 
