@@ -26,33 +26,28 @@ _SMALLER: Mapping[type[Job], str] = {
 }
 
 
-def raise_if_of_machine(error: Exception) -> None:
-    """Raise what is no job's fault: an error of the machine, or of a GPU that failed, on which
-    every later call would fail too.
-    """
-    if isinstance(error, MachineError):
-        raise error
-    if _is_of_torch(error, "AcceleratorError"):
-        what = f"the GPU failed: {error}".split("\n")[0]
-        raise MachineError(what, hint="run the same command again", code="machine.gpu")
-
-
-def describe_failure(job: Job, error: Exception) -> Failure:
-    """Why a job failed. An error that is not ours is a bug: its traceback is logged."""
-    if _is_of_torch(error, "OutOfMemoryError"):
-        hint = _SMALLER[type(job)]
-        return Failure("job.out-of-memory", str(error).split("\n")[0], hint, retryable=True)
-    if not isinstance(error, HyimgError):
-        logger.error("job %s failed by a fault of hyimg's own", job.custom_id, exc_info=error)
-    return Failure.of(error)
-
-
 def failed_job(
     job: Job, config: RunConfig, attempt: int, error: Exception, **facts: Any
 ) -> Outcome:
-    """The line of a job that failed at this attempt; `facts` are more of its fields."""
+    """The line of a job that failed at this attempt; `facts` are more of its fields.
+
+    Raises what is no job's fault, a MachineError: every later call would fail too. An error that is
+    not ours is a bug: its traceback is logged.
+    """
+    what = str(error).split("\n")[0]
+    if isinstance(error, MachineError):
+        raise error
+    if _is_of_torch(error, "AcceleratorError"):
+        hint = "run the same command again"
+        raise MachineError(f"the GPU failed: {what}", hint=hint, code="machine.gpu")
+    if _is_of_torch(error, "OutOfMemoryError"):
+        failure = Failure("job.out-of-memory", what, _SMALLER[type(job)], retryable=True)
+    else:
+        failure = Failure.of(error)
+        if not isinstance(error, HyimgError):
+            logger.error("job %s failed by a fault of hyimg's own", job.custom_id, exc_info=error)
     said = {
-        "error": describe_failure(job, error),
+        "error": failure,
         "finishing_key": finishing_key(job, config.output),
         "metadata": json.loads(job.metadata_json),
         "extra": json.loads(job.extra_json),
@@ -105,11 +100,6 @@ class FailureLimit:
         self._errors: list[Failure | None] = []
         self._at_work: dict[str, int] = {}
         self._in_a_row: list[Failure] = []
-
-    def may_retry(self, ended: JobEnded, tries_left: int) -> bool:
-        """True for a job that failed by what may pass, and has another try."""
-        error = ended.outcome.error
-        return error is not None and error.retryable and tries_left > 0
 
     def ends_run(self, event: Event, *, is_final: bool = True) -> bool:
         """Count an event; True where the run ends with it. `is_final` off: it is tried again."""

@@ -1,8 +1,7 @@
 """Redraws that are kept, put back on their sources in another way: no model is loaded."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -29,37 +28,32 @@ def recomposite(
     """
     results = folder.results()
     for job in jobs:
-        outcome = _finished(folder, job, results[job.custom_id], config)
+        entry = results[job.custom_id]
+        old = entry["edit"]
+        kept = {name: old[name] for name in EDIT_SUFFIXES if name in old and name != "mask"}
+        sha256 = {name: old["sha256"][name] for name in kept if name in old["sha256"]}
+        edit = kept | {"kind": "unfinished", "sha256": sha256}
+        extra = {name: value for name, value in entry.items() if name.startswith("x_")}
+        # By its attempt it is later than the line of another journal.
+        anew = {"attempt": entry["attempt"] + 1, "outputs": (), "error": None, "extra": extra}
+        outcome = _OUTCOME.validate_python({**entry, **anew})
+        # What was said of the former finishing does not hold for this one.
+        former = set(edit_warnings(old if "gates" in old else None))
+        said = tuple(text for text in outcome.warnings if text not in former)
+        key = finishing_key(job, config.output)
+        outcome = replace(outcome, warnings=said, edit=edit, finishing_key=key)
+        try:
+            drawn, shown = (_pixels(folder, edit[name]) for name in ("plain", "shown"))
+            file = finish(folder, job, drawn, shown, edit, config.output)
+        except MachineError:
+            raise
+        except Exception as error:
+            outcome = fail_after_all(outcome, error)
+        else:
+            warnings = (*said, *edit_warnings(edit))
+            outcome = replace(outcome, status="done", outputs=(file,), warnings=warnings)
         folder.append(outcome)
         yield outcome
-
-
-def _finished(
-    folder: RunFolder, job: ImageJob, entry: Mapping[str, Any], config: RunConfig
-) -> Outcome:
-    old = entry["edit"]
-    kept = {name: old[name] for name in EDIT_SUFFIXES if name in old and name != "mask"}
-    sha256 = {name: old["sha256"][name] for name in kept if name in old["sha256"]}
-    edit = kept | {"kind": "unfinished", "sha256": sha256}
-    extra = {name: value for name, value in entry.items() if name.startswith("x_")}
-    # By its attempt it is later than the line of another journal.
-    anew = {"attempt": entry["attempt"] + 1, "outputs": (), "error": None, "extra": extra}
-    before = _OUTCOME.validate_python({**entry, **anew})
-    # What was said of the former finishing does not hold for this one.
-    former = set(edit_warnings(old if "gates" in old else None))
-    said = tuple(text for text in before.warnings if text not in former)
-    before = replace(
-        before, warnings=said, edit=edit, finishing_key=finishing_key(job, config.output)
-    )
-    try:
-        drawn, shown = (_pixels(folder, edit[name]) for name in ("plain", "shown"))
-        file = finish(folder, job, drawn, shown, edit, config.output)
-    except MachineError:
-        raise
-    except Exception as error:
-        return fail_after_all(before, error)
-    warnings = (*said, *edit_warnings(edit))
-    return replace(before, status="done", outputs=(file,), error=None, warnings=warnings)
 
 
 def _pixels(folder: RunFolder, path: str) -> np.ndarray:

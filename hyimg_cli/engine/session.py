@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Self
 
 from hyimg_cli.cache.disk import DiskStore
-from hyimg_cli.engine.failures import FailureLimit, failed_job, raise_if_of_machine
+from hyimg_cli.engine.failures import FailureLimit, failed_job
 from hyimg_cli.errors import Interrupted, MachineError, OutputFolderError, StorageError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import finishing_key, key_of, source_digests
@@ -125,21 +125,18 @@ class Session:
         other: AnyPipeline = self._videos if isinstance(group, Group) else self._images
         self._pipeline = pipeline
         if pipeline.model != group.model and other.model is not None:
-            yield from self._make_room(other, group)
+            # The other model stays where the group's fits beside it with a full batch.
+            needed = need_of_second(group.model, group.jobs, self._config)
+            name, there = other.model, available_memory(self._config)
+            if not fits(needed, there):
+                other.release()
+                yield ModelReleased(name, needed.total, there.free)
         beside = () if other.model is None else (other.model,)
         if pipeline.model != group.model:
             yield ModelLoading(group.model, stored_bytes(group, self._config.model))
         for event in pipeline.use(group.model, plan.jobs_of_model(group.model), self._folder):
             yield replace(event, beside=beside) if isinstance(event, ModelLoaded) else event
         yield from pipeline.prepare(group.jobs, self._folder)
-
-    def _make_room(self, other: AnyPipeline, group: Group | VideoGroup) -> Iterator[ModelReleased]:
-        """Release the other model, unless the group's fits beside it with a full batch."""
-        needed = need_of_second(group.model, group.jobs, self._config)
-        name, there = other.model, available_memory(self._config)
-        if name is not None and not fits(needed, there):
-            other.release()
-            yield ModelReleased(name, needed.total, there.free)
 
     def _run_group(
         self, jobs: Sequence[Job], plan: Plan, started: float, limit: FailureLimit
@@ -151,7 +148,8 @@ class Session:
                 is_final = True
                 if isinstance(event, JobEnded):
                     again.pop(event.outcome.custom_id, None)
-                    if limit.may_retry(event, retries_left):
+                    error = event.outcome.error
+                    if error is not None and error.retryable and retries_left > 0:
                         is_final, again[event.outcome.custom_id] = False, event
                 self._is_over |= limit.ends_run(event, is_final=is_final)
                 if is_final:
@@ -162,13 +160,23 @@ class Session:
         yield from again.values()  # of a run that is over
 
     def _work_on(self, jobs: Sequence[Job], started: float) -> Iterator[Event]:
+        """Progress as it is; jobs once they are written; cut where a stop was asked for."""
         with ThreadPoolExecutor(1) as writer:
             behind: WriteBehind[Written] = WriteBehind(writer)
             # What is finished is written and told, whatever stops the run.
             try:
-                yield from self._write_behind(
-                    self._pipeline.work(jobs, self._folder, started), behind
-                )
+                for event in self._pipeline.work(jobs, self._folder, started):
+                    match event:
+                        case Finished():
+                            behind.submit(partial(self._write, event))
+                        case Lost():
+                            yield self._record_failure(event)
+                        case _:
+                            yield event
+                    yield from self._record_written(behind, wait=False)
+                    self._stop_if_asked()
+                    if self._is_over:
+                        break
                 yield from self._record_written(behind, wait=True)
             except (GeneratorExit, KeyboardInterrupt):
                 list(self._record_written(behind, wait=True))
@@ -176,25 +184,6 @@ class Session:
             except Exception:
                 yield from self._record_written(behind, wait=True)
                 raise
-
-    def _write_behind(
-        self,
-        events: Iterator[Event | Finished[Job] | Lost[Job]],
-        behind: WriteBehind[Written],
-    ) -> Iterator[Event]:
-        """Progress as it is; jobs once they are written; cut where a stop was asked for."""
-        for event in events:
-            match event:
-                case Finished():
-                    behind.submit(partial(self._write, event))
-                case Lost():
-                    yield self._record_failure(event)
-                case _:
-                    yield event
-            yield from self._record_written(behind, wait=False)
-            self._stop_if_asked()
-            if self._is_over:
-                return
 
     def _write(self, done: Finished[Job]) -> Written:
         """Errors of the machine are raised where the write is collected; others are the job's."""
@@ -222,7 +211,6 @@ class Session:
             yield JobEnded(outcome)
 
     def _record_failure(self, lost: Lost[Job]) -> JobEnded:
-        raise_if_of_machine(lost.error)
         facts = self._facts(lost.job, source_digests(lost.job))
         said = line_facts(lost, facts, *lost.warnings, *lost.warnings_if_lost)
         outcome = failed_job(lost.job, self._config, facts.attempt, lost.error, **said)
