@@ -59,7 +59,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
     cards = runner.cards(config.model.revision)
     order = make_plan(to_run, cards)
     costs = forecast(order, config, assumed_think=given["assume_think"])
-    videos = video_forecast(order, config)
+    videos = tuple(video_forecast(order, config))
     components = _components(order, config)
     memory = footprints(order, config, shared_kv_bytes=costs.shared_kv_bytes)
     by_rank = rank_footprints(memory, config)

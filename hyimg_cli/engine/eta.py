@@ -25,7 +25,7 @@ from hyimg_cli.manifest.planner import text_of
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import in_config
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.settings.table import SETTINGS, Declaration
+from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import (
     Event,
@@ -127,11 +127,18 @@ class Eta:
         runs = {model: (earlier or {}).get(model, ()) for model in models}
         self.runs = min(map(len, runs.values()), default=0)
         self._earlier = {model: _medians(of_model) for model, of_model in runs.items()}
-        self._takers = _text_takers(plan)
+        # Jobs that take the text which an earlier one of their group writes.
+        self._takers: set[str] = set()
         self._stages = {(model, name): _Stage() for model in models for name in STAGES}
         for group in plan.groups:
             self._stages[group.model, "load"].left = 1.0
+            texts: set[int] = set()
             for job in group.jobs:
+                if isinstance(job, ImageJob) and job.writes_text:
+                    text = hash(text_of(job))
+                    if text in texts:
+                        self._takers.add(job.custom_id)
+                    texts.add(text)
                 for name, units in self._units(job).items():
                     self._stages[job.model, name].left += units
         for (model, name), stage in self._stages.items():
@@ -320,21 +327,18 @@ class KeptRates:
             return []
 
 
-def decides_speed(row: Declaration) -> bool:
-    """Tell if runs under other values of a setting are not alike: not of one that jobs say, by
-    which units are counted, of a checkpoint, which has a fingerprint, of failures or a folder.
-    """
-    is_counted = row.in_line or row.pixels == "checkpoint"
-    return not is_counted and row.table != "failure" and row.attribute != "folder"
-
-
 def _key(group: Group | VideoGroup, config: RunConfig) -> str:
     """Digest of what decides a model's speed: weights, machine, every setting that such jobs read
     and that is not about failures. Empty where the weights are not here.
     """
     kind = "pictures" if isinstance(group, Group) else "videos"
-    rows = [row for row in SETTINGS.values() if decides_speed(row) and row.only in (None, kind)]
-    facts = {row.name: in_config(row.name, config) for row in rows}
+    facts = {}
+    for row in SETTINGS.values():
+        # Units are counted by what jobs say, and a checkpoint has a fingerprint.
+        is_counted = row.in_line or row.pixels == "checkpoint"
+        is_other = row.table == "failure" or row.attribute == "folder"
+        if not is_counted and not is_other and row.only in (None, kind):
+            facts[row.name] = in_config(row.name, config)
     device, facts["dtype"] = precision(config.model)
     facts["device"] = device if facts["device"] == "auto" else facts["device"]
     facts |= {"format": _FORMAT, "machine": _processor(device)}
@@ -365,17 +369,3 @@ def _kind(job: Job) -> tuple[str, str]:
 def _medians(runs: Sequence[Rates]) -> Rates:
     names = dict.fromkeys(name for rates in runs for name in rates)
     return {name: statistics.median(one[name] for one in runs if name in one) for name in names}
-
-
-def _text_takers(plan: Plan) -> set[str]:
-    """Jobs that take the text which an earlier one of their group writes."""
-    found: set[str] = set()
-    for group in plan.groups:
-        texts: set[int] = set()
-        for job in group.jobs:
-            if isinstance(job, ImageJob) and job.writes_text:
-                text = hash(text_of(job))
-                if text in texts:
-                    found.add(job.custom_id)
-                texts.add(text)
-    return found

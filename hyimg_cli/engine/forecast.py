@@ -6,7 +6,7 @@ the same segments and the same tree as the run itself. What depends on text that
 rests on an assumed length.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
@@ -108,52 +108,49 @@ class VideoForecast:
     without_negative: int
 
 
-def video_forecast(plan: Plan, config: RunConfig) -> tuple[VideoForecast, ...]:
+def video_forecast(plan: Plan, config: RunConfig) -> Iterator[VideoForecast]:
     """Forecast each group of videos in `plan`, in order."""
-    groups = (group for group in plan.groups if isinstance(group, VideoGroup))
-    return tuple(_of_videos(group, config) for group in groups)
-
-
-def _of_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
-    card = registry.video_card(group.model, config.model.revision, config.model.components)
-    is_wide = card.has_float32_vae or precision(config.model)[1] == "float32"
-    ranks, width = config.parallel.vae_ranks, 4 if is_wide else 2
-    branches = max(job.branch_count for job in group.jobs)
-    works = [video_work(job, card) for job in group.jobs]
-    first, with_frames = works[0], config.output.frames != "none"
-    cell_bytes = group.jobs[0].num_frames * 3 * card.pixels_per_cell**2 * width
-    rule, grid = tiles_of(card, config.model), first.grid[1:]
-    if not config.model.tiles_decodes:
-        rule = replace(rule, tile=max(grid), stride=max(grid))
-    decode = decode_forecast(rule, grid, ranks, cell_bytes)
-    tiles = tile_plan(rule, *grid).tiles
-    return VideoForecast(
-        model=group.model,
-        size_class=group.size_class,
-        jobs=len(group.jobs),
-        latent_grid=first.grid,
-        denoise_steps=sum(work.steps for work in works),
-        full_steps=sum(work.full_steps for work in works),
-        denoise_forwards=sum(work.forwards for work in works),
-        denoise_flops=sum(work.flops for work in works),
-        tiles=(decode.down, decode.across),
-        tile_shapes=tuple(dict.fromkeys(tile.shape for tile in tiles)),
-        prompts=len({text for job in group.jobs for text in job.texts}),
-        disk_bytes=film_bytes(sum(work.pixels for work in works), with_frames=with_frames),
-        latents_bytes=first.latents_bytes,
-        decode=decode,
-        branches=branches,
-        branch_ranks=min(branches, config.parallel.cfg_ranks),
-        context_ranks=config.parallel.context_ranks,
-        tokens=first.tokens,
-        heads=card.context_heads,
-        memory=video_needs(group.jobs[0], card, config),
-        cards={name: fitting(group.jobs[0], card, config, room) for name, room in CARDS.items()},
-        without_negative=sum(
-            card.wants_negative and job.branch_count > 1 and not job.negative_prompt
-            for job in group.jobs
-        ),
-    )
+    for group in plan.groups:
+        if not isinstance(group, VideoGroup):
+            continue
+        card = registry.video_card(group.model, config.model.revision, config.model.components)
+        is_wide = card.has_float32_vae or precision(config.model)[1] == "float32"
+        branches = max(job.branch_count for job in group.jobs)
+        works = [video_work(job, card) for job in group.jobs]
+        job, first, with_frames = group.jobs[0], works[0], config.output.frames != "none"
+        cell_bytes = group.jobs[0].num_frames * 3 * card.pixels_per_cell**2 * (4 if is_wide else 2)
+        rule, grid = tiles_of(card, config.model), first.grid[1:]
+        if not config.model.tiles_decodes:
+            rule = replace(rule, tile=max(grid), stride=max(grid))
+        shapes = dict.fromkeys(tile.shape for tile in tile_plan(rule, *grid).tiles)
+        decode = decode_forecast(rule, grid, config.parallel.vae_ranks, cell_bytes)
+        yield VideoForecast(
+            model=group.model,
+            size_class=group.size_class,
+            jobs=len(group.jobs),
+            latent_grid=first.grid,
+            denoise_steps=sum(work.steps for work in works),
+            full_steps=sum(work.full_steps for work in works),
+            denoise_forwards=sum(work.forwards for work in works),
+            denoise_flops=sum(work.flops for work in works),
+            tiles=(decode.down, decode.across),
+            tile_shapes=tuple(shapes),
+            prompts=len({text for job in group.jobs for text in job.texts}),
+            disk_bytes=film_bytes(sum(work.pixels for work in works), with_frames=with_frames),
+            latents_bytes=first.latents_bytes,
+            decode=decode,
+            branches=branches,
+            branch_ranks=min(branches, config.parallel.cfg_ranks),
+            context_ranks=config.parallel.context_ranks,
+            tokens=first.tokens,
+            heads=card.context_heads,
+            memory=video_needs(job, card, config),
+            cards={name: fitting(job, card, config, room) for name, room in CARDS.items()},
+            without_negative=sum(
+                card.wants_negative and one.branch_count > 1 and not one.negative_prompt
+                for one in group.jobs
+            ),
+        )
 
 
 class Forecast:
@@ -186,48 +183,39 @@ class Forecast:
     def _tokens(self, job: ImageJob) -> JobTokens:
         sizes = [self._size_of(path) for path in job.images]
         files = [self._digest_of(path) for path in job.images]
-        digests = files
-        if job.infer_align_image_size:
-            digests = [stretched_digest(name) for name in digests]
+        digests = [stretched_digest(one) for one in files] if job.infer_align_image_size else files
         think = min(self._assumed_think, job.text.max_new_tokens)
-        known = registry.sequences(job.model, self._config.model.revision)
-        tokens = known.count(job, sizes, think)
+        sequences = registry.sequences(job.model, self._config.model.revision)
+        tokens = sequences.count(job, sizes, think)
         encodes = self._encodes(job.model, digests)
-        card = registry.model_card(job.model, self._config.model.revision)
-        is_lost = UNREADABLE in files
-        text = None if is_lost else text_identity(job, card)
-        shared = self._shared(job, tokens, sizes, digests, text)
+        text = None if UNREADABLE in files else text_identity(job, sequences.card)
+        shared = self._shared(job, tokens, sequences.prefixes(job, sizes, digests), text)
         return tokens._replace(image_encodes=encodes, **shared)
 
     def _encodes(self, model: str, digests: Sequence[str]) -> int:
         """Number of the images that no earlier job had, and no earlier run left on disk."""
         new = {(model, digest) for digest in digests} - self._seen
         self._seen |= new
-        return sum(not self._is_stored(model, digest) for model, digest in new)
-
-    def _is_stored(self, model: str, digest: str) -> bool:
         if not self._store.takes_more:
-            return False
+            return len(new)
         device, dtype = precision(self._config.model)
         try:
-            model_print = registry.fingerprint(model, self._config.model.revision)
+            weights = registry.fingerprint(model, self._config.model.revision)
         except CheckpointError:  # weights that are not here have encoded nothing here
-            return False
-        key = source_key(digest, model_print, device=device, dtype=dtype)
-        return self._store.has(SOURCE_IMAGES, key)
+            return len(new)
+        keys = (source_key(digest, weights, device=device, dtype=dtype) for _, digest in new)
+        return sum(not self._store.has(SOURCE_IMAGES, key) for key in keys)
 
     def _shared(
         self,
         job: ImageJob,
         tokens: JobTokens,
-        sizes: list[Size],
-        digests: list[str],
+        prefixes: Sequence[Sequence[Segment]],
         text: TextIdentity | None,
     ) -> dict[str, int]:
         """What of its rows others share with it, or spare it."""
-        sequences = registry.sequences(job.model, self._config.model.revision)
         if tokens.ar_prefill:
-            (prefix,) = sequences.prefixes(job, sizes, digests)
+            (prefix,) = prefixes
             if text is not None and text in self._texts:
                 return self._taken_over(job, tokens, prefix, self._texts[text])
             if text is not None:
@@ -235,8 +223,7 @@ class Forecast:
             return {"ar_shared": self._passed(job, prefix), "texts": int(text is not None)}
         if not self._config.reuse.kv_reuse:
             return {"shared_prefix": 0}
-        branches = sequences.prefixes(job, sizes, digests)
-        positive, *negative = [self._passed(job, branch) for branch in branches]
+        positive, *negative = [self._passed(job, branch) for branch in prefixes]
         shared_prefix = max(tokens.shared_prefix, *negative) if negative else tokens.shared_prefix
         return {"positive_shared": positive, "shared_prefix": shared_prefix}
 

@@ -21,7 +21,7 @@ from hyimg_cli.media.images import probe_image
 from hyimg_cli.settings.run import CacheConfig, RunConfig
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Remark
-from hyimg_cli.spec.job import ImageJob, Job, Size, SizeRequest
+from hyimg_cli.spec.job import ImageJob, Job, Size
 from hyimg_cli.spec.options import KeepOutside
 from hyimg_cli.spec.units import counted
 
@@ -82,26 +82,22 @@ class SourcesSeen:
 
 def turned_sizes(found: SourcesSeen, jobs: Sequence[Job]) -> Iterator[str]:
     """A sentence where edits ask for the shape of their source, turned: `HxW` was meant."""
-    edits = [
-        (job, found.sizes[job.images[0]])
-        for job in jobs
-        if isinstance(job, ImageJob) and job.images and job.images[0] in found.sizes
-    ]
-    turned = [(job, size) for job, size in edits if _is_turned(job.size, size)]
+    turned = []
+    for job in jobs:
+        if not isinstance(job, ImageJob) or not job.images or job.images[0] not in found.sizes:
+            continue
+        asked, source = job.size, found.sizes[job.images[0]]
+        if not asked.is_auto and not asked.is_ratio and asked.height != asked.width:
+            ratio, other = source.width / source.height, asked.height / asked.width
+            if (ratio > 1) == (other > 1) and abs(math.log(ratio / other)) < 0.05:
+                turned.append((job, source))
     if turned:
-        (job, size), more = turned[0], len(turned) - 1
+        (job, source), more = turned[0], len(turned) - 1
         yield (
             f"{job.source_line}{f' and {more} more' if more else ''}: size is WIDTHxHEIGHT; "
-            f"{job.size} is the shape of the source ({size}) turned, as the official script "
+            f"{job.size} is the shape of the source ({source}) turned, as the official script "
             "writes it, height first"
         )
-
-
-def _is_turned(asked: SizeRequest, source: Size) -> bool:
-    if asked.is_auto or asked.is_ratio or asked.height == asked.width:
-        return False
-    ratio, turned = source.width / source.height, asked.height / asked.width
-    return (ratio > 1) == (turned > 1) and abs(math.log(ratio / turned)) < 0.05
 
 
 def probe_sources(
@@ -115,31 +111,23 @@ def probe_sources(
 
     Those of a store only where `fetches`: else their jobs find out when their turn comes.
     """
-    paths = dict.fromkeys(path for job in jobs for path in job.images)
-    found = _probed([path for path in paths if fetches or not address_of(path)], config, tell)
-    sizes = {path: one for path, one in found.items() if isinstance(one, Size)}
-    errors = {path: one for path, one in found.items() if isinstance(one, SourceImageError)}
-    return SourcesSeen(sizes, errors, dict(_unfit(jobs, sizes)))
-
-
-def _probed(
-    paths: Sequence[str], config: CacheConfig | None, tell: Callable[[str], object]
-) -> dict[str, Size | SourceImageError]:
-    """Size of each picture as it is read, or why it cannot be."""
+    named = dict.fromkeys(path for job in jobs for path in job.images)
+    paths = [path for path in named if fetches or not address_of(path)]
     known = _WholePictures(config or CacheConfig())
     marks = {path: known.mark_of(path) for path in paths}
-    found: dict[str, Size | SourceImageError] = {
-        path: size for path in paths if (size := known.size_of(path, marks[path]))
-    }
-    left, began, is_told = [path for path in paths if path not in found], time.monotonic(), False
+    found = {path: known.size_of(path, marks[path]) for path in paths}
+    errors: dict[str, SourceImageError] = {}
+    left, began, is_told = [path for path in paths if not found[path]], time.monotonic(), False
     pool = ThreadPoolExecutor(_AT_ONCE)
     try:
         # Each reader has warnings ignored, which is the process's: behind the last they are back.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for path, one in zip(left, pool.map(_probe, left), strict=True):
-                found[path] = one
-                if isinstance(one, Size):
+                if isinstance(one, SourceImageError):
+                    errors[path] = one
+                else:
+                    found[path] = one
                     known.add(path, marks[path], one)
                 if not is_told and time.monotonic() - began > _TOLD_AFTER_S:
                     is_told = True
@@ -147,7 +135,8 @@ def _probed(
     finally:
         pool.shutdown(cancel_futures=True)
         known.keep()
-    return {path: found[path] for path in paths}
+    sizes = {path: size for path, size in found.items() if size}
+    return SourcesSeen(sizes, errors, dict(_unfit(jobs, sizes)))
 
 
 def _probe(path: str) -> Size | SourceImageError:
