@@ -110,7 +110,18 @@ class FailureLimit:
             case JobEnded() if event.is_done:
                 self._at_work.pop(event.outcome.custom_id, None)
             case JobEnded():
-                self._count(event.outcome)
+                at = self._at_work.pop(event.outcome.custom_id, len(self._errors))
+                self._errors[at : at + 1] = [event.outcome.error]
+                most = self._policy.max_consecutive_errors
+                if most and not self._in_a_row:
+                    first = last = at
+                    while first > 0 and self._errors[first - 1] is not None:
+                        first -= 1
+                    while last + 1 < len(self._errors) and self._errors[last + 1] is not None:
+                        last += 1
+                    row = [one for one in self._errors[first : last + 1] if one is not None]
+                    row = [one for one in row if not one.code.startswith("source.")]
+                    self._in_a_row = row if len(row) >= most else []
                 return bool(self._in_a_row) or (is_final and self._policy.fail_fast)
         return False
 
@@ -130,21 +141,3 @@ class FailureLimit:
             hint="mend what they share, and run the same command with --retry-failed; "
             "--max-consecutive-errors 0 goes on whatever fails",
         )
-
-    def _count(self, failed: Outcome) -> None:
-        at = self._at_work.pop(failed.custom_id, len(self._errors))
-        self._errors[at : at + 1] = [failed.error]
-        most = self._policy.max_consecutive_errors
-        if not most or self._in_a_row:
-            return
-        first = last = at
-        while first > 0 and self._errors[first - 1] is not None:
-            first -= 1
-        while last + 1 < len(self._errors) and self._errors[last + 1] is not None:
-            last += 1
-        row = [
-            error
-            for error in self._errors[first : last + 1]
-            if error is not None and not error.code.startswith("source.")
-        ]
-        self._in_a_row = row if len(row) >= most else []

@@ -27,7 +27,7 @@ from hyimg_cli.pipelines.request import Facts, Finished, Lost, line_facts
 from hyimg_cli.pipelines.torch_settings import torch_settings
 from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 from hyimg_cli.remote import keep_copies_in
-from hyimg_cli.settings.run import ModelChoice, RunConfig
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import (
     Event,
     GroupStarted,
@@ -133,7 +133,13 @@ class Session:
                 yield ModelReleased(name, needed.total, there.free)
         beside = () if other.model is None else (other.model,)
         if pipeline.model != group.model:
-            yield ModelLoading(group.model, stored_bytes(group, self._config.model))
+            choice = self._config.model
+            if isinstance(group, Group):
+                nbytes = registry.model_card(group.model, choice.revision).weight_bytes
+            else:
+                card = registry.video_card(group.model, choice.revision, choice.components)
+                nbytes = sum(size for _, size in card.component_bytes)
+            yield ModelLoading(group.model, nbytes)
         for event in pipeline.use(group.model, plan.jobs_of_model(group.model), self._folder):
             yield replace(event, beside=beside) if isinstance(event, ModelLoaded) else event
         yield from pipeline.prepare(group.jobs, self._folder)
@@ -226,11 +232,3 @@ class Session:
         if self._folder is not None:
             self._folder.append(outcome)
         return outcome
-
-
-def stored_bytes(group: Group | VideoGroup, choice: ModelChoice) -> int:
-    """Bytes of all weights of a group's model, as they are stored."""
-    if isinstance(group, Group):
-        return registry.model_card(group.model, choice.revision).weight_bytes
-    card = registry.video_card(group.model, choice.revision, choice.components)
-    return sum(size for _, size in card.component_bytes)

@@ -49,12 +49,28 @@ class JobQueue:
         by model), so that no model is loaded more often than it must be. Jobs that are to run alone
         come last.
         """
-        model = self._model(loaded, at_work)
-        if model is None:
-            return self._single() if self._alone else None
+        left: Counter[str] = Counter()
+        for part in self._parts:
+            left[part.group.model] += len(part.jobs)
+        waiting = [model for model, count in left.items() if count]
+        if not waiting:
+            if not self._alone:
+                return None
+            job = self._alone.popleft()
+            return _piece(self._part_of[job.custom_id].group, [job])
+        model = max(waiting, key=lambda model: left[model] / (at_work[model] + 1))
+        if loaded is not None and left[loaded]:
+            model = loaded
         part = next(part for part in self._parts if part.jobs and part.group.model == model)
-        jobs = [part.jobs.popleft() for _ in range(self._cut(part))]
-        return _piece(part.group, jobs)
+        # As many jobs as are due, or about as many: whole sets of jobs with the same source images,
+        # or else with the same text, unless a set is larger than two pieces.
+        due = -(-left[model] // (_ROUNDS * self._replicas))
+        if isinstance(part.group, Group):
+            even = -(-left[model] // self._replicas)
+            due = max(due, min(_WORTH_BATCHING, even))
+        due = min(due, len(part.jobs))
+        count = _fill(due, part.jobs, _sources) or _fill(due, part.jobs, _text) or due
+        return _piece(part.group, [part.jobs.popleft() for _ in range(count)])
 
     def requeue(self, jobs: Sequence[Job]) -> None:
         """Jobs that were taken and not begun are the next ones of their group again."""
@@ -70,35 +86,6 @@ class JobQueue:
         self._alone.clear()
         for part in self._parts:
             part.jobs.clear()
-
-    def _model(self, loaded: str | None, busy: Counter[str]) -> str | None:
-        left: Counter[str] = Counter()
-        for part in self._parts:
-            left[part.group.model] += len(part.jobs)
-        if loaded is not None and left[loaded]:
-            return loaded
-        waiting = [model for model, count in left.items() if count]
-        return max(waiting, key=lambda model: left[model] / (busy[model] + 1), default=None)
-
-    def _single(self) -> Plan:
-        job = self._alone.popleft()
-        return _piece(self._part_of[job.custom_id].group, [job])
-
-    def _cut(self, part: _OpenGroup) -> int:
-        """How many jobs of a group to dispatch: about as many as are due, whole sets of jobs with
-        the same source images, or else with the same text, unless a set is larger than two pieces.
-        """
-        due = self._due(part)
-        return _fill(due, part.jobs, _sources) or _fill(due, part.jobs, _text) or due
-
-    def _due(self, part: _OpenGroup) -> int:
-        model = part.group.model
-        left = sum(len(one.jobs) for one in self._parts if one.group.model == model)
-        even = -(-left // self._replicas)
-        due = -(-left // (_ROUNDS * self._replicas))
-        if isinstance(part.group, Group):
-            due = max(due, min(_WORTH_BATCHING, even))
-        return min(due, len(part.jobs))
 
 
 def _piece(group: Group | VideoGroup, jobs: Sequence[Job]) -> Plan:

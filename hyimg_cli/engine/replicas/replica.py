@@ -17,14 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
-from hyimg_cli.engine.replicas.messages import (
-    Assign,
-    EventBatch,
-    PieceDone,
-    Ready,
-    Setup,
-    Stop,
-)
+from hyimg_cli.engine.replicas.messages import Assign, EventBatch, PieceDone, Ready, Setup, Stop
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.journal.journal import OUTPUTS, FinishedJob, JobFolder
 from hyimg_cli.journal.keys import replica_facts

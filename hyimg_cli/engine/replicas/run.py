@@ -29,27 +29,14 @@ from hyimg_cli.engine.replicas.messages import (
     Transport,
 )
 from hyimg_cli.engine.runner import replicas_of
-from hyimg_cli.errors import (
-    CheckpointError,
-    HyimgError,
-    Interrupted,
-    MachineError,
-    StorageError,
-)
+from hyimg_cli.errors import CheckpointError, HyimgError, Interrupted, MachineError, StorageError
 from hyimg_cli.files import remove
 from hyimg_cli.journal.journal import FinishedJob, JobFolder
 from hyimg_cli.journal.keys import describe_differences, replica_facts
 from hyimg_cli.journal.provenance import versions
 from hyimg_cli.parallel.watch import LIMITS, AwakeClock, Beat, Limits, StepWatch
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.events import (
-    Event,
-    GroupStarted,
-    JobEnded,
-    JobStarted,
-    Progress,
-    ReplicaDied,
-)
+from hyimg_cli.spec.events import Event, GroupStarted, JobEnded, JobStarted, Progress, ReplicaDied
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Plan
 
