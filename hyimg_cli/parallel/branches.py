@@ -38,13 +38,12 @@ class ParallelBranches:
         self,
         pool: RankPool,
         *,
-        ranks: int | None = None,
+        ranks: int,
         part: str = "transformer",
         splits_tokens: bool = False,
     ) -> None:
         self._pool = pool
-        self._limit = pool.size if ranks is None else ranks
-        self._part, self.splits_tokens = part, splits_tokens
+        self._limit, self._part, self.splits_tokens = ranks, part, splits_tokens
         self._branches = 0
 
     @property

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from hyimg_cli.errors import MachineError, RankError
+from hyimg_cli.errors import HyimgError, MachineError, RankError
 from hyimg_cli.parallel.devices import refuse_missing_gpus
 from hyimg_cli.parallel.launch import Parent, launched
 from hyimg_cli.parallel.watch import BEAT_S, LIMITS, Limits, Steps
@@ -204,12 +204,12 @@ class RankPool:
             value = work(self.here, *args) if own is None else own()
             return [value, *self._answers(count)]
         except BaseException as error:
-            blamed = None
+            blamed: HyimgError | None = None
             if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
                 # Of the group, it may be: rank 0 met it while it waited for a member that failed.
                 faults = [fault for member in self._members if (fault := member.fault(_BLAME_S))]
                 if faults:
-                    blamed = min(faults, key=lambda fault: fault.at).as_rank_error()
+                    blamed = min(faults, key=lambda fault: fault.at).error
                 elif "timed out" in str(error).lower():
                     blamed = silence(self.here.timeout_s)
             self.stop()

@@ -62,33 +62,32 @@ class Numerics:
 class Failed:
     """Why a member gave up: it says so, ends, and its silence ends the others' waiting.
 
-    `at`: the machine's monotonic clock. `error` where it is one of ours. `is_short`: of memory.
+    `error`: its own where it is one of ours, a checkpoint's fault, say. `at`: the machine's clock.
     """
 
-    rank: int
-    what: str
+    error: HyimgError
     at: float
-    error: HyimgError | None = None
-    is_short: bool = False
 
     @classmethod
     def by(cls, rank: int, error: BaseException) -> Failed:
-        ours = error if isinstance(error, HyimgError) else None
         try:
-            pickle.loads(pickle.dumps(ours))
+            if isinstance(error, HyimgError) and pickle.loads(pickle.dumps(error)):
+                return cls(error, time.monotonic())
         except Exception:  # its constructor wants more than its text
-            ours = None
+            pass
         what = traceback.format_exception_only(error)[-1].strip()
-        is_short = isinstance(error, torch.OutOfMemoryError)
-        return cls(rank, what, time.monotonic(), ours, is_short)
+        code = SHORT if isinstance(error, torch.OutOfMemoryError) else ""
+        return cls(_failed_rank(rank, what, code), time.monotonic())
 
-    def as_rank_error(self) -> RankError:
-        return RankError(
-            f"rank {self.rank} failed: {self.what}",
-            hint="run the same command again; the ranks start anew",
-            code=SHORT if self.is_short else "",
-            retryable=True,
-        )
+
+def _failed_rank(rank: int, what: str, code: str = "") -> RankError:
+    """The error of a member that failed, or ended, while it worked on a task."""
+    return RankError(
+        f"rank {rank} failed: {what}",
+        hint="run the same command again; the ranks start anew",
+        code=code,
+        retryable=True,
+    )
 
 
 _GONE = object()
@@ -113,10 +112,9 @@ class Member:
         except Empty:
             raise silence(timeout_s, f"rank {self.number}") from None
         if answer is _GONE:
-            raise self._death().as_rank_error()
+            raise self._death().error
         if isinstance(answer, Failed):
-            # One of ours stays what it is: a checkpoint's fault, say.
-            raise answer.error or answer.as_rank_error()
+            raise answer.error
         return answer
 
     def fault(self, within_s: float) -> Failed | None:
@@ -145,7 +143,7 @@ class Member:
     def _death(self) -> Failed:
         """The member is gone without a word."""
         self._answers.put(_GONE)
-        return Failed(self.number, self._why or self.child.death(), 0.0)
+        return Failed(_failed_rank(self.number, self._why or self.child.death()), 0.0)
 
 
 def watch(members: Sequence[Member], steps: Steps, limits: Limits, over: Event) -> None:
