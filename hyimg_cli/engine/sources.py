@@ -44,10 +44,6 @@ class SourcesSeen:
     unfit: Mapping[str, SourceImageError] = field(default_factory=dict)
 
     @property
-    def count(self) -> int:
-        return len(self.sizes) + len(self.errors)
-
-    @property
     def every_error(self) -> list[SourceImageError]:
         return [*self.errors.values(), *self.unfit.values()]
 
@@ -65,7 +61,7 @@ class SourcesSeen:
         missing = sum(error.code == _MISSING for error in self.errors.values())
         for count, what in ((missing, "missing"), (len(self.errors) - missing, "unreadable")):
             if count:
-                of = counted(self.count, "source")
+                of = counted(len(self.sizes) + len(self.errors), "source")
                 yield f"{count} of {of} {'is' if count == 1 else 'are'} {what}"
         if self.unfit:
             yield f"{counted(len(self.unfit), 'job')} cannot keep what is outside an edit"

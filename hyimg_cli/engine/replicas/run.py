@@ -100,7 +100,7 @@ class Replicas:
         setup = replace(base, **self._setup)  # type: ignore[arg-type]
         dispatcher = self._dispatcher = _Dispatcher(setup, count, folder, transport, self._limits)
         try:
-            yield from self._dispatch_all(dispatcher)
+            yield from dispatcher.run(self._stop_if_asked)
         except GeneratorExit:
             for _ in dispatcher.drain():
                 pass
@@ -109,26 +109,6 @@ class Replicas:
             self.close()
             for number in range(count):
                 remove(folder.replica_folder(number))
-
-    def _dispatch_all(self, dispatcher: "_Dispatcher") -> Iterator[Event]:
-        dispatcher.start()
-        limit = FailureLimit(self._config.failure)
-        try:
-            while dispatcher.is_busy:
-                dispatcher.dispatch()
-                for event in dispatcher.events():
-                    yield event
-                    if limit.ends_run(event):
-                        yield from dispatcher.drain()
-                        limit.raise_fault()
-                        return
-                self._stop_if_asked()
-        except HyimgError as error:
-            if isinstance(error, StorageError):
-                raise  # nothing more can be written
-            number = error.exit_code - 128 if isinstance(error, Interrupted) else signal.SIGTERM
-            yield from dispatcher.drain(number)
-            raise
 
     def _stop_if_asked(self) -> None:
         signal_number, self._stop_signal = self._stop_signal, None
@@ -201,13 +181,27 @@ class _Dispatcher:
         self._limits, self._steps, self._clock = limits, StepWatch(limits), AwakeClock()
         self._look_s = min(_LOOK_S, limits.silence_s / 10)
 
-    @property
-    def is_busy(self) -> bool:
-        return len(self._queue) > 0 or any(worker.has_work for worker in self._workers)
-
-    def start(self) -> None:
+    def run(self, stop_if_asked: Callable[[], None]) -> Iterator[Event]:
+        """Dispatch until nothing is left; where the run ends early, so do the replicas in order."""
+        limit = FailureLimit(self._config.failure)
         for worker in self._workers:
             self._start(worker)
+        try:
+            while len(self._queue) or any(worker.has_work for worker in self._workers):
+                self._dispatch()
+                for event in self._events():
+                    yield event
+                    if limit.ends_run(event):
+                        yield from self.drain()
+                        limit.raise_fault()
+                        return
+                stop_if_asked()
+        except HyimgError as error:
+            if isinstance(error, StorageError):
+                raise  # nothing more can be written
+            number = error.exit_code - 128 if isinstance(error, Interrupted) else signal.SIGTERM
+            yield from self.drain(number)
+            raise
 
     def _start(self, worker: _Worker) -> None:
         folder = self._folder.replica_folder(worker.number)
@@ -216,7 +210,7 @@ class _Dispatcher:
         worker.is_alive, worker.is_up, worker.was_heard = True, False, False
         worker.model, worker.heard_at, worker.beat = None, self._clock(), Beat()
 
-    def dispatch(self) -> None:
+    def _dispatch(self) -> None:
         """Give work to those without. Raises MachineError where nobody is left to do it."""
         at_work = Counter(one.model for one in self._workers if one.has_work and one.model)
         for worker in self._workers:
@@ -236,7 +230,7 @@ class _Dispatcher:
                 code="machine.replicas",
             )
 
-    def events(self) -> Iterator[Event]:
+    def _events(self) -> Iterator[Event]:
         """What replicas have to say, once it is on disk; waits for it. Who is stopped, or hangs, is
         ended.
         """
@@ -299,7 +293,7 @@ class _Dispatcher:
                 self.transport.kill(worker.number)
                 worker.died()
         while any(worker.has_work for worker in self._workers):
-            yield from self.events()
+            yield from self._events()
 
     def _mark(self, number: int, message: FromReplica) -> FromReplica:
         """The message with the replica's number in its events; that others died at a job is among
