@@ -118,7 +118,7 @@ def video_forecast(plan: Plan, config: RunConfig) -> Iterator[VideoForecast]:
         branches = max(job.branch_count for job in group.jobs)
         works = [video_work(job, card) for job in group.jobs]
         job, first, with_frames = group.jobs[0], works[0], config.output.frames != "none"
-        cell_bytes = group.jobs[0].num_frames * 3 * card.pixels_per_cell**2 * (4 if is_wide else 2)
+        cell_bytes = job.num_frames * 3 * card.pixels_per_cell**2 * (4 if is_wide else 2)
         rule, grid = tiles_of(card, config.model), first.grid[1:]
         if not config.model.tiles_decodes:
             rule = replace(rule, tile=max(grid), stride=max(grid))
