@@ -57,7 +57,7 @@ class KeptWeights:
             return False
         at = 0
         for part in parts:
-            stored.pieces.fill(_bytes(part), np.frombuffer(data, np.uint8, part.nbytes, at))
+            stored.pieces.copy_to(_bytes(part), np.frombuffer(data, np.uint8, part.nbytes, at))
             at += part.nbytes
         return True
 

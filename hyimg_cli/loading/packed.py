@@ -42,16 +42,16 @@ def stored_index(folder: Path) -> dict[str, TensorInfo]:
     for name in found:
         weight, is_state, kind = name.partition(_STATE)
         if is_state and kind in ("nf4", "fp4"):
-            matrices[weight] = _of_4_bits(folder, weight, name, found)
+            matrices[weight] = _matrix_of_4_bits(folder, weight, name, found)
         elif name.endswith(".SCB"):
             weight = f"{name.removesuffix('.SCB')}.weight"
-            matrices[weight] = _of_8_bits(folder, weight, found)
+            matrices[weight] = _matrix_of_8_bits(folder, weight, found)
     packed = [matrix.packed for matrix in matrices.values() if matrix.packed is not None]
     parts = {name for one in packed for name, _ in one.parts.values()}
     return {name: info for name, info in found.items() if name not in parts} | matrices
 
 
-def _of_4_bits(
+def _matrix_of_4_bits(
     folder: Path, name: str, state_name: str, found: Mapping[str, TensorInfo]
 ) -> TensorInfo:
     try:
@@ -80,7 +80,7 @@ def _of_4_bits(
     return TensorInfo((rows, columns), "F32", found[name].file, packed, bytes=nbytes)
 
 
-def _of_8_bits(folder: Path, name: str, found: Mapping[str, TensorInfo]) -> TensorInfo:
+def _matrix_of_8_bits(folder: Path, name: str, found: Mapping[str, TensorInfo]) -> TensorInfo:
     stem = name.removesuffix(".weight")
     names = {"weight": name, "SCB": f"{stem}.SCB"}
     if f"{stem}.weight_format" in found:

@@ -48,7 +48,7 @@ class Pieces(threading.local):
     def __init__(self) -> None:
         self._memory: dict[str, Tensor] = {}
 
-    def filled(self, nbytes: int, device: torch.device, read: Callable[[Tensor], None]) -> Tensor:
+    def load(self, nbytes: int, device: torch.device, read: Callable[[Tensor], None]) -> Tensor:
         """`nbytes` bytes on `device`, of no use after the next ones were asked for."""
         is_pinned, memory = device.type == "cuda", self._memory.get(device.type)
         if memory is None or len(memory) < nbytes:
@@ -59,12 +59,12 @@ class Pieces(threading.local):
         # The other threads read while this one waits for its copy.
         return memory[:nbytes].to(device)
 
-    def fill(self, room: Tensor, data: npt.NDArray[np.uint8]) -> None:
+    def copy_to(self, room: Tensor, data: npt.NDArray[np.uint8]) -> None:
         """Copy `data` to the bytes of a room on any device."""
         if room.device.type == "cpu":
             room.numpy()[:] = data
         else:
-            room.copy_(self.filled(len(data), room.device, lambda memory: self.fill(memory, data)))
+            room.copy_(self.load(len(data), room.device, lambda memory: self.copy_to(memory, data)))
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class StoredTensor:
         for first in range(0, shape[0], step):
             count, start = min(step, shape[0] - first), self.info.start + first * row_bytes
             read = partial(self._read, start=start)
-            data = self.pieces.filled(count * row_bytes, device, read)
+            data = self.pieces.load(count * row_bytes, device, read)
             yield first, data.view(self.dtype).view(count, *shape[1:])
 
     def into(self, room: Tensor) -> None:

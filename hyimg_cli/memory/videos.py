@@ -127,7 +127,7 @@ def tiles_of(card: VideoCard, choice: ModelChoice) -> TileRule:
     return (choice.decode_tiles == "half" and halved(card.tiles)) or card.tiles
 
 
-def fitting(job: VideoJob, card: VideoCard, config: RunConfig, room: int) -> str | None:
+def fit_flags(job: VideoJob, card: VideoCard, config: RunConfig, room: int) -> str | None:
     """The settings that change least with which a GPU of so many bytes takes the job: flags, empty
     where none is needed; None where none is enough.
     """

@@ -7,7 +7,7 @@ import pytest
 from tiny_video import WAN_CARD
 
 from hyimg_cli.loading.config import Config
-from hyimg_cli.memory.videos import CARDS, decode_bytes, fitting, video_needs
+from hyimg_cli.memory.videos import CARDS, decode_bytes, fit_flags, video_needs
 from hyimg_cli.models.diffusers_video.card import (
     _HUNYUAN_DECODE,
     WAN_DECODE,
@@ -130,5 +130,5 @@ def test_the_flags_that_change_least_are_named(
     card: VideoCard, size: Size, frames: int, fits: tuple[str | None, str | None]
 ) -> None:
     config = _run(ModelChoice(device="cpu"))
-    found = tuple(fitting(job(size, frames), card, config, room) for room in CARDS.values())
+    found = tuple(fit_flags(job(size, frames), card, config, room) for room in CARDS.values())
     assert found == fits
