@@ -45,7 +45,7 @@ def read_table(
         return iter(()), faults
     records = list(rows)
     if not records and not faults:
-        faults.append(fault("empty", "it holds no jobs", where=title, hint="write one job per row"))
+        faults.append(fault("empty", "it holds no jobs", title, "write one job per row"))
     return ((number, _line(f"{title}:{number}", row, columns)) for number, row in records), faults
 
 
@@ -66,8 +66,7 @@ def _rows(
             number = reader.line_num + 1
     except csv.Error as error:
         hint = 'a cell with a quote in it is written "like ""this"""'
-        where = f"{title}:{number}"
-        faults.append(fault("bad-csv", f"not a valid record: {error}", where=where, hint=hint))
+        faults.append(fault("bad-csv", f"not a valid record: {error}", f"{title}:{number}", hint))
     finally:
         csv.field_size_limit(most)
 
@@ -85,7 +84,7 @@ def _columns(
     if not any(name in BY_NAME for name in names):
         hint = "for example custom_id,prompt,images,seed"
         what = "the first row does not name the columns"
-        faults.append(fault("no-header", what, where=place, hint=hint))
+        faults.append(fault("no-header", what, place, hint))
         return [None] * len(names)
     columns: list[str | None] = []
     unknown = 0
@@ -99,16 +98,16 @@ def _columns(
             # One without a name is there where a spreadsheet had a column once.
             if name and unknown <= MOST_UNKNOWN:
                 what, hint = not_a_field(name)
-                faults.append(fault("unknown-field", what, where=where, hint=hint))
+                faults.append(fault("unknown-field", what, where, hint))
         elif own in columns:
             columns.append(None)
             hint = "keep one of the columns"
-            faults.append(fault("duplicate-field", f"{own} is there twice", where=where, hint=hint))
+            faults.append(fault("duplicate-field", f"{own} is there twice", where, hint))
         else:
             columns.append(own)
     if unknown > MOST_UNKNOWN:
         what = f"{unknown - MOST_UNKNOWN:,} more columns are no fields"
-        faults.append(fault("unknown-field", what, where=place))
+        faults.append(fault("unknown-field", what, place))
     return columns
 
 
