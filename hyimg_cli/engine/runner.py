@@ -22,7 +22,6 @@ from hyimg_cli.manifest.file_names import name_files
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.manifest.resolve import resolve_jobs
-from hyimg_cli.manifest.shards import Shard, planned_work, shard_of
 from hyimg_cli.memory.refusals import refuse_full_disk, refuse_settings
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import Setting, build_run_config, settle
@@ -53,7 +52,7 @@ class Selection:
 
     def of(
         self, jobs: Sequence[Job], revision: str | None = None
-    ) -> tuple[list[Job], Shard | None]:
+    ) -> tuple[list[Job], planner.Shard | None]:
         """The chosen jobs in manifest order, and the shard that they are of, where one was asked
         for. Raises UsageError where a pattern matches none.
         """
@@ -65,7 +64,8 @@ class Selection:
             )
         if self.shard is None:
             return chosen[: self.limit], None
-        shard = shard_of(chosen, *self.shard, planned_work(cards(revision), video_cards(revision)))
+        weigh = planner.planned_work(cards(revision), video_cards(revision))
+        shard = planner.shard_of(chosen, *self.shard, weigh)
         return list(shard.jobs[: self.limit]), shard
 
 

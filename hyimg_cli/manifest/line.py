@@ -328,7 +328,20 @@ class Line:
 
     def _check_together(self) -> None:
         """Checks what only several fields together can tell."""
-        self._merge_size()
+        # Width and height become the size.
+        sides = {"width", "height"} & self.given
+        if sides and "size" in self.given:
+            hint = "give size, or width and height"
+            self.add("conflict", "the size is there twice", "size", hint)
+        elif len(sides) == 1:
+            (side,) = sides
+            (other,) = {"width", "height"} - sides
+            self.add("conflict", f"{side} without {other}", side, f"give {other} too")
+        elif sides and not sides & self.refused:
+            self.given = self.given - sides | {"size"}
+            height, width = self.fields.pop("height"), self.fields.pop("width")
+            with self._noting_bad_values("width"):
+                self.fields["size"] = size_request(height, width)
         self._check_task()
         for other in ("n", "seed"):
             if {"seeds", other} <= self.given:
@@ -339,24 +352,6 @@ class Line:
             self.add("conflict", what, "region", "take one of the two out")
         if self.fields.get("task") not in VIDEO_TASKS:
             self._check_text()
-
-    def _merge_size(self) -> None:
-        """Turns width and height into size."""
-        sides = {"width", "height"} & self.given
-        if not sides:
-            return
-        if "size" in self.given:
-            hint = "give size, or width and height"
-            self.add("conflict", "the size is there twice", "size", hint)
-        elif len(sides) == 1:
-            (side,) = sides
-            (other,) = {"width", "height"} - sides
-            self.add("conflict", f"{side} without {other}", side, f"give {other} too")
-        elif not sides & self.refused:
-            self.given = self.given - sides | {"size"}
-            height, width = self.fields.pop("height"), self.fields.pop("width")
-            with self._noting_bad_values("width"):
-                self.fields["size"] = size_request(height, width)
 
     def _check_task(self) -> None:
         """Checks that prompt, images and all other fields fit the task; fills in the task."""

@@ -105,7 +105,7 @@ def resolve_jobs(
             found += claims.claim(resolved.child_ids, line.line_number, line.where)
         faults += found
         if not found:
-            jobs += resolved.jobs()
+            jobs += map(resolved.job, range(len(resolved.child_ids)))
     # What a setting caused is the same in every line; it is said once.
     once = {(one.where, one.what): one for one in faults}
     return jobs, list(once.values())

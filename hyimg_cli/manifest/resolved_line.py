@@ -56,10 +56,6 @@ class ResolvedLine:
             "user_fields": self.line.given,
         }
 
-    def jobs(self) -> Iterator[Job]:
-        """The line's job, or its children where it asks for several."""
-        return map(self.job, range(len(self.child_ids)))
-
     def seed(self, index: int) -> int:
         """The seed of one of the results: as listed, counted up from one given, or by its id."""
         if seeds := self.fields.get("seeds"):

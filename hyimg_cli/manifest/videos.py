@@ -25,7 +25,24 @@ class VideoLine(ResolvedLine):
     card: VideoCard
 
     def faults(self) -> Iterator[HyimgError]:
-        yield from self._start_faults()
+        # A task that is not the checkpoint's, and pictures that it has no use for.
+        rule, count = self.card.start, len(self.images)
+        if self.card.needs_start and not count:
+            what = "this model makes videos from a picture and a prompt, not from a prompt alone"
+            hint = "set task i2v and images, or use the t2v checkpoint of the same size"
+            yield self.fault("task", what, "task", hint)
+        elif rule is None and count:
+            what = "this model makes videos from a prompt alone; it would not look at the picture"
+            hint = "use the i2v checkpoint of the same size, or task t2v without images"
+            yield self.fault("task", what, "task", hint)
+        elif rule and count > rule.most:
+            kinds = "the first frame" if rule.most == 1 else "the first and the last frame"
+            what = f"{count} pictures; this model takes {kinds}"
+            yield self.fault("images", what, "images", "take the others out")
+        elif rule and 0 < count < rule.fewest:
+            what = "this model goes from a first frame to a last one, and there is no last one"
+            hint = "name two pictures, or use the i2v checkpoint"
+            yield self.fault("images", what, "images", hint)
         # Libraries round sizes and frames down without a word.
         size, multiple = self.size(), self.card.size_multiple
         for side, pixels in (("height", size.height), ("width", size.width)):
@@ -55,31 +72,24 @@ class VideoLine(ResolvedLine):
             yield self.unused("guidance_scale_2", why)
         few_steps = self.card.is_distilled or self.values["scheduler"] is not None
         yield from self.step_cache_faults(is_distilled=few_steps)
-        yield from self._lora_faults()
+        # LoRAs for another number of transformers, and files that are not there.
+        loras: tuple[Lora, ...] = self.values["lora"]
+        places = {one.on for one in loras}
+        if loras and has_two and places != {"high", "low"}:
+            what = "this model has two transformers, and a LoRA of theirs is a pair of files"
+            hint = "write high=FILE;low=FILE; none in the place of a file leaves one without"
+            yield self.fault("lora", what, "lora", hint)
+        if places - {""} and not has_two:
+            what = "this model has one transformer, neither high nor low"
+            yield self.fault("lora", what, "lora", "write the file alone")
+        for one in loras:
+            if one.file and not os.path.isfile(one.file) and not is_hub_file(one.file):
+                what, hint = f"LoRA file not found: {one.file}", _LORA_IN_LINE
+                if "lora" not in self.line.given:
+                    hint = f"{as_given(self.settings['lora'])} {_LORA_OF_FLAG}"
+                yield self.fault("lora", what, "lora", hint)
         if "camera" in self.line.given and not self.card.has_camera:
             yield self.unused("camera", "this model follows no camera")
-
-    def _start_faults(self) -> Iterator[HyimgError]:
-        """Faults of a task that is not the checkpoint's, and of pictures that it has no use for."""
-        rule, count = self.card.start, len(self.images)
-        if self.card.needs_start and not count:
-            what = "this model makes videos from a picture and a prompt, not from a prompt alone"
-            hint = "set task i2v and images, or use the t2v checkpoint of the same size"
-            yield self.fault("task", what, "task", hint)
-        if not count:
-            return
-        if rule is None:
-            what = "this model makes videos from a prompt alone; it would not look at the picture"
-            hint = "use the i2v checkpoint of the same size, or task t2v without images"
-            yield self.fault("task", what, "task", hint)
-        elif count > rule.most:
-            kinds = "the first frame" if rule.most == 1 else "the first and the last frame"
-            what = f"{count} pictures; this model takes {kinds}"
-            yield self.fault("images", what, "images", "take the others out")
-        elif count < rule.fewest:
-            what = "this model goes from a first frame to a last one, and there is no last one"
-            hint = "name two pictures, or use the i2v checkpoint"
-            yield self.fault("images", what, "images", hint)
 
     def size(self) -> Size:
         """Pixels of the video: as asked; the model's own; or of that area in a ratio asked for, or
@@ -100,25 +110,6 @@ class VideoLine(ResolvedLine):
         ratio = shape.height / shape.width
         height = math.sqrt(own.height * own.width * ratio)
         return Size(self._on_grid(height), self._on_grid(height / ratio))
-
-    def _lora_faults(self) -> Iterator[HyimgError]:
-        """Faults of LoRAs for another number of transformers, and of files that are not there."""
-        loras: tuple[Lora, ...] = self.values["lora"]
-        has_two = self.card.defaults.guidance_scale_2 is not None
-        places = {one.on for one in loras}
-        if loras and has_two and places != {"high", "low"}:
-            what = "this model has two transformers, and a LoRA of theirs is a pair of files"
-            hint = "write high=FILE;low=FILE; none in the place of a file leaves one without"
-            yield self.fault("lora", what, "lora", hint)
-        if places - {""} and not has_two:
-            what = "this model has one transformer, neither high nor low"
-            yield self.fault("lora", what, "lora", "write the file alone")
-        for one in loras:
-            if one.file and not os.path.isfile(one.file) and not is_hub_file(one.file):
-                what, hint = f"LoRA file not found: {one.file}", _LORA_IN_LINE
-                if "lora" not in self.line.given:
-                    hint = f"{as_given(self.settings['lora'])} {_LORA_OF_FLAG}"
-                yield self.fault("lora", what, "lora", hint)
 
     def _on_grid(self, pixels: float) -> int:
         multiple = self.card.size_multiple

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from hyimg_cli.manifest.shards import Shard, Weigh, deal, planned_work, shard_of
+from hyimg_cli.manifest.planner import Shard, Weigh, deal, planned_work, shard_of
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
@@ -116,7 +116,7 @@ def test_manifest_order_holds_in_a_shard_and_paths_do_not_matter(
 def test_a_deal_is_the_same_in_every_process() -> None:
     """Python's own hash of a text is another in each."""
     code = (
-        "from hyimg_cli.manifest.shards import deal;"
+        "from hyimg_cli.manifest.planner import deal;"
         "print(deal([(f'job {n}', n % 3 + 1) for n in range(50)], 4))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
