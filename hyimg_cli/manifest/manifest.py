@@ -151,8 +151,7 @@ class _Reading:
         else:
             lines = self._text_lines(data)
             if self.suffix in DELIMITERS:
-                lines, faults = read_table(data, self.title, DELIMITERS[self.suffix])
-                self.faults += faults
+                lines = read_table(data, self.title, DELIMITERS[self.suffix], self.faults)
             for number, line in lines:
                 self._take(line, number)
             # Faulty lines without an id of their own get one that no line has.

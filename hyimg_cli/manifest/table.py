@@ -19,10 +19,10 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 def read_table(
-    data: bytes, title: str, delimiter: str
-) -> tuple[Iterator[tuple[int, Line]], list[HyimgError]]:
-    """The records of a file as lines, each with its number, and the faults that are of no record;
-    nothing in it raises.
+    data: bytes, title: str, delimiter: str, faults: list[HyimgError]
+) -> Iterator[tuple[int, Line]]:
+    """The records of a file as lines, each with its number; faults that are of no record go to
+    `faults`, empty so far. Nothing in the file raises.
 
     A file of commas may have semicolons instead, as spreadsheets write it where the comma is in
     numbers.
@@ -32,21 +32,27 @@ def read_table(
     except UnicodeDecodeError as error:
         number = data[: error.start].count(b"\n") + 1
         hint = 'save the table as UTF-8: of a spreadsheet as "CSV UTF-8"'
-        where = f"{title}:{number}"
-        return iter(()), [fault("not-utf8", "the line is not UTF-8", where=where, hint=hint)]
+        faults.append(fault("not-utf8", "the line is not UTF-8", f"{title}:{number}", hint))
+        return
     head = text.lstrip().partition("\n")[0]
     if delimiter == "," and "," not in head and ";" in head:
         delimiter = ";"
-    faults: list[HyimgError] = []
     rows = _rows(text, title, delimiter, faults)
     header = next(rows, None)
-    columns = [] if header is None else _columns(*header, title, faults)
+    columns = [] if header is None else _columns(header[1], f"{title}:{header[0]}", faults)
     if faults and "prompt" not in columns:  # whose fault is in every row
-        return iter(()), faults
+        return
     records = list(rows)
     if not records and not faults:
         faults.append(fault("empty", "it holds no jobs", title, "write one job per row"))
-    return ((number, _line(f"{title}:{number}", row, columns)) for number, row in records), faults
+    for number, row in records:
+        line, named = Line(f"{title}:{number}"), zip(columns, row, strict=False)
+        # Cells under unknown names are left out: the name is the fault.
+        line.read_fields(((name, text) for name, text in named if name is not None), are_cells=True)
+        if beyond := sum(bool(text.strip()) for text in row[len(columns) :]):
+            what = f"{counted(beyond, 'cell')} more than columns"
+            line.add("bad-csv", what, hint="put a cell with a comma in it in quotes")
+        yield number, line
 
 
 def _rows(
@@ -71,16 +77,13 @@ def _rows(
         csv.field_size_limit(most)
 
 
-def _columns(
-    number: int, row: Sequence[str], title: str, faults: list[HyimgError]
-) -> list[str | None]:
+def _columns(row: Sequence[str], place: str, faults: list[HyimgError]) -> list[str | None]:
     """The field that each column holds; None for one that none knows."""
     names = []
     for name in map(str.strip, row):
         # `Image` and `Custom ID` of a spreadsheet mean fields too.
         own = re.sub(r"[\s-]+", "_", name.lower())
         names.append(own if own in BY_NAME else name)
-    place = f"{title}:{number}"
     if not any(name in BY_NAME for name in names):
         hint = "for example custom_id,prompt,images,seed"
         what = "the first row does not name the columns"
@@ -109,14 +112,3 @@ def _columns(
         what = f"{unknown - MOST_UNKNOWN:,} more columns are no fields"
         faults.append(fault("unknown-field", what, place))
     return columns
-
-
-def _line(where: str, row: Sequence[str], columns: Sequence[str | None]) -> Line:
-    """Cells under unknown names are left out: the name is the fault."""
-    line = Line(where)
-    named = zip(columns, row, strict=False)
-    line.read_fields(((name, text) for name, text in named if name is not None), are_cells=True)
-    if beyond := sum(bool(text.strip()) for text in row[len(columns) :]):
-        what = f"{counted(beyond, 'cell')} more than columns"
-        line.add("bad-csv", what, hint="put a cell with a comma in it in quotes")
-    return line

@@ -126,8 +126,7 @@ def test_what_is_wrong_is_named(read: Read, text: str, code: str, place: str) ->
 @given(st.text(max_size=60), st.sampled_from([",", "\t"]))
 def test_no_text_raises(text: str, delimiter: str) -> None:
     for table in (text, f"prompt{delimiter}seed\n{text}"):
-        lines, _ = read_table(table.encode("utf-8", "surrogatepass"), "t", delimiter)
-        list(lines)
+        list(read_table(table.encode("utf-8", "surrogatepass"), "t", delimiter, []))
 
 
 @given(st.lists(st.text(min_size=1).filter(str.strip), min_size=1, max_size=5))
@@ -139,7 +138,7 @@ def test_whatever_csv_writes_comes_back(prompts: list[str]) -> None:
         data = out.getvalue().encode()
     except UnicodeEncodeError:
         return
-    found = list(read_table(data, "t", ",")[0])
+    found = list(read_table(data, "t", ",", []))
     fit = [None if "\0" in prompt else prompt for prompt in prompts]
     assert [line.fields.get("prompt") for _, line in found] == fit
     lines, numbers = re.split("\r\n|\r|\n", out.getvalue()), [number for number, _ in found]

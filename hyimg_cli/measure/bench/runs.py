@@ -59,11 +59,7 @@ class RunResult:
 
     @property
     def failures(self) -> list[str]:
-        return [
-            f"{one.custom_id}: {one.error.message}"
-            for one in self.outcomes
-            if one.error is not None
-        ]
+        return [f"{one.custom_id}: {one.error.message}" for one in self.outcomes if one.error]
 
 
 Run = Callable[[Sequence[Job], Path], RunResult]

@@ -22,7 +22,7 @@ from hyimg_cli.measure.replay.run_folder import TITLE, read_resolved, run_of
 from hyimg_cli.media.recorded import Described, Record
 from hyimg_cli.models import lora_files, registry
 from hyimg_cli.settings.config import read_key
-from hyimg_cli.settings.run import JobKind, ModelChoice
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec.job import INTRINSICS, VIDEO_TASKS
 
@@ -76,8 +76,7 @@ def restored(described: Described, wishes: Wishes) -> Restored:
     for name in PATH_FIELDS:
         if name != "model" and name in job:
             job[name] = search.find_files(name)
-    settings = _settings(record, wishes.device)
-    _, removed = read_key(record.provenance.settings, _kind_of(record))
+    settings, removed = _settings(record, wishes.device)
     notes += [f"made with {name}, which hyimg no longer has" for name in removed]
     return Restored(_manifest(job, title), custom_id, settings, tuple(notes))
 
@@ -206,21 +205,17 @@ def _digest(field: str, path: Path) -> str:
     return ",".join(source_digest(str(file)) for file in files)
 
 
-def _kind_of(record: Record) -> JobKind:
-    """What a file's job made."""
-    return "videos" if record.job.get("task") in VIDEO_TASKS else "pictures"
-
-
-def _settings(record: Record, device: str) -> dict[str, Any]:
-    """The recorded settings that shape pixels, as flags; what is not recorded stays unset.
+def _settings(record: Record, device: str) -> tuple[dict[str, Any], list[str]]:
+    """The recorded settings that shape pixels, as flags, and what of them is no longer there; what
+    is not recorded stays unset.
 
     A CPU's picture is made on the CPU again; which GPU, and whether there is one, is the machine's.
     """
     recorded = record.provenance.settings
     if not recorded:
-        return {}
-    kind = _kind_of(record)
-    (found, _), is_video = read_key(recorded, kind), kind == "videos"
+        return {}, []
+    is_video = record.job.get("task") in VIDEO_TASKS
+    found, removed = read_key(recorded, "videos" if is_video else "pictures")
     if found["dtype"] == "auto":  # none is recorded
         found["dtype"] = None
     if found["vae_use_tiling"] is None:  # as either kind does by itself
@@ -228,12 +223,13 @@ def _settings(record: Record, device: str) -> dict[str, Any]:
     if recorded.get("device") == "cpu" and device == "auto":
         found["device"] = device = "cpu"
     if is_video:
-        return found
+        return found, removed
     if {"cot_text", "cot_token_ids"} & record.job.keys():
         found["bot_task"] = record.bot_task or None
     # Where there can be no graphs the file is made without, and the verdict tells.
     can_be = by_graphs(ModelChoice(device=device), found["tensor_parallel_size"])
-    return found | {"decode_graphs": "on" if found["decode_graphs"] == "on" and can_be else "off"}
+    found["decode_graphs"] = "on" if found["decode_graphs"] == "on" and can_be else "off"
+    return found, removed
 
 
 def _fault(slug: str, what: str, path: Path, hint: str = "") -> UsageError:
