@@ -10,7 +10,7 @@ from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.media.recorded import Described, Record, read_described
+from hyimg_cli.media.recorded import Described, read_described
 
 DescribedFiles = Annotated[
     list[Path],
@@ -54,8 +54,21 @@ def _as_json(described: Described) -> dict[str, Any]:
 def _lines(described: Described) -> Iterator[str]:
     file = shown_place(described.path)
     if described.record is not None:
-        yield f"{file}: made by hyimg {described.record.provenance.version}"
-        yield from _record_lines(described.record)
+        record = described.record
+        yield f"{file}: made by hyimg {record.provenance.version}"
+        first = {name: record.job[name] for name in _FIRST if name in record.job}
+        yield from _values(first | record.job)
+        if record.size and record.size != record.job.get("size"):
+            yield f"  made in size: {record.size}"
+        if record.cot_text:
+            yield f"  text before the picture: {record.cot_text}"
+        for number, digest in enumerate(record.source_sha256, 1):
+            yield f"  sha256 of source image {number}: {digest}"
+        yield f"  sha256 of the model: {record.provenance.model_fingerprint}"
+        made = {"made with": record.provenance.settings, "by": record.provenance.packages}
+        for title, values in made.items():
+            if values:
+                yield f"  {title}: {', '.join(f'{name} {value}' for name, value in values.items())}"
     else:
         its = "; its parameters:" if described.parameters else ""
         yield f"{file}: not made by hyimg{its}"
@@ -63,24 +76,6 @@ def _lines(described: Described) -> Iterator[str]:
             yield f"  {line}"
     if described.source_type:
         yield f"  digital source type: {described.source_type}"
-
-
-def _record_lines(record: Record) -> Iterator[str]:
-    first = {name: record.job[name] for name in _FIRST if name in record.job}
-    yield from _values(first | record.job)
-    if record.size and record.size != record.job.get("size"):
-        yield f"  made in size: {record.size}"
-    if record.cot_text:
-        yield f"  text before the picture: {record.cot_text}"
-    for number, digest in enumerate(record.source_sha256, 1):
-        yield f"  sha256 of source image {number}: {digest}"
-    yield f"  sha256 of the model: {record.provenance.model_fingerprint}"
-    for title, values in (
-        ("made with", record.provenance.settings),
-        ("by", record.provenance.packages),
-    ):
-        if values:
-            yield f"  {title}: {', '.join(f'{name} {value}' for name, value in values.items())}"
 
 
 def _values(job: Mapping[str, Any]) -> Iterator[str]:

@@ -155,14 +155,12 @@ def _show(found: ReplayVerdict, original: Path, made: Path, style: render.Style)
     if found.equal:
         render.note(f"equal: the {found.compared} of {made} are those of {of}")
         return
-    render.note(f"not equal: the {found.compared} of {made} and {of} differ: {_apart(found)}")
+    if found.psnr is None:
+        apart = found.not_measured
+    elif math.isinf(found.psnr):
+        apart = "not any more once they are compressed"
+    else:
+        apart = f"PSNR {found.psnr:.2f} dB, at most {found.max_abs:g} levels"
+    render.note(f"not equal: the {found.compared} of {made} and {of} differ: {apart}")
     for reason in found.reasons or ("nothing that is recorded differs; please report it",):
         render.note(f"  may be why: {reason}")
-
-
-def _apart(found: ReplayVerdict) -> str:
-    if found.psnr is None:
-        return found.not_measured
-    if math.isinf(found.psnr):
-        return "not any more once they are compressed"
-    return f"PSNR {found.psnr:.2f} dB, at most {found.max_abs:g} levels"

@@ -53,7 +53,7 @@ def video_needs(job: VideoJob, card: VideoCard, config: RunConfig) -> VideoNeeds
     text, denoise, decode = _weights_by_moment(card, config)
     work, width = video_work(job, card), number_width(config)
     # K/V and the chunk at work, or all of the video's rows.
-    rows = card.forward.working_bytes(work.grid) * width // config.parallel.context_ranks
+    rows = work.tokens * card.forward.token_bytes * width // config.parallel.context_ranks
     return VideoNeeds(
         text=Need(text),
         denoise=Need(denoise, work.kv_bytes * width or rows),

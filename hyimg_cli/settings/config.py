@@ -103,16 +103,13 @@ def _refuse_misspelt(environ: Mapping[str, str]) -> None:
     known = {row.variable for row in SETTINGS.values()}
     aliases = {alias: row.name for row in SETTINGS.values() for alias in row.aliases}
     for variable in environ:
-        if variable.startswith(PREFIX) and variable not in known:
-            name = variable[len(PREFIX) :].lower()
-            close = aliases.get(name) or nearest(name, SETTINGS, cutoff=0.75)
-            if close:
-                raise UsageError(
-                    f"{shown(variable)} is not known",
-                    where="environment",
-                    hint=f"did you mean {SETTINGS[close].variable}?",
-                    code="usage.unknown-variable",
-                )
+        name = variable.removeprefix(PREFIX).lower()
+        if variable in known or not variable.startswith(PREFIX):
+            continue
+        if close := aliases.get(name) or nearest(name, SETTINGS, cutoff=0.75):
+            hint = f"did you mean {SETTINGS[close].variable}?"
+            what = f"{shown(variable)} is not known"
+            raise UsageError(what, where="environment", hint=hint, code="usage.unknown-variable")
 
 
 def as_given(setting: Setting) -> str:

@@ -4,7 +4,7 @@ read because it lies in the working folder.
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,23 +47,20 @@ def read_recipe(path: Path, *, is_named: bool = True) -> dict[str, Any]:
                 hint=f"--recipe {path.name} lets it; --no-config leaves the file out",
                 code="recipe.not-by-itself",
             )
-    return dict(_recipe_settings(tables, path.name))
-
-
-def _recipe_settings(tables: Mapping[str, Any], title: str) -> Iterator[tuple[str, Any]]:
+    settings: dict[str, Any] = {}
     for table, entries in tables.items():
         if table not in TABLES or not isinstance(entries, dict):
-            raise _unknown(f"[{table}]", table, TABLES, where=title)
-        known = TABLES[table]
+            raise _unknown(f"[{table}]", table, TABLES, where=path.name)
         for name, value in entries.items():
-            where = f"{title}: {table}.{name}"
-            if name not in known:
-                raise _unknown(name, name, known, where=where)
+            where = f"{path.name}: {table}.{name}"
+            if name not in TABLES[table]:
+                raise _unknown(name, name, TABLES[table], where=where)
             try:
-                yield name, known[name].kind.read(value)
+                settings[name] = SETTINGS[name].kind.read(value)
             except BadValue as bad:
                 code = f"recipe.{bad.slug}"
                 raise RecipeError(bad.what, where=where, hint=bad.hint, code=code) from None
+    return settings
 
 
 def _unknown(shown_name: str, name: str, known: Iterable[str], *, where: str) -> RecipeError:

@@ -265,10 +265,6 @@ class ForwardWork:
         tokens = math.prod(grid) // self.cells_per_token
         return tokens * self.per_token + tokens**2 * self.per_pair
 
-    def working_bytes(self, grid: tuple[int, int, int]) -> int:
-        """Activations of such latents, in 16 bits."""
-        return math.prod(grid) // self.cells_per_token * self.token_bytes
-
 
 @dataclass(frozen=True)
 class DecodeWork:
