@@ -78,8 +78,8 @@ def _checkpoint(model: str, config: RunConfig, card_of: CardOf) -> Check:
         registry.refuse_other_weights(model, revision)
     except CheckpointError as error:
         return _incomplete(model, error, lambda: card_of(model, revision))
-    parts = ", ".join(f"{part} {bytes_text(one.nbytes)}" for part, one in stored.items())
-    count = sum(one.count for one in stored.values())
+    parts = ", ".join(f"{part} {bytes_text(nbytes)}" for part, (_, nbytes) in stored.items())
+    count = sum(weights for weights, _ in stored.values())
     found = f"{shown}: complete, {count / 1e6:,.1f} M weights ({parts})"
     # Reading the card also reads the configuration.
     is_trained = card_of(model, revision).is_trained

@@ -102,10 +102,6 @@ class Reading:
     defaults: Mapping[str, object]
 
 
-def _of_one_network(folder: Path) -> dict[str, dict[str, TensorInfo]]:
-    return {"model": checkpoint.tensor_index(folder)}
-
-
 @dataclass(frozen=True)
 class Family:
     """How a kind of checkpoint is known and opened; the functions are given its folder.
@@ -114,8 +110,8 @@ class Family:
     family as its `model_type`. `open` reads the small files: weights need not be there. `tensors`:
     of each component, what its files' headers say. `refuse_wrong` passes a checkpoint with every
     tensor of its configuration, and no other. `reading`: what of it is read, where that is known.
-    `open_with` and `fingerprint_with` are given a second folder, with its text encoder and VAE;
-    None where no checkpoint of the family has them there. All raise CheckpointError.
+    Where a family `takes_components`, `open` and `fingerprint` may be given a second folder, with
+    the checkpoint's text encoder and VAE. All raise CheckpointError.
 
     `follows`: settings of a run that not every family of the kind follows, and this one does; a
     `name=value` is of that value alone. What a family does not follow is refused by one rule.
@@ -123,14 +119,15 @@ class Family:
 
     name: str
     makes: Literal["pictures", "videos"]
-    open: Callable[[Path, str], ImageCheckpoint | VideoCheckpoint]
+    open: Callable[..., ImageCheckpoint | VideoCheckpoint]
     marks: Callable[[Path], bool] = lambda folder: False
-    fingerprint: Callable[[Path], str] = checkpoint.fingerprint
-    tensors: Callable[[Path], Mapping[str, Mapping[str, TensorInfo]]] = _of_one_network
+    takes_components: bool = False
+    fingerprint: Callable[..., str] = checkpoint.fingerprint
+    tensors: Callable[[Path], Mapping[str, Mapping[str, TensorInfo]]] = lambda folder: {
+        "model": checkpoint.tensor_index(folder)
+    }
     refuse_wrong: Callable[[Path], None] = lambda folder: None
     reading: Callable[[Path], Reading | None] = lambda folder: None
-    open_with: Callable[[Path, str, Path], VideoCheckpoint] | None = None
-    fingerprint_with: Callable[[Path, Path], str] | None = None
     follows: frozenset[str] = frozenset()
 
     def is_one(self, folder: Path) -> bool:

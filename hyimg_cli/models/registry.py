@@ -7,7 +7,6 @@ needed here.
 
 import math
 import os
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -115,9 +114,14 @@ def _opened(
 ) -> ImageCheckpoint | VideoCheckpoint:
     folder = resolve_model(model, revision, with_weights=False)
     family = _family(folder, makes)
-    if components is not None and family.open_with is not None:
-        return family.open_with(folder, model, Path(os.path.expanduser(components)))
-    return family.open(folder, model)
+    return family.open(folder, model, *_components_for(family, components))
+
+
+def _components_for(family: Family, components: str | None) -> list[Path]:
+    """The folder with a checkpoint's other parts, where it was given and the family takes one."""
+    if components is None or not family.takes_components:
+        return []
+    return [Path(os.path.expanduser(components))]
 
 
 def model_card(model: str, revision: str | None = None) -> ModelCard:
@@ -141,31 +145,22 @@ def fingerprint(model: str, revision: str | None = None, components: str | None 
 @lru_cache(maxsize=8)
 def _fingerprint(_from: str, model: str, revision: str | None, components: str | None) -> str:
     folder = resolve_model(model, revision, with_weights=False)
-    if components is not None:
-        both = _family(folder).fingerprint_with
-        if both is not None:
-            return both(folder, Path(os.path.expanduser(components)))
-    if folder.parent.name == "snapshots":
+    family = _family(folder)
+    others = _components_for(family, components)
+    if folder.parent.name == "snapshots" and not others:
         return digest.of_bytes(f"hub:{folder.name}".encode())
-    return _family(folder).fingerprint(folder)
+    return family.fingerprint(folder, *others)
 
 
-@dataclass(frozen=True)
-class StoredWeights:
-    """Weights of a component as they lie on disk: how many, and their bytes."""
-
-    count: int
-    nbytes: int
-
-
-def stored_weights(model: str, revision: str | None = None) -> dict[str, StoredWeights]:
-    """The weights of each component by name, counted in their files' headers; none is loaded.
+def stored_weights(model: str, revision: str | None = None) -> dict[str, tuple[int, int]]:
+    """The number of weights of each component by name, and their bytes, counted in their files'
+    headers; none is loaded.
 
     Raises CheckpointError where a file is missing, cut short, or not what its index says.
     """
     folder = resolve_model(model, revision, with_weights=False)
     return {
-        part: StoredWeights(
+        part: (
             sum(math.prod(tensor.shape) for tensor in found.values()),
             checkpoint.weight_bytes(found),
         )

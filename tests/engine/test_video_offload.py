@@ -13,7 +13,7 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.videos import video_need
 from hyimg_cli.models import registry
-from hyimg_cli.models.diffusers_video.offload import Offload
+from hyimg_cli.models.diffusers_video.weights import Offload
 from hyimg_cli.settings.run import (
     BatchConfig,
     ModelChoice,

@@ -15,7 +15,6 @@ from hyimg_cli.loading.checkpoint import metadata_of
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.weights import (
     LoadTarget,
-    check_vocabulary,
     load_tokenizer,
     load_weights,
 )
@@ -44,7 +43,8 @@ class CheckpointEncoder:
         self.runs: Counter[str] = Counter()
         self._networks: dict[str, Any] = {}
         self._tokenizers: dict[str, Any] = {}
-        self._identities: dict[str, str] = {}
+        # Of each component's files, which are read once.
+        self._identity = cache(lambda name: layout.components[name].identity())
 
     def network(self, name: str) -> Any:
         """An encoder about to run once; `runs` counts it."""
@@ -58,18 +58,14 @@ class CheckpointEncoder:
         """A tokenizer whose encoder has a row for each of its tokens, or a pictures' processor."""
         if name not in self._tokenizers:
             components = self.layout.components
-            tokenizer = load_tokenizer(components[name])
-            if name.startswith("tokenizer"):
-                check_vocabulary(tokenizer, components[name.replace("tokenizer", "text_encoder")])
-            self._tokenizers[name] = tokenizer
+            is_of_text = name.startswith("tokenizer")
+            encoder = components[name.replace("tokenizer", "text_encoder")] if is_of_text else None
+            self._tokenizers[name] = load_tokenizer(components[name], encoder)
         return self._tokenizers[name]
 
     def identity(self, *names: str) -> list[str]:
-        """Digests of components' files, each read once."""
-        for name in names:
-            if name not in self._identities:
-                self._identities[name] = self.layout.components[name].identity()
-        return [self._identities[name] for name in names]
+        """Digests of components' files."""
+        return [self._identity(name) for name in names]
 
     def release(self) -> None:
         """Free the networks' memory; tokenizers stay."""

@@ -14,12 +14,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import torch
+from diffusers.hooks.group_offloading import apply_group_offloading
 from diffusers.utils import logging as diffusers_logging
 from pydantic import ConfigDict, Field, FiniteFloat, PositiveFloat, TypeAdapter, ValidationError
-from torch import nn
+from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
 
 from hyimg_cli.errors import CheckpointError, HyimgError, MachineError
@@ -31,7 +33,6 @@ from hyimg_cli.loading.checkpoint import (
 )
 from hyimg_cli.loading.config import Config
 from hyimg_cli.models.diffusers_video.layout import Component
-from hyimg_cli.models.diffusers_video.offload import Offload
 from hyimg_cli.parallel.devices import device_of
 from hyimg_cli.settings.run import ModelChoice
 
@@ -53,6 +54,74 @@ _KINDS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_center_crop"), bool),
     },
 }
+
+
+class Offload:
+    """CPU offload: brings one network at a time to the device, at the borders of stages.
+
+        main memory   text encoders, transformers, VAE: every weight, for as long as it is loaded
+        device        a copy of the weights of one network; the next one's takes its place
+
+    In groups a transformer's blocks come one at a time, by the library's group offload, and the
+    rest of it as a network of its own. Weights are only read: copies have the same bits, so have
+    the pixels.
+    """
+
+    def __init__(self, device: torch.device, *, in_groups: bool = False) -> None:
+        self._device, self._in_groups = device, in_groups
+        self._network: nn.Module | None = None
+        # Its tensors, and what they held in main memory.
+        self._at_home: list[tuple[Tensor, Tensor]] = []
+
+    def group(self, network: nn.Module) -> None:
+        """Have a transformer's blocks come by themselves from now on, if that was asked for."""
+        if not self._in_groups:
+            return
+        for block in _blocks(network):
+            # One by one: the library takes lists of blocks, and moves what is beside them when the
+            # module is called as a whole, which not every forward of ours does.
+            alone = nn.Module()
+            alone.blocks = nn.ModuleList([block])
+            apply_group_offloading(
+                alone, self._device, offload_type="block_level", num_blocks_per_group=1
+            )
+
+    def bring(self, network: nn.Module) -> None:
+        """Have a network on the device; called before each of its forwards. Raises
+        torch.OutOfMemoryError where it does not fit, and leaves it in main memory then.
+        """
+        if network is self._network:
+            return
+        self.release()
+        self._network = network
+        try:
+            # All of it but blocks that come by themselves.
+            blocks = _blocks(network) if self._in_groups else []
+            alone = {id(tensor) for block in blocks for tensor in _tensors(block)}
+            for tensor in (one for one in _tensors(network) if id(one) not in alone):
+                away = tensor.data.to(self._device, copy=True)
+                self._at_home.append((tensor, tensor.data))
+                tensor.data = away
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Free what is on the device: it can be brought again."""
+        for tensor, at_home in self._at_home:
+            tensor.data = at_home
+        self._at_home.clear()
+        self._network = None
+
+
+def _blocks(network: nn.Module) -> list[nn.Module]:
+    """The blocks of a transformer; other networks have none."""
+    found = getattr(network, "transformer_blocks", getattr(network, "blocks", None))
+    return list(found) if isinstance(found, nn.ModuleList) else []
+
+
+def _tensors(network: nn.Module) -> chain[Tensor]:
+    return chain(network.parameters(), network.buffers())
 
 
 @dataclass(frozen=True)
@@ -92,10 +161,9 @@ def load_target(choice: ModelChoice) -> LoadTarget:
             code="machine.device",
         )
     device = torch.device(device_of(choice))
-    dtype = getattr(torch, choice.dtype_on(device.type))
     in_groups = choice.cpu_offload == "group"
     offload = None if choice.cpu_offload == "none" else Offload(device, in_groups=in_groups)
-    return LoadTarget(device, dtype, offload)
+    return LoadTarget(device, getattr(torch, choice.dtype_on(device.type)), offload)
 
 
 def check_weights(component: Component) -> int:
@@ -156,7 +224,14 @@ def load_weights(
             output_loading_info=True,
             **options,
         )
-    _refuse_leftovers(component, report)
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        if report.get(kind):
+            names = ", ".join(str(name) for name in list(report[kind])[:5])
+            raise CheckpointError(
+                f"loading the {component.name} left {kind.replace('_', ' ')}: {names}",
+                where=component.folder,
+                code="checkpoint.not-strict",
+            )
     if prepare is not None:
         prepare(module)
     if place.offload is None:
@@ -166,27 +241,25 @@ def load_weights(
     return module
 
 
-def load_tokenizer(component: Component) -> Any:
-    """A tokenizer, or a processor of pictures, from its own files."""
+def load_tokenizer(component: Component, encoder: Component | None) -> Any:
+    """A tokenizer whose `encoder` has a row for each of its tokens, or a processor of pictures."""
     refuse_special(component.folder)
     cls: Any = component_class(component)
     for name, kinds in _KINDS.items():
         check_values(Config.read(component.folder / name, is_optional=True), kinds)
     with _described(component, "checkpoint.tokenizer"):
-        return cls.from_pretrained(component.folder, local_files_only=True)
-
-
-def check_vocabulary(tokenizer: Any, encoder: Component) -> None:
-    """Raise CheckpointError for a tokenizer with tokens that its encoder has no row for."""
-    rows = encoder.config().count("vocab_size", 1 << 24)
-    last = max(tokenizer.get_vocab().values(), default=0)
-    if last >= rows:
-        raise CheckpointError(
-            f"the tokenizer has a token {last}; {encoder.name} has {rows} rows",
-            where=encoder.folder.parent,
-            hint="use the files of one checkpoint together",
-            code="checkpoint.tokenizer",
-        )
+        tokenizer = cls.from_pretrained(component.folder, local_files_only=True)
+    if encoder is not None:
+        rows = encoder.config().count("vocab_size", 1 << 24)
+        last = max(tokenizer.get_vocab().values(), default=0)
+        if last >= rows:
+            raise CheckpointError(
+                f"the tokenizer has a token {last}; {encoder.name} has {rows} rows",
+                where=encoder.folder.parent,
+                hint="use the files of one checkpoint together",
+                code="checkpoint.tokenizer",
+            )
+    return tokenizer
 
 
 def configured(component: Component, **changes: Any) -> Any:
@@ -219,16 +292,6 @@ def check_values(own: Config, kinds: Mapping[str, Any]) -> None:
             raise own.fault(name, own.values[name], error.errors()[0]["msg"]) from None
 
 
-def check_encoder(own: Config) -> None:
-    """Raise CheckpointError for values that transformers takes and cannot compute with."""
-    own.text("model_type", "")
-    rope = own.table("rope_parameters" if own.has("rope_parameters") else "rope_scaling", {})
-    if rope.has("mrope_section"):
-        half = own.count("hidden_size") // own.count("num_attention_heads") // 2
-        if sum(sections := rope.counts("mrope_section")) != half:
-            raise rope.fault("mrope_section", sections, f"numbers that add up to {half}")
-
-
 def component_class(component: Component) -> type[Any]:
     """The library's class; `layout` has made sure that it is one that we know."""
     cls: type[Any] = getattr(importlib.import_module(component.library), component.class_name)
@@ -239,17 +302,20 @@ def _empty(cls: Any, component: Component) -> nn.Module:
     """The module without memory for its weights."""
     refuse_special(component.folder)
     own = component.config()
-    is_diffusers = component.library == "diffusers"
-    if is_diffusers:
+    if component.library == "diffusers":
         check_arguments(own, cls)
-    else:
-        check_encoder(own)
+        with _described(component):
+            return cls.from_config(own.values)
+    # Values that transformers takes and cannot compute with.
+    own.text("model_type", "")
+    rope = own.table("rope_parameters" if own.has("rope_parameters") else "rope_scaling", {})
+    if rope.has("mrope_section"):
+        half = own.count("hidden_size") // own.count("num_attention_heads") // 2
+        if sum(sections := rope.counts("mrope_section")) != half:
+            raise rope.fault("mrope_section", sections, f"numbers that add up to {half}")
     with _described(component):
-        if is_diffusers:
-            module: nn.Module = cls.from_config(own.values)
-        else:
-            module = cls(cls.config_class.from_pretrained(component.folder, local_files_only=True))
-    return module
+        config = cls.config_class.from_pretrained(component.folder, local_files_only=True)
+        return cls(config)
 
 
 @contextmanager
@@ -269,17 +335,6 @@ def _described(component: Component, code: str = "checkpoint.config") -> Iterato
             where=component.folder,
             code=code,
         ) from error
-
-
-def _refuse_leftovers(component: Component, report: dict[str, Any]) -> None:
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
-        if report.get(kind):
-            names = ", ".join(str(name) for name in list(report[kind])[:5])
-            raise CheckpointError(
-                f"loading the {component.name} left {kind.replace('_', ' ')}: {names}",
-                where=component.folder,
-                code="checkpoint.not-strict",
-            )
 
 
 @contextmanager

@@ -8,7 +8,6 @@ Pickles are never read: of the published layout the transformer alone is taken, 
 and the VAE, which are those of every Wan 2.1, come from another folder in diffusers' layout.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,10 +67,6 @@ class NetworkShape:
     @property
     def width(self) -> int:
         return self.num_attention_heads * self.attention_head_dim
-
-    def chunk_tokens(self, rows: int, columns: int) -> int:
-        """Tokens of a chunk with so many latent rows and columns."""
-        return self.num_frames_per_block * rows * columns // math.prod(self.patch_size)
 
 
 def is_lingbot_world(folder: Path) -> bool:

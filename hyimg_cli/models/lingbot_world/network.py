@@ -37,20 +37,15 @@ IN_FLOAT32 = ("time_embedder", "time_proj", "scale_shift_table", "norm2")
 class Clip:
     """All that passes of one request, or of several together, share: the cache, and what is
     constant for the request (`text`, `times` by number of the pass, `whole_rope`) or for the
-    present chunk (`camera`). `chunk_tokens`: of one chunk. `passes`: how many there were.
+    present chunk (`camera`). `passes`: how many there were.
     """
 
     cache: Buffer
-    chunk_tokens: int
     text: list[tuple[Tensor, Tensor]]
     times: list[tuple[Tensor, Tensor]]
     whole_rope: tuple[Tensor, Tensor]
     camera: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     passes: int = 0
-
-    def slots(self, chunk: int) -> slice:
-        """A chunk's own in the cache."""
-        return slice(chunk * self.chunk_tokens, (chunk + 1) * self.chunk_tokens)
 
 
 class LingBotNetwork(nn.Module):
@@ -91,21 +86,20 @@ class LingBotNetwork(nn.Module):
         padded to all of the text's positions; `timesteps` are those of a chunk's passes, in order.
         """
         shape, batch = self.shape, len(text_BNM)
-        tokens = shape.chunk_tokens(rows, columns)
-        cache = Buffer(
-            kv_heads=batch * shape.num_attention_heads,
-            head_dim=shape.attention_head_dim,
-            capacity=chunks * tokens,
-            dtype=self.dtype,
-            devices=[self.device] * shape.num_layers,
-        )
         _, patch_rows, patch_columns = shape.patch_size
         frames = chunks * shape.num_frames_per_block
         grid = (frames, rows // patch_rows, columns // patch_columns)
+        cache = Buffer(
+            kv_heads=batch * shape.num_attention_heads,
+            head_dim=shape.attention_head_dim,
+            capacity=math.prod(grid),
+            dtype=self.dtype,
+            devices=[self.device] * shape.num_layers,
+        )
         cosines, sines = rope(grid, shape.attention_head_dim)
         times = [self.time(timestep) for timestep in timesteps]
         turn = cosines.to(self.device), sines.to(self.device)
-        return Clip(cache, tokens, self.text(text_BNM), times, turn)
+        return Clip(cache, self.text(text_BNM), times, turn)
 
     def begin(self, clip: Clip, camera_BCFYX: Tensor) -> None:
         """Compute a chunk's constants: its camera's scale and shift in every block."""
@@ -182,7 +176,8 @@ class LingBotNetwork(nn.Module):
 
     def attention(self, clip: Clip, layer: int, chunk: int, rows_BSM: Tensor) -> Tensor:
         """The chunk's own rows go into their slots; every row reads all slots up to their end."""
-        module, batch, slots = self.blocks[layer].attn1, len(rows_BSM), clip.slots(chunk)
+        module, batch, tokens = self.blocks[layer].attn1, *rows_BSM.shape[:2]
+        slots = slice(chunk * tokens, (chunk + 1) * tokens)
         cosines, sines = clip.whole_rope
         turn = cosines[slots], sines[slots]
         query_BHSD, key_BHSD = (

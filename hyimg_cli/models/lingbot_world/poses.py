@@ -43,7 +43,19 @@ class CameraPath:
         """Each of `frames` poses, spread over the whole path, relative to the one before it:
         [F, 4, 4], the first the identity, translations by the longest of the whole path.
         """
-        return normalised(relative(interpolated(self.poses_N44, frames)))
+        poses_F44 = interpolated(self.poses_N44, frames)
+        made = np.tile(np.eye(4), (frames, 1, 1))
+        # NOTE: by the transposed rotation, not by a matrix inverse, whose rounding would be a
+        # motion.
+        back_F33 = poses_F44[:-1, :3, :3].transpose(0, 2, 1)
+        made[1:, :3, :3] = back_F33 @ poses_F44[1:, :3, :3]
+        steps_F31 = (poses_F44[1:, :3, 3] - poses_F44[:-1, :3, 3])[:, :, None]
+        made[1:, :3, 3] = (back_F33 @ steps_F31)[:, :, 0]
+        # A camera that only turns has no longest way.
+        longest = np.linalg.norm(made[:, :3, 3], axis=1).max()
+        if longest > 0:
+            made[:, :3, 3] /= longest
+        return made
 
     def intrinsics_of(self, size: Size) -> tuple[float, float, float, float]:
         """The same for a picture of `size`."""
@@ -67,12 +79,25 @@ def camera_path(job: VideoJob) -> CameraPath:
         return CameraPath(np.concatenate([poses, still])[: job.num_frames], intrinsics)
     poses_file, intrinsics_file = job.camera_files
     poses, given = _read(poses_file), np.atleast_2d(_read(intrinsics_file))
-    _check_poses(poses, poses_file)
+    if poses.ndim != 3 or poses.shape[1:] != (4, 4) or not len(poses):
+        hint = "camera-to-world matrices, one a frame, in OpenCV's axes"
+        raise _fault(f"{poses_file} is {list(poses.shape)}, not [N, 4, 4]", hint)
+    if not np.isfinite(poses).all():
+        row = int(np.argmin(np.isfinite(poses).all(axis=(1, 2))))
+        raise _fault(f"{poses_file}: pose {row} is not finite", "give finite numbers")
+    turns = poses[:, :3, :3]
+    error = np.abs(turns @ turns.transpose(0, 2, 1) - np.eye(3)).max(axis=(1, 2))
+    error = np.maximum(error, np.abs(poses[:, 3] - (0, 0, 0, 1)).max(axis=1))
+    wrong = (error > _ROTATION_ERROR) | (np.linalg.det(turns) < 0)
+    if wrong.any():
+        what = f"{poses_file}: pose {int(np.argmax(wrong))} is no rotation and translation"
+        raise _fault(what, "give camera-to-world matrices whose last row is 0, 0, 0, 1")
     if len(poses) < job.num_frames:
         what = f"{poses_file} has {len(poses)} poses, the video {job.num_frames} frames"
         raise _fault(what, f"ask for {len(poses)} frames at most, or give a pose for each frame")
     if given.ndim != 2 or given.shape[1] != 4 or not len(given):
-        raise _fault(f"{intrinsics_file} is {_shape(given)}, not [N, 4]", "fx, fy, cx, cy a row")
+        what = f"{intrinsics_file} is {list(given.shape)}, not [N, 4]"
+        raise _fault(what, "fx, fy, cx, cy a row")
     fx, fy, cx, cy = (float(value) for value in given[0])
     if not np.isfinite(given[0]).all() or min(fx, fy) <= 0:
         what = f"{intrinsics_file} begins with {fx:g}, {fy:g}, {cx:g}, {cy:g}"
@@ -92,9 +117,20 @@ def key_poses(text: str, most: int | None = None) -> Array:
         raise _fault(what, "shorten the path")
     poses, pitch = [np.eye(4)], 0.0
     for keys, frames in held:
+        right = TURN * (("l" in keys) - ("j" in keys))
         for _ in range(frames):
-            pose, pitch = _moved(poses[-1], pitch, keys)
-            poses.append(pose)
+            up = TURN * (("i" in keys) - ("k" in keys))
+            if not -STEEPEST <= pitch + up <= STEEPEST:
+                up = 0.0
+            pitch += up
+            # A turn goes before the step.
+            moved = poses[-1].copy()
+            moved[:3, :3] = _about_y(right) @ moved[:3, :3] @ _about_x(up)
+            for axis, keys_of in ((2, "ws"), (0, "da")):
+                way = moved[:3, axis] * (1.0, 0.0, 1.0)
+                way = way / (np.linalg.norm(way) + 1e-6)
+                moved[:3, 3] += MOVE * ((keys_of[0] in keys) - (keys_of[1] in keys)) * way
+            poses.append(moved)
     return np.stack(poses)
 
 
@@ -108,21 +144,6 @@ def segments(text: str) -> list[tuple[frozenset[str], int]]:
             raise _fault(f"{part.strip()!r} is no keys-frames", _KEYS_HINT)
         found.append((frozenset() if keys == "none" else frozenset(keys), int(frames)))
     return found
-
-
-def _moved(pose: Array, pitch: float, keys: frozenset[str]) -> tuple[Array, float]:
-    """The pose one frame later, and its pitch in degrees. A turn goes before the step."""
-    up = TURN * (("i" in keys) - ("k" in keys))
-    if not -STEEPEST <= pitch + up <= STEEPEST:
-        up = 0.0
-    right = TURN * (("l" in keys) - ("j" in keys))
-    moved = pose.copy()
-    moved[:3, :3] = _about_y(right) @ pose[:3, :3] @ _about_x(up)
-    for axis, keys_of in ((2, "ws"), (0, "da")):
-        way = moved[:3, axis] * (1.0, 0.0, 1.0)
-        way = way / (np.linalg.norm(way) + 1e-6)
-        moved[:3, 3] += MOVE * ((keys_of[0] in keys) - (keys_of[1] in keys)) * way
-    return moved, pitch + up
 
 
 def _about_x(degrees: float) -> Array:
@@ -148,28 +169,6 @@ def interpolated(poses_N44: Array, frames: int) -> Array:
     made[:, :3, 3] = poses[before, :3, 3] + part_F1 * (poses[after, :3, 3] - poses[before, :3, 3])
     quaternions_N4 = _quaternions(poses[:, :3, :3])
     made[:, :3, :3] = _rotations(_slerp(quaternions_N4[before], quaternions_N4[after], part_F1))
-    return made
-
-
-def relative(poses_F44: Array) -> Array:
-    """Each pose as seen from the one before it; the first is the identity.
-
-    NOTE: by the transposed rotation, not by a matrix inverse, whose rounding would be a motion.
-    """
-    made = np.tile(np.eye(4), (len(poses_F44), 1, 1))
-    back_F33 = poses_F44[:-1, :3, :3].transpose(0, 2, 1)
-    made[1:, :3, :3] = back_F33 @ poses_F44[1:, :3, :3]
-    steps_F31 = (poses_F44[1:, :3, 3] - poses_F44[:-1, :3, 3])[:, :, None]
-    made[1:, :3, 3] = (back_F33 @ steps_F31)[:, :, 0]
-    return made
-
-
-def normalised(poses_F44: Array) -> Array:
-    """Translations divided by the longest one; as they are where the camera only turns."""
-    made = poses_F44.copy()
-    longest = np.linalg.norm(made[:, :3, 3], axis=1).max()
-    if longest > 0:
-        made[:, :3, 3] /= longest
     return made
 
 
@@ -225,26 +224,6 @@ def _read(path: str) -> Array:
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
         raise _fault(f"{path} holds no numbers", "save it with numpy.save")
     return values.astype(np.float64)
-
-
-def _check_poses(poses: Array, path: str) -> None:
-    if poses.ndim != 3 or poses.shape[1:] != (4, 4) or not len(poses):
-        hint = "camera-to-world matrices, one a frame, in OpenCV's axes"
-        raise _fault(f"{path} is {_shape(poses)}, not [N, 4, 4]", hint)
-    if not np.isfinite(poses).all():
-        row = int(np.argmin(np.isfinite(poses).all(axis=(1, 2))))
-        raise _fault(f"{path}: pose {row} is not finite", "give finite numbers")
-    turns = poses[:, :3, :3]
-    error = np.abs(turns @ turns.transpose(0, 2, 1) - np.eye(3)).max(axis=(1, 2))
-    error = np.maximum(error, np.abs(poses[:, 3] - (0, 0, 0, 1)).max(axis=1))
-    wrong = (error > _ROTATION_ERROR) | (np.linalg.det(turns) < 0)
-    if wrong.any():
-        what = f"{path}: pose {int(np.argmax(wrong))} is no rotation and translation"
-        raise _fault(what, "give camera-to-world matrices whose last row is 0, 0, 0, 1")
-
-
-def _shape(values: Array) -> str:
-    return str(list(values.shape))
 
 
 def _fault(what: str, hint: str) -> JobError:

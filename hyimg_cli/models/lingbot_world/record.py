@@ -155,9 +155,8 @@ FAMILY = Family(
     makes="videos",
     marks=is_lingbot_world,
     open=LingBotFolder,
-    open_with=LingBotFolder,
-    fingerprint=lambda folder: read_layout(folder).fingerprint(NAME),
-    fingerprint_with=lambda folder, components: read_layout(folder, components).fingerprint(NAME),
+    takes_components=True,
+    fingerprint=lambda folder, *components: read_layout(folder, *components).fingerprint(NAME),
     tensors=lambda folder: read_layout(folder).tensors(),
     refuse_wrong=_refuse_wrong,
 )

@@ -4,7 +4,6 @@ Files have the original names of Wan, whatever their folder's layout; some have 
 is read; names and shapes are checked in the headers before a byte of weight is.
 """
 
-import math
 import re
 
 import torch
@@ -46,42 +45,34 @@ def check_network(part: Component, shape: NetworkShape) -> int:
     """How many weights the files hold. Raises CheckpointError where they are not exactly those of
     the configuration.
     """
-    network = _without_weights(shape)
-    _names_by_stored(part, network)
-    return sum(math.prod(shape) for shape in tensor_shapes(network).values())
+    network, _ = _match_files(part, shape)
+    return sum(tensor.numel() for tensor in network.state_dict().values())
 
 
 def load_network(part: Component, shape: NetworkShape, place: LoadTarget) -> LingBotNetwork:
     """The network, ready for inference, in `place`. Raises CheckpointError."""
-    network = _without_weights(shape)
-    names = _names_by_stored(part, network)
+    network, names = _match_files(part, shape)
     place.release()
-    fill(
-        network,
-        part.folder,
-        part.stem,
-        names,
-        dtype_of=lambda name: torch.float32 if _is_wide(name) else place.dtype,
-        device=torch.device("cpu") if place.offload is not None else place.device,
-    )
+
+    def dtype_of(name: str) -> torch.dtype:
+        is_wide = any(part in IN_FLOAT32 for part in name.split("."))
+        return torch.float32 if is_wide else place.dtype
+
+    device = torch.device("cpu") if place.offload is not None else place.device
+    fill(network, part.folder, part.stem, names, dtype_of=dtype_of, device=device)
     return network
 
 
-def _without_weights(shape: NetworkShape) -> LingBotNetwork:
+def _match_files(part: Component, shape: NetworkShape) -> tuple[LingBotNetwork, dict[str, str]]:
+    """The network without memory for its weights, and its names by those in the files, which hold
+    these and no other.
+    """
     with torch.device("meta"):
-        return LingBotNetwork(shape)
-
-
-def _names_by_stored(part: Component, network: LingBotNetwork) -> dict[str, str]:
-    """The network's names by those in the files, which hold these and no other."""
+        network = LingBotNetwork(shape)
     shapes = tensor_shapes(network)
     found = tensor_index(part.folder, part.stem)
     is_original = _OF_ORIGINAL in found
     names = {original_name(name) if is_original else name: name for name in shapes}
     expected = {stored: shapes[own] for stored, own in names.items()}
     check_tensors(found, expected, part.folder, part.name)
-    return names
-
-
-def _is_wide(name: str) -> bool:
-    return any(part in IN_FLOAT32 for part in name.split("."))
+    return network, names
