@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import MachineError, OutputError
-from hyimg_cli.settings.run import DECODE_TILES, DecodeTiles
+from hyimg_cli.settings.run import DECODE_TILES, DecodeTiles, ModelChoice
 from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.options import Fit
@@ -175,17 +175,23 @@ class LatentVideoModel(ABC):
     replaced from outside.
     """
 
+    # Whether a decode is cut into tiles where the settings do not say.
+    is_tiled_by_default = False
+
     def __init__(
         self,
         card: VideoCard,
         layout: "CheckpointLayout",
         place: "LoadTarget",
-        *,
         parameter_count: int,
-        tiles: DecodeTiles,
+        choice: ModelChoice,
     ) -> None:
-        """`parameter_count`: of every component, loaded or not. `tiles`: of a decode."""
-        self.card, self.layout, self.place, self.tiles = card, layout, place, tiles
+        """`parameter_count`: of every component, loaded or not. `choice`: how the transformer is
+        held and run, and whether latents are decoded in tiles.
+        """
+        self.card, self.layout, self.place, self.choice = card, layout, place, choice
+        is_cut = self.is_tiled_by_default and choice.tiles_videos and choice.decode_tiles == "auto"
+        self.tiles: DecodeTiles = "own" if is_cut else choice.decode_tiles
         self.parameter_count = parameter_count
         self.decoder: LatentDecoder = self._decode_here
         self._is_off_device = False
@@ -351,10 +357,11 @@ class ClipsModel(LatentVideoModel):
 
 class SpreadModel(LatentVideoModel):
     """A video model whose guidance and decode can be spread over ranks. `branch_runner`, which
-    evaluates a job's guidance branches, is asked for once a job and may be replaced from outside.
+    evaluates a job's guidance branches, is asked for once a job; without it they are evaluated
+    here.
     """
 
-    branch_runner: Callable[[], BranchRunner]
+    branch_runner: Callable[[], BranchRunner] | None = None
 
     @property
     @abstractmethod

@@ -1,8 +1,5 @@
 """A model that writes text and draws with the same weights and one KV cache, in parts.
 
-    LoadedModel    facts                         Pixels         source images in, pictures out
-    TextStage      prompt and decode steps       PictureStage   branches and denoise steps
-
 What is known before weights are loaded is in `family.py`.
 A family offers these methods, some of them from `common.model.DecoderModel`, and
 `pipelines/image/stages.py` tells one job's story with them.
@@ -147,8 +144,37 @@ class TextGraphs(Protocol):
         """A note on steps of up to `rows` rows that have no graph; empty where nothing failed."""
 
 
-class LoadedModel(Protocol):
-    """Facts of what is loaded."""
+@runtime_checkable
+class RoundTrips(Protocol):
+    """What a family may offer beside `Pixels`: what its codec alone loses is no edit then."""
+
+    def round_trip(self, pixels: np.ndarray, digest: str) -> np.ndarray:
+        """A picture in one of the model's sizes, uint8 [H, W, 3], encoded and decoded again."""
+
+
+@runtime_checkable
+class BranchSets(Protocol):
+    """Models over ranks, of which each guidance branch may have its own."""
+
+    @property
+    def branch_sets(self) -> int:
+        """Sets of ranks that have all layers each."""
+
+    def new_branch_buffer(self, capacity: int, number: int) -> Buffer:
+        """An empty buffer in the memory of the one set that has the branch of that number."""
+
+    def prefill_branches(
+        self, prefills: Sequence[tuple[Any, Sequence[int], Sequence[Encoded], Buffer, int]]
+    ) -> None:
+        """`prefill` of each, its arguments, on the ranks that have its buffer, all at once."""
+
+
+class MixedModel(Protocol):
+    """An AR + diffusion model with one sequence. Methods raise JobError for what a job asks
+    wrongly.
+    """
+
+    # --- facts of what is loaded
 
     @property
     def card(self) -> ModelCard: ...
@@ -173,9 +199,7 @@ class LoadedModel(Protocol):
     def memo_counts(self) -> dict[str, dict[str, int]]:
         """By kind, hits and misses of what the model keeps in memory, since its making."""
 
-
-class Pixels(Protocol):
-    """Source images as rows, latents as pixels."""
+    # --- source images as rows, latents as pixels
 
     def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
         """Rows of a source image, RGB uint8 [H, W, 3]."""
@@ -194,17 +218,7 @@ class Pixels(Protocol):
     def decode_latents(self, latents_CYX: Tensor) -> Tensor:
         """Pixels in [0, 1], float32 on the CPU, [H, W, 3]."""
 
-
-@runtime_checkable
-class RoundTrips(Protocol):
-    """What a family may offer beside `Pixels`: what its codec alone loses is no edit then."""
-
-    def round_trip(self, pixels: np.ndarray, digest: str) -> np.ndarray:
-        """A picture in one of the model's sizes, uint8 [H, W, 3], encoded and decoded again."""
-
-
-class TextStage(Protocol):
-    """The AR stage: a prompt, and the text behind it token by token."""
+    # --- the AR stage: a prompt, and the text behind it token by token
 
     def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> TextPrompt | None:
         """The prompt of the AR stage; None where it has nothing to write or to decide."""
@@ -237,9 +251,7 @@ class TextStage(Protocol):
     def graphs(self) -> TextGraphs | None:
         """What decodes text by CUDA graphs, or computes it as they would; None where nothing."""
 
-
-class PictureStage(Protocol):
-    """The diffusion stage: branches on a shared prefix, and their velocities."""
+    # --- the diffusion stage: branches on a shared prefix, and their velocities
 
     def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
         """The picture to draw, once the text is there."""
@@ -274,26 +286,3 @@ class PictureStage(Protocol):
 
     def velocities(self, pictures: Sequence[LivePicture]) -> list[Tensor]:
         """Every picture's branches, [G, C, Y, X] each, in one forward."""
-
-
-@runtime_checkable
-class BranchSets(Protocol):
-    """Models over ranks, of which each guidance branch may have its own."""
-
-    @property
-    def branch_sets(self) -> int:
-        """Sets of ranks that have all layers each."""
-
-    def new_branch_buffer(self, capacity: int, number: int) -> Buffer:
-        """An empty buffer in the memory of the one set that has the branch of that number."""
-
-    def prefill_branches(
-        self, prefills: Sequence[tuple[Any, Sequence[int], Sequence[Encoded], Buffer, int]]
-    ) -> None:
-        """`prefill` of each, its arguments, on the ranks that have its buffer, all at once."""
-
-
-class MixedModel(LoadedModel, Pixels, TextStage, PictureStage, Protocol):
-    """An AR + diffusion model with one sequence. Methods raise JobError for what a job asks
-    wrongly.
-    """

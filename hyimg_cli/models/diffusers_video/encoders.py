@@ -40,17 +40,17 @@ class CheckpointEncoder:
     def __init__(self, layout: CheckpointLayout, place: LoadTarget) -> None:
         self.layout = layout
         self.place = place
-        self.runs: Counter[str] = Counter()
+        self.encoder_runs: Counter[str] = Counter()
         self._networks: dict[str, Any] = {}
         self._tokenizers: dict[str, Any] = {}
         # Of each component's files, which are read once.
         self._identity = cache(lambda name: layout.components[name].identity())
 
     def network(self, name: str) -> Any:
-        """An encoder about to run once; `runs` counts it."""
+        """An encoder about to run once; `encoder_runs` counts it."""
         if name not in self._networks:
             self._networks[name] = load_weights(self.layout.components[name], self.place)
-        self.runs[name] += 1
+        self.encoder_runs[name] += 1
         self.place.bring(self._networks[name])
         return self._networks[name]
 
@@ -75,10 +75,6 @@ class CheckpointEncoder:
         gc.collect()
         if self.place.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    @property
-    def encoder_runs(self) -> Mapping[str, int]:
-        return dict(self.runs)
 
     def pack(self, embedding: PromptEmbedding) -> bytes:
         """safetensors: the tensors to the bit, key and notes in the header."""

@@ -134,10 +134,6 @@ class HunyuanVideo15(DiffusersVideo):
         count: int = self._guider(job).num_conditions
         return count > 1
 
-    def noise_dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self.networks[0].dtype
-        return dtype
-
     def guide(self, job: VideoJob, schedule: JobScheduler) -> Guide:
         """By the job's own guider.
 

@@ -32,32 +32,26 @@ PREFIX = "transformer."
 DOWN, UP, BIAS = ".lora_A.weight", ".lora_B.weight", ".lora_B.bias"
 _DIFFERENCES = (".diff", ".diff_b")
 _HINT = "use a file made for this very model"
-# HunyuanVideo's names of layers, and the library's; three stand in one of the refiner's.
-_HUNYUAN = {
-    r"double_blocks\.(\d+)\.img_attn_([qkv])": r"transformer_blocks.\1.attn.to_\2",
-    r"double_blocks\.(\d+)\.img_attn_proj": r"transformer_blocks.\1.attn.to_out.0",
-    r"double_blocks\.(\d+)\.img_mlp\.fc1": r"transformer_blocks.\1.ff.net.0.proj",
-    r"double_blocks\.(\d+)\.img_mlp\.fc2": r"transformer_blocks.\1.ff.net.2",
-    r"double_blocks\.(\d+)\.img_mod\.linear": r"transformer_blocks.\1.norm1.linear",
-    r"double_blocks\.(\d+)\.txt_attn_([qkv])": r"transformer_blocks.\1.attn.add_\2_proj",
-    r"double_blocks\.(\d+)\.txt_attn_proj": r"transformer_blocks.\1.attn.to_add_out",
-    r"double_blocks\.(\d+)\.txt_mlp\.fc1": r"transformer_blocks.\1.ff_context.net.0.proj",
-    r"double_blocks\.(\d+)\.txt_mlp\.fc2": r"transformer_blocks.\1.ff_context.net.2",
-    r"double_blocks\.(\d+)\.txt_mod\.linear": r"transformer_blocks.\1.norm1_context.linear",
-    r"txt_in\.individual_token_refiner\.blocks\.(\d+)\.self_attn_qkv": (
-        r"context_embedder.token_refiner.refiner_blocks.\1.attn.to_qkv"
+# From HunyuanVideo's names of layers to the library's, one after the other.
+_HUNYUAN = (
+    (r"^double_blocks\.", "transformer_blocks."),
+    (
+        r"^txt_in\.individual_token_refiner\.blocks\.",
+        "context_embedder.token_refiner.refiner_blocks.",
     ),
-    r"txt_in\.individual_token_refiner\.blocks\.(\d+)\.self_attn_proj": (
-        r"context_embedder.token_refiner.refiner_blocks.\1.attn.to_out.0"
-    ),
-    r"txt_in\.individual_token_refiner\.blocks\.(\d+)\.mlp\.fc1": (
-        r"context_embedder.token_refiner.refiner_blocks.\1.ff.net.0.proj"
-    ),
-    r"txt_in\.individual_token_refiner\.blocks\.(\d+)\.mlp\.fc2": (
-        r"context_embedder.token_refiner.refiner_blocks.\1.ff.net.2"
-    ),
-    r"final_layer\.linear": "proj_out",
-}
+    (r"\.self_attn_qkv$", ".attn.to_qkv"),
+    (r"\.img_attn_([qkv])$", r".attn.to_\1"),
+    (r"\.txt_attn_([qkv])$", r".attn.add_\1_proj"),
+    (r"\.(img|self)_attn_proj$", ".attn.to_out.0"),
+    (r"\.txt_attn_proj$", ".attn.to_add_out"),
+    (r"\.(img_)?mlp\.", ".ff."),
+    (r"\.txt_mlp\.", ".ff_context."),
+    (r"\.fc1$", ".net.0.proj"),
+    (r"\.fc2$", ".net.2"),
+    (r"\.img_mod\.linear$", ".norm1.linear"),
+    (r"\.txt_mod\.linear$", ".norm1_context.linear"),
+    (r"^final_layer\.linear$", "proj_out"),
+)
 
 
 def check_loras(job: VideoJob, layout: CheckpointLayout) -> None:
@@ -166,10 +160,11 @@ def _read_pairs(
     except ValueError as error:
         why = f"its adapter's metadata is no JSON ({error})"
         raise _misfit(file, (), why) from None
+    layers = tensor_index(part.folder, part.stem)
     if not all(name.startswith(PREFIX) for name in pairs):
         metadata = None
         if family == HUNYUAN_VIDEO15:
-            pairs = _from_hunyuan(pairs, file)
+            pairs = _from_hunyuan(pairs, layers, file)
         elif not any(name.startswith(("diffusion_model.", "lora_unet_")) for name in pairs):
             raise _misfit(file, list(pairs), "no name in it is one of this family's")
         else:
@@ -180,7 +175,6 @@ def _read_pairs(
                 raise _misfit(file, list(pairs), why) from error
             if network is not None:
                 pairs = WanPipeline._maybe_expand_t2v_lora_for_i2v(network, pairs)
-    layers = tensor_index(part.folder, part.stem)
     wrong = [name for name in pairs if not _is_fitting(name, pairs, layers)]
     if wrong or not pairs:
         why = f"{part.name} has no layer for {len(wrong)} of its {len(pairs)} entries"
@@ -222,8 +216,12 @@ def unapplied_tensors(file: Path) -> list[str]:
     return found
 
 
-def _from_hunyuan(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
-    """HunyuanVideo's own names as the library's, alpha / rank multiplied into the second matrix."""
+def _from_hunyuan(
+    tensors: Mapping[str, Tensor], stored: Mapping[str, TensorInfo], file: Path
+) -> dict[str, Tensor]:
+    """HunyuanVideo's own names as the library's, which are `stored` ones; alpha / rank multiplied
+    into the second matrix.
+    """
     layers: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         plain = name.removeprefix("diffusion_model.")
@@ -233,19 +231,21 @@ def _from_hunyuan(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor
     found: dict[str, Tensor] = {}
     unknown: list[str] = []
     for layer, parts in layers.items():
-        matches = ((re.fullmatch(pattern, layer), name) for pattern, name in _HUNYUAN.items())
-        target = next((match.expand(name) for match, name in matches if match), None)
+        target = layer
+        for pattern, replacement in _HUNYUAN:
+            target = re.sub(pattern, replacement, target)
+        # Three layers of the refiner stand in one.
+        stem, is_three, _ = target.partition("to_qkv")
+        names = [f"{stem}to_{each}" for each in "qkv"] if is_three else [target]
+        is_known = target != layer and all(f"{name}.weight" in stored for name in names)
         matrices = {"A.weight", "B.weight"}
-        if target is None or not matrices <= parts.keys() <= matrices | {"alpha"}:
+        if not is_known or not matrices <= parts.keys() <= matrices | {"alpha"}:
             unknown.append(layer)
             continue
         down_RI, up_OR = parts["A.weight"], parts["B.weight"]
         if "alpha" in parts:
             up_OR = up_OR * (parts["alpha"].item() / down_RI.shape[0])
-        # Three layers of the refiner stand in one.
-        stem, is_three, _ = target.partition("to_qkv")
-        own = [f"{stem}to_{each}" for each in "qkv"] if is_three else [target]
-        for name, up in zip(own, up_OR.chunk(len(own)), strict=True):
+        for name, up in zip(names, up_OR.chunk(len(names)), strict=True):
             found[f"{PREFIX}{name}{DOWN}"], found[f"{PREFIX}{name}{UP}"] = down_RI, up.contiguous()
     if unknown:
         why = f"the transformer has no layer for {len(unknown)} of its {len(layers)} pairs"

@@ -15,41 +15,23 @@ from torch import Tensor
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import JobError
 from hyimg_cli.models.diffusers_video.denoising import Denoiser, Guide, LocalBranches
-from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.lora import Adapters, unapplied_tensors
 from hyimg_cli.models.diffusers_video.networks import SplitTokens, load_network
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.start import StartEncoder
-from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.models.latent_video import Branch, BranchInputs, PromptEmbedding, SpreadModel
 from hyimg_cli.models.lora_files import lora_file
-from hyimg_cli.settings.run import ModelChoice
-from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
 
 
 class DiffusersVideo(SpreadModel):
     """A checkpoint whose networks and schedulers are the library's."""
 
+    is_tiled_by_default = True
     # Whether sigmas are a straight line, not spaced by the scheduler's own rule.
     has_linear_sigmas: bool
-
-    def __init__(
-        self,
-        card: VideoCard,
-        layout: CheckpointLayout,
-        place: LoadTarget,
-        parameter_count: int,
-        choice: ModelChoice,
-    ) -> None:
-        """`choice`: how the transformer is held and run, and whether latents are decoded in
-        tiles.
-        """
-        is_cut = choice.tiles_videos and choice.decode_tiles == "auto"
-        tiles = "own" if is_cut else choice.decode_tiles
-        super().__init__(card, layout, place, parameter_count=parameter_count, tiles=tiles)
-        self.choice = choice
-        self.branch_runner = lambda: LocalBranches(self.branch)
+    # None: noise is drawn in the transformer's.
+    noise_dtype: torch.dtype | None = None
 
     def finished(self, latents_BCFYX: Tensor, start: Mapping[str, Tensor]) -> Tensor:
         """The last step's latents as they are decoded."""
@@ -62,9 +44,6 @@ class DiffusersVideo(SpreadModel):
     @abstractmethod
     def has_guidance(self, job: VideoJob) -> bool:
         """True if the job needs its negative prompt."""
-
-    @abstractmethod
-    def noise_dtype(self) -> torch.dtype: ...
 
     @abstractmethod
     def guide(self, job: VideoJob, schedule: JobScheduler) -> Guide:
@@ -126,7 +105,7 @@ class DiffusersVideo(SpreadModel):
             self.latents_shape(job),
             generator=torch.Generator().manual_seed(job.seed),
             device=self.device,
-            dtype=self.noise_dtype(),
+            dtype=self.noise_dtype or self.networks[0].dtype,
         )
         schedule = self.schedule(job)
         # A branch for each text: the conditional one, and under CFG that of the negative prompt.
@@ -137,7 +116,7 @@ class DiffusersVideo(SpreadModel):
         return Denoiser(
             schedule,
             VelocityCache(job.step_cache, self.network_of(schedule)),
-            self.branch_runner(),
+            self.branch_runner() if self.branch_runner else LocalBranches(self.branch),
             inputs,
             self.guide(job, schedule),
             noise_1CFYX,

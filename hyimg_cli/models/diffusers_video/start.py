@@ -144,7 +144,7 @@ class StartEncoder(CheckpointEncoder):
         grey = first.new_zeros(*first.shape[:2], grey_frames, *first.shape[3:])
         vae = self._vae()
         self.place.bring(vae.module)
-        self.runs["vae"] += 1
+        self.encoder_runs["vae"] += 1
         frames_BCTHW = torch.cat([first, grey, *last], dim=2)
         latents_CFYX = vae.encoded(frames_BCTHW, is_tiled=self.is_tiled)[0].cpu().clone()
         if is_alone:
@@ -152,16 +152,18 @@ class StartEncoder(CheckpointEncoder):
         return latents_CFYX
 
 
-def frame_mask(frames: int, stride: int, *, has_last: bool) -> Tensor:
-    """Which frames are given, by (frame within a latent one, latent frame), 1 or 0.
+def add_frame_mask(latents_CFYX: Tensor, frames: int, stride: int, *, has_last: bool) -> Tensor:
+    """Channels beside the noise: which of a video's frames are given, 1 or 0 by the frame's place
+    within a latent one, then their latents.
 
     The first pixel frame is a latent frame of its own, and stands for all of its sub-frames.
     """
-    given = torch.zeros((frames - 1) // stride + 1, stride)
-    given[0] = 1
+    given = torch.zeros(stride, (frames - 1) // stride + 1)
+    given[:, 0] = 1
     if has_last:
         given[-1, -1] = 1
-    return given.T
+    mask_CFYX = given.to(latents_CFYX)[:, :, None, None].expand(-1, -1, *latents_CFYX.shape[2:])
+    return torch.cat([mask_CFYX, latents_CFYX])
 
 
 def _fitted(pixels: Pixels, view: ImageConditioning) -> Pixels:

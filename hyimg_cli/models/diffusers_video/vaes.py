@@ -99,22 +99,24 @@ class WanVae(CausalVae):
 
     def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
         latents = latents_BCFYX.to(self.module.device, self.module.dtype)
-        # The reciprocal is rounded before it divides, as in WanPipeline.
-        inverse = 1.0 / self._by_channel(self.module.config.latents_std, torch.float32)
-        return latents / inverse.to(latents) + self._by_channel(
-            self.module.config.latents_mean, latents.dtype
-        )
+        mean, inverse = self._scale()
+        return latents / inverse.to(latents) + mean.to(latents)
 
     def encoded(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
         """Frames in -1..1 as latents in the denoiser's scale, in float32 as in the pipeline."""
         with _feature_cache(self.module):
             found = self.most_likely(pixels_BCTHW, is_tiled=is_tiled).float()
-        config = self.module.config
-        inverse = 1.0 / self._by_channel(config.latents_std, torch.float32)
-        return (found - self._by_channel(config.latents_mean, torch.float32)) * inverse
+        mean, inverse = self._scale()
+        return (found - mean) * inverse
 
-    def _by_channel(self, values: list[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values).view(1, -1, 1, 1, 1).to(self.module.device, dtype)
+    def _scale(self) -> tuple[Tensor, Tensor]:
+        """By channel, in float32: the mean, and one over the deviation. This reciprocal is rounded
+        before it divides, as in WanPipeline.
+        """
+        config = self.module.config
+        values = torch.tensor([config.latents_mean, config.latents_std]).to(self.module.device)
+        mean, deviation = values.view(2, 1, -1, 1, 1, 1)
+        return mean, 1.0 / deviation
 
     @torch.no_grad()
     def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:

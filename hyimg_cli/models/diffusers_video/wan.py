@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
+import torch.nn.functional as fun
 from torch import Tensor
 
 from hyimg_cli.models.diffusers_video.card import WAN_MAX_TOKENS
@@ -15,7 +16,7 @@ from hyimg_cli.models.diffusers_video.denoising import Guide
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.diffusers_video.prompts import TEXT, WanPrompts
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
-from hyimg_cli.models.diffusers_video.start import frame_mask
+from hyimg_cli.models.diffusers_video.start import add_frame_mask
 from hyimg_cli.models.diffusers_video.vaes import WanVae
 from hyimg_cli.models.diffusers_video.weights import load_weights
 from hyimg_cli.models.latent_video import LATENTS, TOKENS, Branch, BranchInputs
@@ -26,6 +27,8 @@ class Wan(DiffusersVideo):
     """The family's checkpoint."""
 
     has_linear_sigmas = False
+    # Whatever the transformer's: the latents stay so to the end.
+    noise_dtype = torch.float32
 
     @cached_property
     def prompts(self) -> WanPrompts:
@@ -40,15 +43,11 @@ class Wan(DiffusersVideo):
         """The 5B model keeps the picture itself for the first latent frame."""
         if LATENTS not in start or not self.layout.expands_timesteps:
             return latents_BCFYX
-        return _from_first(start[LATENTS][None].to(latents_BCFYX), latents_BCFYX)
+        return _from_first(start[LATENTS].to(latents_BCFYX), latents_BCFYX)
 
     def has_guidance(self, job: VideoJob) -> bool:
         """The pipeline's rule: by the first scale alone."""
         return job.guidance_scale > 1.0
-
-    def noise_dtype(self) -> torch.dtype:
-        """float32 whatever the transformer's: the latents stay so to the end."""
-        return torch.float32
 
     def guide(self, job: VideoJob, schedule: JobScheduler) -> Guide:
         """u + g (c - u), in the transformer's dtype; with two networks each has its own scale."""
@@ -69,17 +68,12 @@ class Wan(DiffusersVideo):
         dtype, by_patch = self.networks[0].dtype, self.layout.expands_timesteps
         # The text's tokens and zeros behind them up to 512, all of which are attended to.
         valid_NM = inputs.embedding.tensors[TEXT].to(self.device, dtype)
-        text_1NM = valid_NM.new_zeros(1, WAN_MAX_TOKENS, valid_NM.shape[1])
-        text_1NM[0, : len(valid_NM)] = valid_NM
+        text_1NM = fun.pad(valid_NM, (0, 0, 0, WAN_MAX_TOKENS - len(valid_NM)))[None]
         start = {name: part.to(self.device, dtype) for name, part in inputs.start.items()}
-        condition = start[LATENTS][None] if LATENTS in start else None
+        condition, stride = start.get(LATENTS), self.card.frame_stride
         if condition is not None and not by_patch:
-            # Channels beside the noise: the given frames' mask, then their latents.
-            has_last = len(inputs.job.images) > 1
-            given = frame_mask(inputs.job.num_frames, self.card.frame_stride, has_last=has_last)
-            mask = given.to(condition)[None, :, :, None, None]
-            mask = mask.expand(-1, -1, -1, *condition.shape[3:])
-            condition = torch.cat([mask, condition], dim=1)
+            frames, has_last = inputs.job.num_frames, len(inputs.job.images) > 1
+            condition = add_frame_mask(condition, frames, stride, has_last=has_last)
 
         def velocity(step: int, latents_BCFYX: Tensor, timestep_B: Tensor) -> Tensor:
             network = self.networks[at_step[step]]
@@ -94,7 +88,7 @@ class Wan(DiffusersVideo):
                     latents_BCFYX = _from_first(condition, latents_BCFYX)
                     timestep_B[:, :in_frame] = 0
             elif condition is not None:
-                latents_BCFYX = torch.cat([latents_BCFYX, condition], dim=1)
+                latents_BCFYX = torch.cat([latents_BCFYX, condition[None]], dim=1)
             made: Tensor = network(
                 hidden_states=latents_BCFYX,
                 timestep=timestep_B,
@@ -115,6 +109,6 @@ class Wan(DiffusersVideo):
         return [int(level < boundary) for level in schedule.levels]
 
 
-def _from_first(picture_1CFYX: Tensor, latents_BCFYX: Tensor) -> Tensor:
+def _from_first(picture_CFYX: Tensor, latents_BCFYX: Tensor) -> Tensor:
     """Latents with a picture's in the place of their first frame."""
-    return torch.cat([picture_1CFYX[:, :, :1], latents_BCFYX[:, :, 1:]], dim=2)
+    return torch.cat([picture_CFYX[None, :, :1], latents_BCFYX[:, :, 1:]], dim=2)

@@ -26,7 +26,6 @@ from hyimg_cli.models.diffusers_video.layout import (
 
 FAMILY = "lingbot_world"
 TRANSFORMER = "transformer"
-COMPONENTS_FLAG = "--video-components"
 _PUBLISHED = "lingbot_world_fast"
 _EXPERTS = ("high_noise_model", "low_noise_model")
 _PIPELINE = "LingBotWorldCausalDMDPipeline"
@@ -106,18 +105,6 @@ def read_layout(folder: Path, components: Path | None = None) -> CheckpointLayou
         for name, classes in _OTHERS.items():
             found[name] = component_of(source, name, named.get(name), classes)
     return CheckpointLayout(folder, FAMILY, found, Config(index, folder / INDEX))
-
-
-def lacking(folder: Path) -> CheckpointError:
-    """The error where nobody says where the text encoder and the VAE are."""
-    return CheckpointError(
-        "of this layout the transformer alone is read: text encoder and VAE are there as .pth, "
-        "pickles, which can run code when they are opened",
-        where=folder,
-        hint=f"name a folder of any Wan 2.1 checkpoint in diffusers' layout by {COMPONENTS_FLAG} "
-        "(Wan-AI/Wan2.1-T2V-1.3B-Diffusers has the same ones), or use a -fast-diffusers conversion",
-        code="checkpoint.components",
-    )
 
 
 def network_shape(layout: CheckpointLayout) -> NetworkShape:

@@ -14,7 +14,7 @@ from hyimg_cli.errors import CheckpointError
 from hyimg_cli.media.images import Pixels
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.prompts import TEXT, WanPrompts
-from hyimg_cli.models.diffusers_video.start import StartEncoder, frame_mask
+from hyimg_cli.models.diffusers_video.start import StartEncoder, add_frame_mask
 from hyimg_cli.models.diffusers_video.vaes import WanVae
 from hyimg_cli.models.diffusers_video.weights import check_weights, load_target, load_weights
 from hyimg_cli.models.latent_video import LATENTS, ClipsModel, ImageConditioning, PromptEmbedding
@@ -47,7 +47,7 @@ def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "Lin
         if found != expected:
             what = f"the {name}'s {key} is {found}, the other parts want {expected}"
             raise CheckpointError(what, where=parts[name].folder, code="checkpoint.components")
-    return LingBotWorld(card, layout, place, parameter_count=count, tiles=choice.decode_tiles)
+    return LingBotWorld(card, layout, place, count, choice)
 
 
 class LingBotStart(StartEncoder):
@@ -124,18 +124,13 @@ class LingBotWorld(ClipsModel):
     def _inputs(
         self, job: VideoJob, text: PromptEmbedding, latents_CFYX: Tensor, *, levels: int
     ) -> ClipInputs:
-        grid, path = self.card.latent_grid(job.size, job.num_frames), camera_path(job)
+        shape, path = self.shape, camera_path(job)
+        grid, stride = self.card.latent_grid(job.size, job.num_frames), self.card.frame_stride
         valid_NM = text.tensors[TEXT]
-        padded_NM = valid_NM.new_zeros(self.shape.text_len, valid_NM.shape[1])
-        padded_NM[: len(valid_NM)] = valid_NM
-        mask_CFYX = frame_mask(job.num_frames, self.card.frame_stride, has_last=False)
-        mask_CFYX = mask_CFYX[:, :, None, None].expand(-1, -1, *grid[1:]).to(latents_CFYX)
         return ClipInputs(
-            *drawn(
-                job.seed, (self.shape.out_channels, *grid), self.shape.num_frames_per_block, levels
-            ),
-            torch.cat([mask_CFYX, latents_CFYX]),
-            padded_NM,
+            *drawn(job.seed, (shape.out_channels, *grid), shape.num_frames_per_block, levels),
+            add_frame_mask(latents_CFYX, job.num_frames, stride, has_last=False),
+            fun.pad(valid_NM, (0, 0, 0, shape.text_len - len(valid_NM))),
             torch.from_numpy(path.at(grid[0])).float(),
             path.intrinsics_of(job.size),
         )

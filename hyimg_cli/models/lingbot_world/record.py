@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyimg_cli.errors import JobError, require
+from hyimg_cli.errors import CheckpointError, JobError, require
 from hyimg_cli.loading.config import Config
 from hyimg_cli.models.diffusers_video.card import WAN_DECODE, stored_facts, wan_forward
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
@@ -16,7 +16,6 @@ from hyimg_cli.models.lingbot_world.layout import FAMILY as NAME
 from hyimg_cli.models.lingbot_world.layout import (
     TRANSFORMER,
     is_lingbot_world,
-    lacking,
     network_shape,
     read_layout,
 )
@@ -55,7 +54,15 @@ class LingBotFolder:
     def _whole(self) -> CheckpointLayout:
         """The layout with all parts. Raises CheckpointError where only the transformer is there."""
         if len(self.layout.components) == 1:
-            raise lacking(self.layout.folder)
+            raise CheckpointError(
+                "of this layout the transformer alone is read: text encoder and VAE are there as "
+                ".pth, pickles, which can run code when they are opened",
+                where=self.layout.folder,
+                hint="name a folder of any Wan 2.1 checkpoint in diffusers' layout by "
+                "--video-components (Wan-AI/Wan2.1-T2V-1.3B-Diffusers has the same ones), or use a "
+                "-fast-diffusers conversion",
+                code="checkpoint.components",
+            )
         return self.layout
 
 

@@ -27,7 +27,13 @@ class NoiseLevel:
 def levels(flow_shift: float) -> tuple[NoiseLevel, ...]:
     """The levels of a request, first the noisiest."""
     timesteps, sigmas = table(flow_shift)
-    return tuple(_level(int(timesteps[index]), timesteps, sigmas) for index in INDICES)
+    found = []
+    for timestep in timesteps[list(INDICES)]:
+        there = np.flatnonzero(timesteps == timestep)
+        renoise = sigmas[there[min(1, len(there) - 1)]]
+        keep = float(np.float32(1) - renoise)
+        found.append(NoiseLevel(int(timestep), float(sigmas[there[0]]), float(renoise), keep))
+    return tuple(found)
 
 
 def table(flow_shift: float) -> tuple[np.ndarray, np.ndarray]:
@@ -36,11 +42,3 @@ def table(flow_shift: float) -> tuple[np.ndarray, np.ndarray]:
     straight = np.linspace(float(np.float32(1 - 1 / TABLE)), 0, TABLE + 1)[:-1]
     sigmas = flow_shift * straight / (1 + (flow_shift - 1) * straight)
     return (sigmas * TABLE).astype(np.int64), sigmas.astype(np.float32)
-
-
-def _level(timestep: int, timesteps: np.ndarray, sigmas: np.ndarray) -> NoiseLevel:
-    there = np.flatnonzero(timesteps == timestep)
-    renoise = sigmas[there[min(1, len(there) - 1)]]
-    return NoiseLevel(
-        timestep, float(sigmas[there[0]]), float(renoise), float(np.float32(1) - renoise)
-    )
