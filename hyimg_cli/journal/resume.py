@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from typing import Any
 
 from hyimg_cli.errors import OutputFolderError
@@ -48,7 +47,7 @@ def resume(
     force: bool = False,
     with_frames: bool = False,
     name_differences: Callable[[Job], Iterable[str]] | None = None,
-    finishing: Mapping[str, str] = MappingProxyType({}),
+    finishing: Mapping[str, str] | None = None,
 ) -> Resumption:
     """Sorts `jobs` by the `results` in `folder`; `keys` has the `job_key` of each custom_id with a
     result there.
@@ -71,13 +70,14 @@ def resume(
     others: list[Job] = []
     for job in jobs:
         entry = results.get(job.custom_id) if resume else None
+        wanted = finishing.get(job.custom_id, "") if finishing else ""
         if entry is None:
             resumption.to_run.append(job)
         elif entry.get("key") != keys.get(job.custom_id, "") or _is_renamed(job, entry):
             if entry.get("status") == "done":
                 others.append(job)
             resumption.to_run.append(job)
-        elif _is_to_finish(folder, entry, wanted := finishing.get(job.custom_id, ""), retry_failed):
+        elif _is_to_finish(folder, entry, wanted, retry_failed):
             assert isinstance(job, ImageJob), "only pictures are put back on a source"
             resumption.to_finish.append(job)
         elif wanted != entry.get("finishing_key", "") and entry.get("edit"):
@@ -99,21 +99,20 @@ def resume(
         named = ", ".join(f"{name}: {count}" for name, count in counts.most_common() if count)
         rest, done = len(jobs) - len(others), len(resumption.done)
         kept = f" and keeps the {'other' if done == rest else 'done'} {done}" if done else ""
-        hint = (
-            f"--force makes {'it' if len(others) == 1 else 'those'} again{kept}; -o names another "
-            "folder; run.json has the old flags"
-        )
+        again = f"--force makes {'it' if len(others) == 1 else 'those'} again{kept}"
+        hint = f"{again}; -o names another folder; run.json has the old flags"
         if NOT_FOUND in counts:
             hint = "put the source images back, or name another folder with -o"
+        differ = "differs" if len(jobs) == 1 else "differ"
         raise OutputFolderError(
-            f"{len(others)} of {counted(len(jobs), 'job')} differ{'s' * (len(jobs) == 1)}"
-            f"{f' ({named})' if named else ''} from what is done in this folder, "
-            f'"{others[0].custom_id}" first',
+            f"{len(others)} of {counted(len(jobs), 'job')} {differ}{f' ({named})' if named else ''}"
+            f' from what is done in this folder, "{others[0].custom_id}" first',
             where=folder.place,
             hint=hint,
             code="output.other-job",
         )
     _refuse_taken_names(folder.folder, jobs, resumption.to_run, results)
+    # Files that go once a job's new line is on disk: of no other result.
     owners = Counter(file for entry in results.values() for file in files_of_result(entry))
     former = {
         job.custom_id: [one for one in files_of_result(results[job.custom_id]) if owners[one] == 1]

@@ -79,11 +79,11 @@ def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Recor
         "settings": list(_settings(asked)),
         "phases": [*phases, *waited],
         "warnings": list(map(str, result.get("warnings") or ())),
-        "error": {name: str(error.get(name) or "") for name in ("code", "message", "hint")}
-        if error
-        else None,
+        "error": {
+            name: str(error.get(name) or "") for name in ("code", "message", "hint") if error
+        },
     }
-    return {name: value for name, value in found.items() if value not in (None, "", [])}
+    return {name: value for name, value in found.items() if value not in (None, "", [], {})}
 
 
 def _mask(result: Entry, pictures: Pictures) -> Record:

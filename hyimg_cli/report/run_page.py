@@ -88,8 +88,7 @@ class RunPage:
             refuse_links(self._folder / DATA, self._folder)
             # Not the folders above it: a run's folder that was moved away stays away.
             (self._folder / DATA).mkdir(exist_ok=True)
-            # Records of the outcomes behind those that were read, and again of those whose
-            # thumbnails wait.
+            # The outcomes behind those that were read.
             results: list[dict[str, Any]] = []
             for path in RunFolder(self._folder).journals():
                 size, lines = self._read.get(path, (0, 0))
@@ -100,6 +99,7 @@ class RunPage:
                 self._read[path] = size + len(fresh), lines + fresh.count(b"\n")
             if len(self._read) > 1:  # of several journals the latest attempt at a job counts
                 results.sort(key=attempt_of)
+            # Records of these, and again of those whose thumbnails wait.
             self._pictures.limit(thumbnails_s)
             self._status |= {one["custom_id"]: status_of(one) for one in results}
             work = [*enumerate(results, len(self._records)), *self._waiting.items()]
@@ -110,6 +110,7 @@ class RunPage:
                 self._waiting.pop(number, None)
                 if self._pictures.waiting > before:
                     self._waiting[number] = result
+            # The data files that they are in, then the pages that name all of them.
             files, starts = {}, range(0, len(self._records), _PER_FILE)
             for number in sorted({number // _PER_FILE for number, _ in work}):
                 some = self._records[starts[number] : starts[number] + _PER_FILE]
