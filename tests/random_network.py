@@ -26,11 +26,13 @@ def build(
     network = without_weights(arch, quantization_of(form))
     with torch.no_grad():
         for layer in network.model.layers:
+            layer.mlp.make_room(dtype, device)
             if form == "fp8":
-                layer.mlp.make_room(dtype, device)
                 _fill_stacks(layer.mlp, arch, device)
+            else:
+                for stack_EOI in layer.mlp.stacks:
+                    stack_EOI.normal_(std=stack_EOI.shape[2] ** -0.5)
             _fill(layer, network, device, dtype)
-            layer.mlp.stack()
         _fill(network, network, device, dtype)
         network.model.choose_kernels()
     left = [n for n, t in (*network.named_parameters(), *network.named_buffers()) if t.is_meta]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,9 @@ def one_process(dtype: torch.dtype, quantization: Quantization = "none") -> Huny
 def over_ranks(
     pool: RankPool, ranks: int, dtype: torch.dtype, quantization: Quantization = "none"
 ) -> HunyuanImage3:
-    network = load_ranked(FOLDER, pool, ranks, dtype=dtype, quantization=quantization)
+    network = load_ranked(
+        partial(load, FOLDER, dtype=dtype, quantization=quantization), pool, ranks
+    )
     return HunyuanImage3(network, registry.sequences(registry.EMBEDDED))
 
 
@@ -169,7 +172,7 @@ def test_shares_are_a_partition(length: int, count: int) -> None:
 def test_branches_on_ranks_of_their_own(pool: RankPool, job: ImageJob, ranks: int) -> None:
     """Two sets of ranks: with whole layers to the bit, with split ones within rounding."""
     alone = one_process(torch.float32)
-    network = load_ranked(FOLDER, pool, ranks, branch_sets=2, dtype=torch.float32)
+    network = load_ranked(partial(load, FOLDER, dtype=torch.float32), pool, ranks, branch_sets=2)
     model = HunyuanImage3(network, registry.sequences(registry.EMBEDDED))
     for each in (alone, model):
         each.network.make_batch_invariant(invariant_multiple())
@@ -205,7 +208,7 @@ def test_each_branch_is_prefilled_on_its_own_ranks(
 ) -> None:
     """Its K/V are there alone; from the start, behind a context, and from what others left."""
     alone = one_process(torch.float32)
-    network = load_ranked(FOLDER, pool, ranks, branch_sets=2, dtype=torch.float32)
+    network = load_ranked(partial(load, FOLDER, dtype=torch.float32), pool, ranks, branch_sets=2)
     model = HunyuanImage3(network, registry.sequences(registry.EMBEDDED))
     for each in (alone, model):
         each.network.make_batch_invariant(invariant_multiple())

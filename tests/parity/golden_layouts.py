@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from hyimg_cli.models.common.grid import Grid
+from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.hunyuan_image3.sequence import (
     Draft,
     Layout,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hyimg_cli.models.common.grid import Grid
+from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.hunyuan_image3.rope import positions, rope
 from hyimg_cli.models.hunyuan_image3.sequence import Draft, ImageBlock, Layout, Section
 from hyimg_cli.models.hunyuan_image3.vision import (

@@ -17,8 +17,7 @@ from hyimg_cli.diffusion.denoise import Track, denoise
 from hyimg_cli.diffusion.guidance import CFG, guided
 from hyimg_cli.diffusion.schedule import Schedule, Step
 from hyimg_cli.loading.checkpoint import tensor_index
-from hyimg_cli.models.common.grid import Grid
-from hyimg_cli.models.common.spans import query_spans
+from hyimg_cli.models.common.spans import Grid, query_spans
 from hyimg_cli.models.hunyuan_image3.model import Branch
 from hyimg_cli.models.hunyuan_image3.rope import positions
 from hyimg_cli.models.hunyuan_image3.sequence import Layout

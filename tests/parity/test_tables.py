@@ -11,9 +11,8 @@ from parity.golden_layouts import target_grid, target_ratio
 from safetensors.torch import load_file
 
 from hyimg_cli.diffusion.schedule import Schedule
-from hyimg_cli.models.common.grid import Grid
-from hyimg_cli.models.hunyuan_image3.buckets import buckets
-from hyimg_cli.models.hunyuan_image3.card import model_card
+from hyimg_cli.models.common.spans import Grid
+from hyimg_cli.models.hunyuan_image3.card import buckets, model_card
 from hyimg_cli.models.hunyuan_image3.script import Script
 from hyimg_cli.models.hunyuan_image3.sequence import Prompt, SourceShape, Target
 

@@ -27,9 +27,9 @@ from hyimg_cli.models.bagel.sequence import (
 )
 from hyimg_cli.models.bagel.vae import PictureCodec
 from hyimg_cli.models.bagel.weights import load
-from hyimg_cli.models.common.grid import Grid
 from hyimg_cli.models.common.model import DecoderModel, shapes_of
 from hyimg_cli.models.common.script import FreeScript
+from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.protocols import (
     BranchSequence,
     Canvas,

@@ -7,9 +7,11 @@ text_logits   ▸ the next token's logits    velocities ▸ one denoise step of 
 # Legend: T new token, N image token, M model width, P values of a latent token or patch, G branch,
 # C channel, Y X latent rows and columns, V vocabulary
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +26,8 @@ from hyimg_cli.models.bagel.decoder import NewTokens, PairedDecoder
 from hyimg_cli.models.bagel.guidance import packed, unpacked
 from hyimg_cli.models.bagel.sequence import BlockLayout
 from hyimg_cli.models.common.attention import appended_spans
-from hyimg_cli.models.common.grid import Grid
 from hyimg_cli.models.common.model import buffer_of
-from hyimg_cli.models.common.spans import QuerySpan
+from hyimg_cli.models.common.spans import Grid, QuerySpan
 from hyimg_cli.models.common.timestep import TimestepEmbedder
 from hyimg_cli.models.common.vit import VitEncoder
 from hyimg_cli.models.protocols import Context, LivePicture
@@ -50,15 +51,6 @@ class NoiseBranch:
     grid: Grid
 
 
-class LanguageModel(nn.Module):
-    """The decoder and its head."""
-
-    def __init__(self, arch: BagelShape) -> None:
-        super().__init__()
-        self.model = PairedDecoder(arch.decoder)
-        self.lm_head = nn.Linear(arch.decoder.hidden_size, arch.decoder.vocab_size, bias=False)
-
-
 class PlaceTable(nn.Module):
     """A row for each place of a square grid; frozen, but in the checkpoint."""
 
@@ -69,17 +61,6 @@ class PlaceTable(nn.Module):
 
     def forward(self, grid: Grid) -> Tensor:
         return self.pos_embed[to_device(grid.places(self.side), self.pos_embed.device)]
-
-
-class Connector(nn.Module):
-    """From the ViT's width to the decoder's."""
-
-    def __init__(self, inner: int, width: int) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(inner, width), nn.Linear(width, width)
-
-    def forward(self, x_NM: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x_NM), approximate="tanh"))
 
 
 class VisionEmbeddings(nn.Module):
@@ -119,14 +100,6 @@ class VisionTransformer(nn.Module):
         return out[0]
 
 
-class VisionModel(nn.Module):
-    """The ViT under its released name."""
-
-    def __init__(self, arch: VisionShape) -> None:
-        super().__init__()
-        self.vision_model = VisionTransformer(arch)
-
-
 class BagelNetwork(nn.Module):
     """All that `ema.safetensors` holds: everything but the VAE."""
 
@@ -134,24 +107,32 @@ class BagelNetwork(nn.Module):
         super().__init__()
         self.arch = arch
         width, values = arch.decoder.hidden_size, arch.patch_values
-        self.language_model = LanguageModel(arch)
+        head = nn.Linear(width, arch.decoder.vocab_size, bias=False)
+        self.language_model = nn.ModuleDict({"model": PairedDecoder(arch.decoder), "lm_head": head})
         self.time_embedder = TimestepEmbedder(width, nn.SiLU())
         self.vae2llm, self.llm2vae = nn.Linear(values, width), nn.Linear(width, values)
         self.latent_pos_embed = PlaceTable(arch.table_side, width)
-        self.connector = Connector(arch.vision.hidden_size, width)
+        # From the ViT's width to the decoder's.
+        self.connector = nn.Sequential(
+            OrderedDict(
+                fc1=nn.Linear(arch.vision.hidden_size, width),
+                activation=nn.GELU(approximate="tanh"),
+                fc2=nn.Linear(width, width),
+            )
+        )
         self.vit_pos_embed = PlaceTable(arch.vision.table_side, width)
-        self.vit_model = VisionModel(arch.vision)
+        self.vit_model = nn.ModuleDict({"vision_model": VisionTransformer(arch.vision)})
         # Of branches, in denoise steps.
         self.branch_forwards = 0
 
     @property
     def decoder(self) -> PairedDecoder:
-        return self.language_model.model
+        return cast(PairedDecoder, self.language_model["model"])
 
     @property
     def weight(self) -> Tensor:
         """One that tells the device and the dtype."""
-        return self.language_model.lm_head.weight
+        return cast(nn.Linear, self.language_model["lm_head"]).weight
 
     def choose_kernels(self) -> None:
         """Take the kernels of the device, once the weights are on it."""
@@ -171,7 +152,7 @@ class BagelNetwork(nn.Module):
 
     def encode_source(self, latents_CYX: Tensor, patches_NP: Tensor, vit: Grid) -> ImageRows:
         """Token rows of one source image, from its scaled latents and its patches; it is clean."""
-        seen_NM = self.vit_model.vision_model(patches_NP.to(self.weight.dtype), vit)
+        seen_NM = self.vit_model["vision_model"](patches_NP.to(self.weight.dtype), vit)
         connected_NM: Tensor = self.connector(seen_NM) + self.vit_pos_embed(vit)
         return ImageRows(self.latent_rows(latents_CYX, 0.0), connected_NM)
 
@@ -217,7 +198,7 @@ class BagelNetwork(nn.Module):
     def text_logits(self, hidden_RM: Tensor) -> Tensor:
         """Next-token logits [R, V], float32."""
         missing = padding(len(hidden_RM), self.decoder.row_multiple)
-        logits: Tensor = self.language_model.lm_head(F.pad(hidden_RM, (0, 0, 0, missing)))
+        logits: Tensor = self.language_model["lm_head"](F.pad(hidden_RM, (0, 0, 0, missing)))
         return logits[: len(hidden_RM)].float()
 
     def branch(self, layout: BlockLayout, buffer: Buffer) -> NoiseBranch:

@@ -23,7 +23,6 @@ from hyimg_cli.models.bagel.sequence import (
 from hyimg_cli.models.common.tokenizer import (
     ControlTokenizer,
     read_tokenizer,
-    refuse_control_tokens,
     refuse_unknown_ids,
 )
 from hyimg_cli.models.family import ImageCheckpoint
@@ -92,7 +91,7 @@ class BagelPrompter(ImageCheckpoint):
     def check(self, job: ImageJob) -> None:
         self._refuse_unread(job)
         for field, text in (("prompt", job.prompt), ("cot_text", job.cot_text or "")):
-            refuse_control_tokens(field, self.vocabulary.control_in(self.vocabulary.encode(text)))
+            self.vocabulary.refuse_control(field, self.vocabulary.encode(text))
         refuse_unknown_ids(job.cot_token_ids or (), self.card.vocab_size)
         # A picture takes one position a block.
         shape = source_shape(Size(1, 1), self.arch)

@@ -17,8 +17,7 @@ from typing import Literal, TypeAlias
 
 from hyimg_cli.kv.segments import ImageSegment, Segment, TextSegment
 from hyimg_cli.models.bagel.config import TOKEN_PIXELS, BagelShape, SizeLimits
-from hyimg_cli.models.common.grid import Grid
-from hyimg_cli.models.common.spans import QuerySpan, query_spans
+from hyimg_cli.models.common.spans import Grid, QuerySpan, query_spans
 from hyimg_cli.spec.job import Size
 
 Kind: TypeAlias = Literal["text", "vae", "vit", "noise"]

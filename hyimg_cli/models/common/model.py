@@ -4,7 +4,6 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -19,9 +18,6 @@ from hyimg_cli.loading.checkpoint import metadata_of
 from hyimg_cli.models.protocols import Context, Encoded, TextGraphs
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob
-
-# Made once for each kind of shape.
-_adapter: Callable[[type], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 class DecoderModel:
@@ -64,7 +60,7 @@ class DecoderModel:
             if facts["digest"] != digest:
                 raise ValueError("the rows of another image")
             tensors = {name: stored.to(where) for name, stored in load(data).items()}
-            shape: Any = _adapter(self.source_shape).validate_python(facts["shape"])
+            shape: Any = TypeAdapter(self.source_shape).validate_python(facts["shape"])
             rows = type(self).source_rows(**tensors)
             return Encoded(digest, shape, rows, tuple(facts["notes"]))
         except (SafetensorError, KeyError, TypeError) as error:

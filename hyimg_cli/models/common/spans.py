@@ -1,8 +1,26 @@
-"""Masks as runs of queries with one rule each: no mask tensor is built; no torch."""
+"""Image tokens as grids, and masks as runs of queries with one rule each: no mask tensor is built;
+no torch.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rows and columns of image tokens."""
+
+    rows: int
+    columns: int
+
+    @property
+    def cells(self) -> int:
+        return self.rows * self.columns
+
+    def places(self, side: int) -> list[int]:
+        """Row of each token in a table of `side` x `side` positions."""
+        return [y * side + x for y in range(self.rows) for x in range(self.columns)]
 
 
 @dataclass(frozen=True)

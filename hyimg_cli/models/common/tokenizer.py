@@ -64,10 +64,18 @@ class ControlTokenizer:
             )
         return int(id_)
 
-    def control_in(self, ids: Iterable[int], *, allowed: Iterable[int] = ()) -> list[str]:
-        """Names of control tokens among `ids` that are not `allowed`."""
-        permitted = frozenset(allowed)
-        return sorted({self.name(i) for i in ids if i in self.control and i not in permitted})
+    def refuse_control(
+        self, field: str, ids: Iterable[int], *, allowed: Collection[int] = ()
+    ) -> None:
+        """Passes a text of a job without control tokens that are not `allowed`. Raises JobError."""
+        found = {self.name(id_) for id_ in ids if id_ in self.control and id_ not in allowed}
+        if found:
+            raise JobError(
+                f"{field} contains the model's control token {min(found)}",
+                where=field,
+                hint="write it differently; control tokens would change the sequence's structure",
+                code="job.control-token",
+            )
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
@@ -87,17 +95,6 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         raise CheckpointError(
             f"tokenizer.json cannot be read: {error}", where=folder, code="checkpoint.tokenizer"
         ) from None
-
-
-def refuse_control_tokens(field: str, names: Sequence[str]) -> None:
-    """Passes a text of a job without names of control tokens in it. Raises JobError."""
-    if names:
-        raise JobError(
-            f"{field} contains the model's control token {names[0]}",
-            where=field,
-            hint="write it differently; control tokens would change the sequence's structure",
-            code="job.control-token",
-        )
 
 
 def refuse_unknown_ids(ids: Iterable[int], vocab_size: int) -> None:

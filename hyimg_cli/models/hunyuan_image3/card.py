@@ -14,7 +14,6 @@ from hyimg_cli.loading.checkpoint import (
 from hyimg_cli.loading.config import Config
 from hyimg_cli.loading.packed import stored_index
 from hyimg_cli.models.family import Reading
-from hyimg_cli.models.hunyuan_image3.buckets import buckets
 from hyimg_cli.models.hunyuan_image3.config import (
     VAE_CHUNK_BYTES,
     Architecture,
@@ -32,6 +31,7 @@ from hyimg_cli.spec.card import (
     WeightCounts,
     Working,
 )
+from hyimg_cli.spec.job import Size
 
 FAMILY = "hunyuan_image3"
 _SMALL_FILES = (
@@ -43,6 +43,8 @@ _SMALL_FILES = (
     "system_prompt.py",
 )
 _BF16_BYTES = 2
+# Sizes that the Instruct models append whatever the base size is.
+_EXTRA_SIZES = (Size(1024, 768), Size(1280, 720), Size(768, 1024), Size(720, 1280))
 # Of a group of 16 rows (`kernels.experts`), at most.
 _FP8_FILLED_ROWS = 15
 
@@ -105,6 +107,25 @@ def reading(folder: Path) -> Reading:
     index = [] if weights == ["model.safetensors"] else ["model.safetensors.index.json"]
     found = [name for name in (*_SMALL_FILES, *index) if (folder / name).exists()]
     return Reading((*found, *weights), defaulted(config, generation))
+
+
+def buckets(base_size: int, *, has_extras: bool) -> tuple[Bucket, ...]:
+    """All buckets in order of their ratio index, from flat and wide to tall and narrow.
+
+    From the square, one side grows by base/16 up to 2 base while the other shrinks to base/2; both
+    ways, sorted by height/width. Source: the official `ResolutionGroup`.
+    """
+    step, longest, shortest = base_size // 16, base_size * 2, base_size // 2
+    sizes = [Size(base_size, base_size)]
+    height, width = base_size, base_size
+    while height < longest or width > shortest:
+        height, width = min(height + step, longest), max(width - step, shortest)
+        sizes += [Size(height, width), Size(width, height)]
+    sizes.sort(key=lambda size: size.height / size.width)
+    if has_extras:
+        known = {size.height / size.width for size in sizes}
+        sizes += [size for size in _EXTRA_SIZES if size.height / size.width not in known]
+    return tuple(Bucket(index, size) for index, size in enumerate(sizes))
 
 
 def official_buckets(arch: Architecture) -> tuple[Bucket, ...]:

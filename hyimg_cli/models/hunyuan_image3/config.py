@@ -185,7 +185,17 @@ def architecture(config: Mapping[str, Any], *, where: Path | str = "config.json"
     unreleased, or a value that no network has.
     """
     own = Config(config, where)
-    _refuse_packed_otherwise(own)
+    # Weights as they were released, or packed by bitsandbytes, whose parts are known. Others' mean
+    # nothing without the program that made them.
+    method = own.table("quantization_config", {}).text("quant_method", "bitsandbytes")
+    if method != "bitsandbytes":
+        raise CheckpointError(
+            f"its weights are quantised by {method!r}, which is not read",
+            where=own.where,
+            hint="use the checkpoint as it was released, with --quantization fp8 or nf4, or one "
+            "that transformers has saved with bitsandbytes (NF4, INT8)",
+            code="checkpoint.quantized",
+        )
     refuse_unreleased(own, _ONLY_RELEASED)
     scaling = own.table("rope_scaling", {})
     kind = scaling.text("type", scaling.text("rope_type", "custom"))
@@ -243,13 +253,18 @@ def generation_config(
     template = own.text("sequence_template")
     if template not in get_args(Template):
         raise own.fault("sequence_template", template, "instruct or pretrain")
+    bot_task = own.text("bot_task")
+    if bot_task in ("image", "auto", "img_ratio"):
+        bot_task = "none"
+    if bot_task not in BOT_TASKS:
+        raise own.fault("bot_task", bot_task, f"one of {', '.join(BOT_TASKS)}")
     return GenerationConfig(
         template=cast(Template, template),
         defaults=SamplingDefaults(
             num_inference_steps=own.setting("num_inference_steps", "diff_infer_steps"),
             guidance_scale=own.setting("guidance_scale", "diff_guidance_scale"),
             flow_shift=own.setting("flow_shift"),
-            bot_task=_bot_task(own),
+            bot_task=bot_task,
             drop_think=own.setting("drop_think"),
             use_system_prompt=own.setting("use_system_prompt"),
             temperature=own.setting("temperature") if own.flag("do_sample") else 0.0,
@@ -273,30 +288,6 @@ def defaulted(config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[
     }
     absent |= {key: value for key, value in _CONFIG_DEFAULTS.items() if key not in config}
     return absent | {k: v for k, v in _GENERATION_DEFAULTS.items() if k not in generation}
-
-
-def _bot_task(own: Config) -> str:
-    name = own.text("bot_task")
-    if name in ("image", "auto", "img_ratio"):
-        return "none"
-    if name not in BOT_TASKS:
-        raise own.fault("bot_task", name, f"one of {', '.join(BOT_TASKS)}")
-    return name
-
-
-def _refuse_packed_otherwise(own: Config) -> None:
-    """Passes weights as they were released, and those that bitsandbytes has packed: their parts
-    are known. Others' mean nothing without the program that made them.
-    """
-    method = own.table("quantization_config", {}).text("quant_method", "bitsandbytes")
-    if method != "bitsandbytes":
-        raise CheckpointError(
-            f"its weights are quantised by {method!r}, which is not read",
-            where=own.where,
-            hint="use the checkpoint as it was released, with --quantization fp8 or nf4, or one "
-            "that transformers has saved with bitsandbytes (NF4, INT8)",
-            code="checkpoint.quantized",
-        )
 
 
 def _per_layer(

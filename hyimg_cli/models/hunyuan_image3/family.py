@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -68,32 +69,24 @@ def load_family(
     if choice.decode_graphs == "on":
         refuse_without_gpu(device_map)
     name, form, card = choice.dtype_on(device), choice.quantization, prompter.card
-    graphs, dtype, cache = None, getattr(torch, name), choice.weights_cache
+    graphs, dtype = None, getattr(torch, name)
+    share_of = partial(
+        load,
+        prompter.folder,
+        dtype=dtype,
+        quantization=form,
+        cache=choice.weights_cache,
+        attention=choice.sdpa_backend,
+    )
     if pool is None:
-        network = load(
-            prompter.folder,
-            dtype=dtype,
-            device_map=device_map,
-            quantization=form,
-            cache=cache,
-            offloads_experts=choice.offloads_experts,
-            attention=choice.sdpa_backend,
-        )
+        network = share_of(device_map=device_map, offloads_experts=choice.offloads_experts)
         if choice.offloads_experts:
             offload_experts(network, choice.expert_room)
         if choice.wants_graphs(on_one_gpu=is_one_gpu(device_map), has_triton=has_triton()):
             graphs = decode_graphs(network, form)
     else:
         sets = pool.branch_sets
-        network = load_ranked(
-            prompter.folder,
-            pool,
-            branch_sets=sets,
-            dtype=dtype,
-            quantization=form,
-            cache=cache,
-            attention=choice.sdpa_backend,
-        )
+        network = load_ranked(share_of, pool, branch_sets=sets)
         # In main memory all ranks lie together; on GPUs each has its own.
         together = pool.size if device == "cpu" else 1
         share = prompter.rank_bytes(pool.size // sets, name, form).kv_share

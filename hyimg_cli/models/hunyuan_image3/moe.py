@@ -1,12 +1,14 @@
 """The expert layer: a float32 router, the best k of many small MLPs, and one that always runs."""
 
 # Legend: T token, M model width, E expert, K chosen expert
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
-from hyimg_cli.kernels.experts import Experts, experts_of
+from hyimg_cli.kernels.experts import Experts, plain_experts
 from hyimg_cli.kernels.formats import Format, Fp8Rows, Nf4Blocks, Stack, empty_stack
-from hyimg_cli.kernels.ops import PLAIN, PlainOps, add_onto
+from hyimg_cli.kernels.ops import PLAIN, PlainOps
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 
 
@@ -51,6 +53,7 @@ class Moe(nn.Module):
         self.shared_mlp = (
             Mlp(width, inner * arch.num_shared_expert[layer]) if arch.use_mixed_mlp_moe else None
         )
+        # Chosen with the kernels of the layer's device, once the weights are in their places.
         self.compute: Experts | None = None
         self._room: tuple[Tensor, Tensor] | None = None
 
@@ -58,23 +61,12 @@ class Moe(nn.Module):
         flat_TM = x_TM.reshape(-1, x_TM.shape[-1])
         _, weight_TK, index_TK = self.gate(flat_TM)
         shared_TM = None if self.shared_mlp is None else self.shared_mlp(flat_TM)
-        if self.compute is None:
-            mixed_TM = add_onto(
-                shared_TM, plain_experts(self.experts, flat_TM, weight_TK, index_TK)
-            )
-        else:
-            mixed_TM = self.compute(flat_TM, weight_TK, index_TK, onto_TM=shared_TM)
-        return mixed_TM.view_as(x_TM)
-
-    @torch.no_grad()
-    def stack(self) -> None:
-        """Choose the kernels that multiply the experts' weights, which lie side by side from now
-        on: parameters become views of a stack, where they were not yet.
-        """
-        if not self.is_quantised and self._room is None:
-            gate_and_up, down = map(_side_by_side, self._matrices())
-            self._room = gate_and_up, down
-        self.compute = experts_of(*self.stacks)
+        compute = self.compute
+        if compute is None:
+            # No kernels were chosen, as in a network that is trained.
+            gate_and_up, down = (torch.stack([m.weight for m in ms]) for ms in self._matrices())
+            compute = partial(plain_experts, gate_and_up=gate_and_up, down=down)
+        return compute(flat_TM, weight_TK, index_TK, onto_TM=shared_TM).view_as(x_TM)
 
     @property
     def stacks(self) -> tuple[Stack, Stack]:
@@ -104,8 +96,13 @@ class Moe(nn.Module):
         if self.is_quantised:
             self.experts = nn.ModuleList(held.on(device) for held in self._quantised_stacks())
         else:
-            gate_and_up, down = (_empty(layers, dtype, device) for layers in self._matrices())
-            self._room = gate_and_up, down
+            banks = []
+            for layers in self._matrices():
+                shape = len(layers), *layers[0].weight.shape
+                banks.append(torch.empty(shape, dtype=dtype, device=device))
+                for number, layer in enumerate(layers):
+                    layer.weight = nn.Parameter(banks[-1][number], requires_grad=False)
+            self._room = banks[0], banks[1]
 
     def _matrices(self) -> tuple[list[nn.Linear], list[nn.Linear]]:
         experts = [expert for expert in self.experts if isinstance(expert, Mlp)]
@@ -118,31 +115,3 @@ class Moe(nn.Module):
 
     def _quantised_stacks(self) -> list[Fp8Rows | Nf4Blocks]:
         return [held for held in self.experts if isinstance(held, Fp8Rows | Nf4Blocks)]
-
-
-def plain_experts(
-    experts: nn.ModuleList, x_TM: Tensor, weight_TK: Tensor, index_TK: Tensor
-) -> Tensor:
-    """Experts that are not side by side yet: each once over its own tokens."""
-    mixed_TM = torch.zeros_like(x_TM)
-    for number, expert in enumerate(experts):
-        token, choice = (index_TK == number).nonzero(as_tuple=True)
-        if len(token):
-            weighted = expert(x_TM[token]) * weight_TK[token, choice, None]
-            mixed_TM.index_add_(0, token, weighted)
-    return mixed_TM
-
-
-def _empty(layers: list[nn.Linear], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Room for the layers' weights, which become views of it."""
-    bank = torch.empty(len(layers), *layers[0].weight.shape, dtype=dtype, device=device)
-    for number, layer in enumerate(layers):
-        layer.weight = nn.Parameter(bank[number], requires_grad=False)
-    return bank
-
-
-def _side_by_side(layers: list[nn.Linear]) -> Tensor:
-    bank = torch.stack([layer.weight for layer in layers])
-    for number, layer in enumerate(layers):
-        layer.weight.data = bank[number]
-    return bank

@@ -11,8 +11,8 @@ from hyimg_cli.cache.memo import Memo
 from hyimg_cli.errors import JobError
 from hyimg_cli.kv.segments import Segment, TextSegment
 from hyimg_cli.manifest.cost import JobTokens
-from hyimg_cli.models.common.grid import Grid
-from hyimg_cli.models.common.tokenizer import refuse_control_tokens, refuse_unknown_ids
+from hyimg_cli.models.common.spans import Grid
+from hyimg_cli.models.common.tokenizer import refuse_unknown_ids
 from hyimg_cli.models.family import ImageCheckpoint
 from hyimg_cli.models.hunyuan_image3 import split
 from hyimg_cli.models.hunyuan_image3.card import (
@@ -328,7 +328,7 @@ class Prompter(ImageCheckpoint):
     def _prompt_ids(self, job: ImageJob) -> list[int]:
         """The prompt's ids. Raises JobError for a control token in it."""
         ids = self.vocabulary.encode(job.prompt)
-        refuse_control_tokens("prompt", self.vocabulary.control_in(ids))
+        self.vocabulary.refuse_control("prompt", ids)
         return ids
 
     def _text(self, prompt: Prompt, trigger: str) -> Layout:
@@ -391,7 +391,7 @@ class Prompter(ImageCheckpoint):
         ids = [id_ for section in sections for id_ in section.ids]
         words = self.vocabulary
         allowed = {*words.tags, words.answer, words.end_answer}
-        refuse_control_tokens("cot_text", words.control_in(ids, allowed=allowed))
+        words.refuse_control("cot_text", ids, allowed=allowed)
         return sections
 
     def _refuse_too_long(self, length: int, field: str = "") -> None:

@@ -27,7 +27,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, count
-from pathlib import Path
 from typing import TypeVar, cast
 
 import torch
@@ -41,14 +40,12 @@ from hyimg_cli.models.common.spans import QuerySpan
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.sharded import sums_of
 from hyimg_cli.models.hunyuan_image3.transformer import Transformer
-from hyimg_cli.models.hunyuan_image3.weights import load
 from hyimg_cli.parallel.ranks import Rank, RankPool
 from hyimg_cli.parallel.tensor import Share, Sums, broadcast
-from hyimg_cli.settings.run import CacheConfig, Quantization, SdpaBackend
 
 PART = "layers"
 T = TypeVar("T")
-Compute = Callable[[Tensor, Tensor, Sequence[QueryBlock]], Tensor]
+Load = Callable[..., HunyuanImage3ForCausalMM]
 
 
 @dataclass(frozen=True)
@@ -158,36 +155,52 @@ def _computed(
     return None, why
 
 
-class Leader:
-    """Rank 0's side: asks the first ranks of a pool for each forward; notes what they hold.
+def _in_order(rows: Tensor, counts: Sequence[int], order: Sequence[int], dim: int = 0) -> Tensor:
+    """Runs of so many rows each, in another order; as they are where it is no other."""
+    if list(order) == sorted(order):
+        return rows
+    runs = rows.split(list(counts), dim)
+    return torch.cat([runs[place] for place in order], dim)
 
-    When they end, whatever was made before is void.
+
+class LedTransformer(Transformer):
+    """Rank 0's transformer: each forward is one of every rank. It notes what the others hold; when
+    they end, whatever was made before is void.
     """
 
-    def __init__(self, pool: RankPool, sets: Sets, sums: Sums) -> None:
-        self._pool, self._sets, self._sums = pool, sets, sums
+    def __init__(self, own: Transformer, pool: RankPool, sets: Sets) -> None:
+        """Takes over the modules of `own`."""
+        nn.Module.__init__(self)
+        self.wte, self.layers, self.ln_f = own.wte, own.layers, own.ln_f
+        self.rows_seen, self.row_multiple = own.rows_seen, own.row_multiple
+        self._pool, self._sets, self._sums = pool, sets, sums_of(own)
         self.mirror = Mirror()
         pool.stopped.append(self.mirror.lose)
 
-    def ask(
+    def forward(self, x_TM: Tensor, rope_2TD: Tensor, query_blocks: Sequence[QueryBlock]) -> Tensor:
+        return self._led(x_TM, rope_2TD, query_blocks, is_dealt=False)
+
+    def branches(
+        self, x_TM: Tensor, rope_2TD: Tensor, query_blocks: Sequence[QueryBlock]
+    ) -> Tensor:
+        return self._led(x_TM, rope_2TD, query_blocks, is_dealt=self._sets.count > 1)
+
+    def _led(
         self,
         x_TM: Tensor,
         rope_2TD: Tensor,
         query_blocks: Sequence[QueryBlock],
-        row_multiple: int,
-        own: Compute,
         *,
-        is_dealt: bool = False,
+        is_dealt: bool,
     ) -> Tensor:
-        """`own` of rank 0's rows, with the others computing beside it; `is_dealt`: of its part of
-        the query blocks, and theirs behind it. Raises torch.OutOfMemoryError where any of them had
-        no memory for it; RankError where one dies or fails, or where a buffer was made before one
-        did.
+        """The rows of rank 0, with the others computing beside it; `is_dealt`: of its part of the
+        query blocks, and theirs behind it. Raises torch.OutOfMemoryError where any of them had no
+        memory for it; RankError where one dies or fails, or where a buffer was made before one did.
         """
-        sets = self._sets
+        own, sets = super().forward, self._sets
         parts: list[int] = []
         order = list(range(len(query_blocks)))
-        if is_dealt and sets.count > 1:
+        if is_dealt:
             found = sets.parts(query_blocks)
             order.sort(key=found.__getitem__)
             parts = sorted(found)
@@ -203,7 +216,7 @@ class Leader:
             tuple(x_TM.shape),
             x_TM.dtype,
             tuple(rope_2TD.shape),
-            row_multiple,
+            self.row_multiple,
             tuple(parts),
         )
 
@@ -217,7 +230,10 @@ class Leader:
             own_TM = entering_TM[rows]
             compute = partial(own, own_TM, rope_2TD[:, rows], query_blocks[mine])
             hidden_TM, why = _computed(
-                compute if query_blocks[mine] else lambda: own_TM, self._sums, own_TM, row_multiple
+                compute if query_blocks[mine] else lambda: own_TM,
+                self._sums,
+                own_TM,
+                self.row_multiple,
             )
             for number in sorted({*parts} - {0}):
                 dist.recv(entering_TM[forward.own(number)[1]], number * sets.size)
@@ -235,60 +251,17 @@ class Leader:
         return _in_order(cast(Tensor, hidden_TM), [counts[place] for place in order], back)
 
 
-def _in_order(rows: Tensor, counts: Sequence[int], order: Sequence[int], dim: int = 0) -> Tensor:
-    """Runs of so many rows each, in another order; as they are where it is no other."""
-    if list(order) == sorted(order):
-        return rows
-    runs = rows.split(list(counts), dim)
-    return torch.cat([runs[place] for place in order], dim)
-
-
-class LedTransformer(Transformer):
-    """Rank 0's transformer: each forward is one of every rank."""
-
-    def __init__(self, own: Transformer, leader: Leader) -> None:
-        """Takes over the modules of `own`."""
-        nn.Module.__init__(self)
-        self.wte, self.layers, self.ln_f = own.wte, own.layers, own.ln_f
-        self.rows_seen, self.row_multiple = own.rows_seen, own.row_multiple
-        self._leader = leader
-
-    def forward(self, x_TM: Tensor, rope_2TD: Tensor, query_blocks: Sequence[QueryBlock]) -> Tensor:
-        return self._leader.ask(x_TM, rope_2TD, query_blocks, self.row_multiple, super().forward)
-
-    def branches(
-        self, x_TM: Tensor, rope_2TD: Tensor, query_blocks: Sequence[QueryBlock]
-    ) -> Tensor:
-        own = super().forward
-        return self._leader.ask(x_TM, rope_2TD, query_blocks, self.row_multiple, own, is_dealt=True)
-
-
 def load_ranked(
-    folder: Path,
-    pool: RankPool,
-    ranks: int | None = None,
-    *,
-    branch_sets: int = 1,
-    dtype: torch.dtype,
-    quantization: Quantization = "none",
-    cache: CacheConfig | None = None,
-    attention: SdpaBackend = "auto",
+    share_of: Load, pool: RankPool, ranks: int | None = None, *, branch_sets: int = 1
 ) -> HunyuanImage3ForCausalMM:
-    """The network over the first `ranks` of a pool, or all; each reads its own share meanwhile.
+    """The network over the first `ranks` of a pool, or all; each reads its own share meanwhile, by
+    `share_of`: `weights.load`, given all but the share and its device.
 
     `branch_sets`: so many equal parts of the ranks have all layers each, and deal out the guidance
     branches. Raises what loading raises on any rank.
     """
     used = pool.size if ranks is None else ranks
     sets = Sets(used // branch_sets, branch_sets)
-    share_of = partial(
-        load,
-        folder,
-        dtype=dtype,
-        quantization=quantization,
-        cache=cache,
-        attention=attention,
-    )
     loaded: list[HunyuanImage3ForCausalMM] = []
 
     def load_own() -> None:
@@ -296,16 +269,13 @@ def load_ranked(
 
     pool.load(PART, partial(_follower, share_of, sets), ranks=used, own=load_own)
     (network,) = loaded
-    leader = Leader(pool, sets, sums_of(network.model))
-    network.model = LedTransformer(network.model, leader)
-    network.buffer_kind = partial(MirroredBuffer, leader.mirror)
+    network.model = led = LedTransformer(network.model, pool, sets)
+    network.buffer_kind = partial(MirroredBuffer, led.mirror)
     network.branch_sets = branch_sets
     return network
 
 
-def _follower(
-    share_of: Callable[..., HunyuanImage3ForCausalMM], sets: Sets, rank: Rank
-) -> LayersFollower:
+def _follower(share_of: Load, sets: Sets, rank: Rank) -> LayersFollower:
     number, first = sets.of(rank.number)
     share = Share(rank.number - first, sets.size)
     network = share_of(share=share, first=first, device_map=str(rank.device))

@@ -74,8 +74,11 @@ class Script:
     def allowed(self, last: int) -> tuple[int, ...] | None:
         """Ids that may follow `last`, the best of them to be taken; None where sampling is free."""
         if not self._queue and last not in self._fired:
-            self._queue = self._after(last)
             self._fired.add(last)
+            if last == self.vocabulary.end_think and self.bot_task == "think_recaption":
+                self._queue = [(self.vocabulary.recaption,)]
+            elif last == self.closing_tag:
+                self._is_ending, self._queue = True, self.ending
         return self._queue.pop(0) if self._queue else None
 
     def is_done(self, last: int) -> bool:
@@ -84,15 +87,6 @@ class Script:
             return self._is_ending and not self._queue
         # NOTE: upstream stops plain `think` at either tag when the size is given.
         return last in (self.closing_tag, self.vocabulary.end_recaption)
-
-    def _after(self, last: int) -> list[tuple[int, ...]]:
-        if last == self.vocabulary.end_think and self.bot_task == "think_recaption":
-            return [(self.vocabulary.recaption,)]
-        return self._ended() if last == self.closing_tag else []
-
-    def _ended(self) -> list[tuple[int, ...]]:
-        self._is_ending = True
-        return self.ending
 
     def early_end(self, id_: int) -> str:
         """Why the text ends before `id_`, which was sampled freely; empty where it goes on."""
@@ -125,7 +119,7 @@ class Script:
         places = (place for place, id_ in enumerate(kept) if id_ in closing)
         opened = [kept[place] for place in places if closing[kept[place]] not in kept[place:]]
         kept += [closing[tag] for tag in opened[-1:]]
-        self._queue = self._ended()
+        self._is_ending, self._queue = True, self.ending
         if self._queue and before in self.ratios and not self.is_base:
             self._queue[-1] = (before,)
         return kept

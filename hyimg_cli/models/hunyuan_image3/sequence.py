@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hyimg_cli.kv.segments import ImageSegment, Segment, TextSegment
-from hyimg_cli.models.common.grid import Grid
+from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.hunyuan_image3.config import Template
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 
@@ -187,19 +187,19 @@ class LayoutBuilder:
         does.
         """
         draft = self._prompted(prompt)
-        draft.text(_roles(prompt.template).assistant + trigger)
+        draft.text(_ROLES[prompt.template].assistant + trigger)
         return draft.layout()
 
     def ratio_trigger(self, template: Template) -> str:
         """The text behind which the next token is a ratio token."""
         size = self.vocabulary.name(self.vocabulary.img_size)
-        return _roles(template).answer + "<boi>" + size
+        return _ROLES[template].answer + "<boi>" + size
 
     def image(self, prompt: Prompt, cot: Sequence[Section], target: Target) -> Layout:
         """The diffusion stage's whole sequence: prompt, written text, the picture's tokens, the
         end.
         """
-        roles, draft = _roles(prompt.template), self._prompted(prompt)
+        roles, draft = _ROLES[prompt.template], self._prompted(prompt)
         draft.text(roles.assistant)
         for section in cot:
             draft.section(section)
@@ -219,7 +219,7 @@ class LayoutBuilder:
         """
         matches = list(_COT_PARTS.finditer(text))
         if not matches:
-            roles = _roles(template)
+            roles = _ROLES[template]
             return self._plain(roles.answer + text + roles.end_answer)
         sections: list[Section] = []
         end = 0
@@ -251,7 +251,7 @@ class LayoutBuilder:
         return [Section(ids, is_replaceable=True)] if ids else []
 
     def _prompted(self, prompt: Prompt) -> "Draft":
-        roles, draft = _roles(prompt.template), Draft(self.vocabulary, self._joint)
+        roles, draft = _ROLES[prompt.template], Draft(self.vocabulary, self._joint)
         draft.section(Section((self.vocabulary.bos,)))
         if prompt.system:
             draft.text(prompt.system)
@@ -273,12 +273,10 @@ class _Roles:
     end_answer: str
 
 
-_INSTRUCT = _Roles("User: ", "Assistant: ", "\n\n", "<answer>", "</answer>")
-_PRETRAIN = _Roles("", "", "", "", "")
-
-
-def _roles(template: Template) -> _Roles:
-    return _INSTRUCT if template == "instruct" else _PRETRAIN
+_ROLES: dict[Template, _Roles] = {
+    "instruct": _Roles("User: ", "Assistant: ", "\n\n", "<answer>", "</answer>"),
+    "pretrain": _Roles("", "", "", "", ""),
+}
 
 
 class Draft:

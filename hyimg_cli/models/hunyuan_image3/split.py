@@ -34,7 +34,9 @@ def rank_bytes(
         experts=sum(3 * width * arch.hidden_size for width in inner),
         expert_rows=sum(2 * width + arch.num_experts * arch.hidden_size for width in inner),
         wide=arch.num_hidden_layers * arch.hidden_size * arch.num_experts,
-        rest=split_weights(arch, ranks) + _norms(arch),
+        # Every rank has the layers' norms whole.
+        rest=split_weights(arch, ranks)
+        + arch.num_hidden_layers * 2 * (arch.hidden_size + arch.head_dim),
     )
     saved = split_weights(arch, 1) - split_weights(arch, ranks)
     first = replace(experts, wide=counts.wide, rest=counts.rest - saved)
@@ -58,11 +60,6 @@ def split_weights(arch: Architecture, ranks: int) -> int:
     return arch.num_hidden_layers * attention + shared
 
 
-def _norms(arch: Architecture) -> int:
-    """Weights of the layers' norms, which every rank has whole."""
-    return arch.num_hidden_layers * 2 * (arch.hidden_size + arch.head_dim)
-
-
 def refuse_uneven(arch: Architecture, ranks: int, quantization: str = "none") -> None:
     """Passes rank counts over which heads and experts can be split. Raises UsageError."""
     has_heads, widths = _can_share_heads(arch, ranks), _uneven_widths(arch, ranks)
@@ -71,10 +68,17 @@ def refuse_uneven(arch: Architecture, ranks: int, quantization: str = "none") ->
             f"{arch.num_key_value_heads} kv heads with {arch.heads_per_kv_head} query heads each"
         )
         experts = f"experts of width {', '.join(map(str, widths))}"
+        possible = [
+            str(count)
+            for count in range(2, arch.num_key_value_heads * arch.heads_per_kv_head + 1)
+            if _can_share_heads(arch, count) and not _uneven_widths(arch, count)
+        ]
         raise UsageError(
             f"{experts if has_heads else heads} cannot be split over {ranks} ranks",
             where=FLAG,
-            hint=_possible(arch),
+            hint=f"this model can be split over {', '.join(possible)}"
+            if possible
+            else f"leave out {FLAG}",
             code="usage.tensor-parallel",
         )
     blocks = {width // ranks for width in arch.moe_intermediate_size}
@@ -97,13 +101,3 @@ def _can_share_heads(arch: Architecture, ranks: int) -> bool:
 
 def _uneven_widths(arch: Architecture, ranks: int) -> list[int]:
     return sorted({width for width in arch.moe_intermediate_size if width % ranks})
-
-
-def _possible(arch: Architecture) -> str:
-    most = arch.num_key_value_heads * arch.heads_per_kv_head
-    counts = [
-        str(ranks)
-        for ranks in range(2, most + 1)
-        if _can_share_heads(arch, ranks) and not _uneven_widths(arch, ranks)
-    ]
-    return f"this model can be split over {', '.join(counts)}" if counts else f"leave out {FLAG}"

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from hyimg_cli.kernels.attention import RowAttention, masked_attention, pinned, row_attention
 from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows
+from hyimg_cli.kernels.experts import experts_of
 from hyimg_cli.kernels.ops import PLAIN, PlainOps, ops_of
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.transfer import current
@@ -66,7 +67,13 @@ class Transformer(nn.Module):
         Raises MachineError where attention cannot be as it was asked for.
         """
         for layer in self.layers:
-            layer.choose_kernels(attention)
+            own, weight = layer.self_attn, layer.self_attn.qkv_proj.weight
+            by_row, heads = row_attention(weight.device), (own.heads, own.kv_heads)
+            own.by_row = pinned(by_row, attention, heads=heads, width=own.head_dim, like=weight)
+            layer.mlp.compute = experts_of(*layer.mlp.stacks)
+            for part in layer.modules():
+                if isinstance(part, RMSNorm | Attention | Router | Mlp):
+                    part.rows = ops_of(weight.device)
         self.ln_f.rows = ops_of(self.ln_f.weight.device)
 
     def through_layers(
@@ -148,16 +155,6 @@ class DecoderLayer(nn.Module):
         self.self_attn = Attention(arch, layer)
         self.post_attention_layernorm = RMSNorm(arch.hidden_size, arch.rms_norm_eps)
         self.mlp = Moe(arch, layer)
-
-    def choose_kernels(self, attention: SdpaBackend) -> None:
-        """Take the kernels of the device that the layer's weights lie on."""
-        own, weight = self.self_attn, self.self_attn.qkv_proj.weight
-        by_row, heads = row_attention(weight.device), (own.heads, own.kv_heads)
-        own.by_row = pinned(by_row, attention, heads=heads, width=own.head_dim, like=weight)
-        kernels = ops_of(weight.device)
-        for part in self.modules():
-            if isinstance(part, RMSNorm | Attention | Router | Mlp):
-                part.rows = kernels
 
     def forward(
         self,

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.kernels.transfer import sent
-from hyimg_cli.models.common.grid import Grid
+from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.common.vit import ACTIVATIONS, VitEncoder, VitMlp
 from hyimg_cli.models.hunyuan_image3.config import VisionArchitecture
 
@@ -90,8 +90,8 @@ class _Embeddings(nn.Module):
 
     def forward(self, patches_BSP: Tensor, shapes_B2: Tensor) -> Tensor:
         rows_BSM: Tensor = self.patch_embedding(patches_BSP)
-        shapes = shapes_B2.tolist()
-        return rows_BSM + torch.stack([self._positions(grid, rows_BSM.shape[1]) for grid in shapes])
+        slots = rows_BSM.shape[1]
+        return rows_BSM + torch.stack([self._positions(grid, slots) for grid in shapes_B2.tolist()])
 
     def _positions(self, grid: list[int], slots: int) -> Tensor:
         """Position embeddings of one image, [S, M]; slots behind its grid have the first one's."""
@@ -123,7 +123,12 @@ def vision_inputs(pixels: np.ndarray, arch: VisionArchitecture) -> VisionInputs:
 
     Raises CheckpointError for a processor that does otherwise than the released one.
     """
-    options, side = _options(arch), arch.patch_size
+    options, side = _PROCESSOR | dict(arch.processor), arch.patch_size
+    for step in _STEPS:
+        if not options.get(step, True):
+            raise _unreleased(f"vit_processor {step}: false")
+    if options["resample"] not in _INTERPOLATIONS:
+        raise _unreleased(f"vit_processor resample: {options['resample']}")
     grid = _grid(pixels.shape[0], pixels.shape[1], arch)
     size, mode = [grid.rows * side, grid.columns * side], _INTERPOLATIONS[options["resample"]]
     image_CYX = torch.from_numpy(pixels).permute(2, 0, 1)
@@ -143,16 +148,6 @@ def vision_inputs(pixels: np.ndarray, arch: VisionArchitecture) -> VisionInputs:
         (torch.arange(slots) < count).int()[None],
         torch.tensor([[grid.rows, grid.columns]]),
     )
-
-
-def _options(arch: VisionArchitecture) -> dict[str, Any]:
-    options = _PROCESSOR | dict(arch.processor)
-    for step in _STEPS:
-        if not options.get(step, True):
-            raise _unreleased(f"vit_processor {step}: false")
-    if options["resample"] not in _INTERPOLATIONS:
-        raise _unreleased(f"vit_processor resample: {options['resample']}")
-    return options
 
 
 def _unreleased(what: str) -> CheckpointError:

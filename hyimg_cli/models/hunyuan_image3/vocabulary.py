@@ -44,7 +44,12 @@ class Vocabulary(ControlTokenizer):
         self.guidance = tokenizer.token_to_id("<guidance>")
         self.timestep_r = tokenizer.token_to_id("<timestep_r>")
         self.tags = frozenset((self.think, self.end_think, self.recaption, self.end_recaption))
-        self.control = self._own() | self.special
+        images = (self.boi, self.eoi, self.img, self.timestep, self.joint_img_sep, self.img_size)
+        texts = (self.bos, self.eos, self.cfg, self.answer, self.end_answer)
+        distilled = (id_ for id_ in (self.guidance, self.timestep_r) if id_ is not None)
+        # They give a sequence its structure, whether the file marks them or not.
+        own = frozenset((*images, *texts, *distilled, *self.tags, *self.ratios))
+        self.control = own | self.special
         added = self.added.items()
         sizes = (id_ for id_, token in added if token.content.startswith("<img_size_"))
         # What stands before a picture alone.
@@ -58,13 +63,6 @@ class Vocabulary(ControlTokenizer):
         tokenizer = read_tokenizer(folder)
         _add_tokens(tokenizer, folder)
         return cls(tokenizer, base_size=base_size, ratio_count=ratio_count)
-
-    def _own(self) -> frozenset[int]:
-        """The ids that give a sequence its structure, whether the file marks them or not."""
-        images = (self.boi, self.eoi, self.img, self.timestep, self.joint_img_sep, self.img_size)
-        texts = (self.bos, self.eos, self.cfg, self.answer, self.end_answer)
-        distilled = (id_ for id_ in (self.guidance, self.timestep_r) if id_ is not None)
-        return frozenset((*images, *texts, *distilled, *self.tags, *self.ratios))
 
 
 def _add_tokens(tokenizer: Tokenizer, folder: Path) -> None:

@@ -55,7 +55,6 @@ _NOT_SPLIT = ["DecoderLayer", "ResBlock", "VisionTower", "Vae"]
 # The router decides in float32 whatever the rest is; the VAE loses detail below it.
 _WIDE = {"wg", "vae"}
 Places = Mapping[str, int | str | torch.device]
-PlaceOf = Callable[[str], torch.device]
 
 
 def load(
@@ -104,7 +103,7 @@ def load(
         network,
         folder,
         dtype=dtype,
-        place_of=lambda name: place_of(name, places),
+        places=places,
         cuts=cuts,
         is_wanted=lambda name: is_leading or name.startswith(_LAYERS),
         cache=cache,
@@ -114,8 +113,6 @@ def load(
 
         dispatch_model(network, dict(places))
     network.requires_grad_(False)
-    for layer in network.model.layers:
-        layer.mlp.stack()
     network.model.choose_kernels(attention)
     network.eval()
     sum_over(network, range(first, first + share.count))
@@ -187,7 +184,7 @@ def fill(
     folder: Path,
     *,
     dtype: torch.dtype,
-    place_of: PlaceOf,
+    places: Places,
     cuts: Cuts | None = None,
     is_wanted: Callable[[str], bool] = lambda name: True,
     cache: CacheConfig | None = None,
@@ -198,51 +195,37 @@ def fill(
     CheckpointError where a file cannot be read, or a tensor of the network is left without values.
     """
     for number, layer in enumerate(network.model.layers):
-        layer.mlp.make_room(dtype, place_of(f"{_LAYERS}{number}.mlp.experts"))
+        layer.mlp.make_room(dtype, place_of(f"{_LAYERS}{number}.mlp.experts", places))
     missing = {name for name in network.state_dict() if is_wanted(name)}
-    kept = _kept(network, cache)
+    kept: KeptWeights | None = None
+    moes = [layer.mlp for layer in network.model.layers]
+    if cache is not None and cache.folder is not None and all(moe.is_quantised for moe in moes):
+        nbytes = sum(part.nbytes for moe in moes for part in moe.experts.buffers())
+        kept = KeptWeights(cache, type(moes[0].quantised("down_proj")).__name__, nbytes)
 
     def put(stored: StoredTensor) -> None:
         expert = _EXPERT.fullmatch(stored.name)
         cut = None if cuts is None else cuts.of(stored.name)
-        moe: Moe | None = expert and network.model.layers[int(expert["layer"])].mlp
+        moe: Moe | None = expert and moes[int(expert["layer"])]
         if expert is not None and moe is not None and moe.is_quantised:
             _quantise(moe.quantised(expert["matrix"]), int(expert["expert"]), stored, cut, kept)
         else:
-            _put(network, stored, dtype, place_of(stored.name), cut)
+            module, own = owner_of(network, stored.name)
+            room: Tensor = getattr(module, own)
+            if room.is_meta:
+                wanted = torch.float32 if stays_wide(stored.name) else dtype
+                room = torch.empty(room.shape, dtype=wanted, device=place_of(stored.name, places))
+                set_weight(module, own, room)
+            if cut is None:
+                stored.into(room)
+            else:
+                room.copy_(cut.of(stored.whole()))
         missing.discard(stored.name)
 
     read_all(weight_files(folder), stored_index(folder), put, is_wanted)
     if kept is not None:
         kept.tell()
     refuse_missing(missing)
-
-
-def _put(
-    network: HunyuanImage3ForCausalMM,
-    stored: StoredTensor,
-    dtype: torch.dtype,
-    place: torch.device,
-    cut: WeightCut | None,
-) -> None:
-    module, own = owner_of(network, stored.name)
-    room: Tensor = getattr(module, own)
-    if room.is_meta:
-        wanted = torch.float32 if stays_wide(stored.name) else dtype
-        room = torch.empty(room.shape, dtype=wanted, device=place)
-        set_weight(module, own, room)
-    if cut is None:
-        stored.into(room)
-    else:
-        room.copy_(cut.of(stored.whole()))
-
-
-def _kept(network: HunyuanImage3ForCausalMM, cache: CacheConfig | None) -> KeptWeights | None:
-    moes = [layer.mlp for layer in network.model.layers]
-    if cache is None or cache.folder is None or not all(moe.is_quantised for moe in moes):
-        return None
-    nbytes = sum(part.nbytes for moe in moes for part in moe.experts.buffers())
-    return KeptWeights(cache, type(moes[0].quantised("down_proj")).__name__, nbytes)
 
 
 def _quantise(

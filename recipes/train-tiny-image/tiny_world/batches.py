@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hyimg_cli.models.common.grid import Grid
+from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.hunyuan_image3.rope import positions
 from hyimg_cli.models.hunyuan_image3.sequence import (
     Layout,

@@ -17,8 +17,7 @@ from hyimg_cli.models.bagel.sequence import (
     segments,
     source_shape,
 )
-from hyimg_cli.models.common.grid import Grid
-from hyimg_cli.models.common.spans import QuerySpan
+from hyimg_cli.models.common.spans import Grid, QuerySpan
 from hyimg_cli.spec.job import Size
 
 from .conftest import CASES, GOLDEN

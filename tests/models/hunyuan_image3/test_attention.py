@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from masks import visibility
 
 from hyimg_cli.models.common.attention import QueryBlock
-from hyimg_cli.models.common.grid import Grid
-from hyimg_cli.models.common.spans import query_spans
+from hyimg_cli.models.common.spans import Grid, query_spans
 from hyimg_cli.models.hunyuan_image3.rope import positions, rope
 from hyimg_cli.models.hunyuan_image3.sequence import ImageBlock
 

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
-from hyimg_cli.models.hunyuan_image3.patching import ResBlock
+from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, ResBlock
 
 
 def _norm(block: ResBlock, number: int, x: Tensor) -> Tensor:

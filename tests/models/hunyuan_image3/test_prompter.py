@@ -11,7 +11,7 @@ import pytest
 
 from hyimg_cli.errors import CheckpointError, JobError
 from hyimg_cli.models import registry
-from hyimg_cli.models.common.grid import Grid
+from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.hunyuan_image3 import system_prompt
 from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.sequence import SourceShape

@@ -225,7 +225,7 @@ def test_loading_never_holds_the_experts_as_stored(tmp_path: Path, small_folder:
     network = without_weights(architecture(config), "fp8")
     experts_bytes = layers * experts * 3 * 640 * config["hidden_size"] * 2
     with Anonymous() as memory:
-        fill(network, folder, dtype=torch.bfloat16, place_of=lambda _name: torch.device("cpu"))
+        fill(network, folder, dtype=torch.bfloat16, places={"": "cpu"})
     kept = sum(t.nbytes for t in (*network.parameters(), *network.buffers()))
     assert experts_bytes > 90e6
     assert kept < 0.65 * experts_bytes

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyimg_cli.models.common.grid import Grid
+from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.hunyuan_image3.rope import RopeTables, positions, rope
 from hyimg_cli.models.hunyuan_image3.sequence import ImageBlock
 
