@@ -35,7 +35,7 @@ from hyimg_cli.pipelines.image.stages import (
     with_text,
 )
 from hyimg_cli.pipelines.image.texts import repeated_texts
-from hyimg_cli.pipelines.image.think import DecodeLoop, DecodeRequest, reading_lag
+from hyimg_cli.pipelines.image.think import DecodeLoop, DecodeRequest
 from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy, Remedy
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.spec.events import JobStarted, Progress
@@ -71,8 +71,10 @@ class ContinuousBatch:
         self._ready: deque[Generated] = deque()
         self._undecoded: deque[Denoising] = deque()
         self._new_clock = new_clock
-        lag = reading_lag(stages.model.layer_devices) if read_lag is None else read_lag
-        self._loop = DecodeLoop(stages.model, lag=lag)
+        if read_lag is None:
+            # A GPU works on while the host reads; on a CPU ids are there when the step is done.
+            read_lag = int(any(device.type == "cuda" for device in stages.model.layer_devices))
+        self._loop = DecodeLoop(stages.model, lag=read_lag)
         self._memory = MemoryPolicy(
             stages.prefixes.release,
             "the prefixes kept for other jobs",

@@ -202,20 +202,17 @@ class BranchBuilder:
                 buffer = empty or self._model.new_buffer(own.live_stop)
                 return _Started(own, buffer, 0, prefixes.start(shareable, buffer), prefixes)
         source = self._known[lengths.index(longest)] if longest else None
-        lent = self._lent(own, lengths)
-        buffer = lent or empty or self._model.new_buffer(own.live_stop)
-        if source and not lent:
-            buffer.take(source.buffer, longest)
         reused = longest if source and source.is_ar_stage else 0
+        for other, length in zip(self._known, lengths, strict=True):
+            # A place in the memory of a branch whose prefix begins with the whole of this one's.
+            has_room = other.buffer.capacity >= own.live_stop and not other.is_ar_stage
+            if self._model.lends_prefixes and has_room and length == own.live_start:
+                lent = other.buffer.lend(length)
+                return _Started(own, lent, reused, longest - reused, prefixes)
+        buffer = empty or self._model.new_buffer(own.live_stop)
+        if source:
+            buffer.take(source.buffer, longest)
         return _Started(own, buffer, reused, longest - reused, prefixes)
-
-    def _lent(self, own: BranchSequence, lengths: Sequence[int]) -> Buffer | None:
-        """A place in the memory of a branch whose prefix begins with the whole of this one's."""
-        for source, shared in zip(self._known, lengths, strict=True):
-            has_room = source.buffer.capacity >= own.live_stop and not source.is_ar_stage
-            if self._model.lends_prefixes and has_room and shared == own.live_start:
-                return source.buffer.lend(shared)
-        return None
 
     def _shareable(self, own: BranchSequence) -> list[Any]:
         """The prefix but its last token, as segments."""

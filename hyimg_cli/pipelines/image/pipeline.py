@@ -29,12 +29,7 @@ from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.prewarm import prewarm
 from hyimg_cli.pipelines.image.sources import EncodedSources
-from hyimg_cli.pipelines.image.stages import (
-    Decoded,
-    Generated,
-    ImageStages,
-    ReadSource,
-)
+from hyimg_cli.pipelines.image.stages import Decoded, Generated, ImageStages, ReadSource
 from hyimg_cli.pipelines.image.texts import Texts
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import SourcePrefetch

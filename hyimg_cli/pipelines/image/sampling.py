@@ -59,7 +59,9 @@ def choose(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
     """
     for row, draw in enumerate(draws):
         if draw.allowed is not None:
-            _restrict(logits_RV[row], draw.allowed)
+            ids = to_device(draw.allowed, logits_RV.device)
+            kept = logits_RV[row].index_select(0, ids)
+            logits_RV[row].fill_(-torch.inf).index_copy_(0, ids, kept)
     if all(draw.is_greedy for draw in draws):
         return logits_RV.argmax(dim=-1)
     # Stable: equal logits keep their order, whatever else is in the batch.
@@ -110,9 +112,3 @@ def _settings(logits_RV: Tensor, draws: Sequence[Draw]) -> Sequence[Tensor]:
     flat = [value for row in rows for value in row]
     columns: Sequence[Tensor] = to_device(flat, logits_RV.device).view(len(rows), 4).split(1, 1)
     return columns
-
-
-def _restrict(logits_V: Tensor, allowed: Sequence[int]) -> None:
-    ids = to_device(allowed, logits_V.device)
-    kept = logits_V.index_select(0, ids)
-    logits_V.fill_(-torch.inf).index_copy_(0, ids, kept)

@@ -29,6 +29,7 @@ from hyimg_cli.spec.job import Size
 logger = logging.getLogger(__name__)
 # Some dozens of round trips.
 _TRIPS_BYTES = 128_000_000
+_NO_ROUND_TRIP = "no memory for the source's round trip: the edit is compared with the source"
 
 
 class EncodedSources:
@@ -37,7 +38,9 @@ class EncodedSources:
     def __init__(self, cache: CacheConfig) -> None:
         self._model: MixedModel | None = None
         self._print = ""
-        self._memo: Memo[str, Encoded] = Memo(ENCODED_BYTES, _rows_bytes)
+        self._memo: Memo[str, Encoded] = Memo(
+            ENCODED_BYTES, lambda one: sum(rows.nbytes for rows in vars(one.rows).values())
+        )
         self._store = DiskStore(cache.folder, cache.budget_bytes)
         self._disk_hits = self._misses = self._first_asks = 0
         self._held, self._making = Lock(), Lock()
@@ -78,7 +81,14 @@ class EncodedSources:
             with self._making:
                 if self._known(key) is None:
                     started = time.perf_counter()
-                    made = self._make_aside(model, key, image)
+                    if model.device_name.startswith("cuda"):
+                        stream = self.stream_on(torch.device(model.device_name))
+                        with torch.cuda.stream(stream):
+                            made = self._make(model, key, image)
+                        # This thread waits; the model's own stream goes on.
+                        stream.synchronize()
+                    else:
+                        made = self._make(model, key, image)
                     with self._held:
                         self._memo.get(key, lambda: made)
                         self._prefetch_s[key] = time.perf_counter() - started
@@ -114,7 +124,17 @@ class EncodedSources:
         a note where it cannot.
         """
         model = self._in_use(image)[0]
-        return self._trips.get(f"{image.digest} {size}", lambda: _gone_round(model, image, size))
+
+        def make() -> tuple[np.ndarray, str]:
+            shown = stretch(image.pixels, size)
+            if not isinstance(model, RoundTrips):
+                return shown, ""
+            try:
+                return model.round_trip(shown, image.digest), ""
+            except torch.OutOfMemoryError:
+                return shown, _NO_ROUND_TRIP
+
+        return self._trips.get(f"{image.digest} {size}", make)
 
     def stream_on(self, device: torch.device) -> torch.cuda.Stream:
         """The stream of a GPU on which images are prefetched: one for good, since memory that a
@@ -157,33 +177,9 @@ class EncodedSources:
             self._warnings[key] = warnings
         return encoded
 
-    def _make_aside(self, model: MixedModel, key: str, image: SourceImage) -> Encoded:
-        if not model.device_name.startswith("cuda"):
-            return self._make(model, key, image)
-        stream = self.stream_on(torch.device(model.device_name))
-        with torch.cuda.stream(stream):
-            made = self._make(model, key, image)
-        # This thread waits; the model's own stream goes on.
-        stream.synchronize()
-        return made
-
 
 def _belongs_here(encoded: Encoded) -> None:
     """Keep rows of another stream from being freed while this thread's stream works with them."""
     for rows in vars(encoded.rows).values():
         if rows.is_cuda:
             rows.record_stream(torch.cuda.current_stream(rows.device))
-
-
-def _gone_round(model: MixedModel, image: SourceImage, size: Size) -> tuple[np.ndarray, str]:
-    shown = stretch(image.pixels, size)
-    if not isinstance(model, RoundTrips):
-        return shown, ""
-    try:
-        return model.round_trip(shown, image.digest), ""
-    except torch.OutOfMemoryError:
-        return shown, "no memory for the source's round trip: the edit is compared with the source"
-
-
-def _rows_bytes(encoded: Encoded) -> int:
-    return sum(rows.nbytes for rows in vars(encoded.rows).values())

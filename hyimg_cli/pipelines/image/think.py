@@ -188,12 +188,6 @@ class DecodeRequest:
             self._withdraw()
 
 
-@dataclass(frozen=True)
-class _Launched:
-    choices: list[ChosenToken]
-    readback: Readback
-
-
 # The decodings whose latest token was read, and why one could not be read or written: that one
 # cannot go on.
 Read = dict[DecodeRequest, Exception | None]
@@ -206,7 +200,8 @@ class DecodeLoop:
         """`lag`: how many steps stay unread behind the newest: 0, or 1 to keep a device busy."""
         assert lag in (0, 1), "a row is taken back one step deep"
         self._model, self._lag = model, lag
-        self._unread: deque[_Launched] = deque()
+        # A step's choices, and their ids on the way here.
+        self._unread: deque[tuple[list[ChosenToken], Readback]] = deque()
 
     def step(self, decodings: Sequence[DecodeRequest]) -> Read:
         """Launch a step of every decoding that can go on, then read the one before."""
@@ -231,15 +226,15 @@ class DecodeLoop:
             decoding.penalize(logits_V)
         ids_R = choose(logits_RV, draws)
         choices = [decoding.chosen(ids_R, row) for row, decoding in enumerate(decodings)]
-        self._unread.append(_Launched(choices, Readback(ids_R)))
+        self._unread.append((choices, Readback(ids_R)))
 
     def _read(self, *, keep: int) -> Read:
         read: Read = {}
         while len(self._unread) > keep:
-            launched = self._unread.popleft()
-            choices = [choice for choice in launched.choices if not choice.is_void]
+            launched, readback = self._unread.popleft()
+            choices = [choice for choice in launched if not choice.is_void]
             try:
-                id_of = dict(zip(launched.choices, launched.readback.values(), strict=True))
+                id_of = dict(zip(launched, readback.values(), strict=True))
             except Exception as error:
                 read |= {choice.decoding: error for choice in choices}
                 continue
@@ -249,8 +244,3 @@ class DecodeLoop:
                 # One that failed stays failed, whatever was launched behind it.
                 read[choice.decoding] = read.get(choice.decoding) or tried.error
         return read
-
-
-def reading_lag(devices: Sequence[torch.device]) -> int:
-    """A GPU works on while the host reads; on a CPU ids are there when the step is done."""
-    return int(any(device.type == "cuda" for device in devices))

@@ -34,7 +34,9 @@ class Encodings(Generic[Item]):
         """`kind`: of the disk cache."""
         self._is_on, self._kind = is_on, kind
         self._what: Embedded = "start pictures" if kind == START_PICTURES else "prompts"
-        self._memo: Memo[str, PromptEmbedding] = Memo(_MEMO_BYTES, _tensor_bytes)
+        self._memo: Memo[str, PromptEmbedding] = Memo(
+            _MEMO_BYTES, lambda one: sum(tensor.nbytes for tensor in one.tensors.values())
+        )
         self._store = DiskStore(cache.folder, cache.budget_bytes)
         self._counts = {"memory_hits": 0, "disk_hits": 0, "misses": 0}
         self._ready: set[Item] = set()
@@ -111,7 +113,3 @@ class Encodings(Generic[Item]):
         if warnings := self._store.take_notes():
             self._warnings[key] = (*self._warnings.get(key, ()), *warnings)
         return embedding, "disk_hits" if was_there else "misses"
-
-
-def _tensor_bytes(embedding: PromptEmbedding) -> int:
-    return sum(tensor.nbytes for tensor in embedding.tensors.values())

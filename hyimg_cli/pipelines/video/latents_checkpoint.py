@@ -19,14 +19,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from hyimg_cli.files import (
-    LATENTS_BYTES,
-    bytes_of,
-    json_of,
-    replace_file,
-    storage_error,
-    sync,
-)
+from hyimg_cli.files import LATENTS_BYTES, bytes_of, json_of, replace_file, storage_error, sync
 
 logger = logging.getLogger(__name__)
 _FORMAT = b"hyimg-latents 1"
@@ -128,7 +121,9 @@ class LatentsCheckpoint:
         header, _, payload = data.partition(b"\n")
         if header != b"%s %s" % (_FORMAT, _checksum(payload)):
             raise ValueError("the checksum is another")
-        facts = _metadata(payload)
+        # The header of a safetensors file is JSON behind its own length.
+        length = int.from_bytes(payload[:8], "little")
+        facts = dict(json_of(payload[8 : 8 + length])["__metadata__"])
         if facts["key"] != self.key:
             return None
         tensors = safetensors.torch.load(payload)
@@ -148,10 +143,3 @@ class LatentsCheckpoint:
 
 def _checksum(data: bytes) -> bytes:
     return hashlib.sha256(data).hexdigest().encode()
-
-
-def _metadata(payload: bytes) -> dict[str, str]:
-    """The metadata in a safetensors file's bytes: its header is JSON behind its own length."""
-    length = int.from_bytes(payload[:8], "little")
-    header = json_of(payload[8 : 8 + length])
-    return dict(header["__metadata__"])

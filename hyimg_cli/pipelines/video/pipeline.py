@@ -103,7 +103,14 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
     def _load(self, model: str, left: Sequence[VideoJob], *, is_new: bool) -> Iterator[Event]:
         """Load what the jobs that are not denoised need, or the VAE alone."""
         started = time.perf_counter()
-        resident = self._open(model) if is_new else self._resident()
+        if is_new:
+            # The checkpoint, none of its weights in memory yet.
+            choice, parallel = replace(self._config.model, model=model), self._config.parallel
+            self._model = opened = registry.load_video(choice)
+            confirm_dtype(choice, opened.dtype_name)
+            if parallel.ranks > 1:
+                self._ranks = VideoRanks(opened, choice, parallel)
+        resident = self._resident()
         opened_s = time.perf_counter() - started
         texts = [text for job in left for text in _texts(resident, job)]
         yield from self._prompts.ready(resident.prompts, texts)
@@ -242,16 +249,6 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         stages = self._stages(self._prompts.look, self._pictures.look)
         return Prewarmed(prewarm(left, stages, warmed=self._warmed), 0.0)
 
-    def _open(self, model: str) -> LatentVideoModel:
-        """The checkpoint, none of its weights in memory yet."""
-        choice, parallel = replace(self._config.model, model=model), self._config.parallel
-        opened = registry.load_video(choice)
-        confirm_dtype(choice, opened.dtype_name)
-        self._model = opened
-        if parallel.ranks > 1:
-            self._ranks = VideoRanks(opened, choice, parallel)
-        return opened
-
     def _stages(
         self,
         embed: Callable[[PromptEncoder, str], PromptEmbedding],
@@ -285,19 +282,20 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
             self._ranks.release_branches()
 
     def _not_denoised(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> list[VideoJob]:
-        """Those that need more than their decode."""
-        return [job for job in jobs if folder is None or not self._is_denoised(job, folder)]
-
-    def _is_denoised(self, job: VideoJob, folder: JobFolder) -> bool:
-        """True if a job's last latents are kept, or were: they leave when it is done."""
-        checkpoint = self._checkpoint(job, folder, [])
-        place = (checkpoint.path, checkpoint.key)
-        if place not in self._denoised:
-            kept = checkpoint.found()
-            if kept is None or not kept.is_last:
-                return False
-            self._denoised.add(place)
-        return True
+        """Those that need more than their decode: whose last latents neither are kept nor were,
+        until they were done.
+        """
+        if folder is None:
+            return list(jobs)
+        left: list[VideoJob] = []
+        for job in jobs:
+            checkpoint = self._checkpoint(job, folder, [])
+            place = (checkpoint.path, checkpoint.key)
+            if place not in self._denoised and checkpoint.found() and checkpoint.holds_last:
+                self._denoised.add(place)
+            if place not in self._denoised:
+                left.append(job)
+        return left
 
     def _checkpoint(self, job: VideoJob, folder: JobFolder, notes: list[str]) -> LatentsCheckpoint:
         key = key_of(job, self._digests(job), self._config)
