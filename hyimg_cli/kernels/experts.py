@@ -223,7 +223,7 @@ def scaled_experts(
     values_RM = values_TM.view(torch.uint8)[to.token_R].view(FP8)
     middle_R2I = _product((values_RM, scale_T[to.token_R]), gate_and_up, to.ends_E)
     del values_RM
-    hidden = around.swiglu_to_fp8(middle_R2I)
+    hidden = around.to_fp8(middle_R2I, is_swiglu=True)
     del middle_R2I
     result_RM = _product(hidden, down, to.ends_E)
     return around.gather_sum(result_RM, to.row_TK, weight_TK, onto_TM).to(x_TM.dtype)

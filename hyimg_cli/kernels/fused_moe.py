@@ -68,22 +68,16 @@ class FusedMoeOps(PlainOps):
         )  # fmt: skip
         return out_TM
 
-    def to_fp8(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return _quantized(rows, rows.shape[1], is_swiglu=False)
-
-    def swiglu_to_fp8(self, rows_T2I: Tensor) -> tuple[Tensor, Tensor]:
-        return _quantized(rows_T2I, rows_T2I.shape[1] // 2, is_swiglu=True)
-
-
-def _quantized(rows: Tensor, width: int, *, is_swiglu: bool) -> tuple[Tensor, Tensor]:
-    values = torch.empty(rows.shape[0], width, dtype=FP8, device=rows.device)
-    scale_R = torch.empty(rows.shape[0], device=rows.device)
-    _quantize[(rows.shape[0],)](
-        rows.contiguous(), values, scale_R, width,
-        LARGEST=FP8_MAX, IS_SWIGLU=is_swiglu, COLUMNS=triton.next_power_of_2(width),
-        enable_fp_fusion=True,
-    )  # fmt: skip
-    return values, scale_R
+    def to_fp8(self, rows: Tensor, *, is_swiglu: bool = False) -> tuple[Tensor, Tensor]:
+        width = rows.shape[1] // 2 if is_swiglu else rows.shape[1]
+        values = torch.empty(rows.shape[0], width, dtype=FP8, device=rows.device)
+        scale_R = torch.empty(rows.shape[0], device=rows.device)
+        _quantize[(rows.shape[0],)](
+            rows.contiguous(), values, scale_R, width,
+            LARGEST=FP8_MAX, IS_SWIGLU=is_swiglu, COLUMNS=triton.next_power_of_2(width),
+            enable_fp_fusion=True,
+        )  # fmt: skip
+        return values, scale_R
 
 
 @triton.jit(do_not_specialize=["choices", "blocks"])  # type: ignore[untyped-decorator]

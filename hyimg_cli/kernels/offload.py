@@ -125,7 +125,12 @@ class OffloadedExperts:
         if x_TM.shape[0] <= MOST_ROUTED_ROWS:
             chosen = sorted(set(index_TK.flatten().tolist()))
             if self._reads_chosen and len(chosen) * len(self._layers) <= self.cache.count:
-                slot_TK = self._numbers(chosen, self._slots(layer, chosen))[index_TK]
+                slots, missing = self.cache.place([(layer, expert) for expert in chosen])
+                if missing:
+                    self._wait_for_link()  # it may be copying what is resident into a room
+                for number in missing:
+                    self._fetch(layer, chosen[number], self._pool, slots[number])
+                slot_TK = self._numbers(chosen, slots)[index_TK]
                 return self._by_slot(x_TM, weight_TK, slot_TK, onto_TM=onto_TM)
             if len(chosen) <= self.count // 2:
                 place_TK = self._numbers(chosen, range(len(chosen)))[index_TK]
@@ -143,15 +148,6 @@ class OffloadedExperts:
         """The place of each chosen expert, by its number, [E]."""
         place_of = dict(zip(chosen, places, strict=True))
         return to_device([place_of.get(expert, 0) for expert in range(self.count)], self._device)
-
-    def _slots(self, layer: int, chosen: Sequence[int]) -> list[int]:
-        """The slot of each chosen expert, which are fetched where they are not there."""
-        slots, missing = self.cache.place([(layer, expert) for expert in chosen])
-        if missing:
-            self._wait_for_link()  # it may be copying what is resident into a room
-        for number in missing:
-            self._fetch(layer, chosen[number], self._pool, slots[number])
-        return slots
 
     def _partly(self, layer: int, chosen: Sequence[int]) -> Experts:
         """The computation by a staging buffer that begins with the chosen experts of a layer: a

@@ -116,13 +116,9 @@ class PlainOps:
         """
         return add_onto(onto_TM, (rows_RM[row_TK] * weight_TK[..., None]).sum(dim=1))
 
-    def to_fp8(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows in e4m3, and a float32 scale for each."""
-        return quantize_rows(rows)
-
-    def swiglu_to_fp8(self, rows_T2I: Tensor) -> tuple[Tensor, Tensor]:
-        """SwiGLU, its result in e4m3."""
-        return quantize_rows(self.swiglu(rows_T2I.float()))
+    def to_fp8(self, rows: Tensor, *, is_swiglu: bool = False) -> tuple[Tensor, Tensor]:
+        """Rows in e4m3, and a float32 scale for each; `is_swiglu`: their SwiGLU instead."""
+        return quantize_rows(self.swiglu(rows.float()) if is_swiglu else rows)
 
 
 PLAIN = PlainOps()

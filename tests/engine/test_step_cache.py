@@ -63,8 +63,9 @@ def test_the_line_tells_what_the_transformer_saw(
     per_step = sum(branch.per_step for branch in done.reuse.branches)
     assert family.rows_seen - before == prefix + len(FULL) * per_step
     numbers = {"interval": 5, "order": 1, "first": 3, "tail": 1, "full": 5, "estimated": 7}
-    assert done.step_cache is not None
-    assert asdict(done.step_cache) == {"kind": "taylor"} | numbers
+    report = done.velocities.report()
+    assert report is not None
+    assert asdict(report) == {"kind": "taylor"} | numbers
     assert done.denoise_steps == 12
 
 

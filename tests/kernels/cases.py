@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,18 +89,17 @@ def around_cases(ours: Any, plain: Any, device: str) -> Iterator[tuple[str, Call
                     plain.gather_sum(rows, row_TK, weight, onto),
                 ),
             )
-        for name in ("to_fp8", "swiglu_to_fp8"):
+        for is_swiglu in (False, True):
+            name = "swiglu_to_fp8" if is_swiglu else "to_fp8"
+            of_ours = partial(ours.to_fp8, rows, is_swiglu=is_swiglu)
+            of_plain = partial(plain.to_fp8, rows, is_swiglu=is_swiglu)
             yield (
                 f"{name} {dtype}",
-                lambda rows=rows, name=name: relative(
-                    _dense(*getattr(ours, name)(rows)), _dense(*getattr(plain, name)(rows))
-                ),
+                lambda ours=of_ours, plain=of_plain: relative(_dense(*ours()), _dense(*plain())),
             )
             yield (
                 f"scale of {name} {dtype}",
-                lambda rows=rows, name=name: relative(
-                    getattr(ours, name)(rows)[1], getattr(plain, name)(rows)[1]
-                ),
+                lambda ours=of_ours, plain=of_plain: relative(ours()[1], plain()[1]),
             )
 
 

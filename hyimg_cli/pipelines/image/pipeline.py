@@ -29,7 +29,13 @@ from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.prewarm import prewarm
 from hyimg_cli.pipelines.image.sources import EncodedSources
-from hyimg_cli.pipelines.image.stages import Decoded, Generated, ImageStages, ReadSource
+from hyimg_cli.pipelines.image.stages import (
+    Decoded,
+    Denoising,
+    Generated,
+    ImageStages,
+    ReadSource,
+)
 from hyimg_cli.pipelines.image.texts import Texts
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import SourcePrefetch
@@ -186,7 +192,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
             facts,
             *warnings,
             denoise_steps=done.denoise_steps,
-            step_cache=done.step_cache,
+            step_cache=done.velocities.report() if isinstance(done, Denoising) else None,
             cot_text=text.text if has_written else job.cot_text,
             cot_token_ids=text.ids if has_written else job.cot_token_ids,
             cot_from=done.cot_from,

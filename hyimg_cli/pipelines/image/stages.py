@@ -32,7 +32,7 @@ from hyimg_cli.pipelines.image.think import DecodeRequest
 from hyimg_cli.pipelines.request import Finished, Request
 from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.card import Bucket, ModelCard
-from hyimg_cli.spec.events import ReuseReport, StepCacheReport
+from hyimg_cli.spec.events import ReuseReport
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.step_cache import StepCache
 
@@ -122,10 +122,6 @@ class Generated(Prefilled, Finished[ImageJob]):
         return self.canvas.bucket
 
     @property
-    def step_cache(self) -> StepCacheReport | None:
-        return None
-
-    @property
     def written(self) -> dict[str, Any]:
         """The text and how its tokens entered the network, for `Replay`."""
         cached = self.as_cached(self.text)
@@ -155,10 +151,6 @@ class Denoising(Generated):
     track: Track
     latents_CYX: Tensor
     velocities: VelocityCache
-
-    @property
-    def step_cache(self) -> StepCacheReport | None:
-        return self.velocities.report()
 
 
 @dataclass(eq=False, kw_only=True)

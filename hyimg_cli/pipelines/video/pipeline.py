@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -112,7 +112,10 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
                 self._ranks = VideoRanks(opened, choice, parallel)
         resident = self._resident()
         opened_s = time.perf_counter() - started
-        texts = [text for job in left for text in _texts(resident, job)]
+        texts: list[str] = []
+        for job in left:
+            with suppress(JobError):  # one that will fail embeds nothing
+                texts.extend(resident.texts(job))
         yield from self._prompts.ready(resident.prompts, texts)
         views = dict.fromkeys(view for job in left for view in self._views(resident, job))
         if views:
@@ -301,14 +304,6 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         key = key_of(job, self._digests(job), self._config)
         every = self._config.output.checkpoint_every
         return LatentsCheckpoint(folder.latents_for(job.custom_id), key, every, notes)
-
-
-def _texts(model: LatentVideoModel, job: VideoJob) -> tuple[str, ...]:
-    """The texts that the job embeds; none where it will fail."""
-    try:
-        return model.texts(job)
-    except JobError:
-        return ()
 
 
 def _longest_first(views: Collection[ImageConditioning]) -> list[ImageConditioning]:

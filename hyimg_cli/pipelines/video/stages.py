@@ -91,24 +91,14 @@ class VideoWork(Request[VideoJob]):
 
 @dataclass(frozen=True)
 class EncodedConditions:
-    """Conditions of a job's denoising: embeddings by text, views of its pictures by kind."""
+    """Conditions of a job's denoising: embeddings by text, views of its pictures by kind;
+    `warnings` of what was cut or left out on the way, `notes` of what reading the pictures changed.
+    """
 
     texts: Mapping[str, PromptEmbedding]
     views: Mapping[str, PromptEmbedding]
-    of_model: tuple[str, ...] = ()
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What was cut or left out on the way."""
-        cut = (note for one in self.texts.values() for note in one.notes)
-        found = (*self.texts.values(), *self.views.values())
-        of_inputs = (warning for one in found for warning in one.warnings)
-        return tuple(dict.fromkeys((*cut, *of_inputs, *self.of_model)))
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What reading the pictures changed."""
-        return tuple(dict.fromkeys(note for one in self.views.values() for note in one.notes))
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -209,10 +199,14 @@ def encode(work: VideoWork, stages: VideoStages) -> Stage[EncodedConditions]:
     texts = dict.fromkeys(stages.model.texts(job))
     views = stages.see(job) if job.images else {}
     embedded = {text: stages.embed(text) for text in texts}
-    encoded = EncodedConditions(embedded, views, stages.model.notes(job))
-    work.warnings.extend(encoded.warnings)
-    work.notes.extend(encoded.notes)
-    return encoded
+    warnings = [note for one in embedded.values() for note in one.notes]
+    for one in (*embedded.values(), *views.values()):
+        warnings.extend(one.warnings)
+    warnings.extend(stages.model.notes(job))
+    notes = dict.fromkeys(note for view in views.values() for note in view.notes)
+    work.warnings.extend(dict.fromkeys(warnings))
+    work.notes.extend(notes)
+    return EncodedConditions(embedded, views, tuple(dict.fromkeys(warnings)), tuple(notes))
 
 
 def denoise(work: VideoWork, encoded: EncodedConditions, stages: VideoStages) -> Stage[Denoised]:
