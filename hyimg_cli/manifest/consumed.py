@@ -29,9 +29,7 @@ def without_effect(settings: Mapping[str, Setting], jobs: Sequence[Job]) -> Iter
         yield from _concern(settings, ["lossless"], "WebP only; no picture is one")
     kept = [job.outside for job in pictures if job.outside is not None]
     if pictures and not any(outside.region for outside in kept):
-        names = (
-            ["region_mode", "max_spill"] if kept else [field.name for field in fields(KeepOutside)]
-        )
+        names = ["region_mode", "max_spill"] if kept else [f.name for f in fields(KeepOutside)]
         kind = "a region" if kept else "keep_outside"
         yield from _concern(settings, names, f"edits with {kind} only; no job is one")
     if jobs and not films and not any(job.negative_prompt for job in pictures):

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import PurePath
@@ -56,9 +56,21 @@ def name_files(
         number += results[where] or 1
     found = []
     for job in jobs:
-        where = job.source_line
-        name = _name(job, below, next_number[where], is_alone=results[where] == 1)
-        found.append(replace(job, file_name=name))
+        template, where = job.file_name, job.source_line
+        if template != BY_ID:
+            # What several results of a line would be called ends in their number, as their ids do.
+            if results[where] > 1 and not tells_results_apart(template):
+                template += f"-{job.custom_id.rpartition('-')[2]}"
+            source = job.images[0] if job.images else None
+            values: dict[str, str | int] = {
+                "custom_id": job.custom_id,
+                "stem": job.custom_id if source is None else fit(PurePath(source).stem),
+                "folder": "" if source is None else below(os.path.dirname(source)),
+                "index": next_number[where],
+                "seed": job.seed,
+            }
+            template = template_of(fill_template(template, values))
+        found.append(replace(job, file_name=template))
         next_number[where] += 1
     faults = dict(_faults(found, setting)) | dict(_beside(found))
     return [job for job in found if job.source_line not in faults], list(faults.values())
@@ -96,26 +108,6 @@ def name_of(job: Job) -> str:
 
 def suffix_of(job: Job) -> str:
     return job.encoding.suffix if isinstance(job, ImageJob) else ".mp4"
-
-
-def _name(job: Job, below: Callable[[str], str], number: int, *, is_alone: bool) -> str:
-    """The template of the job's name, which has no fields but of a name that is the id alone. One
-    that several results of a line would have ends in their number, as their ids do.
-    """
-    template = job.file_name
-    if template == BY_ID:
-        return template
-    if not (is_alone or tells_results_apart(template)):
-        template += f"-{job.custom_id.rpartition('-')[2]}"
-    source = job.images[0] if job.images else None
-    values: dict[str, str | int] = {
-        "custom_id": job.custom_id,
-        "stem": job.custom_id if source is None else fit(PurePath(source).stem),
-        "folder": "" if source is None else below(os.path.dirname(source)),
-        "index": number,
-        "seed": job.seed,
-    }
-    return template_of(fill_template(template, values))
 
 
 def _faults(jobs: Sequence[Job], setting: Setting) -> Iterator[tuple[str, HyimgError]]:

@@ -54,8 +54,8 @@ def names_of_files(ids: Mapping[str, str], recorded: Mapping[str, str]) -> dict[
     `ids`: by the picture's name. `recorded`: names of results that are there, by id: they stay.
     """
     names: dict[str, str] = {}
-    # Of those without a name, the next way is for where one is taken; the last one is the id.
-    ways: dict[str, tuple[str, ...]] = {}
+    # Of those without a name, the next way is for where the first is taken; the last is the id.
+    ways: dict[str, list[str]] = {}
     for name, own in ids.items():
         first = recorded.get(f"{own}-0", "")
         there = recorded.get(own) or (first.removesuffix("-0") if first.endswith("-0") else "")
@@ -66,22 +66,21 @@ def names_of_files(ids: Mapping[str, str], recorded: Mapping[str, str]) -> dict[
         plain = _DEVICES.sub(r"\g<0>_", _OF_SHELLS.sub("_", fit(stem)))
         marked = f"{plain}-{suffix.lower()}"
         fit_ones = (way for way in (plain, marked, f"{marked}-{short(name)}") if not fault_of(way))
-        ways[name] = (*fit_ones, own)
+        ways[name] = [*fit_ones, own]
     taken = {fold_name(own) for own in recorded.values()}
-    tried = dict.fromkeys(ways, 0)
     while True:
-        found = {name: ways[name][tried[name]] for name in ways}
+        found = {name: left[0] for name, left in ways.items()}
         claims = Counter(map(fold_name, found.values()))
         met = [
             name
             for name, own in found.items()
-            if tried[name] < len(ways[name]) - 1
+            if len(ways[name]) > 1
             and (fold_name(own) in taken or (claims[fold_name(own)] > 1 and own != ids[name]))
         ]
         if not met:
             return names | found
         for name in met:
-            tried[name] += 1
+            ways[name].pop(0)
 
 
 def in_id(text: str) -> str:

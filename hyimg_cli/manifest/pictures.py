@@ -61,9 +61,8 @@ class PictureLine(ResolvedLine):
             if getattr(own, name) is None and self.values[name] is not None:
                 yield self.unused(name, f"{self.card.name} does not read it")
         if "negative_prompt" in self.line.given and own.negative_prompt is None:
-            what = (
-                f"{self.card.name} takes no negative prompt: it guides away from no prompt at all"
-            )
+            why = "it guides away from no prompt at all"
+            what = f"{self.card.name} takes no negative prompt: {why}"
             yield self.fault("foreign-field", what, "negative_prompt", "take the field out")
         if "ratio_index" in fields and self._of_ratio(fields["ratio_index"]) is None:
             known = [f"{bucket.ratio_index} is {bucket.size}" for bucket in self.card.buckets]

@@ -38,9 +38,11 @@ def text_identity(job: ImageJob, card: ModelCard) -> TextIdentity | None:
     return None if inputs is None else (inputs, size_class_of(job, card))
 
 
-def text_of(job: ImageJob) -> Hashable:
-    """Equal for jobs of one group that write the same text, and for no others."""
-    return job.text_inputs or job.custom_id
+def text_of(job: Job) -> Hashable:
+    """Equal for pictures of one group that write the same text, and for no others; of a video its
+    prompt.
+    """
+    return job.prompt if isinstance(job, VideoJob) else job.text_inputs or job.custom_id
 
 
 def size_class_of(job: ImageJob, card: ModelCard) -> str:
@@ -67,14 +69,11 @@ def make_plan(jobs: Sequence[Job], card_of: Callable[[str], ModelCard]) -> Plan:
         for size_class, members in by_size.items():
             in_order = sorted(members, key=lambda job: job.writes_text)
             by_source = side_by_side(in_order, lambda job: (job.writes_text, job.images))
-            by_text = side_by_side(
-                by_source, lambda job: (job.writes_text, job.images, text_of(job))
-            )
-            groups.append(Group(model, size_class, by_text))
+            order = side_by_side(by_source, lambda job: (job.writes_text, job.images, text_of(job)))
+            groups.append(Group(model, size_class, order))
         # A LoRA is read once for all that want it.
-        by_lora = side_by_side(
-            (job for job in of_model if isinstance(job, VideoJob)), lambda job: job.lora
-        )
+        films = [job for job in of_model if isinstance(job, VideoJob)]
+        by_lora = side_by_side(films, lambda job: job.lora)
         alike = _alike(by_lora, lambda job: (job.lora, job.size, job.num_frames))
         for (_, size, frames), films in alike.items():
             by_prompt = side_by_side(films, lambda job: (job.prompt, job.negative_prompt))
@@ -129,15 +128,9 @@ def shard_of(jobs: Sequence[Job], index: int, count: int, weigh: Weigh) -> Shard
             parts[shard] += weight
             if shard == index - 1:
                 own.update(piece)
-    whole = sum(parts) or 1.0
-    return Shard(
-        index,
-        count,
-        tuple(job for number, job in enumerate(jobs) if number in own),
-        len(jobs),
-        parts[index - 1] / whole,
-        max(parts) * count / whole,
-    )
+    chosen, whole = tuple(jobs[number] for number in sorted(own)), sum(parts) or 1.0
+    part, largest = parts[index - 1] / whole, max(parts) * count / whole
+    return Shard(index, count, chosen, len(jobs), part, largest)
 
 
 def deal(pieces: Sequence[tuple[str, int]], count: int) -> list[int]:
@@ -206,15 +199,11 @@ def _pieces(jobs: Sequence[Job], weights: Mapping[int, int], count: int) -> list
             found.append(members)
             continue
         pieces: dict[int, list[int]] = {}
-        for number in side_by_side(members, lambda number: _text(jobs[number])):
+        for number in side_by_side(members, lambda number: text_of(jobs[number])):
             pieces.setdefault(before * math.ceil(whole / mean) // whole, []).append(number)
             before += weights[number]
         found += pieces.values()
     return found
-
-
-def _text(job: Job) -> Hashable:
-    return text_of(job) if isinstance(job, ImageJob) else job.prompt
 
 
 def _hash(name: str) -> int:

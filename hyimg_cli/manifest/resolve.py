@@ -38,8 +38,14 @@ def resolve_jobs(
     listed = settings["allow_model"]
     own = [settings[name].value for name in ("model", "video_model")]
     own += (one.file for one in settings["lora"].value or ())
-    allowed = {_place(name) for name in (*(listed.value or ()), *own)}
-    place_of = cache(_place)
+
+    @cache
+    def place_of(name: str) -> str:
+        """Where a model lies, or its name: folders are known by where they lie."""
+        path = os.path.expanduser(name)
+        return os.path.realpath(path) if os.path.exists(path) else name
+
+    allowed = {place_of(name) for name in (*(listed.value or ()), *own)}
     jobs: list[Job] = []
     faults: list[HyimgError] = []
 
@@ -109,9 +115,3 @@ def resolve_jobs(
     # What a setting caused is the same in every line; it is said once.
     once = {(one.where, one.what): one for one in faults}
     return jobs, list(once.values())
-
-
-def _place(name: str) -> str:
-    """Where a model lies, or its name: folders are known by where they lie."""
-    path = os.path.expanduser(name)
-    return os.path.realpath(path) if os.path.exists(path) else name
