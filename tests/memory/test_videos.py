@@ -8,7 +8,7 @@ from tiny_video import WAN_CARD
 
 from hyimg_cli.loading.config import Config
 from hyimg_cli.memory.videos import CARDS, decode_bytes, fit_flags, video_needs
-from hyimg_cli.models.diffusers_video.card import (
+from hyimg_cli.models.diffusers_video.record import (
     _HUNYUAN_DECODE,
     WAN_DECODE,
     hunyuan_forward,

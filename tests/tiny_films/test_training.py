@@ -26,13 +26,13 @@ from tiny_films.train_vae import (
 )
 from tiny_films.world import TRAINABLE, Scene
 
+from hyimg_cli.models.diffusers_video.encoders import HunyuanPrompts
 from hyimg_cli.models.diffusers_video.hunyuan_video15 import (
     Forward,
     MaskFreeAttention,
     hoisted_forward,
 )
 from hyimg_cli.models.diffusers_video.layout import read_layout
-from hyimg_cli.models.diffusers_video.prompts import HunyuanPrompts
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.models.latent_video import PromptEmbedding
 

@@ -19,9 +19,8 @@ from diffusers.models.transformers.transformer_hunyuan_video15 import (
 )
 from torch import Tensor, nn
 
-from hyimg_cli.models.diffusers_video.denoising import Guide
-from hyimg_cli.models.diffusers_video.model import DiffusersVideo
-from hyimg_cli.models.diffusers_video.prompts import GLYPH, TEXT, HunyuanPrompts
+from hyimg_cli.models.diffusers_video.encoders import GLYPH, TEXT, HunyuanPrompts
+from hyimg_cli.models.diffusers_video.model import DiffusersVideo, Guide
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.vaes import HunyuanVae
 from hyimg_cli.models.diffusers_video.weights import configured, load_weights

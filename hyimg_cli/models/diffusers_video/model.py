@@ -1,8 +1,10 @@
-"""A loaded video checkpoint as the engine knows it; a family is a subclass of `DiffusersVideo`."""
+"""A loaded video checkpoint as the engine knows it, a family is a subclass of `DiffusersVideo`; and
+one job's denoising, whatever the family: scheduler steps around what its guidance branches give.
+"""
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, T H W pixels
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -14,14 +16,97 @@ from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import JobError
-from hyimg_cli.models.diffusers_video.denoising import Denoiser, Guide, LocalBranches
 from hyimg_cli.models.diffusers_video.lora import Adapters, unapplied_tensors
 from hyimg_cli.models.diffusers_video.networks import SplitTokens, load_network
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.start import StartEncoder
-from hyimg_cli.models.latent_video import Branch, BranchInputs, PromptEmbedding, SpreadModel
+from hyimg_cli.models.latent_video import (
+    Branch,
+    BranchInputs,
+    BranchRunner,
+    PromptEmbedding,
+    SpreadModel,
+)
 from hyimg_cli.models.lora_files import lora_file
 from hyimg_cli.spec.job import VideoJob
+
+# The number of a step and its branches' velocities to the one that the step takes.
+Guide = Callable[[int, Sequence[Tensor]], Tensor]
+
+
+class LocalBranches:
+    """The `BranchRunner` of one process: one branch after another."""
+
+    def __init__(self, branch: Callable[[BranchInputs], Branch]) -> None:
+        self._branch = branch
+        self._branches: list[Branch] = []
+
+    def begin(self, inputs: Sequence[BranchInputs]) -> None:
+        self._branches = [self._branch(own) for own in inputs]
+
+    def velocity(self, step: int, latents_BCFYX: Tensor, timestep_B: Tensor) -> list[Tensor]:
+        return [branch(step, latents_BCFYX, timestep_B) for branch in self._branches]
+
+
+class Denoiser:
+    """The `VideoDenoiser` of both families. Made for one job; nothing of it outlives the job.
+
+    Branches are begun with the first step that runs them: one that the step cache estimates asks no
+    rank.
+    """
+
+    def __init__(
+        self,
+        schedule: JobScheduler,
+        velocities: VelocityCache,
+        runner: BranchRunner,
+        inputs: Sequence[BranchInputs],
+        guide: Guide,
+        noise_1CFYX: Tensor,
+        dtype: torch.dtype,
+        finish: Callable[[Tensor], Tensor],
+    ) -> None:
+        """`dtype`: of the latents as branches take them; `finish` makes of the last step's latents
+        what is decoded.
+        """
+        self.schedule, self.velocities = schedule, velocities
+        self._runner, self._inputs, self._guide = runner, inputs, guide
+        self._noise, self._dtype, self._finish = noise_1CFYX, dtype, finish
+        self._is_begun = False
+
+    @property
+    def steps(self) -> int:
+        return len(self.schedule.levels)
+
+    def is_stop(self, step: int) -> bool:
+        """Never: all frames are on their way together."""
+        return False
+
+    def initial_latents(self) -> Tensor:
+        return self._noise.clone()
+
+    @torch.no_grad()
+    def step(self, index: int, latents_BCFYX: Tensor) -> Tensor:
+        found: Sequence[Tensor]
+        if self.velocities.steps[index]:
+            if not self._is_begun:
+                self._runner.begin(self._inputs)
+                self._is_begun = True
+            timestep_B = self.schedule.timesteps[index].expand(1)
+            found = self._runner.velocity(index, latents_BCFYX.to(self._dtype), timestep_B)
+            self.velocities.keep(index, found)
+        else:
+            found = self.velocities.estimate(index)
+        moved = self.schedule.advance(index, self._guide(index, found), latents_BCFYX)
+        return self._finish(moved) if index + 1 == self.steps else moved
+
+    def state(self) -> Mapping[str, Tensor]:
+        return self.schedule.state() | self.velocities.state()
+
+    def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
+        """Raises ValueError where `state` was taken behind another step."""
+        self.schedule.restore(index, state)
+        self.velocities.restore(state, self.schedule.device)
 
 
 class DiffusersVideo(SpreadModel):
@@ -99,7 +184,21 @@ class DiffusersVideo(SpreadModel):
         embeddings: Mapping[str, PromptEmbedding],
         start: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> Denoiser:
-        self._check(job)
+        # The library would round sizes and frames down without a word.
+        multiple, stride = self.card.size_multiple, self.card.frame_stride
+        if min(job.size.height, job.size.width) < multiple or (
+            job.size.height % multiple or job.size.width % multiple
+        ):
+            raise JobError(
+                f"size {job.size} is not a multiple of {multiple} pixels each way",
+                code="job.size",
+            )
+        if job.num_frames < 1 or (job.num_frames - 1) % stride:
+            raise JobError(
+                f"{job.num_frames} frames are not {stride} x k + 1",
+                hint=f"for example {max(job.num_frames, 1) // stride * stride + 1}",
+                code="job.num-frames",
+            )
         # Drawn on the CPU in the dtype that the pipeline draws in: another dtype, other noise.
         noise_1CFYX: Tensor = randn_tensor(
             self.latents_shape(job),
@@ -141,20 +240,3 @@ class DiffusersVideo(SpreadModel):
 
     def latents_shape(self, job: VideoJob) -> tuple[int, ...]:
         return 1, self.card.latent_channels, *self.card.latent_grid(job.size, job.num_frames)
-
-    def _check(self, job: VideoJob) -> None:
-        """The library would round sizes and frames down without a word."""
-        multiple, stride = self.card.size_multiple, self.card.frame_stride
-        if min(job.size.height, job.size.width) < multiple or (
-            job.size.height % multiple or job.size.width % multiple
-        ):
-            raise JobError(
-                f"size {job.size} is not a multiple of {multiple} pixels each way",
-                code="job.size",
-            )
-        if job.num_frames < 1 or (job.num_frames - 1) % stride:
-            raise JobError(
-                f"{job.num_frames} frames are not {stride} x k + 1",
-                hint=f"for example {max(job.num_frames, 1) // stride * stride + 1}",
-                code="job.num-frames",
-            )

@@ -1,45 +1,77 @@
-"""HunyuanVideo-1.5 and Wan, in diffusers' layout, as a family."""
+"""HunyuanVideo-1.5 and Wan, in diffusers' layout, as a family: facts and defaults by a checkpoint's
+JSON files and safetensors headers; no torch.
 
-from functools import cached_property, lru_cache
+What a checkpoint does not say itself is what its authors publish beside it: frames, frames a
+second, steps.
+"""
+
+import math
+from dataclasses import fields, replace
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
 from hyimg_cli.errors import CheckpointError, JobError, require
 from hyimg_cli.files import TABLE_BYTES, bytes_of
 from hyimg_cli.loading.checkpoint import file_digest, readable
-from hyimg_cli.models.diffusers_video.card import video_card
+from hyimg_cli.loading.config import Config
 from hyimg_cli.models.diffusers_video.layout import (
     HUNYUAN_VIDEO15,
     INDEX,
     CheckpointLayout,
     is_video_checkpoint,
     read_layout,
+    refuse_unsupported,
+    shift_name,
 )
 from hyimg_cli.models.family import Family
 from hyimg_cli.settings.run import ModelChoice
-from hyimg_cli.spec.card import VideoCard
-from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.spec.card import (
+    DecodeWork,
+    ForwardWork,
+    StartRule,
+    TileRule,
+    VideoCard,
+    VideoDefaults,
+)
+from hyimg_cli.spec.job import Size, VideoJob
 
 if TYPE_CHECKING:
     from hyimg_cli.models.latent_video import LatentVideoModel
+
+HUNYUAN_MAX_TOKENS = 1000
+WAN_MAX_TOKENS = 512
+_TILE_PIXELS = 256
+_STRIDE_PIXELS = 192
+_MAX_RATIO = 4.0
+_MOST_PIXELS = 8192
+# Of the released autoencoders, counted without a GPU; others are taken to be as they are.
+_HUNYUAN_DECODE = DecodeWork(per_frame_pixel=1_796)
+WAN_DECODE = DecodeWork(per_pixel=10_500)
+_SHIFT_OF_720P = 5.0
+_SHIFT_OF_TARGET = {640: 5.0, 960: 9.0}
+_HUNYUAN_BLOCKS, _WAN_BLOCKS, _WAN_HEADS = 54, 40, 40  # where the configuration does not say
+# A multiplication and its addition.
+_MAC = 2
+# Queries with keys, and their weights with values.
+_PRODUCTS = 2
+# Bytes of a token at a block's widest moment, in widths of the network: 22 were counted for Wan's
+# blocks, 25 for HunyuanVideo-1.5's, without weights.
+_TOKEN_WIDTHS = 25
 
 
 class DiffusersFolder:
     """A checkpoint folder, its weights unread."""
 
     def __init__(self, folder: Path, model: str) -> None:
-        self.folder = folder
+        self.layout = read_layout(folder)
         self.card = video_card(folder, model)
 
-    @cached_property
-    def layout(self) -> CheckpointLayout:
-        return read_layout(self.folder)
-
     def check(self, job: VideoJob) -> None:
-        check_texts(job, self.folder, self.card)
+        check_texts(job, self.layout.folder, self.card)
         if job.lora and find_spec("diffusers"):
             from hyimg_cli.models.diffusers_video.lora import check_loras  # imports torch
 
@@ -98,6 +130,220 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
     except Exception as error:  # the library raises no other
         what = f"tokenizer/tokenizer.json cannot be read: {error}"
         raise CheckpointError(what, where=folder, code="checkpoint.tokenizer") from None
+
+
+def video_card(folder: Path, model: str) -> VideoCard:
+    """The card of the checkpoint in `folder`, called `model` by the user."""
+    layout = read_layout(folder)
+    refuse_unsupported(layout)
+    return (_hunyuan if layout.family == HUNYUAN_VIDEO15 else _wan)(layout, model)
+
+
+def stored_facts(layout: CheckpointLayout, defaults: VideoDefaults) -> dict[str, Any]:
+    """Fields of a card that the checkpoint's own files say, whatever the family.
+
+    A `card.json` beside model_index.json may name the checkpoint, say that it is untrained, and
+    replace defaults by name: numbers, or a size as [height, width]. Weights that are not there yet
+    are missing from `component_bytes`.
+    """
+    own = Config.read(layout.folder / "card.json", is_optional=True)
+    values = own.table("defaults", {})
+    known = {field.name for field in fields(VideoDefaults)}
+    for name in values.values.keys() - known:
+        raise values.fault(name, values.values[name], f"one of {', '.join(sorted(known))}")
+    changed: dict[str, Any] = {
+        name: Size(*values.counts(name, length=2)) if name == "size" else values.setting(name)
+        for name in values.values
+    }
+    parts = [(name, part) for name, part in layout.components.items() if part.has_weights]
+    stored = [(name, part.stored_bytes()) for name, part in parts]
+    counted = [(name, part.parameters()) for name, part in parts]
+    return {
+        "family": layout.family,
+        "name": own.text("name", layout.folder.name),
+        "is_trained": own.flag("trained", True),
+        "component_bytes": tuple(one for one in stored if one[1] is not None),
+        "component_parameters": tuple(one for one in counted if one[1] is not None),
+        "defaults": replace(defaults, **changed),
+    }
+
+
+def start_rule(target_size: int, cell: int) -> StartRule:
+    """Of a HunyuanVideo-1.5 checkpoint: all sizes with about target_size² pixels, along the
+    staircase under height x width = target_size², in cells. Source: generate_crop_size_list of the
+    release.
+    """
+    sizes, area = [], round((target_size / cell) ** 2)
+    height, width = area, 1
+    while height > 0:
+        if max(height, width) / min(height, width) <= _MAX_RATIO:
+            sizes.append(Size(height * cell, width * cell))
+        if height * (width + 1) <= area:
+            width += 1
+        else:
+            height -= 1
+    return StartRule(1, 1, "crop", tuple(sizes))
+
+
+def _hunyuan(layout: CheckpointLayout, model: str) -> VideoCard:
+    network, vae = layout.components["transformer"].config(), layout.components["vae"].config()
+    guider = layout.components["guider"].config()
+    cell = vae.count("spatial_compression_ratio", 16)
+    target = network.count("target_size", 640, least=cell, most=_MOST_PIXELS)
+    is_distilled = network.flag("use_meanflow", False)
+    tile = _TILE_PIXELS // cell
+    sizes = start_rule(target, cell)
+    landscape = sizes.size_for(Size(9, 16))
+    assert landscape is not None, "the rule has sizes"
+    defaults = VideoDefaults(
+        size=landscape,
+        num_frames=121,
+        fps=24,
+        # Distilled to few steps, by its own training; its authors say 8 or 12.
+        num_inference_steps=12 if is_distilled else 50,
+        # 1, which is none, where the guider is switched off (a distilled checkpoint).
+        guidance_scale=guider.number("guidance_scale", 6.0) if guider.flag("enabled", True) else 1,
+        flow_shift=_shift(layout, _SHIFT_OF_TARGET.get(target, 5.0)),
+    )
+    return VideoCard(
+        model=model,
+        size_multiple=cell * network.count("patch_size", 1),
+        pixels_per_cell=cell,
+        frame_stride=vae.count("temporal_compression_ratio", 4),
+        latent_channels=vae.count("latent_channels", 32),
+        max_prompt_tokens=HUNYUAN_MAX_TOKENS,
+        tiles=TileRule(tile, tile - tile // 4, cell),
+        forward=hunyuan_forward(network),
+        blocks=network.count("num_layers", _HUNYUAN_BLOCKS),
+        decode=_HUNYUAN_DECODE,
+        start=sizes if layout.starts_from_pictures else None,
+        needs_start=layout.starts_from_pictures,
+        is_distilled=is_distilled,
+        **stored_facts(layout, defaults),
+    )
+
+
+def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
+    network, vae = layout.components["transformer"].config(), layout.components["vae"].config()
+    cell = vae.count("scale_factor_spatial", 8)
+    start = _wan_start(layout)
+    return VideoCard(
+        model=model,
+        # The pipeline asks for 16, the patches for more where a latent cell is 16 pixels.
+        size_multiple=max(16, cell * wan_patch(network)[1]),
+        pixels_per_cell=cell,
+        frame_stride=vae.count("scale_factor_temporal", 4),
+        latent_channels=vae.count("z_dim", 16),
+        max_prompt_tokens=WAN_MAX_TOKENS,
+        tiles=TileRule(_TILE_PIXELS // cell, _STRIDE_PIXELS // cell, cell),
+        forward=wan_forward(network),
+        blocks=network.count("num_layers", _WAN_BLOCKS),
+        context_heads=network.count("num_attention_heads", _WAN_HEADS),
+        decode=WAN_DECODE,
+        start=start,
+        needs_start=layout.starts_from_pictures and not layout.expands_timesteps,
+        has_float32_vae=True,
+        wants_negative=True,
+        cleaner="ftfy",
+        # WanPipeline.do_classifier_free_guidance: only above 1.
+        guides_below_one=False,
+        **stored_facts(layout, _wan_defaults(layout, start)),
+    )
+
+
+def _wan_start(layout: CheckpointLayout) -> StartRule | None:
+    """The 5B model makes the picture its first frame; others have channels for it. Tokens of a
+    picture are read in a fixed number; the 2.2 pair reads none, and takes a last frame or not.
+    """
+    if layout.expands_timesteps:
+        return StartRule(1, 1, "stretch")
+    if not layout.starts_from_pictures:
+        return None
+    network = layout.components["transformer"].config()
+    if not network.has("image_dim"):
+        return StartRule(1, 2, "stretch")
+    count = 2 if network.has("pos_embed_seq_len") else 1
+    return StartRule(count, count, "stretch")
+
+
+def _wan_defaults(layout: CheckpointLayout, start: StartRule | None) -> VideoDefaults:
+    """Wan 2.1's, those of the 2.2 pair (720p, two scales), or of the 2.2 5B (24 fps)."""
+    plain = VideoDefaults(
+        size=Size(480, 832),
+        num_frames=81,
+        fps=16,
+        num_inference_steps=50,
+        guidance_scale=5.0,
+        flow_shift=_shift(layout, 3.0),
+    )
+    if layout.expands_timesteps:
+        return replace(plain, size=Size(704, 1280), num_frames=121, fps=24)
+    if "transformer_2" in layout.components:
+        high, low = (4.0, 3.0) if start is None else (3.5, 3.5)
+        return replace(
+            plain,
+            size=Size(720, 1280),
+            num_inference_steps=40,
+            guidance_scale=high,
+            guidance_scale_2=low,
+        )
+    if start is None:
+        return plain
+    # Only the shift tells the 720p checkpoint of 2.1 from the 480p one.
+    is_large = start.fewest == 2 or plain.flow_shift >= _SHIFT_OF_720P
+    return replace(
+        plain,
+        size=Size(720, 1280) if is_large else plain.size,
+        num_inference_steps=50 if start.fewest == 2 else 40,
+    )
+
+
+def _shift(layout: CheckpointLayout, otherwise: float) -> float:
+    scheduler = layout.components["scheduler"]
+    return scheduler.config().number(shift_name(scheduler), otherwise, above=0)
+
+
+def wan_patch(network: Config) -> tuple[int, ...]:
+    """Frames, rows and columns of cells that are a token of Wan's transformer."""
+    return network.counts("patch_size", (1, 2, 2), length=3)
+
+
+def hunyuan_forward(network: Config) -> ForwardWork:
+    """A forward of HunyuanVideo-1.5: blocks of joint attention, weights apart for video and text.
+
+    Here and for Wan: matrix products only, of the video's tokens only: a floor, which norms,
+    rotations and text come on top of (a prompt of 150 tokens is less than a hundredth of a film at
+    480p).
+    """
+    width = network.count("num_attention_heads", 16) * network.count("attention_head_dim", 128)
+    layers = network.count("num_layers", _HUNYUAN_BLOCKS)
+    cells = network.count("patch_size_t", 1) * network.count("patch_size", 1) ** 2
+    # Queries, keys, values and output; the two layers of the MLP.
+    weights = 4 * width**2 + int(2 * network.number("mlp_ratio", 4.0, above=0) * width**2)
+    ends = cells * width * (network.count("in_channels", 65) + network.count("out_channels", 32))
+    return ForwardWork(
+        cells_per_token=cells,
+        per_token=_MAC * (layers * weights + ends),
+        per_pair=_MAC * _PRODUCTS * layers * width,
+        token_bytes=_TOKEN_WIDTHS * width,
+    )
+
+
+def wan_forward(network: Config) -> ForwardWork:
+    """A forward of Wan: blocks of self-attention, and of cross-attention to the text's 512 rows."""
+    heads = network.count("num_attention_heads", _WAN_HEADS)
+    width = heads * network.count("attention_head_dim", 128)
+    layers, cells = network.count("num_layers", _WAN_BLOCKS), math.prod(wan_patch(network))
+    # Self-attention has four matrices; of the other's, keys and values are the text's own.
+    weights = (4 + 2) * width**2 + 2 * width * network.count("ffn_dim", 13824)
+    across = _PRODUCTS * WAN_MAX_TOKENS * width
+    ends = cells * width * (network.count("in_channels", 16) + network.count("out_channels", 16))
+    return ForwardWork(
+        cells_per_token=cells,
+        per_token=_MAC * (layers * (weights + across) + ends),
+        per_pair=_MAC * _PRODUCTS * layers * width,
+        token_bytes=_TOKEN_WIDTHS * width,
+    )
 
 
 FAMILY = Family(

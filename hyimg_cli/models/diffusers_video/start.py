@@ -35,9 +35,9 @@ class StartEncoder(CheckpointEncoder):
     """The checkpoint's encoder of pictures: `tokens` [pictures, N, W], `latents` [C, F, Y, X] in
     the denoiser's scale.
 
-    `image_encoder` and `processor` are components, empty where no tokens are read. `sees_crop`: the
-    encoder sees the fitted picture, not the whole. `has_mask`: latents of all frames, grey behind
-    the picture; otherwise of the picture alone.
+    `reads_tokens`: of an image encoder with its `processor`. `sees_crop`: that encoder sees the
+    fitted picture, not the whole. `has_mask`: latents of all frames, grey behind the picture;
+    otherwise of the picture alone.
     """
 
     tensors = {TOKENS: False, LATENTS: False}
@@ -55,11 +55,9 @@ class StartEncoder(CheckpointEncoder):
         super().__init__(layout, place)
         self.sees_crop = layout.family == HUNYUAN_VIDEO15
         self.has_mask = not (self.sees_crop or layout.expands_timesteps)
-        self.image_encoder = self.processor = ""
-        if self.sees_crop:
-            self.image_encoder, self.processor = "image_encoder", "feature_extractor"
-        elif layout.components["transformer"].config().has("image_dim"):
-            self.image_encoder, self.processor = "image_encoder", "image_processor"
+        self.processor = "feature_extractor" if self.sees_crop else "image_processor"
+        network = layout.components["transformer"].config()
+        self.reads_tokens = self.sees_crop or network.has("image_dim")
         self._vae, self.is_tiled = vae, is_tiled
         # The last picture, its most frames, and their latents: the encoder is causal, so those of
         # fewer frames begin with the same ones.
@@ -70,7 +68,7 @@ class StartEncoder(CheckpointEncoder):
         images = tuple(zip(job.images, digests, strict=True))
         frames = job.num_frames if self.has_mask else 1
         views = [ImageConditioning(LATENTS, images, job.size, job.fit, frames)]
-        if self.image_encoder:
+        if self.reads_tokens:
             of_crop = (job.size, job.fit) if self.sees_crop else (None, None)
             views.append(ImageConditioning(TOKENS, images, *of_crop))
         return tuple(views)
@@ -78,7 +76,7 @@ class StartEncoder(CheckpointEncoder):
     def key(self, view: ImageConditioning) -> str:
         """By the files' bytes, whatever they are called."""
         if view.kind == TOKENS:
-            how: dict[str, Any] = {"files": self.identity(self.image_encoder, self.processor)}
+            how: dict[str, Any] = {"files": self.identity("image_encoder", self.processor)}
         else:
             how = {"files": self.identity("vae"), "tiled": self.is_tiled}
         return self.digest_of(
@@ -121,7 +119,7 @@ class StartEncoder(CheckpointEncoder):
         super().release()
 
     def _tokens(self, pictures: Sequence[Pixels], view: ImageConditioning) -> Tensor:
-        network = self.network(self.image_encoder)
+        network = self.network("image_encoder")
         processor = self.tokenizer(self.processor)
         options = {"do_resize": True, "do_convert_rgb": True} if self.sees_crop else {}
         fitted = [_fitted(pixels, view) for pixels in pictures]

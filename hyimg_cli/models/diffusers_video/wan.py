@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as fun
 from torch import Tensor
 
-from hyimg_cli.models.diffusers_video.card import WAN_MAX_TOKENS
-from hyimg_cli.models.diffusers_video.denoising import Guide
-from hyimg_cli.models.diffusers_video.model import DiffusersVideo
-from hyimg_cli.models.diffusers_video.prompts import TEXT, WanPrompts
+from hyimg_cli.models.diffusers_video.encoders import TEXT, WanPrompts
+from hyimg_cli.models.diffusers_video.model import DiffusersVideo, Guide
+from hyimg_cli.models.diffusers_video.record import WAN_MAX_TOKENS
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.start import add_frame_mask
 from hyimg_cli.models.diffusers_video.vaes import WanVae

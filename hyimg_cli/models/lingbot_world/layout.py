@@ -16,13 +16,13 @@ from typing import Any
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.config import Config
-from hyimg_cli.models.diffusers_video.card import wan_patch
 from hyimg_cli.models.diffusers_video.layout import (
     INDEX,
     CheckpointLayout,
     Component,
     component_of,
 )
+from hyimg_cli.models.diffusers_video.record import wan_patch
 
 FAMILY = "lingbot_world"
 TRANSFORMER = "transformer"

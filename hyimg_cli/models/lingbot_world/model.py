@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.media.images import Pixels
+from hyimg_cli.models.diffusers_video.encoders import TEXT, WanPrompts
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
-from hyimg_cli.models.diffusers_video.prompts import TEXT, WanPrompts
 from hyimg_cli.models.diffusers_video.start import StartEncoder, add_frame_mask
 from hyimg_cli.models.diffusers_video.vaes import WanVae
 from hyimg_cli.models.diffusers_video.weights import check_weights, load_target, load_weights

@@ -13,7 +13,7 @@ slots and reads all up to the chunk's end. No mask: causal is what the cache hol
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as fun
@@ -66,18 +66,16 @@ class LingBotNetwork(nn.Module):
         for block in self.blocks:
             for name in CAMERA_LAYERS:
                 block.add_module(name, nn.Linear(width, width))
-        self.norm_out, self.proj_out = wan.norm_out, wan.proj_out
+        self.norm_out, self.proj_out = wan.norm_out, cast(nn.Linear, wan.proj_out)
         self.scale_shift_table = wan.scale_shift_table
 
     @property
     def dtype(self) -> torch.dtype:
-        found: torch.dtype = self.proj_out.weight.dtype
-        return found
+        return self.proj_out.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        found: torch.device = self.proj_out.weight.device
-        return found
+        return self.proj_out.weight.device
 
     def clip(
         self, text_BNM: Tensor, timesteps: Sequence[int], *, chunks: int, rows: int, columns: int

@@ -125,7 +125,7 @@ def key_poses(text: str, most: int | None = None) -> Array:
             pitch += up
             # A turn goes before the step.
             moved = poses[-1].copy()
-            moved[:3, :3] = _about_y(right) @ moved[:3, :3] @ _about_x(up)
+            moved[:3, :3] = _turn(right, (2, 0)) @ moved[:3, :3] @ _turn(up, (1, 2))
             for axis, keys_of in ((2, "ws"), (0, "da")):
                 way = moved[:3, axis] * (1.0, 0.0, 1.0)
                 way = way / (np.linalg.norm(way) + 1e-6)
@@ -146,14 +146,12 @@ def segments(text: str) -> list[tuple[frozenset[str], int]]:
     return found
 
 
-def _about_x(degrees: float) -> Array:
+def _turn(degrees: float, axes: tuple[int, int]) -> Array:
+    """The rotation that takes the first of two axes towards the second."""
     cos, sin = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
-    return np.array([[1, 0, 0], [0, cos, -sin], [0, sin, cos]])
-
-
-def _about_y(degrees: float) -> Array:
-    cos, sin = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
-    return np.array([[cos, 0, sin], [0, 1, 0], [-sin, 0, cos]])
+    made = np.eye(3)
+    made[np.ix_(axes, axes)] = [[cos, -sin], [sin, cos]]
+    return made
 
 
 def interpolated(poses_N44: Array, frames: int) -> Array:

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING
 
 from hyimg_cli.errors import CheckpointError, JobError, require
 from hyimg_cli.loading.config import Config
-from hyimg_cli.models.diffusers_video.card import WAN_DECODE, stored_facts, wan_forward
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
-from hyimg_cli.models.diffusers_video.record import check_texts
+from hyimg_cli.models.diffusers_video.record import (
+    WAN_DECODE,
+    check_texts,
+    stored_facts,
+    wan_forward,
+)
 from hyimg_cli.models.family import Family
 from hyimg_cli.models.lingbot_world.layout import FAMILY as NAME
 from hyimg_cli.models.lingbot_world.layout import (

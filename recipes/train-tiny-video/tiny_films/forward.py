@@ -16,7 +16,7 @@ import torch
 from diffusers.models.embeddings import apply_rotary_emb
 from torch import Tensor, nn
 
-from hyimg_cli.models.diffusers_video.prompts import GLYPH, TEXT
+from hyimg_cli.models.diffusers_video.encoders import GLYPH, TEXT
 from hyimg_cli.models.latent_video import PromptEmbedding
 
 _HIDDEN = -1e9

@@ -15,13 +15,13 @@ from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import (
     format_text_input,
 )
 
-from hyimg_cli.models.diffusers_video.layout import read_layout
-from hyimg_cli.models.diffusers_video.prompts import (
+from hyimg_cli.models.diffusers_video.encoders import (
     SKIPPED_LAYERS,
     TEMPLATE_TOKENS,
     TEXT,
     HunyuanPrompts,
 )
+from hyimg_cli.models.diffusers_video.layout import read_layout
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.models.latent_video import PromptEmbedding
 from tiny_films.captions import partial_prompt, random_prompt, unknown_prompt

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from hyimg_cli.models.diffusers_video.card import HUNYUAN_MAX_TOKENS
+from hyimg_cli.models.diffusers_video.encoders import GLYPH, MAX_GLYPH_TOKENS, TEXT
 from hyimg_cli.models.diffusers_video.hunyuan_video15 import Forward, HunyuanVideo15
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
-from hyimg_cli.models.diffusers_video.prompts import GLYPH, MAX_GLYPH_TOKENS, TEXT
+from hyimg_cli.models.diffusers_video.record import HUNYUAN_MAX_TOKENS
 from hyimg_cli.models.latent_video import PromptEmbedding
 
 IMAGE_TOKENS = 729

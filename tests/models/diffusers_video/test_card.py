@@ -15,9 +15,8 @@ from tiny_video import TINY_VIDEO, write_wan
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.models import registry
-from hyimg_cli.models.diffusers_video.card import start_rule, video_card
 from hyimg_cli.models.diffusers_video.layout import read_layout
-from hyimg_cli.models.diffusers_video.record import FAMILY
+from hyimg_cli.models.diffusers_video.record import FAMILY, start_rule, video_card
 from hyimg_cli.spec.card import TileRule
 from hyimg_cli.spec.job import Size
 

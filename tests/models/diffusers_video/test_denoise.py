@@ -18,8 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyimg_cli.errors import JobError
 from hyimg_cli.models import registry
-from hyimg_cli.models.diffusers_video.denoising import LocalBranches
-from hyimg_cli.models.diffusers_video.model import DiffusersVideo
+from hyimg_cli.models.diffusers_video.model import DiffusersVideo, LocalBranches
 from hyimg_cli.models.latent_video import BranchInputs, VideoDenoiser
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import Size, VideoJob

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save, save_file
 
 from hyimg_cli.models import registry
-from hyimg_cli.models.diffusers_video import encoders, prompts
+from hyimg_cli.models.diffusers_video import encoders
+from hyimg_cli.models.diffusers_video.encoders import HunyuanPrompts, WanPrompts
 from hyimg_cli.models.diffusers_video.layout import read_layout
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
-from hyimg_cli.models.diffusers_video.prompts import HunyuanPrompts, WanPrompts
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import VideoJob
@@ -187,7 +187,7 @@ def test_wan_keys(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> 
     shorter.max_tokens = 226
     assert shorter.key("a cat") != own.key("a cat")
     before = own.key("a cat")
-    monkeypatch.setattr(prompts, "installed_version", lambda _name: "6.3")
+    monkeypatch.setattr(encoders, "installed_version", lambda _name: "6.3")
     assert own.key("a cat") != before
 
 

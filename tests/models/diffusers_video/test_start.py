@@ -383,7 +383,7 @@ def test_the_pair_switches_at_the_boundary(
 def test_hunyuans_sizes_are_the_librarys(target: tuple[int, Size]) -> None:
     from diffusers.pipelines.hunyuan_video1_5.image_processor import HunyuanVideo15ImageProcessor
 
-    from hyimg_cli.models.diffusers_video.card import start_rule
+    from hyimg_cli.models.diffusers_video.record import start_rule
 
     side, of_wide = target
     rule, library = start_rule(side, 16), HunyuanVideo15ImageProcessor(vae_scale_factor=16)
