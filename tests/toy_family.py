@@ -14,8 +14,7 @@ from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment, TextSegment
 from hyimg_cli.manifest.cost import JobTokens
-from hyimg_cli.models.common.model import DecoderModel
-from hyimg_cli.models.common.script import FreeScript
+from hyimg_cli.models.common.model import DecoderModel, FreeScript
 from hyimg_cli.models.family import Family, ImageCheckpoint
 from hyimg_cli.models.protocols import BranchSequence, Canvas, TextPrompt
 from hyimg_cli.spec.card import Bucket, ModelCard, SamplingDefaults

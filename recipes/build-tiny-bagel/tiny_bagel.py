@@ -18,8 +18,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from hyimg_cli.models.bagel.config import AutoencoderShape, read_architecture
-from hyimg_cli.models.bagel.vae import autoencoder, stored_name, stored_shape
-from hyimg_cli.models.bagel.weights import without_weights
+from hyimg_cli.models.bagel.weights import autoencoder, stored_name, stored_shape, without_weights
 
 TABLE_SIDE, VIT_SIDE, VIT_LAYERS = 8, 9, 2
 MARKERS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")

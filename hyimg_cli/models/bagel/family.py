@@ -3,7 +3,7 @@
 # Legend: C channel, Y X latent rows and columns, H W pixels, N token, P values of a token,
 # V vocabulary
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,10 +25,8 @@ from hyimg_cli.models.bagel.sequence import (
     picture_grid,
     source_shape,
 )
-from hyimg_cli.models.bagel.vae import PictureCodec
 from hyimg_cli.models.bagel.weights import load
-from hyimg_cli.models.common.model import DecoderModel, shapes_of
-from hyimg_cli.models.common.script import FreeScript
+from hyimg_cli.models.common.model import DecoderModel, FreeScript, shapes_of
 from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.protocols import (
     BranchSequence,
@@ -64,6 +62,32 @@ def load_family(
     if is_batch_invariant and device == "cpu":
         network.decoder.row_multiple = invariant_multiple()
     return Bagel(network, PictureCodec(vae, in_tiles=bool(choice.vae_use_tiling)), prompter)
+
+
+class PictureCodec:
+    """Pictures to scaled latents and back."""
+
+    def __init__(self, vae: Any, *, in_tiles: bool) -> None:
+        """`in_tiles`: large pictures are decoded tile by tile, in bounded memory."""
+        self.vae = vae
+        vae.use_tiling = in_tiles
+
+    @torch.no_grad()
+    def encode(self, levels_CHW: Tensor, noise_CYX: Tensor) -> Tensor:
+        """A draw of the posterior, [C, Y, X]. The log-variance is not clamped, as published."""
+        weight = self.vae.encoder.conv_in.weight
+        moments = self.vae.encoder(levels_CHW[None].to(weight.device, weight.dtype))[0]
+        mean_CYX, logvar_CYX = moments.chunk(2)
+        drawn_CYX = mean_CYX + (0.5 * logvar_CYX).exp() * noise_CYX.to(mean_CYX)
+        return (drawn_CYX - self.vae.config.shift_factor) * self.vae.config.scaling_factor
+
+    @torch.no_grad()
+    def decode(self, latents_CYX: Tensor) -> Tensor:
+        """Pixels [C, H, W], -1 to 1."""
+        weight = self.vae.decoder.conv_in.weight
+        wide = latents_CYX[None].to(weight.device, weight.dtype)
+        wide = wide / self.vae.config.scaling_factor + self.vae.config.shift_factor
+        return self.vae.decode(wide, return_dict=False)[0][0]
 
 
 class Bagel(DecoderModel):

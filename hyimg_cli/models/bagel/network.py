@@ -26,10 +26,9 @@ from hyimg_cli.models.bagel.decoder import NewTokens, PairedDecoder
 from hyimg_cli.models.bagel.guidance import packed, unpacked
 from hyimg_cli.models.bagel.sequence import BlockLayout
 from hyimg_cli.models.common.attention import appended_spans
+from hyimg_cli.models.common.layers import TimestepEmbedder, VitEncoder
 from hyimg_cli.models.common.model import buffer_of
 from hyimg_cli.models.common.spans import Grid, QuerySpan
-from hyimg_cli.models.common.timestep import TimestepEmbedder
-from hyimg_cli.models.common.vit import VitEncoder
 from hyimg_cli.models.protocols import Context, LivePicture
 
 _IMAGES = ("vae", "vit", "noise")

@@ -1,22 +1,37 @@
 """Loading a checkpoint in the released layout: every key, no other, safetensors only.
 
 Names and shapes are checked from the files' headers before a byte of weight is read; then each
-tensor is put into a network without weights. The VAE stays float32.
+tensor is put into a network without weights. The VAE is diffusers', its weights under the names of
+the checkpoint's own layout; it stays float32.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers import AutoencoderKL
 
 from hyimg_cli.kernels.experts import require_bitsandbytes
 from hyimg_cli.kernels.formats import quantize_linear
 from hyimg_cli.loading.checkpoint import tensor_index
-from hyimg_cli.models.bagel.config import VAE_WEIGHTS, WEIGHTS, BagelShape, read_architecture
+from hyimg_cli.models.bagel.config import (
+    TILE_PIXELS,
+    VAE_WEIGHTS,
+    WEIGHTS,
+    AutoencoderShape,
+    BagelShape,
+    read_architecture,
+)
 from hyimg_cli.models.bagel.network import BagelNetwork
-from hyimg_cli.models.bagel.vae import autoencoder, stored_name, stored_shape
 from hyimg_cli.models.common.weights import check_tensors, fill, tensor_shapes
 from hyimg_cli.settings.run import Quantization
+
+_MID = {"resnets.0": "block_1", "resnets.1": "block_2", "attentions.0": "attn_1"}
+_ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}
+_DOWN = re.compile(r"(encoder)\.down_blocks\.(\d+)\.(resnets|downsamplers)\.(\d+)\.(.+)")
+_UP = re.compile(r"(decoder)\.up_blocks\.(\d+)\.(resnets|upsamplers)\.(\d+)\.(.+)")
+_MIDDLE = re.compile(r"(\w+)\.mid_block\.(\w+\.\d)\.(.+)\.(\w+)")
 
 
 def load(
@@ -69,3 +84,44 @@ def _vae_names(vae: Any) -> dict[str, str]:
     """diffusers' names by those of the checkpoint."""
     levels = len(vae.decoder.up_blocks)
     return {stored_name(name, levels): name for name in vae.state_dict()}
+
+
+def autoencoder(arch: AutoencoderShape) -> Any:
+    """The network without values of its own."""
+    levels = len(arch.ch_mult)
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * levels,
+        up_block_types=("UpDecoderBlock2D",) * levels,
+        block_out_channels=arch.widths,
+        layers_per_block=arch.num_res_blocks,
+        latent_channels=arch.z_channels,
+        scaling_factor=arch.scale_factor,
+        shift_factor=arch.shift_factor,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        mid_block_add_attention=True,
+        # Of a tile, where latents are decoded in tiles.
+        sample_size=TILE_PIXELS,
+    )
+
+
+def stored_name(name: str, levels: int) -> str:
+    """The name in the checkpoint of diffusers' tensor `name`; it counts the decoder's levels from
+    the finest on.
+    """
+    if match := _DOWN.fullmatch(name) or _UP.fullmatch(name):
+        side, level, kind, block, rest = match.groups()
+        is_down = side == "encoder"
+        at = f"{side}.{'down' if is_down else 'up'}.{level if is_down else levels - 1 - int(level)}"
+        if kind == "resnets":
+            return f"{at}.block.{block}.{rest.replace('conv_shortcut', 'nin_shortcut')}"
+        return f"{at}.{'downsample' if is_down else 'upsample'}.{rest}"
+    if match := _MIDDLE.fullmatch(name):
+        side, part, inner, own = match.groups()
+        return f"{side}.mid.{_MID[part]}.{_ATTENTION.get(inner, inner)}.{own}"
+    return name.replace("conv_norm_out", "norm_out")
+
+
+def stored_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A tensor's shape in the checkpoint, where the products of attention are convolutions."""
+    return (*shape, 1, 1) if ".mid.attn_1." in name and len(shape) == 2 else shape

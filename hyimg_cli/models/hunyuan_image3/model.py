@@ -22,8 +22,8 @@ from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.transfer import current, to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.common.attention import QueryBlock, appended_spans
+from hyimg_cli.models.common.layers import TimestepEmbedder
 from hyimg_cli.models.common.spans import query_spans
-from hyimg_cli.models.common.timestep import TimestepEmbedder
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.rope import RopeTables
 from hyimg_cli.models.hunyuan_image3.sequence import Layout, TargetBlock

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.kernels.transfer import sent
+from hyimg_cli.models.common.layers import ACTIVATIONS, VitEncoder, VitMlp
 from hyimg_cli.models.common.spans import Grid
-from hyimg_cli.models.common.vit import ACTIVATIONS, VitEncoder, VitMlp
 from hyimg_cli.models.hunyuan_image3.config import VisionArchitecture
 
 # Of a processor's options those that are left out have these values.

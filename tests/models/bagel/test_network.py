@@ -21,8 +21,8 @@ from hyimg_cli.models.bagel.sequence import (
     Writer,
     contexts,
 )
+from hyimg_cli.models.common.layers import sinusoid
 from hyimg_cli.models.common.spans import Grid, QuerySpan
-from hyimg_cli.models.common.timestep import sinusoid
 from hyimg_cli.models.protocols import Context, LivePicture
 from hyimg_cli.spec.job import Size
 

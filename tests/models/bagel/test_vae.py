@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hyimg_cli.models.bagel.family import Bagel
-from hyimg_cli.models.bagel.vae import autoencoder, stored_name
+from hyimg_cli.models.bagel.weights import autoencoder, stored_name
 
 LEVELS, BLOCKS = 4, 2
 

@@ -1,16 +1,20 @@
-"""A ViT's layers, by the names and with the bits of transformers' Siglip, whose import takes longer
-than loading a small model.
+"""Layers that several networks have, by their released names: a timestep as a row, and a ViT's.
+
+The ViT has the bits of transformers' Siglip, whose import takes longer than loading a small model.
 """
 
-# Legend: B image, S image token, M width
+# Legend: B image or level, S image token, M width
+import math
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hyimg_cli.kernels.attention import any_attention
 
+_SINUSOID_WIDTH = 256
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
     "gelu": F.gelu,
@@ -81,3 +85,25 @@ class VitMlp(nn.Module):
 
     def forward(self, x_BSM: Tensor) -> Tensor:
         return self.fc2(ACTIVATIONS[self.activation](self.fc1(x_BSM)))
+
+
+class TimestepEmbedder(nn.Module):
+    """A sinusoid of a number through two layers; in the number's own units."""
+
+    def __init__(self, width: int, activation: nn.Module) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(
+            nn.Linear(_SINUSOID_WIDTH, width), activation, nn.Linear(width, width)
+        )
+
+    def forward(self, level_B: Tensor) -> Tensor:
+        """[B, M]; the sinusoid is computed in float32 and cast to the weights' dtype."""
+        return self.mlp(sinusoid(level_B).to(next(self.parameters()).dtype))
+
+
+def sinusoid(level_B: Tensor) -> Tensor:
+    """Cosines, then sines, of falling frequencies, float32 [B, 256]."""
+    half = _SINUSOID_WIDTH // 2
+    index = torch.arange(half, dtype=torch.float32, device=level_B.device)
+    angle = level_B.float()[:, None] * torch.exp(-math.log(10000.0) * index / half)
+    return torch.cat([angle.cos(), angle.sin()], dim=-1)
