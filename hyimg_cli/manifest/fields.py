@@ -16,7 +16,7 @@ from hyimg_cli.settings.kinds import (
     plain,
     text,
 )
-from hyimg_cli.settings.paths import CAMERA, MODEL_NAME, SOURCES, PathForm
+from hyimg_cli.settings.paths import CAMERA, MODEL_NAME, SOURCES, PathKind
 from hyimg_cli.settings.run import JobKind
 from hyimg_cli.settings.table import SETTINGS, TABLES, Declaration
 from hyimg_cli.spec.job import TASKS, AnyTask
@@ -77,7 +77,7 @@ FIELDS: tuple[Field | Declaration, ...] = (
 )
 BY_NAME = {name: field for field in FIELDS for name in (field.name, *field.aliases)}
 # Fields that name files.
-PATH_FIELDS = {field.name: field.kind for field in FIELDS if isinstance(field.kind, PathForm)}
+PATH_FIELDS = {field.name: field.kind for field in FIELDS if isinstance(field.kind, PathKind)}
 # What a matrix may combine.
 IN_MATRIX = {
     name: field

@@ -1,4 +1,4 @@
-"""Forms of text that hold paths: which parts of a value are paths is said here alone."""
+"""Kinds of text that hold paths: which parts of a value are paths is said here alone."""
 
 import os
 import re
@@ -19,8 +19,8 @@ _LORA = r"(?:(high|low)=)?(none|[^\0]*\.safetensors)(?:@(-?[0-9]+(?:\.[0-9]+)?))
 
 
 @dataclass(frozen=True, eq=False)
-class PathForm(Kind):
-    """A form whose values hold paths. Whoever resolves, moves, hides or finds the files of a job
+class PathKind(Kind):
+    """A kind whose values hold paths. Whoever resolves, moves, hides or finds the files of a job
     asks it which parts they are; a list of such fields stands nowhere else.
 
     Its `names` are paths, and what may stand in their place: `is_path` tells them apart.
@@ -54,7 +54,7 @@ class PathForm(Kind):
         return self.map_paths(value, lambda name: shown_place(joined(folder, name)))
 
 
-class ModelName(PathForm):
+class ModelName(PathKind):
     """An embedded model, a hub id, or the path of a folder, which begins with a dot or a slash."""
 
     def resolve_paths(self, value: str, folder: Path) -> str:
@@ -63,7 +63,7 @@ class ModelName(PathForm):
         return self.as_path(there) if self.is_path(value) and os.path.isdir(there) else value
 
 
-class Camera(PathForm):
+class Camera(PathKind):
     """Keys, the path of a file of poses, or that of a folder with one."""
 
     def resolve_paths(self, value: str, folder: Path) -> str:
@@ -73,7 +73,7 @@ class Camera(PathForm):
         return there if self.is_path(value) else value
 
 
-class Sources(PathForm):
+class Sources(PathKind):
     """One path or a list of them; comes back as a tuple."""
 
     def names(self, value: Sequence[str]) -> Sequence[str]:
@@ -86,7 +86,7 @@ class Sources(PathForm):
         return list(value)
 
 
-class Loras(PathForm):
+class Loras(PathKind):
     """LoRA files, `;` between them: `[high=|low=]FILE[@WEIGHT]`; comes back as a tuple of Lora."""
 
     def names(self, value: str | tuple[Lora, ...]) -> list[str]:
@@ -206,7 +206,7 @@ CAMERA = Camera(
     TEXT,
     is_path=lambda name: name.endswith(POSES_SUFFIX),
 )
-REGION = PathForm(_region, {"anyOf": [_ANY_REGION, _BOX]}, "box|path", is_path=_is_mask)
+REGION = PathKind(_region, {"anyOf": [_ANY_REGION, _BOX]}, "box|path", is_path=_is_mask)
 SOURCES = Sources(
     _paths,
     {"anyOf": [_IS_PATH, _ARE_PATHS]},
