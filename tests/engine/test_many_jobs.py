@@ -17,7 +17,7 @@ from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.manifest.planner import text_identity
 from hyimg_cli.memory.footprint import needs
 from hyimg_cli.models import registry
-from hyimg_cli.pipelines.image.texts import repeated_texts
+from hyimg_cli.pipelines.image.think import repeated_texts
 from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.run import OutputConfig, RunConfig
 from hyimg_cli.spec.job import Job

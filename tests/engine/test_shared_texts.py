@@ -19,7 +19,7 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image import stages as stages_of
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import Decoded, Generated, ImageStages
-from hyimg_cli.pipelines.image.texts import Texts
+from hyimg_cli.pipelines.image.think import Texts
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.events import JobStarted
 from hyimg_cli.spec.job import ImageJob, SizeRequest

@@ -34,8 +34,7 @@ from hyimg_cli.pipelines.image.stages import (
     with_branches,
     with_text,
 )
-from hyimg_cli.pipelines.image.texts import repeated_texts
-from hyimg_cli.pipelines.image.think import DecodeLoop, DecodeRequest
+from hyimg_cli.pipelines.image.think import DecodeLoop, DecodeRequest, repeated_texts
 from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy, Remedy
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.spec.events import JobStarted, Progress

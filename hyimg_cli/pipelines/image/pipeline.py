@@ -36,7 +36,7 @@ from hyimg_cli.pipelines.image.stages import (
     ImageStages,
     ReadSource,
 )
-from hyimg_cli.pipelines.image.texts import Texts
+from hyimg_cli.pipelines.image.think import Texts
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import SourcePrefetch
 from hyimg_cli.pipelines.ranks import ImageRanks

@@ -27,8 +27,7 @@ from hyimg_cli.manifest.written import Replay
 from hyimg_cli.media.images import Pixels, SourceImage, stretch
 from hyimg_cli.models.protocols import Canvas, Context, Encoded, GeneratedText, MixedModel
 from hyimg_cli.pipelines.image.branches import BranchBuilder, Prefixes, reuse_of
-from hyimg_cli.pipelines.image.texts import CachedText, Texts
-from hyimg_cli.pipelines.image.think import DecodeRequest
+from hyimg_cli.pipelines.image.think import CachedText, DecodeRequest, Texts
 from hyimg_cli.pipelines.request import Finished, Request
 from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.card import Bucket, ModelCard
