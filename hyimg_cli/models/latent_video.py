@@ -370,4 +370,4 @@ class SpreadModel(LatentVideoModel):
 
     @abstractmethod
     def branch(self, inputs: BranchInputs) -> Branch:
-        """One branch of one job, its constants computed and its step cache empty."""
+        """One branch of one job, its constants computed."""

@@ -107,7 +107,7 @@ class ParallelBranches:
 def begin_branches(
     rank: Rank, part: str, inputs: Sequence[Any], ranks: int, splits_tokens: bool
 ) -> None:
-    """Task: this rank's branches of a new job. They are made anew for each job, so a step cache and
+    """Task: this rank's branches of a new job. They are made anew for each job, so the
     hoisted constants in them are the job's own; whole while a branch's LoRA may change layers.
     """
     model = rank.parts[part]

@@ -37,7 +37,7 @@ IN_FLOAT32 = ("time_embedder", "time_proj", "scale_shift_table", "norm2")
 class Clip:
     """All that passes of one request, or of several together, share: the cache, and what is
     constant for the request (`text`, `times` by number of the pass, `whole_rope`) or for the
-    present chunk (`camera`). `passes`: how many there were.
+    present chunk (`camera`).
     """
 
     cache: Buffer
@@ -45,7 +45,6 @@ class Clip:
     times: list[tuple[Tensor, Tensor]]
     whole_rope: tuple[Tensor, Tensor]
     camera: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    passes: int = 0
 
 
 class LingBotNetwork(nn.Module):
@@ -142,7 +141,6 @@ class LingBotNetwork(nn.Module):
         """Velocity of a chunk at its pass `number`, [B, C, F, Y, X]; `latents_BCFYX`: noisy ones,
         the mask's channels, the picture's. Reads no value back.
         """
-        clip.passes += 1
         embedded_1M, modulation_16M = clip.times[number]
         patched: Tensor = self.patch_embedding(latents_BCFYX.to(self.dtype))
         hidden_BSM = patched.flatten(2).transpose(1, 2).contiguous()

@@ -1,7 +1,8 @@
 """The golden miniature of LingBot-World fast, loaded once; numbers are of the published code."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hyimg_cli.journal.keys import source_digest
 from hyimg_cli.models import registry
 from hyimg_cli.models.lingbot_world.denoising import ChunkDenoiser
 from hyimg_cli.models.lingbot_world.model import LingBotWorld
+from hyimg_cli.models.lingbot_world.network import LingBotNetwork
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import Size, VideoJob
 
@@ -77,6 +79,17 @@ def run(denoiser: ChunkDenoiser, latents: Tensor | None = None, first: int = 0) 
     for index in range(first, denoiser.steps):
         latents = denoiser.step(index, latents)
     return latents
+
+
+@contextmanager
+def passes(network: LingBotNetwork) -> Iterator[list[None]]:
+    """One entry for each of the network's passes."""
+    made: list[None] = []
+    handle = network.register_forward_hook(lambda *_: made.append(None))
+    try:
+        yield made
+    finally:
+        handle.remove()
 
 
 def worst(found: Any, expected: Tensor) -> float:
