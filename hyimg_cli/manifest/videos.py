@@ -46,9 +46,9 @@ class VideoLine(ResolvedLine):
         # Libraries round sizes and frames down without a word.
         size, multiple = self.size(), self.card.size_multiple
         for side, pixels in (("height", size.height), ("width", size.width)):
-            if below := pixels % multiple:
+            if rest := pixels % multiple:
                 what = f"{size}: its {side} {pixels} is not a multiple of {multiple}"
-                around = (pixels - below, pixels - below + multiple)
+                around = (pixels - rest, pixels - rest + multiple)
                 near = " and ".join(str(n) for n in around if multiple <= n <= MAX_SIDE)
                 yield self.fault("size", what, "size", f"the nearest are {near}")
         stride, frames = self.card.frame_stride, self.values["num_frames"]
