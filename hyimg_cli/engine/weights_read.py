@@ -4,12 +4,7 @@ Weights are read through the pages of their files. As a file's pages come into a
 counts them; where a file is let go they leave again, so what counts is every rise.
 """
 
-import os
-from collections.abc import Iterable
-from pathlib import Path
-
-_PROC = Path("/proc")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+from contextlib import suppress
 
 
 class WeightsRead:
@@ -18,26 +13,21 @@ class WeightsRead:
     def __init__(self, *, of_children: bool = False) -> None:
         self.nbytes = 0
         self._of_children = of_children
-        self._before = dict(self._pages())
+        self._before = self._in_memory()
 
     def look(self) -> int:
         """Count what was read since the last look; several a second miss little."""
-        for process, pages in self._pages():
-            self.nbytes += max(0, pages - self._before.get(process, pages)) * _PAGE
-            self._before[process] = pages
+        for process, nbytes in self._in_memory().items():
+            self.nbytes += max(0, nbytes - self._before.get(process, nbytes))
+            self._before[process] = nbytes
         return self.nbytes
 
-    def _pages(self) -> Iterable[tuple[str, int]]:
-        """Pages of files in memory, by process; none where the system does not tell."""
-        for process in self._children() if self._of_children else ["self"]:
-            try:
-                yield process, int((_PROC / process / "statm").read_text().split()[2])
-            except (OSError, IndexError, ValueError):
-                continue
+    def _in_memory(self) -> dict[int, int]:
+        """Bytes of files in memory, by process; 0 where the system does not tell."""
+        import psutil
 
-    def _children(self) -> list[str]:
-        try:
-            lists = [path.read_text() for path in (_PROC / "self/task").glob("*/children")]
-        except OSError:
-            return []
-        return [process for text in lists for process in text.split()]
+        here, found = psutil.Process(), dict[int, int]()
+        for process in here.children() if self._of_children else [here]:
+            with suppress(psutil.Error):
+                found[process.pid] = getattr(process.memory_info(), "shared", 0)
+        return found
