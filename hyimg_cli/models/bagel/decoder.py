@@ -71,7 +71,7 @@ class InPairs(nn.Module):
         """Each row through the part of its kind."""
         parts = self._modules
         if und == len(x_RM):
-            return cast(Tensor, cast(nn.Module, parts[name])(x_RM))
+            return cast(nn.Module, parts[name])(x_RM)
         halves = zip((name, name + _GEN), x_RM.split([und, len(x_RM) - und]), strict=True)
         return torch.cat([cast(nn.Module, parts[part])(rows) for part, rows in halves])
 

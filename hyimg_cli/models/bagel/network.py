@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hyimg_cli.kernels.attention import row_attention
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.kv.buffer import Buffer
@@ -132,11 +131,6 @@ class BagelNetwork(nn.Module):
     def weight(self) -> Tensor:
         """One that tells the device and the dtype."""
         return cast(nn.Linear, self.language_model["lm_head"]).weight
-
-    def choose_kernels(self) -> None:
-        """Take the kernels of the device, once the weights are on it."""
-        for layer in self.decoder.layers:
-            layer.self_attn.by_row = row_attention(self.weight.device)
 
     def new_buffer(self, capacity: int) -> Buffer:
         """An empty buffer for one context."""

@@ -37,7 +37,6 @@ from hyimg_cli.models.common.weights import (
 from hyimg_cli.models.hunyuan_image3.card import read_architecture
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
-from hyimg_cli.models.hunyuan_image3.moe import Moe
 from hyimg_cli.models.hunyuan_image3.sharded import Cuts, shard, sum_over
 from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
 from hyimg_cli.parallel.tensor import Share, WeightCut
@@ -206,8 +205,7 @@ def fill(
     def put(stored: StoredTensor) -> None:
         expert = _EXPERT.fullmatch(stored.name)
         cut = None if cuts is None else cuts.of(stored.name)
-        moe: Moe | None = expert and moes[int(expert["layer"])]
-        if expert is not None and moe is not None and moe.is_quantised:
+        if expert and (moe := moes[int(expert["layer"])]).is_quantised:
             _quantise(moe.quantised(expert["matrix"]), int(expert["expert"]), stored, cut, kept)
         else:
             module, own = owner_of(network, stored.name)

@@ -110,8 +110,9 @@ def test_a_step_cache_begins_anew_where_guidance_ends(bagel: Bagel) -> None:
     job = replace(JOB, num_inference_steps=15, flow_shift=1.0, guidance_interval=(0.6, 1.0))
     job = replace(job, step_cache=StepCache(3, 2))
     done = Runs(bagel).one(job)
-    assert done.step_cache is not None
-    assert (done.step_cache.full, done.step_cache.estimated) == (8, 6)
+    report = done.velocities.report()
+    assert report is not None
+    assert (report.full, report.estimated) == (8, 6)
     assert bagel.network.branch_forwards == 4 * 2 + 4
     assert bagel.prompter.count(job, [], 0).forwards == bagel.network.branch_forwards
     assert torch.isfinite(latents(done)).all()
