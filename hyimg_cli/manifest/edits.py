@@ -44,11 +44,11 @@ def prompts_of(given: Sequence[str]) -> list[str]:
             hint = f"name a .txt file with a prompt per line; to draw the word: --prompt '{text} '"
             if file[1].lower() in _MANIFESTS:
                 hint = f"a manifest needs no --prompt: hyimg generate {text}"
-            faults.append(fault("prompt-file", what, "--prompt", hint))
+            faults.append(fault("prompt-file", what, where="--prompt", hint=hint))
         elif text.strip():
             prompts.append(text)
         else:
-            faults.append(fault("empty-text", "the prompt is empty", "--prompt"))
+            faults.append(fault("empty-text", "the prompt is empty", where="--prompt"))
     if faults:
         raise ManifestError(faults)
     return list(dict.fromkeys(prompts))
@@ -61,11 +61,11 @@ def _lines_of(path: Path, faults: list[HyimgError]) -> list[str]:
     except (OSError, ValueError) as error:
         what = f"the prompts cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}"
         hint = "a --prompt that ends in .txt is a file with a prompt per line"
-        faults.append(fault("unreadable", what, path, hint))
+        faults.append(fault("unreadable", what, where=path, hint=hint))
         return []
     prompts = [line.strip() for line in lines if line.strip()]
     if not prompts:
-        faults.append(fault("empty", "it holds no prompts", path))
+        faults.append(fault("empty", "it holds no prompts", where=path))
     return prompts
 
 

@@ -93,7 +93,7 @@ def _beside(jobs: Sequence[Job]) -> Iterator[tuple[str, HyimgError]]:
             what = f'"{paths[later]}" stands beside the result of "{owner.custom_id}"'
             where = f"{job.source_line}: custom_id"
             hint = "rename it: .mask, .redraw, .reference, .plain and .shown end no name there"
-            yield job.source_line, fault("duplicate-name", what, where, hint)
+            yield job.source_line, fault("duplicate-name", what, where=where, hint=hint)
 
 
 def path_of(job: Job) -> str:
@@ -129,4 +129,4 @@ def _faults(jobs: Sequence[Job], setting: Setting) -> Iterator[tuple[str, HyimgE
 def _fault(job: Job, setting: Setting, slug: str, what: str, hint: str) -> HyimgError:
     is_own = "name" in job.user_fields or setting.origin == "default"
     where = f"{job.source_line}: name" if is_own else f"{job.source_line}: --name"
-    return fault(slug, what, where, hint)
+    return fault(slug, what, where=where, hint=hint)

@@ -84,7 +84,7 @@ class ManifestLine:
         return dict(zip(self.names, self.values, strict=True))
 
 
-def fault(slug: str, what: str, where: Path | str, hint: str = "") -> UsageError:
+def fault(slug: str, what: str, *, where: Path | str, hint: str = "") -> UsageError:
     """A fault of the manifest's text, with the code `manifest.<slug>`."""
     return UsageError(what, where=where, hint=hint, code=f"manifest.{slug}")
 
@@ -202,10 +202,10 @@ class Line:
         self.faults: list[HyimgError] = []
         self.unknown = 0
 
-    def add(self, slug: str, what: str, field: str = "", hint: str = "") -> None:
+    def add(self, slug: str, what: str, *, field: str = "", hint: str = "") -> None:
         """Adds a fault of the line, or of a field in it."""
         where = f"{self.where}: {field}" if field else self.where
-        self.faults.append(fault(slug, what, where, hint))
+        self.faults.append(fault(slug, what, where=where, hint=hint))
 
     def done(self, number: int) -> ManifestLine:
         """The line as it is kept."""
@@ -253,7 +253,7 @@ class Line:
         try:
             yield
         except BadValue as bad:
-            self.add(bad.slug, bad.what, field, bad.hint)
+            self.add(bad.slug, bad.what, field=field, hint=bad.hint)
 
     def children(self) -> list["Line"]:
         """The lines that a matrix makes of this one, each checked; none where there is no matrix.
@@ -265,7 +265,7 @@ class Line:
             both |= {"n", "seeds"} & self.given
         for name in sorted(both):
             what = f"{name} beside a matrix of {'seed' if name in ('n', 'seeds') else name}"
-            self.add("conflict", what, name, "give it in one of the two")
+            self.add("conflict", what, field=name, hint="give it in one of the two")
         if not self.axes or self.faults:
             return []
         children = [
@@ -282,7 +282,7 @@ class Line:
             if len(same) < len(children):
                 self.faults += same
             else:  # of all of them alike: a fault of the line
-                self.add(code.partition(".")[2], what, place, same[0].hint)
+                self.add(code.partition(".")[2], what, field=place, hint=same[0].hint)
         return children
 
     def _child(self, texts: Mapping[str, str]) -> "Line":
@@ -301,11 +301,11 @@ class Line:
             self.unknown += 1
             if self.unknown <= MOST_UNKNOWN:
                 what, hint = not_a_field(key, value)
-                self.add("unknown-field", what, _plain(key), hint)
+                self.add("unknown-field", what, field=_plain(key), hint=hint)
         elif known.name in self.given:
             self.refused.add(known.name)
             hint = f"give one of {', '.join((known.name, *known.aliases))}"
-            self.add("duplicate-field", f"{known.name} is there by two names", key, hint)
+            self.add("duplicate-field", f"{known.name} is there by two names", field=key, hint=hint)
         else:
             self.given.add(known.name)
             kind = known.kind
@@ -317,7 +317,7 @@ class Line:
             except BadValue as bad:
                 self.refused.add(known.name)
                 hint = "leave the field out for its default" if value is None else bad.hint
-                self.add(bad.slug, bad.what, key, hint)
+                self.add(bad.slug, bad.what, field=key, hint=hint)
                 return
             if known.name == "matrix":
                 self.given.discard("matrix")
@@ -332,11 +332,11 @@ class Line:
         sides = {"width", "height"} & self.given
         if sides and "size" in self.given:
             hint = "give size, or width and height"
-            self.add("conflict", "the size is there twice", "size", hint)
+            self.add("conflict", "the size is there twice", field="size", hint=hint)
         elif len(sides) == 1:
             (side,) = sides
             (other,) = {"width", "height"} - sides
-            self.add("conflict", f"{side} without {other}", side, f"give {other} too")
+            self.add("conflict", f"{side} without {other}", field=side, hint=f"give {other} too")
         elif sides and not sides & self.refused:
             self.given = self.given - sides | {"size"}
             height, width = self.fields.pop("height"), self.fields.pop("width")
@@ -345,35 +345,38 @@ class Line:
         self._check_task()
         for other in ("n", "seed"):
             if {"seeds", other} <= self.given:
-                self.add("conflict", f"{other} beside seeds", other, f"give {other} or seeds")
+                hint = f"give {other} or seeds"
+                self.add("conflict", f"{other} beside seeds", field=other, hint=hint)
         # A region turns keep_outside on, unless the line says otherwise.
         if "region" in self.fields and not self.fields.setdefault("keep_outside", True):
             what = "keep_outside is false, and a region needs it"
-            self.add("conflict", what, "region", "take one of the two out")
+            self.add("conflict", what, field="region", hint="take one of the two out")
         if self.fields.get("task") not in VIDEO_TASKS:
             self._check_text()
 
     def _check_task(self) -> None:
         """Checks that prompt, images and all other fields fit the task; fills in the task."""
         if "prompt" not in self.given:
-            self.add("missing-field", "the line has no prompt", "prompt", "say what it should show")
+            hint = "say what it should show"
+            self.add("missing-field", "the line has no prompt", field="prompt", hint=hint)
         if "task" in self.refused:
             return
         if "images" not in self.refused:
             images = self.fields.get("images", ())
             task = self.fields.setdefault("task", "it2i" if images else "t2i")
             if task in _WITHOUT_IMAGES and not images:
-                self.add("missing-field", f"{task} without images", "images", _WITHOUT_IMAGES[task])
+                hint = _WITHOUT_IMAGES[task]
+                self.add("missing-field", f"{task} without images", field="images", hint=hint)
             if task == "t2i" and images:
                 hint = "use task it2i, or take the images out"
-                self.add("conflict", "t2i does not look at images", "images", hint)
+                self.add("conflict", "t2i does not look at images", field="images", hint=hint)
         task = self.fields.get("task", "t2i")
         foreign = NOT_IN[task]
         for name in sorted(self.given & foreign.keys()):
             hint = "take the field out"
             if not (task in VIDEO_TASKS or "task" in self.given):
                 hint += f', or set "task": "{"i2v" if "images" in self.given else "t2v"}"'
-            self.add("foreign-field", foreign[name], name, hint)
+            self.add("foreign-field", foreign[name], field=name, hint=hint)
 
     def _check_text(self) -> None:
         """Checks the fields about the text that the AR stage writes or is given."""
@@ -381,21 +384,22 @@ class Line:
         if "ratio_index" in self.given:
             if self.given.isdisjoint(COT_FIELDS):
                 hint = "give size instead"
-                self.add("unconsumed", "it goes with a given text", "ratio_index", hint)
+                self.add("unconsumed", "it goes with a given text", field="ratio_index", hint=hint)
             if not self.fields.get("size", SizeRequest()).is_auto:
                 hint = "take ratio_index out: the size is another one now"
-                self.add("conflict", "ratio_index beside a size", "ratio_index", hint)
+                self.add("conflict", "ratio_index beside a size", field="ratio_index", hint=hint)
         if {"written"} & self.given - self.refused:
             self._settle_written()
         elif self.given.issuperset(COT_FIELDS):
-            self.add("conflict", "cot_text beside cot_token_ids", "cot_text", "give one of the two")
+            hint = "give one of the two"
+            self.add("conflict", "cot_text beside cot_token_ids", field="cot_text", hint=hint)
         idle = idle_fields(self.fields, self.given, self.fields.get("bot_task"))
         kind = self.fields.get("use_system_prompt", "custom")
         if "system_prompt" in self.given and kind != "custom":
             idle["system_prompt"] = f"use_system_prompt is {kind}"
         for name, reason in idle.items():
             what = f"no stage would use it: {reason}"
-            self.add("unconsumed", what, name, "take the field out")
+            self.add("unconsumed", what, field=name, hint="take the field out")
 
     def _settle_written(self) -> None:
         """Keeps the one form of a written text that counts: its own tokens as long as nobody edited
@@ -409,15 +413,15 @@ class Line:
         if text is None:
             if ids is None:
                 hint = "put the text back, or take written out to have one written"
-                self.add("written", "the line has no text", "written", hint)
+                self.add("written", "the line has no text", field="written", hint=hint)
         elif found["text_sha256"] != noted["text_sha256"]:
             if why := tag_fault(noted, text):
-                self.add("written", f"edited: {why}", "cot_text", _TAGS_HINT)
+                self.add("written", f"edited: {why}", field="cot_text", hint=_TAGS_HINT)
             self._leave_out("cot_token_ids")
         elif ids is not None:
             if found["ids_sha256"] != noted["ids_sha256"]:
                 what, hint = "edited, and cot_text was not", "edit cot_text, and leave these as are"
-                self.add("written", what, "cot_token_ids", hint)
+                self.add("written", what, field="cot_token_ids", hint=hint)
             self._leave_out("cot_text")
 
     def _leave_out(self, name: str) -> None:

@@ -83,7 +83,7 @@ def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Man
         kind, hint = _OTHER_FILES[start]
         slug, what = "other-file", f"this is {kind}, not a manifest"
         hint = hint.format(where, str(where).removesuffix(where.suffix))
-    raise fault(slug, what, where, hint)
+    raise fault(slug, what, where=where, hint=hint)
 
 
 @gc_paused()
@@ -164,7 +164,7 @@ class _Reading:
                     self.bad_ids[number] = free
 
     def _refuse_file(self, slug: str, what: str, hint: str) -> None:
-        self.faults.append(fault(slug, what, self.title, hint))
+        self.faults.append(fault(slug, what, where=self.title, hint=hint))
 
     def _text_lines(self, data: bytes) -> Iterator[tuple[int, Line]]:
         """The lines of JSON or of prompts that are not empty, with their numbers."""
@@ -222,7 +222,7 @@ def _id_stem(stem: str) -> str:
 def _bytes_of(stream: TextIO | None) -> bytes:
     if stream is None:  # the process was started without one
         hint = "send the lines through a pipe, or name a file"
-        raise fault("missing", "there is no standard input", "stdin", hint)
+        raise fault("missing", "there is no standard input", where="stdin", hint=hint)
     buffer = getattr(stream, "buffer", None)
     if buffer is None:
         return stream.read().encode("utf-8", "surrogatepass")

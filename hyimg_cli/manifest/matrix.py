@@ -29,11 +29,11 @@ def axes_of(lists: Mapping[str, Any], add: Callable[..., None]) -> Axes:
             name, axis = _read_axis(key, values)
         except BadValue as bad:
             place = f"matrix.{key if key.isidentifier() else shown(key, 40)}"
-            add(bad.slug, bad.what, place, bad.hint)
+            add(bad.slug, bad.what, field=place, hint=bad.hint)
             continue
         if name in axes:
             what = f"{name} is there by two names"
-            add("duplicate-field", what, "matrix", "keep one")
+            add("duplicate-field", what, field="matrix", hint="keep one")
         else:
             axes[name] = axis
     count = math.prod(map(len, axes.values()))

@@ -121,7 +121,7 @@ class PictureLine(ResolvedLine):
         except SourceImageError as error:
             if error.code == "source.region":
                 place = f"{self.line.where}: region"
-                yield fault("region", error.what, place, error.hint)
+                yield fault("region", error.what, where=place, hint=error.hint)
         # Another size than the one that the kept source is fitted to.
         if asked.is_auto:
             return

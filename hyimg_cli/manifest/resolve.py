@@ -95,13 +95,14 @@ def resolve_jobs(
             field, name, _ = refused[0]
             what = f"{shown(name)} is not among the models that a line may name"
             hint = f"{as_given(listed)} has: {', '.join(listed.value) or 'none'}"
-            faults.append(fault("model-not-allowed", what, f"{line.where}: {field}", hint))
+            where = f"{line.where}: {field}"
+            faults.append(fault("model-not-allowed", what, where=where, hint=hint))
             continue
         card = find_card(model, is_video)
         if isinstance(card, HyimgError):
             if "model" not in fields:
                 raise card
-            faults.append(fault("model", card.what, f"{line.where}: model", card.hint))
+            faults.append(fault("model", card.what, where=f"{line.where}: model", hint=card.hint))
             continue
         values = without_line(model, is_video, bool(fields.get("images"))) | fields
         kind: type[ResolvedLine] = VideoLine if is_video else PictureLine

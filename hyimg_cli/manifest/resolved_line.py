@@ -103,7 +103,7 @@ class ResolvedLine:
     def fault(self, slug: str, what: str, name: str, hint: str) -> HyimgError:
         """A fault at the line's field, or at the setting that gave the value."""
         place = self.line.where if name in self.line.given else self.settings[name].origin
-        return fault(slug, what, f"{place}: {name}", hint)
+        return fault(slug, what, where=f"{place}: {name}", hint=hint)
 
     def unused(self, name: str, reason: str) -> HyimgError:
         """The fault of a field that would change nothing."""

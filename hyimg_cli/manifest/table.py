@@ -32,7 +32,8 @@ def read_table(
     except UnicodeDecodeError as error:
         number = data[: error.start].count(b"\n") + 1
         hint = 'save the table as UTF-8: of a spreadsheet as "CSV UTF-8"'
-        faults.append(fault("not-utf8", "the line is not UTF-8", f"{title}:{number}", hint))
+        where = f"{title}:{number}"
+        faults.append(fault("not-utf8", "the line is not UTF-8", where=where, hint=hint))
         return
     head = text.lstrip().partition("\n")[0]
     if delimiter == "," and "," not in head and ";" in head:
@@ -44,7 +45,7 @@ def read_table(
         return
     records = list(rows)
     if not records and not faults:
-        faults.append(fault("empty", "it holds no jobs", title, "write one job per row"))
+        faults.append(fault("empty", "it holds no jobs", where=title, hint="write one job per row"))
     for number, row in records:
         line, named = Line(f"{title}:{number}"), zip(columns, row, strict=False)
         # Cells under unknown names are left out: the name is the fault.
@@ -72,7 +73,8 @@ def _rows(
             number = reader.line_num + 1
     except csv.Error as error:
         hint = 'a cell with a quote in it is written "like ""this"""'
-        faults.append(fault("bad-csv", f"not a valid record: {error}", f"{title}:{number}", hint))
+        where = f"{title}:{number}"
+        faults.append(fault("bad-csv", f"not a valid record: {error}", where=where, hint=hint))
     finally:
         csv.field_size_limit(most)
 
@@ -87,7 +89,7 @@ def _columns(row: Sequence[str], place: str, faults: list[HyimgError]) -> list[s
     if not any(name in BY_NAME for name in names):
         hint = "for example custom_id,prompt,images,seed"
         what = "the first row does not name the columns"
-        faults.append(fault("no-header", what, place, hint))
+        faults.append(fault("no-header", what, where=place, hint=hint))
         return [None] * len(names)
     columns: list[str | None] = []
     unknown = 0
@@ -101,14 +103,14 @@ def _columns(row: Sequence[str], place: str, faults: list[HyimgError]) -> list[s
             # One without a name is there where a spreadsheet had a column once.
             if name and unknown <= MOST_UNKNOWN:
                 what, hint = not_a_field(name)
-                faults.append(fault("unknown-field", what, where, hint))
+                faults.append(fault("unknown-field", what, where=where, hint=hint))
         elif own in columns:
             columns.append(None)
             hint = "keep one of the columns"
-            faults.append(fault("duplicate-field", f"{own} is there twice", where, hint))
+            faults.append(fault("duplicate-field", f"{own} is there twice", where=where, hint=hint))
         else:
             columns.append(own)
     if unknown > MOST_UNKNOWN:
         what = f"{unknown - MOST_UNKNOWN:,} more columns are no fields"
-        faults.append(fault("unknown-field", what, place))
+        faults.append(fault("unknown-field", what, where=place))
     return columns
