@@ -49,6 +49,7 @@ class FakeSession:
         self._stopped_by = 0
         self._model = ""
         self._begun = 0
+        self._began_at = 0.0
         self._outputs = config.output.folder / "outputs"
         self._marks = config.output.folder.parent / "marks"
         self._marks.mkdir(exist_ok=True)
@@ -74,6 +75,7 @@ class FakeSession:
                 yield from self._job(job, folder)
 
     def _job(self, job: Job, folder: JobFolder) -> Generator[Event, None, None]:
+        self._began_at = time.time()
         yield JobStarted(job.custom_id)
         self._obey(job, folder)
         latents = folder.latents_for(job.custom_id)
@@ -136,8 +138,11 @@ class FakeSession:
             self._die_once_heard(f"{job.custom_id}.begun")
 
     def _die_once_heard(self, mark: str) -> None:
-        """What was told a moment before may be lost on its way, by Ray above all."""
-        wait_for((self._marks / mark).exists)
+        """What was told a moment before may be lost on its way, by Ray above all. An earlier
+        attempt's mark says nothing of this one; a file's clock is coarser than the process's.
+        """
+        heard, since = self._marks / mark, self._began_at - 0.05
+        wait_for(lambda: heard.exists() and heard.stat().st_mtime >= since)
         die()
 
     def _first_time(self, job: Job) -> bool:
