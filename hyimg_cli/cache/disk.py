@@ -113,7 +113,7 @@ class DiskStore:
             return False
         try:
             with opened(path) as file:
-                return _promised(file) is not None
+                return _read_header(file) is not None
         except OSError:
             return False
 
@@ -133,7 +133,7 @@ class DiskStore:
             if self._unseen < 0:
                 self._evict()
         except OSError as error:
-            self._refused(error)
+            self._stop_taking(error)
 
     def discard(self, kind: str, key: str) -> None:
         """Remove an entry that turned out to be damaged, and note it."""
@@ -171,7 +171,7 @@ class DiskStore:
     def _data(self, path: Path, kind: str, key: str) -> bytes | None:
         try:
             with opened(path) as file:
-                promised = _promised(file)
+                promised = _read_header(file)
                 data = file.read(promised[1]) if promised else b""
         except FileNotFoundError:
             return None
@@ -179,7 +179,7 @@ class DiskStore:
             self.discard(kind, key)
             return None
         except OSError as error:
-            self._refused(error)
+            self._stop_taking(error)
             return None
         if promised is None or promised[0] != _checksum(kind, key, data):
             self.discard(kind, key)
@@ -224,21 +224,21 @@ class DiskStore:
 
     def _files(self) -> Iterator[tuple[str, str, os.stat_result]]:
         """Kind, name and status of the regular files that stand where entries do."""
-        for kind in _listed(self._folder) if self._folder else []:
+        for kind in _list_folder(self._folder) if self._folder else []:
             if _KIND.fullmatch(kind.name) and kind.is_dir(follow_symlinks=False):
-                for file in _listed(Path(kind.path)):
+                for file in _list_folder(Path(kind.path)):
                     with contextlib.suppress(FileNotFoundError):
                         if file.is_file(follow_symlinks=False):
                             yield kind.name, file.name, file.stat()
 
-    def _refused(self, error: OSError) -> None:
+    def _stop_taking(self, error: OSError) -> None:
         if self.takes_more:
             reason = error.strerror or type(error).__name__
             self._notes.append(f"the disk cache takes nothing more in this run: {reason}")
         self.takes_more = False
 
 
-def _promised(file: io.BufferedReader) -> tuple[bytes, int] | None:
+def _read_header(file: io.BufferedReader) -> tuple[bytes, int] | None:
     """The checksum and the length that an entry begins with; None where it is not so long."""
     header = file.readline(_HEADER_BYTES)
     parts = _HEADER.fullmatch(header)
@@ -277,7 +277,7 @@ def _touch(path: Path) -> None:
     os.utime(path, ns=(now, now), follow_symlinks=False)
 
 
-def _listed(folder: Path) -> list[os.DirEntry[str]]:
+def _list_folder(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
             return list(found)

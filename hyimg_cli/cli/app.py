@@ -70,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
         )
         return code if isinstance(code, int) else 0
     except HyimgError as error:
-        return _told(error)
+        return _print_error(error)
     except typer.TyperException as error:
         render.error(_as_usage(error, arguments))
         return error.exit_code
@@ -80,13 +80,13 @@ def run(arguments: Sequence[str]) -> int:
             render.internal_error(traceback.format_exc())
             return INTERNAL_ERROR
         logger.debug("refused by the disk", exc_info=error)
-        return _told(StorageError(f"{error.strerror}", where=str(error.filename)))
+        return _print_error(StorageError(f"{error.strerror}", where=str(error.filename)))
     except Exception:
         render.internal_error(traceback.format_exc())
         return INTERNAL_ERROR
 
 
-def _told(error: HyimgError) -> int:
+def _print_error(error: HyimgError) -> int:
     render.error(error)
     return error.exit_code
 

@@ -53,22 +53,22 @@ class LazyCommand(TyperCommand):
         super().__init__(name, short_help=f"{COMMANDS[name].split('. ')[0].rstrip('.')}.")
 
     def make_context(self, *arguments: Any, **more: Any) -> Any:
-        return self.loaded().make_context(*arguments, **more)
+        return self.load_command().make_context(*arguments, **more)
 
-    def loaded(self) -> Any:
+    def load_command(self) -> Any:
         """The command with its parameters, for the parser and the help page."""
         name = self.name
         assert name is not None
         if name in OF_A_RUN:
             from hyimg_cli.cli.options import run_command  # reads every setting
 
-            return _built(name, run_command(lambda ctx: _function(name)(ctx)), COMMANDS[name])
+            return _build(name, run_command(lambda ctx: _function(name)(ctx)), COMMANDS[name])
         found = _function(name)
         if isinstance(found, typer.Typer):
             return get_command(found)
         # A line for each paragraph, for the terminal to break where it ends.
         paragraphs = inspect.cleandoc(found.__doc__ or "").split("\n\n")
-        return _built(name, found, "\n\n".join(" ".join(one.split()) for one in paragraphs))
+        return _build(name, found, "\n\n".join(" ".join(one.split()) for one in paragraphs))
 
 
 def _function(name: str) -> Any:
@@ -77,7 +77,7 @@ def _function(name: str) -> Any:
     return getattr(module, "evaluate" if name == "eval" else name)
 
 
-def _built(name: str, function: Callable[..., None], text: str) -> Any:
+def _build(name: str, function: Callable[..., None], text: str) -> Any:
     is_long = "help_all" in inspect.signature(function).parameters
     page = pages.LongCommand if is_long else pages.Command
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)

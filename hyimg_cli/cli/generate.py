@@ -28,12 +28,12 @@ def generate(ctx: typer.Context) -> None:
     # A shard's folder may be one of its own, beside the one that is named.
     unsharded, manifest_name = {**ctx.params, "shard": None}, run.request.manifest.name
     whole = shown_place(o.output_folder(unsharded, run.request.settings, manifest_name))
-    again = _again(ctx.obj or (), whole)
-    retry = _again(ctx.obj or (), whole, "--retry-failed")
+    again = _resume_command(ctx.obj or (), whole)
+    retry = _resume_command(ctx.obj or (), whole, "--retry-failed")
     raise typer.Exit(show_run(run, style, again=again, retry=retry))
 
 
-def _again(arguments: Sequence[str], place: str, *more: str) -> str:
+def _resume_command(arguments: Sequence[str], place: str, *more: str) -> str:
     """The command line that goes on with this run."""
     kept = [argument for argument in arguments if argument not in NOT_AGAIN]
     # Behind -- there are names alone.

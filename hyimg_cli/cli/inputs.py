@@ -71,7 +71,7 @@ def pictures_and_prompts(given: Mapping[str, Any]) -> tuple[Sources | None, list
     try:
         if names:
             _refuse_manifest(names)
-            hint = _quoted(given["prompt"][-1:], names)
+            hint = _hint_quotes(given["prompt"][-1:], names)
             found = sources(names, is_recursive=given["recursive"], if_missing=hint)
     except UsageError as error:
         faults += _each(error)
@@ -83,7 +83,7 @@ def pictures_and_prompts(given: Mapping[str, Any]) -> tuple[Sources | None, list
     return found, prompts
 
 
-def _quoted(prompt: Sequence[str], names: Sequence[str]) -> str:
+def _hint_quotes(prompt: Sequence[str], names: Sequence[str]) -> str:
     """A hint where the names that are no files may be words of a prompt without its quotes."""
     if any(" " in text for text in prompt):
         return ""
@@ -107,7 +107,7 @@ def _refuse_pictures(names: Sequence[str]) -> None:
         hint = RAW_HINT.format(names[0], os.path.splitext(names[0])[0])
     elif len(names) > 1:
         what = f"{len(names)} names are given; a manifest stands alone, and pictures need a prompt"
-        hint = _quoted((), names) or hint
+        hint = _hint_quotes((), names) or hint
     elif is_pattern(names[0]):
         what = "a pattern stands for pictures, and there is no prompt"
     elif is_picture_name(names[0]) and not os.path.isdir(names[0]):

@@ -74,7 +74,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
         if not eta.unknown:
             stages = eta.stages_s
             time = {"seconds": sum(stages.values()), "runs": eta.runs, "stages": stages}
-        facts = _as_json(order, costs, videos) | _held(memory, components, by_rank)
+        facts = _as_json(order, costs, videos) | _memory_as_json(memory, components, by_rank)
         facts |= {"replicas": replicas, "time": time, "too_large": too_large}
         if config.model.cpu_offload != "none":
             facts |= {"on_gpu_bytes": {name: _at_a_time(name, config) for name in components}}
@@ -133,7 +133,7 @@ def _components(order: Plan, config: RunConfig) -> dict[str, dict[str, int]]:
     }
 
 
-def _held(
+def _memory_as_json(
     memory: Mapping[str, Footprint],
     components: Mapping[str, dict[str, int]],
     by_rank: Mapping[str, list[dict[str, int]]],

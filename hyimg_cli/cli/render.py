@@ -84,18 +84,18 @@ def _error(fault: HyimgError, places: Sequence[str]) -> None:
     # As elsewhere: no colour for a reader that is no terminal, or who wants none.
     if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
         head = typer.style(head, fg="red", bold=True)
-    note(f": {cut(fault.what)}", before=head)
+    note(f": {shorten(fault.what)}", before=head)
     for place in filter(None, places[:PLACES]):
-        note(f"  --> {cut(place)}")
+        note(f"  --> {shorten(place)}")
     if len(places) > PLACES:
         # Pairs of eval are no jobs.
         by = "" if fault.code == "eval.pair" else "; hyimg check --json names every one"
         note(f"  --> and {len(places) - PLACES} more{by}")
     if fault.hint:
-        note(f"  hint: {cut(fault.hint)}")
+        note(f"  hint: {shorten(fault.hint)}")
 
 
-def cut(text: str) -> str:
+def shorten(text: str) -> str:
     """A text, perhaps a whole file, as far as a message has room for it."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
 

@@ -18,7 +18,7 @@ from hyimg_cli.engine.run import ManifestRun, RunRequest
 from hyimg_cli.engine.runner import ResumePolicy
 from hyimg_cli.errors import Interrupted
 from hyimg_cli.journal.journal import RunFolder
-from hyimg_cli.measure.replay.restored import Restored, Wishes, restored
+from hyimg_cli.measure.replay.restored import Restored, Wishes, restore_job
 from hyimg_cli.measure.replay.run_folder import refuse_folder
 from hyimg_cli.measure.replay.verdict import ReplayVerdict, answer_to, compared_file, verdict
 from hyimg_cli.media.recorded import read_described
@@ -115,7 +115,7 @@ def _run(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
         device=given["device"] or "auto",
         allow_changed=given["allow_changed"],
     )
-    source = restored(described, wishes)
+    source = restore_job(described, wishes)
     folder = given["output_dir"] or Path("runs") / f"replay-{source.custom_id.replace('/', '-')}"
     refuse_folder(folder, described.path, source.custom_id)
     render.remarks(source.notes, style)

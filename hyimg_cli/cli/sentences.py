@@ -101,11 +101,11 @@ def describe_outcome(outcome: Outcome) -> str:
         hint = f" ({outcome.error.hint})" if outcome.error.hint else ""
         text = f"{outcome.custom_id}: failed[{outcome.error.code}]: {outcome.error.message}{hint}"
     else:
-        text = f"{outcome.custom_id}: {_made(outcome)}"
+        text = f"{outcome.custom_id}: {_describe_results(outcome)}"
     return "; ".join((text, *outcome.warnings, *outcome.notes))
 
 
-def _made(outcome: Outcome) -> str:
+def _describe_results(outcome: Outcome) -> str:
     """Sentence on a job's outcome, and how long it took."""
     # Of the time in which it worked together with others its share.
     seconds = f"{outcome.share_s.get('total', 0.0):.2f} s"

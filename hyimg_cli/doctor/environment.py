@@ -179,10 +179,10 @@ def _choice(form: Quantization, device: "torch.device", dtype: str) -> str:
         return empty_stack(form, _EXPERTS, rows, _WIDTH, device)
 
     experts_of(stack(2 * _WIDTH), stack(_WIDTH))
-    return f"works{_bound(form, device, dtype)}"
+    return f"works{_limit_of_graphs(form, device, dtype)}"
 
 
-def _bound(form: Quantization, device: "torch.device", dtype: str) -> str:
+def _limit_of_graphs(form: Quantization, device: "torch.device", dtype: str) -> str:
     """A bound on decode steps as CUDA graphs; empty: there is none, or there are no graphs."""
     import torch
 

@@ -61,7 +61,7 @@ def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
     else:
         given = region_of(outside, size)
     stands = given is not None and outside.region_mode == "instead"
-    recorded = _recorded(result, size) if can_count and not stands else None
+    recorded = _read_record(result, size) if can_count and not stands else None
     if recorded is not None:
         record, edited = recorded
         rows_of, columns = np.arange(size.height), np.arange(size.width)
@@ -69,7 +69,7 @@ def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
             spilled = int((edited & (given <= 127)).sum())
             record["spill"] = round(spilled / max(1, int(edited.sum())), 4)
     else:
-        drawn, place = _drawn(other, size)
+        drawn, place = _as_redraw(other, size)
         before = on_white(shown(own, place))
         found = edit_of(drawn, before, place, given=given, mode=outside.region_mode)
         record = edit_report(found) | {"unseen": round(max(0.0, place.unseen), 4)}
@@ -125,7 +125,7 @@ def lines(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _recorded(result: Path, size: Size) -> tuple[Record, Mask] | None:
+def _read_record(result: Path, size: Size) -> tuple[Record, Mask] | None:
     """What the run of a result recorded: its verdict, and where it edited [H, W]; None where no
     line names this file, or it is not of this size any more.
     """
@@ -155,7 +155,7 @@ def _recorded(result: Path, size: Size) -> tuple[Record, Mask] | None:
     return (record | {"spill": None}, matte > 0) if is_of_this else None
 
 
-def _drawn(image: Picture, size: Size) -> tuple[Pixels, Placement]:
+def _as_redraw(image: Picture, size: Size) -> tuple[Pixels, Placement]:
     """A result as a redraw of a source of this size: small enough to find an edit in it."""
     part = sqrt(min(1.0, _AREA / (image.width * image.height)))
     y, x = (max(_LEAST_SIDE, round(side * part)) for side in (image.height, image.width))

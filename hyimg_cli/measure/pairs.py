@@ -71,7 +71,7 @@ def find_pairs(
     for path in (a, *([] if b is None else [b])):
         if not os.path.exists(path):
             raise _fault("there is no such file or folder", path, slug="missing")
-    pairing = _listed(a) if b is None else _two_sided(a, b, as_video)
+    pairing = _read_pair_list(a) if b is None else _two_sided(a, b, as_video)
     if pairing.unpaired and not allow_unpaired:
         hint = "--allow-unpaired leaves them out"
         raise UsageError(pairing.unpaired, hint=hint, code="eval.unpaired")
@@ -82,7 +82,7 @@ def find_pairs(
 
 def run_pairs(a: Path, b: Path, *, by_frame: bool = False) -> Pairing:
     """Files of the same job in two runs. A failed job has no file, and so no counterpart."""
-    return _matched(*(output_files(run, by_frame=by_frame) for run in (a, b)))
+    return _match_names(*(output_files(run, by_frame=by_frame) for run in (a, b)))
 
 
 def folder_pairs(a: Path, b: Path) -> Pairing:
@@ -91,7 +91,7 @@ def folder_pairs(a: Path, b: Path) -> Pairing:
     `cat.png` and `cat.jpg` are the same name where either folder has one such file.
     """
     in_a, in_b = _media_in(a), _media_in(b)
-    return _matched(_by_stem(in_a, in_b), _by_stem(in_b, in_a))
+    return _match_names(_by_stem(in_a, in_b), _by_stem(in_b, in_a))
 
 
 def newest_bench(folder: Path, comparison: str) -> Path | None:
@@ -167,7 +167,7 @@ def _stem(name: str) -> str:
     return PurePosixPath(name).with_suffix("").as_posix()
 
 
-def _matched(in_a: Mapping[str, Path], in_b: Mapping[str, Path]) -> Pairing:
+def _match_names(in_a: Mapping[str, Path], in_b: Mapping[str, Path]) -> Pairing:
     return Pairing(
         tuple(_of_one_kind(Pair(name, in_a[name], in_b[name])) for name in in_a if name in in_b),
         tuple(name for name in in_a if name not in in_b),
@@ -175,7 +175,7 @@ def _matched(in_a: Mapping[str, Path], in_b: Mapping[str, Path]) -> Pairing:
     )
 
 
-def _listed(path: Path) -> Pairing:
+def _read_pair_list(path: Path) -> Pairing:
     """Pairs of a JSONL file with an object {"a", "b"} on each line, `name` if you like.
 
     Paths are relative to the manifest.

@@ -22,7 +22,7 @@ from hyimg_cli.settings.run import OFFLOADS, QUANTIZATIONS, ModelChoice, RunConf
 from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.work import video_work
-from hyimg_cli.tiling.tiles import halved
+from hyimg_cli.tiling.tiles import halve_tiles
 
 # Bytes of the cards that users ask about; the driver has some of each.
 CARDS = {"24 GB": 24_000_000_000, "48 GB": 48_000_000_000}
@@ -124,7 +124,7 @@ def decode_bytes(job: VideoJob, card: VideoCard, choice: ModelChoice) -> int:
 
 def tiles_of(card: VideoCard, choice: ModelChoice) -> TileRule:
     """The tiles that are asked for."""
-    return (choice.decode_tiles == "half" and halved(card.tiles)) or card.tiles
+    return (choice.decode_tiles == "half" and halve_tiles(card.tiles)) or card.tiles
 
 
 def fit_flags(job: VideoJob, card: VideoCard, config: RunConfig, room: int) -> str | None:

@@ -23,7 +23,7 @@ from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.options import Fit
 from hyimg_cli.tiling.decode import TiledVae, decode_tiled
-from hyimg_cli.tiling.tiles import halved, tile_plan
+from hyimg_cli.tiling.tiles import halve_tiles, tile_plan
 
 if TYPE_CHECKING:
     from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
@@ -287,7 +287,7 @@ class LatentVideoModel(ABC):
     def _tiling_of(self, tiles: DecodeTiles) -> TileRule | None:
         """The tiles that a word asks for; None for a whole decode, or where there are none."""
         own = self.vae.tiling
-        return {"auto": None, "own": own, "half": halved(own)}[tiles]
+        return {"auto": None, "own": own, "half": halve_tiles(own)}[tiles]
 
     @torch.no_grad()
     def decode_latents(

@@ -44,7 +44,7 @@ def merge(plan: TilePlan, tile_of: TileOf) -> Tensor:
             return own
         if picture is None:
             picture = own.new_empty(*own.shape[:-2], *_picture_shape(plan))
-        _kept(picture, plan, tile).copy_(own[..., :keep, :keep])
+        _kept_part(picture, plan, tile).copy_(own[..., :keep, :keep])
     assert picture is not None, "a plan has at least one tile"
     return picture
 
@@ -86,7 +86,7 @@ def _picture_shape(plan: TilePlan) -> tuple[int, int]:
     return plan.rows * plan.tiling.pixels, plan.columns * plan.tiling.pixels
 
 
-def _kept(picture: Tensor, plan: TilePlan, tile: Tile) -> Tensor:
+def _kept_part(picture: Tensor, plan: TilePlan, tile: Tile) -> Tensor:
     """Where a tile's kept part lies in the picture."""
     rows = _span(plan.tiling, tile.top, picture.shape[-2])
     columns = _span(plan.tiling, tile.left, picture.shape[-1])

@@ -22,7 +22,7 @@ from hyimg_cli.parallel.ranks import Rank, RankPool, short_as_one
 from hyimg_cli.spec.card import TileRule
 from hyimg_cli.spec.events import DecodeReport, RankReport
 from hyimg_cli.tiling.blend import merge, pixel_shape
-from hyimg_cli.tiling.tiles import Tile, TilePlan, assigned, tile_plan
+from hyimg_cli.tiling.tiles import Tile, TilePlan, assign_tiles, tile_plan
 
 
 class TiledVae(Protocol):
@@ -78,14 +78,14 @@ class PatchParallelDecoder:
         Raises RankError where a rank dies or fails, within seconds of it, torch.OutOfMemoryError
         where any of them has too little memory.
         """
-        items = [self._decoded(latents, tiling) for latents in latents_BCFYX.split(1)]
+        items = [self._decode(latents, tiling) for latents in latents_BCFYX.split(1)]
         return items[0] if len(items) == 1 else torch.cat(items)
 
-    def _decoded(self, latents_1CFYX: Tensor, tiling: TileRule | None) -> Tensor:
+    def _decode(self, latents_1CFYX: Tensor, tiling: TileRule | None) -> Tensor:
         started = perf_counter()
         vae: TiledVae = self._pool.here.parts[self._part]
         plan = tile_plan(tiling or vae.tiling, *latents_1CFYX.shape[-2:])
-        shares = assigned(plan, self._ranks)
+        shares = assign_tiles(plan, self._ranks)
         # Ranks without tiles are not even told: they get no latents and wait for nothing.
         working = sum(bool(share) for share in shares)
         job = TiledJob(
@@ -127,12 +127,12 @@ def decode_share(rank: Rank, job: TiledJob) -> RankReport:
     for tile in share:
         started = perf_counter()
         pixels = _decoded_tile(vae, latents, tile, job)
-        _synchronized(rank)
+        _synchronize(rank)
         busy_s += perf_counter() - started
         sending.append((dist.isend(pixels, 0, tag=tile.index), pixels))
         sent_bytes += pixels.nbytes
     for work, _held in sending:
-        _waited(work)
+        _wait_for(work)
     return RankReport(rank.number, len(share), _area(share), busy_s, latents.nbytes, sent_bytes)
 
 
@@ -153,24 +153,24 @@ class _Gathering:
         # Receives are open before the first tile is ready: it travels while rank 0 decodes.
         for other in range(1, working):
             for tile in self._job.shares[other]:
-                self._arriving[tile.index] = self._expected(tile, other)
+                self._arriving[tile.index] = self._receive_tile(tile, other)
         received_bytes = sum(pixels.nbytes for _, pixels in self._arriving.values())
         share = self._job.shares[0]
         started = perf_counter()
         for tile in share:
             self._own[tile.index] = _decoded_tile(self._vae, self._latents, tile, self._job)
-        _synchronized(self._rank)
+        _synchronize(self._rank)
         busy_s = perf_counter() - started
         started = perf_counter()
         merged = merge(self._job.plan, self._tile)
         self.picture_BCTHW = self._vae.finish(merged)
         for work in sending:
-            _waited(work)
+            _wait_for(work)
         self.merge_s = perf_counter() - started - self.gather_s
         sent_bytes = self._latents.nbytes * len(sending)
         return RankReport(0, len(share), _area(share), busy_s, received_bytes, sent_bytes)
 
-    def _expected(self, tile: Tile, sender: int) -> tuple[dist.Work | None, Tensor]:
+    def _receive_tile(self, tile: Tile, sender: int) -> tuple[dist.Work | None, Tensor]:
         pixels = torch.empty(
             self._job.tile_shape(self._vae, tile), dtype=self._job.dtype, device=self._rank.device
         )
@@ -181,13 +181,13 @@ class _Gathering:
             return self._own.pop(tile.index)
         work, pixels = self._arriving.pop(tile.index)
         started = perf_counter()
-        _waited(work)
+        _wait_for(work)
         self.gather_s += perf_counter() - started
         return pixels
 
 
 def _decoded_tile(vae: TiledVae, latents_1CFYX: Tensor, tile: Tile, job: TiledJob) -> Tensor:
-    pixels = vae.decode_tile(cut(latents_1CFYX, tile)).contiguous()
+    pixels = vae.decode_tile(latents_of(latents_1CFYX, tile)).contiguous()
     expected = job.tile_shape(vae, tile)
     assert (tuple(pixels.shape), pixels.dtype) == (expected, job.dtype), (
         f"a tile of {tuple(pixels.shape)} {pixels.dtype} where {expected} {job.dtype} was announced"
@@ -195,23 +195,23 @@ def _decoded_tile(vae: TiledVae, latents_1CFYX: Tensor, tile: Tile, job: TiledJo
     return pixels
 
 
-def _synchronized(rank: Rank) -> None:
+def _synchronize(rank: Rank) -> None:
     """Wait for the GPU, so that a rank is charged for its own tiles."""
     if rank.device.type == "cuda":
         torch.cuda.current_stream(rank.device).synchronize()
 
 
-def cut(latents_BCFYX: Tensor, tile: Tile) -> Tensor:
+def latents_of(latents_BCFYX: Tensor, tile: Tile) -> Tensor:
     """The latents of a tile, a view."""
     return latents_BCFYX[..., tile.top : tile.bottom, tile.left : tile.right]
 
 
 def _item(vae: TiledVae, latents_1CFYX: Tensor, tiling: TileRule) -> Tensor:
     plan = tile_plan(tiling, *latents_1CFYX.shape[-2:])
-    return vae.finish(merge(plan, lambda tile: vae.decode_tile(cut(latents_1CFYX, tile))))
+    return vae.finish(merge(plan, lambda tile: vae.decode_tile(latents_of(latents_1CFYX, tile))))
 
 
-def _waited(work: dist.Work | None) -> None:
+def _wait_for(work: dist.Work | None) -> None:
     assert work is not None, "this rank is in the group"
     work.wait()
 

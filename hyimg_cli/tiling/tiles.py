@@ -96,7 +96,7 @@ class DecodeForecast:
         return sum(share.sent_bytes for share in self.shares)
 
 
-def halved(rule: TileRule) -> TileRule | None:
+def halve_tiles(rule: TileRule) -> TileRule | None:
     """Tiles of half the side; None where that would be no whole cells."""
     if rule.tile % 2 or rule.stride % 2:
         return None
@@ -127,7 +127,7 @@ def tile_plan(tiling: TileRule, rows: int, columns: int) -> TilePlan:
     return TilePlan(tiling, rows, columns, len(lefts), tuple(tiles))
 
 
-def assigned(plan: TilePlan, ranks: int) -> list[tuple[Tile, ...]]:
+def assign_tiles(plan: TilePlan, ranks: int) -> list[tuple[Tile, ...]]:
     """Every rank's tiles, in the order to decode them; every rank computes the same lists.
 
     Largest first to the least loaded rank, ties by tile index. Rank 0, which merges too, takes the
@@ -151,7 +151,7 @@ def forecast(
     """
     plan = tile_plan(tiling, *grid)
     shares = []
-    for rank, tiles in enumerate(assigned(plan, ranks)):
+    for rank, tiles in enumerate(assign_tiles(plan, ranks)):
         area = _area(tiles)
         sent_bytes = area * bytes_per_cell if rank else 0
         shares.append(DecodeShare(rank, tuple(tile.index for tile in tiles), area, sent_bytes))

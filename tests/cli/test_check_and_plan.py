@@ -118,7 +118,7 @@ EVERY_FLAG = (
 
 def test_the_three_commands_take_the_same_flags() -> None:
     taken = [
-        [parameter.opts for parameter in LazyCommand(name).loaded().params]
+        [parameter.opts for parameter in LazyCommand(name).load_command().params]
         for name in ("generate", "plan", "check")
     ]
     assert taken[0] == taken[1] == taken[2]

@@ -68,7 +68,7 @@ def test_no_other_command_does(
 ) -> None:
     config("not toml at all")
     monkeypatch.chdir(tmp_path)
-    loaded = LazyCommand(command).loaded()
+    loaded = LazyCommand(command).load_command()
     names = {parameter.name for parameter in loaded.params}
     assert "no_config" not in names
     settings_of(dict.fromkeys(names))

@@ -18,7 +18,7 @@ def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
     """Every command with the words that call it."""
     yield words, command
     for name, below in getattr(command, "commands", {}).items():
-        loaded = below.loaded() if isinstance(below, LazyCommand) else below
+        loaded = below.load_command() if isinstance(below, LazyCommand) else below
         yield from commands(loaded, (*words, name))
 
 
@@ -69,7 +69,7 @@ def test_the_first_screen_of_a_run_is_one_screen(
     monkeypatch.setenv("COLUMNS", "80")
     page = run_cli(name, "--help").out
     assert len(page.splitlines()) <= SCREEN
-    command = LazyCommand(name).loaded()
+    command = LazyCommand(name).load_command()
     options = [one for one in command.params if one.param_type_name == "option"]
     basic = {one.name for one in options if one not in command.rare}
     told = {word.rstrip(",") for word in page.split()}

@@ -53,8 +53,8 @@ def test_what_no_graph_can_hold_is_said(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
-    assert environment._bound(form, torch.device("cuda"), dtype) == told
-    assert environment._bound(form, torch.device("cpu"), dtype) == ""
+    assert environment._limit_of_graphs(form, torch.device("cuda"), dtype) == told
+    assert environment._limit_of_graphs(form, torch.device("cpu"), dtype) == ""
 
 
 def test_no_compiler_is_a_fault_of_the_machine(

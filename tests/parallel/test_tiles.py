@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.spec.card import TileRule
-from hyimg_cli.tiling.tiles import assigned, forecast, halved, tile_plan
+from hyimg_cli.tiling.tiles import assign_tiles, forecast, halve_tiles, tile_plan
 
 HUNYUAN, WAN = TileRule(16, 12, 16), TileRule(32, 24, 8)
 TILINGS = st.builds(
@@ -89,7 +89,7 @@ def test_every_tile_has_one_rank_and_loads_are_even(
     tiling: TileRule, rows: int, columns: int, ranks: int
 ) -> None:
     plan = tile_plan(tiling, rows, columns)
-    shares = assigned(plan, ranks)
+    shares = assign_tiles(plan, ranks)
     assert sorted(tile.index for share in shares for tile in share) == list(range(len(plan.tiles)))
     loads = [sum(tile.area for tile in share) for share in shares]
     # Largest first: no rank is ahead of another by more than one tile.
@@ -105,8 +105,8 @@ def test_tiles_that_leave_gaps_are_refused() -> None:
 
 
 def test_half_a_tile_is_of_whole_cells() -> None:
-    assert halved(WAN) == TileRule(16, 12, 8)
-    assert halved(TileRule(16, 13, 8)) is None
+    assert halve_tiles(WAN) == TileRule(16, 12, 8)
+    assert halve_tiles(TileRule(16, 13, 8)) is None
 
 
 def test_a_grid_without_cells_is_refused() -> None:

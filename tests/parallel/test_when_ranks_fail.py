@@ -20,7 +20,7 @@ from hyimg_cli.models.diffusers_video.networks import SplitTokens
 from hyimg_cli.parallel import ranks, tensor
 from hyimg_cli.parallel.ranks import Rank, RankPool
 from hyimg_cli.tiling.decode import PatchParallelDecoder, decode_tiled
-from hyimg_cli.tiling.tiles import halved
+from hyimg_cli.tiling.tiles import halve_tiles
 
 PARENT = """
 import sys, time
@@ -105,7 +105,7 @@ def test_a_rank_that_is_short_of_memory_is_short_as_one_process_is(tmp_path: Pat
         with pytest.raises(torch.OutOfMemoryError, match=r"rank 1 failed: .* no room for a tile"):
             decoder.decode(latents)
         pool.unload("model")
-        half = halved(vae.tiling)
+        half = halve_tiles(vae.tiling)
         found = decoder.decode(latents, half)
         assert torch.equal(found, decode_tiled(vae, latents, half))
         assert not torch.equal(found, decode_tiled(vae, latents))

@@ -91,7 +91,7 @@ class _Bench:
             runs_of(scenario.a.lifetime, configs[0], texts, self.load) as a,
             runs_of(scenario.b.lifetime, configs[1], texts, self.load) as b,
         ):
-            timed = [self._timed(a, b, both, steps) for steps in scenario.steps]
+            timed = [self._time_in_turn(a, b, both, steps) for steps in scenario.steps]
             main = next((t for t in timed if t.steps == scenario.main_steps), timed[-1])
             rivals = self._rivals(b, plain, timed) if scenario.least_psnr is not None else {}
         self.tell("measuring distances")
@@ -169,7 +169,7 @@ class _Bench:
             if one.cot_token_ids and one.custom_id in writers
         }
 
-    def _timed(self, a: Run, b: Run, jobs: Sequence[Sequence[Job]], steps: int) -> Timed:
+    def _time_in_turn(self, a: Run, b: Run, jobs: Sequence[Sequence[Job]], steps: int) -> Timed:
         """Warm-up apart, then A and B in turn. `jobs`: of each."""
         own = [_with_steps(of_one, steps) for of_one in jobs]
         turn = list(zip(self.scenario.labels, (a, b), own, strict=True))

@@ -77,11 +77,11 @@ def runs_of(lifetime: Lifetime, config: RunConfig, texts: Texts, load: LoadModel
         yield partial(_in_processes, config, given, 1 if lifetime == "process-per-job" else None)
         return
 
-    def forced(choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel:
+    def load_forced(choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel:
         model = load(choice, is_batch_invariant=is_batch_invariant)
         return cast(MixedModel, ForcedText(model, texts))
 
-    with Session(config, forced) as session:
+    with Session(config, load_forced) as session:
 
         def run(jobs: Sequence[Job], folder: Path) -> RunResult:
             session.forget()

@@ -56,7 +56,7 @@ class Restored:
     notes: tuple[str, ...]
 
 
-def restored(described: Described, wishes: Wishes) -> Restored:
+def restore_job(described: Described, wishes: Wishes) -> Restored:
     """The job of a file, ready to be run again.
 
     Raises UsageError where the file holds no job of hyimg, where its model or a source image is not

@@ -103,16 +103,16 @@ def _reasons(original: Record, made: Record) -> Iterator[str]:
         yield "the model is another"
     if original.source_sha256 and original.source_sha256 != made.source_sha256:
         yield "a source image is another"
-    yield from _changed({"hyimg": original.provenance.version}, {"hyimg": made.provenance.version})
-    yield from _changed(original.provenance.settings, made.provenance.settings)
-    yield from _changed(original.provenance.packages, made.provenance.packages)
+    yield from _changes({"hyimg": original.provenance.version}, {"hyimg": made.provenance.version})
+    yield from _changes(original.provenance.settings, made.provenance.settings)
+    yield from _changes(original.provenance.packages, made.provenance.packages)
     if not original.provenance.settings:
         yield "device, dtype and packages of the original are not recorded"
     elif original.provenance.settings.get("device") == "cuda":
         yield "on a GPU sums may be rounded otherwise by another batch or another kernel"
 
 
-def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
     if not before:
         return
     for name in dict.fromkeys((*before, *now)):

@@ -11,7 +11,7 @@ import pytest
 from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.journal import keys
 from hyimg_cli.manifest.fields import PATH_FIELDS
-from hyimg_cli.measure.replay.restored import Restored, Wishes, restored
+from hyimg_cli.measure.replay.restored import Restored, Wishes, restore_job
 from hyimg_cli.media.images import write_png
 from hyimg_cli.media.recorded import Described, read_described
 from hyimg_cli.models import lora_files, registry
@@ -57,7 +57,7 @@ def edit(source: Path) -> dict[str, Any]:
 
 def code_of(described: Described, wishes: Wishes | None = None) -> str:
     with pytest.raises(HyimgError) as caught:
-        restored(described, wishes or Wishes())
+        restore_job(described, wishes or Wishes())
     assert caught.value.exit_code == 2
     return caught.value.code
 
@@ -68,7 +68,7 @@ def fields(found: Restored) -> dict[str, Any]:
 
 
 def test_the_job_is_the_recorded_one(described: Describe) -> None:
-    found = restored(described(), Wishes())
+    found = restore_job(described(), Wishes())
     assert fields(found) == JOB | {"task": "t2i"}
     assert (found.custom_id, found.notes) == ("cat", ())
     assert found.manifest.title == "replay of cat.png"
@@ -89,7 +89,7 @@ def test_a_source_image_is_found(
             (tmp_path / "run" / "manifest.resolved.jsonl").write_text(lines)
         case "given":
             wishes = Wishes(images_from=source.parent)
-    (image,) = fields(restored(file, wishes))["images"]
+    (image,) = fields(restore_job(file, wishes))["images"]
     assert Path(image).is_absolute()
     assert Path(image).samefile(source)
 
@@ -105,7 +105,7 @@ def test_a_changed_source_image_is_refused_or_told(described: Describe, source: 
     file = described(**edit(source))
     source.write_bytes(source.read_bytes() + b"\n")
     assert code_of(file, Wishes(source.parent)) == "replay.changed-image"
-    found = restored(file, Wishes(source.parent, allow_changed=True))
+    found = restore_job(file, Wishes(source.parent, allow_changed=True))
     assert found.notes == ("a.png is not the recorded source image",)
 
 
@@ -116,7 +116,7 @@ def test_the_recorded_one_of_two_of_a_name_is_taken(
     file.path.with_name("a.png").write_bytes(b"another")
     line = json.dumps({"custom_id": "cat", "images": ["../in/a.png"]})
     (tmp_path / "run" / "manifest.resolved.jsonl").write_text(line)
-    found = restored(file, Wishes())
+    found = restore_job(file, Wishes())
     assert Path(fields(found)["images"][0]).samefile(source)
     assert found.notes == ()
 
@@ -124,7 +124,7 @@ def test_the_recorded_one_of_two_of_a_name_is_taken(
 def test_without_digests_images_are_not_checked_and_that_is_told(
     described: Describe, source: Path
 ) -> None:
-    found = restored(described(job=JOB | {"images": ["a.png"]}), Wishes(source.parent))
+    found = restore_job(described(job=JOB | {"images": ["a.png"]}), Wishes(source.parent))
     assert found.notes == ("digests of source images are not recorded: not checked",)
 
 
@@ -167,7 +167,7 @@ def test_another_model_is_refused_or_told(described: Describe) -> None:
     file = described(model_fingerprint="0" * 64)
     assert code_of(file) == "replay.other-model"
     assert code_of(file, Wishes(model="tiny-image")) == "replay.other-model"
-    found = restored(file, Wishes(allow_changed=True))
+    found = restore_job(file, Wishes(allow_changed=True))
     assert found.notes == ("the model tiny-image is not the one recorded",)
 
 
@@ -186,15 +186,15 @@ def test_a_models_folder_is_told_by_its_run_and_named_by_the_user(
     line = {"custom_id": "cat", "model": "../models/my-model"}
     (tmp_path / "run" / "manifest.resolved.jsonl").write_text(json.dumps(line))
     with pytest.raises(UsageError) as refused:
-        restored(file, Wishes())
+        restore_job(file, Wishes())
     assert refused.value.code == "replay.model"
     folder = tmp_path / "run" / "../models/my-model"
     assert refused.value.hint == f"give the folder with --model; its run had {folder}"
-    assert fields(restored(file, Wishes(model=str(folder))))["model"] == str(folder)
+    assert fields(restore_job(file, Wishes(model=str(folder))))["model"] == str(folder)
 
 
 def test_recorded_settings_are_set_again(described: Describe) -> None:
-    plain = restored(described(), Wishes()).settings
+    plain = restore_job(described(), Wishes()).settings
     assert plain == {
         "dtype": "float32",
         "device": "cpu",
@@ -211,7 +211,7 @@ def test_recorded_settings_are_set_again(described: Describe) -> None:
     recorded = {"device": "cuda", "dtype": "bfloat16", "kv_reuse": "recompute", "vae": "tiled"}
     recorded |= {"experts": "fp8", "text": "graphs", "batch": "variant", "layers": "4 ranks"}
     file = described(settings=recorded)
-    again = restored(file, Wishes(device="cpu"))
+    again = restore_job(file, Wishes(device="cpu"))
     assert not again.notes
     assert again.settings == {
         "dtype": "bfloat16",
@@ -229,7 +229,7 @@ def test_recorded_settings_are_set_again(described: Describe) -> None:
 
 def test_a_setting_that_is_gone_is_named(described: Describe) -> None:
     recorded = {"device": "cpu", "kv_layout": "slots", "attention": "fa3"}
-    again = restored(described(settings=recorded), Wishes())
+    again = restore_job(described(settings=recorded), Wishes())
     assert again.settings["sdpa_backend"] == "auto"
     assert again.notes == tuple(
         f"made with {name}, which hyimg no longer has"
@@ -262,24 +262,24 @@ def test_graphs_are_as_recorded_where_they_can_be(
 ) -> None:
     monkeypatch.setattr(keys, "_has_triton", lambda: has_triton)
     file = described(settings={"device": "cuda", "dtype": "bfloat16"} | recorded)
-    assert restored(file, Wishes(device=device)).settings["decode_graphs"] == expected
+    assert restore_job(file, Wishes(device=device)).settings["decode_graphs"] == expected
 
 
 def test_what_is_not_known_is_not_set(described: Describe) -> None:
     strange = {"dtype": "int3", "experts": "q2", "layers": "-2 ranks"}
-    found = restored(described(settings=strange), Wishes()).settings
+    found = restore_job(described(settings=strange), Wishes()).settings
     assert (found["dtype"], found["quantization"]) == (None, "none")
     assert found["tensor_parallel_size"] == 1
-    assert restored(described(settings={}), Wishes()).settings == {}
+    assert restore_job(described(settings={}), Wishes()).settings == {}
 
 
 def test_given_text_keeps_the_bot_task_that_its_system_prompt_hangs_on(
     described: Describe,
 ) -> None:
     job = JOB | {"cot_text": "<think>x</think>", "use_system_prompt": "dynamic"}
-    found = restored(described(job=job, bot_task="think_recaption"), Wishes())
+    found = restore_job(described(job=job, bot_task="think_recaption"), Wishes())
     assert found.settings["bot_task"] == "think_recaption"
-    assert "bot_task" not in restored(described(bot_task="think"), Wishes()).settings
+    assert "bot_task" not in restore_job(described(bot_task="think"), Wishes()).settings
 
 
 FILM = JOB | {"task": "i2v", "model": "tiny-video"}
@@ -355,7 +355,7 @@ def test_a_file_of_any_field_is_found(
     field: str, place: str, other: Callable[[str], Described], tmp_path: Path
 ) -> None:
     file, wishes = other(field), Wishes()
-    there = found_in(field, restored(file, wishes))
+    there = found_in(field, restore_job(file, wishes))
     match place:
         case "beside":
             folder = file.path.parent
@@ -370,7 +370,7 @@ def test_a_file_of_any_field_is_found(
     if folder != there.parent:
         there.with_name("intrinsics.npy").rename(folder / "intrinsics.npy")
         there = there.rename(folder / there.name)
-    found = restored(file, wishes)
+    found = restore_job(file, wishes)
     assert found_in(field, found).samefile(there)
     assert found.notes == ()
     if field == "lora":
@@ -382,10 +382,10 @@ def test_a_file_of_any_field_that_is_gone_or_another_is_told(
     field: str, other: Callable[[str], Described]
 ) -> None:
     file = other(field)
-    there = found_in(field, restored(file, Wishes()))
+    there = found_in(field, restore_job(file, Wishes()))
     there.write_bytes(b"another")
     assert code_of(file) == "replay.changed-file"
-    found = restored(file, Wishes(allow_changed=True))
+    found = restore_job(file, Wishes(allow_changed=True))
     assert len(found.notes) == 1
     assert found.notes[0].startswith(f"{there.name} is not the recorded ")
     there.unlink()
@@ -401,7 +401,7 @@ def test_a_lora_of_the_hub_is_that_of_its_cache_and_nothing_is_fetched(
     job = FILM | {"task": "t2v", "lora": "owner/name/x.safetensors@2"}
     known = {"settings": CPU | {"lora": f"beside 1;on={digest.of_file(cached)}@2"}}
     fingerprint = {"model_fingerprint": registry.fingerprint("tiny-video")}
-    found = restored(described(job, **known, **fingerprint), Wishes())
+    found = restore_job(described(job, **known, **fingerprint), Wishes())
     assert found_in("lora", found) == cached
     elsewhere = described(job | {"lora": "owner/name/y.safetensors@2"}, **known, **fingerprint)
     assert code_of(elsewhere) == "replay.missing-file"
