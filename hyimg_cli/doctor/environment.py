@@ -178,7 +178,7 @@ def _choice(form: Quantization, device: "torch.device", dtype: str) -> str:
             return torch.empty(_EXPERTS, rows, _WIDTH, device=device)
         return empty_stack(form, _EXPERTS, rows, _WIDTH, device)
 
-    experts_of(stack(2 * _WIDTH), stack(_WIDTH))
+    experts_of((stack(2 * _WIDTH), stack(_WIDTH)))
     return f"works{_limit_of_graphs(form, device, dtype)}"
 
 

@@ -71,12 +71,7 @@ class PinnedAttention:
 
 
 def pinned(
-    attend: RowAttention,
-    backend: SdpaBackend,
-    *,
-    heads: tuple[int, int],
-    width: int,
-    like: Tensor,
+    attend: RowAttention, backend: SdpaBackend, *, heads: tuple[int, int], width: int, like: Tensor
 ) -> RowAttention:
     """`attend` on the `backend` that was asked for, with so many query and kv heads of a width, on
     the device and in the dtype of `like`. Raises MachineError where it has no kernel for them.
@@ -123,13 +118,8 @@ def masked_attention(
     """Attention output [T, H, D]; a mask is built for causal rows behind a prefix alone."""
     queries, slots = q_THD.shape[0], keys_KSD.shape[1]
     needs_mask = is_causal and 1 < queries < slots
-    return _attended(
-        q_THD,
-        keys_KSD,
-        values_KSD,
-        mask=causal_mask(queries, slots, q_THD.device) if needs_mask else None,
-        is_causal=is_causal and queries == slots,
-    )
+    mask = causal_mask(queries, slots, q_THD.device) if needs_mask else None
+    return _attended(q_THD, keys_KSD, values_KSD, mask, is_causal and queries == slots)
 
 
 def fused_attention(q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_causal: bool) -> Tensor:
@@ -145,13 +135,8 @@ def fused_attention(q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_caus
 
     queries, slots = q_THD.shape[0], keys_KSD.shape[1]
     is_behind = queries < slots and (is_causal or queries == 1)
-    return _attended(
-        q_THD,
-        keys_KSD,
-        values_KSD,
-        mask=causal_lower_right(queries, slots) if is_behind else None,
-        is_causal=is_causal and queries == slots and queries > 1,
-    )
+    mask = causal_lower_right(queries, slots) if is_behind else None
+    return _attended(q_THD, keys_KSD, values_KSD, mask, is_causal and 1 < queries == slots)
 
 
 def any_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -167,7 +152,7 @@ def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> 
 
 
 def _attended(
-    q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, *, mask: Tensor | None, is_causal: bool
+    q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, mask: Tensor | None, is_causal: bool
 ) -> Tensor:
     out_HTD = F.scaled_dot_product_attention(
         q_THD.transpose(0, 1)[None],

@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hyimg_cli.kernels.formats import BLOCK, Fp8Rows, Nf4Blocks, Stack, levels_on
+from hyimg_cli.kernels.experts import RoutedTokens
+from hyimg_cli.kernels.formats import BLOCK, Fp8Rows, Nf4Blocks, Stack, Stacks, levels_on
 
 _DENSE, _FP8, _NF4 = 0, 1, 2
 # Rows and columns of a program's tile, by format. One token has 1536 programs in the first kernel
@@ -25,26 +26,19 @@ _HIDDEN = {_DENSE: (16, 256), _FP8: (16, 256), _NF4: (8, 128)}
 _MIXED = {_DENSE: (4, 1024), _FP8: (4, 1024), _NF4: (4, 256)}
 
 
-def decode_experts(
-    x_TM: Tensor,
-    weight_TK: Tensor,
-    index_TK: Tensor,
-    gate_and_up: Stack,
-    down: Stack,
-    *,
-    onto_TM: Tensor | None = None,
-) -> Tensor:
+def decode_experts(tokens: RoutedTokens, stacks: Stacks) -> Tensor:
     """Weighted sum of each token's chosen experts, [T, M]: see `experts.plain_experts`, its twin.
 
     Every format of the weights; sums in float32.
     """
-    (tokens, chosen), width = index_TK.shape, x_TM.shape[1]
-    x_TM, weight_TK, index_TK = (t.contiguous() for t in (x_TM, weight_TK, index_TK))
+    (count, chosen), width = tokens.index_TK.shape, tokens.x_TM.shape[1]
+    x_TM, index_TK = tokens.x_TM.contiguous(), tokens.index_TK.contiguous()
+    gate_and_up, down = stacks
     inner = down.shape[2]
-    hidden_PI = torch.empty(tokens * chosen, inner, device=x_TM.device)
+    hidden_PI = torch.empty(count * chosen, inner, device=x_TM.device)
     form, values, scale, levels = _held(gate_and_up)
     rows, columns = _HIDDEN[form]
-    _hidden[(tokens * chosen, triton.cdiv(inner, rows))](
+    _hidden[(count * chosen, triton.cdiv(inner, rows))](
         x_TM, index_TK, values, scale, levels, hidden_PI,
         CHOSEN=chosen, INNER=inner, WIDTH=width, FORM=form, BLOCK=BLOCK,
         ROWS=rows, COLUMNS=columns, enable_fp_fusion=True,
@@ -52,11 +46,11 @@ def decode_experts(
     out_TM = torch.empty_like(x_TM)
     form, values, scale, levels = _held(down)
     rows, columns = _MIXED[form]
-    _mixed[(tokens, triton.cdiv(width, rows))](
-        hidden_PI, index_TK, weight_TK, values, scale, levels,
-        out_TM if onto_TM is None else onto_TM.contiguous(), out_TM,
+    onto_TM = out_TM if tokens.onto_TM is None else tokens.onto_TM.contiguous()
+    _mixed[(count, triton.cdiv(width, rows))](
+        hidden_PI, index_TK, tokens.weight_TK.contiguous(), values, scale, levels, onto_TM, out_TM,
         CHOSEN=chosen, INNER=inner, WIDTH=width, FORM=form, BLOCK=BLOCK,
-        HAS_ONTO=onto_TM is not None, ROWS=rows, COLUMNS=columns, enable_fp_fusion=True,
+        HAS_ONTO=tokens.onto_TM is not None, ROWS=rows, COLUMNS=columns, enable_fp_fusion=True,
     )  # fmt: skip
     return out_TM
 
@@ -67,7 +61,7 @@ def _held(stack: Stack) -> tuple[int, Tensor, Tensor, Tensor]:
         case Fp8Rows():
             return _FP8, stack.values_EOI, stack.scale_EO, stack.scale_EO
         case Nf4Blocks():
-            return _NF4, stack.packed_EH, stack.absmax_EB, levels_on(stack.device)
+            return _NF4, stack.packed_EOH, stack.absmax_EB, levels_on(stack.device)
         case _:
             return _DENSE, stack, stack, stack
 

@@ -32,7 +32,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +42,7 @@ from hyimg_cli.kernels.formats import (
     FP8,
     Fp8Rows,
     Stack,
+    Stacks,
     dense,
     dequantize_rows,
     one,
@@ -60,9 +60,21 @@ ANY_ROWS = sys.maxsize
 # Rows of a tile of a grouped product in FP8.
 _TILE = 16
 
-# The compute of a layer's routed experts: a weighted sum [T, M] of each token's chosen experts, of
-# rows, weights [T, K] and indices [T, K], added to `onto_TM` where there is one.
-Experts = Callable[..., Tensor]
+
+@dataclass(frozen=True)
+class RoutedTokens:
+    """Rows, and the weights and numbers of each one's chosen experts; `onto`: what the weighted sum
+    of these is added to, once it is rounded.
+    """
+
+    x_TM: Tensor
+    weight_TK: Tensor
+    index_TK: Tensor
+    onto_TM: Tensor | None = None
+
+
+# The weighted sum [T, M] of each token's chosen experts.
+Experts = Callable[[RoutedTokens], Tensor]
 
 
 @dataclass(frozen=True)
@@ -75,36 +87,34 @@ class ByRows:
     many: Experts
     most_few: int
 
-    def __call__(self, x_TM: Tensor, *choice: Tensor, onto_TM: Tensor | None = None) -> Tensor:
-        kernel = self.few if x_TM.shape[0] <= self.most_few else self.many
-        return kernel(x_TM, *choice, onto_TM=onto_TM)
+    def __call__(self, tokens: RoutedTokens) -> Tensor:
+        return (self.few if len(tokens.x_TM) <= self.most_few else self.many)(tokens)
 
 
-def experts_of(gate_and_up: Stack, down: Stack) -> Experts:
+def experts_of(stacks: Stacks) -> Experts:
     """The compute of a layer's experts.
 
     Raises MachineError where a package that the format needs is missing.
     """
-    stacks: dict[str, Any] = {"gate_and_up": gate_and_up, "down": down}
+    held, device = stacks[0], stacks[0].device
     form: Quantization = "none"
-    if not isinstance(gate_and_up, Tensor):
-        form = "fp8" if isinstance(gate_and_up, Fp8Rows) else "nf4"
-    if gate_and_up.device.type != "cuda":
+    if not isinstance(held, Tensor):
+        form = "fp8" if isinstance(held, Fp8Rows) else "nf4"
+    if device.type != "cuda":
         if form == "none":
-            rows = group_multiple(gate_and_up.device)
-            return partial(routed_experts, group_rows=rows, **stacks)
-        return partial(plain_scaled_experts if form == "fp8" else plain_experts, **stacks)
+            return partial(routed_experts, stacks=stacks, group_rows=group_multiple(device))
+        return partial(plain_scaled_experts if form == "fp8" else plain_experts, stacks=stacks)
     if form == "nf4":
         require_bitsandbytes()
-    capability = torch.cuda.get_device_capability(gate_and_up.device)
+    capability = torch.cuda.get_device_capability(device)
     by_expert = scaled_experts if form == "fp8" and takes_scaled(capability) else routed_experts
-    many = partial(by_expert, around=ops_of(gate_and_up.device), **stacks)
+    many = partial(by_expert, stacks=stacks, around=ops_of(device))
     most_few = most_few_rows(capability, form)
     if not most_few:
         return many
     from hyimg_cli.kernels.decode import decode_experts
 
-    return ByRows(partial(decode_experts, **stacks), many, most_few)
+    return ByRows(partial(decode_experts, stacks=stacks), many, most_few)
 
 
 def most_few_rows(capability: Capability, form: Quantization) -> int:
@@ -143,31 +153,25 @@ def require_bitsandbytes() -> None:
 
 
 def plain_experts(
-    x_TM: Tensor,
-    weight_TK: Tensor,
-    index_TK: Tensor,
-    gate_and_up: Stack,
-    down: Stack,
-    *,
-    onto_TM: Tensor | None = None,
-    enter: Callable[[Tensor], Tensor] = lambda rows: rows,
+    tokens: RoutedTokens, stacks: Stacks, enter: Callable[[Tensor], Tensor] = lambda rows: rows
 ) -> Tensor:
     """Weighted sum of each token's chosen experts, [T, M]: each once, made dense, over
     its own tokens. `enter` is applied to the rows that enter a product.
 
     Keeps a row's bits apart from its company. Reads the chosen experts' numbers on the host.
     """
+    x_TM, index_TK = tokens.x_TM, tokens.index_TK
     chosen, flat_R = index_TK.shape[1], index_TK.flatten()
     multiple = group_multiple(x_TM.device)
     result_RM = x_TM.new_empty(flat_R.shape[0], x_TM.shape[1])
     for expert in flat_R.unique().tolist():
         row = (flat_R == expert).nonzero()[:, 0]
         x_RM = F.pad(x_TM[row // chosen], (0, 0, 0, padding(len(row), multiple)))
-        gate_and_up_OM, down_MI = (one(s, expert, x_TM.dtype) for s in (gate_and_up, down))
+        gate_and_up_OM, down_MI = (one(stack, expert, x_TM.dtype) for stack in stacks)
         up, gate = F.linear(enter(x_RM), gate_and_up_OM).chunk(2, dim=-1)
         result_RM[row] = F.linear(enter(up * F.silu(gate)), down_MI)[: len(row)]
-    weighted_TKM = result_RM.view(*index_TK.shape, -1) * weight_TK[..., None]
-    return add_onto(onto_TM, weighted_TKM.sum(dim=1))
+    weighted_TKM = result_RM.view(*index_TK.shape, -1) * tokens.weight_TK[..., None]
+    return add_onto(tokens.onto_TM, weighted_TKM.sum(dim=1))
 
 
 # The plain twin of a product in FP8: the rows that enter one are rounded to e4m3 as well.
@@ -177,48 +181,32 @@ plain_scaled_experts = partial(
 
 
 def routed_experts(
-    x_TM: Tensor,
-    weight_TK: Tensor,
-    index_TK: Tensor,
-    gate_and_up: Stack,
-    down: Stack,
-    around: PlainOps = PLAIN,
-    *,
-    onto_TM: Tensor | None = None,
-    group_rows: int = 1,
+    tokens: RoutedTokens, stacks: Stacks, around: PlainOps = PLAIN, group_rows: int = 1
 ) -> Tensor:
     """Weighted sum of each token's chosen experts, [T, M]: `down(up * silu(gate))` each.
 
-    `onto`: what the sum is added to, once it is rounded. `gate_and_up` holds `up` in its first
-    half. A quantised stack is made dense for its product, one of the two at a time. Needs a dtype
-    that `torch.nn.functional.grouped_mm` knows on the device.
+    A quantised stack is made dense for its product, one of the two at a time. Needs a dtype that
+    `torch.nn.functional.grouped_mm` knows on the device.
     """
-    to = around.align_block_size(index_TK, gate_and_up.shape[0], group_rows)
+    (gate_and_up, down), x_TM = stacks, tokens.x_TM
+    to = around.align_block_size(tokens.index_TK, gate_and_up.shape[0], group_rows)
     # What a product takes is freed before the next one: rows of all choices are large.
     hidden_RI = around.swiglu(
         F.grouped_mm(x_TM[to.token_R], dense(gate_and_up, x_TM.dtype).mT, offs=to.ends_E)
     )
     result_RM = F.grouped_mm(hidden_RI, dense(down, x_TM.dtype).mT, offs=to.ends_E)
-    return around.gather_sum(result_RM, to.row_TK, weight_TK, onto_TM)
+    return around.gather_sum(result_RM, to.row_TK, tokens.weight_TK, tokens.onto_TM)
 
 
-def scaled_experts(
-    x_TM: Tensor,
-    weight_TK: Tensor,
-    index_TK: Tensor,
-    gate_and_up: Fp8Rows,
-    down: Fp8Rows,
-    around: PlainOps = PLAIN,
-    *,
-    onto_TM: Tensor | None = None,
-) -> Tensor:
+def scaled_experts(tokens: RoutedTokens, stacks: Stacks, around: PlainOps = PLAIN) -> Tensor:
     """The same with both factors of both products in e4m3, a scale a row.
 
     Needs bfloat16 rows and a GPU that has FP8 grouped products (compute capability 9.x). Groups
     begin at whole tiles of 16 rows, the layout that torch tests.
     """
-    to = around.align_block_size(index_TK, gate_and_up.shape[0], _TILE)
-    values_TM, scale_T = around.to_fp8(x_TM)
+    gate_and_up, down = stacks
+    to = around.align_block_size(tokens.index_TK, gate_and_up.shape[0], _TILE)
+    values_TM, scale_T = around.to_fp8(tokens.x_TM)
     # Bytes are gathered: indexing is not defined for every kind of 8-bit float.
     values_RM = values_TM.view(torch.uint8)[to.token_R].view(FP8)
     middle_R2I = _product((values_RM, scale_T[to.token_R]), gate_and_up, to.ends_E)
@@ -226,10 +214,12 @@ def scaled_experts(
     hidden = around.to_fp8(middle_R2I, is_swiglu=True)
     del middle_R2I
     result_RM = _product(hidden, down, to.ends_E)
-    return around.gather_sum(result_RM, to.row_TK, weight_TK, onto_TM).to(x_TM.dtype)
+    out_TM = around.gather_sum(result_RM, to.row_TK, tokens.weight_TK, tokens.onto_TM)
+    return out_TM.to(tokens.x_TM.dtype)
 
 
-def _product(rows: tuple[Tensor, Tensor], stack: Fp8Rows, ends_E: Tensor) -> Tensor:
+def _product(rows: tuple[Tensor, Tensor], stack: Stack, ends_E: Tensor) -> Tensor:
+    assert isinstance(stack, Fp8Rows), "both factors are in e4m3"
     recipe = F.ScalingType.RowWise
     result_RO: Tensor = F.scaled_grouped_mm(  # type: ignore[attr-defined]
         rows[0],

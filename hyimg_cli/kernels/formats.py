@@ -9,8 +9,9 @@ NF4: the sixteen quantiles of Dettmers et al., QLoRA (2023), in the layout of bi
 kernels can read it.
 """
 
-# Legend: E expert, O output row, I input column, B block of 64 weights, R row
+# Legend: E expert, O output row, I input column, H byte of two weights, B block of 64 weights
 from collections.abc import Iterable
+from functools import cache
 from typing import Literal, Self
 
 import torch
@@ -39,7 +40,6 @@ LEVELS = (
     1.0,
 )
 Format = Literal["fp8", "nf4"]
-_ON_DEVICE: dict[torch.device, Tensor] = {}
 
 
 class QuantizedStack(nn.Module):
@@ -105,24 +105,17 @@ class Fp8Rows(QuantizedStack):
 class Nf4Blocks(QuantizedStack):
     """Every expert's matrix as indices into `LEVELS`: the even weight in a byte's upper half.
 
-    `packed` [E, O * I / 2] uint8, `absmax` [E, B]; blocks run on from one row to the next.
+    `packed` uint8, `absmax` float32; blocks run on from one row to the next.
     """
 
-    names = "packed_EH", "absmax_EB"
-    packed_EH: Tensor
+    names = "packed_EOH", "absmax_EB"
+    packed_EOH: Tensor
     absmax_EB: Tensor
-
-    def __init__(self, packed_EH: Tensor, absmax_EB: Tensor, rows: int, width: int) -> None:
-        super().__init__(packed_EH, absmax_EB)
-        self.rows, self.width = rows, width
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((self.packed_EH.shape[0], self.rows, self.width))
-
-    def of(self, tensors: Iterable[Tensor]) -> Self:
-        packed_EH, absmax_EB = tensors
-        return type(self)(packed_EH, absmax_EB, self.rows, self.width)
+        experts, rows, width_bytes = self.packed_EOH.shape
+        return torch.Size((experts, rows, 2 * width_bytes))
 
     def put(
         self, expert: int, weight_OI: Tensor, columns: Tensor | None = None, first: int = 0
@@ -133,18 +126,20 @@ class Nf4Blocks(QuantizedStack):
         if columns is not None:
             assert len(columns) % BLOCK == 0, "a rank has whole blocks of a row"
             weight_OI = weight_OI[:, columns]
-        before = first * self.width
+        before = first * self.shape[2]
         assert before % BLOCK == 0, "a block is quantised as a whole"
-        packed_H, absmax_B = quantize_nf4(weight_OI.to(self.device))
-        self.packed_EH[expert, before // 2 :][: len(packed_H)] = packed_H
+        packed, absmax_B = quantize_nf4(weight_OI.to(self.device))
+        self.packed_EOH[expert, first : first + len(weight_OI)] = packed.view(len(weight_OI), -1)
         self.absmax_EB[expert, before // BLOCK :][: len(absmax_B)] = absmax_B
 
     def one(self, expert: int, dtype: torch.dtype) -> Tensor:
-        flat = dequantize_nf4(self.packed_EH[expert], self.absmax_EB[expert], dtype)
-        return flat.view(self.rows, self.width)
+        flat = dequantize_nf4(self.packed_EOH[expert].flatten(), self.absmax_EB[expert], dtype)
+        return flat.view(self.shape[1:])
 
 
 Stack = Tensor | Fp8Rows | Nf4Blocks
+# A layer's experts: `gate_and_up`, which holds `up` in its first half, and `down`.
+Stacks = tuple[Stack, Stack]
 
 
 def empty_stack(
@@ -154,10 +149,9 @@ def empty_stack(
     if form == "fp8":
         values = torch.empty(experts, rows, width, dtype=FP8, device=device)
         return Fp8Rows(values, torch.empty(experts, rows, device=device))
-    assert rows * width % BLOCK == 0, f"a matrix has whole blocks of {BLOCK} weights"
-    packed = torch.empty(experts, rows * width // 2, dtype=torch.uint8, device=device)
-    absmax = torch.empty(experts, rows * width // BLOCK, device=device)
-    return Nf4Blocks(packed, absmax, rows, width)
+    assert rows * width % BLOCK == width % 2 == 0, f"a matrix has whole blocks of {BLOCK} weights"
+    packed = torch.empty(experts, rows, width // 2, dtype=torch.uint8, device=device)
+    return Nf4Blocks(packed, torch.empty(experts, rows * width // BLOCK, device=device))
 
 
 def one(stack: Stack, expert: int, dtype: torch.dtype) -> Tensor:
@@ -181,15 +175,10 @@ def dense(stack: Stack, dtype: torch.dtype) -> Tensor:
     return all_EOI
 
 
+@cache
 def levels_on(device: torch.device) -> Tensor:
-    """The sixteen levels on a device; on a GPU copied there once: a copy would make each product
-    wait.
-    """
-    if device.type != "cuda":
-        return torch.tensor(LEVELS, device=device)
-    if device not in _ON_DEVICE:
-        _ON_DEVICE[device] = torch.tensor(LEVELS, device=device)
-    return _ON_DEVICE[device]
+    """The sixteen levels on a device, copied there once: a copy would make each product wait."""
+    return torch.tensor(LEVELS, device=device)
 
 
 def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -258,7 +247,7 @@ def by_bitsandbytes(stack: Nf4Blocks, dtype: torch.dtype) -> Tensor:
         quant_type="nf4",
         dtype=dtype,
     )
-    result: Tensor = functional.dequantize_4bit(stack.packed_EH.view(-1, 1), state)
+    result: Tensor = functional.dequantize_4bit(stack.packed_EOH.view(-1, 1), state)
     return result.view(stack.shape)
 
 

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hyimg_cli.kernels.fused_moe import FusedMoeOps
+from hyimg_cli.kernels.ops import Pair
 
 _ROWS, _COLUMNS = 64, 64
 _FEW_EXPERTS, _FEW_COLUMNS = 1, 2048
@@ -32,25 +33,24 @@ class FusedOps(FusedMoeOps):
     """`PlainOps` in Triton; everything is on one device."""
 
     def norm(self, x_TM: Tensor, weight_M: Tensor, eps: float) -> Tensor:
-        out_TM = torch.empty_like(x_TM, memory_format=torch.contiguous_format)
-        _normed(x_TM, x_TM, weight_M, out_TM, out_TM, eps, has_more=False)
-        return out_TM
+        return self._normed(x_TM, None, weight_M, eps)[1]
 
-    def added_norm(
-        self, x_TM: Tensor, more_TM: Tensor, weight_M: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        sum_TM, out_TM = (
-            torch.empty_like(x_TM, memory_format=torch.contiguous_format) for _ in range(2)
-        )
-        _normed(x_TM, more_TM, weight_M, sum_TM, out_TM, eps, has_more=True)
+    def added_norm(self, x_TM: Tensor, more_TM: Tensor, weight_M: Tensor, eps: float) -> Pair:
+        return self._normed(x_TM, more_TM, weight_M, eps)
+
+    def _normed(self, x_TM: Tensor, more_TM: Tensor | None, weight_M: Tensor, eps: float) -> Pair:
+        x_TM, width = x_TM.contiguous(), x_TM.shape[-1]
+        out_TM = torch.empty_like(x_TM)
+        sum_TM = x_TM if more_TM is None else torch.empty_like(x_TM)
+        _norm[(x_TM.numel() // width,)](
+            x_TM, x_TM if more_TM is None else more_TM.contiguous(), weight_M, sum_TM, out_TM,
+            width, eps, HAS_MORE=more_TM is not None, COLUMNS=triton.next_power_of_2(width),
+            num_warps=8, enable_fp_fusion=False,
+        )  # fmt: skip
         return sum_TM, out_TM
 
     def heads(
-        self,
-        fused_TKGD: Tensor,
-        angles: tuple[Tensor, Tensor],
-        weights: tuple[Tensor, Tensor],
-        eps: float,
+        self, fused_TKGD: Tensor, angles: Pair, weights: Pair, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         tokens, kv_heads, rows, width = fused_TKGD.shape
         assert width & (width - 1) == 0, "a head's width is a power of two"
@@ -95,18 +95,6 @@ class FusedOps(FusedMoeOps):
             ROWS=_CHOSEN_ROWS, enable_fp_fusion=True,
         )  # fmt: skip
         return logits_TE, weight_TK, index_TK
-
-
-def _normed(
-    x: Tensor, more: Tensor, weight_M: Tensor, total: Tensor, out: Tensor, eps: float, *,
-    has_more: bool,
-) -> None:  # fmt: skip
-    width = x.shape[-1]
-    _norm[(x.numel() // width,)](
-        x.contiguous(), more.contiguous(), weight_M, total, out, width, eps,
-        HAS_MORE=has_more, COLUMNS=triton.next_power_of_2(width),
-        num_warps=8, enable_fp_fusion=False,
-    )  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -18,20 +18,19 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from hyimg_cli.kernels.experts import ByRows, Experts, experts_of
-from hyimg_cli.kernels.formats import Stack
+from hyimg_cli.kernels.experts import ByRows, Experts, RoutedTokens, experts_of
+from hyimg_cli.kernels.formats import Stacks
 from hyimg_cli.kernels.transfer import to_device
 
 logger = logging.getLogger(__name__)
 # Up to here the chosen experts are fetched one by one: with more rows nearly all are chosen.
 MOST_ROUTED_ROWS = 64
-Pair = tuple[Stack, Stack]
 
 
 class ExpertCache:
@@ -74,7 +73,7 @@ class ExpertCache:
 class StagingBuffer:
     """Memory for a whole layer on the device, the layer that is there, and its computation."""
 
-    stacks: Pair
+    stacks: Stacks
     compute: Experts
     layer: int | None = None
     is_there: torch.cuda.Event | None = None
@@ -83,19 +82,25 @@ class StagingBuffer:
 class OffloadedExperts:
     """All layers' experts. `fetched`: matrices that came over the link so far."""
 
-    def __init__(self, layers: Sequence[Pair], device: torch.device, resident_bytes: int) -> None:
+    def __init__(self, layers: Sequence[Stacks], device: torch.device, resident_bytes: int) -> None:
         """`layers`: both stacks of each, in main memory, all of one shape. Beside the two buffers
         as many experts stay on the device as `resident_bytes` hold.
         """
         self._layers, self._device = layers, device
         self.count = layers[0][0].shape[0]
-        parts = [part for stack in layers[0] for part in _parts(stack)]
-        self.expert_bytes = sum(part.nbytes for part in parts) // self.count
-        pairs = [_empty_pair(layers[0], self.count, device) for _ in range(2)]
-        self._staging = [StagingBuffer(pair, experts_of(*pair)) for pair in pairs]
+        self.expert_bytes = sum(part.nbytes for part in _parts(layers[0])) // self.count
+
+        def empty(count: int) -> Stacks:
+            """Stacks of `count` experts on the device, in the form of the layers'."""
+            return _remake(
+                layers[0], lambda part: part.new_zeros(count, *part.shape[1:], device=device)
+            )
+
+        both = empty(self.count), empty(self.count)
+        self._staging = [StagingBuffer(stacks, experts_of(stacks)) for stacks in both]
         slots = min(resident_bytes // self.expert_bytes, len(layers) * self.count)
-        self._pool = _empty_pair(layers[0], max(1, slots), device)
-        by_slot = experts_of(*self._pool)
+        self._pool = empty(max(1, slots))
+        by_slot = experts_of(self._pool)
         self._by_slot = by_slot.few if isinstance(by_slot, ByRows) else by_slot
         # Another kernel would read all slots, which are many more than a layer's experts.
         self._reads_chosen = device.type != "cuda" or isinstance(by_slot, ByRows)
@@ -113,16 +118,9 @@ class OffloadedExperts:
         """The computation of one layer's experts."""
         return partial(self._computed, layer)
 
-    def _computed(
-        self,
-        layer: int,
-        x_TM: Tensor,
-        weight_TK: Tensor,
-        index_TK: Tensor,
-        *,
-        onto_TM: Tensor | None = None,
-    ) -> Tensor:
-        if x_TM.shape[0] <= MOST_ROUTED_ROWS:
+    def _computed(self, layer: int, tokens: RoutedTokens) -> Tensor:
+        index_TK = tokens.index_TK
+        if len(index_TK) <= MOST_ROUTED_ROWS:
             chosen = sorted(set(index_TK.flatten().tolist()))
             if self._reads_chosen and len(chosen) * len(self._layers) <= self.cache.count:
                 slots, missing = self.cache.place([(layer, expert) for expert in chosen])
@@ -131,16 +129,16 @@ class OffloadedExperts:
                 for number in missing:
                     self._fetch(layer, chosen[number], self._pool, slots[number])
                 slot_TK = self._numbers(chosen, slots)[index_TK]
-                return self._by_slot(x_TM, weight_TK, slot_TK, onto_TM=onto_TM)
+                return self._by_slot(replace(tokens, index_TK=slot_TK))
             if len(chosen) <= self.count // 2:
                 place_TK = self._numbers(chosen, range(len(chosen)))[index_TK]
-                return self._partly(layer, chosen)(x_TM, weight_TK, place_TK, onto_TM=onto_TM)
+                return self._partly(layer, chosen)(replace(tokens, index_TK=place_TK))
         staging = self._begin(layer, None)
         if staging.is_there is not None:
             # Now, or as soon as the work before it is done.
             torch.cuda.current_stream(self._device).wait_event(staging.is_there)
         self._begin((layer + 1) % len(self._layers), staging)
-        out_TM = staging.compute(x_TM, weight_TK, index_TK, onto_TM=onto_TM)
+        out_TM = staging.compute(tokens)
         self._fill_free_slots(staging, layer, range(self.count))
         return out_TM
 
@@ -160,8 +158,8 @@ class OffloadedExperts:
         self._fill_free_slots(staging, layer, chosen)
         if count not in self._by_count:
             # The first experts of the buffer, where they lie.
-            first = (_remake(stack, lambda part: part[:count]) for stack in staging.stacks)
-            self._by_count[count] = experts_of(*first)
+            first = _remake(staging.stacks, lambda part: part[:count])
+            self._by_count[count] = experts_of(first)
         return self._by_count[count]
 
     def _wait_for_link(self) -> None:
@@ -205,40 +203,37 @@ class OffloadedExperts:
             if slot is not None:
                 _copy(staging.stacks, place, self._pool, slot)
 
-    def _fetch(self, layer: int, expert: int, to: Pair, place: int) -> None:
+    def _fetch(self, layer: int, expert: int, to: Stacks, place: int) -> None:
         _copy(self._layers[layer], expert, to, place)
         self.fetched += 1
 
 
-def _parts(stack: Stack) -> tuple[Tensor, ...]:
-    return (stack,) if isinstance(stack, Tensor) else stack.tensors
+def _parts(stacks: Stacks) -> list[Tensor]:
+    """Every tensor of both stacks."""
+    parts: list[Tensor] = []
+    for stack in stacks:
+        parts += [stack] if isinstance(stack, Tensor) else stack.tensors
+    return parts
 
 
-def _empty_pair(like: Pair, count: int, device: torch.device) -> Pair:
-    """Stacks of `count` experts on `device`, in the form of `like`."""
-
-    def empty(part: Tensor) -> Tensor:
-        return torch.zeros(count, *part.shape[1:], dtype=part.dtype, device=device)
-
-    gate_and_up, down = (_remake(stack, empty) for stack in like)
+def _remake(stacks: Stacks, change: Callable[[Tensor], Tensor]) -> Stacks:
+    """Stacks of the same form with other tensors."""
+    gate_and_up, down = (
+        change(stack) if isinstance(stack, Tensor) else stack.of(map(change, stack.tensors))
+        for stack in stacks
+    )
     return gate_and_up, down
 
 
-def _remake(stack: Stack, change: Callable[[Tensor], Tensor]) -> Stack:
-    """A stack of the same form with other tensors."""
-    return change(stack) if isinstance(stack, Tensor) else stack.of(map(change, stack.tensors))
+def _copy(source: Stacks, number: int, target: Stacks, place: int) -> None:
+    for part, room in zip(_parts(source), _parts(target), strict=True):
+        room[place].copy_(part[number], non_blocking=True)
 
 
-def _copy(source: Pair, number: int, target: Pair, place: int) -> None:
-    for one, other in zip(source, target, strict=True):
-        for part, room in zip(_parts(one), _parts(other), strict=True):
-            room[place].copy_(part[number], non_blocking=True)
-
-
-def _pin(layers: Sequence[Pair], device: torch.device) -> list[int]:
+def _pin(layers: Sequence[Stacks], device: torch.device) -> list[int]:
     """Lock the stacks' memory: only from there a copy goes on beside the work. Where it begins."""
     runtime, pinned = torch.cuda.cudart(), list[int]()
-    for part in (part for pair in layers for stack in pair for part in _parts(stack)):
+    for part in (part for stacks in layers for part in _parts(stacks)):
         if part.is_pinned():
             continue
         if int(runtime.cudaHostRegister(part.data_ptr(), part.nbytes, 0)):

@@ -18,6 +18,8 @@ from torch.nn import functional as F
 from hyimg_cli.kernels.formats import quantize_rows
 
 _LOG = logging.getLogger(__name__)
+# Of queries and of keys, or cosines and sines.
+Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,19 +47,13 @@ class PlainOps:
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         return weight_M * wide.to(x_TM.dtype)
 
-    def added_norm(
-        self, x_TM: Tensor, more_TM: Tensor, weight_M: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
+    def added_norm(self, x_TM: Tensor, more_TM: Tensor, weight_M: Tensor, eps: float) -> Pair:
         """`x + more`, and the norm of it."""
         sum_TM = x_TM + more_TM
         return sum_TM, self.norm(sum_TM, weight_M, eps)
 
     def heads(
-        self,
-        fused_TKGD: Tensor,
-        angles: tuple[Tensor, Tensor],
-        weights: tuple[Tensor, Tensor],
-        eps: float,
+        self, fused_TKGD: Tensor, angles: Pair, weights: Pair, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [T, H, D], keys and values [T, K, D] of fused rows, per kv head: q, q, .., k, v.
 

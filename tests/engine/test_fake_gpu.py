@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyimg_cli.kernels import experts, offload
+from hyimg_cli.kernels.experts import RoutedTokens
 from hyimg_cli.kernels.offload import OffloadedExperts
 from hyimg_cli.memory import footprint
 from hyimg_cli.memory.footprint import Together, needs, working
@@ -193,7 +194,7 @@ def test_slots_are_shown_to_no_kernel_that_reads_all_it_is_given(
     monkeypatch.setattr(experts, "most_few_rows", lambda *_: 0)
     for name in ("routed_experts", "scaled_experts"):
         monkeypatch.setattr(
-            experts, name, lambda x, *_, gate_and_up, **__: given.append(gate_and_up.shape[0]) or x
+            experts, name, lambda rows, stacks, **_: given.append(stacks[0].shape[0]) or rows.x_TM
         )
     away = [
         tuple(_away(stack) for stack in layer.mlp.stacks) for layer in bench.network.model.layers
@@ -203,7 +204,7 @@ def test_slots_are_shown_to_no_kernel_that_reads_all_it_is_given(
     assert outside.cache.count == LAYERS * bench.load.arch.num_experts
     rows = torch.ones(1, bench.load.arch.hidden_size, device=device, dtype=torch.bfloat16)
     index = torch.ones(1, 8, device=device, dtype=torch.int64)
-    outside.of_layer(0)(rows, index.bfloat16(), index)
+    outside.of_layer(0)(RoutedTokens(rows, index.bfloat16(), index))
     assert given == [1]
 
 

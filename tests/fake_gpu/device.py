@@ -25,7 +25,7 @@ from hyimg_cli.kernels import formats
 from hyimg_cli.tiling import blend
 
 _OPS = torch.ops.aten
-_KEPT = (blend._weights.cache_clear, formats._ON_DEVICE.clear)
+_KEPT = (blend._weights.cache_clear, formats.levels_on.cache_clear)
 _HOPPER = (9, 0)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks, Stack, empty_stack
+from hyimg_cli.kernels.experts import RoutedTokens
+from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks, Stack, Stacks, empty_stack
 
 FORMATS = ("dense", "fp8", "nf4")
 
@@ -24,8 +25,16 @@ class Call:
     down: Stack
 
     @property
-    def arguments(self) -> tuple[Any, ...]:
-        return self.x_TM, self.weight_TK, self.index_TK, self.gate_and_up, self.down
+    def tokens(self) -> RoutedTokens:
+        return RoutedTokens(self.x_TM, self.weight_TK, self.index_TK)
+
+    @property
+    def stacks(self) -> Stacks:
+        return self.gate_and_up, self.down
+
+    @property
+    def arguments(self) -> tuple[RoutedTokens, Stacks]:
+        return self.tokens, self.stacks
 
     def few(self, tokens: int) -> "Call":
         """The first tokens alone."""

@@ -38,7 +38,9 @@ def main() -> None:
             name = f"decode {form} {tokens}x{width}x{inner}"
             found[name] = cases.relative(decode_experts(*case.arguments), twin)
     onto = torch.randn_like(case.x_TM)
-    found["onto"] = cases.relative(decode_experts(*case.arguments, onto_TM=onto), onto + twin)
+    found["onto"] = cases.relative(
+        decode_experts(replace(case.tokens, onto_TM=onto), case.stacks), onto + twin
+    )
     case = cases.call(3, dtype=torch.bfloat16)
     found["decode bfloat16"] = cases.relative(
         decode_experts(*case.arguments), plain_experts(*case.arguments)

@@ -32,15 +32,17 @@ FAKE = torch.device("cuda:0")
 def fake() -> Iterator[None]:
     with FakeTensorMode():
         yield
-    formats._ON_DEVICE.clear()
+    formats.levels_on.cache_clear()
 
 
 def _chosen(monkeypatch: pytest.MonkeyPatch, form: Format | None, capability: tuple[int, int]):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "a card")
     if form is None:
-        return experts_of(*(torch.empty(2, n, 64, device=FAKE) for n in (128, 64)))
-    return experts_of(*(empty_stack(form, 2, n, 64, FAKE) for n in (128, 64)))
+        return experts_of(
+            (torch.empty(2, 128, 64, device=FAKE), torch.empty(2, 64, 64, device=FAKE))
+        )
+    return experts_of((empty_stack(form, 2, 128, 64, FAKE), empty_stack(form, 2, 64, 64, FAKE)))
 
 
 def _names(chosen: Experts) -> tuple[str, ...]:

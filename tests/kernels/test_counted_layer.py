@@ -81,6 +81,7 @@ def test_grouped_products_read_the_chosen_experts(fake: None) -> None:
 def test_triton_kernels_are_counted_and_not_started(fake: None) -> None:
     pytest.importorskip("triton")
     from hyimg_cli.kernels.decode import decode_experts
+    from hyimg_cli.kernels.experts import RoutedTokens
     from hyimg_cli.kernels.fused_ops import FusedOps
 
     x, weight = _made(5, 64), _made(64)
@@ -88,7 +89,7 @@ def test_triton_kernels_are_counted_and_not_started(fake: None) -> None:
     assert norm.bytes == 2 * (2 * 5 * 64 + 64)
     gate_and_up, down = _made(6, 2 * 96, 64), _made(6, 64, 96)
     index, share = torch.empty(5, 2, dtype=torch.int64, device="cuda"), _made(5, 2)
-    both = _ops(lambda: decode_experts(x, share, index, gate_and_up, down))
+    both = _ops(lambda: decode_experts(RoutedTokens(x, share, index), (gate_and_up, down)))
     # Each of ten choices reads an expert, however many there are; in between is float32.
     weights = 2 * 10 * 3 * 64 * 96
     around = 2 * 5 * 64 * 2 + 2 * 4 * 10 * 96 + 2 * 8 * 10 + 2 * 10

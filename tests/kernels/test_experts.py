@@ -6,9 +6,14 @@ from kernels import cases
 from torch import nn
 
 from hyimg_cli.kernels import rows
-from hyimg_cli.kernels.experts import experts_of, plain_scaled_experts, routed_experts
+from hyimg_cli.kernels.experts import (
+    RoutedTokens,
+    experts_of,
+    plain_scaled_experts,
+    routed_experts,
+)
 from hyimg_cli.kernels.experts import plain_experts as plain_stacks
-from hyimg_cli.kernels.formats import dense
+from hyimg_cli.kernels.formats import Stacks, dense
 from hyimg_cli.kernels.ops import PLAIN
 from hyimg_cli.kernels.rows import CANDIDATES, invariant_multiple, padding
 from hyimg_cli.models.hunyuan_image3.moe import Mlp
@@ -16,10 +21,9 @@ from hyimg_cli.models.hunyuan_image3.moe import Mlp
 WIDTH, INNER, EXPERTS = 64, 32, 8
 
 
-def grouped_experts(*call: torch.Tensor) -> torch.Tensor:
+def grouped_experts(tokens: RoutedTokens, stacks: Stacks) -> torch.Tensor:
     """What a CPU runs over dense stacks."""
-    x, weight, index, gate_and_up, down = call
-    return experts_of(gate_and_up, down)(x, weight, index)
+    return experts_of(stacks)(tokens)
 
 
 def _experts(dtype: torch.dtype = torch.float32) -> nn.ModuleList:
@@ -52,14 +56,14 @@ def test_equals_the_plain_twin(tokens: int, chosen: int) -> None:
     experts, x = _experts(), torch.randn(tokens, WIDTH)
     weight, index = _routing(tokens, chosen)
     expected = _each_of_all(experts, x, weight, index)
-    ours = grouped_experts(x, weight, index, *_bank(experts))
+    ours = grouped_experts(RoutedTokens(x, weight, index), _bank(experts))
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_all_tokens_with_one_expert() -> None:
     experts, x = _experts(), torch.randn(30, WIDTH)
     weight, index = torch.ones(30, 1), torch.full((30, 1), 5)
-    ours = grouped_experts(x, weight, index, *_bank(experts))
+    ours = grouped_experts(RoutedTokens(x, weight, index), _bank(experts))
     torch.testing.assert_close(ours, experts[5](x), atol=1e-5, rtol=1e-5)
 
 
@@ -67,7 +71,7 @@ def test_bfloat16() -> None:
     experts, x = _experts(torch.bfloat16), torch.randn(20, WIDTH, dtype=torch.bfloat16)
     weight, index = _routing(20, 2)
     expected = _each_of_all(experts, x, weight.bfloat16(), index)
-    ours = grouped_experts(x, weight.bfloat16(), index, *_bank(experts))
+    ours = grouped_experts(RoutedTokens(x, weight.bfloat16(), index), _bank(experts))
     torch.testing.assert_close(ours, expected, atol=3e-2, rtol=3e-2)
 
 
@@ -75,10 +79,10 @@ def test_a_row_is_the_same_to_the_bit_in_any_company() -> None:
     experts = _bank(_experts())
     x = torch.randn(97, WIDTH)
     weight, index = _routing(97, 2)
-    together = grouped_experts(x, weight, index, *experts)
+    together = grouped_experts(RoutedTokens(x, weight, index), experts)
     for count in (1, 2, 5, 31, 64):
         rows = torch.randperm(97)[:count]
-        apart = grouped_experts(x[rows], weight[rows], index[rows], *experts)
+        apart = grouped_experts(RoutedTokens(x[rows], weight[rows], index[rows]), experts)
         assert torch.equal(apart, together[rows])
 
 
@@ -108,8 +112,8 @@ def test_the_kernels_share_one_call_and_one_answer(tokens: int) -> None:
 @pytest.mark.parametrize("form", ["fp8", "nf4"])
 def test_many_rows_of_a_quantised_stack_are_those_of_its_dense_weights(form: str) -> None:
     case = cases.call(40, form=form)
-    stacks = [dense(stack, torch.float32) for stack in (case.gate_and_up, case.down)]
-    expected = grouped_experts(*case.arguments[:3], *stacks)
+    stacks = dense(case.gate_and_up, torch.float32), dense(case.down, torch.float32)
+    expected = grouped_experts(case.tokens, stacks)
     torch.testing.assert_close(routed_experts(*case.arguments), expected, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(plain_stacks(*case.arguments), expected, atol=1e-6, rtol=1e-5)
 
@@ -132,23 +136,21 @@ def test_every_choice_stands_in_its_experts_group(multiple: int) -> None:
 def test_rounding_the_rows_too_costs_a_little_more() -> None:
     """e4m3 keeps four bits: weights alone are off by some 2 %, both factors by more."""
     exact = cases.call(64, width=128, inner=64)
-    held = [
-        cases.held(stack, "fp8", torch.float32)
-        for stack in (exact.gate_and_up, exact.down)
-        if isinstance(stack, torch.Tensor)
-    ]
+    assert isinstance(exact.gate_and_up, torch.Tensor)
+    assert isinstance(exact.down, torch.Tensor)
+    held = tuple(cases.held(s, "fp8", torch.float32) for s in (exact.gate_and_up, exact.down))
     expected = grouped_experts(*exact.arguments)
-    weights = cases.relative(plain_stacks(*exact.arguments[:3], *held), expected)
-    both = cases.relative(plain_scaled_experts(*exact.arguments[:3], *held), expected)
+    weights = cases.relative(plain_stacks(exact.tokens, held), expected)
+    both = cases.relative(plain_scaled_experts(exact.tokens, held), expected)
     assert 0.01 < weights < both < 0.08
 
 
 @pytest.mark.parametrize("form", cases.FORMATS)
 def test_on_a_cpu_a_row_is_the_same_to_the_bit_in_any_company(form: str) -> None:
     case = cases.call(61, form=form)
-    compute = experts_of(case.gate_and_up, case.down)
-    together = compute(case.x_TM, case.weight_TK, case.index_TK)
+    compute = experts_of(case.stacks)
+    together = compute(case.tokens)
     for count in (1, 2, 5, 11, 31):
         rows = torch.randperm(61)[:count]
-        apart = compute(case.x_TM[rows], case.weight_TK[rows], case.index_TK[rows])
+        apart = compute(RoutedTokens(case.x_TM[rows], case.weight_TK[rows], case.index_TK[rows]))
         assert torch.equal(apart, together[rows])

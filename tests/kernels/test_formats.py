@@ -118,7 +118,7 @@ def test_nf4_is_what_bitsandbytes_makes_of_it() -> None:
     theirs, state = functional.quantize_4bit(weight, blocksize=BLOCK, quant_type="nf4")
     stack = cases.held(weight, "nf4", torch.float32)
     assert isinstance(stack, Nf4Blocks)
-    assert torch.equal(theirs.flatten(), stack.packed_EH.flatten())
+    assert torch.equal(theirs.flatten(), stack.packed_EOH.flatten())
     assert torch.equal(state.absmax, stack.absmax_EB.flatten())
     back = by_bitsandbytes(stack, torch.float32)
     assert torch.equal(back, dense(stack, torch.float32))

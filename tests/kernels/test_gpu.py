@@ -11,6 +11,7 @@ from hyimg_cli.kernels.attention import fused_attention
 from hyimg_cli.kernels.captures import waits_are_errors
 from hyimg_cli.kernels.experts import (
     ByRows,
+    RoutedTokens,
     experts_of,
     plain_experts,
     plain_scaled_experts,
@@ -65,10 +66,10 @@ def test_many_rows_in_fp8(tokens: int) -> None:
 
     _needs((9, 0))
     case = _case(tokens, "fp8")
-    x, weight, *others = case.arguments
+    x, weight = case.x_TM.float(), case.weight_TK.float()
     # In float32: rounded to bfloat16 as well, the twin is further off than what it measures. Rows
     # that were not rounded to e4m3 are 0.045 apart, those that were 0.016.
-    expected = plain_scaled_experts(x.float(), weight.float(), *others)
+    expected = plain_scaled_experts(RoutedTokens(x, weight, case.index_TK), case.stacks)
     for around in (PLAIN, FusedOps()):
         found = scaled_experts(*case.arguments, around)
         assert cases.relative(found, expected) < 3e-2
@@ -92,12 +93,12 @@ def test_the_parts_around_the_products() -> None:
 def test_the_choice_is_by_rows_and_never_waits() -> None:
     _needs((9, 0))
     case = _case(300, "dense")
-    compute = experts_of(case.gate_and_up, case.down)
+    compute = experts_of(case.stacks)
     assert isinstance(compute, ByRows)
-    compute(*case.arguments[:3])
+    compute(case.tokens)
     with waits_are_errors():
-        compute(*case.arguments[:3])
-        compute(*(argument[:2] for argument in case.arguments[:3]))
+        compute(case.tokens)
+        compute(case.few(2).tokens)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hyimg_cli.kernels import offload
-from hyimg_cli.kernels.experts import experts_of
-from hyimg_cli.kernels.formats import Stack, empty_stack
+from hyimg_cli.kernels.experts import RoutedTokens, experts_of
+from hyimg_cli.kernels.formats import Stack, Stacks, empty_stack
 from hyimg_cli.kernels.offload import ExpertCache, OffloadedExperts
 
 CPU = torch.device("cpu")
@@ -92,8 +92,10 @@ def test_every_row_has_the_bits_that_it_has_on_the_device(form: Any, resident: i
         for number, pair in enumerate(layers):
             x, weight, index = _rows(rows, 10 * step + number)
             onto = None if step % 2 else x
-            expected = experts_of(*pair)(x, weight, index, onto_TM=onto)
-            assert torch.equal(outside.of_layer(number)(x, weight, index, onto_TM=onto), expected)
+            expected = experts_of(pair)(RoutedTokens(x, weight, index, onto))
+            assert torch.equal(
+                outside.of_layer(number)(RoutedTokens(x, weight, index, onto)), expected
+            )
 
 
 def _fetched(outside: OffloadedExperts, rows: Sequence[Any], layers: int) -> Iterator[int]:
@@ -101,7 +103,7 @@ def _fetched(outside: OffloadedExperts, rows: Sequence[Any], layers: int) -> Ite
     for x, weight, index in rows:
         before = outside.fetched
         for number in range(layers):
-            outside.of_layer(number)(x, weight, index)
+            outside.of_layer(number)(RoutedTokens(x, weight, index))
         yield outside.fetched - before
 
 
@@ -157,8 +159,8 @@ def test_a_room_that_held_another_layers_chosen_experts_is_filled_anew() -> None
     outside = OffloadedExperts(layers, CPU, 0)
     for number, rows in ((0, 66), (1, 1), (0, 66)):
         x, weight, index = _rows(rows, rows)
-        expected = experts_of(*layers[number])(x, weight, index)
-        assert torch.equal(outside.of_layer(number)(x, weight, index), expected)
+        expected = experts_of(layers[number])(RoutedTokens(x, weight, index))
+        assert torch.equal(outside.of_layer(number)(RoutedTokens(x, weight, index)), expected)
 
 
 def test_a_whole_layer_is_fetched_once_ahead_and_residents_are_not(
@@ -180,9 +182,9 @@ def test_what_a_kernel_is_given_are_the_chosen_experts_and_no_other(
     """A kernel that makes all weights dense that it is given would work on a layer for a token."""
     given = []
 
-    def seen(*stacks: Stack) -> Any:
+    def seen(stacks: Stacks) -> Any:
         given.append(stacks[0].shape[0])
-        return experts_of(*stacks)
+        return experts_of(stacks)
 
     layers = _layers("fp8")
     outside = OffloadedExperts(layers, CPU, 0)

@@ -6,8 +6,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from hyimg_cli.kernels.experts import Experts, plain_experts
-from hyimg_cli.kernels.formats import Format, Fp8Rows, Nf4Blocks, Stack, empty_stack
+from hyimg_cli.kernels.experts import Experts, RoutedTokens, plain_experts
+from hyimg_cli.kernels.formats import Format, Fp8Rows, Nf4Blocks, Stacks, empty_stack
 from hyimg_cli.kernels.ops import PLAIN, PlainOps
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 
@@ -65,11 +65,11 @@ class Moe(nn.Module):
         if compute is None:
             # No kernels were chosen, as in a network that is trained.
             gate_and_up, down = (torch.stack([m.weight for m in ms]) for ms in self._matrices())
-            compute = partial(plain_experts, gate_and_up=gate_and_up, down=down)
-        return compute(flat_TM, weight_TK, index_TK, onto_TM=shared_TM).view_as(x_TM)
+            compute = partial(plain_experts, stacks=(gate_and_up, down))
+        return compute(RoutedTokens(flat_TM, weight_TK, index_TK, shared_TM)).view_as(x_TM)
 
     @property
-    def stacks(self) -> tuple[Stack, Stack]:
+    def stacks(self) -> Stacks:
         """All experts' `gate_and_up_proj` and `down_proj`, which lie side by side."""
         if self.is_quantised:
             gate_and_up, down = self._quantised_stacks()

@@ -70,7 +70,7 @@ class Transformer(nn.Module):
             own, weight = layer.self_attn, layer.self_attn.qkv_proj.weight
             by_row, heads = row_attention(weight.device), (own.heads, own.kv_heads)
             own.by_row = pinned(by_row, attention, heads=heads, width=own.head_dim, like=weight)
-            layer.mlp.compute = experts_of(*layer.mlp.stacks)
+            layer.mlp.compute = experts_of(layer.mlp.stacks)
             for part in layer.modules():
                 if isinstance(part, RMSNorm | Attention | Router | Mlp):
                     part.rows = ops_of(weight.device)
