@@ -14,7 +14,7 @@ BEAT_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How long a process may say nothing (`silence_s`; `start_s` from its start to its first word),
+    """How long a process may say nothing (`silence_s`; `start_s` until it is up),
     or be at one step: `times` the longest of its kind, at least `step_s`, `first_s` for the first
     of its kind.
     """

@@ -13,7 +13,6 @@ from hyimg_cli.engine.replicas.messages import (
     EventBatch,
     Exited,
     FromReplica,
-    Pending,
     PieceDone,
     Ready,
     Setup,
@@ -31,7 +30,7 @@ from hyimg_cli.journal.keys import (
 )
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
-from hyimg_cli.parallel.watch import Limits
+from hyimg_cli.parallel.watch import Beat, Limits
 from hyimg_cli.settings.run import MachineInfo, ModelChoice, OutputConfig, ParallelConfig, RunConfig
 from hyimg_cli.spec.events import Event, JobStarted, ReplicaDied
 from hyimg_cli.spec.job import ImageJob
@@ -97,7 +96,6 @@ class Scripted:
         return said
 
     def stop(self, number: int, signal_number: int) -> None: ...
-    def wake(self) -> None: ...
     def kill(self, number: int) -> None: ...
     def close(self) -> None: ...
 
@@ -122,7 +120,7 @@ class Crowded(Scripted):
 
     def events(self, timeout_s: float) -> list[tuple[int, FromReplica]]:
         time.sleep(0.05)
-        said = [(1, Pending())]
+        said: list[tuple[int, FromReplica]] = [(1, Beat())]
         if self.assigned and self._looks < 10:
             self._looks += 1
             return said

@@ -27,7 +27,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from hyimg_cli.engine.replicas.messages import Assign, Exited, FromReplica, Pending, Ready, Setup
+from hyimg_cli.engine.replicas.messages import Assign, Exited, FromReplica, Ready, Setup
 from hyimg_cli.engine.replicas.parcels import Packer, Parcel, supplies_for
 from hyimg_cli.engine.replicas.replica import PieceWorker
 from hyimg_cli.errors import MachineError
@@ -46,8 +46,6 @@ _WAITING = 16
 _AT_ONCE = 64
 # Files that are written at the same time.
 _WRITERS = 8
-# A stop is seen so soon.
-_LOOK_S = 0.5
 # How often the cluster's head is called, and how long it may give no answer.
 _HEAD_S, _HEAD_GONE_S = 5.0, 15.0
 _CALL_S = 10.0
@@ -144,7 +142,6 @@ class RayCluster:
         self.config = replica_config(config, each)
         self._starting: dict[int, Setup] = {}
         self._actors: dict[int, _Actor] = {}
-        self._is_woken = False
         self._head = _Head()
 
     def start(self, setup: Setup) -> None:
@@ -204,14 +201,11 @@ class RayCluster:
             if not actor.has_room:
                 is_late = time.monotonic() - actor.began > _ROOM_S
                 none = Exited(f"no room on the Ray cluster for {_ROOM_S:.0f} s")
-                said.append((number, none if is_late else Pending()))
+                said.append((number, none if is_late else Beat()))
         for number, message in said:
             if isinstance(message, Exited):
                 self.kill(number)
         return said
-
-    def wake(self) -> None:
-        self._is_woken = True
 
     def kill(self, number: int) -> None:
         self._starting.pop(number, None)
@@ -237,17 +231,13 @@ class RayCluster:
 
     def _ready(self, waiting: dict[Any, int], timeout_s: float) -> list[tuple[Any, int]]:
         """All that has an answer by now; waits for the first."""
-        until = time.monotonic() + timeout_s
-        ready: list[Any] = []
         if not waiting:
-            time.sleep(min(_LOOK_S, timeout_s))
-        while waiting and not ready and not self._is_woken and time.monotonic() < until:
-            left_s = min(_LOOK_S, max(0.0, until - time.monotonic()))
-            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=left_s, fetch_local=False)
+            time.sleep(timeout_s)
+            return []
+        every, count = list(waiting), len(waiting)
+        ready, _ = ray.wait(every, num_returns=1, timeout=timeout_s, fetch_local=False)
         if ready:
-            every = len(waiting)
-            ready, _ = ray.wait(list(waiting), num_returns=every, timeout=0.02, fetch_local=False)
-        self._is_woken = False
+            ready, _ = ray.wait(every, num_returns=count, timeout=0.02, fetch_local=False)
         return [(one, waiting[one]) for one in ready[:_AT_ONCE]]
 
     def _said(self, read: tuple[int, Any]) -> tuple[int, FromReplica]:

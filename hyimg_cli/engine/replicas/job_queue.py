@@ -6,12 +6,13 @@ replica takes fewer of them and holds nothing up at the end. No process is known
 
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 from hyimg_cli.manifest.planner import text_of
-from hyimg_cli.spec.job import ImageJob, Job, VideoJob
-from hyimg_cli.spec.plan import Group, Plan, VideoGroup
+from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.plan import Group, Plan
 
 # A replica's share of a piece is this part of what would be even: the rest levels differences.
 _ROUNDS = 2
@@ -20,26 +21,19 @@ _ROUNDS = 2
 _WORTH_BATCHING = 4
 
 
-@dataclass
-class _OpenGroup:
-    """What is left of a group."""
-
-    group: Group | VideoGroup
-    jobs: deque[Job] = field(default_factory=deque)
-
-
 class JobQueue:
     """The jobs of a plan that nobody has yet, for `replicas` of them to take from."""
 
     def __init__(self, plan: Plan, replicas: int) -> None:
         self._replicas = replicas
-        self._parts = [_OpenGroup(group, deque(group.jobs)) for group in plan.groups]
-        self._part_of = {job.custom_id: part for part in self._parts for job in part.jobs}
+        # Each group with the jobs that are left of it, and by custom_id where a job belongs.
+        self._groups = [(group, deque[Job](group.jobs)) for group in plan.groups]
+        self._home = {job.custom_id: home for home in self._groups for job in home[1]}
         self._alone: deque[Job] = deque()
 
     def __len__(self) -> int:
         """Jobs that are left."""
-        return sum(len(part.jobs) for part in self._parts) + len(self._alone)
+        return sum(len(jobs) for _, jobs in self._groups) + len(self._alone)
 
     def take(self, loaded: str | None, at_work: Counter[str]) -> Plan | None:
         """The next piece, of one group; None where nothing is left.
@@ -50,32 +44,32 @@ class JobQueue:
         come last.
         """
         left: Counter[str] = Counter()
-        for part in self._parts:
-            left[part.group.model] += len(part.jobs)
+        for group, jobs in self._groups:
+            left[group.model] += len(jobs)
         waiting = [model for model, count in left.items() if count]
         if not waiting:
             if not self._alone:
                 return None
             job = self._alone.popleft()
-            return _piece(self._part_of[job.custom_id].group, [job])
+            return _piece(self._home[job.custom_id][0], [job])
         model = max(waiting, key=lambda model: left[model] / (at_work[model] + 1))
         if loaded is not None and left[loaded]:
             model = loaded
-        part = next(part for part in self._parts if part.jobs and part.group.model == model)
+        group, jobs = next(one for one in self._groups if one[1] and one[0].model == model)
         # As many jobs as are due, or about as many: whole sets of jobs with the same source images,
         # or else with the same text, unless a set is larger than two pieces.
         due = -(-left[model] // (_ROUNDS * self._replicas))
-        if isinstance(part.group, Group):
+        if isinstance(group, Group):
             even = -(-left[model] // self._replicas)
             due = max(due, min(_WORTH_BATCHING, even))
-        due = min(due, len(part.jobs))
-        count = _fill(due, part.jobs, _sources) or _fill(due, part.jobs, _text) or due
-        return _piece(part.group, [part.jobs.popleft() for _ in range(count)])
+        due = min(due, len(jobs))
+        count = _fill(due, jobs, _sources) or _fill(due, jobs, _text) or due
+        return _piece(group, [jobs.popleft() for _ in range(count)])
 
     def requeue(self, jobs: Sequence[Job]) -> None:
         """Jobs that were taken and not begun are the next ones of their group again."""
         for job in reversed(jobs):
-            self._part_of[job.custom_id].jobs.appendleft(job)
+            self._home[job.custom_id][1].appendleft(job)
 
     def isolate(self, job: Job) -> None:
         """A job that may have been what ended its replica: it runs alone, behind all others."""
@@ -84,16 +78,13 @@ class JobQueue:
     def clear(self) -> None:
         """Dispatch nothing more."""
         self._alone.clear()
-        for part in self._parts:
-            part.jobs.clear()
+        for _, jobs in self._groups:
+            jobs.clear()
 
 
-def _piece(group: Group | VideoGroup, jobs: Sequence[Job]) -> Plan:
-    """The group with these of its jobs alone."""
-    if isinstance(group, Group):
-        pictures = tuple(job for job in jobs if isinstance(job, ImageJob))
-        return Plan((replace(group, jobs=pictures),))
-    return Plan((replace(group, jobs=tuple(job for job in jobs if isinstance(job, VideoJob))),))
+def _piece(group: Any, jobs: Sequence[Job]) -> Plan:
+    """The group, of pictures or of videos, with these of its jobs alone."""
+    return Plan((replace(group, jobs=tuple(jobs)),))
 
 
 def _fill(due: int, jobs: Iterable[Job], alike: Callable[[Job], Hashable]) -> int:

@@ -1,9 +1,9 @@
 """Replicas as processes on this machine: nothing is installed for them, and nothing listens."""
 
 import os
+from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
-from threading import BoundedSemaphore
+from queue import Empty, Queue
 
 from hyimg_cli.engine.replicas.messages import Assign, Exited, FromReplica, Setup, Stop
 from hyimg_cli.errors import MachineError
@@ -38,8 +38,7 @@ class LocalProcesses:
         _refuse_little_memory(config, plan, count)
         self.config, self._count = replica_config(config, count), count
         self._processes: dict[int, Launched] = {}
-        self._inbox: SimpleQueue[tuple[Launched, int, FromReplica] | None] = SimpleQueue()
-        self._room = BoundedSemaphore(_WAITING * count)
+        self._inbox = Queue[tuple[Launched, int, FromReplica]](_WAITING * count)
 
     def start(self, setup: Setup) -> None:
         environment = self.environment(setup.number)
@@ -47,7 +46,6 @@ class LocalProcesses:
         self._processes[setup.number] = process
 
         def heard(message: FromReplica) -> None:
-            self._room.acquire()
             self._inbox.put((process, setup.number, message))
 
         process.listen(heard, lambda: heard(Exited(process.death())))
@@ -62,22 +60,14 @@ class LocalProcesses:
 
     def events(self, timeout_s: float) -> list[tuple[int, FromReplica]]:
         found: list[tuple[int, FromReplica]] = []
-        try:
-            one = self._inbox.get(timeout=timeout_s)
-            while one is not None:
-                process, number, message = one
-                self._room.release()
+        with suppress(Empty):
+            while len(found) < _AT_ONCE:
+                process, number, message = self._inbox.get(timeout=0.0 if found else timeout_s)
                 if self._processes.get(number) is process:
                     found.append((number, message))
                     if isinstance(message, Exited):
                         self._processes.pop(number).end()
-                one = None if len(found) == _AT_ONCE else self._inbox.get_nowait()
-        except Empty:
-            pass
         return found
-
-    def wake(self) -> None:
-        self._inbox.put(None)
 
     def kill(self, number: int) -> None:
         process = self._processes.pop(number, None)

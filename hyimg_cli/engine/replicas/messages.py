@@ -1,8 +1,8 @@
 """What a run and its replicas say to each other, and the transport that carries it; no torch.
 
     to a replica      Setup as it starts, then Assign for each piece; Stop
-    from a replica    Ready, then for each piece EventBatch until PieceDone; Beat now and then;
-                      Exited; and on its behalf, before its process starts, Pending
+    from a replica    Ready, then for each piece EventBatch until PieceDone; Beat now and then,
+                      also on behalf of one that waits for room; Exited
 
 Pickled by plain `pickle`: frozen dataclasses without tensors. A replica writes its files into a
 folder of its own; the run moves them to where they belong, then writes their line.
@@ -82,18 +82,13 @@ class PieceDone:
 
 
 @dataclass(frozen=True)
-class Pending:
-    """There is no room for the replica yet."""
-
-
-@dataclass(frozen=True)
 class Exited:
     """The replica's process has ended, `why` in words: nothing more will come."""
 
     why: str
 
 
-FromReplica = Pending | Ready | EventBatch | PieceDone | Beat | Exited
+FromReplica = Ready | EventBatch | PieceDone | Beat | Exited
 
 
 class Transport(Protocol):
@@ -117,9 +112,6 @@ class Transport(Protocol):
 
         Nothing comes of a replica that was killed, or that another took the place of.
         """
-
-    def wake(self) -> None:
-        """End the wait in `events`; a signal's handler may call this."""
 
     def kill(self, number: int) -> None:
         """End a replica, whatever it does; nobody waits for what it says."""

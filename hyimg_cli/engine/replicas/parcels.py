@@ -78,8 +78,7 @@ class Packer:
             (self._folder.run / name).mkdir(parents=True, exist_ok=True)
         put_latents(self._folder, latents)
         self._latents = {job.custom_id: (0, 0) for job in piece.jobs}
-        for custom_id in latents:
-            self._latents[custom_id] = _version(self._folder.latents_for(custom_id))
+        self.take_latents()  # these are known where they came from
 
     def parcels(self, messages: Iterable[EventBatch | PieceDone]) -> Iterator[Parcel]:
         """Each message with its files, which are removed here."""
@@ -103,13 +102,10 @@ class Packer:
         for custom_id, former in self._latents.items():
             path = self._folder.latents_for(custom_id)
             with suppress(FileNotFoundError):
-                if (version := _version(path)) != former:
+                status = path.stat()
+                # Several may have one time, by a clock that ticks slowly.
+                version = status.st_mtime_ns, status.st_ino
+                if version != former:
                     self._latents[custom_id] = version
                     found[custom_id] = bytes_of(path, LATENTS_BYTES)
         return found
-
-
-def _version(path: Path) -> tuple[int, int]:
-    """Another one for each replacement: several may have one time, by a clock that ticks slowly."""
-    status = path.stat()
-    return status.st_mtime_ns, status.st_ino

@@ -22,7 +22,6 @@ from hyimg_cli.engine.replicas.messages import (
     EventBatch,
     Exited,
     FromReplica,
-    Pending,
     PieceDone,
     Ready,
     Setup,
@@ -45,8 +44,8 @@ logger = logging.getLogger(__name__)
 _MOST_DEATHS = 2
 # A replica that dies so often without a finished job in between is not started again.
 _MOST_DEATHS_IN_A_ROW = 3
-# The watches look at least so often.
-_LOOK_S = 1.0
+# A stop is seen, and the watches look, at least so often.
+_LOOK_S = 0.5
 
 
 class Replicas:
@@ -65,23 +64,16 @@ class Replicas:
         """`transport` makes what starts so many replicas for a plan; `setup`: of each one's `Setup`
         what is not by default.
         """
-        self._config = config
-        self._transport = transport
+        self._config, self._transport = config, transport
         self._limits, self._setup = limits, setup or {}
         self._stop_signal: int | None = None
-        self._dispatcher: _Dispatcher | None = None
 
     def request_stop(self, signal_number: int) -> None:
         """Every replica stops after its current denoise step; `run` then raises Interrupted."""
         self._stop_signal = signal_number
-        if self._dispatcher is not None:
-            self._dispatcher.transport.wake()
 
     def close(self) -> None:
-        """End the replicas that a run has left."""
-        dispatcher, self._dispatcher = self._dispatcher, None
-        if dispatcher is not None:
-            dispatcher.transport.close()
+        """Nothing: each run ends its own replicas."""
 
     def run(self, plan: Plan, folder: JobFolder) -> Generator[Event, None, None]:
         """Every job of the plan, as in `Session.run`; only as many replicas as there are jobs.
@@ -98,15 +90,11 @@ class Replicas:
         level = logging.getLogger().getEffectiveLevel()
         base = Setup(0, transport.config, plan, folder.replica_folder(0), level)
         setup = replace(base, **self._setup)  # type: ignore[arg-type]
-        dispatcher = self._dispatcher = _Dispatcher(setup, count, folder, transport, self._limits)
+        dispatcher = _Dispatcher(setup, count, folder, transport, self._limits)
         try:
             yield from dispatcher.run(self._stop_if_asked)
-        except GeneratorExit:
-            for _ in dispatcher.drain():
-                pass
-            raise
         finally:
-            self.close()
+            transport.close()
             for number in range(count):
                 remove(folder.replica_folder(number))
 
@@ -121,8 +109,7 @@ class _Worker:
     """A replica as the run sees it, number `number`: one process after another, where it dies and
     is replaced. `jobs` of its piece that have not ended, and which of them have `begun`.
 
-    `heard_at`: when it said something last, or was started, where it `was_heard` not yet; while it
-    waits for room it is not started yet.
+    `heard_at`: when it said something last, or was started.
     """
 
     number: int
@@ -131,7 +118,6 @@ class _Worker:
     is_up: bool = False
     has_work: bool = False
     heard_at: float = 0.0
-    was_heard: bool = False
     beat: Beat = field(default_factory=Beat)
     deaths_in_a_row: int = 0
     jobs: dict[str, Job] = field(default_factory=dict)
@@ -166,7 +152,7 @@ class _Dispatcher:
     def __init__(
         self, setup: Setup, count: int, folder: JobFolder, transport: Transport, limits: Limits
     ) -> None:
-        self.transport = transport
+        self._transport = transport
         self._setup, self._config, self._folder = setup, setup.config, folder
         self._workers = [_Worker(number) for number in range(count)]
         self._queue = JobQueue(setup.whole, count)
@@ -192,22 +178,25 @@ class _Dispatcher:
                 for event in self._events():
                     yield event
                     if limit.ends_run(event):
-                        yield from self.drain()
+                        yield from self._drain()
                         limit.raise_fault()
                         return
                 stop_if_asked()
+        except GeneratorExit:
+            list(self._drain())
+            raise
         except HyimgError as error:
             if isinstance(error, StorageError):
                 raise  # nothing more can be written
             number = error.exit_code - 128 if isinstance(error, Interrupted) else signal.SIGTERM
-            yield from self.drain(number)
+            yield from self._drain(number)
             raise
 
     def _start(self, worker: _Worker) -> None:
         folder = self._folder.replica_folder(worker.number)
         remove(folder)  # what one that died there had not told
-        self.transport.start(replace(self._setup, number=worker.number, folder=folder))
-        worker.is_alive, worker.is_up, worker.was_heard = True, False, False
+        self._transport.start(replace(self._setup, number=worker.number, folder=folder))
+        worker.is_alive, worker.is_up = True, False
         worker.model, worker.heard_at, worker.beat = None, self._clock(), Beat()
 
     def _dispatch(self) -> None:
@@ -222,7 +211,7 @@ class _Dispatcher:
                 worker.model, worker.has_work = piece.groups[0].model, True
                 at_work[piece.groups[0].model] += 1
                 attempts = {job.custom_id: self._attempts_of(job) for job in piece.jobs}
-                self.transport.assign(worker.number, Assign(piece, attempts))
+                self._transport.assign(worker.number, Assign(piece, attempts))
         if len(self._queue) and not any(worker.is_alive for worker in self._workers):
             raise MachineError(
                 f"every replica died: {'; '.join(self._dead)}",
@@ -236,7 +225,7 @@ class _Dispatcher:
         """
         said = [
             (number, self._mark(number, message))
-            for number, message in self.transport.events(self._look_s)
+            for number, message in self._transport.events(self._look_s)
         ]
         # Everything of a round at once: files, then lines, then events.
         finished = [
@@ -253,7 +242,7 @@ class _Dispatcher:
             if number in lost:
                 continue
             worker = self._workers[number]
-            worker.heard_at, worker.was_heard = now, not isinstance(message, Pending)
+            worker.heard_at = now
             match message:
                 case Ready():
                     worker.is_up = True
@@ -271,26 +260,26 @@ class _Dispatcher:
                     worker.beat = message
                 case Exited():
                     yield from self._redistribute(worker, message.why)
-            if not worker.is_up and not isinstance(message, Beat | Pending):
+            if not worker.is_up and not isinstance(message, Beat):
                 lost.add(number)
         now = self._clock()
         for worker in [one for one in self._workers if one.is_alive]:
-            most_s = self._limits.silence_s if worker.was_heard else self._limits.start_s
+            most_s = self._limits.silence_s if worker.is_up else self._limits.start_s
             beat, worker.beat = worker.beat, Beat()
             if now - worker.heard_at > most_s:
                 yield from self._kill(worker, f"no sign of life for {most_s:.0f} s")
             elif why := self._steps.overdue(beat):
                 yield from self._kill(worker, why)
 
-    def drain(self, number: int = signal.SIGTERM) -> Iterator[Event]:
+    def _drain(self, number: int = signal.SIGTERM) -> Iterator[Event]:
         """Nothing more is begun; what is made is written and told, and all end."""
         self._is_over = True
         self._queue.clear()
         for worker in self._workers:
             if worker.begun:
-                self.transport.stop(worker.number, number)
+                self._transport.stop(worker.number, number)
             elif worker.is_alive:
-                self.transport.kill(worker.number)
+                self._transport.kill(worker.number)
                 worker.died()
         while any(worker.has_work for worker in self._workers):
             yield from self._events()
@@ -330,7 +319,7 @@ class _Dispatcher:
         if error is None and not trace:
             worker.finished()
         elif error is not None and not self._is_over and not is_its_own:
-            self.transport.kill(worker.number)
+            self._transport.kill(worker.number)
             worker.died()
             raise error
         else:
@@ -341,7 +330,7 @@ class _Dispatcher:
             yield from self._kill(worker, why)
 
     def _kill(self, worker: _Worker, why: str) -> Iterator[Event]:
-        self.transport.kill(worker.number)
+        self._transport.kill(worker.number)
         yield from self._redistribute(worker, why)
 
     def _redistribute(self, worker: _Worker, how: str) -> Iterator[Event]:
