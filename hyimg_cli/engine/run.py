@@ -8,14 +8,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from hyimg_cli.addresses import address_of
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.eta import Eta, KeptRates
-from hyimg_cli.engine.runner import ResumePolicy, Selection, Summary, replicas_of
+from hyimg_cli.engine.runner import ResumePolicy, RunRequest, Selection, Summary, replicas_of
 from hyimg_cli.engine.sources import inspect_sources
 from hyimg_cli.errors import HyimgError, Interrupted, require
 from hyimg_cli.journal.bucket import run_folder
@@ -75,17 +75,6 @@ OnEvent: TypeAlias = Callable[[ManifestEvent], object]
 
 def _ignore(event: object) -> None:
     """Do nothing with an event."""
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """What one run was asked to do: manifest, settings, selection, resume policy."""
-
-    manifest: Manifest
-    config: RunConfig
-    settings: Mapping[str, Setting]
-    selection: Selection = field(default_factory=Selection)
-    policy: ResumePolicy = field(default_factory=ResumePolicy)
 
 
 def run_manifest(
@@ -149,15 +138,7 @@ class ManifestRun:
             self._remark([_UNMARKED])
         found = inspect_sources(jobs, config, self._tell)
         with run_folder(config.output.folder, self.request.selection.shard) as folder:
-            todo = runner.prepare(
-                folder,
-                every,
-                jobs,
-                config=config,
-                policy=self.request.policy,
-                invalid=invalid,
-                found=found,
-            )
+            todo = runner.prepare(folder, self.request, every, jobs, invalid, found)
             plan, self._summary = todo.plan, todo.summary
             self._remark(describe_toys(plan.jobs, settings))
             kept = KeptRates(config)

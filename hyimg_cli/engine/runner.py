@@ -78,6 +78,17 @@ class ResumePolicy:
     force: bool = False
 
 
+@dataclass(frozen=True)
+class RunRequest:
+    """What one run was asked to do: manifest, settings, selection, resume policy."""
+
+    manifest: Manifest
+    config: RunConfig
+    settings: Mapping[str, Setting]
+    selection: Selection = Selection()
+    policy: ResumePolicy = ResumePolicy()
+
+
 @dataclass
 class Summary:
     """Counts and times of a run, gathered from its events. `left` was planned and did not run.
@@ -279,11 +290,9 @@ def sift(
 @gc_paused()
 def prepare(
     folder: RunFolder,
+    request: RunRequest,
     every: Sequence[Job],
     jobs: Sequence[Job],
-    *,
-    config: RunConfig,
-    policy: ResumePolicy,
     invalid: Sequence[Outcome],
     found: SourcesSeen,
 ) -> RunPlan:
@@ -292,15 +301,16 @@ def prepare(
 
     Raises StorageError where the disk cannot hold what is left, before anything is loaded.
     """
+    config = request.config
     for model in sorted({job.model for job in jobs}):
         # A checkpoint that is not all there is told of before anything is written.
         registry.fingerprint(model, config.model.revision)
-    rest = sift(folder, jobs, config, policy)
+    rest = sift(folder, jobs, config, request.policy)
     to_run = [job for job in rest.to_run if not found.error_of(job)]
     videos = [job for job in to_run if isinstance(job, VideoJob)]
     refuse_full_disk(folder.folder, videos, config)
     # Whoever runs all again wants none of what an earlier run left.
-    begun = rest.done if policy.resume else [job.custom_id for job in rest.to_run]
+    begun = rest.done if request.policy.resume else [job.custom_id for job in rest.to_run]
     folder.drop_latents(begun)
     folder.supersede(rest.former)
     folder.write_resolved(every)
@@ -312,7 +322,7 @@ def prepare(
     untried, limit, is_over = list[Outcome](), FailureLimit(config.failure), False
     for job in rest.to_run:
         if not is_over and (error := found.error_of(job)):
-            attempt = folder.attempts.get(job.custom_id, 0) + 1
+            attempt = folder.attempts[job.custom_id] + 1
             untried.append(failed_job(job, config, attempt, error))
             folder.append(untried[-1])
             is_over = limit.ends_run(JobEnded(untried[-1]))

@@ -5,6 +5,7 @@ without its file.
 """
 
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -61,7 +62,7 @@ class Session:
         self._images = ImagePipeline(config, load)
         self._videos = VideoPipeline(config, self._images.forget)
         self._pipeline: AnyPipeline = self._images
-        self._attempts: dict[str, int] = {}
+        self._attempts = Counter[str]()
         self._stop_signal: int | None = None
         self._is_over = False
 
@@ -97,7 +98,7 @@ class Session:
         """
         limit_gpu_memory(self._config)
         self._folder = folder
-        self._attempts = dict(folder.attempts) if folder else {}
+        self._attempts = folder.attempts.copy() if folder else Counter()
         if folder:
             folder.make_places(plan.jobs)
         self._is_over, limit = False, FailureLimit(self._config.failure)
@@ -223,10 +224,10 @@ class Session:
         return JobEnded(self._append(outcome))
 
     def _facts(self, job: Job, digests: Sequence[str]) -> Facts:
-        attempt = self._attempts[job.custom_id] = self._attempts.get(job.custom_id, 0) + 1
+        self._attempts[job.custom_id] += 1
         counts, peak = self._pipeline.cache_counts(), self._pipeline.peak_memory_mb()
         keys = key_of(job, digests, self._config), finishing_key(job, self._config.output)
-        return Facts(*keys, attempt, counts, peak)
+        return Facts(*keys, self._attempts[job.custom_id], counts, peak)
 
     def _append(self, outcome: Outcome) -> Outcome:
         if self._folder is not None:

@@ -43,18 +43,15 @@ class SourcesSeen:
     errors: Mapping[str, SourceImageError]
     unfit: Mapping[str, SourceImageError] = field(default_factory=dict)
 
-    @property
-    def every_error(self) -> list[SourceImageError]:
-        return [*self.errors.values(), *self.unfit.values()]
-
-    def errors_of(self, job: Job) -> list[SourceImageError]:
+    def errors_of(self, job: Job) -> Iterator[SourceImageError]:
         """Why a job cannot be tried; nothing where it can."""
-        found = (*map(self.errors.get, job.images), self.unfit.get(job.custom_id))
-        return [error for error in found if error is not None]
+        yield from (self.errors[path] for path in job.images if path in self.errors)
+        if job.custom_id in self.unfit:
+            yield self.unfit[job.custom_id]
 
     def error_of(self, job: Job) -> SourceImageError | None:
         """The first of them."""
-        return next(iter(self.errors_of(job)), None)
+        return next(self.errors_of(job), None)
 
     def sentences(self) -> Iterator[str]:
         """How many are missing, and how many are there and of no use."""
@@ -69,10 +66,14 @@ class SourcesSeen:
     def named(self) -> Iterator[str]:
         """The sentences, and the first that they are about."""
         yield from self.sentences()
-        for number, error in enumerate(self.every_error[:MOST_NAMED]):
-            is_said = number < len(self.errors) and error.code == _MISSING  # by the sentence
-            yield f"  {error.where}" + ("" if is_said else f": {error.what}")
-        if (rest := len(self.every_error) - MOST_NAMED) > 0:
+        # Of sources that are missing the sentence says so.
+        names = [
+            f"  {error.where}" + ("" if error.code == _MISSING else f": {error.what}")
+            for error in self.errors.values()
+        ]
+        names += [f"  {error.where}: {error.what}" for error in self.unfit.values()]
+        yield from names[:MOST_NAMED]
+        if (rest := len(names) - MOST_NAMED) > 0:
             yield f"  and {rest} more; hyimg check --json names every one"
 
 
@@ -110,36 +111,28 @@ def probe_sources(
     named = dict.fromkeys(path for job in jobs for path in job.images)
     paths = [path for path in named if fetches or not address_of(path)]
     known = _WholePictures(config or CacheConfig())
-    marks = {path: known.mark_of(path) for path in paths}
-    found = {path: known.size_of(path, marks[path]) for path in paths}
+    sizes = {path: size for path in paths if (size := known.size_of(path))}
     errors: dict[str, SourceImageError] = {}
-    left, began, is_told = [path for path in paths if not found[path]], time.monotonic(), False
+    left, began, is_told = [path for path in paths if path not in sizes], time.monotonic(), False
     pool = ThreadPoolExecutor(_AT_ONCE)
     try:
         # Each reader has warnings ignored, which is the process's: behind the last they are back.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for path, one in zip(left, pool.map(_probe, left), strict=True):
-                if isinstance(one, SourceImageError):
-                    errors[path] = one
-                else:
-                    found[path] = one
-                    known.add(path, marks[path], one)
+            probes = [(path, pool.submit(probe_image, Path(path))) for path in left]
+            for path, probe in probes:
+                try:
+                    sizes[path], _ = probe.result()
+                    known.add(path, sizes[path])
+                except SourceImageError as error:
+                    errors[path] = error
                 if not is_told and time.monotonic() - began > _TOLD_AFTER_S:
                     is_told = True
                     tell(f"reading {counted(len(left), 'source')}, each once until it changes")
     finally:
         pool.shutdown(cancel_futures=True)
         known.keep()
-    sizes = {path: size for path, size in found.items() if size}
     return SourcesSeen(sizes, errors, dict(_unfit(jobs, sizes)))
-
-
-def _probe(path: str) -> Size | SourceImageError:
-    try:
-        return probe_image(Path(path))[0]
-    except SourceImageError as error:
-        return error
 
 
 class _WholePictures:
@@ -151,23 +144,25 @@ class _WholePictures:
         self._store = DiskStore(config.folder, config.budget_bytes)
         self._folders: dict[str, dict[str, list[int]]] = {}
         self._changed: set[str] = set()
+        # By path, what changes with the file, as it was before anybody read it.
+        self._marks: dict[str, list[int]] = {}
 
-    def mark_of(self, path: str) -> list[int] | None:
-        """What changes with the file; None for one of a store, or that cannot be looked at."""
+    def size_of(self, path: str) -> Size | None:
+        """The size of a picture that is as it was; None of others, and of one in a store."""
         try:
             status = os.stat(path)
         except (OSError, ValueError):
             return None
-        return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+        mark = [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+        self._marks[path] = mark
+        folder, name = os.path.split(path)
+        known = self._of(folder).get(name, [])
+        return Size(*known[4:]) if known[:4] == mark else None
 
-    def size_of(self, path: str, mark: list[int] | None) -> Size | None:
-        known = self._of(os.path.dirname(path)).get(os.path.basename(path), ()) if mark else ()
-        return Size(*known[4:]) if mark and known[:4] == mark else None
-
-    def add(self, path: str, mark: list[int] | None, size: Size) -> None:
-        if mark:
+    def add(self, path: str, size: Size) -> None:
+        if path in self._marks:
             folder, name = os.path.split(path)
-            self._of(folder)[name] = [*mark, size.height, size.width]
+            self._of(folder)[name] = [*self._marks[path], size.height, size.width]
             self._changed.add(folder)
 
     def keep(self) -> None:
@@ -242,10 +237,10 @@ def refuse_hopeless(found: SourcesSeen, jobs: Sequence[Job], run: RunFolder) -> 
         return
     results = run.results()
     if not any(job.custom_id in results for job in jobs):
-        hint = next((error.hint for error in found.every_error if error.hint), "")
+        hints = (error.hint for job in jobs for error in found.errors_of(job) if error.hint)
         none = "no job has its source pictures" if found.errors else "no job can be tried"
         what = f"{none}: {', '.join(found.sentences())}"
-        raise UsageError(what, hint=hint, code="source.none")
+        raise UsageError(what, hint=next(hints, ""), code="source.none")
 
 
 def faults(found: SourcesSeen, jobs: Sequence[Job]) -> list[HyimgError]:

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -83,7 +84,7 @@ class JobFolder(ABC):
     def __init__(self, folder: Path, run: Path | None = None) -> None:
         self.folder, self.run = folder, run or folder
         # How often each job was tried until now, by custom_id.
-        self.attempts: dict[str, int] = {}
+        self.attempts = Counter[str]()
 
     def replica_folder(self, number: int) -> Path:
         """Where replica `number` writes its files."""
@@ -231,7 +232,8 @@ class RunFolder(JobFolder):
                 os.close(door)
 
     def _count_attempts(self) -> None:
-        self.attempts = {name: line.get("attempt", 0) for name, line in self.results().items()}
+        for name, line in self.results().items():
+            self.attempts[name] = line.get("attempt", 0)
 
     def _clear(self) -> None:
         places = [self.folder, self.folder / LATENTS]

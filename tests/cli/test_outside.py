@@ -18,7 +18,7 @@ from hyimg_cli.cli import app
 from hyimg_cli.cli.progress import stoppable
 from hyimg_cli.engine import recomposite
 from hyimg_cli.engine import run as manifest_run
-from hyimg_cli.engine.runner import Summary
+from hyimg_cli.engine.runner import RunRequest, Summary
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import Interrupted
 from hyimg_cli.journal.job_pictures import finish
@@ -148,7 +148,7 @@ def test_behind_a_signal_no_other_edit_is_begun() -> None:
 
     config = RunConfig(OutputConfig(Path("out")))
     nothing = manifest_of(b"", "nothing")
-    run = manifest_run.ManifestRun(manifest_run.RunRequest(nothing, config, settings_of(config)))
+    run = manifest_run.ManifestRun(RunRequest(nothing, config, settings_of(config)))
     shown: list[str] = []
     run._follow = lambda event: shown.append(event.outcome.custom_id)
     with pytest.raises(Interrupted), stoppable(run.request_stop):

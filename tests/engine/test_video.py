@@ -7,7 +7,6 @@ import signal
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,14 @@ from machines import with_main_memory
 from PIL import Image
 from torch._dynamo.callback import CallbackTrigger, callback_handler
 
-from hyimg_cli.engine.runner import ResumePolicy, Summary, prepare
+from hyimg_cli.engine.runner import ResumePolicy, RunPlan, RunRequest, Summary, prepare
 from hyimg_cli.engine.session import Session
 from hyimg_cli.engine.sources import SourcesSeen
 from hyimg_cli.errors import Interrupted, StorageError
 from hyimg_cli.journal.journal import RunFolder, outcome_to_json
 from hyimg_cli.journal.keys import job_keys
 from hyimg_cli.journal.resume import resume
+from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.media import video
 from hyimg_cli.memory import available
@@ -717,16 +717,13 @@ def test_latents_of_what_is_done_or_starts_afresh_are_removed(tmp_path: Path) ->
         folder.latents_for("done").parent.mkdir()
         for name in ("done", "begun"):
             folder.latents_for(name).write_text("left")
-        prepared = partial(
-            prepare,
-            folder,
-            jobs,
-            jobs,
-            config=RunConfig(OutputConfig(tmp_path)),
-            invalid=[],
-            found=SourcesSeen({}, {}),
-        )
-        assert prepared(policy=ResumePolicy()).summary.skipped == 1
+
+        def prepared(policy: ResumePolicy) -> RunPlan:
+            manifest, config = manifest_of(b"", "jobs.jsonl"), RunConfig(OutputConfig(tmp_path))
+            request = RunRequest(manifest, config, {}, policy=policy)
+            return prepare(folder, request, jobs, jobs, [], SourcesSeen({}, {}))
+
+        assert prepared(ResumePolicy()).summary.skipped == 1
         assert [path.name for path in (tmp_path / "latents").iterdir()] == ["begun.safetensors"]
-        prepared(policy=ResumePolicy(resume=False, force=True))
+        prepared(ResumePolicy(resume=False, force=True))
         assert not list((tmp_path / "latents").iterdir())

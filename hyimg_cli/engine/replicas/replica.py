@@ -96,7 +96,7 @@ class PieceWorker:
         """What is to be told of a piece, as it goes; last, how it ended."""
         ended = PieceDone()
         try:
-            self._folder.attempts = dict(given.attempts)
+            self._folder.attempts.update(given.attempts)
             run = self._session.run(given.piece, self._folder, whole=self._whole)
             with closing(run) as events:
                 for event in events:

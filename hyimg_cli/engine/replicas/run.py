@@ -210,7 +210,7 @@ class _Dispatcher:
                 worker.jobs = {job.custom_id: job for job in piece.jobs}
                 worker.model, worker.has_work = piece.groups[0].model, True
                 at_work[piece.groups[0].model] += 1
-                attempts = {job.custom_id: self._attempts_of(job) for job in piece.jobs}
+                attempts = {name: self._folder.attempts[name] for name in worker.jobs}
                 self._transport.assign(worker.number, Assign(piece, attempts))
         if len(self._queue) and not any(worker.is_alive for worker in self._workers):
             raise MachineError(
@@ -353,9 +353,6 @@ class _Dispatcher:
         yield ReplicaDied(worker.number, how, len(begun), returns)
         for job in given_up:
             error = replicas_died(self._deaths[job.custom_id])
-            outcome = failed_job(job, self._config, self._attempts_of(job) + 1, error)
+            outcome = failed_job(job, self._config, self._folder.attempts[job.custom_id] + 1, error)
             self._folder.append(outcome)
             yield JobEnded(outcome)
-
-    def _attempts_of(self, job: Job) -> int:
-        return self._folder.attempts.get(job.custom_id, 0)
