@@ -232,8 +232,7 @@ class RunFolder(JobFolder):
                 os.close(door)
 
     def _count_attempts(self) -> None:
-        for name, line in self.results().items():
-            self.attempts[name] = line.get("attempt", 0)
+        self.attempts.update({name: attempt_of(line) for name, line in self.results().items()})
 
     def _clear(self) -> None:
         places = [self.folder, self.folder / LATENTS]
@@ -393,9 +392,8 @@ class RunFolder(JobFolder):
                 self.attempts[outcome.custom_id] = outcome.attempt
                 if outcome.status != "done":
                     continue
-                now = files_of_result(entry)
                 for path in self._former.pop(outcome.custom_id, ()):
-                    if path not in now:
+                    if path not in files_of_result(entry):
                         self._remove(path)
 
     def _publish(self, done: Sequence[Outcome]) -> None:
