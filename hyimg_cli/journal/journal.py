@@ -232,7 +232,7 @@ class RunFolder(JobFolder):
                 os.close(door)
 
     def _count_attempts(self) -> None:
-        self.attempts.update({name: attempt_of(line) for name, line in self.results().items()})
+        self.attempts = Counter({job: one.get("attempt", 0) for job, one in self.results().items()})
 
     def _clear(self) -> None:
         places = [self.folder, self.folder / LATENTS]
