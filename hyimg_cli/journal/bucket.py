@@ -35,13 +35,12 @@ from hyimg_cli.journal.disk import disk_errors, is_process
 from hyimg_cli.journal.journal import (
     OUTPUTS,
     RESOLVED,
-    Journal,
     RunFolder,
     files_of_result,
     json_line,
     outcome_to_json,
-    outcomes_in,
 )
+from hyimg_cli.journal.journal_file import outcomes_in
 from hyimg_cli.remote import as_os_errors, locate
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
@@ -65,35 +64,36 @@ _PART = re.compile(r"([0-9]{8})(\.all)?\.jsonl")
 class PartJournal:
     """A journal of parts. `append` returns once the lines are in the store."""
 
-    def __init__(self, system: Any, root: str, run: str, parts: str = PARTS) -> None:
+    def __init__(self, store: Any, run: str, parts: str = PARTS) -> None:
         """Goes behind the last part. Raises OSError, and MachineError for a store in which two may
         create one name.
         """
-        self._system, self._folder, self._run = system, f"{root}/{parts}", run
-        _, single = parts_in(system, self._folder)
-        self._next = max(single, default=-1) + 1
-        name, data = self._name(self._next), self._signed(b"")
+        self._store, self._parts, self._run = store, parts, run
+        self._where = f"{store.path}/{parts}"
+        joined, single = parts_in(store, parts)
+        self._next = [joined, *single][-1] + 1
+        first = self._name()
         self.append([])
         try:  # once more, which must fail
-            system.pipe_file(name, data, mode="create")
+            store.pipe_file(first, self._signed([]), mode="create")
         except FileExistsError:
             return
         except (TypeError, NotImplementedError):
             pass  # it knows no such thing
         raise MachineError(
             "this store lets two writers create one name: a run there would not be safe",
-            where=self._folder,
+            where=self._where,
             hint="use a store with conditional writes (S3, GCS, MinIO from 2024 on), or a folder",
             code="machine.store",
         )
 
     def append(self, lines: Sequence[bytes]) -> None:
         """Adds lines in one part. Raises StorageError where another run has taken over."""
-        name, part = self._name(self._next), self._signed(b"".join(lines))
+        part = self._signed(lines)
         try:
             for pause_s in (*_CONFLICT_PAUSES_S, None):
                 try:
-                    self._system.pipe_file(name, part, mode="create")
+                    self._store.pipe_file(self._name(), part, mode="create")
                     break
                 except OSError as error:
                     # Two requests met, one of which may be our own, sent again.
@@ -102,36 +102,30 @@ class PartJournal:
                     time.sleep(pause_s)
         except FileExistsError:
             # The answer to our own request may have been lost, and the request sent again.
-            if self._system.cat_file(name) != part:
+            if self._store.cat_file(self._name()) != part:
                 raise StorageError(
                     "another run writes here by now; this one was taken for dead",
-                    where=self._folder,
+                    where=self._where,
                     hint="wait for it, then run the same command again: it resumes",
                     code="storage.in-use",
                 ) from None
         self._next += 1
 
-    def confirm(self) -> None:
-        """Nothing: nobody but the next run can write behind the last part."""
+    def _name(self) -> str:
+        return f"{self._parts}/{self._next:08}.jsonl"
 
-    def close(self) -> None:
-        """Nothing: each part is whole."""
-
-    def _name(self, number: int) -> str:
-        return f"{self._folder}/{number:08}.jsonl"
-
-    def _signed(self, data: bytes) -> bytes:
+    def _signed(self, lines: Iterable[bytes]) -> bytes:
         """A part: whose it is, then its lines. No two runs write the same bytes."""
-        return json.dumps({"run": self._run}).encode() + b"\n" + data
+        return json.dumps({"run": self._run}).encode() + b"\n" + b"".join(lines)
 
 
-def parts_in(system: Any, folder: str) -> tuple[int, list[int]]:
-    """The last number that parts were joined up to, or -1, and the numbers of single parts, in
-    order.
+def parts_in(store: Any, parts: str) -> tuple[int, list[int]]:
+    """The last number that parts were joined up to, or -1, and the numbers of the single parts
+    behind it, in order.
     """
-    found = _names(system, folder, _PART)
+    found = _names(store, parts, _PART)
     joined = max((int(match[1]) for match in found if match[2]), default=-1)
-    return joined, [int(match[1]) for match in found if not match[2]]
+    return joined, [n for match in found if not match[2] and (n := int(match[1])) > joined]
 
 
 class BucketFolder(RunFolder):
@@ -150,21 +144,31 @@ class BucketFolder(RunFolder):
         self._sizes: dict[str, int] | None = None
 
     def __enter__(self) -> Self:
-        with self._errors() as (system, root):
-            self._refuse_held(system, root)
+        with self._errors() as store:
+            self._refuse_held(store)
             self._clear()
             (self.folder / OUTPUTS).mkdir(parents=True, exist_ok=True)
-            self._journal = PartJournal(system, root, self._run, self._parts)
-            self._join_parts(system, root)
+            self._journal_parts = PartJournal(store, self._run, self._parts)
+            self._join_parts(store)
             self._count_attempts()
-            self._renew(system, root)
+            self._renew(store)
         self._renewing.start()
         return self
 
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        # On its way it would put the lease back behind us.
+        self._renewing.join(_PARTING_S)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if not self._renewing.is_alive():  # else the store does not answer
+            with suppress(OSError, StorageError), self._errors() as store:
+                if self._is_own(store):
+                    store.rm_file(self._lease)
+
     @property
     def is_run(self) -> bool:
-        with self._errors() as (system, root):
-            return bool(_names(system, root, _JOURNAL)) or system.exists(f"{root}/{RESOLVED}")
+        with self._errors() as store:
+            return bool(_names(store, "", _JOURNAL)) or bool(store.exists(RESOLVED))
 
     def _clear(self) -> None:
         """Remove what killed runs at this address left on this machine."""
@@ -174,54 +178,42 @@ class BucketFolder(RunFolder):
             if not is_process(process):
                 shutil.rmtree(left, ignore_errors=True)
 
-    def _release(self) -> None:
-        self._ended.set()
-        # On its way it would put the lease back behind us.
-        self._renewing.join(_PARTING_S)
-        self._journal = None
-        shutil.rmtree(self.folder, ignore_errors=True)
-        if self._renewing.is_alive():
-            return  # the store does not answer
-        with suppress(OSError, StorageError), self._errors() as (system, root):
-            if _read_lease(system, f"{root}/{self._lease}").get("run") == self._run:
-                system.rm_file(f"{root}/{self._lease}")
-
     def outcomes(self) -> Iterator[Iterator[dict[str, Any]]]:
-        with self._errors() as (system, root):
-            names = [match[0] for match in _names(system, root, _JOURNAL)]
-            journals = {name: _joined(system, f"{root}/{name}") for name in names}
+        with self._errors() as store:
+            names = [match[0] for match in _names(store, "", _JOURNAL)]
+            journals = {name: _read_parts(store, name) for name in names}
         for name, data in journals.items():
             yield outcomes_in(data, self.place / name)
 
     def write_results(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Adds outcomes to the journal, all in one part: the last one of a job counts."""
         with self._errors():
-            self._held_journal().append(list(map(json_line, entries)))
+            self._append(list(map(json_line, entries)))
 
-    def _held_journal(self) -> Journal:
-        assert self._journal is not None, "the journal is written without its first part"
-        return self._journal
+    def confirm(self) -> None:
+        """Nothing: nobody but the next run can write behind the last part."""
+
+    def _append(self, lines: Sequence[bytes]) -> None:
+        self._journal_parts.append(lines)
 
     def bring(self, name: str, source: Path) -> None:
-        with self._errors() as (system, root), opened(source) as file:
-            system.pipe_file(f"{root}/{name}", file.read())
+        with self._errors() as store, opened(source) as file:
+            store.pipe_file(name, file.read())
 
     def fetch(self, name: str) -> Path:
         local = self.folder / name
         if not local.exists():
             local.parent.mkdir(parents=True, exist_ok=True)
             with as_os_errors(self._address):
-                system, root = locate(self._address)
-                system.get_file(f"{root.rstrip('/')}/{name}", str(local))
+                _locate_folder(self._address).get_file(name, str(local))
         return local
 
     def holds(self, output: Mapping[str, Any], *, with_frames: bool) -> bool:
         """True if an output's files are there. They were put whole: nothing of them is read."""
         if self._sizes is None:
-            with self._errors() as (system, root):
-                found = system.find(f"{root}/{OUTPUTS}", detail=True, refresh=True)
-                start = len(root) + 1
-                self._sizes = {name[start:]: facts["size"] for name, facts in found.items()}
+            with self._errors() as store:
+                found = store.find(OUTPUTS, detail=True, refresh=True)
+            self._sizes = {name: facts["size"] for name, facts in found.items()}
         if not self._sizes.get(output["path"]):
             return False
         if not (with_frames and "num_frames" in output):
@@ -246,122 +238,128 @@ class BucketFolder(RunFolder):
                     files += [one.relative_to(self.folder).as_posix() for one in of_name]
                 elif name in self._former.get(outcome.custom_id, ()):
                     self._remove(name)  # a film that says nothing: it has no sidecar any more
-        with self._errors() as (system, root):
-            if files:
-                with ThreadPoolExecutor(min(_AT_ONCE, len(files))) as pool:
-                    places = [f"{root}/{file}" for file in files]
-                    list(pool.map(system.put_file, [str(self.folder / f) for f in files], places))
+        if files:
+            with self._errors() as store, ThreadPoolExecutor(min(_AT_ONCE, len(files))) as pool:
+                list(pool.map(store.put_file, [str(self.folder / one) for one in files], files))
         for name in files:
             (self.folder / name).unlink(missing_ok=True)
 
     def _remove(self, name: str) -> None:
-        with self._errors() as (system, root), suppress(FileNotFoundError):
-            system.rm(f"{root}/{name}", recursive=True)
+        with self._errors() as store, suppress(FileNotFoundError):
+            store.rm(name, recursive=True)
 
     def _replace(self, name: str, data: Iterable[bytes]) -> None:
         # Through a file: a manifest of a million lines is not held twice.
         with tempfile.NamedTemporaryFile(dir=self.folder) as local:
             local.writelines(data)
             local.flush()
-            with self._errors() as (system, root):
-                system.put_file(local.name, f"{root}/{name}")
+            with self._errors() as store:
+                store.put_file(local.name, name)
 
     @contextmanager
-    def _errors(self) -> Iterator[tuple[Any, str]]:
-        """The store and the folder in it; what the store raises is an error of the folder's."""
+    def _errors(self) -> Iterator[Any]:
+        """The folder in its store; what the store raises is an error of the folder's."""
         with disk_errors(self.place), as_os_errors(self._address):
-            system, root = locate(self._address)
-            yield system, root.rstrip("/")
+            yield _locate_folder(self._address)
 
-    def _join_parts(self, system: Any, root: str) -> None:
+    def _join_parts(self, store: Any) -> None:
         """Writes the last line of every job in one piece, where many parts came since the last."""
-        folder = f"{root}/{self._parts}"
-        joined, single = parts_in(system, folder)
+        joined, single = parts_in(store, self._parts)
         if single[-1] - joined < _JOINED_AFTER:
             return
-        outcomes = outcomes_in(_joined(system, folder), self.place / self._parts)
+        outcomes = outcomes_in(_read_parts(store, self._parts), self.place / self._parts)
         latest = {entry["custom_id"]: json_line(entry) for entry in outcomes}
         with suppress(FileExistsError):
-            name = f"{folder}/{single[-1]:08}.all.jsonl"
-            system.pipe_file(name, b"".join(latest.values()), mode="create")
+            name = f"{self._parts}/{single[-1]:08}.all.jsonl"
+            store.pipe_file(name, b"".join(latest.values()), mode="create")
 
-    def _refuse_held(self, system: Any, root: str) -> None:
+    def _refuse_held(self, store: Any) -> None:
         """Raises OutputFolderError where a lease that keeps this run out is renewed while we look:
         its own, or one of a run that is not a shard of the same count.
         """
-        of_count, held = f"-{self.shard.rpartition('-')[2]}.json", {}
-        for match in _names(system, root, _LEASE):
-            if self.shard and match[0].endswith(of_count) and match[0] != self._lease:
-                continue
-            lease = _read_lease(system, f"{root}/{match[0]}")
-            process, is_ours = lease.get("process"), lease.get("host") == socket.gethostname()
-            is_dead = is_ours and isinstance(process, int) and not is_process(process)
-            if lease and not is_dead and time.time() - lease.get("time", 0) <= 4 * STALE_S:
-                held[match[0]] = lease
-        until = time.monotonic() + STALE_S
-        while held and time.monotonic() < until:
+        leases, until = self._leases_in_the_way(store), time.monotonic() + STALE_S
+        while leases and time.monotonic() < until:
             time.sleep(min(1.0, RENEWED_S / 2))
-            for name, lease in list(held.items()):
-                now = _read_lease(system, f"{root}/{name}")
-                if not now:
-                    del held[name]
-                elif now != lease:
+            former, leases = leases, self._leases_in_the_way(store)
+            for name, lease in leases.items():
+                if lease != former.get(name, lease):
                     raise OutputFolderError(
-                        f"another run is writing to this folder: process {now.get('process')} on "
-                        f"{now.get('host')}",
+                        f"another run is writing to this folder: process {lease.get('process')} "
+                        f"on {lease.get('host')}",
                         where=self._address,
                         hint="wait for it, stop it, or choose another folder",
                         code="output.in-use",
                     )
 
-    def _renew(self, system: Any, root: str) -> None:
+    def _leases_in_the_way(self, store: Any) -> dict[str, dict[str, Any]]:
+        """Such leases by name, but those of a process that ended here, or that are long past."""
+        names = [match[0] for match in _names(store, "", _LEASE)]
+        leases = {name: _read_lease(store, name) for name in names}
+        return {
+            name: lease
+            for name, lease in leases.items()
+            if not self.writes_beside(name.removesuffix(".json"))
+            and time.time() - lease.get("time", 0) <= 4 * STALE_S
+            and (lease.get("host") != socket.gethostname() or is_process(lease.get("process", 0)))
+        }
+
+    def _is_own(self, store: Any) -> bool:
+        """True if the lease is still that of this run."""
+        return bool(_read_lease(store, self._lease).get("run") == self._run)
+
+    def _renew(self, store: Any) -> None:
         who = {"run": self._run, "host": socket.gethostname(), "process": os.getpid()}
-        system.pipe_file(f"{root}/{self._lease}", json.dumps(who | {"time": time.time()}).encode())
+        store.pipe_file(self._lease, json.dumps(who | {"time": time.time()}).encode())
 
     def _renew_always(self) -> None:
         while not self._ended.wait(RENEWED_S):
             # A lease that cannot be renewed costs others a refusal, and this run nothing.
-            with suppress(OSError, StorageError), self._errors() as (system, root):
-                if _read_lease(system, f"{root}/{self._lease}").get("run") == self._run:
-                    self._renew(system, root)
+            with suppress(OSError, StorageError), self._errors() as store:
+                if self._is_own(store):
+                    self._renew(store)
 
 
-def _names(system: Any, folder: str, pattern: re.Pattern[str]) -> list[re.Match[str]]:
+def _locate_folder(address: str) -> Any:
+    """A folder in its store, as a file system of its own."""
+    system, root = locate(address)
+    from fsspec.implementations.dirfs import DirFileSystem
+
+    return DirFileSystem(root.rstrip("/"), system, skip_instance_cache=True)
+
+
+def _names(store: Any, folder: str, pattern: re.Pattern[str]) -> list[re.Match[str]]:
     """The names of this kind in a folder of the store, in order; a whole run's first."""
     try:
-        paths = system.ls(folder, detail=False, refresh=True)
+        paths = store.ls(folder, detail=False, refresh=True)
     except FileNotFoundError:
         return []
     names = sorted({path.rstrip("/").rpartition("/")[2] for path in paths})
     return list(filter(None, map(pattern.fullmatch, names)))
 
 
-def _read_lease(system: Any, name: str) -> dict[str, Any]:
-    try:
-        found = json_of(system.cat_file(name))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def _read_lease(store: Any, name: str) -> dict[str, Any]:
+    """A lease; empty where there is none, or none that is readable."""
+    with suppress(FileNotFoundError, ValueError, TypeError):
+        return dict(json_of(store.cat_file(name)))
+    return {}
 
 
-def _joined(system: Any, folder: str) -> bytes:
+def _read_parts(store: Any, parts: str) -> bytes:
     """The lines of all parts. Raises OutputFolderError where one between others is missing."""
-    joined, single = parts_in(system, folder)
-    single = [number for number in single if number > joined]
+    joined, single = parts_in(store, parts)
     gap = next((n for n, number in enumerate(single, joined + 1) if n != number), None)
     if gap is not None:
         raise OutputFolderError(
             f"part {gap:08}.jsonl of the journal is missing",
-            where=folder,
+            where=f"{store.path}/{parts}",
             hint="put it back; without it nobody knows what is done",
             code="output.damaged-journal",
         )
-    data = [system.cat_file(f"{folder}/{joined:08}.all.jsonl")] if joined >= 0 else []
-    names = [f"{folder}/{number:08}.jsonl" for number in single]
+    data = [store.cat_file(f"{parts}/{joined:08}.all.jsonl")] if joined >= 0 else []
+    names = [f"{parts}/{number:08}.jsonl" for number in single]
     for start in range(0, len(names), _READ_AT_ONCE):
         some = names[start : start + _READ_AT_ONCE]
-        found = system.cat(some)
-        found = found if isinstance(found, dict) else {some[0]: found}
+        found = store.cat(some)
         data += [found[name].partition(b"\n")[2] for name in some]
     return b"".join(data)
 

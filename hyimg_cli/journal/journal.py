@@ -11,19 +11,18 @@ line, or half a line at the end, never a line without its file.
 Each append looks whether the lock and the journal are still those of this run.
 """
 
-import contextlib
 import json
 import os
 import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-from hyimg_cli.addresses import shown_place
-from hyimg_cli.errors import JobError, OutputFolderError, StorageError
+from hyimg_cli.errors import JobError, StorageError
 from hyimg_cli.files import (
     JOURNAL_BYTES,
     bytes_of,
@@ -35,7 +34,7 @@ from hyimg_cli.files import (
     sync,
 )
 from hyimg_cli.journal.disk import disk_errors, in_use, is_locked, make_folders, take_lock
-from hyimg_cli.journal.journal_file import JournalFile, entry_of, whole_lines
+from hyimg_cli.journal.journal_file import JournalFile, outcomes_in
 from hyimg_cli.manifest.file_names import EDIT_SUFFIXES, name_of, path_of
 from hyimg_cli.manifest.resolved import lines_beside
 from hyimg_cli.settings.file_names import fault_of
@@ -65,16 +64,6 @@ class FinishedJob:
     folder: Path
 
 
-class Journal(Protocol):
-    """A file, or an object store's parts, that lines are added to; what each raises is there."""
-
-    def append(self, lines: Sequence[bytes]) -> None: ...
-
-    def confirm(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class JobFolder(ABC):
     """Where a session puts its jobs' files, and tells what became of them.
 
@@ -101,8 +90,7 @@ class JobFolder(ABC):
         """
         path = self.path_for(name_of(job), suffix)
         self._make_place(path.parent)
-        for place in (path, path.with_suffix(".json")) if suffix == ".mp4" else (path,):
-            name = place.relative_to(self.folder).as_posix()
+        for name in files_of({"path": path.relative_to(self.folder).as_posix()}):
             if self.is_folder(name):
                 raise JobError(
                     "a folder stands where the file goes",
@@ -187,49 +175,62 @@ class RunFolder(JobFolder):
         super().__init__(folder)
         # What the names of a shard's own files have more; nothing for a whole run.
         self.place, self.shard = folder, f"-{shard[0]}-of-{shard[1]}" if shard else ""
-        self._lock: int | None = None
-        self._journal: Journal | None = None
         self._former: dict[str, list[str]] = {}
+        # While the folder is written: what is given back at its end, the lock and the journal.
+        self._held: ExitStack | None = None
+        self._lock: int
+        self._journal: JournalFile
 
     def __enter__(self) -> Self:
         """Makes the folder, takes its lock, and repairs what a kill left behind.
 
         Raises OutputFolderError where another run holds it, StorageError where it is read-only.
         """
-        with disk_errors(self.folder):
+        with disk_errors(self.folder), ExitStack() as held:
             for name in (LATENTS, OUTPUTS):
                 refuse_links(self.folder / name, self.folder)
             make_folders(self.folder / OUTPUTS)
-            try:
-                self._enter()
-                self._journal = JournalFile(self.folder / f"results{self.shard}.jsonl")
-                self._count_attempts()
-            except BaseException:
-                self._release()
-                raise
+            self._take_lock(held)
+            self._journal = JournalFile(self.folder / f"results{self.shard}.jsonl")
+            held.callback(self._journal.close)
+            self._count_attempts()
+            self._held = held.pop_all()
         return self
 
-    def _enter(self) -> None:
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            if not self.shard:  # another one may be about to put some there
+                (self.folder / LATENTS).rmdir()  # unless some wait for the next run
+        held, self._held = self._held, None
+        assert held is not None, "the folder was entered"
+        held.close()
+
+    def _take_lock(self, held: ExitStack) -> None:
         """Takes the lock, and alone in the folder removes what killed runs left.
 
         A whole run keeps `.lock`. A shard holds it while it enters, then its own lock alone.
         """
-        door = take_lock(self.folder / LOCK, wait_s=_DOOR_S if self.shard else 0.0)
-        try:
-            self._lock = take_lock(self.folder / f"{LOCK}{self.shard}") if self.shard else door
+        with ExitStack() as entering:
+            self._lock = take_lock(self.folder / LOCK, wait_s=_DOOR_S if self.shard else 0.0)
+            (entering if self.shard else held).callback(os.close, self._lock)
+            if self.shard:
+                self._lock = take_lock(self.folder / f"{LOCK}{self.shard}")
+                held.callback(os.close, self._lock)
             others = [
                 path
                 for path in self.folder.glob(f"{LOCK}-*-of-*")
                 if path.name != f"{LOCK}{self.shard}" and is_locked(path)
             ]
             for path in others:
-                if not self.shard or path.name.rpartition("-")[2] != self.shard.rpartition("-")[2]:
+                if not self.writes_beside(path.name):
                     raise in_use(path)
             if not others:
                 self._clear()
-        finally:
-            if self._lock != door:
-                os.close(door)
+
+    def writes_beside(self, other: str) -> bool:
+        """True if this shard, and the one whose lock ends in `other`, are two of one count."""
+        count = self.shard.rpartition("-")[2]
+        return bool(count) and other.endswith(f"-of-{count}") and not other.endswith(self.shard)
 
     def _count_attempts(self) -> None:
         self.attempts = Counter({job: one.get("attempt", 0) for job, one in self.results().items()})
@@ -256,20 +257,6 @@ class RunFolder(JobFolder):
     def is_run(self) -> bool:
         """True if a run was begun there."""
         return bool(self.journals()) or (self.folder / RESOLVED).is_file()
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            if not self.shard:  # another one may be about to put some there
-                (self.folder / LATENTS).rmdir()  # unless some wait for the next run
-        self._release()
-
-    def _release(self) -> None:
-        journal, self._journal = self._journal, None
-        lock, self._lock = self._lock, None
-        if journal is not None:
-            journal.close()
-        if lock is not None:
-            os.close(lock)
 
     def write_run(self, info: Mapping[str, Any]) -> None:
         """Replaces run.json."""
@@ -320,7 +307,7 @@ class RunFolder(JobFolder):
         return frames is not None and len(os.listdir(self.folder / frames)) == output["num_frames"]
 
     def _replace(self, name: str, data: Iterable[bytes]) -> None:
-        assert self._lock is not None, "the folder is written without its lock"
+        assert self._held is not None, "the folder is written without its lock"
         with disk_errors(self.folder):
             # Shards on several machines may have one process number, and so one temporary name.
             written = self.folder / (f".{name}{self.shard}" if self.shard else name)
@@ -351,7 +338,7 @@ class RunFolder(JobFolder):
         """The outcomes in each journal."""
         for path in self.journals():
             with disk_errors(self.folder):
-                data = _bytes_if_any(path)
+                data = bytes_if_any(path)
             yield outcomes_in(data, path)
 
     def append(self, outcome: Outcome) -> None:
@@ -387,7 +374,7 @@ class RunFolder(JobFolder):
         lines = [json_line(entry) for entry in entries]
         with disk_errors(self.folder):
             self._publish([one for one in outcomes if one.status == "done" or one.edit])
-            self._held_journal().append(lines)
+            self._append(lines)
             for outcome, entry in zip(outcomes, entries, strict=True):
                 self.attempts[outcome.custom_id] = outcome.attempt
                 if outcome.status != "done":
@@ -409,13 +396,17 @@ class RunFolder(JobFolder):
     def confirm(self) -> None:
         """Raises as `append` does where the journal is no longer as this run left it."""
         with disk_errors(self.folder):
-            self._held_journal().confirm()
+            self._refuse_taken_lock()
+            self._journal.confirm()
 
-    def _held_journal(self) -> Journal:
-        """The journal. Raises StorageError where somebody removed the lock and another run came."""
-        assert self._journal is not None, "the journal is written without the folder's lock"
-        assert self._lock is not None, "the folder is written without its lock"
-        holder = _bytes_if_any(self.folder / f"{LOCK}{self.shard}")
+    def _append(self, lines: Sequence[bytes]) -> None:
+        self._refuse_taken_lock()
+        self._journal.append(lines)
+
+    def _refuse_taken_lock(self) -> None:
+        """Raises StorageError where somebody removed the lock and another run came."""
+        assert self._held is not None, "the journal is written without the folder's lock"
+        holder = bytes_if_any(self.folder / f"{LOCK}{self.shard}")
         if holder and holder != os.pread(self._lock, 200, 0):
             raise StorageError(
                 f"another run is writing to this folder: {holder.decode(errors='replace')}; the "
@@ -424,38 +415,11 @@ class RunFolder(JobFolder):
                 hint="wait for it, then run the same command again: it resumes",
                 code="storage.in-use",
             )
-        return self._journal
 
 
 def attempt_of(entry: Mapping[str, Any]) -> tuple[int, bool]:
     """Greater for an outcome that came later, among those of several journals."""
     return entry.get("attempt") or 0, entry.get("status") == "done"
-
-
-def outcomes_in(data: bytes, file: Path, first: int = 1) -> Iterator[dict[str, Any]]:
-    """The outcomes in the bytes of a journal, of which line `first` is the first.
-
-    A last line that a kill cut off is passed over. Raises OutputFolderError for any other line that
-    is no outcome.
-    """
-    if not data:
-        return
-    # It brings pydantic: 0.2 s of a start that reads no line.
-    from hyimg_cli.journal.outcome_shape import fault_in
-
-    for number, line in enumerate(whole_lines(data).split(b"\n"), first):
-        if not line.strip():
-            continue
-        entry = entry_of(line)
-        why = "" if entry is None else fault_in(entry)
-        if entry is None or why:
-            raise OutputFolderError(
-                f"this line is no outcome of a job{f': {why}' if why else ''}",
-                where=f"{shown_place(file)}:{number}",
-                hint="take the line out: its job runs again",
-                code="output.damaged-journal",
-            )
-        yield entry
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
@@ -491,9 +455,8 @@ def files_of_result(entry: Mapping[str, Any]) -> list[str]:
 
 
 def outputs_of(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The outputs of a result that name a file below `outputs`; a line may hold anything."""
-    found = entry.get("outputs") or []
-    return [one for one in found if isinstance(one, Mapping) and _is_below(one.get("path"))]
+    """The outputs of a result that name a file below `outputs`."""
+    return [one for one in entry.get("outputs") or () if _is_below(one.get("path"))]
 
 
 def _is_below(path: Any) -> bool:
@@ -507,7 +470,8 @@ def json_line(entry: Mapping[str, Any]) -> bytes:
     return (_encoded(entry) + "\n").encode("utf-8", "backslashreplace")
 
 
-def _bytes_if_any(path: Path) -> bytes:
+def bytes_if_any(path: Path) -> bytes:
+    """A file of the folder; empty where there is none."""
     try:
         return bytes_of(path, JOURNAL_BYTES)
     except (FileNotFoundError, NotADirectoryError):

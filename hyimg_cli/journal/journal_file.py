@@ -1,12 +1,18 @@
-"""The file of a journal: whole lines, appended until somebody else touches it."""
+"""The file of a journal: whole lines, appended until somebody else touches it; and the outcomes in
+its bytes, which may come from others: files are opened, and removed, by the paths in them.
+"""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from dataclasses import is_dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from hyimg_cli.errors import JournalError
+from hyimg_cli.addresses import shown_place
+from hyimg_cli.errors import JournalError, OutputFolderError
 from hyimg_cli.files import (
     JOURNAL_BYTES,
     UnfitFile,
@@ -17,9 +23,13 @@ from hyimg_cli.files import (
     sync,
     write_all,
 )
+from hyimg_cli.settings.values import shown
+from hyimg_cli.spec.events import Outcome
 
 # Of a file that is there already, as much of its end is compared as most lines have.
 _TAIL_BYTES = 4096
+# Beyond any seed, second or count; a float can hold it.
+_LARGEST = 2**64
 
 
 class JournalFile:
@@ -92,6 +102,27 @@ class JournalFile:
         )
 
 
+def outcomes_in(data: bytes, file: Path, first: int = 1) -> Iterator[dict[str, Any]]:
+    """The outcomes in the bytes of a journal, of which line `first` is the first.
+
+    A last line that a kill cut off is passed over. Raises OutputFolderError for any other line that
+    is no outcome.
+    """
+    for number, line in enumerate(whole_lines(data).split(b"\n"), first):
+        if not line.strip():
+            continue
+        entry = entry_of(line)
+        why = "it is not JSON of one" if entry is None else _fault_in(entry)
+        if entry is None or why:
+            raise OutputFolderError(
+                f"this line is no outcome of a job: {why}",
+                where=f"{shown_place(file)}:{number}",
+                hint="take the line out: its job runs again",
+                code="output.damaged-journal",
+            )
+        yield entry
+
+
 def entry_of(line: bytes) -> dict[str, Any] | None:
     """The outcome in a line, or None where it holds none."""
     try:
@@ -105,3 +136,48 @@ def whole_lines(data: bytes) -> bytes:
     """`data` without a last line that was cut off; a whole last line may lack its newline."""
     end = data.rfind(b"\n") + 1
     return data if entry_of(data[end:]) is not None else data[:end]
+
+
+def _fault_in(entry: Mapping[str, Any]) -> str:
+    """Fault of an outcome: its first field that is not of its kind; else empty."""
+    from pydantic import ValidationError
+
+    try:
+        _outcome_adapter().validate_python(entry)
+    except ValidationError as error:
+        name = str(error.errors()[0]["loc"][0])
+        return f"{name} is {shown(entry[name])}"
+    for output in entry.get("outputs", ()):
+        frames = output.get("frames_path")
+        for path in (output.get("path", ""), *([] if frames is None else [frames])):
+            parts = PurePosixPath(path).parts
+            if not parts or path.startswith("/") or ".." in parts or "\0" in path:
+                return f"outputs is {shown(entry['outputs'])}"
+    return ""
+
+
+@cache
+def _outcome_adapter() -> Any:
+    """pydantic's reader of lines with the fields of `Outcome`, any of which may be missing; built
+    where there is a line to read: it takes 0.2 s.
+    """
+    from pydantic import Field, TypeAdapter, create_model
+
+    def shape_of(kind: Any) -> Any:
+        """A kind as JSON has it: nothing is converted. A dataclass has the fields of what is
+        derived from it too.
+        """
+        if isinstance(kind, type) and is_dataclass(kind):
+            classes = (kind, *kind.__subclasses__())
+            hints = {name: own for one in classes for name, own in get_type_hints(one).items()}
+            fields: dict[str, Any] = {name: (shape_of(own), None) for name, own in hints.items()}
+            return create_model(kind.__name__, **fields)
+        if kind in (int, float):
+            return Annotated[kind, Field(strict=True, gt=-_LARGEST, lt=_LARGEST)]
+        if kind in (str, bool):
+            return Annotated[kind, Field(strict=True)]
+        origin: Any = Union if get_origin(kind) is UnionType else get_origin(kind)
+        is_made_of = origin in (Union, tuple, dict)
+        return origin[tuple(map(shape_of, get_args(kind)))] if is_made_of else kind
+
+    return TypeAdapter(shape_of(Outcome))

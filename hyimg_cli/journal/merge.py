@@ -14,8 +14,16 @@ from hyimg_cli.addresses import shown_place
 from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.disk import disk_errors
-from hyimg_cli.journal.journal import MISSING, RESOLVED, files_of, files_of_edit, outputs_of
+from hyimg_cli.journal.journal import (
+    MISSING,
+    RESOLVED,
+    RunFolder,
+    files_of,
+    files_of_edit,
+    outputs_of,
+)
 from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
+from hyimg_cli.journal.resume import is_intact
 from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.manifest.resolved import lines_moved
 from hyimg_cli.settings.file_names import clashes
@@ -54,44 +62,41 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
     with run_folder(into) as target:
         others = [folder for folder in folders if folder.resolve() != into.resolve()]
         sources = [_read(folder, into) for folder in (into, *others)]
-        order = dict.fromkeys(
-            chain(*(source.jobs for source in sources), *(source.results for source in sources))
-        )
+        names = dict.fromkeys(chain(*(s.jobs for s in sources), *(s.results for s in sources)))
         merged, chosen = Merged(), dict[str, _Source]()
-        for name in order:
-            done = [one for one in sources if _is_done(one.results.get(name, {}))]
-            for other in done[1:]:
-                if other.results[name].get("key") != done[0].results[name].get("key"):
-                    raise OutputFolderError(
-                        f'"{name}" was done otherwise in {shown_place(done[0].folder)}: its line, '
-                        "a source image, the model or a setting differs",
-                        where=other.folder,
-                        hint="leave one of the folders out; run.json has the flags of each",
-                        code="output.other-job",
-                    )
-            intact = next((one for one in done if _is_intact(one.results[name], one.folder)), None)
-            if done and intact is None:
+        for name in names:
+            having = [source for source in sources if name in source.results]
+            done = [source for source in having if _is_done(source.results[name])]
+            if len({source.results[name].get("key") for source in done}) > 1:
+                raise OutputFolderError(
+                    f'"{name}" was done otherwise in {shown_place(done[0].folder)}: its line, '
+                    "a source image, the model or a setting differs",
+                    where=done[-1].folder,
+                    hint="leave one of the folders out; run.json has the flags of each",
+                    code="output.other-job",
+                )
+            # Files at an address are read here too: what is copied is what was written.
+            intact = [s for s in done if is_intact(RunFolder(s.folder), s.results[name])]
+            if done and not intact:
                 merged.damaged.append(name)
-            rest = [one for one in sources if name in one.results and one not in done]
-            if intact or rest:
-                chosen[name] = intact or rest[-1]
+            if best := intact[:1] or [source for source in having if source not in done][-1:]:
+                chosen[name] = best[0]
         results = {name: source.results[name] for name, source in chosen.items()}
-        owners = [
-            (one["path"], name) for name, entry in results.items() for one in outputs_of(entry)
-        ]
-        for later, earlier in clashes([path for path, _ in owners]):
-            path, name = owners[later]
+        files = [(one["path"], name) for name, line in results.items() for one in outputs_of(line)]
+        for later, earlier in clashes([path for path, _ in files]):
+            path, name = files[later]
             raise OutputFolderError(
-                f'{path} would be the file of "{name}" and of "{owners[earlier][1]}"',
+                f'{path} would be the file of "{name}" and of "{files[earlier][1]}"',
                 where=chosen[name].folder,
                 hint="join folders of one manifest, or of manifests whose ids and names differ",
                 code="output.other-file",
             )
         # The line of a job is where its outcome is from: another folder may know it otherwise.
-        jobs: dict[str, Entry] = {}
-        for name in order:
-            told = (chosen[name], *sources) if name in chosen else sources
-            jobs |= next(({name: one.jobs[name]} for one in told if name in one.jobs), {})
+        jobs = dict[str, Entry]()
+        for source in sources:
+            for name, line in source.jobs.items():
+                if name not in jobs or chosen.get(name) is source:
+                    jobs[name] = line
         for name, source in chosen.items():
             for file, expected in _files(results[name]) if source.folder != into else ():
                 # Outputs were checked; of a film's sidecar and frames, an edit's redraw and matte,
@@ -105,7 +110,7 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
         target.write_run(info | {"merged": [folder.name for folder in folders]})
         merged.done = sum(map(_is_done, results.values()))
         merged.failed = len(results) - merged.done
-        merged.missing = [name for name in order if not _is_done(results.get(name, {}))]
+        merged.missing = [name for name in names if not _is_done(results.get(name, {}))]
         target.write_lines(MISSING, (jobs[name] for name in merged.missing if name in jobs))
     return merged
 
@@ -129,16 +134,6 @@ def _is_done(entry: Entry) -> bool:
     return bool(entry.get("status") == "done")
 
 
-def _is_intact(entry: Entry, folder: Path) -> bool:
-    """True if a result has outputs, and all of them are there as they were written."""
-    with suppress(OSError, KeyError, TypeError):
-        outputs = outputs_of(entry)
-        return bool(outputs) and all(
-            digest.of_file(folder / one["path"]) == one["sha256"] for one in outputs
-        )
-    return False
-
-
 def _files(entry: Entry) -> Iterator[tuple[str, str | None]]:
     """Every file of a result, frames one by one; of an edit's files what their digest must be."""
     for output in outputs_of(entry):
@@ -146,7 +141,7 @@ def _files(entry: Entry) -> Iterator[tuple[str, str | None]]:
             count = output.get("num_frames", 0) if name == output.get("frames_path") else 0
             yield from [(f"{name}/{n:04}.png", None) for n in range(count)] or [(name, None)]
     edit = entry.get("edit") or {}
-    known = edit.get("sha256")
-    digests = known if isinstance(known, dict) else {}
-    kinds = {str(edit.get(kind)): kind for kind in EDIT_SUFFIXES}
-    yield from ((name, str(digests.get(kinds[name]))) for name in files_of_edit(entry))
+    digests = edit.get("sha256")
+    if isinstance(digests, dict):
+        kinds = {str(edit.get(kind)): kind for kind in EDIT_SUFFIXES}
+        yield from ((name, str(digests.get(kinds[name]))) for name in files_of_edit(entry))

@@ -3,7 +3,8 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -66,7 +67,7 @@ def resume(
             hint="choose another folder, leave out --no-resume, or run all again with --force",
             code="output.not-empty",
         )
-    resumption = Resumption([], [], [])
+    resumption = Resumption([], [], [], results=results)
     others: list[Job] = []
     for job in jobs:
         entry = results.get(job.custom_id) if resume else None
@@ -77,12 +78,12 @@ def resume(
             if entry.get("status") == "done":
                 others.append(job)
             resumption.to_run.append(job)
-        elif _is_to_finish(folder, entry, wanted, retry_failed):
+        elif wanted and _is_to_finish(folder, entry, wanted, retry_failed):
             assert isinstance(job, ImageJob), "only pictures are put back on a source"
             resumption.to_finish.append(job)
         elif wanted != entry.get("finishing_key", "") and entry.get("edit"):
             resumption.to_run.append(job)
-        elif entry.get("status") == "done" and _is_intact(folder, entry, with_frames):
+        elif entry.get("status") == "done" and is_intact(folder, entry, with_frames=with_frames):
             resumption.done.append(job.custom_id)
         elif entry.get("status") == "failed" and not retry_failed:
             resumption.failed_before.append(job.custom_id)
@@ -114,47 +115,41 @@ def resume(
     _refuse_taken_names(folder.folder, jobs, resumption.to_run, results)
     # Files that go once a job's new line is on disk: of no other result.
     owners = Counter(file for entry in results.values() for file in files_of_result(entry))
-    former = {
-        job.custom_id: [one for one in files_of_result(results[job.custom_id]) if owners[one] == 1]
-        for job in resumption.to_run
-        if job.custom_id in results
-    }
-    return replace(resumption, former=former, results=results)
+    for job in resumption.to_run:
+        if entry := results.get(job.custom_id):
+            former = [file for file in files_of_result(entry) if owners[file] == 1]
+            resumption.former[job.custom_id] = former
+    return resumption
 
 
 def _is_to_finish(
     folder: RunFolder, entry: Mapping[str, Any], finishing_key: str, retry_failed: bool
 ) -> bool:
     """True if a job's redraw is there as it was written, and what was made of it is not wanted."""
-    if not finishing_key:
-        return False
-    is_same = entry.get("finishing_key") == finishing_key
-    is_done = entry.get("status") == "done"
-    is_whole = _is_intact(folder, entry, False) and _holds_edit(folder, entry, "mask")
-    if is_same and (is_whole if is_done else not retry_failed):
-        return False
+    if entry.get("finishing_key") == finishing_key:
+        is_whole = is_intact(folder, entry) and _holds_edit(folder, entry, "mask")
+        if is_whole if entry.get("status") == "done" else not retry_failed:
+            return False
     return _holds_edit(folder, entry, "plain", "shown")
 
 
-def _is_intact(folder: RunFolder, entry: Mapping[str, Any], with_frames: bool) -> bool:
-    """True if every file of a done job is there as it was written."""
+def is_intact(folder: RunFolder, entry: Mapping[str, Any], *, with_frames: bool = False) -> bool:
+    """True if a result has outputs, and every file of them is there as it was written."""
     outputs = entry.get("outputs") or []
-    try:
+    with suppress(OSError, KeyError):
         return bool(outputs) and all(
             folder.holds(output, with_frames=with_frames) for output in outputs
         )
-    except (OSError, KeyError, TypeError):
-        return False
+    return False
 
 
 def _holds_edit(folder: RunFolder, entry: Mapping[str, Any], *kinds: str) -> bool:
     """True if these files of an edit are there as they were written."""
-    try:
-        edit = entry["edit"]
+    edit = entry.get("edit") or {}
+    with suppress(OSError, KeyError, TypeError):  # anything may stand in it
         files = [{"path": edit[kind], "sha256": edit["sha256"][kind]} for kind in kinds]
         return all(folder.holds(file, with_frames=False) for file in files)
-    except (OSError, KeyError, TypeError):
-        return False
+    return False
 
 
 def _is_renamed(job: Job, entry: Mapping[str, Any]) -> bool:
@@ -170,33 +165,24 @@ def _refuse_taken_names(
     """Raises OutputFolderError where a file of `to_run` would be that of a result of another
     manifest, whose id is not among `jobs`, or take a source picture's place.
     """
-    own = {job.custom_id for job in jobs}
-    others = {
-        output["path"]: name
-        for name, entry in results.items()
-        if name not in own
-        for output in outputs_of(entry)
-    }
+    taken: dict[str, tuple[str, str]] = {}
     outputs, real = os.path.realpath(folder / OUTPUTS), cache(os.path.realpath)
-    paths = dict.fromkeys(image for job in jobs for image in job.images)
-    sources = [f"{real(os.path.dirname(path))}/{os.path.basename(path)}" for path in paths]
-    sources = [path for path in sources if path.startswith(f"{outputs}/") and os.path.exists(path)]
-    taken = [*others, *(OUTPUTS + path.removeprefix(outputs) for path in sources)]
+    for image in dict.fromkeys(image for job in jobs for image in job.images):
+        path = f"{real(os.path.dirname(image))}/{os.path.basename(image)}"
+        if path.startswith(f"{outputs}/") and os.path.exists(path):
+            taken[OUTPUTS + path.removeprefix(outputs)] = "source", "a source image"
+    own = {job.custom_id for job in jobs}
+    for name, entry in results.items():
+        for output in outputs_of(entry) if name not in own else ():
+            taken[output["path"]] = "other-file", f'that of "{name}"'
     targets = [f"{OUTPUTS}/{path_of(job)}" for job in to_run] if taken else []
     for later, earlier in clashes([*taken, *targets]):
-        if not earlier < len(taken) <= later:
-            continue
-        path, job = taken[earlier], to_run[later - len(taken)]
-        if path in others:
+        if earlier < len(taken) <= later:
+            path, job = list(taken)[earlier], to_run[later - len(taken)]
+            slug, whose = taken[path]
             raise OutputFolderError(
-                f'{path} would be the file of "{job.custom_id}"; it is that of "{others[path]}"',
+                f'{path} would be the file of "{job.custom_id}"; it is {whose}',
                 where=job.source_line,
                 hint="choose another folder with -o, or another --name",
-                code="output.other-file",
+                code=f"output.{slug}",
             )
-        raise OutputFolderError(
-            f'the result of "{job.custom_id}" would replace a source',
-            where=sources[earlier - len(others)],
-            hint="choose another folder with -o, or another --name",
-            code="output.source",
-        )

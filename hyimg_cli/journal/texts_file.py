@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from hyimg_cli.errors import OutputFolderError
-from hyimg_cli.files import MANIFEST_BYTES, bytes_of, remove, replace_file
+from hyimg_cli.files import remove, replace_file
 from hyimg_cli.journal.disk import disk_errors, take_lock
-from hyimg_cli.journal.journal import REPLICA, FinishedJob, JobFolder, json_line
+from hyimg_cli.journal.journal import REPLICA, FinishedJob, JobFolder, bytes_if_any, json_line
 from hyimg_cli.journal.journal_file import JournalFile, entry_of, whole_lines
 from hyimg_cli.manifest.fields import AR_FIELDS
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
@@ -35,7 +35,7 @@ class TextsFile(JobFolder):
         super().__init__(path.parent)
         self._path = path.resolve() if path.is_symlink() else path
         self._jobs = {job.custom_id: job for job in jobs}
-        self._file: JournalFile | None = None
+        self._file: JournalFile
 
     def __enter__(self) -> Self:
         with disk_errors(self._path), ExitStack() as held:
@@ -49,8 +49,7 @@ class TextsFile(JobFolder):
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
         self._held.close()
 
     def replica_folder(self, number: int) -> Path:
@@ -61,10 +60,7 @@ class TextsFile(JobFolder):
         any other line that is no job.
         """
         with disk_errors(self._path):
-            try:
-                data = bytes_of(self._path, MANIFEST_BYTES)
-            except FileNotFoundError:
-                return {}
+            data = bytes_if_any(self._path)
         found: dict[str, dict[str, Any]] = {}
         whole = whole_lines(data)
         is_cut_off = data.startswith(b'{"custom_id"', len(whole))
@@ -89,11 +85,12 @@ class TextsFile(JobFolder):
         the line is taken out.
         """
         kept = self.lines()
-        others = [
-            job
-            for job in jobs
-            if job.custom_id in kept and not _is_of(kept[job.custom_id], keys.get(job.custom_id))
-        ]
+        others = []
+        for job in jobs:
+            written = kept.get(job.custom_id, {}).get("written")
+            # A line without a text names no job by its key.
+            if isinstance(written, dict) and written.get("key") != keys.get(job.custom_id):
+                others.append(job)
         if others and not force:
             raise OutputFolderError(
                 f'"{others[0].custom_id}" has a text in {self._path.name} already, written for '
@@ -105,7 +102,6 @@ class TextsFile(JobFolder):
         for job in others:
             del kept[job.custom_id]
         if others:
-            assert self._file is not None, "the file is written without its lock"
             with disk_errors(self._path):
                 self._file.close()
                 replace_file(self._path, b"".join(map(json_line, kept.values())))
@@ -144,12 +140,5 @@ class TextsFile(JobFolder):
             self.append(one.outcome)
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        assert self._file is not None, "the file is written without its lock"
         with disk_errors(self._path):
             self._file.append([json_line(line)])
-
-
-def _is_of(line: Mapping[str, Any], key: str | None) -> bool:
-    """True if the line is of the job of that key; one without a text names none."""
-    written = line.get("written")
-    return not isinstance(written, dict) or written.get("key") == key

@@ -38,9 +38,8 @@ from hyimg_cli.journal.journal import (
     RunFolder,
     attempt_of,
     json_line,
-    outcomes_in,
 )
-from hyimg_cli.journal.journal_file import whole_lines
+from hyimg_cli.journal.journal_file import outcomes_in, whole_lines
 from hyimg_cli.journal.past_run import object_in, read_run_info, resolved_jobs
 from hyimg_cli.journal.provenance import cores
 from hyimg_cli.report.page import render

@@ -155,10 +155,10 @@ def test_names_of_results_are_found_there_made_or_planned() -> None:
 
 def test_who_is_taken_for_dead_stops_at_its_next_line(endpoint: Endpoint) -> None:
     """It was frozen, and its lease ran out; no clock is asked."""
-    system, root = remote.locate("s3://bucket/run")
-    first = PartJournal(system, root, "first")
+    store = bucket._locate_folder("s3://bucket/run")
+    first = PartJournal(store, "first")
     first.append([b'{"custom_id": "a"}\n'])
-    second = PartJournal(system, root, "second")
+    second = PartJournal(store, "second")
     with pytest.raises(StorageError, match="another run writes here by now"):
         first.append([b'{"custom_id": "b"}\n'])
     second.append([b'{"custom_id": "c"}\n'])
@@ -173,10 +173,10 @@ def test_writers_that_take_over_from_each_other_lose_no_line_that_was_acknowledg
     acknowledged: list[str] = []
 
     def write(writer: int) -> None:
-        system, root = remote.locate("s3://bucket/run")
+        store = bucket._locate_folder("s3://bucket/run")
         for turn in range(4):
             try:
-                journal = PartJournal(system, root, f"{writer} {turn}")
+                journal = PartJournal(store, f"{writer} {turn}")
                 for n in range(3):
                     name = f"{writer}-{turn}-{n}"
                     journal.append([json.dumps({"custom_id": name}).encode() + b"\n"])
@@ -240,11 +240,11 @@ def test_a_store_that_stays_away_ends_the_run_in_plain_words(
 def test_a_store_that_ignores_conditions_is_refused(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    system, root = remote.locate("s3://bucket/run")
-    plain = system.pipe_file
-    monkeypatch.setattr(system, "pipe_file", lambda path, value, mode: plain(path, value))
+    store = bucket._locate_folder("s3://bucket/run")
+    plain = store.pipe_file
+    monkeypatch.setattr(store, "pipe_file", lambda path, value, mode: plain(path, value))
     with pytest.raises(MachineError, match="two writers create one name"):
-        PartJournal(system, root, "a")
+        PartJournal(store, "a")
 
 
 def test_a_lease_that_is_renewed_is_a_polite_refusal_and_a_dead_one_none(
