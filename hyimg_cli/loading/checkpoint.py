@@ -4,15 +4,15 @@ Faults of the files are found here, before any weight is read; no torch. Which t
 expects is the caller's knowledge.
 """
 
-import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field, TypeAdapter
 from safetensors import SafetensorError, safe_open
 
 from hyimg_cli.errors import CheckpointError
@@ -43,22 +43,23 @@ _MODULES = re.compile(r"(layers|blocks|experts|depth)(_per_\w+)?$")
 # A window of attention is no width: -1 stands for none.
 _WIDTHS = re.compile(r"(?<!attn_)(size|dim|dims|channels|heads|d_model|d_ff|d_kv)$")
 MOST_MODULES, MOST_WIDTH = 10_000, 1 << 24
+_WEIGHT_MAP = TypeAdapter(Annotated[dict[str, str], Field(min_length=1)])
 
 
 @dataclass(frozen=True)
 class TensorInfo:
     """One stored tensor: its shape, its dtype as safetensors spells it, its file's name.
 
-    `packed`: how a matrix is stored that takes fewer bits than its dtype. `start`: the byte of the
-    file at which it begins. `bytes`: as stored; of a packed matrix all its parts.
+    `start`: the byte of the file at which it begins. `bytes`: as stored; of a packed matrix all its
+    parts. `packed`: how a matrix is stored that takes fewer bits than its dtype.
     """
 
     shape: tuple[int, ...]
     dtype: str
     file: str
-    packed: "Packed | None" = None
     start: int = field(default=0, compare=False)
     bytes: int = field(default=0, compare=False)
+    packed: "Packed | None" = None
 
 
 @dataclass(frozen=True)
@@ -101,23 +102,19 @@ def tensor_index(folder: Path, stem: str = STEM) -> dict[str, TensorInfo]:
     files = weight_files(folder, stem)
     found: dict[str, TensorInfo] = {}
     for file in files:
-        for name, info in file_tensors(file).items():
-            if name in found:
-                places = f"in {found[name].file} and in {file.name}"
-                what = f"tensor {name!r} is stored twice, {places}"
-                raise _fault("duplicate-tensor", what, folder)
-            found[name] = info
+        tensors = file_tensors(file)
+        if twice := found.keys() & tensors.keys():
+            name = min(twice)
+            what = f"tensor {name!r} is stored twice, in {found[name].file} and in {file.name}"
+            raise _fault("duplicate-tensor", what, folder)
+        found |= tensors
     if files[0].name == f"{stem}.safetensors":
         return found
     # The index and the shards must say the same: a loader goes by one or by the other.
     index = _index_path(folder, stem)
-    named = _weight_map(index)
-    absent = [
-        f"{name} ({file})"
-        for name, file in named.items()
-        if name not in found or found[name].file != file
-    ]
-    unnamed = [f"{name} ({info.file})" for name, info in found.items() if name not in named]
+    named = {f"{name} ({file})" for name, file in _weight_map(index).items()}
+    stored = {f"{name} ({info.file})" for name, info in found.items()}
+    absent, unnamed = sorted(named - stored), sorted(stored - named)
     if parts := _listed({"named but absent": absent, "stored but not named": unnamed}):
         raise _fault("index", f"the index and the shards disagree: {parts}", index)
     return found
@@ -129,45 +126,44 @@ def metadata_of(data: bytes) -> dict[str, str]:
     Layout: u64 length, JSON header, tensors. Raises ValueError, KeyError or TypeError for others.
     """
     length = int.from_bytes(data[:8], "little")
-    found: dict[str, str] = json_of(data[8 : 8 + length])["__metadata__"]
-    return found
+    return dict(json_of(data[8 : 8 + length])["__metadata__"])
 
 
-def check_against(found: Mapping[str, TensorInfo], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises one CheckpointError that names what is missing, unexpected, or of another shape."""
+def check_tensors(
+    found: Mapping[str, TensorInfo],
+    expected: Mapping[str, tuple[int, ...]],
+    where: Path | str,
+    part: str = "",
+    *,
+    in_any_dtype: bool = False,
+) -> None:
+    """Passes files whose headers have the `expected` tensors and no other, as any mixture of 16, 32
+    and 64-bit floats: each is cast as it is loaded.
+
+    Raises one CheckpointError that names what is missing, unexpected, or of another shape; or what
+    is no float, for an 8-bit weight means nothing without the scales and the layout of the program
+    that made it.
+    """
+    title = f"{part}: " if part else ""
+    others = {name: info.dtype for name, info in found.items() if info.dtype not in FLOATS}
+    if others and not in_any_dtype:
+        kinds = ", ".join(sorted(set(others.values())))
+        hint = "use the checkpoint as it was released (--quantization fp8 or nf4 makes it smaller)"
+        hint += ", or one that transformers has saved with bitsandbytes (NF4, INT8)"
+        what = f"{title}{len(others)} tensors are stored as {kinds}: {_some(others)}"
+        raise _fault("quantized", what, where, hint)
     shapes = [
         f"{name} is {list(found[name].shape)}, expected {list(shape)}"
         for name, shape in expected.items()
         if name in found and found[name].shape != tuple(shape)
     ]
-    faults = {
-        "missing": [name for name in expected if name not in found],
-        "unexpected": [name for name in found if name not in expected],
-        "of another shape": shapes,
-    }
+    missing = [name for name in expected if name not in found]
+    unexpected = [name for name in found if name not in expected]
+    faults = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
     if parts := _listed(faults):
-        raise CheckpointError(
-            f"the weights do not match the configuration: {parts}",
-            hint="config.json and the weights must come from the same checkpoint",
-            code="checkpoint.mismatch",
-        )
-
-
-def check_floating(found: Mapping[str, TensorInfo]) -> None:
-    """Passes weights of any mixture of 16, 32 and 64-bit floats: each is cast as it is loaded.
-
-    Raises CheckpointError for others: an 8-bit weight means nothing without the scales and the
-    layout of the program that made it.
-    """
-    others = {n: info.dtype for n, info in found.items() if info.dtype not in FLOATS}
-    if others:
-        kinds = ", ".join(sorted(set(others.values())))
-        raise CheckpointError(
-            f"{len(others)} tensors are stored as {kinds}: {_some(others)}",
-            hint="use the checkpoint as it was released (--quantization fp8 or nf4 makes it "
-            "smaller), or one that transformers has saved with bitsandbytes (NF4, INT8)",
-            code="checkpoint.quantized",
-        )
+        what = f"{title}the weights do not match the configuration: {parts}"
+        hint = "config.json and the weights must come from the same checkpoint"
+        raise _fault("mismatch", what, where, hint)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -205,9 +201,8 @@ def refuse_many(config: Mapping[str, Any], most_modules: int, where: Path) -> No
 
 def promised_bytes(folder: Path, stem: str = STEM) -> int | None:
     """Bytes of all weights by the index's own sum: shards may not be there yet. None without."""
-    if not _index_path(folder, stem).exists():
-        return None
-    metadata = read_json(_index_path(folder, stem)).get("metadata")
+    index = _index_path(folder, stem)
+    metadata = read_json(index).get("metadata") if index.exists() else None
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     return total if type(total) is int and total >= 0 else None
 
@@ -268,11 +263,10 @@ def _weight_map(path: Path) -> dict[str, str]:
     try:
         with readable(path):
             table = json_of(text_of(path, TABLE_BYTES))["weight_map"]
+            return _WEIGHT_MAP.validate_python(table)
     except (ValueError, KeyError, TypeError) as error:
-        raise _fault("index", "the index is not JSON with a weight_map", path) from error
-    if not (isinstance(table, dict) and table and all(isinstance(v, str) for v in table.values())):
-        raise _fault("index", "weight_map must name a file for each tensor", path)
-    return table
+        what = "the index is not JSON whose weight_map names a file for each tensor"
+        raise _fault("index", what, path) from error
 
 
 def _no_weights(folder: Path, stem: str) -> CheckpointError:
@@ -311,14 +305,8 @@ def file_tensors(path: Path) -> dict[str, TensorInfo]:
         raise _fault("dtype", f"tensors have dtype {', '.join(sorted(unknown))}", path, hint)
     found = {}
     for name, entry in header.items():
-        start, stop = entry["data_offsets"]
-        found[name] = TensorInfo(
-            tuple(entry["shape"]),
-            entry["dtype"],
-            path.name,
-            start=8 + length + start,
-            bytes=stop - start,
-        )
+        (start, stop), shape = entry["data_offsets"], tuple(entry["shape"])
+        found[name] = TensorInfo(shape, entry["dtype"], path.name, 8 + length + start, stop - start)
     return found
 
 
@@ -328,20 +316,20 @@ def _sampled(path: Path) -> str:
         size = os.fstat(file.fileno()).st_size
         start = file.read(8)
         length = min(int.from_bytes(start, "little"), MAX_HEADER_BYTES)
-        state = hashlib.sha256(b"%d:" % size + start + file.read(length + SAMPLE_BYTES))
+        head = start + file.read(length + SAMPLE_BYTES)
         file.seek(max(0, size - SAMPLE_BYTES))
-        state.update(file.read(SAMPLE_BYTES))
-    return state.hexdigest()
+        return digest.of_bytes(b"%d:" % size + head + file.read(SAMPLE_BYTES))
 
 
-def _fault(name: str, what: str, where: Path, hint: str = "") -> CheckpointError:
+def _fault(name: str, what: str, where: Path | str, hint: str = "") -> CheckpointError:
     return CheckpointError(what, where=where, hint=hint, code=f"checkpoint.{name}")
 
 
 def _listed(faults: Mapping[str, Sequence[str]]) -> str:
     """Names of each fault that there is; empty where there is none."""
-    found = (f"{len(names)} {title}: {_some(names)}" for title, names in faults.items() if names)
-    return "; ".join(found)
+    return "; ".join(
+        f"{len(names)} {what}: {_some(names)}" for what, names in faults.items() if names
+    )
 
 
 def _some(names: Iterable[str]) -> str:

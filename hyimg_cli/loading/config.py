@@ -45,24 +45,15 @@ class Config:
         """True if there is a value that is not null."""
         return self.values.get(name) is not None
 
-    def count(
-        self, name: str, default: int | None = None, *, least: int = 1, most: int = MOST_WIDTH
-    ) -> int:
-        """A whole number in a range."""
-        return int(self._of_type(conint(strict=True, ge=least, le=most), name, default))
+    def count(self, name: str, default: int | None = None, **bounds: int) -> int:
+        """A whole number within `bounds`, `least` and `most`; by default from 1 up."""
+        return int(self._of_type(_whole(**bounds), name, default))
 
     def counts(
-        self,
-        name: str,
-        default: tuple[int, ...] | None = None,
-        *,
-        length: int | None = None,
-        least: int = 1,
-        most: int = MOST_WIDTH,
+        self, name: str, default: tuple[int, ...] | None = None, length: int = 0, **bounds: int
     ) -> tuple[int, ...]:
-        """A list of whole numbers in a range, `length` of them, or one or more."""
-        each = conint(strict=True, ge=least, le=most)
-        kind = conlist(each, min_length=length or 1, max_length=length)
+        """A list of such numbers, `length` of them, or one or more."""
+        kind = conlist(_whole(**bounds), min_length=length or 1, max_length=length or None)
         return tuple(self._of_type(kind, name, default))
 
     def flags(self, name: str, default: tuple[bool, ...]) -> tuple[bool, ...]:
@@ -140,6 +131,10 @@ class Config:
         except ValidationError as error:
             expected = error.errors()[0]["msg"].removeprefix("Input should be ")
             raise self.fault(name, value, expected) from None
+
+
+def _whole(least: int = 1, most: int = MOST_WIDTH) -> Any:
+    return conint(strict=True, ge=least, le=most)
 
 
 def _number(above: float = -_MOST_NUMBER) -> Any:

@@ -8,8 +8,8 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,17 +48,17 @@ class KeptWeights:
 
     def read(self, stored: StoredTensor, share: str, parts: Sequence[Tensor]) -> bool:
         """Fill a matrix's `parts` with what is kept of it; False where nothing is."""
-        key = self._key(stored, share)
+        key, sizes = self._key(stored, share), [part.nbytes for part in parts]
         data = self._store.read(QUANTIZED_WEIGHTS, key)
         if data is None:
             return False
-        if len(data) != sum(part.nbytes for part in parts):
+        if len(data) != sum(sizes):
             self._store.discard(QUANTIZED_WEIGHTS, key)
             return False
-        at = 0
-        for part in parts:
-            stored.pieces.copy_to(_bytes(part), np.frombuffer(data, np.uint8, part.nbytes, at))
-            at += part.nbytes
+        every = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        for part, own in zip(parts, every.split(sizes), strict=True):
+            read = partial(Tensor.copy_, other=own)
+            _bytes(part).copy_(stored.pieces.load(len(own), part.device, read))
         return True
 
     def keep(self, stored: StoredTensor, share: str, parts: Sequence[Tensor]) -> None:

@@ -12,15 +12,13 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import safe_open
 from torch import Tensor
@@ -34,12 +32,7 @@ READERS = 4
 PIECE_BYTES, PINNED_BYTES = 1 << 20, 1 << 24
 # Weights of a piece are a multiple: blocks of 4-bit weights run on from one row to the next.
 _BLOCK = 64
-_DTYPES = {
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-}
+_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 
 
 class Pieces(threading.local):
@@ -48,7 +41,7 @@ class Pieces(threading.local):
     def __init__(self) -> None:
         self._memory: dict[str, Tensor] = {}
 
-    def load(self, nbytes: int, device: torch.device, read: Callable[[Tensor], None]) -> Tensor:
+    def load(self, nbytes: int, device: torch.device, read: Callable[[Tensor], object]) -> Tensor:
         """`nbytes` bytes on `device`, of no use after the next ones were asked for."""
         is_pinned, memory = device.type == "cuda", self._memory.get(device.type)
         if memory is None or len(memory) < nbytes:
@@ -59,23 +52,18 @@ class Pieces(threading.local):
         # The other threads read while this one waits for its copy.
         return memory[:nbytes].to(device)
 
-    def copy_to(self, room: Tensor, data: npt.NDArray[np.uint8]) -> None:
-        """Copy `data` to the bytes of a room on any device."""
-        if room.device.type == "cpu":
-            room.numpy()[:] = data
-        else:
-            room.copy_(self.load(len(data), room.device, lambda memory: self.copy_to(memory, data)))
-
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of an open `file`; nothing of it is read before it is asked for."""
+    """A tensor of a file that is open, as all `files` of its checkpoint are, by their names.
+    Nothing of it is read before it is asked for.
+    """
 
     name: str
     info: TensorInfo
     path: Path
-    file: Any
     descriptor: int
+    files: Mapping[str, Any]
     pieces: Pieces
 
     @property
@@ -86,13 +74,10 @@ class StoredTensor:
         """All of it in main memory: a view of the file, or a packed matrix in float32."""
         packed = self.info.packed
         if packed is None:
-            tensor: Tensor = self.file.get_tensor(self.name)
+            tensor: Tensor = self.files[self.info.file].get_tensor(self.name)
             return tensor
-        parts: dict[str, Tensor] = {}
-        for role, (part, at) in packed.parts.items():
-            other = self.path.parent / at.file
-            with nullcontext(self.file) if other == self.path else safe_open(other, "pt") as file:
-                parts[role] = file.get_tensor(part)
+        stored = packed.parts.items()
+        parts = {role: self.files[info.file].get_tensor(name) for role, (name, info) in stored}
         return _unpack(parts, packed).view(self.info.shape)
 
     def rows(self, device: torch.device) -> Iterator[tuple[int, Tensor]]:
@@ -120,12 +105,6 @@ class StoredTensor:
         for first, some in self.rows(room.device):
             rows[first : first + len(some)].copy_(some)
 
-    def on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """All of it in memory of its own."""
-        room = torch.empty(self.info.shape, dtype=dtype, device=device)
-        self.into(room)
-        return room
-
     def _read(self, memory: Tensor, start: int) -> None:
         left = memoryview(memory.numpy().data).cast("B")
         while left:
@@ -146,18 +125,17 @@ def read_all(
     Raises CheckpointError where a file cannot be read, and what `put` raises; no more are begun
     then.
     """
-    pieces = Pieces()
+    pieces, opened_files, of_files = Pieces(), {}, []
+    in_order = sorted(stored.items(), key=lambda pair: pair[1].start)
     with ExitStack() as inside:
-        of_files = []
         for path in files:
             with readable(path):
                 descriptor = descriptor_of(path, os.O_RDONLY)
                 inside.callback(os.close, descriptor)
-                file = inside.enter_context(safe_open(path, framework="pt"))
-            # In the order in which they lie there.
+                opened_files[path.name] = inside.enter_context(safe_open(path, framework="pt"))
             tensors = [
-                StoredTensor(name, info, path, file, descriptor, pieces)
-                for name, info in sorted(stored.items(), key=lambda pair: pair[1].start)
+                StoredTensor(name, info, path, descriptor, opened_files, pieces)
+                for name, info in in_order
                 if info.file == path.name and is_wanted(name)
             ]
             of_files.append(tensors)

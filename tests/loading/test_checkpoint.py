@@ -14,7 +14,7 @@ from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.checkpoint import (
     TensorInfo,
-    check_against,
+    check_tensors,
     fingerprint,
     refuse_special,
     tensor_index,
@@ -205,14 +205,14 @@ def test_an_unknown_dtype_is_named(tmp_path: Path, dtype: str, kind: str) -> Non
 
 
 def test_a_match_passes(single: Path) -> None:
-    check_against(tensor_index(single), {"w": (2, 3), "b": (3,)})
+    check_tensors(tensor_index(single), {"w": (2, 3), "b": (3,)}, single)
 
 
 def test_a_mismatch_names_every_kind_with_counts(single: Path) -> None:
     found = tensor_index(single)
     expected: dict[str, tuple[int, ...]] = {f"m{i}": (1,) for i in range(7)} | {"w": (3, 2)}
     with pytest.raises(CheckpointError) as caught:
-        check_against(found, expected)
+        check_tensors(found, expected, single)
     text = caught.value.what
     assert "7 missing: m0, m1, m2, m3, m4 and 2 more" in text
     assert "1 unexpected: b" in text

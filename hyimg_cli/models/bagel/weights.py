@@ -15,7 +15,7 @@ from diffusers import AutoencoderKL
 from hyimg_cli.kernels.attention import row_attention
 from hyimg_cli.kernels.experts import require_bitsandbytes
 from hyimg_cli.kernels.formats import quantize_linear
-from hyimg_cli.loading.checkpoint import tensor_index
+from hyimg_cli.loading.checkpoint import check_tensors, tensor_index
 from hyimg_cli.models.bagel.config import (
     TILE_PIXELS,
     VAE_WEIGHTS,
@@ -25,7 +25,7 @@ from hyimg_cli.models.bagel.config import (
     read_architecture,
 )
 from hyimg_cli.models.bagel.network import BagelNetwork
-from hyimg_cli.models.common.weights import check_tensors, fill, tensor_shapes
+from hyimg_cli.models.common.weights import fill, tensor_shapes
 from hyimg_cli.settings.run import Quantization
 
 _MID = {"resnets.0": "block_1", "resnets.1": "block_2", "attentions.0": "attn_1"}

@@ -10,36 +10,13 @@ from torch import Tensor, nn
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.kernels.formats import QuantizedLinear
-from hyimg_cli.loading.checkpoint import (
-    TensorInfo,
-    check_against,
-    check_floating,
-    tensor_index,
-    weight_files,
-)
+from hyimg_cli.loading.checkpoint import tensor_index, weight_files
 from hyimg_cli.loading.readers import StoredTensor, read_all
 
 
 def tensor_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor that a checkpoint of the network holds."""
     return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-
-
-def check_tensors(
-    found: Mapping[str, TensorInfo],
-    expected: Mapping[str, tuple[int, ...]],
-    where: Path | str,
-    part: str = "",
-) -> None:
-    """Passes files whose headers have these tensors, as floats, and no other. Raises
-    CheckpointError with `where`.
-    """
-    try:
-        check_against(found, expected)
-        check_floating(found)
-    except CheckpointError as error:
-        what = f"{part}: {error.what}" if part else error.what
-        raise CheckpointError(what, where=where, hint=error.hint, code=error.code) from None
 
 
 def fill(
@@ -63,8 +40,9 @@ def fill(
             for first, rows in stored.rows(device):
                 module.put(rows, first)
         else:
-            kept = stored.on(device, dtype_of(name)).view(getattr(module, own).shape)
-            set_weight(module, own, kept)
+            room = torch.empty(stored.info.shape, dtype=dtype_of(name), device=device)
+            stored.into(room)
+            set_weight(module, own, room.view(getattr(module, own).shape))
 
     read_all(weight_files(folder, stem), tensor_index(folder, stem), put)
     refuse_missing(missing)

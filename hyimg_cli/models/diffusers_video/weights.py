@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from hyimg_cli.errors import CheckpointError, HyimgError, MachineError
 from hyimg_cli.loading.checkpoint import (
-    check_against,
+    check_tensors,
     refuse_many,
     refuse_special,
     tensor_index,
@@ -185,15 +185,7 @@ def check_weights(component: Component) -> int:
         # One tensor of two names, stored once or twice: either is the whole weight.
         if copy in expected and source in expected and (copy in found) != (source in found):
             expected.pop(copy if source in found else source)
-    try:
-        check_against(found, expected)
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"{component.name}: {error.what}",
-            where=component.folder,
-            hint=error.hint,
-            code=error.code,
-        ) from None
+    check_tensors(found, expected, component.folder, component.name, in_any_dtype=True)
     return sum(parameter.numel() for parameter in module.parameters())
 
 

@@ -24,7 +24,7 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.experts import require_bitsandbytes
 from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks
 from hyimg_cli.kernels.offload import OffloadedExperts
-from hyimg_cli.loading.checkpoint import check_against, check_floating, weight_files
+from hyimg_cli.loading.checkpoint import check_tensors, weight_files
 from hyimg_cli.loading.kept import KeptWeights
 from hyimg_cli.loading.packed import stored_index
 from hyimg_cli.loading.readers import StoredTensor, read_all
@@ -136,9 +136,7 @@ def checked(folder: Path) -> Architecture:
     Raises CheckpointError.
     """
     arch = read_architecture(folder)
-    found = stored_index(folder)
-    check_floating(found)
-    check_against(found, expected_shapes(arch))
+    check_tensors(stored_index(folder), expected_shapes(arch), folder)
     return arch
 
 

@@ -8,8 +8,8 @@ import re
 
 import torch
 
-from hyimg_cli.loading.checkpoint import tensor_index
-from hyimg_cli.models.common.weights import check_tensors, fill, tensor_shapes
+from hyimg_cli.loading.checkpoint import check_tensors, tensor_index
+from hyimg_cli.models.common.weights import fill, tensor_shapes
 from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.models.lingbot_world.layout import NetworkShape
