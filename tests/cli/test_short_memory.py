@@ -10,7 +10,7 @@ import torch
 
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.pipelines.image import batch
-from hyimg_cli.pipelines.video import stages as video
+from hyimg_cli.pipelines.video.stages import VideoStages
 
 Run = Callable[..., Any]
 FULL = "tried to allocate 80 GiB"
@@ -64,13 +64,13 @@ def _refuse_first(
     """A stage that has no memory the first times, by job."""
     inner, left = getattr(module, stage), Counter(times)
 
-    def short(work: Any, *others: Any) -> Any:
-        name = work.job.custom_id
+    def short(*given: Any) -> Any:
+        (name,) = (one.job.custom_id for one in given if hasattr(one, "job"))
         if left[name]:
             left[name] -= 1
             refused[f"{stage} {name}"] += 1
             raise torch.OutOfMemoryError(FULL)
-        return inner(work, *others)
+        return inner(*given)
 
     monkeypatch.setattr(module, stage, short)
 
@@ -110,9 +110,9 @@ def test_videos_go_on_when_all_else_is_dropped_and_only_what_never_fits_is_lost(
     plain = _files(_lines(run_cli("generate", manifest, "-o", "plain", *FLAGS)))
     refused: Counter[str] = Counter()
     with monkeypatch.context() as patch:
-        _refuse_first(patch, video, "encode", {"again": 1}, refused)
-        _refuse_first(patch, video, "denoise", {"again": 1}, refused)
-        _refuse_first(patch, video, "decode", {"again": 1, "lost": 99}, refused)
+        _refuse_first(patch, VideoStages, "encode", {"again": 1}, refused)
+        _refuse_first(patch, VideoStages, "denoise", {"again": 1}, refused)
+        _refuse_first(patch, VideoStages, "decode", {"again": 1, "lost": 99}, refused)
         ran = run_cli("generate", manifest, "-o", "short", *FLAGS)
     lines = _lines(ran)
     once = dict.fromkeys(("encode again", "denoise again", "decode again"), 1)

@@ -90,6 +90,17 @@ class FakeEncoder:
         self.log.append("release")
 
 
+class NoPictures:
+    """Of a checkpoint that starts from none."""
+
+    def views(self, job: VideoJob, digests: object) -> tuple[()]:
+        assert not job.images
+        return ()
+
+    def release(self) -> None:
+        pass
+
+
 class FakeDenoiser:
     def __init__(self, job: VideoJob, embeddings: Mapping[str, PromptEmbedding], card: VideoCard):
         self.job = job
@@ -139,6 +150,7 @@ class FakeVideo:
         self.name = model
         self.log: list[str] = []
         self.prompts = FakeEncoder(template, log=self.log)
+        self.pictures = NoPictures()
         self.denoisers: list[FakeDenoiser] = []
 
     @property

@@ -28,7 +28,6 @@ from hyimg_cli.models.latent_video import (
 from hyimg_cli.spec.job import VideoJob
 
 _LIBRARIES = ("pillow", "torchvision")
-_NOTHING = (None, 0, torch.empty(0))
 
 
 class StartEncoder(CheckpointEncoder):
@@ -59,12 +58,11 @@ class StartEncoder(CheckpointEncoder):
         network = layout.components["transformer"].config()
         self.reads_tokens = self.sees_crop or network.has("image_dim")
         self._vae, self.is_tiled = vae, is_tiled
-        # The last picture, its most frames, and their latents: the encoder is causal, so those of
-        # fewer frames begin with the same ones.
-        self._longest: tuple[object, int, Tensor] = _NOTHING
 
     def views(self, job: VideoJob, digests: Sequence[str]) -> tuple[ImageConditioning, ...]:
-        """The job's pictures as the transformer reads them."""
+        """The job's pictures as the transformer reads them; none of a job without."""
+        if not job.images:
+            return ()
         images = tuple(zip(job.images, digests, strict=True))
         frames = job.num_frames if self.has_mask else 1
         views = [ImageConditioning(LATENTS, images, job.size, job.fit, frames)]
@@ -114,10 +112,6 @@ class StartEncoder(CheckpointEncoder):
         values_HWC = torch.from_numpy(_fitted(pixels, view).astype("float32") / 255.0)
         return (2.0 * values_HWC - 1.0).permute(2, 0, 1)[None, :, None].contiguous()
 
-    def release(self) -> None:
-        self._longest = _NOTHING
-        super().release()
-
     def _tokens(self, pictures: Sequence[Pixels], view: ImageConditioning) -> Tensor:
         network = self.network("image_encoder")
         processor = self.tokenizer(self.processor)
@@ -132,22 +126,15 @@ class StartEncoder(CheckpointEncoder):
 
     def _latents(self, pictures: Sequence[Pixels], view: ImageConditioning) -> Tensor:
         """Encoded as one video, grey between the pictures."""
-        picture, is_alone = (view.images[0][1], view.size, view.fit), len(pictures) == 1
-        known, frames, latents_CFYX = self._longest
-        if is_alone and known == picture and view.num_frames <= frames:
-            stride = self.layout.components["vae"].config().count("scale_factor_temporal", 4)
-            return latents_CFYX[:, : (view.num_frames - 1) // stride + 1].clone()
         first, *last = [self.frame(pixels, view) for pixels in pictures]
         grey_frames = max(0, view.num_frames - len(pictures))
         grey = first.new_zeros(*first.shape[:2], grey_frames, *first.shape[3:])
         vae = self._vae()
         self.place.bring(vae.module)
         self.encoder_runs["vae"] += 1
-        frames_BCTHW = torch.cat([first, grey, *last], dim=2)
-        latents_CFYX = vae.encoded(frames_BCTHW, is_tiled=self.is_tiled)[0].cpu().clone()
-        if is_alone:
-            self._longest = picture, view.num_frames, latents_CFYX
-        return latents_CFYX
+        return vae.encoded(torch.cat([first, grey, *last], dim=2), is_tiled=self.is_tiled)[
+            0
+        ].clone()
 
 
 def add_frame_mask(latents_CFYX: Tensor, frames: int, stride: int, *, has_last: bool) -> Tensor:

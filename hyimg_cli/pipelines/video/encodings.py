@@ -40,8 +40,6 @@ class Encodings(Generic[Item]):
         self._store = DiskStore(cache.folder, cache.budget_bytes)
         self._counts = {"memory_hits": 0, "disk_hits": 0, "misses": 0}
         self._ready: set[Item] = set()
-        # By key, what the disk had to say before the first job asked.
-        self._warnings: dict[str, tuple[str, ...]] = {}
 
     def ready(
         self, encoder: ConditionEncoder[Item], items: Iterable[Item]
@@ -56,7 +54,7 @@ class Encodings(Generic[Item]):
         started, before = time.perf_counter(), self._counts["misses"]
         for count, item in enumerate(distinct, 1):
             try:
-                _, place = self._found(encoder, item)
+                _, place = self._find(encoder, item)
                 if place != "memory_hits":
                     self._counts[place] += 1
             except MachineError:
@@ -69,22 +67,23 @@ class Encodings(Generic[Item]):
         encoded = self._counts["misses"] - before
         yield PromptsReady(len(distinct), encoded, time.perf_counter() - started, self._what)
 
-    def of(self, encoder: ConditionEncoder[Item], item: Item) -> PromptEmbedding:
-        """The embedding of a job's item, with what went wrong on the way to it."""
+    def of(
+        self, encoder: ConditionEncoder[Item], item: Item, *, is_counted: bool = True
+    ) -> PromptEmbedding:
+        """The embedding of an item, with what went wrong on the way to it; `is_counted`: for a job,
+        what else looks it up leaves no trace.
+        """
+        if not is_counted:
+            return self._find(encoder, item)[0]
         place = "misses"
         try:
-            embedding, place = self._found(encoder, item)
+            embedding, place = self._find(encoder, item)
         finally:
             self._counts[place] += 1
             if place == "misses" and self._is_on:
                 # Memory was too small for the plan, or it fails once more.
                 encoder.release()
-        warnings = self._warnings.pop(embedding.key, ())
-        return replace(embedding, warnings=warnings) if warnings else embedding
-
-    def look(self, encoder: ConditionEncoder[Item], item: Item) -> PromptEmbedding:
-        """The same for what is no job: neither counted nor told."""
-        return self._found(encoder, item)[0]
+        return replace(embedding, warnings=self._store.take_notes())
 
     def counts(self) -> dict[str, int]:
         """How often a string was in memory for a job, was on disk, had to be embedded."""
@@ -95,7 +94,7 @@ class Encodings(Generic[Item]):
         self._memo.clear()
         self._ready.clear()
 
-    def _found(self, encoder: ConditionEncoder[Item], item: Item) -> tuple[PromptEmbedding, str]:
+    def _find(self, encoder: ConditionEncoder[Item], item: Item) -> tuple[PromptEmbedding, str]:
         """An embedding, and which count its place belongs to."""
         if not self._is_on:
             return encoder.encode(item), "misses"
@@ -110,6 +109,4 @@ class Encodings(Generic[Item]):
             unpack=lambda data: encoder.unpack(data, key),
         )
         self._memo.get(key, lambda: embedding)
-        if warnings := self._store.take_notes():
-            self._warnings[key] = (*self._warnings.get(key, ()), *warnings)
         return embedding, "disk_hits" if was_there else "misses"

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.files import LATENTS_BYTES, bytes_of, json_of, replace_file, storage_error, sync
+from hyimg_cli.loading.checkpoint import metadata_of
 
 logger = logging.getLogger(__name__)
 _FORMAT = b"hyimg-latents 1"
@@ -85,7 +86,8 @@ class LatentsCheckpoint:
         except OSError as error:
             refusal = storage_error(error, self.path.parent)
             text = f"the latents were not kept: {refusal.what}"
-            if self._note(text):
+            if text not in self.notes:
+                self.notes.append(text)
                 # Told at once too: there may be time to make room before the decode ends.
                 logger.warning("%s: %s", self.path.stem, text)
         else:
@@ -93,27 +95,24 @@ class LatentsCheckpoint:
 
     def found(self) -> Kept | None:
         """The latents that an earlier attempt at the job has kept, or None."""
+        kept, note = None, "latents of another job, or of other settings, were left aside"
         try:
-            data = bytes_of(self.path, LATENTS_BYTES)
+            kept = self._read(bytes_of(self.path, LATENTS_BYTES))
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._note(f"the kept latents cannot be read: {error.strerror}")
-            return None
-        try:
-            kept = self._read(data)
+            note = f"the kept latents cannot be read: {error.strerror}"
         except (ValueError, KeyError, TypeError, safetensors.SafetensorError):
-            self._note("damaged latents were left aside; the job began at its first step")
-            return None
-        if kept is None:
-            self._note("latents of another job, or of other settings, were left aside")
-            return None
-        if kept.is_last:
-            how = f"denoised before, all {kept.steps} steps: only decoded now, from kept latents"
-        else:
-            how = f"went on behind denoise step {kept.step}, from latents kept on the way"
-        self._note(how)
-        self.holds_last = kept.is_last
+            note = "damaged latents were left aside; the job began at its first step"
+        if kept is not None:
+            self.holds_last = kept.is_last
+            note = f"went on behind denoise step {kept.step}, from latents kept on the way"
+            if kept.is_last:
+                note = (
+                    f"denoised before, all {kept.steps} steps: only decoded now, from kept latents"
+                )
+        if note not in self.notes:
+            self.notes.append(note)
         return kept
 
     def _read(self, data: bytes) -> Kept | None:
@@ -121,9 +120,7 @@ class LatentsCheckpoint:
         header, _, payload = data.partition(b"\n")
         if header != b"%s %s" % (_FORMAT, _checksum(payload)):
             raise ValueError("the checksum is another")
-        # The header of a safetensors file is JSON behind its own length.
-        length = int.from_bytes(payload[:8], "little")
-        facts = dict(json_of(payload[8 : 8 + length])["__metadata__"])
+        facts = metadata_of(payload)
         if facts["key"] != self.key:
             return None
         tensors = safetensors.torch.load(payload)
@@ -132,13 +129,6 @@ class LatentsCheckpoint:
         # Earlier versions kept nothing behind the last step, and wrote neither count nor texts.
         texts = (tuple(json_of(facts.get(name, "[]"))) for name in ("warnings", "notes"))
         return Kept(int(facts["step"]), int(facts.get("steps", 0)), latents_BCFYX, state, *texts)
-
-    def _note(self, text: str) -> bool:
-        """True if the note is new."""
-        if text in self.notes:
-            return False
-        self.notes.append(text)
-        return True
 
 
 def _checksum(data: bytes) -> bytes:

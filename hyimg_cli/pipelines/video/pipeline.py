@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -29,11 +29,8 @@ from hyimg_cli.memory.refusals import refuse_unsplit_context
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import (
     ClipsModel,
-    ConditionEncoder,
     ImageConditioning,
     LatentVideoModel,
-    PromptEmbedding,
-    PromptEncoder,
 )
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
 from hyimg_cli.pipelines.out_of_memory import Attempt
@@ -47,9 +44,6 @@ from hyimg_cli.pipelines.video.stages import (
     Frames,
     VideoStages,
     VideoWork,
-    denoise_together,
-    make_video,
-    prewarm,
 )
 from hyimg_cli.settings.run import DecodeTiles, RunConfig
 from hyimg_cli.spec.events import (
@@ -98,73 +92,68 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         refuse_unsplit_context(left, self._config)
         needs_room = bool(left) and not self._denoises
         with memory_guard(model, left, self._config) if needs_room else nullcontext():
-            yield from self._load(model, left, is_new=is_new)
-
-    def _load(self, model: str, left: Sequence[VideoJob], *, is_new: bool) -> Iterator[Event]:
-        """Load what the jobs that are not denoised need, or the VAE alone."""
-        started = time.perf_counter()
-        if is_new:
             # The checkpoint, none of its weights in memory yet.
-            choice, parallel = replace(self._config.model, model=model), self._config.parallel
-            self._model = opened = registry.load_video(choice)
-            confirm_dtype(choice, opened.dtype_name)
-            if parallel.ranks > 1:
-                self._ranks = VideoRanks(opened, choice, parallel)
-        resident = self._resident()
-        opened_s = time.perf_counter() - started
-        texts: list[str] = []
-        for job in left:
-            with suppress(JobError):  # one that will fail embeds nothing
-                texts.extend(resident.texts(job))
-        yield from self._prompts.ready(resident.prompts, texts)
-        views = dict.fromkeys(view for job in left for view in self._views(resident, job))
-        if views:
-            yield from self._pictures.ready(resident.pictures, _longest_first(views))
-        if is_new or (left and not self._denoises):
             started = time.perf_counter()
-            if self._ranks is not None:
-                self._ranks.load(with_branches=bool(left))
-            if left:
-                resident.load_weights()
-            else:
-                _ = resident.vae
-            self._is_loaded, self._denoises = True, bool(left)
-            load_s = opened_s + time.perf_counter() - started
-            yield self._loaded(load_s, self._config.parallel.ranks)
+            if is_new:
+                choice, parallel = replace(self._config.model, model=model), self._config.parallel
+                self._model = opened = registry.load_video(choice)
+                confirm_dtype(choice, opened.dtype_name)
+                if parallel.ranks > 1:
+                    self._ranks = VideoRanks(opened, choice, parallel)
+            resident = self._resident()
+            opened_s = time.perf_counter() - started
+            # What the encoders make of all jobs' texts and pictures; then they go.
+            texts: list[str] = []
+            for job in left:
+                with suppress(JobError):  # one that will fail embeds nothing
+                    texts.extend(resident.texts(job))
+            yield from self._prompts.ready(resident.prompts, texts)
+            pictures = resident.pictures
+            views = [view for job in left for view in pictures.views(job, self._digests(job))]
+            yield from self._pictures.ready(pictures, views)
+            # The weights that denoise and decode, or the VAE alone.
+            if is_new or needs_room:
+                started = time.perf_counter()
+                if self._ranks is not None:
+                    self._ranks.load(with_branches=bool(left))
+                if left:
+                    resident.load_weights()
+                else:
+                    _ = resident.vae
+                self._is_loaded, self._denoises = True, bool(left)
+                load_s = opened_s + time.perf_counter() - started
+                yield self._loaded(load_s, self._config.parallel.ranks)
 
     def work(
         self, jobs: Sequence[VideoJob], folder: JobFolder | None, started: float
     ) -> Iterator[JobStarted | Progress | Frames | Lost[VideoJob]]:
-        stages = self._stages(self._prompts.of, self._pictures.of)
-        waits, shares = partial(synchronize, [stages.model.device]), Shares()
-        model = stages.model
-        most = self._config.batch.clips if isinstance(model, ClipsModel) else 1
+        stages, shares = self._stages(), Shares()
+        synchronized = partial(synchronize, [stages.model.device])
+        most = self._config.batch.clips if isinstance(stages.model, ClipsModel) else 1
         # Clips of one size, length and schedule are denoised together.
         alike: dict[float, list[VideoJob]] = defaultdict(list)
         for job in jobs:
             alike[job.flow_shift].append(job)
         parts = [same[n : n + most] for same in alike.values() for n in range(0, len(same), most)]
-        for some in parts:
+        for part in parts:
             self._revive()
-            works = [self._begin(job, folder, PhaseClock(started, waits, shares)) for job in some]
-            yield from (JobStarted(job.custom_id) for job in some)
+            works = []
+            for job in part:
+                clock = PhaseClock(started, synchronized, shares)
+                work = VideoWork(job, clock, source_digests=self._digests(job))
+                if folder is not None:
+                    work.checkpoint = self._checkpoint(job, folder, work.warnings)
+                    work.new_writer = partial(self._new_writer, job, folder)
+                works.append(work)
+                yield JobStarted(job.custom_id)
             done: dict[str, Denoised] = {}
-            if len(some) > 1 and isinstance(model, ClipsModel):
-                done = yield from denoise_together(works, stages, model)
+            if len(works) > 1:
+                done = yield from stages.denoise_together(works)
             for work in works:
                 with Attempt() as tried:
-                    frames = yield from make_video(work, stages, done.get(work.job.custom_id))
-                    frames.parallel = None if self._ranks is None else self._ranks.report()
-                    yield frames
+                    yield (yield from stages.make_video(work, done.get(work.job.custom_id)))
                 if tried.error is not None:
                     yield work.as_lost(tried.error)
-
-    def _begin(self, job: VideoJob, folder: JobFolder | None, clock: PhaseClock) -> VideoWork:
-        work = VideoWork(job, clock, source_digests=self._digests(job))
-        if folder is not None:
-            work.checkpoint = self._checkpoint(job, folder, work.warnings)
-            work.new_writer = partial(self._new_writer, job, folder)
-        return work
 
     def write(self, done: Frames, folder: JobFolder) -> VideoFile:
         """The sidecar, the frames, then the video: whoever sees the video sees the others."""
@@ -249,40 +238,21 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
 
     def _prewarm(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> Prewarmed:
         left = self._not_denoised(jobs, folder)
-        stages = self._stages(self._prompts.look, self._pictures.look)
-        return Prewarmed(prewarm(left, stages, warmed=self._warmed), 0.0)
+        left = self._not_denoised(jobs, folder)
+        return Prewarmed(self._stages().prewarm(left, self._warmed), 0.0)
 
-    def _stages(
-        self,
-        embed: Callable[[PromptEncoder, str], PromptEmbedding],
-        see: Callable[[ConditionEncoder[ImageConditioning], ImageConditioning], PromptEmbedding],
-    ) -> VideoStages:
-        model = self._resident()
-
-        def views(job: VideoJob) -> dict[str, PromptEmbedding]:
-            return {view.kind: see(model.pictures, view) for view in self._views(model, job)}
-
-        embedded, compiles = partial(embed, model.prompts), self._config.model.compile_blocks
-        return VideoStages(model, embedded, views, self._drop, self._drop_transformer, compiles)
-
-    def _views(self, model: LatentVideoModel, job: VideoJob) -> tuple[ImageConditioning, ...]:
-        return model.pictures.views(job, self._digests(job)) if job.images else ()
+    def _stages(self) -> VideoStages:
+        return VideoStages(
+            self._resident(),
+            self._prompts,
+            self._pictures,
+            self._ranks,
+            self._forget_pictures,
+            self._config.model.compile_blocks,
+        )
 
     def _digests(self, job: VideoJob) -> tuple[str, ...]:
         return tuple(source_digests(job, self._digest_of))
-
-    def _drop(self) -> None:
-        """Free what is on the device and no step needs: encoders, and what pictures keep there."""
-        model = self._resident()
-        model.prompts.release()
-        if model.card.start is not None:
-            model.pictures.release()
-        self._forget_pictures()
-
-    def _drop_transformer(self) -> None:
-        self._resident().release_transformer()
-        if self._ranks is not None:
-            self._ranks.release_branches()
 
     def _not_denoised(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> list[VideoJob]:
         """Those that need more than their decode: whose last latents neither are kept nor were,
@@ -304,11 +274,3 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         key = key_of(job, self._digests(job), self._config)
         every = self._config.output.checkpoint_every
         return LatentsCheckpoint(folder.latents_for(job.custom_id), key, every, notes)
-
-
-def _longest_first(views: Collection[ImageConditioning]) -> list[ImageConditioning]:
-    """The views of one picture together, that of most frames first: the others are a part of it."""
-    order: dict[ImageConditioning, int] = {}
-    for view in views:
-        order.setdefault(replace(view, num_frames=0), len(order))
-    return sorted(views, key=lambda view: (order[replace(view, num_frames=0)], -view.num_frames))

@@ -250,25 +250,6 @@ def test_what_the_network_is_given(
     assert pairs == [(1000, 954.5), (954.5, 875), (875, 700), (700, 0)]
 
 
-def test_a_shorter_video_has_the_first_latents_of_a_longer_one(
-    folder_of: FOLDERS, model_of: Any, pictures: tuple[str, str]
-) -> None:
-    """One encode, the longest first; the same bits as one of its own."""
-    model = registry.load_video(ModelChoice(str(folder_of("a14b")), dtype="float32", device="cpu"))
-    long, short = (
-        start_job("a14b", folder_of("a14b"), pictures, num_frames=frames) for frames in (13, 5)
-    )
-    encoded(model, long)
-    sliced = encoded(model, short)[LATENTS].tensors[LATENTS]
-    assert model.pictures.encoder_runs["vae"] == 1
-    own = encoded(model_of("a14b"), replace(short, custom_id="own"))[LATENTS].tensors[LATENTS]
-    assert torch.equal(sliced, own)
-    # The last frame is seen by the last latent alone, so nothing of it is shared.
-    both = replace(short, images=pictures)
-    assert not torch.equal(encoded(model, both)[LATENTS].tensors[LATENTS], sliced)
-    assert model.pictures.encoder_runs["vae"] == 2
-
-
 def test_a_picture_that_is_fitted_otherwise_is_encoded_again(
     folder_of: FOLDERS, model_of: Any, pictures: tuple[str, str]
 ) -> None:

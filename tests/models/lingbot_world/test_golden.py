@@ -8,18 +8,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, START_PICTURES
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import source_digest
-from hyimg_cli.models.latent_video import PromptEmbedding
 from hyimg_cli.models.lingbot_world import poses
 from hyimg_cli.models.lingbot_world.model import LingBotWorld
 from hyimg_cli.models.lingbot_world.network import patches, plucker, rope, rotated
 from hyimg_cli.models.lingbot_world.schedule import levels
 from hyimg_cli.models.lingbot_world.weights import load_network, original_name
 from hyimg_cli.pipelines.video import stages as stages_of
+from hyimg_cli.pipelines.video.encodings import Encodings
 from hyimg_cli.pipelines.video.stages import VideoStages
+from hyimg_cli.settings.run import CacheConfig
 from hyimg_cli.spec.card import StartRule
-from hyimg_cli.spec.job import Size, VideoJob
+from hyimg_cli.spec.job import Size
 
 from .conftest import (
     CASES,
@@ -179,14 +181,10 @@ def test_a_prewarm_leaves_nothing_behind(
     image = write_image(tmp_path / "start.png", NUMBERS["clip.image"])
     jobs = [replace(JOB, images=(image,), seed=seed) for seed in range(3)]
     before, state = run(denoiser_of(golden, jobs[:1])), torch.random.get_rng_state()
-
-    def see(job: VideoJob) -> dict[str, PromptEmbedding]:
-        (view,) = golden.pictures.views(job, [source_digest(image)])
-        return {view.kind: golden.pictures.encode(view)}
-
-    stages = VideoStages(golden, golden.prompts.encode, see, int, int)
+    kinds = (PROMPT_EMBEDDINGS, START_PICTURES)
+    stages = VideoStages(golden, *(Encodings(CacheConfig(), kind) for kind in kinds))
     monkeypatch.setattr(stages_of, "starts_slowly", lambda device: True)
-    assert stages_of.prewarm(jobs, stages, warmed=set()) == 1
+    assert stages.prewarm(jobs, set()) == 1
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.equal(run(denoiser_of(golden, jobs[:1])), before)
 
