@@ -13,7 +13,6 @@ import gc
 import inspect
 import json
 from collections import Counter
-from collections.abc import Mapping
 from functools import cache, cached_property
 from typing import Any
 
@@ -31,11 +30,7 @@ from hyimg_cli.errors import installed_version
 from hyimg_cli.loading.checkpoint import metadata_of
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.record import HUNYUAN_MAX_TOKENS, WAN_MAX_TOKENS
-from hyimg_cli.models.diffusers_video.weights import (
-    LoadTarget,
-    load_tokenizer,
-    load_weights,
-)
+from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_tokenizer, load_weights
 from hyimg_cli.models.latent_video import PromptEmbedding
 from hyimg_cli.spec import digest
 
@@ -51,13 +46,7 @@ SKIPPED_LAYERS = 2
 class CheckpointEncoder:
     """Encoders of a checkpoint and their tokenizers or processors, loaded one by one at their first
     use: an `ConditionEncoder` once a family adds `key` and `encode`.
-
-    `tensors` names an embedding's tensors, and says of each whether it must be there; `axes`: how
-    many each has where they are not 2.
     """
-
-    tensors: Mapping[str, bool]
-    axes: Mapping[str, int] = {}
 
     def __init__(self, layout: CheckpointLayout, place: LoadTarget) -> None:
         self.layout = layout
@@ -108,16 +97,12 @@ class CheckpointEncoder:
         """Undo `pack` of `key`. Raises ValueError for anything else."""
         try:
             header = metadata_of(data)
-            stored, notes = header[_KEY], tuple(str(note) for note in json.loads(header[_NOTES]))
+            stored, notes = header[_KEY], tuple(json.loads(header[_NOTES]))
             tensors = load(data)
         except Exception as error:  # safetensors raises a type of its own, the rest KeyError, ...
             raise ValueError(f"not a packed prompt embedding: {error}") from error
         if stored != key:
             raise ValueError("a prompt embedding of another key")
-        needed = {name for name, is_needed in self.tensors.items() if is_needed}
-        axes = (tensor.ndim == self.axes.get(name, 2) for name, tensor in tensors.items())
-        if not (needed <= tensors.keys() <= self.tensors.keys() and all(axes)):
-            raise ValueError(f"not the tensors of a prompt embedding: {sorted(tensors)}")
         return PromptEmbedding(key, tensors, notes)
 
     def digest_of(self, **parts: Any) -> str:
@@ -155,7 +140,6 @@ def cut_note(count: int, limit: int, what: str) -> tuple[str, ...]:
 class HunyuanPrompts(CheckpointEncoder):
     """The checkpoint's `PromptEncoder`: `text` [N, W] always, `glyph` [M, W] for quoted text."""
 
-    tensors = {TEXT: True, GLYPH: False}
     max_tokens = HUNYUAN_MAX_TOKENS
 
     @cached_property
@@ -226,7 +210,6 @@ class WanPrompts(CheckpointEncoder):
     Called directly the library would cut at 226 tokens; its pipeline asks for 512.
     """
 
-    tensors = {TEXT: True}
     max_tokens = WAN_MAX_TOKENS
 
     def key(self, text: str) -> str:

@@ -71,11 +71,10 @@ _FAMILIES = {
 _OPTIONAL = frozenset({"transformer_2"})
 # Networks that read the picture a video starts from: of an i2v pipeline alone, Wan 2.2's has none.
 _OF_PICTURES = frozenset({"image_encoder", "image_processor", "feature_extractor"})
-_OTHER_PIPELINE = "download the checkpoint again: model_index.json and transformer are of two kinds"
-_OTHER_VAE = "download the checkpoint again, with its config.json files"
+_OTHER_FILES = "download the checkpoint again with all its JSON files, or use another edition of it"
 # A tile is 256 pixels, and shares 64 with the next one: both are whole latent cells.
 _SHARED_PIXELS = 64
-# Beside the latents: the picture's, and a mask of four frames to each latent one.
+# Of a picture's latents: four frames to each latent one.
 _MASK_CHANNELS = 4
 
 
@@ -111,28 +110,26 @@ class Component:
         files = sorted(f for f in self.folder.glob("*") if f.suffix in _TOKENIZER_SUFFIXES)
         return digest.of_json([[file.name, checkpoint.file_digest(file)] for file in files])
 
+    def tensors(self) -> dict[str, checkpoint.TensorInfo]:
+        """What the headers of its weight files say. Raises CheckpointError."""
+        return checkpoint.tensor_index(self.folder, self.stem)
+
     def parameters(self) -> int | None:
-        """Number of its weights, by the files' headers; None where they are not all
-        there yet.
-        """
+        """Number of its weights, by the files' headers; None where they are not all there yet."""
         try:
-            tensors = checkpoint.tensor_index(self.folder, self.stem)
+            return sum(math.prod(tensor.shape) for tensor in self.tensors().values())
         except CheckpointError:
             return None
-        return sum(math.prod(tensor.shape) for tensor in tensors.values())
 
     def stored_bytes(self) -> int | None:
         """Bytes of its weights, by the index's own sum where it has one; None where they are not
-        there yet.
+        there yet. Raises CheckpointError for weights that are there as pickles alone.
         """
         promised = checkpoint.promised_bytes(self.folder, self.stem)
-        if promised is not None:
-            return promised
-        # Of weights that are there as pickles alone the next line says so.
         kinds = {".safetensors", *checkpoint.PICKLE_SUFFIXES}
-        if not any(file.suffix in kinds for file in self.folder.glob("*")):
-            return None
-        return checkpoint.weight_bytes(checkpoint.tensor_index(self.folder, self.stem))
+        if promised is None and any(file.suffix in kinds for file in self.folder.glob("*")):
+            return checkpoint.weight_bytes(self.tensors())
+        return promised
 
 
 @dataclass(frozen=True)
@@ -171,11 +168,7 @@ class CheckpointLayout:
 
     def tensors(self) -> dict[str, dict[str, checkpoint.TensorInfo]]:
         """What the headers of each component's weight files say."""
-        return {
-            name: checkpoint.tensor_index(part.folder, part.stem)
-            for name, part in self.components.items()
-            if part.has_weights
-        }
+        return {n: part.tensors() for n, part in self.components.items() if part.has_weights}
 
 
 def is_video_checkpoint(folder: Path) -> bool:
@@ -217,20 +210,17 @@ def read_layout(folder: Path) -> CheckpointLayout:
 
 def component_of(folder: Path, name: str, entry: Any, classes: frozenset[str]) -> Component:
     """The part that model_index.json names, of one of `classes`. Raises CheckpointError."""
-    known = " or ".join(sorted(classes))
-    if not (isinstance(entry, list) and [type(one) for one in entry] == [str, str]):
-        raise CheckpointError(
-            f"{INDEX} names no {name}", where=folder, hint=f"expected {known}",
-            code="checkpoint.component",
-        )  # fmt: skip
-    library, class_name = entry
-    if library not in _STEMS or class_name not in classes:
-        raise CheckpointError(
-            f"{INDEX} wants {name} to be {class_name!r} of {library!r}",
-            where=folder,
-            hint=f"known is {known}; code that a checkpoint brings along is never run",
-            code="checkpoint.component",
-        )
+    match entry:
+        case [str(library), str(class_name)] if library in _STEMS and class_name in classes:
+            pass
+        case _:
+            known = " or ".join(sorted(classes))
+            raise CheckpointError(
+                f"{INDEX} wants {name} to be {entry!r}",
+                where=folder,
+                hint=f"known is {known}; code that a checkpoint brings along is never run",
+                code="checkpoint.component",
+            )
     if not (folder / name).is_dir():
         raise CheckpointError(
             f"{INDEX} names a {name}, and the folder {name}/ is missing",
@@ -264,79 +254,62 @@ def refuse_unsupported(layout: CheckpointLayout) -> None:
                 code="checkpoint.quantized",
             )
     find_faults = _find_hunyuan_faults if layout.family == HUNYUAN_VIDEO15 else _find_wan_faults
-    for what, hint in find_faults(layout):
-        raise CheckpointError(what, where=layout.folder, hint=hint, code="checkpoint.family")
-
-
-def _find_hunyuan_faults(layout: CheckpointLayout) -> Iterator[tuple[str, str]]:
     network, vae = layout.components["transformer"].config(), layout.components["vae"].config()
+    for what in find_faults(layout, network, vae):
+        raise CheckpointError(
+            what, where=layout.folder, hint=_OTHER_FILES, code="checkpoint.family"
+        )
+
+
+def _find_hunyuan_faults(layout: CheckpointLayout, network: Config, vae: Config) -> Iterator[str]:
     expected = "i2v" if layout.starts_from_pictures else "t2v"
     task = network.text("task_type", "t2v")
     if task != expected:
         # Its pipeline would run it, and not look at the picture, without a word.
-        yield f"the transformer is for {task!r}, its pipeline for {expected!r}", _OTHER_PIPELINE
+        yield f"the transformer is for {task!r}, its pipeline for {expected!r}"
     if network.flag("use_meanflow", False) and expected == "t2v":
         # Its pipeline for text-to-video leaves the second timestep out, without a word.
-        what = (
-            "the transformer is distilled to few steps (use_meanflow): it wants a second timestep"
-        )
-        yield what, "use the t2v checkpoint that is not step-distilled"
+        yield "the transformer is step-distilled (use_meanflow), which its t2v pipeline cannot run"
     # A VAE that could not be built, or would decode frames of another size.
     cell = vae.count("spatial_compression_ratio", 16)
     stride = vae.count("temporal_compression_ratio", 4)
     levels = len(vae.counts("block_out_channels", (1,) * 5))
     yield from _find_cell_fault(cell)
     if cell > 2 ** (levels - 1) or stride not in (1, 2, 4, 8, 16) or stride > cell:
-        what = f"the VAE's {levels} levels cannot shrink {cell} pixels and {stride} frames to one"
-        yield what, _OTHER_VAE
+        yield f"the VAE's {levels} levels cannot shrink {cell} pixels and {stride} frames to one"
     if (channels := vae.count("out_channels", 3)) != 3:
-        yield f"the VAE decodes {channels} channels, not red, green and blue", _OTHER_VAE
+        yield f"the VAE decodes {channels} channels, not red, green and blue"
 
 
-def _find_wan_faults(layout: CheckpointLayout) -> Iterator[tuple[str, str]]:
-    network, vae = layout.components["transformer"].config(), layout.components["vae"].config()
-    taken, made = network.count("in_channels", 16), vae.count("z_dim", 16)
-    beside = layout.starts_from_pictures and not layout.expands_timesteps
-    expected = 2 * made + _MASK_CHANNELS if beside else made
-    if taken != expected:
-        kind = "image-to-video" if beside else "text-to-video"
-        what = f"the transformer takes {taken} channels; for {kind} its VAE makes {expected}"
-        yield what, _OTHER_PIPELINE
+def _find_wan_faults(layout: CheckpointLayout, network: Config, vae: Config) -> Iterator[str]:
+    made = vae.count("z_dim", 16)
+    reads_latents = layout.starts_from_pictures and not layout.expands_timesteps
+    # The library reads these numbers apart from each other.
+    cell, patch = vae.count("scale_factor_spatial", 8), vae.count("patch_size", 1)
+    levels = len(vae.counts("dim_mult", (1,) * 4))
+    halves = vae.flags("temperal_downsample", (False, True, True))
+    yield from _find_cell_fault(cell)
+    taken, stride = network.count("in_channels", 16), vae.count("scale_factor_temporal", 4)
+    for name, found, expected in (
+        ("in_channels", taken, 2 * made + _MASK_CHANNELS if reads_latents else made),
+        ("scale_factor_spatial", cell, 2 ** (levels - 1) * patch),
+        ("scale_factor_temporal", stride, 2 ** sum(halves)),
+        ("out_channels", vae.count("out_channels", 3), 3 * patch**2),
+        ("length of temperal_downsample", len(halves), levels - 1),
+        ("length of latents_mean", len(vae.numbers("latents_mean", (1.0,) * 16)), made),
+        ("length of latents_std", len(vae.numbers("latents_std", (1.0,) * 16)), made),
+    ):
+        if found != expected:
+            yield f"{name} is {found}; by the other config.json values it would be {expected}"
     reads = network.has("image_dim") or network.has("added_kv_proj_dim")
-    encodes = {"image_encoder", "image_processor"} <= layout.components.keys()
-    if reads and not encodes:
-        what = "the transformer reads a picture's tokens, and nothing in the checkpoint makes them"
-        yield what, _OTHER_PIPELINE
+    if reads and not {"image_encoder", "image_processor"} <= layout.components.keys():
+        yield "the transformer reads a picture's tokens, and nothing in the checkpoint makes them"
     has_boundary = layout.boundary_ratio is not None
     if has_boundary != ("transformer_2" in layout.components):
         is_there, is_not = ("boundary_ratio", "transformer_2")[:: 1 if has_boundary else -1]
-        what = f"model_index.json has a {is_there} and no {is_not}: which network takes which step?"
-        yield what, "download the checkpoint again: Wan 2.2 of two transformers has both"
-    # The library reads the VAE's cell, its levels and the patch apart from each other.
-    cell, stride = vae.count("scale_factor_spatial", 8), vae.count("scale_factor_temporal", 4)
-    patch = vae.count("patch_size", 1)
-    halves = vae.flags("temperal_downsample", (False, True, True))
-    levels = len(vae.counts("dim_mult", (1,) * 4))
-    yield from _find_cell_fault(cell)
-    pixels, frames = 2 ** (levels - 1) * patch, 2 ** sum(halves)
-    if (cell, stride) != (pixels, frames):
-        what = (
-            f"the VAE says that {cell} pixels and {stride} frames are one latent cell; by its "
-            f"levels they are {pixels} and {frames}"
-        )
-        yield what, _OTHER_VAE
-    if len(halves) != levels - 1:
-        what = f"the VAE has {levels} levels, and says of {len(halves)} whether they halve frames"
-        yield what, _OTHER_VAE
-    if (channels := vae.count("out_channels", 3)) != 3 * patch**2:
-        yield f"the VAE decodes {channels} channels, not {3 * patch**2}", _OTHER_VAE
-    for name in ("latents_mean", "latents_std"):
-        count = len(vae.numbers(name, (1.0,) * 16))
-        if count != made:
-            yield f"the VAE's {name} has {count} numbers for {made} channels", _OTHER_VAE
+        yield f"model_index.json has a {is_there} and no {is_not}: which network takes which step?"
 
 
-def _find_cell_fault(cell: int) -> Iterator[tuple[str, str]]:
+def _find_cell_fault(cell: int) -> Iterator[str]:
     if _SHARED_PIXELS % cell:
-        what = f"the VAE's latent cell of {cell} pixels does not divide tiles that share 64"
-        yield what, _OTHER_VAE
+        yield f"the VAE's latent cell of {cell} pixels does not divide tiles that share 64"

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hyimg_cli.errors import CheckpointError, JobError, require
 from hyimg_cli.files import json_of
-from hyimg_cli.loading.checkpoint import TensorInfo, readable, tensor_index
+from hyimg_cli.loading.checkpoint import TensorInfo, readable
 from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, CheckpointLayout, Component
 from hyimg_cli.models.lora_files import lora_file
 from hyimg_cli.spec.job import VideoJob
@@ -69,11 +69,9 @@ def check_loras(job: VideoJob, layout: CheckpointLayout) -> None:
 
 @lru_cache(maxsize=64)
 def _misfit_of(path: Path, _changed: int, part: Component, family: str) -> str:
-    """Why a file fits no layer; empty where it does, or nothing is known."""
-    try:
-        tensor_index(part.folder, part.stem)
-    except CheckpointError:
-        return ""  # its weights are fetched later, and looked at then
+    """Why a file fits no layer; empty where it does, or the weights are fetched later."""
+    if part.parameters() is None:
+        return ""
     try:
         _read_pairs(path, part, family)
     except CheckpointError as error:
@@ -160,7 +158,7 @@ def _read_pairs(
     except ValueError as error:
         why = f"its adapter's metadata is no JSON ({error})"
         raise _misfit(file, (), why) from None
-    layers = tensor_index(part.folder, part.stem)
+    layers = part.tensors()
     if not all(name.startswith(PREFIX) for name in pairs):
         metadata = None
         if family == HUNYUAN_VIDEO15:

@@ -5,7 +5,7 @@ one job's denoising, whatever the family: scheduler steps around what its guidan
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, T H W pixels
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +15,6 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
-from hyimg_cli.errors import JobError
 from hyimg_cli.models.diffusers_video.lora import Adapters, unapplied_tensors
 from hyimg_cli.models.diffusers_video.networks import SplitTokens, load_network
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
@@ -57,21 +56,30 @@ class Denoiser:
 
     def __init__(
         self,
-        schedule: JobScheduler,
-        velocities: VelocityCache,
-        runner: BranchRunner,
-        inputs: Sequence[BranchInputs],
-        guide: Guide,
-        noise_1CFYX: Tensor,
-        dtype: torch.dtype,
-        finish: Callable[[Tensor], Tensor],
+        model: "DiffusersVideo",
+        job: VideoJob,
+        embeddings: Mapping[str, PromptEmbedding],
+        start: Mapping[str, Tensor],
     ) -> None:
-        """`dtype`: of the latents as branches take them; `finish` makes of the last step's latents
-        what is decoded.
-        """
-        self.schedule, self.velocities = schedule, velocities
-        self._runner, self._inputs, self._guide = runner, inputs, guide
-        self._noise, self._dtype, self._finish = noise_1CFYX, dtype, finish
+        self._model, self._start = model, start
+        self._dtype: torch.dtype = model.networks[0].dtype
+        self.schedule = model.schedule(job)
+        self.velocities = VelocityCache(job.step_cache, model.network_of(self.schedule))
+        self._guide = model.guide(job, self.schedule)
+        # Drawn on the CPU in the dtype that the pipeline draws in: another dtype, other noise.
+        self._noise_1CFYX: Tensor = randn_tensor(
+            model.latents_shape(job),
+            generator=torch.Generator().manual_seed(job.seed),
+            device=model.device,
+            dtype=model.noise_dtype or self._dtype,
+        )
+        # A branch for each text: the conditional one, and under CFG that of the negative prompt.
+        self._inputs = [
+            BranchInputs(job, number, embeddings[text], start=dict(start))
+            for number, text in enumerate(model.texts(job))
+        ]
+        runner = model.branch_runner
+        self._runner: BranchRunner = runner() if runner else LocalBranches(model.branch)
         self._is_begun = False
 
     @property
@@ -83,7 +91,7 @@ class Denoiser:
         return False
 
     def initial_latents(self) -> Tensor:
-        return self._noise.clone()
+        return self._noise_1CFYX.clone()
 
     @torch.no_grad()
     def step(self, index: int, latents_BCFYX: Tensor) -> Tensor:
@@ -98,7 +106,7 @@ class Denoiser:
         else:
             found = self.velocities.estimate(index)
         moved = self.schedule.advance(index, self._guide(index, found), latents_BCFYX)
-        return self._finish(moved) if index + 1 == self.steps else moved
+        return moved if index + 1 < self.steps else self._model.finished(moved, self._start)
 
     def state(self) -> Mapping[str, Tensor]:
         return self.schedule.state() | self.velocities.state()
@@ -184,44 +192,7 @@ class DiffusersVideo(SpreadModel):
         embeddings: Mapping[str, PromptEmbedding],
         start: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> Denoiser:
-        # The library would round sizes and frames down without a word.
-        multiple, stride = self.card.size_multiple, self.card.frame_stride
-        if min(job.size.height, job.size.width) < multiple or (
-            job.size.height % multiple or job.size.width % multiple
-        ):
-            raise JobError(
-                f"size {job.size} is not a multiple of {multiple} pixels each way",
-                code="job.size",
-            )
-        if job.num_frames < 1 or (job.num_frames - 1) % stride:
-            raise JobError(
-                f"{job.num_frames} frames are not {stride} x k + 1",
-                hint=f"for example {max(job.num_frames, 1) // stride * stride + 1}",
-                code="job.num-frames",
-            )
-        # Drawn on the CPU in the dtype that the pipeline draws in: another dtype, other noise.
-        noise_1CFYX: Tensor = randn_tensor(
-            self.latents_shape(job),
-            generator=torch.Generator().manual_seed(job.seed),
-            device=self.device,
-            dtype=self.noise_dtype or self.networks[0].dtype,
-        )
-        schedule = self.schedule(job)
-        # A branch for each text: the conditional one, and under CFG that of the negative prompt.
-        inputs = [
-            BranchInputs(job, number, embeddings[text], start=dict(start))
-            for number, text in enumerate(self.texts(job))
-        ]
-        return Denoiser(
-            schedule,
-            VelocityCache(job.step_cache, self.network_of(schedule)),
-            self.branch_runner() if self.branch_runner else LocalBranches(self.branch),
-            inputs,
-            self.guide(job, schedule),
-            noise_1CFYX,
-            self.networks[0].dtype,
-            partial(self.finished, start=start),
-        )
+        return Denoiser(self, job, embeddings, start)
 
     @torch.no_grad()
     def branch(self, inputs: BranchInputs) -> Branch:

@@ -68,7 +68,9 @@ class DiffusersFolder:
 
     def __init__(self, folder: Path, model: str) -> None:
         self.layout = read_layout(folder)
-        self.card = video_card(folder, model)
+        refuse_unsupported(self.layout)
+        make_card = _hunyuan if self.layout.family == HUNYUAN_VIDEO15 else _wan
+        self.card = make_card(self.layout, model)
 
     def check(self, job: VideoJob) -> None:
         check_texts(job, self.layout.folder, self.card)
@@ -83,17 +85,14 @@ class DiffusersFolder:
         once. Raises CheckpointError, or MachineError.
         """
         require("diffusers", "av")
+        from hyimg_cli.models.diffusers_video.hunyuan_video15 import HunyuanVideo15
+        from hyimg_cli.models.diffusers_video.wan import Wan
         from hyimg_cli.models.diffusers_video.weights import check_weights, load_target
 
         target, parts = load_target(choice), self.layout.components.values()
         count = sum(check_weights(part) for part in parts if part.has_weights)
-        if self.layout.family == HUNYUAN_VIDEO15:
-            from hyimg_cli.models.diffusers_video.hunyuan_video15 import HunyuanVideo15
-
-            return HunyuanVideo15(self.card, self.layout, target, count, choice)
-        from hyimg_cli.models.diffusers_video.wan import Wan
-
-        return Wan(self.card, self.layout, target, count, choice)
+        cls = HunyuanVideo15 if self.layout.family == HUNYUAN_VIDEO15 else Wan
+        return cls(self.card, self.layout, target, count, choice)
 
 
 def check_texts(job: VideoJob, folder: Path, card: VideoCard) -> None:
@@ -132,13 +131,6 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
         raise CheckpointError(what, where=folder, code="checkpoint.tokenizer") from None
 
 
-def video_card(folder: Path, model: str) -> VideoCard:
-    """The card of the checkpoint in `folder`, called `model` by the user."""
-    layout = read_layout(folder)
-    refuse_unsupported(layout)
-    return (_hunyuan if layout.family == HUNYUAN_VIDEO15 else _wan)(layout, model)
-
-
 def stored_facts(layout: CheckpointLayout, defaults: VideoDefaults) -> dict[str, Any]:
     """Fields of a card that the checkpoint's own files say, whatever the family.
 
@@ -155,15 +147,19 @@ def stored_facts(layout: CheckpointLayout, defaults: VideoDefaults) -> dict[str,
         name: Size(*values.counts(name, length=2)) if name == "size" else values.setting(name)
         for name in values.values
     }
-    parts = [(name, part) for name, part in layout.components.items() if part.has_weights]
-    stored = [(name, part.stored_bytes()) for name, part in parts]
-    counted = [(name, part.parameters()) for name, part in parts]
+    parts = [
+        (name, part.stored_bytes(), part.parameters())
+        for name, part in layout.components.items()
+        if part.has_weights
+    ]
     return {
         "family": layout.family,
         "name": own.text("name", layout.folder.name),
         "is_trained": own.flag("trained", True),
-        "component_bytes": tuple(one for one in stored if one[1] is not None),
-        "component_parameters": tuple(one for one in counted if one[1] is not None),
+        "component_bytes": tuple((name, size) for name, size, _ in parts if size is not None),
+        "component_parameters": tuple(
+            (name, count) for name, _, count in parts if count is not None
+        ),
         "defaults": replace(defaults, **changed),
     }
 
@@ -320,13 +316,8 @@ def hunyuan_forward(network: Config) -> ForwardWork:
     cells = network.count("patch_size_t", 1) * network.count("patch_size", 1) ** 2
     # Queries, keys, values and output; the two layers of the MLP.
     weights = 4 * width**2 + int(2 * network.number("mlp_ratio", 4.0, above=0) * width**2)
-    ends = cells * width * (network.count("in_channels", 65) + network.count("out_channels", 32))
-    return ForwardWork(
-        cells_per_token=cells,
-        per_token=_MAC * (layers * weights + ends),
-        per_pair=_MAC * _PRODUCTS * layers * width,
-        token_bytes=_TOKEN_WIDTHS * width,
-    )
+    channels = network.count("in_channels", 65) + network.count("out_channels", 32)
+    return _forward_work(cells, width, layers, weights, channels)
 
 
 def wan_forward(network: Config) -> ForwardWork:
@@ -337,10 +328,15 @@ def wan_forward(network: Config) -> ForwardWork:
     # Self-attention has four matrices; of the other's, keys and values are the text's own.
     weights = (4 + 2) * width**2 + 2 * width * network.count("ffn_dim", 13824)
     across = _PRODUCTS * WAN_MAX_TOKENS * width
-    ends = cells * width * (network.count("in_channels", 16) + network.count("out_channels", 16))
+    channels = network.count("in_channels", 16) + network.count("out_channels", 16)
+    return _forward_work(cells, width, layers, weights + across, channels)
+
+
+def _forward_work(cells: int, width: int, layers: int, weights: int, channels: int) -> ForwardWork:
+    """Of `layers` with so many weights each; `channels` of a cell come in and go out."""
     return ForwardWork(
         cells_per_token=cells,
-        per_token=_MAC * (layers * (weights + across) + ends),
+        per_token=_MAC * (layers * weights + cells * width * channels),
         per_pair=_MAC * _PRODUCTS * layers * width,
         token_bytes=_TOKEN_WIDTHS * width,
     )

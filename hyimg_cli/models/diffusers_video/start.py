@@ -39,9 +39,6 @@ class StartEncoder(CheckpointEncoder):
     otherwise of the picture alone.
     """
 
-    tensors = {TOKENS: False, LATENTS: False}
-    axes = {TOKENS: 3, LATENTS: 4}
-
     def __init__(
         self,
         layout: CheckpointLayout,

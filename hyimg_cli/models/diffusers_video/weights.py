@@ -29,7 +29,6 @@ from hyimg_cli.loading.checkpoint import (
     check_tensors,
     refuse_many,
     refuse_special,
-    tensor_index,
 )
 from hyimg_cli.loading.config import Config
 from hyimg_cli.models.diffusers_video.layout import Component
@@ -173,7 +172,7 @@ def check_weights(component: Component) -> int:
     cls = component_class(component)
     # Without tensors that the library itself says its class leaves in the file.
     ignored = getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()
-    stored = tensor_index(component.folder, component.stem)
+    stored = component.tensors()
     found = {n: stored[n] for n in stored if not any(re.search(one, n) for one in ignored)}
     # Even without memory for their weights, modules that are not there take their time to build.
     refuse_many(component.config().values, max(len(found), _FEW), component.folder / "config.json")
@@ -207,15 +206,14 @@ def load_weights(
     place.release()
     refuse_special(component.folder)
     cls: Any = component_class(component)
-    with no_progress_bars():
-        module, report = cls.from_pretrained(
-            component.folder,
-            dtype=place.dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-            **options,
-        )
+    module, report = cls.from_pretrained(
+        component.folder,
+        dtype=place.dtype,
+        use_safetensors=True,
+        local_files_only=True,
+        output_loading_info=True,
+        **options,
+    )
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         if report.get(kind):
             names = ", ".join(str(name) for name in list(report[kind])[:5])
@@ -329,20 +327,6 @@ def _described(component: Component, code: str = "checkpoint.config") -> Iterato
         ) from error
 
 
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Switch the libraries' progress bars off: stderr belongs to the caller's progress."""
-    libraries: tuple[Any, ...] = transformers_logging, diffusers_logging
-    shown = [library for library in libraries if library.is_progress_bar_enabled()]
-    for library in shown:
-        library.disable_progress_bar()
-    try:
-        yield
-    finally:
-        for library in shown:
-            library.enable_progress_bar()
-
-
 def _is_news(record: logging.LogRecord) -> bool:
     """False for what is said of every released checkpoint, at each load: that guiders, backends of
     attention and parallelism are experimental, and that the VAE of Wan 2.2 5B has a setting
@@ -357,6 +341,9 @@ _EXPECTED = (
     "`enable_parallelism` is an experimental feature",
     "{'clip_output': False} were passed to AutoencoderKLWan",
 )
+# Stderr belongs to the caller's progress.
+transformers_logging.disable_progress_bar()
+diffusers_logging.disable_progress_bar()
 for _name in (
     "diffusers.guiders.guider_utils",
     "diffusers.configuration_utils",

@@ -16,12 +16,11 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hyimg_cli.errors import JobError
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo, LocalBranches
 from hyimg_cli.models.latent_video import BranchInputs, VideoDenoiser
 from hyimg_cli.settings.run import ModelChoice
-from hyimg_cli.spec.job import Size, VideoJob
+from hyimg_cli.spec.job import VideoJob
 
 Draw = Callable[[DiffusersVideo, VideoJob], Tensor]
 # Measured on a CPU, float32, 24 jobs of 4 steps at scale 6: 1.6e-5 at most, of latents that reach
@@ -167,7 +166,6 @@ def test_order_does_not_matter(
 FRESH = """
 import json, sys
 from safetensors.torch import save_file
-from hyimg_cli.errors import JobError
 from hyimg_cli.models import registry
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.settings.run import ModelChoice
@@ -464,25 +462,3 @@ def test_the_mask_free_processor_is_the_librarys_where_all_is_valid(
         free = block(video, text, time, None, rotary)
     for one, other in zip(masked, free, strict=True):
         assert (one - other).abs().max() < 5e-6
-
-
-# --- what a job may not ask --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"size": Size(17, 48)},
-        {"size": Size(48, 0)},
-        {"size": Size(8, 48)},
-        {"num_frames": 6},
-        {"num_frames": 0},
-        {"num_frames": 2},
-    ],
-)
-def test_what_the_library_would_round_down_is_refused(
-    models: dict[str, DiffusersVideo], job: VideoJob, changes: Any
-) -> None:
-    for name in ("hunyuan", "wan"):
-        with pytest.raises(JobError):
-            embedded(models[name], replace(job, **changes))

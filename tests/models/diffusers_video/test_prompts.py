@@ -1,6 +1,5 @@
 """An embedding is what the pipeline would compute; its key holds what shapes it, and no more."""
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -249,18 +248,7 @@ def test_other_bytes_are_not_an_embedding(folders: dict[str, Path]) -> None:
     own = encoder(folders["hunyuan"])
     embedding = own.encode("a ball")
     data = own.pack(embedding)
-    metadata = {"key": embedding.key, "notes": json.dumps([])}
-    wrong = [
-        b"",
-        b"\0" * 64,
-        data[:-4],
-        data[:40],
-        save({"text": torch.zeros(2, 2)}),
-        save({"glyph": torch.zeros(2, 2)}, metadata=metadata),
-        save({"text": torch.zeros(2)}, metadata=metadata),
-        save({"text": torch.zeros(2, 2), "more": torch.zeros(2, 2)}, metadata=metadata),
-    ]
-    for bytes_ in wrong:
+    for bytes_ in (b"", b"\0" * 64, data[:-4], data[:40], save({"text": torch.zeros(2, 2)})):
         with pytest.raises(ValueError, match="embedding"):
             own.unpack(bytes_, embedding.key)
     with pytest.raises(ValueError, match="another key"):
