@@ -1,6 +1,7 @@
 """The fields of a manifest line: settings that a job may say for itself, and what is its alone."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from annotated_types import Interval
 
@@ -20,7 +21,7 @@ from hyimg_cli.settings.paths import CAMERA, MODEL_NAME, SOURCES, PathKind
 from hyimg_cli.settings.run import JobKind
 from hyimg_cli.settings.table import SETTINGS, TABLES, Declaration
 from hyimg_cli.spec.job import TASKS, AnyTask
-from hyimg_cli.spec.options import MAX_SEED
+from hyimg_cli.spec.options import Seed
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Field:
     only: JobKind | None = None
 
 
-_SIDE = plain(int, Interval(ge=MIN_SIDE, le=MAX_SIDE))
+_SIDE = plain(Annotated[int, Interval(ge=MIN_SIDE, le=MAX_SIDE)])
 _OWN = (
     Field("custom_id", CUSTOM_ID, "Name of the job and its file.", ("id", "request_id")),
     Field("task", plain(AnyTask), "Default: it2i where there are images, or t2i."),
@@ -48,7 +49,7 @@ _OWN = (
     Field("model", MODEL_NAME, "Checkpoint of this job: a folder or a hub id."),
     Field(
         "seeds",
-        numbers(int, Interval(ge=0, le=MAX_SEED), 1, 1000, is_distinct=True),
+        numbers(Seed, 1, 1000, is_distinct=True),
         "A result for each seed.",
     ),
     Field("matrix", MATRIX, "A job for each combination of values: lists of them, by field."),
@@ -57,13 +58,13 @@ _OWN = (
     Field("cot_text", text("text"), "Text before the picture, given.", only="pictures"),
     Field(
         "cot_token_ids",
-        numbers(int, Interval(ge=0, le=2**31 - 1), 1, 65536),
+        numbers(Annotated[int, Interval(ge=0, le=2**31 - 1)], 1, 65536),
         "The same as tokens.",
         only="pictures",
     ),
     Field(
         "ratio_index",
-        plain(int, Interval(ge=0, le=999)),
+        plain(Annotated[int, Interval(ge=0, le=999)]),
         "The size of a given text.",
         only="pictures",
     ),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from annotated_types import Interval
+from annotated_types import Interval, Len
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -41,7 +41,6 @@ NO_STORE = "|".join("".join(f"[{c.upper()}{c}]" for c in name) for name in NO_ST
 # Text with something in it.
 WRITTEN = r"[^\x00]*[^\s\x00][^\x00]*"
 TEXT, ANY_TEXT = matching(WRITTEN), matching(f"|{WRITTEN}")
-_INTEGER = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 _TRUTHS = dict.fromkeys(("1", "true", "yes", "on"), True)
 _TRUTHS |= dict.fromkeys(("0", "false", "no", "off"), False)
 _SIZE_HINT = f'give "auto", "WxH" with sides from {MIN_SIDE} to {MAX_SIDE}, or a ratio "W:H"'
@@ -72,7 +71,6 @@ class Kind:
     allowed: str = ""
     choices: tuple[str, ...] = ()
     split: Callable[[str], Any] | None = None
-    is_truth: bool = False
 
     @property
     def annotation(self) -> Any:
@@ -81,6 +79,11 @@ class Kind:
 
         is_type = not isinstance(self.schema, dict)
         return self.schema if is_type else Annotated[Any, WithJsonSchema(self.schema)]
+
+    @property
+    def is_truth(self) -> bool:
+        """True of what is on or off."""
+        return self.schema is bool
 
     @property
     def is_text(self) -> bool:
@@ -93,27 +96,26 @@ class Kind:
         return self.read(split(text))
 
 
-def plain(
-    base: Any, limits: Interval | None = None, aliases: Mapping[Any, str] | None = None
-) -> Kind:
-    """The kind of values that pydantic reads: numbers within `limits`, truths, or the choices of a
+def plain(annotation: Any, aliases: Mapping[Any, str] | None = None) -> Kind:
+    """The kind of values that pydantic reads: numbers in an `Interval`, truths, or the choices of a
     `Literal`, which may have `aliases`.
     """
     named = aliases or {}
+    base, *limits = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     choices: tuple[str, ...] = get_args(base) if get_origin(base) is Literal else ()
-    one = Annotated[base, limits]
+    adapter = cache(partial(_adapter, annotation))
     types: tuple[type, ...]
-    adapter = cache(partial(_adapter, one))
     if choices:
         noun, allowed = "text", ", ".join(choices)
         meant = (f'; "{alias}" means {named[alias]}' for alias in named if type(alias) is str)
         types, hint = (str,), f"allowed: {allowed}{''.join(meant)}"
-    elif limits is None:
+    elif base is bool:
         noun, allowed, types, hint = "true or false", "", (bool,), "give true or false"
     else:
-        noun, types = "a whole number" if base is int else "a number", (int, base)
-        above = limits.ge is None
-        allowed = f"above {limits.gt} to {limits.le}" if above else f"{limits.ge} to {limits.le}"
+        (within,), types = limits, (int, base)
+        noun = "a whole number" if base is int else "a number"
+        above = within.ge is None
+        allowed = f"above {within.gt} to {within.le}" if above else f"{within.ge} to {within.le}"
         hint = f"give {noun} {'' if above else 'from '}{allowed}"
 
     def read(value: Any) -> Any:
@@ -130,22 +132,19 @@ def plain(
         raise BadValue(f"{shown(value)} is not known", guess + hint)
 
     def split(text: str) -> Any:
-        if base is int and _INTEGER.fullmatch(text):
-            return int(text)
-        if base is float:
-            with suppress(ValueError):
-                return float(text)
-        has_truths = base is bool or {"on", "off"} <= set(choices)
-        return _TRUTHS.get(text.lower(), text) if has_truths else text
+        if base is bool or "on" in choices:
+            return _TRUTHS.get(text.lower(), text)
+        with suppress(ValueError):
+            return text if choices else base(text)
+        return text
 
     return Kind(
         read,
-        Literal[(*choices, *named)] if named else one,
-        metavar={int: "int", float: "float"}.get(base, "str"),
+        Literal[(*choices, *named)] if named else annotation,
+        metavar=base.__name__ if base in (int, float) else "str",
         allowed=allowed,
         choices=choices,
         split=split,
-        is_truth=base is bool,
     )
 
 
@@ -202,51 +201,43 @@ def _names(value: Any) -> tuple[str, ...]:
     return tuple(read_text("name", name) for name in value)
 
 
-def _custom_id(value: Any) -> str:
-    if type(value) is not str:
-        raise BadValue(f"{shown(value)} is not text", _ID_HINT, "wrong-type")
-    if not is_custom_id(value):
-        raise BadValue(f"{shown(value)} cannot name a job", _ID_HINT, "bad-id")
-    return value
+def matched(
+    pattern: str,
+    fault: str,
+    hint: str,
+    value_of: Callable[[re.Match[str]], Any] = re.Match.group,
+    *,
+    slug: str = "bad-value",
+    **more: Any,
+) -> Kind:
+    """The kind of a text that all of a pattern matches. Of another one `fault` is said."""
+    whole = re.compile(pattern, re.ASCII)
+
+    def read(value: Any) -> Any:
+        match = whole.fullmatch(value) if type(value) is str else None
+        if match is None:
+            ends_with = slug if type(value) is str else "wrong-type"
+            raise BadValue(f"{shown(value)} {fault}", hint, ends_with)
+        return value_of(match)
+
+    return Kind(read, matching(pattern), **more)
 
 
-def _device(value: Any) -> str:
-    if not isinstance(value, str) or not re.fullmatch(DEVICE_PATTERN, value):
-        raise BadValue(f"{shown(value)} is not a device", f"allowed: {_DEVICES}")
-    return value
-
-
-_STEP_CACHES = f"none, {StepCache()}"
-_STEP_NUMBERS = {
-    name: plain(*get_args(hint))
-    for name, hint in get_type_hints(StepCache, include_extras=True).items()
-}
-
-
-def _step_cache(value: Any) -> StepCache | None:
-    if value == "none":
+def _step_cache(text: re.Match[str]) -> StepCache | None:
+    if text[0] == "none":
         return None
-    kind, colon, rest = str(value).partition(":")
-    given = dict(part.partition("=")[::2] for part in rest.split(",") if colon)
-    is_one = type(value) is str and kind == StepCache().kind
-    if not (is_one and given.keys() <= _STEP_NUMBERS.keys()):
-        raise BadValue(f"{shown(value)} is not a step cache", f"write {_STEP_CACHES}")
+    given = dict(re.findall(r"(\w+)=(\w+)", text[0]))
     try:
         return StepCache(**{name: _STEP_NUMBERS[name].parse(n) for name, n in given.items()})
     except BadValue as bad:
         hint = f"{bad.hint}; for example {StepCache()}"
-        raise BadValue(f"{shown(value)}: {bad.what}", hint, bad.slug) from None
+        raise BadValue(f"{shown(text[0])}: {bad.what}", hint, bad.slug) from None
 
 
-def _size(value: Any) -> SizeRequest:
-    if type(value) is not str:
-        raise BadValue(f"{shown(value)} is not a size", _SIZE_HINT, "wrong-type")
-    parts = re.fullmatch(SIZE_PATTERN, value, re.ASCII)
-    if parts is None:
-        raise BadValue(f"{shown(value)} is not a size", _SIZE_HINT)
-    if value == "auto":
+def _size(text: re.Match[str]) -> SizeRequest:
+    if text[0] == "auto":
         return SizeRequest()
-    return size_request(int(parts[3]), int(parts[1]), is_ratio=parts[2] == ":")
+    return size_request(int(text[3]), int(text[1]), is_ratio=text[2] == ":")
 
 
 def size_request(height: int, width: int, *, is_ratio: bool = False) -> SizeRequest:
@@ -285,34 +276,17 @@ def _matrix(value: Any) -> dict[str, list[Any]]:
 
 
 def numbers(
-    base: type[int | float],
-    limits: Interval,
-    fewest: int,
-    most: int,
-    *,
-    is_distinct: bool = False,
-    allowed: str = "",
+    one: Any, fewest: int, most: int, *, is_distinct: bool = False, allowed: str = ""
 ) -> Kind:
     """The kind of a list of `fewest` to `most` numbers, read as a tuple."""
-    each = plain(base, limits)
+    each = plain(one)
     split_one = each.split or str
-    adapter = cache(partial(_adapter, list[each.schema]))  # type: ignore[name-defined]
-    noun = "whole numbers" if base is int else "numbers"
+    adapter = cache(partial(_adapter, list[one]))
+    noun = "whole numbers" if each.metavar == "int" else "numbers"
     allowed = allowed or f"{fewest} to {most} {noun} from {each.allowed}"
-    schema: dict[str, Any] = {
-        "type": "array",
-        "items": {
-            "type": "integer" if base is int else "number",
-            "minimum": limits.ge,
-            "maximum": limits.le,
-        },
-        "minItems": fewest,
-        "maxItems": most,
-        "uniqueItems": is_distinct,
-    }
+    hint = f"give a list of {allowed}"
 
     def read(value: Any) -> tuple[Any, ...]:
-        hint = f"give a list of {allowed}"
         if not isinstance(value, list | tuple):
             raise BadValue(f"{shown(value)} is not a list", hint, "wrong-type")
         if not fewest <= len(value) <= most:
@@ -328,7 +302,9 @@ def numbers(
     def split(text: str) -> list[Any]:
         return [split_one(part) for part in re.split(r"[\s,;]+", text.strip(" []"))]
 
-    return Kind(read, schema, allowed=allowed, split=split)
+    # JSON Schema knows a set as a list of things that differ.
+    many: Any = set[one] if is_distinct else list[one]
+    return Kind(read, Annotated[many, Len(fewest, most)], allowed=allowed, split=split)
 
 
 def _span(value: Any) -> tuple[float, float]:
@@ -339,6 +315,8 @@ def _span(value: Any) -> tuple[float, float]:
 
 
 _DEVICES = "auto, cpu, cuda, cuda:N, balanced"
+_STEP_CACHES = f"none, {StepCache()}"
+_STEP_NUMBERS = {n: plain(of) for n, of in get_type_hints(StepCache, include_extras=True).items()}
 _COUNT = "(interval|order|first|tail)=[0-9]{1,4}"
 FOLDER = Kind(_folder, matching(f"(?!{ADDRESS_PATTERN}){WRITTEN}"), "path")
 RUN_FOLDER = Kind(
@@ -350,16 +328,27 @@ NAMES = Kind(
     "name,name",
     split=lambda cell: [name.strip() for name in cell.split(",") if name.strip()],
 )
-CUSTOM_ID = Kind(_custom_id, matching(ID_PATTERN))
-DEVICE = Kind(
-    _device, matching(DEVICE_PATTERN), allowed=_DEVICES, choices=("auto", "cpu", "cuda", "balanced")
+CUSTOM_ID = matched(ID_PATTERN, "cannot name a job", _ID_HINT, slug="bad-id")
+DEVICE = matched(
+    DEVICE_PATTERN,
+    "is not a device",
+    f"allowed: {_DEVICES}",
+    allowed=_DEVICES,
+    choices=("auto", "cpu", "cuda", "balanced"),
 )
-STEP_CACHE = Kind(
-    _step_cache, matching(rf"none|taylor(:{_COUNT}(,{_COUNT})*)?"), "text", allowed=_STEP_CACHES
+STEP_CACHE = matched(
+    rf"none|taylor(:{_COUNT}(,{_COUNT})*)?",
+    "is not a step cache",
+    f"write {_STEP_CACHES}",
+    _step_cache,
+    metavar="text",
+    allowed=_STEP_CACHES,
 )
-SIZE = Kind(_size, matching(SIZE_PATTERN), allowed="auto, WIDTHxHEIGHT, WIDTH:HEIGHT")
+SIZE = matched(
+    SIZE_PATTERN, "is not a size", _SIZE_HINT, _size, allowed="auto, WIDTHxHEIGHT, WIDTH:HEIGHT"
+)
 ANYTHING = Kind(as_json, {})
 MATRIX = Kind(_matrix, {"type": "object"})
 _ORDERED = "two numbers from 0 to 1, the smaller one first"
-_BOUNDS = numbers(float, Interval(ge=0, le=1), 2, 2, allowed=_ORDERED)
+_BOUNDS = numbers(Annotated[float, Interval(ge=0, le=1)], 2, 2, allowed=_ORDERED)
 SPAN = replace(_BOUNDS, read=_span, metavar="low,high")

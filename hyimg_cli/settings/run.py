@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Interval
 
@@ -114,10 +114,9 @@ class CacheConfig:
     `keeps_weights`: experts' weights are kept there as they were quantised.
     """
 
-    folder: Path | None = _run(
+    folder: Annotated[Path, FOLDER] | None = _run(
         None,
         "Folder of the disk cache. Default: ~/.cache/hyimg.",
-        FOLDER,
         name="cache_dir",
         commands=("doctor", "replay", "cache"),
     )
@@ -127,12 +126,8 @@ class CacheConfig:
         "Keep encoded source images and prompts on disk for later runs.",
         commands=("doctor", "replay"),
     )
-    budget_mb: int = _run(
-        10240,
-        "Most that the disk cache may hold.",
-        Interval(ge=0, le=10**9),
-        name="disk_cache_mb",
-        commands=("doctor",),
+    budget_mb: Annotated[int, Interval(ge=0, le=10**9)] = _run(
+        10240, "Most that the disk cache may hold.", name="disk_cache_mb", commands=("doctor",)
     )
     keeps_weights: bool = _run_of_pictures(
         False,
@@ -186,23 +181,20 @@ class ModelChoice:
         pixels="checkpoint",
         commands=("doctor", "bench"),
     )
-    components: str | None = _video(
+    components: Annotated[str, FOLDER] | None = _video(
         None,
         "Folder with text encoder and VAE for a video model that comes without.",
-        FOLDER,
         name="video_components",
         pixels="checkpoint",
         commands=("doctor", "bench", "replay"),
     )
-    allow_model: tuple[str, ...] | None = _model(
-        None,
-        "Models and LoRAs that a line may name, beside those of --model and --video-model.",
-        NAMES,
+    allow_model: Annotated[tuple[str, ...], NAMES] | None = _model(
+        None, "Models and LoRAs that a line may name, beside those of --model and --video-model."
     )
     revision: str | None = _each_model(None, "Hub revision.", pixels="checkpoint")
     dtype: Dtype = _each_model("auto", "Precision of weights and sums.", pixels=InKey("dtype"))
-    device: str = _each_model(
-        "auto", "Where models run; balanced: over all GPUs.", DEVICE, is_basic=True
+    device: Annotated[str, DEVICE] = _each_model(
+        "auto", "Where models run; balanced: over all GPUs.", is_basic=True
     )
     vae_use_tiling: bool | None = _model(
         None,
@@ -313,11 +305,8 @@ class _LineOptions:
     """What decides which jobs a line becomes."""
 
     size: SizeRequest = o.sampling_option(SizeRequest(), "Of the result.", is_basic=True)
-    n: int = o.sampling_option(
-        1,
-        "Number of results of a line.",
-        Interval(ge=1, le=1000),
-        aliases=("num_outputs_per_prompt",),
+    n: Annotated[int, Interval(ge=1, le=1000)] = o.sampling_option(
+        1, "Number of results of a line.", aliases=("num_outputs_per_prompt",)
     )
     vary: Literal["picture", "text", "both"] = o.sampling_option(
         "both", "What the results of a line differ in, by their seeds.", only="pictures"
@@ -384,10 +373,9 @@ class BatchConfig:
     memory is not short of experts.
     """
 
-    max_size: int = _run_of_pictures(
+    max_size: Annotated[int, Interval(ge=1, le=1024)] = _run_of_pictures(
         16,
         "Jobs that think, and jobs that draw, together at most.",
-        Interval(ge=1, le=1024),
         name="batching_max_size",
         commands=("doctor",),
     )
@@ -398,32 +386,25 @@ class BatchConfig:
         pixels=InKey("batch", {False: "variant"}),
         commands=("replay",),
     )
-    prefix_cache_mb: int = _run_of_pictures(
-        4096, "K/V kept for prefixes that jobs share.", Interval(ge=0, le=10**7)
+    prefix_cache_mb: Annotated[int, Interval(ge=0, le=10**7)] = _run_of_pictures(
+        4096, "K/V kept for prefixes that jobs share."
     )
-    prefix_cache_host_mb: int = _run_of_pictures(
-        0, "More of them, kept in main memory.", Interval(ge=0, le=10**7)
+    prefix_cache_host_mb: Annotated[int, Interval(ge=0, le=10**7)] = _run_of_pictures(
+        0, "More of them, kept in main memory."
     )
-    clips: int = _video(
+    clips: Annotated[int, Interval(ge=1, le=MAX_CLIPS)] = _video(
         1,
         "Clips that are denoised together, by models that follow a camera. They round differently.",
-        Interval(ge=1, le=MAX_CLIPS),
         name="clips_together",
         pixels=InKey("clips", {n: f"{n} together" for n in range(2, MAX_CLIPS + 1)}),
     )
     prewarm: bool = _run(True, "Run each shape once before it counts.")
     prefetches_sources: bool | None = None
-    memory_gb: float | None = o.option(
-        None,
-        "Memory of the machine to plan for, if not this one.",
-        Interval(gt=0, le=10**5),
-        only="pictures",
+    memory_gb: Annotated[float, Interval(gt=0, le=10**5)] | None = o.option(
+        None, "Memory of the machine to plan for, if not this one.", only="pictures"
     )
-    gpu_memory_utilization: float | None = _model(
-        None,
-        "Part of a GPU's memory that the run may use, weights and all.",
-        Interval(gt=0, le=1),
-        commands=("doctor",),
+    gpu_memory_utilization: Annotated[float, Interval(gt=0, le=1)] | None = _model(
+        None, "Part of a GPU's memory that the run may use, weights and all.", commands=("doctor",)
     )
 
     @property
@@ -440,10 +421,9 @@ class OutputConfig:
     with its text, and nothing is drawn. `keep_gps`: a kept source's EXIF keeps its place.
     """
 
-    folder: Path = _run(
+    folder: Annotated[Path, RUN_FOLDER] = _run(
         MISSING,
         "Folder, or s3://b/run. Default: runs/<manifest>.",
-        RUN_FOLDER,
         name="output_dir",
         is_basic=True,
         flags=("-o", "--output-dir"),
@@ -458,10 +438,9 @@ class OutputConfig:
         aliases=("output_format",),
         pixels="job",
     )
-    quality: int = _run_of_pictures(
+    quality: Annotated[int, Interval(ge=1, le=100)] = _run_of_pictures(
         95,
         "Of a JPEG or a lossy WebP.",
-        Interval(ge=1, le=100),
         in_line=True,
         aliases=("output_compression",),
         pixels="job",
@@ -469,10 +448,9 @@ class OutputConfig:
     lossless: bool = _run_of_pictures(
         False, "WebP that keeps every pixel.", in_line=True, pixels="job"
     )
-    name: str = _run(
+    name: Annotated[str, NAME_TEMPLATE] = _run(
         BY_ID,
         "Files by a template: custom_id, stem, folder, index, seed.",
-        NAME_TEMPLATE,
         is_basic=True,
         in_line=True,
     )
@@ -483,11 +461,10 @@ class OutputConfig:
     frames: Frames = _video(
         "none", "png: write every frame without loss too.", commands=("replay",)
     )
-    checkpoint_every: int = _video(
+    checkpoint_every: Annotated[int, Interval(ge=0, le=1000)] = _video(
         10,
         "Keep a video's latents every K denoise steps, so that a killed job goes on; 0: only those "
         "behind the last step, which are kept in any case until the video is written.",
-        Interval(ge=0, le=1000),
     )
     report: bool = _run(True, "Keep report.html, a page of all jobs.")
     only_texts: bool = False
@@ -505,47 +482,41 @@ class ParallelConfig:
     started here; None: processes of this machine.
     """
 
-    vae_ranks: int = _video(
+    vae_ranks: Annotated[int, Interval(ge=1, le=MAX_RANKS)] = _video(
         1,
         "Processes, a GPU each, that share the tiles of a video's decode. Same pixels.",
-        Interval(ge=1, le=MAX_RANKS),
         name="vae_patch_parallel_size",
         commands=("replay",),
     )
-    cfg_ranks: int = _model(
+    cfg_ranks: Annotated[int, Interval(ge=1, le=2)] = _model(
         1,
         "2: a process (pictures: --tensor-parallel-size of them), a GPU each, for each of the two "
         "guidance branches. Same pixels.",
-        Interval(ge=1, le=2),
         name="cfg_parallel_size",
         commands=("doctor", "replay"),
     )
-    context_ranks: int = _video(
+    context_ranks: Annotated[int, Interval(ge=1, le=MAX_RANKS)] = _video(
         1,
         "Processes, a GPU each, that share a video's tokens. Equal within rounding.",
-        Interval(ge=1, le=MAX_RANKS),
         name="context_parallel_size",
         pixels=InKey("context", {n: f"{n} ranks" for n in range(2, MAX_RANKS + 1)}),
         commands=("replay",),
     )
-    tensor_ranks: int = _model_of_pictures(
+    tensor_ranks: Annotated[int, Interval(ge=1, le=MAX_RANKS)] = _model_of_pictures(
         1,
         "Processes, a GPU each, that share a picture model's layers. Equal within rounding.",
-        Interval(ge=1, le=MAX_RANKS),
         name="tensor_parallel_size",
         flags=("--tensor-parallel-size", "--tp-size"),
         pixels=InKey("layers", {n: f"{n} ranks" for n in range(2, MAX_RANKS + 1)}),
         commands=("doctor", "replay"),
     )
-    replicas: int = _run(
+    replicas: Annotated[int, Interval(ge=1, le=4096)] = _run(
         1,
         "Processes with a model each, GPUs of its own each, that share the jobs. Same pixels.",
-        Interval(ge=1, le=4096),
         commands=("doctor",),
     )
     ray_address: str | None = _run(
-        None,
-        "Replicas on a Ray cluster: its address, auto, or local for one that is started here.",
+        None, "Replicas on a Ray cluster: its address, auto, or local for one that is started here."
     )
 
     @property
@@ -581,12 +552,12 @@ class FailurePolicy:
     fail_fast: bool = _run(
         False, "Stop at the first failed job, or go on.", flags=("--fail-fast/--keep-going",)
     )
-    max_consecutive_errors: int = _run(
-        20,
-        "End the run after so many errors in a row, bad sources aside; 0: never.",
-        Interval(ge=0, le=1_000_000),
+    max_consecutive_errors: Annotated[int, Interval(ge=0, le=1_000_000)] = _run(
+        20, "End the run after so many errors in a row, bad sources aside; 0: never."
     )
-    max_retries: int = _run(0, "Tries after a failure that may pass.", Interval(ge=0, le=100))
+    max_retries: Annotated[int, Interval(ge=0, le=100)] = _run(
+        0, "Tries after a failure that may pass."
+    )
     skip_invalid: bool = _run(
         False, "Run the good lines, record the bad as failed.", flags=("--skip-invalid",)
     )

@@ -84,13 +84,13 @@ def _declarations(part: Any, table: str) -> Iterator[Declaration]:
     for one in fields(part):
         if declared := one.metadata.get("setting"):
             own = {"name": one.name} | declared
-            marks, aliases = own.pop("marks"), own.pop("spellings", {})
+            aliases = own.pop("spellings", None)
             # Of a type or None, the type: nobody can write None.
-            base = get_args(one.type)[0] if type(None) in get_args(one.type) else one.type
-            (mark,) = marks or (_KINDS.get(base),)
-            if mark is None and base is str:  # named by its field in messages
-                mark = text(one.name.replace("_", " "), may_be_empty=one.default == "")
-            kind = mark if isinstance(mark, Kind) else plain(base, mark, aliases)
+            kind_of = get_args(one.type)[0] if type(None) in get_args(one.type) else one.type
+            kind = next((mark for mark in get_args(kind_of) if isinstance(mark, Kind)), None)
+            if kind_of is str:  # named by its field in messages
+                kind = text(one.name.replace("_", " "), may_be_empty=one.default == "")
+            kind = kind or _KINDS.get(kind_of) or plain(kind_of, aliases)
             yield Declaration(**own, kind=kind, table=table, attribute=one.name)
 
 

@@ -7,7 +7,7 @@ stands for what that says; a job has the value itself.
 
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
-from typing import Any, Literal, NewType, get_args
+from typing import Annotated, Any, Literal, NewType, get_args
 
 from annotated_types import Interval
 
@@ -20,13 +20,13 @@ OUTSIDE = "Edits that keep their source outside"
 CHECKPOINT = object()
 
 
-def option(default: Any, help: str, *marks: Any, **declared: Any) -> Any:
-    """Return a field that is a setting. `marks` narrow its type; `declared` are the further fields
-    of `settings.table.Declaration`.
+def option(default: Any, help: str, **declared: Any) -> Any:
+    """Return a field that is a setting. Its annotation says what it may hold; `declared` are the
+    further fields of `settings.table.Declaration`.
     """
     is_unset = default in (CHECKPOINT, None)
     known = None if default is MISSING else default
-    row = {"help": help, "default": known, "marks": marks, **declared}
+    row = {"help": help, "default": known, **declared}
     return field(default=None if is_unset else default, metadata={"setting": row})
 
 
@@ -44,6 +44,9 @@ Region = NewType("Region", str)
 BOT_TASKS: tuple[BotTask, ...] = get_args(BotTask)
 MAX_SOURCE_IMAGES = 3
 MAX_SEED = 2**63 - 1
+Seed = Annotated[int, Interval(ge=0, le=MAX_SEED)]
+Scale = Annotated[float, Interval(ge=0, le=100)]
+Part = Annotated[float, Interval(ge=0, le=1)]
 # About seven minutes at 24 a second: beyond any model, so a slip of the pen.
 MAX_FRAMES = 10001
 MAX_FPS = 240
@@ -80,28 +83,23 @@ class JobOptions:
     # NOTE: each class of jobs has the slots, so that a million of them stay small.
     __slots__ = ()
 
-    num_inference_steps: int = sampling_option(
+    num_inference_steps: Annotated[int, Interval(ge=1, le=1000)] = sampling_option(
         CHECKPOINT,
         "Denoise steps.",
-        Interval(ge=1, le=1000),
         is_basic=True,
         flags=("--num-inference-steps", "--steps"),
         aliases=("steps",),
     )
-    guidance_scale: float = sampling_option(
-        CHECKPOINT, "How hard the prompt pulls.", Interval(ge=0, le=100)
-    )
-    flow_shift: float = sampling_option(
-        CHECKPOINT, "Shift of the noise schedule.", Interval(gt=0, le=100)
+    guidance_scale: Scale = sampling_option(CHECKPOINT, "How hard the prompt pulls.")
+    flow_shift: Annotated[float, Interval(gt=0, le=100)] = sampling_option(
+        CHECKPOINT, "Shift of the noise schedule."
     )
     step_cache: StepCache | None = sampling_option(
         None,
         "Lossy: between full denoise steps estimate what the model would say: "
         "taylor:interval=3,order=1,first=3,tail=1, or none.",
     )
-    seed: int = sampling_option(
-        None, "Seed of jobs without one of their own.", Interval(ge=0, le=MAX_SEED), is_basic=True
-    )
+    seed: Seed = sampling_option(None, "Seed of jobs without one of their own.", is_basic=True)
     negative_prompt: str = _of_job("", "What it should not show.", panel=VIDEO)
 
 
@@ -127,20 +125,16 @@ class PictureOptions:
     )
     use_system_prompt: SystemPrompt = _picture(CHECKPOINT, "Which system prompt.")
     system_prompt: str | None = _picture(None, "Text for the custom one.")
-    ar_seed: int = _picture(None, "Seed of the text stage.", Interval(ge=0, le=MAX_SEED))
-    image_guidance_scale: float | None = _picture(
-        CHECKPOINT,
-        "How hard source images pull. Up to 1: not apart from the prompt.",
-        Interval(ge=0, le=100),
+    ar_seed: Seed = _picture(None, "Seed of the text stage.")
+    image_guidance_scale: Scale | None = _picture(
+        CHECKPOINT, "How hard source images pull. Up to 1: not apart from the prompt."
     )
     guidance_interval: tuple[float, float] | None = _picture(
         CHECKPOINT, "Noise levels that are guided, the lower one left out: 0.4,1."
     )
     guidance_renorm: Renorm | None = _picture(CHECKPOINT, "How guidance is kept from growing.")
-    guidance_renorm_min: float | None = _picture(
-        CHECKPOINT,
-        "How much of its length guidance keeps at least; 1 is renorm none.",
-        Interval(ge=0, le=1),
+    guidance_renorm_min: Part | None = _picture(
+        CHECKPOINT, "How much of its length guidance keeps at least; 1 is renorm none."
     )
     infer_align_image_size: bool = _picture(False, "Edits get their source's aspect ratio.")
 
@@ -149,10 +143,14 @@ class PictureOptions:
 class TextSampling:
     """How the AR stage picks tokens. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
 
-    temperature: float = _picture(CHECKPOINT, "Text stage; 0 is greedy.", Interval(ge=0, le=100))
-    top_k: int = _picture(CHECKPOINT, "Text stage; 0 is off.", Interval(ge=0, le=2**31 - 1))
-    top_p: float = _picture(CHECKPOINT, "Text stage; 1 is off.", Interval(gt=0, le=1))
-    max_new_tokens: int = _picture(CHECKPOINT, "Longest text to write.", Interval(ge=1, le=65536))
+    temperature: Scale = _picture(CHECKPOINT, "Text stage; 0 is greedy.")
+    top_k: Annotated[int, Interval(ge=0, le=2**31 - 1)] = _picture(
+        CHECKPOINT, "Text stage; 0 is off."
+    )
+    top_p: Annotated[float, Interval(gt=0, le=1)] = _picture(CHECKPOINT, "Text stage; 1 is off.")
+    max_new_tokens: Annotated[int, Interval(ge=1, le=65536)] = _picture(
+        CHECKPOINT, "Longest text to write."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,10 +164,12 @@ class VideoOptions:
 
     __slots__ = ()
 
-    num_frames: int = _video(
-        CHECKPOINT, "Frames of a video, 4 k + 1.", Interval(ge=1, le=MAX_FRAMES)
+    num_frames: Annotated[int, Interval(ge=1, le=MAX_FRAMES)] = _video(
+        CHECKPOINT, "Frames of a video, 4 k + 1."
     )
-    fps: int = _video(CHECKPOINT, "Frames a second in the file.", Interval(ge=1, le=MAX_FPS))
+    fps: Annotated[int, Interval(ge=1, le=MAX_FPS)] = _video(
+        CHECKPOINT, "Frames a second in the file."
+    )
     fit: Fit | None = _video(
         None, "How an i2v picture gets the video's shape. Default: as the model's authors do it."
     )
@@ -181,8 +181,8 @@ class VideoOptions:
         "euler: the steps that four- and eight-step models were distilled to. Default: the "
         "checkpoint's own.",
     )
-    guidance_scale_2: float | None = _video(
-        CHECKPOINT, "Guidance of the second of two transformers.", Interval(ge=0, le=100), panel=""
+    guidance_scale_2: Scale | None = _video(
+        CHECKPOINT, "Guidance of the second of two transformers.", panel=""
     )
 
 
@@ -196,8 +196,8 @@ class KeepOutside:
     are gates: a picture beyond them is kept and told.
     """
 
-    kept_source: int = outside_option(
-        1, "Of several sources the one kept.", Interval(ge=1, le=MAX_SOURCE_IMAGES)
+    kept_source: Annotated[int, Interval(ge=1, le=MAX_SOURCE_IMAGES)] = outside_option(
+        1, "Of several sources the one kept."
     )
     region: Region = outside_option(
         Region(""), "Where edits may be (source pixels): implies keep_outside.", commands=("eval",)
@@ -206,17 +206,14 @@ class KeepOutside:
         "limit", "The region limits what is found, or stands.", commands=("eval",)
     )
     on_global: OnGlobal = outside_option("keep", "What becomes of an edit of all the picture.")
-    max_outside_change: float | None = outside_option(
-        None,
-        "Gate: mean distance (CIE76) of the result outside the edit.",
-        Interval(ge=0, le=100),
-        commands=("eval",),
+    max_outside_change: Scale | None = outside_option(
+        None, "Gate: mean distance (CIE76) of the result outside the edit.", commands=("eval",)
     )
-    max_edited_area: float | None = outside_option(
-        None, "Gate: part of the picture that was edited.", Interval(ge=0, le=1), commands=("eval",)
+    max_edited_area: Part | None = outside_option(
+        None, "Gate: part of the picture that was edited.", commands=("eval",)
     )
-    max_spill: float | None = outside_option(
-        None, "Gate: part of the edit outside the region.", Interval(ge=0, le=1), commands=("eval",)
+    max_spill: Part | None = outside_option(
+        None, "Gate: part of the edit outside the region.", commands=("eval",)
     )
 
     @property
