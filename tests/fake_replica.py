@@ -70,7 +70,7 @@ class FakeSession:
             if group.model != self._model:
                 self._model = group.model
                 yield ModelLoaded(group.model, 0.5, "cpu", "float32", 1000)
-            yield GroupStarted(group.model, group.size_class, len(group.jobs))
+            yield GroupStarted(group.model, group.size_class)
             for job in group.jobs:
                 yield from self._job(job, folder)
 

@@ -95,7 +95,7 @@ def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 def _parameter(row: Declaration) -> inspect.Parameter:
     """A setting's flag: text, which its kind reads, or a truth."""
-    is_truth = row.kind.is_truth
+    is_truth = row.kind.schema is bool
     metavar = None if is_truth else f"<{row.kind.metavar}>"
     default = "" if row.default in (None, CHECKPOINT, "", False) else f"default: {row.default}"
     default = "default: on" if row.default is True else default

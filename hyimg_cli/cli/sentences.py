@@ -1,27 +1,23 @@
 """Sentences about a run: its events, its finished jobs, its end."""
 
 import logging
-from typing import TypeAlias
 
 from hyimg_cli.engine.run import RunPlanned
 from hyimg_cli.engine.runner import Summary
 from hyimg_cli.spec.events import (
-    ModelLoaded,
     ModelLoading,
     ModelReleased,
     Outcome,
     Prewarmed,
     Progress,
     PromptsReady,
+    Readiness,
     ReplicaDied,
     VideoFile,
 )
 from hyimg_cli.spec.units import time_text
 
 logger = logging.getLogger(__name__)
-Readiness: TypeAlias = (
-    ModelLoading | ModelLoaded | ModelReleased | Prewarmed | PromptsReady | ReplicaDied
-)
 
 
 def status(run: RunPlanned, doing: str) -> str:

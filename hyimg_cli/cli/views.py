@@ -14,7 +14,6 @@ from rich.progress import Progress as Bars
 
 from hyimg_cli.cli.render import Style, note
 from hyimg_cli.cli.sentences import (
-    Readiness,
     describe_outcome,
     describe_readiness,
     progress_text,
@@ -30,6 +29,7 @@ from hyimg_cli.spec.events import (
     ModelLoading,
     Progress,
     PromptsReady,
+    Readiness,
 )
 from hyimg_cli.spec.printed import printable
 

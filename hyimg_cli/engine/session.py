@@ -108,7 +108,7 @@ class Session:
                     yield event
                     self._stop_if_asked()
                 self._stop_if_asked()
-                yield GroupStarted(group.model, group.size_class, len(group.jobs))
+                yield GroupStarted(group.model, group.size_class)
                 # Of no job's time: loading, and what was made ready for other groups.
                 yield from self._run_group(group.jobs, plan, time.perf_counter(), limit)
             if self._is_over:

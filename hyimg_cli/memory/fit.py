@@ -52,7 +52,7 @@ def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 
         return video_need(video_card(model, revision, config.model.components), config, videos)
     card = model_card(model, revision)
     weights, waiting = held_weights(card, config), 0
-    if config.model.offloads_experts and card.weights is not None:
+    if config.model.offloads_experts:
         form = precision(config.model)[1], config.model.quantization
         waiting = card.weights.experts_nbytes(*form) + card.encoder_bytes + card.decoder_bytes
     pictures = [job for job in jobs if isinstance(job, ImageJob)]

@@ -61,7 +61,7 @@ def traffic(
     none.
     """
     card = model_card(model, config.model.revision)
-    if card.routing is None or card.weights is None:
+    if card.routing is None:
         return None
     form = precision(config.model)[1], config.model.quantization
     routing, nbytes = card.routing, card.weights.experts_nbytes(*form)

@@ -202,8 +202,7 @@ def refuse_experts(config: RunConfig) -> None:
 
 
 def _refuse_without_experts(choice: ModelChoice, flag: str, why: str) -> None:
-    weights = model_card(choice.model, choice.revision).weights
-    if weights is not None and not weights.experts:
+    if not model_card(choice.model, choice.revision).weights.experts:
         raise _refused(f"{choice.model} has no routed experts, {why}", "leave it out", flag)
 
 

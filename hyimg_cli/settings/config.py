@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.run import InKey, JobKind, RunConfig
-from hyimg_cli.settings.table import PARTS, PREFIX, REMOVED, SETTINGS, Declaration
+from hyimg_cli.settings.table import BY_NAME, PARTS, PREFIX, REMOVED, SETTINGS, Declaration
 from hyimg_cli.settings.values import BadValue, nearest, shown
 from hyimg_cli.spec.job import SizeRequest
 from hyimg_cli.spec.options import CHECKPOINT
@@ -49,24 +49,24 @@ def settle(
         assert name in SETTINGS, f"no setting is called {name}"
     _refuse_misspelt(environ)
 
-    def candidates(row: Declaration) -> Iterator[Setting]:
-        """The setting by each origin that says it, the strongest first."""
+    def strongest(row: Declaration) -> Setting:
+        """The setting by the strongest origin that says it."""
         name = row.name
         if (flag := flags.get(name)) is not None:
             where = row.flag if origin == "flag" else row.field
-            yield Setting(name, _typed(row, flag, where=where), origin)
+            return Setting(name, _typed(row, flag, where=where), origin)
         for variable in (row.variable, row.also_variable):
             if text := environ.get(variable):
-                yield Setting(name, _typed(row, text, where=variable), "environment")
+                return Setting(name, _typed(row, text, where=variable), "environment")
         if name in recipe:
-            yield Setting(name, recipe[name], "recipe")
+            return Setting(name, recipe[name], "recipe")
         if folders_own and name in folders_own:
-            yield Setting(name, folders_own[name], "hyimg.toml")
+            return Setting(name, folders_own[name], "hyimg.toml")
         if row.default is CHECKPOINT:
-            yield Setting(name, None, "model")
-        yield Setting(name, row.default, "default")
+            return Setting(name, None, "model")
+        return Setting(name, row.default, "default")
 
-    settled = {name: next(candidates(row)) for name, row in SETTINGS.items()}
+    settled = {name: strongest(row) for name, row in SETTINGS.items()}
     _keep_by_region(settled)
     return settled
 
@@ -81,8 +81,7 @@ def _keep_by_region(settled: dict[str, Setting]) -> None:
     if not region.value or keep.value or order.index(keep.origin) < order.index(region.origin):
         return
     if keep.origin == region.origin:
-        what = f"{as_given(region)} does not go with {as_given(keep)}: it needs keep_outside"
-        raise UsageError(what, hint="give one of the two", code="usage.region")
+        raise _conflict(region, keep, "it needs keep_outside", "region")
     settled[keep.name] = Setting(keep.name, True, region.origin)
 
 
@@ -101,13 +100,12 @@ def _typed(row: Declaration, value: Any, *, where: str) -> Any:
 def _refuse_misspelt(environ: Mapping[str, str]) -> None:
     # Other variables with this prefix may belong to others; only a near miss is refused.
     known = {row.variable for row in SETTINGS.values()}
-    aliases = {alias: row.name for row in SETTINGS.values() for alias in row.aliases}
     for variable in environ:
         name = variable.removeprefix(PREFIX).lower()
         if variable in known or not variable.startswith(PREFIX):
             continue
-        if close := aliases.get(name) or nearest(name, SETTINGS, cutoff=0.75):
-            hint = f"did you mean {SETTINGS[close].variable}?"
+        if close := nearest(name, BY_NAME, cutoff=0.75):
+            hint = f"did you mean {BY_NAME[close].variable}?"
             what = f"{shown(variable)} is not known"
             raise UsageError(what, where="environment", hint=hint, code="usage.unknown-variable")
 
@@ -197,21 +195,19 @@ def refuse_conflicts(settings: Mapping[str, Setting]) -> None:
     """Raises UsageError where two settings cannot both hold: reuse that is required and switched
     off, or replicas that cannot get a GPU each.
     """
-    if settings["require_kv_reuse"].value and not settings["kv_reuse"].value:
-        off, required = as_given(settings["kv_reuse"]), as_given(settings["require_kv_reuse"])
-        what = f"{required} does not go with {off}: every job would fail"
-        raise UsageError(what, hint="give one of the two", code="usage.kv-reuse")
-    ranks = settings["vae_patch_parallel_size"]
-    if settings["vae_use_tiling"].value is False and ranks.value > 1:
-        what = (
-            f"{as_given(ranks)} shares tiles, and {as_given(settings['vae_use_tiling'])} cuts none"
-        )
-        raise UsageError(what, hint="give one of the two", code="usage.vae-tiling")
-    count = settings["replicas"].value
-    if count == 1:
-        return
-    device = settings["device"].value
-    if device == "balanced" or device.startswith("cuda:"):
+    required, reuse = settings["require_kv_reuse"], settings["kv_reuse"]
+    if required.value and not reuse.value:
+        raise _conflict(required, reuse, "every job would fail", "kv-reuse")
+    ranks, tiling = settings["vae_patch_parallel_size"], settings["vae_use_tiling"]
+    if tiling.value is False and ranks.value > 1:
+        raise _conflict(ranks, tiling, "it shares tiles, and none are cut", "vae-tiling")
+    count, device = settings["replicas"].value, settings["device"].value
+    if count > 1 and (device == "balanced" or device.startswith("cuda:")):
         what = f"--replicas {count} does not go with --device {device}"
         hint = "give --device cuda: GPUs of its own for each"
         raise UsageError(what, hint=hint, code="usage.replicas")
+
+
+def _conflict(one: Setting, other: Setting, why: str, slug: str) -> UsageError:
+    what = f"{as_given(one)} does not go with {as_given(other)}: {why}"
+    return UsageError(what, hint="give one of the two", code=f"usage.{slug}")

@@ -15,7 +15,7 @@ from annotated_types import Interval, Len
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-from hyimg_cli.addresses import ADDRESS_PATTERN, scheme_of
+from hyimg_cli.addresses import ADDRESS_PATTERN
 from hyimg_cli.files import is_deeper, json_of
 from hyimg_cli.settings.values import BadValue, nearest, shown
 from hyimg_cli.spec.job import SizeRequest
@@ -81,11 +81,6 @@ class Kind:
         return self.schema if is_type else Annotated[Any, WithJsonSchema(self.schema)]
 
     @property
-    def is_truth(self) -> bool:
-        """True of what is on or off."""
-        return self.schema is bool
-
-    @property
     def is_text(self) -> bool:
         """True of what is kept as it is written, with the spaces around it."""
         return self.schema in (TEXT, ANY_TEXT)
@@ -104,19 +99,17 @@ def plain(annotation: Any, aliases: Mapping[Any, str] | None = None) -> Kind:
     base, *limits = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     choices: tuple[str, ...] = get_args(base) if get_origin(base) is Literal else ()
     adapter = cache(partial(_adapter, annotation))
-    types: tuple[type, ...]
+    # Types whose values are only out of range, or not known.
+    types = {int: (int,), float: (int, float), bool: (bool,)}.get(base, (str,))
+    noun = {int: "a whole number", float: "a number", bool: "true or false"}.get(base, "text")
+    allowed, hint = ", ".join(choices), f"give {noun}"
     if choices:
-        noun, allowed = "text", ", ".join(choices)
         meant = (f'; "{alias}" means {named[alias]}' for alias in named if type(alias) is str)
-        types, hint = (str,), f"allowed: {allowed}{''.join(meant)}"
-    elif base is bool:
-        noun, allowed, types, hint = "true or false", "", (bool,), "give true or false"
-    else:
-        (within,), types = limits, (int, base)
-        noun = "a whole number" if base is int else "a number"
-        above = within.ge is None
-        allowed = f"above {within.gt} to {within.le}" if above else f"{within.ge} to {within.le}"
-        hint = f"give {noun} {'' if above else 'from '}{allowed}"
+        hint = f"allowed: {allowed}{''.join(meant)}"
+    for within in limits:
+        lowest = f"above {within.gt}" if within.ge is None else f"from {within.ge}"
+        hint += f" {lowest} to {within.le}"
+        allowed = f"{lowest} to {within.le}".removeprefix("from ")
 
     def read(value: Any) -> Any:
         if type(value) in (str, bool):  # 1 is not true
@@ -182,17 +175,6 @@ def text(noun: str, *, may_be_empty: bool = False) -> Kind:
     """The kind of a text that is named so in messages."""
     read = partial(read_text, noun, may_be_empty=may_be_empty)
     return Kind(read, ANY_TEXT if may_be_empty else TEXT)
-
-
-def _folder(value: Any, *, may_be_store: bool = False) -> str:
-    if value == "":
-        raise BadValue("an empty name", "for this folder give .", "empty-text")
-    named = read_text("folder", value)
-    scheme = scheme_of(named)
-    if scheme and (scheme in NO_STORES or not may_be_store):
-        what = f"{shown(named)} is not a place on this machine, and {scheme}: is not served"
-        raise BadValue(what, "give a path; ./ in front of it makes it one", "not-served")
-    return named
 
 
 def _names(value: Any) -> tuple[str, ...]:
@@ -318,10 +300,15 @@ _DEVICES = "auto, cpu, cuda, cuda:N, balanced"
 _STEP_CACHES = f"none, {StepCache()}"
 _STEP_NUMBERS = {n: plain(of) for n, of in get_type_hints(StepCache, include_extras=True).items()}
 _COUNT = "(interval|order|first|tail)=[0-9]{1,4}"
-FOLDER = Kind(_folder, matching(f"(?!{ADDRESS_PATTERN}){WRITTEN}"), "path")
-RUN_FOLDER = Kind(
-    partial(_folder, may_be_store=True), matching(f"(?!(?:{NO_STORE}):/){WRITTEN}"), "path"
+_folder = partial(
+    matched,
+    fault="is not a place on this machine",
+    hint="give a path: . for this folder, and ./ in front of one that looks like an address",
+    slug="not-served",
+    metavar="path",
 )
+FOLDER = _folder(f"(?!{ADDRESS_PATTERN}){WRITTEN}")
+RUN_FOLDER = _folder(f"(?!(?:{NO_STORE}):/){WRITTEN}")
 NAMES = Kind(
     _names,
     {"type": "array", "items": TEXT},

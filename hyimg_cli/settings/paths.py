@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.addresses import FOREIGN_PATTERN, joined, scheme_of, shown_place
-from hyimg_cli.settings.kinds import ANY_TEXT, NO_STORE, NO_STORES, TEXT, Kind, matching, read_text
+from hyimg_cli.settings.kinds import ANY_TEXT, NO_STORE, TEXT, Kind, matching, read_text
 from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec.job import POSES_SUFFIX
 from hyimg_cli.spec.options import MAX_SOURCE_IMAGES, KeepOutside, Lora, Region
@@ -23,22 +23,23 @@ class PathKind(Kind):
     """A kind whose values hold paths. Whoever resolves, moves, hides or finds the files of a job
     asks it which parts they are; a list of such fields stands nowhere else.
 
-    Its `names` are paths, and what may stand in their place: `is_path` tells them apart.
+    Its `names` are paths, and what may stand in their place: `is_path` tells them apart. A value
+    is one name, or several.
     """
 
     is_path: Callable[[str], bool] = lambda name: True
 
     def names(self, value: Any) -> Sequence[str]:
         """The names in a value, typed or as in JSON."""
-        return [value]
+        return [value] if isinstance(value, str) else value
 
     def with_names(self, value: Any, names: Sequence[str]) -> Any:
         """The value, typed, with other names."""
-        return names[0]
+        return names[0] if isinstance(value, str) else tuple(names)
 
     def to_json(self, value: Any) -> Any:
         """A typed value as in JSON."""
-        return value
+        return value if isinstance(value, str) else list(value)
 
     def map_paths(self, value: Any, change: Callable[[str], str]) -> Any:
         """The value, typed, with each path changed."""
@@ -50,40 +51,31 @@ class PathKind(Kind):
         return path if self.is_path(path) else f"./{path}"
 
     def resolve_paths(self, value: Any, folder: Path) -> Any:
-        """A value of a line in `folder`, its paths led from the working folder."""
-        return self.map_paths(value, lambda name: shown_place(joined(folder, name)))
+        """A value of a line in `folder`, its names led from the working folder."""
+        return self.with_names(value, [self.resolve_name(n, folder) for n in self.names(value)])
+
+    def resolve_name(self, name: str, folder: Path) -> str:
+        """A name of a line in `folder`, led from the working folder where it is a path."""
+        return self.as_path(shown_place(joined(folder, name))) if self.is_path(name) else name
 
 
 class ModelName(PathKind):
     """An embedded model, a hub id, or the path of a folder, which begins with a dot or a slash."""
 
-    def resolve_paths(self, value: str, folder: Path) -> str:
+    def resolve_name(self, name: str, folder: Path) -> str:
         """One that leads nowhere from `folder` leads from the working folder."""
-        there = str(folder / value)
-        return self.as_path(there) if self.is_path(value) and os.path.isdir(there) else value
+        there = str(folder / name)
+        return self.as_path(there) if self.is_path(name) and os.path.isdir(there) else name
 
 
 class Camera(PathKind):
     """Keys, the path of a file of poses, or that of a folder with one."""
 
-    def resolve_paths(self, value: str, folder: Path) -> str:
-        there = shown_place(joined(folder, value))
+    def resolve_name(self, name: str, folder: Path) -> str:
+        there = shown_place(joined(folder, name))
         if os.path.isdir(there):
             return f"{there}/poses{POSES_SUFFIX}"
-        return there if self.is_path(value) else value
-
-
-class Sources(PathKind):
-    """One path or a list of them; comes back as a tuple."""
-
-    def names(self, value: Sequence[str]) -> Sequence[str]:
-        return value
-
-    def with_names(self, value: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-        return tuple(names)
-
-    def to_json(self, value: Sequence[str]) -> list[str]:
-        return list(value)
+        return there if self.is_path(name) else name
 
 
 class Loras(PathKind):
@@ -99,14 +91,11 @@ class Loras(PathKind):
     def to_json(self, value: Iterable[Lora]) -> str:
         return ";".join(map(str, value))
 
-    def resolve_paths(self, value: tuple[Lora, ...], folder: Path) -> tuple[Lora, ...]:
+    def resolve_name(self, name: str, folder: Path) -> str:
         """A file in `folder`, else one in the working folder, else a name as it is."""
-        found = []
-        for name in self.names(value):
-            file = os.path.expanduser(name)
-            present = filter(os.path.isfile, (str(folder / file), file))
-            found.append(next(map(self.as_path, present), name))
-        return self.with_names(value, found)
+        file = os.path.expanduser(name)
+        present = filter(os.path.isfile, (str(folder / file), file))
+        return next(map(self.as_path, present), name)
 
 
 def is_hub_file(name: str) -> bool:
@@ -130,16 +119,12 @@ def _own_path(text: str) -> str:
 
 
 def _path(value: Any) -> str:
-    hint = "give the path of a picture, relative to the manifest"
+    hint = "give a path, relative to the manifest; of a web page, save the picture first"
     if type(value) is not str:
         raise BadValue(f"{shown(value)} is not a path", hint, "wrong-type")
-    if not value or "\0" in value:
+    if not re.fullmatch(_PICTURE, _own_path(value)):
         raise BadValue(f"{shown(value)} is not a path", hint)
-    if scheme_of(value) == "file":
-        raise BadValue(f"{shown(value)} is not a path", "leave file:// out, and %20 and its like")
-    if scheme_of(value) in NO_STORES or value[:5].lower() == "data:":
-        raise BadValue(f"{shown(value)} is not a file on this machine", "save the picture first")
-    return _own_path(value)
+    return value
 
 
 def _paths(value: Any) -> tuple[str, ...]:
@@ -167,14 +152,6 @@ def _region(value: Any) -> str:
     return f"{left},{top},{right},{bottom}"
 
 
-def _is_folder_path(model: str) -> bool:
-    return model.split("/")[0] in ("", ".", "..")
-
-
-def _is_mask(region: str) -> bool:
-    return bool(KeepOutside(region=Region(region)).mask)
-
-
 def _loras(value: Any) -> tuple[Lora, ...]:
     hint = "write FILE or FILE@WEIGHT; for a model of two transformers high=FILE;low=FILE"
     if type(value) is not str:
@@ -200,14 +177,21 @@ _ARE_PATHS = {"type": "array", "items": _IS_PATH, "maxItems": MAX_SOURCE_IMAGES}
 _PIXEL = {"type": "integer", "minimum": 0}
 _BOX = {"type": "array", "items": _PIXEL, "minItems": 4, "maxItems": 4}
 _ANY_REGION = matching(r"(?!https?://|data:)[^\x00]+")
-MODEL_NAME = ModelName(partial(read_text, "model"), TEXT, is_path=_is_folder_path)
+MODEL_NAME = ModelName(
+    partial(read_text, "model"), TEXT, is_path=lambda name: name.split("/")[0] in ("", ".", "..")
+)
 CAMERA = Camera(
     lambda value: _own_path(read_text("camera", value)),
     TEXT,
     is_path=lambda name: name.endswith(POSES_SUFFIX),
 )
-REGION = PathKind(_region, {"anyOf": [_ANY_REGION, _BOX]}, "box|path", is_path=_is_mask)
-SOURCES = Sources(
+REGION = PathKind(
+    _region,
+    {"anyOf": [_ANY_REGION, _BOX]},
+    "box|path",
+    is_path=lambda name: bool(KeepOutside(region=Region(name)).mask),
+)
+SOURCES = PathKind(
     _paths,
     {"anyOf": [_IS_PATH, _ARE_PATHS]},
     split=lambda cell: [path.strip() for path in cell.split(";") if path.strip()],

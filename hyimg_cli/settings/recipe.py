@@ -10,7 +10,7 @@ from typing import Any
 
 from hyimg_cli.errors import RecipeError
 from hyimg_cli.files import SETTINGS_BYTES, text_of
-from hyimg_cli.settings.table import REMOVED, SETTINGS, TABLES
+from hyimg_cli.settings.table import BY_NAME, REMOVED, SETTINGS, TABLES
 from hyimg_cli.settings.values import BadValue, nearest
 
 FOLDERS_OWN = Path("hyimg.toml")
@@ -27,11 +27,8 @@ def read_recipe(path: Path, *, is_named: bool = True) -> dict[str, Any]:
     except OSError as error:
         what = f"the recipe cannot be read: {error.strerror}"
         raise RecipeError(what, where=path, code="recipe.unreadable") from None
-    except UnicodeDecodeError:
-        raise RecipeError("not UTF-8", where=path.name, code="recipe.not-toml") from None
-    except RecursionError:
-        raise RecipeError("nested too deeply", where=path.name, code="recipe.not-toml") from None
-    except ValueError as error:  # of a number with too many digits, too
+    # Of bytes that are not UTF-8, of a number with too many digits, and of too many brackets, too.
+    except (ValueError, RecursionError) as error:
         what = f"not valid TOML: {error}"
         raise RecipeError(what, where=path.name, code="recipe.not-toml") from None
     for name, row in SETTINGS.items():
@@ -64,12 +61,11 @@ def read_recipe(path: Path, *, is_named: bool = True) -> dict[str, Any]:
 
 
 def _unknown(shown_name: str, name: str, known: Iterable[str], *, where: str) -> RecipeError:
-    close = nearest(name, known)
-    meant = next((row for row in SETTINGS.values() if name in (row.name, *row.aliases)), None)
-    hint = f"did you mean {close}?" if close else f"known here: {', '.join(known)}"
-    if meant is not None:
-        hint = f"write {meant.name} below [{meant.table}]"
     if name in REMOVED:
         what = f"{name} is a setting of earlier versions: no measurement asked for it"
         return RecipeError(what, where=where, hint="take it out", code="recipe.removed")
+    close = nearest(name, known)
+    hint = f"did you mean {close}?" if close else f"known here: {', '.join(known)}"
+    if meant := BY_NAME.get(name):
+        hint = f"write {meant.name} below [{meant.table}]"
     return RecipeError(f"{shown_name} is not known", where=where, hint=hint, code="recipe.unknown")

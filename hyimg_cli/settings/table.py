@@ -60,7 +60,7 @@ class Declaration:
     @property
     def spelled(self) -> tuple[str, ...]:
         """Its flags as Typer takes them: `--on/--off` for a truth."""
-        is_truth = self.kind.is_truth
+        is_truth = self.kind.schema is bool
         return self.flags or ((f"{self.flag}/--no-{self.flag[2:]}",) if is_truth else (self.flag,))
 
     @property
@@ -100,6 +100,7 @@ TABLES: dict[str, dict[str, Declaration]] = {
     table: {row.name: row for row in _declarations(part, table)} for table, part in PARTS.items()
 }
 SETTINGS = {name: row for rows in TABLES.values() for name, row in rows.items()}
+BY_NAME = {name: row for row in SETTINGS.values() for name in (row.name, *row.aliases)}
 # Settings of earlier versions, and their names in a resume key; of those without one, none.
 REMOVED = {
     "vae_channels_last": "vae_layout",

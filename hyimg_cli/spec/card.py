@@ -62,10 +62,10 @@ class WeightCounts:
     them.
     """
 
-    experts: int
-    expert_rows: int
-    wide: int
-    rest: int
+    experts: int = 0
+    expert_rows: int = 0
+    wide: int = 0
+    rest: int = 0
     encoder: int = 0
     decoder: int = 0
 
@@ -144,7 +144,7 @@ class ModelCard:
     latent_channels: int = 0
     row_bytes: int = 0
     activations: Mapping[str, Working] = field(default_factory=dict, hash=False)
-    weights: WeightCounts | None = None
+    weights: WeightCounts = WeightCounts()
     routing: Routing | None = None
     vae_bytes_per_pixel: int = 0
     vae_chunk_bytes: int = 0
@@ -155,16 +155,13 @@ class ModelCard:
     has_graphs: bool = True
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> int:
-        """Bytes of all weights once loaded; where nothing is counted, as if stored in bfloat16."""
-        if self.weights is None:
-            return self.weight_bytes * (2 if dtype == "float32" else 1)
+        """Bytes of all weights once loaded."""
         return self.weights.nbytes(dtype, quantization)
 
     def offloaded_bytes(self, dtype: str, quantization: str = "none") -> int:
         """Bytes of the weights on a device whose experts and VAE wait elsewhere: two layers' are
         there.
         """
-        assert self.weights is not None, "experts are counted"
         assert self.routing is not None, "there are experts"
         experts = self.weights.experts_nbytes(dtype, quantization)
         vae = self.encoder_bytes + self.decoder_bytes
@@ -174,12 +171,12 @@ class ModelCard:
     @property
     def encoder_bytes(self) -> int:
         """Bytes of the VAE's encoder once loaded."""
-        return 0 if self.weights is None else 4 * self.weights.encoder
+        return 4 * self.weights.encoder
 
     @property
     def decoder_bytes(self) -> int:
         """Bytes of the VAE's decoder once loaded."""
-        return 0 if self.weights is None else 4 * self.weights.decoder
+        return 4 * self.weights.decoder
 
     def vae_bytes(self, pixels: int, device: str, *, in_tiles: bool = False) -> int:
         """Bytes of a picture in the VAE, on a kind of device, cpu or cuda.

@@ -1,7 +1,7 @@
 """Events of a session while it works, and the outcome of each job."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from hyimg_cli.errors import HyimgError
 
@@ -299,7 +299,6 @@ class GroupStarted:
 
     model: str
     size_class: str
-    job_count: int
 
 
 @dataclass(frozen=True)
@@ -332,15 +331,8 @@ class JobEnded:
         return self.outcome.status == "done"
 
 
-Event = (
-    ModelLoading
-    | ModelLoaded
-    | ModelReleased
-    | PromptsReady
-    | Prewarmed
-    | ReplicaDied
-    | GroupStarted
-    | JobStarted
-    | Progress
-    | JobEnded
+# What a session, or one of several replicas, tells beside its jobs.
+Readiness: TypeAlias = (
+    ModelLoading | ModelLoaded | ModelReleased | PromptsReady | Prewarmed | ReplicaDied
 )
+Event = Readiness | GroupStarted | JobStarted | Progress | JobEnded

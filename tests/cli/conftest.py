@@ -60,7 +60,7 @@ class FakeSession:
             raise CheckpointError("there is none", hint="copy it")
         yield ModelLoaded("fake", 0.5, "cpu", "float32", 1000)
         for group in plan.groups:
-            yield GroupStarted(group.model, group.size_class, len(group.jobs))
+            yield GroupStarted(group.model, group.size_class)
             for job in group.jobs:
                 yield from self._job(job)
                 if self.config.failure.fail_fast and "fail" in job.prompt:

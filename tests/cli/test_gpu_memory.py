@@ -42,7 +42,7 @@ def flat(text: str) -> str:
         (
             (VIDEO,),
             ("--no-vae-use-tiling", "--vae-patch-parallel-size", "2"),
-            "shares tiles, and --no-vae-use-tiling cuts none",
+            "does not go with --no-vae-use-tiling: it shares tiles",
             "give one of the two",
         ),
         (

@@ -225,7 +225,7 @@ def test_plain_lines_say_how_far_a_run_is_at_least_every_half_minute(
         "loading tiny-image: 91.4 of 91.4 GB, 30 s so far, time left: unknown",
         "loading tiny-image: 91.4 of 91.4 GB, 1 min so far, time left: unknown",
     ]
-    show(plain, GroupStarted("tiny-image", "auto", 2))
+    show(plain, GroupStarted("tiny-image", "auto"))
     for event in life_of("a", is_failed=False):
         clock.now += 10
         show(plain, event)
@@ -249,7 +249,7 @@ def test_edits_that_need_no_model_count_as_the_run_counts_them(
     edit = Outcome("edit", "done", key="")
     view._planned.summary.finish(edit)
     view.show(JobEnded(edit))
-    show(view, GroupStarted("tiny-image", "auto", 2))
+    show(view, GroupStarted("tiny-image", "auto"))
     show(view, JobStarted("a"))
     clock.now += 40
     view.tick()
@@ -277,7 +277,7 @@ def test_the_bars_say_rate_elapsed_and_left(clock: Clock, monkeypatch: pytest.Mo
     view.tick()
     assert bars(view) == ["all jobs", "loading tiny-image"]
     assert counts(view) == ["0/2, 0.0 s so far, time left: unknown", "12.3 of 91.4 GB"]
-    show(view, GroupStarted("tiny-image", "auto", 2))
+    show(view, GroupStarted("tiny-image", "auto"))
     for event in life_of("a", is_failed=False):
         clock.now += 10
         show(view, event)

@@ -69,7 +69,7 @@ class Run:
         found: list[tuple[float, Event]] = [
             (0, ModelLoading("tiny-image")),
             (LOAD, ModelLoaded("tiny-image", LOAD, "cpu", "float32", 1)),
-            (0, GroupStarted("tiny-image", "auto", len(self.jobs))),
+            (0, GroupStarted("tiny-image", "auto")),
         ]
         for first in range(0, len(self.jobs), self.together):
             names = [job.custom_id for job in self.jobs[first : first + self.together]]
@@ -271,7 +271,7 @@ def test_a_model_without_runs_makes_the_time_unknown(job: ImageJob) -> None:
 def test_what_failed_leaves_no_rates(job: ImageJob) -> None:
     run = Run(job, 2, 1)
     eta = run.eta()
-    eta.add(GroupStarted("tiny-image", "auto", 2))
+    eta.add(GroupStarted("tiny-image", "auto"))
     assert eta.rates() == {}
     failure = Failure("job.fake", "", "", retryable=False)
     eta.add(JobStarted("j0"))

@@ -216,7 +216,7 @@ def test_a_recipe_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="cannot be read"):
         read_recipe(tmp_path / "none.toml")
     (tmp_path / "latin.toml").write_bytes(b'[model]\nmodel = "\xe9"')
-    with pytest.raises(RecipeError, match="UTF-8"):
+    with pytest.raises(RecipeError, match="utf-8"):
         read_recipe(tmp_path / "latin.toml")
 
 

@@ -35,7 +35,7 @@ from hyimg_cli.journal.keys import describe_differences, replica_facts
 from hyimg_cli.journal.provenance import versions
 from hyimg_cli.parallel.watch import LIMITS, AwakeClock, Beat, Limits, StepWatch
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.events import Event, GroupStarted, JobEnded, JobStarted, Progress, ReplicaDied
+from hyimg_cli.spec.events import Event, JobEnded, JobStarted, Readiness, ReplicaDied
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Plan
 
@@ -297,7 +297,7 @@ class _Dispatcher:
                 told = (f"{who} died at this job; it was dispatched again" for who in deaths)
                 warnings = (*event.outcome.warnings, *told)
                 event = JobEnded(replace(event.outcome, replica=number, warnings=warnings))
-            elif not isinstance(event, GroupStarted | JobStarted | Progress):
+            elif isinstance(event, Readiness):
                 event = replace(event, replica=number)
             events.append(event)
         return EventBatch(tuple(events))

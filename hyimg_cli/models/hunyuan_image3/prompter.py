@@ -314,7 +314,6 @@ class Prompter(ImageCheckpoint):
         split.refuse_uneven(self.arch, ranks, quantization)
 
     def rank_bytes(self, ranks: int, dtype: str, quantization: Quantization) -> RankBytes:
-        assert self.card.weights is not None, "a checkpoint's weights are counted by kind"
         weights, arch = self.card.weights, self.arch
         return split.rank_bytes(weights, arch, ranks, dtype=dtype, quantization=quantization)
 

@@ -86,7 +86,6 @@ def test_bytes_are_those_that_were_promised(quantization: Quantization) -> None:
         model_card(FOLDER, registry.EMBEDDED),
         read_architecture(FOLDER),
     )
-    assert card.weights is not None
     for ranks, dtype in ((1, "float32"), (2, "bfloat16"), (4, "float32")):
         promised = rank_bytes(card.weights, arch, ranks, dtype=dtype, quantization=quantization)
         form = {"dtype": getattr(torch, dtype), "quantization": quantization}
