@@ -10,9 +10,8 @@ from hyimg_cli.settings.kinds import (
     ANYTHING,
     CUSTOM_ID,
     MATRIX,
-    MAX_SIDE,
-    MIN_SIDE,
     Kind,
+    Side,
     numbers,
     plain,
     text,
@@ -35,7 +34,7 @@ class Field:
     only: JobKind | None = None
 
 
-_SIDE = plain(Annotated[int, Interval(ge=MIN_SIDE, le=MAX_SIDE)])
+_SIDE = plain(Side)
 _OWN = (
     Field("custom_id", CUSTOM_ID, "Name of the job and its file.", ("id", "request_id")),
     Field("task", plain(AnyTask), "Default: it2i where there are images, or t2i."),

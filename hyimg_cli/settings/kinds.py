@@ -31,6 +31,7 @@ def matching(pattern: str) -> dict[str, Any]:
 # Addresses of no object store; what is in memory ends with its process.
 NO_STORES = ("file", "local", "memory", "http", "https", "data", "ftp")
 MIN_SIDE, MAX_SIDE, MAX_RATIO = 16, 8192, 16
+Side = Annotated[int, Interval(ge=MIN_SIDE, le=MAX_SIDE)]
 # Of a value that is copied through.
 MAX_DEPTH = 100
 # A folder's name has no dot, so that no folder is another job's file: "a.frames", "a.png".
