@@ -311,7 +311,7 @@ class Line:
             kind = known.kind
             try:
                 if is_cell:
-                    typed = kind.parse(value if kind.is_text else value.strip())
+                    typed = kind.parse(value)
                 else:
                     typed = kind.read(value)
             except BadValue as bad:

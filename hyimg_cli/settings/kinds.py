@@ -81,13 +81,10 @@ class Kind:
         is_type = not isinstance(self.schema, dict)
         return self.schema if is_type else Annotated[Any, WithJsonSchema(self.schema)]
 
-    @property
-    def is_text(self) -> bool:
-        """True of what is kept as it is written, with the spaces around it."""
-        return self.schema in (TEXT, ANY_TEXT)
-
     def parse(self, text: str) -> Any:
-        """The typed value of a flag's or an environment variable's text. Raises BadValue."""
+        """The typed value of a flag's, a variable's or a table cell's text. Raises BadValue."""
+        if self.schema not in (TEXT, ANY_TEXT):  # these keep the spaces around them
+            text = text.strip()
         split = self.split or (str if self.schema.get("type") == "string" else _json_in)
         return self.read(split(text))
 
