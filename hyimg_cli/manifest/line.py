@@ -308,12 +308,8 @@ class Line:
             self.add("duplicate-field", f"{known.name} is there by two names", field=key, hint=hint)
         else:
             self.given.add(known.name)
-            kind = known.kind
             try:
-                if is_cell:
-                    typed = kind.parse(value)
-                else:
-                    typed = kind.read(value)
+                typed = known.kind.parse(value) if is_cell else known.kind.read(value)
             except BadValue as bad:
                 self.refused.add(known.name)
                 hint = "leave the field out for its default" if value is None else bad.hint
