@@ -71,7 +71,7 @@ class RankPool:
     equal sets of ranks have a whole picture model each. `timeout_s` is the longest wait for a rank
     that neither answers nor dies; a death is noticed at once. A member that is stopped, and a task
     that takes far longer than ever before, end by `limits`. Whoever left something with the
-    members besides their parts is told by `stopped` when they end.
+    members besides their parts is told by `stopped` when they end; `generation` counts how often.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class RankPool:
         # By name what ranks hold, or will when they have started: how it loads, on how many.
         self.parts: dict[str, tuple[Loader, int]] = {}
         self.stopped: list[Callable[[], None]] = []
+        self.generation = 0
         self._members: list[Member] = []
         self._limits, self._beat_s = limits, beat_s
         self._steps, self._over = Steps(), threading.Event()
@@ -232,6 +233,7 @@ class RankPool:
             _forget_group()
         self._forget_scratch()
         if members:
+            self.generation += 1
             for tell in self.stopped:
                 tell()
 

@@ -1,8 +1,8 @@
 """A follower that is told what was done to mirrored buffers holds what they hold."""
 
+import gc
 import pickle
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hyimg_cli.errors import RankError
 from hyimg_cli.kv.buffer import Buffer, Slice
-from hyimg_cli.kv.mirror import FollowerKV, Mirror, MirroredBuffer
+from hyimg_cli.kv.mirror import Call, FollowerKV, Mirror, MirroredBuffer
 
 LAYERS = 2
 DEVICES = [torch.device("cpu")] * LAYERS
@@ -23,20 +23,27 @@ CAPACITY = 12
 
 
 class Pair:
-    """Mirrored buffers and slices here, and a follower that is told of them as a process is."""
+    """Mirrored buffers and slices here, and a follower that is called as a process is."""
 
     def __init__(self) -> None:
-        self.mirror = Mirror()
+        self.generation = 0
         self.kv = FollowerKV(lambda capacity: Buffer(capacity=capacity, **SHAPE), DEVICES)
+        self.mirror = Mirror(self._call_all, lambda: self.generation)
         self.new: Callable[[int], MirroredBuffer] = lambda capacity: MirroredBuffer(
             self.mirror, capacity=capacity, **SHAPE
         )
 
+    def _call_all(self, call: Call, own: Callable[[], Any]) -> Any:
+        made = own()
+        self.kv.make(pickle.loads(pickle.dumps(call)))
+        return made
+
     def forward(self, buffer: Buffer, count: int) -> None:
-        """New rows behind the prefix, on both sides; the changes before them come first."""
+        """New rows behind the prefix, on both sides."""
         self.told()
         start, stop = buffer.length, min(buffer.length + count, buffer.capacity)
-        theirs = self.kv.buffer(self.mirror.require(buffer))
+        theirs = self.kv.parts[self.mirror.require(buffer).number]
+        assert isinstance(theirs, Buffer)
         for layer in range(LAYERS):
             rows = torch.randn(stop - start, 2, 3)
             for side in (buffer, theirs):
@@ -44,10 +51,10 @@ class Pair:
         buffer.commit(stop)
 
     def told(self) -> None:
-        self.kv.change(pickle.loads(pickle.dumps(self.mirror.drained())))
+        self.kv.free(self.mirror.drain_freed())
 
     def assert_same(self, part: Buffer | Slice) -> None:
-        theirs = self.kv.parts[self.mirror.require(part)]
+        theirs = self.kv.parts[self.mirror.require(part).number]
         for ours, others in zip(_rows(part), _rows(theirs), strict=True):
             length = part.length
             assert torch.equal(ours[:, :length], others[:, :length])
@@ -119,55 +126,50 @@ def _act_on_slice(
 
 
 class ShortPair(Pair):
-    """A follower that has no room for some of its buffers: a forward without them is void, on both
-    sides, and what was noted for it is made before the next.
-    """
+    """A follower that has no room for some of its parts."""
 
     def __init__(self, refused: set[int]) -> None:
         super().__init__()
-        calls, original = count(), self.kv.new_buffer
+        self._calls, self._refused = count(), refused
 
-        def short(capacity: int) -> Buffer:
-            if next(calls) in refused:
-                raise torch.OutOfMemoryError("no room")
-            return original(capacity)
-
-        self.kv.new_buffer = short
-
-    def forward(self, buffer: Buffer, count: int) -> None:
-        with suppress(torch.OutOfMemoryError):
-            super().forward(buffer, count)
-
-    def told(self) -> None:
-        self.refused = True
-        super().told()
-        self.refused = False
+    def _call_all(self, call: Call, own: Callable[[], Any]) -> Any:
+        if next(self._calls) in self._refused:
+            self.kv.free(call.freed)
+            own()
+            raise torch.OutOfMemoryError("no room")
+        return super()._call_all(call, own)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 99)), max_size=40),
-    st.sets(st.integers(0, 12)),
+    st.sets(st.integers(1, 40)),
 )
-def test_a_follower_that_was_short_of_memory_catches_up(
+def test_what_a_follower_had_no_memory_for_is_nowhere(
     actions: list[tuple[str, int]], refused: set[int]
 ) -> None:
+    """The caller is told; all else stays equal, and what the leader made alone is let go."""
     pair = ShortPair(refused)
     buffers: list[Buffer] = [pair.new(CAPACITY)]
     slices: list[Slice] = []
     for action, number in actions:
-        _act(pair, action, number, buffers, slices)
-    for _ in range(len(refused) + 1):
-        with suppress(torch.OutOfMemoryError):
-            pair.told()
-    assert not pair.refused
+        lengths = [buffer.length for buffer in buffers]
+        try:
+            _act(pair, action, number, buffers, slices)
+        except torch.OutOfMemoryError:
+            # A method that failed is void, as one process's that ended halfway.
+            for buffer, length in zip(buffers, lengths, strict=False):
+                buffer.withdraw(min(length, buffer.length))
+            del buffers[len(lengths) :]
+    gc.collect()
+    pair.told()
     for part in (*buffers, *slices):
         pair.assert_same(part)
     assert len(pair.kv.parts) == len(buffers) + len(slices)
 
 
-def test_what_was_let_go_makes_room_for_what_is_due() -> None:
-    """There is room for two: the third comes when one of them has gone, told behind it."""
+def test_a_follower_that_is_short_says_so_at_once() -> None:
+    """There is room for two: the third comes when one of them has gone."""
     pair = Pair()
     original = pair.kv.new_buffer
 
@@ -179,56 +181,15 @@ def test_what_was_let_go_makes_room_for_what_is_due() -> None:
     pair.kv.new_buffer = short
     kept, old = pair.new(CAPACITY), pair.new(CAPACITY)
     pair.forward(kept, 4)
-    third = pair.new(CAPACITY)
-    third.take(kept, 3)
     for _ in range(2):
         with pytest.raises(torch.OutOfMemoryError):
-            pair.told()
+            pair.new(CAPACITY)
     del old
-    pair.told()
+    third = pair.new(CAPACITY)
+    third.take(kept, 3)
     pair.assert_same(kept)
     pair.assert_same(third)
     assert len(pair.kv.parts) == 2
-
-
-@pytest.mark.parametrize("action", ["take", "cut", "extend", "write", "host", "split"])
-def test_nothing_is_freed_before_its_last_reader(action: str) -> None:
-    """The leader has let go of what a follower, short of memory, has still to read or write."""
-    pair = Pair()
-    source, target = pair.new(CAPACITY), pair.new(CAPACITY)
-    pair.forward(source, 4)
-    pair.forward(target, 2)
-    rows = source.cut(0, 3)
-    pair.told()
-    original, pair.kv.new_buffer = pair.kv.new_buffer, _refused
-    late = pair.new(CAPACITY)
-    slices: list[Slice] = []
-    match action:
-        case "take":
-            late.take(source, 3)
-        case "cut":
-            slices = [source.cut(1, 4)]
-        case "extend":
-            target.extend(rows)
-            slices = [target.cut(2, 5)]
-        case "write":
-            target.extend(rows)
-        case _:
-            slices = list(rows.split(1)) if action == "split" else [rows.on_host()]
-    for _ in range(2):
-        with pytest.raises(torch.OutOfMemoryError):
-            pair.told()
-        # Freed behind its reader, which waits behind the buffer that there is no room for.
-        source = target = rows = None  # type: ignore[assignment]
-    pair.kv.new_buffer = original
-    pair.told()
-    for part in (late, *slices):
-        pair.assert_same(part)
-    assert len(pair.kv.parts) == 1 + len(slices)
-
-
-def _refused(capacity: int) -> Buffer:
-    raise torch.OutOfMemoryError("no room")
 
 
 def test_what_was_lost_cannot_be_used() -> None:
@@ -236,7 +197,8 @@ def test_what_was_lost_cannot_be_used() -> None:
     buffer = pair.new(CAPACITY)
     pair.forward(buffer, 4)
     rows = buffer.cut(0, 3)
-    pair.mirror.lose()
+    pair.generation += 1
+    pair.kv.parts.clear()
     fresh = pair.new(CAPACITY)
     uses: list[Callable[[], Any]] = [
         partial(fresh.take, buffer, 1),
@@ -250,20 +212,25 @@ def test_what_was_lost_cannot_be_used() -> None:
         with pytest.raises(RankError, match="were lost with the ranks") as raised:
             use()
         assert raised.value.retryable
-    # Nothing is told of what the other side no longer has.
-    pair.kv.parts.clear()
+    # What the other side no longer has is freed without an error.
     del buffer, rows, uses, use, raised
     pair.told()
-    assert list(pair.kv.parts) == [fresh.number]
+    assert list(pair.kv.parts) == [fresh.handle.number]
 
 
 def test_a_part_with_a_home_is_told_to_its_own_set_alone() -> None:
     """Both sets have the context; a branch is one's: copied, cut, kept on the host, back."""
-    mirror = Mirror()
     sets = [
         FollowerKV(lambda capacity: Buffer(capacity=capacity, **SHAPE), DEVICES, number)
         for number in range(2)
     ]
+
+    def call_all(call: Call, own: Callable[[], Any]) -> Any:
+        for kv in sets:
+            kv.make(call)
+        return own()
+
+    mirror = Mirror(call_all, lambda: 0)
     context = MirroredBuffer(mirror, capacity=CAPACITY, **SHAPE)
     context.commit(4)
     kept: list[Any] = []
@@ -278,18 +245,20 @@ def test_a_part_with_a_home_is_told_to_its_own_set_alone() -> None:
         again.extend(back.cut(0, 2))
         assert all(part.is_meta == bool(home) for part in (*_rows(branch), *_rows(back)))
         kept += [branch, rows, back, again]
-    changes = mirror.drained()
+    freed = mirror.drain_freed()
     for number, kv in enumerate(sets):
-        kv.change(changes)
+        kv.free(freed)
         own = kept[4 * number :][:4]
-        assert set(kv.parts) == {context.number, *(mirror.require(part) for part in own)}
-        assert all(kv.parts[part.number].length == part.length for part in own[1:3])
+        assert set(kv.parts) == {part.handle.number for part in (context, *own)}
+        assert all(kv.parts[part.handle.number].length == part.length for part in own[1:3])
     # As large as the set's own, so that what the tree may hold is counted.
     assert kept[5].nbytes == kept[1].nbytes
     with pytest.raises(AssertionError, match="another set's rows"):
         kept[0].take(kept[4], 1)
     kept.clear()
     del branch, rows, back, again, own, context
-    for kv, changes in zip(sets, [mirror.drained()] * 2, strict=True):
-        kv.change(changes)
+    gc.collect()
+    freed = mirror.drain_freed()
+    for kv in sets:
+        kv.free(freed)
         assert not kv.parts

@@ -225,7 +225,7 @@ def test_each_branch_is_prefilled_on_its_own_ranks(
         assert [part.keys_HSD[0].is_meta for part in own] == [False, True]
         for rank, kept in enumerate(pool.run(numbers, ranks=ranks, own=set)[1:], 1):
             number = rank // (ranks // 2)
-            assert [part.number in kept for part in own] == [number == 0, number == 1]
+            assert [part.handle.number in kept for part in own] == [number == 0, number == 1]
         prefix = built[0][0].query_block.start
         for tokens in built[1]:
             assert tokens.reused + tokens.shared + tokens.computed == prefix, stage

@@ -1,9 +1,9 @@
 """A network whose layers are spread over ranks: rank 0 leads, the others compute what it asks.
 
     rank 0   prompts, embeddings, rope, heads, ViT, VAE; its share of the layers and of K/V
-    rank r   its share of the layers and of K/V: a forward at a time, told by a message
+    rank r   its share of the layers and of K/V: a change of a buffer, or a forward, at a time
 
-    message  what was done to buffers since the last forward; which rows of which are new
+    message  a method of a buffer (`kv.mirror`), or which rows of which buffers are new
     group    the rows that enter [T, M] and their angles, from rank 0; two sums a layer, among the
              ranks that share the layers
 
@@ -22,233 +22,209 @@ before they are read. Rank 0 then raises torch.OutOfMemoryError, as one process 
 """
 
 # Legend: T new token, M model width, D head width; rope_2TD cosines, then sines
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, count
-from typing import TypeVar, cast
+from itertools import count
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from hyimg_cli.kernels.rows import padding
-from hyimg_cli.kv.mirror import Change, FollowerKV, Mirror, MirroredBuffer
+from hyimg_cli.kv.mirror import Call, FollowerKV, Mirror, MirroredBuffer
 from hyimg_cli.models.common.attention import QueryBlock
 from hyimg_cli.models.common.spans import QuerySpan
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.sharded import sums_of
 from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.parallel.ranks import Rank, RankPool
-from hyimg_cli.parallel.tensor import Share, Sums, broadcast
+from hyimg_cli.parallel.tensor import Share, broadcast
 
 PART = "layers"
-T = TypeVar("T")
 Load = Callable[..., HunyuanImage3ForCausalMM]
 
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward as the ranks are told: what comes before it, its rows, and what will arrive.
+    """One forward as the ranks are told.
 
-    `blocks`: each query block by its buffer's number, with its spans. `parts`: the set of ranks
-    that computes each block, rising; empty where each computes all.
+    `blocks`: each query block by its buffer's number, with its spans. `homes`: the set of ranks
+    that computes each block; None: every set does. `freed`: as of a `Call`.
     """
 
-    changes: tuple[Change, ...]
     blocks: tuple[tuple[int, tuple[QuerySpan, ...]], ...]
-    rows: tuple[int, ...]
-    dtype: torch.dtype
-    angles: tuple[int, ...]
+    homes: tuple[int | None, ...]
     row_multiple: int
-    parts: tuple[int, ...]
+    freed: tuple[int, ...]
 
-    def own(self, number: int) -> tuple[slice, slice]:
-        """Which of the blocks, and of their rows, a set of ranks computes."""
-        if not self.parts:
-            return slice(0, len(self.blocks)), slice(0, self.rows[0])
-        blocks = slice(bisect_left(self.parts, number), bisect_right(self.parts, number))
-        ends = [0, *accumulate(spans[-1].stop - spans[0].start for _, spans in self.blocks)]
-        return blocks, slice(ends[blocks.start], ends[blocks.stop])
+    def counts(self) -> list[int]:
+        """Rows of each block."""
+        return [spans[-1].stop - spans[0].start for _, spans in self.blocks]
 
 
 @dataclass(frozen=True)
-class Sets:
-    """Ranks that lie one behind another: `count` sets of `size`, each of which has all layers."""
+class RankLayers:
+    """A rank's share of the layers. Of all `ranks`, `size` in a row are a set."""
 
+    layers: Transformer
+    rank: int
+    ranks: int
     size: int
-    count: int = 1
 
-    @property
-    def ranks(self) -> int:
-        return self.size * self.count
+    def compute(
+        self, forward: Forward, x_TM: Tensor, rope_2TD: Tensor, buffers: Mapping[int, Any]
+    ) -> str | None:
+        """Replace the rows that enter, which are rank 0's, by those behind the layers: on rank 0
+        all of them, on another its set's. Says why there was no memory for it; they are void then,
+        and all sums are made as ever.
+        """
+        for entering in (x_TM, rope_2TD):
+            broadcast(entering, self.ranks)
+        runs, ropes = (rows.split(forward.counts(), -2) for rows in (x_TM, rope_2TD))
+        own = self.rank // self.size
+        places = [place for place, home in enumerate(forward.homes) if home in (None, own)]
 
-    def of(self, rank: int) -> tuple[int, int]:
-        """The number of the set that has `rank`, and that set's first rank."""
-        number = rank // self.size
-        return number, number * self.size
+        def run() -> None:
+            told = [forward.blocks[place] for place in places]
+            blocks = [QueryBlock(buffers[number], spans) for number, spans in told]
+            own_TM, own_2TD = (
+                torch.cat([rows[place] for place in places], -2) for rows in (runs, ropes)
+            )
+            # Of rank 0's own layers: its `forward` is that of all ranks.
+            hidden_TM = Transformer.forward(self.layers, own_TM, own_2TD, blocks)
+            made = hidden_TM.split([block.count for block in blocks])
+            for place, run_TM in zip(places, made, strict=True):
+                runs[place].copy_(run_TM)
 
-    def parts(self, query_blocks: Sequence[QueryBlock]) -> list[int]:
-        """The set that computes each query block: the one that has its K/V, or in turn."""
-        turn, parts = count(), []
-        for block in query_blocks:
-            assert isinstance(block.buffer, MirroredBuffer), "made by this network"
-            home = block.buffer.home
-            parts.append(next(turn) % self.count if home is None else home)
-        return parts
+        why = None
+        if places:
+            sums = sums_of(self.layers)
+            sums.begin()
+            self.layers.row_multiple = forward.row_multiple
+            _, why = _attempt(run)
+            if why is not None:
+                # Out here the frames are gone that held what the forward had made.
+                if x_TM.is_cuda:
+                    torch.cuda.empty_cache()
+                rows = sum(len(runs[place]) for place in places)
+                padded = rows + padding(rows, forward.row_multiple)
+                sums.give_up((padded, x_TM.shape[1]), x_TM.dtype, x_TM.device)
+        # The first rank of each other set gives rank 0 its rows.
+        for run_TM, home in zip(runs, forward.homes, strict=True):
+            if home and self.rank == 0:
+                dist.recv(run_TM, home * self.size)
+            elif home and self.rank == home * self.size:
+                dist.send(run_TM, 0)
+        return why
 
 
-class LayersFollower:
+@dataclass(frozen=True)
+class LayersFollower(RankLayers):
     """A rank above 0: its layers, and its parts of the buffers."""
 
-    def __init__(self, network: HunyuanImage3ForCausalMM, sets: Sets, number: int) -> None:
-        """`number`: its set's."""
-        self.sets, self.number = sets, number
-        self.layers: Transformer = network.model
-        self.sums = sums_of(self.layers)
-        self.kv = FollowerKV(network.new_buffer, network.layer_devices, number)
+    kv: FollowerKV
 
-    def compute(self, forward: Forward, own: slice, x_TM: Tensor, rope_2TD: Tensor) -> Tensor:
-        """Make rank 0's changes since the last forward, then this rank's part of one."""
-        self.kv.change(forward.changes)
-        blocks = [QueryBlock(self.kv.buffer(of), spans) for of, spans in forward.blocks[own]]
-        self.layers.row_multiple = forward.row_multiple
-        return self.layers(x_TM, rope_2TD, blocks) if blocks else x_TM
+
+def change_part(rank: Rank, call: Call) -> str | None:
+    """Task of ranks 1, 2, ..: a buffer's or slice's method beside rank 0's. What to tell where
+    memory was short.
+    """
+    follower: LayersFollower = rank.parts[PART]
+    return _attempt(partial(follower.kv.make, call))[1]
 
 
 @torch.no_grad()
 def follow(rank: Rank, forward: Forward) -> str | None:
     """Task of ranks 1, 2, ..: one forward beside rank 0's. What to tell where memory was short."""
     follower: LayersFollower = rank.parts[PART]
+    follower.kv.free(forward.freed)
+    attention = follower.layers.layers[0].self_attn
+    rows = sum(forward.counts())
     # Without these a rank cannot take part at all: no memory for them ends it, and the task.
-    x_TM = torch.empty(forward.rows, dtype=forward.dtype, device=rank.device)
-    rope_2TD = torch.empty(forward.angles, device=rank.device)
-    sets, number = follower.sets, follower.number
-    broadcast(x_TM, sets.ranks)
-    broadcast(rope_2TD, sets.ranks)
-    own, rows = forward.own(number)
-    x_TM = x_TM[rows]
-    compute = partial(follower.compute, forward, own, x_TM, rope_2TD[:, rows])
-    hidden_TM, why = _computed(compute, follower.sums, x_TM, forward.row_multiple)
-    if forward.parts and forward.blocks[own] and sets.of(rank.number)[1] == rank.number:
-        # Without memory for them these are other rows, and nobody looks at them.
-        dist.send(x_TM if hidden_TM is None else hidden_TM.contiguous(), 0)
-    return why
-
-
-def _computed(
-    compute: Callable[[], T], sums: Sums, x_TM: Tensor, row_multiple: int
-) -> tuple[T | None, str | None]:
-    """Result of `compute`, or why there was no memory for it: all sums are made in either case."""
-    sums.begin()
-    try:
-        return compute(), None
-    except torch.OutOfMemoryError as error:
-        why = str(error).split("\n")[0]
-    # Out here the frames are gone that held what the forward had made.
-    if x_TM.device.type == "cuda":
-        torch.cuda.empty_cache()
-    rows, width = x_TM.shape
-    if rows:
-        sums.give_up((rows + padding(rows, row_multiple), width), x_TM.dtype, x_TM.device)
-    return None, why
-
-
-def _in_order(rows: Tensor, counts: Sequence[int], order: Sequence[int], dim: int = 0) -> Tensor:
-    """Runs of so many rows each, in another order; as they are where it is no other."""
-    if list(order) == sorted(order):
-        return rows
-    runs = rows.split(list(counts), dim)
-    return torch.cat([runs[place] for place in order], dim)
+    x_TM = attention.qkv_proj.weight.new_empty(rows, attention.qkv_proj.in_features)
+    rope_2TD = torch.empty(2, rows, attention.head_dim, device=rank.device)
+    return follower.compute(forward, x_TM, rope_2TD, follower.kv.parts)
 
 
 class LedTransformer(Transformer):
-    """Rank 0's transformer: each forward is one of every rank. It notes what the others hold; when
-    they end, whatever was made before is void.
-    """
+    """Rank 0's transformer: each forward is one of every rank."""
 
-    def __init__(self, own: Transformer, pool: RankPool, sets: Sets) -> None:
+    def __init__(self, own: Transformer, pool: RankPool, ranks: int, sets: int) -> None:
         """Takes over the modules of `own`."""
         nn.Module.__init__(self)
         self.wte, self.layers, self.ln_f = own.wte, own.layers, own.ln_f
         self.rows_seen, self.row_multiple = own.rows_seen, own.row_multiple
-        self._pool, self._sets, self._sums = pool, sets, sums_of(own)
-        self.mirror = Mirror()
-        pool.stopped.append(self.mirror.lose)
+        self._on_all, self._ranks, self._sets = partial(_on_all, pool, ranks), ranks, sets
+        self.mirror = Mirror(partial(_change_on_all, pool, ranks), lambda: pool.generation)
 
     def forward(self, x_TM: Tensor, rope_2TD: Tensor, query_blocks: Sequence[QueryBlock]) -> Tensor:
-        return self._led(x_TM, rope_2TD, query_blocks, is_dealt=False)
+        return self._lead(x_TM, rope_2TD, query_blocks, [None] * len(query_blocks))
 
     def branches(
         self, x_TM: Tensor, rope_2TD: Tensor, query_blocks: Sequence[QueryBlock]
     ) -> Tensor:
-        return self._led(x_TM, rope_2TD, query_blocks, is_dealt=self._sets.count > 1)
+        """Each block is computed by the set that has its K/V, or by one of those that do."""
+        if self._sets == 1:
+            return self(x_TM, rope_2TD, query_blocks)
+        turn, homes = count(), []
+        for block in query_blocks:
+            home = self.mirror.require(block.buffer).home
+            homes.append(next(turn) % self._sets if home is None else home)
+        return self._lead(x_TM, rope_2TD, query_blocks, homes)
 
-    def _led(
+    def _lead(
         self,
         x_TM: Tensor,
         rope_2TD: Tensor,
         query_blocks: Sequence[QueryBlock],
-        *,
-        is_dealt: bool,
+        homes: Sequence[int | None],
     ) -> Tensor:
-        """The rows of rank 0, with the others computing beside it; `is_dealt`: of its part of the
-        query blocks, and theirs behind it. Raises torch.OutOfMemoryError where any of them had no
-        memory for it; RankError where one dies or fails, or where a buffer was made before one did.
+        """The rows of all sets. Raises torch.OutOfMemoryError where any rank had no memory for it;
+        RankError where one dies or fails, or where a buffer was made before one did.
         """
-        own, sets = super().forward, self._sets
-        parts: list[int] = []
-        order = list(range(len(query_blocks)))
-        if is_dealt:
-            found = sets.parts(query_blocks)
-            order.sort(key=found.__getitem__)
-            parts = sorted(found)
-        counts = [block.count for block in query_blocks]
-        # Each set's rows stand together: all that is sent is a slice. Before any rank is told.
-        entering_TM = _in_order(x_TM, counts, order).contiguous()
-        rope_2TD = _in_order(rope_2TD, counts, order, dim=1).contiguous()
-        query_blocks = [query_blocks[place] for place in order]
-        blocks = tuple((self.mirror.require(b.buffer), tuple(b.spans)) for b in query_blocks)
+        numbers = [self.mirror.require(block.buffer).number for block in query_blocks]
         forward = Forward(
-            self.mirror.drained(),
-            blocks,
-            tuple(x_TM.shape),
-            x_TM.dtype,
-            tuple(rope_2TD.shape),
+            tuple((n, tuple(b.spans)) for n, b in zip(numbers, query_blocks, strict=True)),
+            tuple(homes),
             self.row_multiple,
-            tuple(parts),
+            self.mirror.drain_freed(),
         )
+        buffers = {own: block.buffer for own, block in zip(numbers, query_blocks, strict=True)}
+        x_TM, rope_2TD = x_TM.contiguous(), rope_2TD.contiguous()
+        own = RankLayers(self, 0, self._ranks, self._ranks // self._sets)
+        self._on_all(follow, forward, lambda: (None, own.compute(forward, x_TM, rope_2TD, buffers)))
+        return x_TM
 
-        def lead() -> tuple[Tensor | None, str | None]:
-            """Rank 0's side: its set's rows, and in their places what the first ranks of the other
-            sets send of theirs.
-            """
-            broadcast(entering_TM, sets.ranks)
-            broadcast(rope_2TD, sets.ranks)
-            mine, rows = forward.own(0)
-            own_TM = entering_TM[rows]
-            compute = partial(own, own_TM, rope_2TD[:, rows], query_blocks[mine])
-            hidden_TM, why = _computed(
-                compute if query_blocks[mine] else lambda: own_TM,
-                self._sums,
-                own_TM,
-                self.row_multiple,
-            )
-            for number in sorted({*parts} - {0}):
-                dist.recv(entering_TM[forward.own(number)[1]], number * sets.size)
-            if hidden_TM is None or not parts:
-                return hidden_TM, why
-            entering_TM[rows] = hidden_TM
-            return entering_TM, None
 
-        (hidden_TM, why), *others = self._pool.run(follow, forward, ranks=sets.ranks, own=lead)
-        short = [f"rank {n}: {told}" for n, told in enumerate([why, *others]) if told is not None]
-        if short:
-            raise torch.OutOfMemoryError("; ".join(short))
-        assert hidden_TM is not None, "rank 0 had memory for it"
-        back = sorted(range(len(order)), key=order.__getitem__)
-        return _in_order(cast(Tensor, hidden_TM), [counts[place] for place in order], back)
+def _on_all(
+    pool: RankPool,
+    ranks: int,
+    task: Callable[..., str | None],
+    told: Call | Forward,
+    own: Callable[[], tuple[Any, str | None]],
+) -> Any:
+    """What rank 0 makes by `own`, with the others at a task. Raises torch.OutOfMemoryError where
+    any of them had no memory for it.
+    """
+    (made, why), *others = pool.run(task, told, ranks=ranks, own=own)
+    short = [f"rank {n}: {told}" for n, told in enumerate([why, *others]) if told is not None]
+    if short:
+        raise torch.OutOfMemoryError("; ".join(short))
+    return made
+
+
+def _change_on_all(pool: RankPool, ranks: int, call: Call, own: Callable[[], Any]) -> Any:
+    return _on_all(pool, ranks, change_part, call, partial(_attempt, own))
+
+
+def _attempt(compute: Callable[[], Any]) -> tuple[Any, str | None]:
+    """What it returns, and why there was no memory for it."""
+    try:
+        return compute(), None
+    except torch.OutOfMemoryError as error:
+        return None, str(error).split("\n")[0]
 
 
 def load_ranked(
@@ -257,26 +233,26 @@ def load_ranked(
     """The network over the first `ranks` of a pool, or all; each reads its own share meanwhile, by
     `share_of`: `weights.load`, given all but the share and its device.
 
-    `branch_sets`: so many equal parts of the ranks have all layers each, and deal out the guidance
-    branches. Raises what loading raises on any rank.
+    `branch_sets`: so many equal parts of the ranks, one behind another, have all layers each, and
+    deal out the guidance branches. Raises what loading raises on any rank.
     """
     used = pool.size if ranks is None else ranks
-    sets = Sets(used // branch_sets, branch_sets)
-    loaded: list[HunyuanImage3ForCausalMM] = []
-
-    def load_own() -> None:
-        loaded.append(share_of(share=Share(0, sets.size), device_map=str(pool.here.device)))
-
-    pool.load(PART, partial(_follower, share_of, sets), ranks=used, own=load_own)
-    (network,) = loaded
-    network.model = led = LedTransformer(network.model, pool, sets)
+    size = used // branch_sets
+    device = str(pool.here.device)
+    load_own = partial(share_of, share=Share(0, size), device_map=device)
+    pool.load(PART, partial(_follower, share_of, used, size), ranks=used, own=load_own)
+    network: HunyuanImage3ForCausalMM = pool.here.parts.pop(PART)  # the caller's alone
+    network.model = led = LedTransformer(network.model, pool, used, branch_sets)
     network.buffer_kind = partial(MirroredBuffer, led.mirror)
     network.branch_sets = branch_sets
     return network
 
 
-def _follower(share_of: Load, sets: Sets, rank: Rank) -> LayersFollower:
-    number, first = sets.of(rank.number)
-    share = Share(rank.number - first, sets.size)
-    network = share_of(share=share, first=first, device_map=str(rank.device))
-    return LayersFollower(network, sets, number)
+def _follower(share_of: Load, ranks: int, size: int, rank: Rank) -> LayersFollower:
+    """A rank's part of the network; `size` ranks are a set."""
+    number, place = divmod(rank.number, size)
+    network = share_of(
+        share=Share(place, size), first=rank.number - place, device_map=str(rank.device)
+    )
+    kv = FollowerKV(network.new_buffer, network.layer_devices, number)
+    return LayersFollower(network.model, rank.number, ranks, size, kv)
