@@ -10,8 +10,8 @@ whole velocities, and nothing is sent back.
 """
 
 # Legend: B batch, C channel, F latent frame, Y X latent rows and columns
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,29 +21,22 @@ from torch import Tensor
 from hyimg_cli.parallel.ranks import Rank, RankPool, short_as_one
 from hyimg_cli.parallel.tensor import broadcast
 
+TRANSFORMER, BRANCHES = "transformer", "branches"
 Spec = tuple[tuple[int, ...], torch.dtype]
 
 
 class ParallelBranches:
-    """A job's branches spread over the first ranks of a pool, which hold the model as a part: its
-    `branch(inputs)` is one branch of one job, (step, latents, timestep) to its velocity. Velocities
-    of all branches have one shape and dtype.
+    """A job's branches spread over the first ranks of a pool, which hold the model as their part
+    TRANSFORMER: its `branch(inputs)` is one branch of one job, (step, latents, timestep) to its
+    velocity. Velocities of all branches have one shape and dtype.
 
     With fewer ranks than branches a rank takes several; with one, everything runs here.
     `splits_tokens`: every branch runs on all of the ranks, and the model has a `context` that
     splits its forwards.
     """
 
-    def __init__(
-        self,
-        pool: RankPool,
-        *,
-        ranks: int,
-        part: str = "transformer",
-        splits_tokens: bool = False,
-    ) -> None:
-        self._pool = pool
-        self._limit, self._part, self.splits_tokens = ranks, part, splits_tokens
+    def __init__(self, pool: RankPool, *, ranks: int, splits_tokens: bool = False) -> None:
+        self._pool, self._limit, self.splits_tokens = pool, ranks, splits_tokens
         self._branches = 0
 
     @property
@@ -60,14 +53,8 @@ class ParallelBranches:
         """
         self._branches = len(inputs)
         # NOTE: every rank gets all inputs in one message; they are a few MB once a job.
-        self._pool.run(
-            begin_branches,
-            self._part,
-            tuple(inputs),
-            self.ranks,
-            self.splits_tokens,
-            ranks=self.ranks,
-        )
+        told = tuple(inputs), self.ranks, self.splits_tokens
+        self._pool.run(begin_branches, *told, ranks=self.ranks)
 
     @short_as_one()
     def velocity(self, step: int, latents_BCFYX: Tensor, timestep_B: Tensor) -> list[Tensor]:
@@ -77,63 +64,61 @@ class ParallelBranches:
         rank dies or fails, torch.OutOfMemoryError where one has too little memory.
         """
         assert self._branches, "begin comes before velocity"
-        inputs = latents_BCFYX.contiguous(), timestep_B.contiguous()
+        entering = [latents_BCFYX.contiguous(), timestep_B.contiguous()]
+        specs = [(tuple(tensor.shape), tensor.dtype) for tensor in entering]
+        own = self._pool.here.parts[BRANCHES]
         velocities: list[Tensor] = self._pool.run(
             step_branches,
-            self._part,
-            self.ranks,
-            self.splits_tokens,
             step,
-            *((tuple(tensor.shape), tensor.dtype) for tensor in inputs),
+            specs,
             ranks=self.ranks,
-            own=partial(self._step, step, *inputs),
+            own=lambda: own.velocities(step, entering),
         )[0]
         return velocities
 
-    def _step(self, step: int, *inputs: Tensor) -> list[Tensor]:
-        """Rank 0's side of a step: latents out, its own branches, the others' velocities in."""
-        own = _own(self._pool.here, self._part, self.ranks, step, inputs)
-        if self.splits_tokens:
-            return own
-        velocities = [own[0]] * self._branches
-        velocities[:: self.ranks] = own
-        for other in range(1, self.ranks):
-            for branch in range(other, self._branches, self.ranks):
-                velocities[branch] = torch.empty_like(own[0])
-                dist.recv(velocities[branch], other)
-        return velocities
+
+@dataclass(frozen=True)
+class RankBranches:
+    """A job's branches on one of its ranks; None for one that another rank has alone."""
+
+    rank: int
+    ranks: int
+    branches: Sequence[Callable[..., Tensor] | None]
+
+    @torch.no_grad()
+    def velocities(self, step: int, entering: Sequence[Tensor]) -> list[Tensor]:
+        """Every branch's velocity on rank 0, of which latents and timestep come."""
+        # In one message to all: on GPUs each pair of ranks would need a communicator of its own.
+        latents, timestep = (broadcast(tensor, self.ranks) for tensor in entering)
+        found: list[Any] = [
+            branch and branch(step, latents, timestep).contiguous() for branch in self.branches
+        ]
+        for number, branch in enumerate(self.branches):
+            if self.rank == 0 and branch is None:
+                found[number] = torch.empty_like(found[0])
+                dist.recv(found[number], number % self.ranks)
+            elif self.rank and branch and None in self.branches:
+                dist.send(found[number], 0)
+        return found
 
 
-def begin_branches(
-    rank: Rank, part: str, inputs: Sequence[Any], ranks: int, splits_tokens: bool
-) -> None:
+def begin_branches(rank: Rank, inputs: Sequence[Any], ranks: int, splits_tokens: bool) -> None:
     """Task: this rank's branches of a new job. They are made anew for each job, so the
     hoisted constants in them are the job's own; whole while a branch's LoRA may change layers.
     """
-    model = rank.parts[part]
+    model = rank.parts[TRANSFORMER]
     if splits_tokens:
         model.context.whole()
-    share = inputs if splits_tokens else inputs[rank.number :: ranks]
-    rank.parts[f"{part}: branches"] = [model.branch(own) for own in share]
+    branches = [
+        model.branch(own) if splits_tokens or number % ranks == rank.number else None
+        for number, own in enumerate(inputs)
+    ]
+    rank.parts[BRANCHES] = RankBranches(rank.number, ranks, branches)
     if splits_tokens:
         model.context.split(ranks)
 
 
-def step_branches(
-    rank: Rank, part: str, ranks: int, splits_tokens: bool, step: int, *specs: Spec
-) -> None:
-    """Task of ranks 1, 2, ..: take latents and timestep, send back this rank's velocities."""
-    buffers = [torch.empty(shape, dtype=dtype, device=rank.device) for shape, dtype in specs]
-    velocities = _own(rank, part, ranks, step, buffers)
-    for velocity in () if splits_tokens else velocities:
-        dist.send(velocity, 0)
-
-
-@torch.no_grad()
-def _own(rank: Rank, part: str, ranks: int, step: int, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Velocities of this rank's branches. Rank 0's `inputs` go to all in one message: on GPUs each
-    pair of ranks would need a communicator of its own.
-    """
-    latents, timestep = (broadcast(tensor, ranks) for tensor in inputs)
-    branches = rank.parts[f"{part}: branches"]
-    return [velocity(step, latents, timestep).contiguous() for velocity in branches]
+def step_branches(rank: Rank, step: int, specs: Sequence[Spec]) -> None:
+    """Task of ranks 1, 2, ..: this rank's velocities, sent to rank 0."""
+    entering = [torch.empty(shape, dtype=dtype, device=rank.device) for shape, dtype in specs]
+    rank.parts[BRANCHES].velocities(step, entering)

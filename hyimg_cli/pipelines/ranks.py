@@ -32,14 +32,14 @@ from hyimg_cli.models.latent_video import (
     is_cut_by,
 )
 from hyimg_cli.models.protocols import MixedModel
-from hyimg_cli.parallel.branches import ParallelBranches
+from hyimg_cli.parallel.branches import TRANSFORMER, ParallelBranches
 from hyimg_cli.parallel.ranks import DeviceKind, Rank, RankPool
 from hyimg_cli.settings.run import ModelChoice, ParallelConfig
 from hyimg_cli.spec.card import TileRule
 from hyimg_cli.spec.events import DecodeReport, ParallelReport
 from hyimg_cli.tiling.decode import PatchParallelDecoder
 
-VAE, TRANSFORMER = "vae", "transformer"
+VAE = "vae"
 _POOLS: WeakSet[RankPool] = WeakSet()
 
 
@@ -199,9 +199,7 @@ class VideoRanks(ModelRanks):
                 model.decoder = self._decoder.decode
             if config.step_ranks > 1 and with_branches and self._branches is None:
                 ranks, is_split = config.step_ranks, config.context_ranks > 1
-                branches = ParallelBranches(
-                    pool, ranks=ranks, part=TRANSFORMER, splits_tokens=is_split
-                )
+                branches = ParallelBranches(pool, ranks=ranks, splits_tokens=is_split)
                 part_of_rank = TransformerPart(self._choice)
 
                 def own_transformer() -> LatentVideoModel:
