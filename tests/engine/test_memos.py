@@ -33,8 +33,8 @@ def test_a_second_seed_finds_prompt_and_angles(job: ImageJob, tmp_path: Path) ->
     assert first["rope_tables"]["misses"] >= 2, "text, and the picture's grid"
     for kind in ("prompt_tokens", "layouts", "rope_tables"):
         assert second[kind]["misses"] == first[kind]["misses"], kind
-    # The ids of its text it took over from the first one.
-    for kind in ("layouts", "rope_tables"):
+    # Its sequence is built from the prompt's tokens that were there.
+    for kind in ("prompt_tokens", "rope_tables"):
         assert second[kind]["hits"] > first[kind]["hits"], kind
 
 
@@ -49,21 +49,18 @@ def test_counting_begins_with_the_session(job: ImageJob, tmp_path: Path) -> None
     assert again["rope_tables"] == first["rope_tables"], "a loaded model's own"
 
 
-def test_sequences_are_the_same_without_room_to_keep_them(
+def test_counts_are_the_same_without_room_to_keep_sequences(
     job: ImageJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def built(prompter: Prompter) -> list[Any]:
-        bucket = prompter.card.buckets[0]
+    def counted(prompter: Prompter) -> list[Any]:
         given = replace(job, cot_text="<recaption>a red circle</recaption>")
-        return [
-            prompter.opening(one, ()) or prompter.picture(one, (), None, bucket)
-            for one in (job, given, job, replace(job, prompt="other"), given)
-        ]
+        jobs = (job, given, job, replace(job, prompt="other"), given)
+        return [prompter.count(one, (), 9) for one in jobs]
 
     folder = registry.resolve_model(registry.EMBEDDED)
     kept = Prompter(folder, registry.EMBEDDED)
     monkeypatch.setattr(prompter_room, "_LAYOUT_BYTES", 0)
     bare = Prompter(folder, registry.EMBEDDED)
-    assert built(kept) == built(bare)
-    assert kept.memo_counts()["layouts"]["hits"] == 2
+    assert counted(kept) == counted(bare)
+    assert kept.memo_counts()["layouts"]["hits"] == 3
     assert bare.memo_counts()["layouts"]["hits"] == 0

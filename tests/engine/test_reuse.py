@@ -175,10 +175,10 @@ def test_what_follows_the_image_does_not_reach_it(family: Any, job: ImageJob) ->
     bucket, layout = canvas.bucket, canvas.layout
     velocities = []
     for tail in (layout.ids[layout.live_stop :], (5, 6, 7), ()):
-        changed = replace(layout, ids=(*layout.ids[: layout.live_stop], *tail))
-        buffer = family.new_buffer(len(changed.ids) + 1)
-        family.prefill(changed, changed.ids, [], buffer, changed.live_start)
-        branch = family.branch(changed, buffer)
+        ids = (*layout.ids[: layout.live_stop], *tail)
+        buffer = family.new_buffer(len(ids) + 1)
+        family.prefill(layout, ids, [], buffer, layout.live_start)
+        branch = family.branch(layout, buffer)
         noise = family.initial_latents(bucket, 1)
         velocities += family.velocities([LivePicture(noise, FIRST, 3.0, [branch])])
     assert torch.equal(velocities[0], velocities[1])

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from hyimg_cli.models.hunyuan_image3.config import Architecture, architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
-from hyimg_cli.models.hunyuan_image3.sequence import LayoutBuilder
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 from hyimg_cli.models.hunyuan_image3.weights import load
 
@@ -93,11 +92,6 @@ def vocabulary(goldens: Path, arch: Architecture) -> Vocabulary:
     return Vocabulary.from_folder(
         goldens / "checkpoint", base_size=arch.image_base_size, ratio_count=37
     )
-
-
-@pytest.fixture(scope="session")
-def builder(vocabulary: Vocabulary, arch: Architecture) -> LayoutBuilder:
-    return LayoutBuilder(vocabulary, has_joint_source_span=arch.has_joint_source_span)
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
-"""Golden token ids back into layouts, through the product's own `Draft`."""
+"""Golden token ids back into layouts, through the product's own builder."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.hunyuan_image3.sequence import (
-    Draft,
     Layout,
+    LayoutBuilder,
     Section,
     SourceShape,
     Target,
@@ -32,7 +32,7 @@ def layout_of(
     is_joint: bool,
 ) -> Layout:
     """The layout whose ids these are; asserts that it says so itself."""
-    draft = Draft(vocabulary, is_joint)
+    draft = LayoutBuilder(vocabulary, has_joint_source_span=is_joint)
     at = sources = 0
     while at < len(conditional):
         if conditional[at] == vocabulary.boi and at + 3 < len(conditional):

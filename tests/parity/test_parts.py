@@ -8,7 +8,7 @@ import torch
 
 from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.hunyuan_image3.rope import positions, rope
-from hyimg_cli.models.hunyuan_image3.sequence import Draft, ImageBlock, Layout, Section
+from hyimg_cli.models.hunyuan_image3.sequence import ImageBlock, Layout, LayoutBuilder, Section
 from hyimg_cli.models.hunyuan_image3.vision import (
     VisionInputs,
     vision_features,
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.parity
 
 
 def _text(ids: list[int], vocabulary: Any) -> Layout:
-    draft = Draft(vocabulary, False)
+    draft = LayoutBuilder(vocabulary, has_joint_source_span=False)
     draft.section(Section(tuple(ids)))
     return draft.layout()
 

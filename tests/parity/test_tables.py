@@ -14,7 +14,12 @@ from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.hunyuan_image3.card import buckets, model_card
 from hyimg_cli.models.hunyuan_image3.script import Script
-from hyimg_cli.models.hunyuan_image3.sequence import Prompt, SourceShape, Target
+from hyimg_cli.models.hunyuan_image3.sequence import (
+    LayoutBuilder,
+    SourceShape,
+    Target,
+    sections_of_text,
+)
 
 pytestmark = pytest.mark.parity
 _TRIGGERS = {"auto": "", "think": "<think>", "recaption": "<recaption>"}
@@ -50,32 +55,30 @@ def _sources(open_case: Any, vocabulary: Any, count: int) -> tuple[SourceShape, 
     return tuple(shapes)
 
 
-def test_13_layouts(tables: dict[str, Any], open_case: Any, vocabulary: Any, builder: Any) -> None:
+def test_13_layouts(tables: dict[str, Any], open_case: Any, vocabulary: Any, arch: Any) -> None:
     first = open_case("07_t2i_first_step", borrowed=True)
     target = Target(target_ratio(first, vocabulary), target_grid(first))
     assert tables["layouts"], "nothing to compare"
     for stored in tables["layouts"]:
-        prompt = Prompt(
-            stored["prompt"],
-            stored["system"],
-            _sources(open_case, vocabulary, stored["n_cond_images"]),
-            stored["template"],
+        template = stored["template"]
+        builder = LayoutBuilder(
+            vocabulary, has_joint_source_span=arch.has_joint_source_span, template=template
         )
+        sources = _sources(open_case, vocabulary, stored["n_cond_images"])
+        builder.prompt(stored["prompt"], stored["system"], sources)
         if stored["mode"] == "gen_text":
             is_ratio = stored["bot_task"] == "img_ratio"
-            ratio = builder.ratio_trigger(prompt.template)
-            trigger = ratio if is_ratio else _TRIGGERS[stored["bot_task"]]
-            rows = [list(builder.text(prompt, trigger).ids)]
+            tag = None if is_ratio else _TRIGGERS[stored["bot_task"]]
+            rows = [list(builder.opening(tag).ids)]
         else:
-            texts = stored["cot"] or []
             sections = [
                 section
-                for text in texts
-                for section in builder.cot_from_text(
-                    text, template=prompt.template, drop_think=stored["drop_think"]
+                for text in stored["cot"] or []
+                for section in sections_of_text(
+                    vocabulary, text, template, drop_think=stored["drop_think"]
                 )
             ]
-            layout = builder.image(prompt, sections, target)
+            layout = builder.picture(sections, target)
             rows = [list(layout.ids), list(layout.unconditional_ids)]
         assert rows == stored["rows"], stored["name"]
 

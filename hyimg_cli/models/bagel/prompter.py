@@ -69,6 +69,8 @@ class QwenVocabulary(ControlTokenizer):
 class BagelPrompter(ImageCheckpoint):
     """Contexts for one checkpoint. Raises CheckpointError where its files are incomplete."""
 
+    segments = staticmethod(segments)
+
     def __init__(self, folder: Path, model: str) -> None:
         self.folder = folder
         self.arch = read_architecture(folder)
@@ -78,11 +80,6 @@ class BagelPrompter(ImageCheckpoint):
     @property
     def markers(self) -> Markers:
         return self.vocabulary.markers
-
-    def segments(
-        self, layout: BlockLayout, ids: Sequence[int], digests: Sequence[str], stop: int
-    ) -> list[Segment]:
-        return segments(layout, digests, stop)
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
         """Look-ups of texts' tokens."""
@@ -156,7 +153,7 @@ class BagelPrompter(ImageCheckpoint):
         shapes = self._shapes(source_sizes)
         opening = self.opening(job, shapes)
         found = [opening] if opening else self.branches(job, self.contexts(job, shapes))
-        return [segments(layout, digests, layout.length - 1) for layout in dict.fromkeys(found)]
+        return [segments(one, one.ids, digests, one.length - 1) for one in dict.fromkeys(found)]
 
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
         shapes = self._shapes(source_sizes)

@@ -13,11 +13,12 @@ Ids of image tokens are negative: sequences whose ids agree agree in their block
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
-from hyimg_cli.kv.segments import ImageSegment, Segment, TextSegment
+from hyimg_cli.kv.segments import Segment
 from hyimg_cli.models.bagel.config import TOKEN_PIXELS, BagelShape, SizeLimits
-from hyimg_cli.models.common.spans import Grid, QuerySpan, query_spans
+from hyimg_cli.models.common.spans import Grid, QuerySpan, cut_segments, query_spans
 from hyimg_cli.spec.job import Size
 
 Kind: TypeAlias = Literal["text", "vae", "vit", "noise"]
@@ -200,24 +201,16 @@ def contexts(
     return Contexts(full.layout, without_text, texts.layout)
 
 
-def segments(layout: BlockLayout, digests: Sequence[str], stop: int) -> list[Segment]:
-    """The tokens `[0, stop)` as segments: a text each, and a source image by its digest, both of
-    its blocks in one. An image that does not end before `stop` is left out, with all behind it.
+def segments(
+    layout: BlockLayout, ids: Sequence[int], digests: Sequence[str], stop: int
+) -> list[Segment]:
+    """The tokens `ids[:stop]` as segments: a text each, and a source image by its digest, both of
+    its blocks in one.
     """
-    found: list[Segment] = []
-    for number, block in enumerate(layout.blocks):
-        if block.kind == "vae":
-            continue
-        if block.kind == "vit" and block.stop <= stop:
-            both = layout.blocks[number - 1 : number + 1]
-            grids = tuple((one.grid.rows, one.grid.columns) for one in both)
-            ids = layout.ids[both[0].start : block.stop]
-            found.append(ImageSegment(ids, digests[block.source], grids))
-        elif block.kind == "text" and block.start < stop:
-            found.append(TextSegment(layout.ids[block.start : min(block.stop, stop)]))
-        else:
-            break
-    return found
+    pairs = [(vae, vit) for vae, vit in pairwise(layout.blocks) if vae.kind == "vae"]
+    images = {vae.start: (digests[vae.source], (vae.grid, vit.grid)) for vae, vit in pairs}
+    cuts = (block.start for block in layout.blocks if block.kind != "vit")
+    return cut_segments(ids, cuts, images, stop)
 
 
 def fitted(size: Size, limits: SizeLimits, max_pixels: int) -> Size:

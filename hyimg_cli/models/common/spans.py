@@ -2,9 +2,12 @@
 no torch.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
+
+from hyimg_cli.kv.segments import ImageSegment, Segment, TextSegment
 
 
 @dataclass(frozen=True)
@@ -60,3 +63,29 @@ def _causal(start: int, stop: int, borders: Sequence[int]) -> list[QuerySpan]:
     inner = [border for border in borders if start < border < stop]
     edges = [start, *inner, stop]
     return [QuerySpan(a, b, is_causal=True) for a, b in pairwise(edges) if a < b]
+
+
+def cut_segments(
+    ids: Sequence[int],
+    cuts: Iterable[int],
+    images: Mapping[int, tuple[str, tuple[Grid, ...]]],
+    stop: int,
+) -> list[Segment]:
+    """The tokens `ids[:stop]` as segments that meet at `cuts`: texts, and source images by the
+    start of each, with its digest and its grids. An image that does not end before `stop` is left
+    out, with all behind it.
+    """
+    found: list[Segment] = []
+    for start, end in pairwise(sorted({0, *cuts, len(ids)})):
+        if start >= stop or (start in images and end > stop):
+            break
+        if start in images:
+            found.append(_image_segment(tuple(ids[start:end]), *images[start]))
+        else:
+            found.append(TextSegment(tuple(ids[start : min(end, stop)])))
+    return found
+
+
+@lru_cache(maxsize=256)  # A key takes long to compute: jobs that share a source share its segment.
+def _image_segment(ids: tuple[int, ...], digest: str, grids: tuple[Grid, ...]) -> ImageSegment:
+    return ImageSegment(ids, digest, tuple((grid.rows, grid.columns) for grid in grids))

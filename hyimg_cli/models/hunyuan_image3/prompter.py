@@ -4,12 +4,13 @@ torch.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hyimg_cli.cache.memo import Memo
 from hyimg_cli.errors import JobError
-from hyimg_cli.kv.segments import Segment, TextSegment
+from hyimg_cli.kv.segments import Segment
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.common.tokenizer import refuse_unknown_ids
@@ -25,10 +26,11 @@ from hyimg_cli.models.hunyuan_image3.script import Script, trigger
 from hyimg_cli.models.hunyuan_image3.sequence import (
     Layout,
     LayoutBuilder,
-    Prompt,
     Section,
     SourceShape,
     Target,
+    sections_of_ids,
+    sections_of_text,
     segments,
 )
 from hyimg_cli.models.hunyuan_image3.system_prompt import shipped_text, system_prompt
@@ -47,11 +49,10 @@ if TYPE_CHECKING:
 
 # Tokens around the picture: tags, <boi>, size, ratio, timestep, the distilled pair, and the end.
 _FRAME_TOKENS = 16
-# Any text: only the tokens around it are counted.
+# Any prompt: its length alone is another.
 _STAND_IN = "x"
-# What one checkpoint keeps of sequences that it has built, and of what jobs share.
+# What one checkpoint keeps of sequences that it has built to count them.
 _LAYOUT_BYTES = 64_000_000
-_SHARED_BYTES = 64_000_000
 
 
 @dataclass(frozen=True)
@@ -81,16 +82,16 @@ class Prompter(ImageCheckpoint):
             base_size=self.arch.image_base_size,
             ratio_count=RATIO_COUNT_BASE if self.arch.is_base else RATIO_COUNT_INSTRUCT,
         )
-        self.builder = LayoutBuilder(
-            self.vocabulary, has_joint_source_span=self.arch.has_joint_source_span
+        cells = {b: Grid(*self.card.latent_grid(b.size)).cells for b in self.card.buckets}
+        self._smallest = min(self.card.buckets, key=lambda bucket: cells[bucket])
+        # By all that a sequence is made of but the prompt: in that alone the jobs of a manifest
+        # mostly differ.
+        self._layouts: Memo[Hashable, tuple[ArPrompt | None, Layout]] = Memo(
+            _LAYOUT_BYTES, lambda pair: 1024 + 2 * 8 * pair[1].length
         )
-        self._layouts: Memo[Hashable, Layout] = Memo(_LAYOUT_BYTES, _layout_bytes)
-        # By all that a job's sequences are made of but its prompt: in that alone the jobs of a
-        # manifest mostly differ.
-        self._shared: Memo[Hashable, Any] = Memo(_SHARED_BYTES, _shared_bytes)
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
-        """Look-ups by kind: tokens of whole sections, sequences."""
+        """Look-ups by kind: tokens of whole sections, sequences that are counted."""
         return {
             "prompt_tokens": self.vocabulary.memo_counts(),
             "layouts": self._layouts.counts(),
@@ -102,32 +103,13 @@ class Prompter(ImageCheckpoint):
         Source images count as the smallest they can be. Raises JobError with the manifest's field
         in `where`; each distinct prompt is encoded once.
         """
-        key = "least", self._without_prompt(job, len(job.images))
-        length, parts = self._shared.get(key, lambda: self._beside_prompt(job))
-        parts = {"prompt": len(self._prompt_ids(job))} | parts
-        length += parts["prompt"]
-        self._refuse_too_long(length, max(parts, key=lambda name: parts[name]))
-
-    def _beside_prompt(self, job: ImageJob) -> tuple[int, dict[str, int]]:
-        """The least tokens of a job beside its prompt, and those of its other texts by field."""
-        system = self._system(job)
-        is_rewritten = self._thinks_and_rewrites(self._given_ids(job))
+        tokens = self.count(job, [self._smallest.size] * len(job.images), assumed_think=0)
         if job.writes_text:
+            self._refuse_too_long(job, tokens.ar_prefill + _FRAME_TOKENS + 1)
+            # The system prompt that the picture will have behind the text.
             closing = self.script(job).closing_tag
             is_rewritten = job.bot_task != "recaption" and closing == self.vocabulary.end_recaption
-        picture_system = self._picture_system(job, is_rewritten)
-        cot_length = sum(len(section.ids) for section in self._given_cot(job))
-        text = system if job.writes_text else picture_system
-        system_length = len(self.vocabulary.encode(text)) if text else 0
-        tag = trigger(job.bot_task) if job.writes_text else ""
-        kind = bool(text), len(job.images), tag
-        frame: int = self._shared.get(("frame", *kind), lambda: self._frame(*kind))
-        parts: dict[str, int] = {}
-        if job.system_prompt is not None:
-            parts["system_prompt"] = system_length
-        if cot_length:
-            parts["cot_text" if job.cot_text is not None else "cot_token_ids"] = cot_length
-        return frame + system_length + cot_length, parts
+            self._picture_system(job, is_rewritten)
 
     def fit(self, height: int, width: int, *, is_ratio: bool = False) -> tuple[Bucket, str]:
         """The bucket for a picture, and a note where training left the nearest one out, else "".
@@ -155,18 +137,15 @@ class Prompter(ImageCheckpoint):
         A job that writes text opens with its trigger tag; one that only needs a ratio is fed all
         that comes before the ratio token.
         """
-        prompt = self._prompt(job, shapes, self._system(job))
-        if job.writes_text:
-            layout = self._text(prompt, trigger(job.bot_task))
-            return ArPrompt(layout, len(layout.ids))
-        if not job.size.is_auto:
+        if not job.writes_text and not job.size.is_auto:
             return None
-        if job.cot_text is None and job.cot_token_ids is None:
-            layout = self._text(prompt, self.builder.ratio_trigger(self.template))
-            return ArPrompt(layout, len(layout.ids))
-        layout = self.picture(job, shapes, None, self.card.buckets[0])
-        assert layout.target is not None, "a picture's layout has a target"
-        return ArPrompt(layout, layout.target.ratio)
+        if job.has_given_text:
+            layout = self.picture(job, shapes, None, self.card.buckets[0])
+            assert layout.target is not None, "a picture's layout has a target"
+            return ArPrompt(layout, layout.target.ratio)
+        tag = trigger(job.bot_task) if job.writes_text else None
+        layout = self._prompted(job, shapes, self._system(job)).opening(tag)
+        return ArPrompt(layout, layout.length)
 
     def picture(
         self,
@@ -176,15 +155,11 @@ class Prompter(ImageCheckpoint):
         bucket: Bucket,
     ) -> Layout:
         """The diffusion stage's sequence, with the text that the AR stage wrote or the job gave."""
-        if written is None:
-            cot, ids = self._given_cot(job), self._given_ids(job)
-        else:
-            cot, ids = self.builder.cot_from_ids(written, drop_think=job.drop_think), written
-        system = self._picture_system(job, self._thinks_and_rewrites(ids))
-        prompt = self._prompt(job, shapes, system)
-        key = prompt, tuple(cot), self.target(bucket)
-        layout = self._layouts.get(key, lambda: self.builder.image(prompt, cot, key[2]))
-        self._refuse_too_long(layout.live_start)
+        ids, cot = self._text(job, written)
+        words = self.vocabulary
+        system = self._picture_system(job, words.think in ids and words.recaption in ids)
+        layout = self._prompted(job, shapes, system).picture(cot, self.target(bucket))
+        self._refuse_too_long(job, layout.live_start)
         return layout
 
     def target(self, bucket: Bucket) -> Target:
@@ -218,11 +193,9 @@ class Prompter(ImageCheckpoint):
 
         Room for a picture is left where there is any.
         """
-        bucket = self.card.bucket_of(job.size) or self.card.nearest_bucket(1, 1)
+        self._refuse_too_long(job, opening_length + _FRAME_TOKENS + 1)
         room = self.card.max_positions - opening_length - _FRAME_TOKENS
-        if room < 1:
-            self._refuse_too_long(opening_length + _FRAME_TOKENS + 1)
-        beside_picture = room - self.target(bucket).grid.cells
+        beside_picture = room - self.target(self._bucket(job)).grid.cells
         return min(job.text.max_new_tokens, beside_picture if beside_picture > 0 else room)
 
     def branch_count(self, job: ImageJob) -> int:
@@ -232,83 +205,58 @@ class Prompter(ImageCheckpoint):
     def prefixes(
         self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
     ) -> list[list[Segment]]:
-        user, shapes = self._prompt_ids(job), self._shapes(source_sizes)
-        key = "opening", self._without_prompt(job, shapes)
-        opening = self._shared.get(key, lambda: self.opening(_stand_in(job), shapes))
-        if opening is not None:
-            layout: Layout = opening.layout
-            rows, stop = [(layout.ids, user)], opening.stop - 1
-        else:
-            bucket = self.fit(job.size.height, job.size.width)[0]
-            # Kept as long as any sequence: the stand-in's prompt is that of all.
-            layout = self.picture(_stand_in(job), shapes, None, bucket)
-            without = layout.unconditional_ids, [self.vocabulary.cfg] * len(user)
-            rows = [(layout.ids, user), without][: self.branch_count(job)]
-            stop = layout.live_start - 1
-        # The segments up to the last source are equal in all these jobs, whatever their prompts.
-        (start, end), behind = layout.user, max((0, *layout.cuts))
-        first: list[Segment] = self._shared.get(
-            ("sources", self._without_prompt(job, shapes), tuple(digests)),
-            lambda: segments(layout, layout.ids, digests, behind),
-        )
-        found = []
-        for row, text in rows:
-            ids = (*row[behind:start], *text, *row[end:stop])
-            found.append([*first, TextSegment(ids)] if ids else first)
-        return found
-
-    def _shapes(self, source_sizes: Sequence[Size]) -> tuple[SourceShape, ...]:
-        return tuple(map(self._shape, source_sizes))
-
-    def _shape(self, size: Size) -> SourceShape:
-        """Of a picture that is not read: the real patch grid only shapes positions, every count is
-        the same with any.
-        """
-        return self._shared.get(
-            ("shape", size),
-            lambda: self.source_shape(self.fit(size.height, size.width)[0], Grid(1, 1)),
-        )
-
-    def _without_prompt(self, job: ImageJob, sources: Hashable) -> Hashable:
-        return (
-            *(sources, job.bot_task, job.size, self.branch_count(job)),
-            *(job.use_system_prompt, self._system(job), job.drop_think),
-            *(job.cot_text, job.cot_token_ids),
-        )
+        shapes = self._shapes(source_sizes)
+        if opening := self.opening(job, shapes):
+            return [segments(opening.layout, opening.ids, digests, opening.stop - 1)]
+        layout = self.picture(job, shapes, None, self._bucket(job))
+        rows = (layout.ids, layout.unconditional_ids)[: self.branch_count(job)]
+        return [segments(layout, ids, digests, layout.live_start - 1) for ids in rows]
 
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
         """Tokens that the job will take; text not yet written counts as `assumed_think` tokens."""
         shapes = self._shapes(source_sizes)
-        key = "tokens", assumed_think, self._without_prompt(job, shapes)
-        found: JobTokens = self._shared.get(
-            key, lambda: self._counted(_stand_in(job), shapes, assumed_think)
-        )
+        opening, layout = self._outline(job, shapes)
+        text = assumed_think if job.writes_text else 0
         more = len(self._prompt_ids(job)) - len(self.vocabulary.encode(_STAND_IN))
-        self._refuse_too_long(found.positive + more)
-        return found._replace(
-            ar_prefill=found.ar_prefill and found.ar_prefill + more,
-            positive=found.positive + more,
-            negative=found.negative and found.negative + more,
-        )
-
-    def _counted(
-        self, job: ImageJob, shapes: Sequence[SourceShape], assumed_think: int
-    ) -> JobTokens:
-        opening = self.opening(job, shapes)
-        bucket = self.card.bucket_of(job.size) or self.card.nearest_bucket(1, 1)
-        text = [self.vocabulary.cfg] * assumed_think
-        layout = self.picture(job, shapes, text if job.writes_text else None, bucket)
-        branches, prefix = self.branch_count(job), layout.live_start
+        branches, prefix = self.branch_count(job), layout.live_start + more + text
+        self._refuse_too_long(job, prefix)
         return JobTokens(
-            ar_prefill=opening.stop if opening else 0,
+            ar_prefill=opening.stop + more if opening else 0,
             shared_prefix=layout.shared_length if branches > 1 else 0,
             positive=prefix,
             negative=prefix if branches > 1 else 0,
-            step_rows=layout.live_stop - prefix,
+            step_rows=layout.live_stop - layout.live_start,
             branches=branches,
             image_encodes=len(shapes),
-            assumed_think=assumed_think if job.writes_text else 0,
+            assumed_think=text,
         )
+
+    def _outline(
+        self, job: ImageJob, shapes: Sequence[SourceShape]
+    ) -> tuple[ArPrompt | None, Layout]:
+        """The job's sequences of both stages, with a stand-in for its prompt and without the text
+        that is to be written.
+        """
+        written = () if job.writes_text else None
+
+        def build() -> tuple[ArPrompt | None, Layout]:
+            one = replace(job, prompt=_STAND_IN)
+            return self.opening(one, shapes), self.picture(one, shapes, written, self._bucket(job))
+
+        texts = self._system(job), job.cot_text, job.cot_token_ids
+        key = tuple(shapes), job.bot_task, job.size, job.drop_think, texts
+        return self._layouts.get(key, build)
+
+    def _shapes(self, source_sizes: Sequence[Size]) -> list[SourceShape]:
+        """Of pictures that are not read: the real patch grid only shapes positions, every count is
+        the same with any.
+        """
+        buckets = (self.card.nearest_bucket(size.height, size.width) for size in source_sizes)
+        return [self.source_shape(bucket, Grid(1, 1)) for bucket in buckets]
+
+    def _bucket(self, job: ImageJob) -> Bucket:
+        """Of the picture; any where its size is not decided yet."""
+        return self.card.bucket_of(job.size) or self.card.nearest_bucket(1, 1)
 
     def refuse_uneven(self, ranks: int, quantization: Quantization) -> None:
         split.refuse_uneven(self.arch, ranks, quantization)
@@ -330,25 +278,16 @@ class Prompter(ImageCheckpoint):
         self.vocabulary.refuse_control("prompt", ids)
         return ids
 
-    def _text(self, prompt: Prompt, trigger: str) -> Layout:
-        return self._layouts.get((prompt, trigger), lambda: self.builder.text(prompt, trigger))
-
-    def _frame(self, has_system: bool, source_count: int, tag: str) -> int:
-        """Positions that a sequence takes at least beside its texts: up to the live rows, or, where
-        `tag` opens a text to write, up to its first token with room for the rest.
-        """
-        smallest = min(self.card.buckets, key=lambda b: Grid(*self.card.latent_grid(b.size)).cells)
-        shape = self.source_shape(smallest, Grid(1, 1))
-        system = _STAND_IN if has_system else None
-        prompt = Prompt("", system, (shape,) * source_count, self.template)
-        stand_in = len(self.vocabulary.encode(_STAND_IN)) if has_system else 0
-        if tag:
-            return len(self.builder.text(prompt, tag).ids) + _FRAME_TOKENS + 1 - stand_in
-        return self.builder.image(prompt, [], self.target(smallest)).live_start - stand_in
-
-    def _prompt(self, job: ImageJob, shapes: Sequence[SourceShape], system: str | None) -> Prompt:
+    def _prompted(
+        self, job: ImageJob, shapes: Sequence[SourceShape], system: str | None
+    ) -> LayoutBuilder:
+        """A sequence that begins with the job's prompt."""
         self._prompt_ids(job)
-        return Prompt(job.prompt, system, tuple(shapes), self.template)
+        joint = self.arch.has_joint_source_span
+        builder = LayoutBuilder(
+            self.vocabulary, has_joint_source_span=joint, template=self.template
+        )
+        return builder.prompt(job.prompt, system, shapes)
 
     def _system(self, job: ImageJob) -> str | None:
         return system_prompt(
@@ -368,52 +307,37 @@ class Prompter(ImageCheckpoint):
             return shipped_text(self.folder, "en_recaption", field="drop_think")
         return system
 
-    def _thinks_and_rewrites(self, ids: Sequence[int]) -> bool:
-        words = self.vocabulary
-        return words.think in ids and words.recaption in ids
-
-    def _given_ids(self, job: ImageJob) -> Sequence[int]:
-        """Of the text that the job gives, its reasoning included."""
-        if job.cot_token_ids is not None:
-            return job.cot_token_ids
-        return self.vocabulary.encode(job.cot_text) if job.cot_text is not None else ()
-
-    def _given_cot(self, job: ImageJob) -> list[Section]:
-        if job.cot_token_ids is not None:
+    def _text(
+        self, job: ImageJob, written: Sequence[int] | None
+    ) -> tuple[Sequence[int], list[Section]]:
+        """The text before the picture, `written` or the job's own: its ids, the reasoning included,
+        and the sections of it that the picture sees.
+        """
+        words, drop_think = self.vocabulary, job.drop_think
+        if written is None and job.cot_token_ids is not None:
             refuse_unknown_ids(job.cot_token_ids, self.card.vocab_size)
-            return self.builder.cot_from_ids(job.cot_token_ids, drop_think=job.drop_think)
+            written = job.cot_token_ids
+        if written is not None:
+            return written, sections_of_ids(words, written, drop_think=drop_think)
         if job.cot_text is None:
-            return []
-        sections = self.builder.cot_from_text(
-            job.cot_text, template=self.template, drop_think=job.drop_think
-        )
-        ids = [id_ for section in sections for id_ in section.ids]
-        words = self.vocabulary
+            return (), []
+        sections = sections_of_text(words, job.cot_text, self.template, drop_think=drop_think)
         allowed = {*words.tags, words.answer, words.end_answer}
+        ids = chain.from_iterable(section.ids for section in sections)
         words.refuse_control("cot_text", ids, allowed=allowed)
-        return sections
+        return words.encode(job.cot_text), sections
 
-    def _refuse_too_long(self, length: int, field: str = "") -> None:
-        if length > self.card.max_positions:
-            raise JobError(
-                f"the sequence has {length} tokens, the model {self.card.max_positions} positions",
-                where=field,
-                hint="shorten its texts, or give fewer source images",
-                code="job.too-long",
-            )
-
-
-def _stand_in(job: ImageJob) -> ImageJob:
-    """The job with any prompt."""
-    return replace(job, prompt=_STAND_IN)
-
-
-def _layout_bytes(layout: Layout) -> int:
-    # Two tuples of ids; the sections and blocks beside them are few.
-    return 512 + 2 * 8 * len(layout.ids)
-
-
-def _shared_bytes(found: Any) -> int:
-    if isinstance(found, ArPrompt):
-        return _layout_bytes(found.layout)
-    return 1024 + (8 * sum(part.length for part in found) if isinstance(found, list) else 0)
+    def _refuse_too_long(self, job: ImageJob, length: int) -> None:
+        """Passes a sequence within the model's positions. Raises JobError for its longest text."""
+        if length <= self.card.max_positions:
+            return
+        fields = ("prompt", "system_prompt", "cot_text")
+        texts = {field: self.vocabulary.encode(getattr(job, field) or "") for field in fields}
+        lengths = {field: len(ids) for field, ids in texts.items()}
+        lengths["cot_token_ids"] = len(job.cot_token_ids or ())
+        raise JobError(
+            f"the sequence has {length} tokens, the model {self.card.max_positions} positions",
+            where=max(lengths, key=lambda field: lengths[field]),
+            hint="shorten its texts, or give fewer source images",
+            code="job.too-long",
+        )

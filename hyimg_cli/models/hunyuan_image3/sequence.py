@@ -6,11 +6,14 @@ golden case 13 holds 32 of its layouts.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import groupby
+from typing import NamedTuple
 
-from hyimg_cli.kv.segments import ImageSegment, Segment, TextSegment
-from hyimg_cli.models.common.spans import Grid
+from hyimg_cli.kv.segments import Segment
+from hyimg_cli.models.common.spans import Grid, cut_segments
 from hyimg_cli.models.hunyuan_image3.config import Template
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 
@@ -81,8 +84,7 @@ class TargetBlock:
         return self.image.start - self.live_start
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """Ids that were encoded together. `is_replaceable`: the unconditional branch has `<cfg>`
     here.
     """
@@ -93,20 +95,40 @@ class Section:
 
 @dataclass(frozen=True)
 class Layout:
-    """A whole sequence: ids of both branches, image blocks, and spans that see each other fully.
-
-    `shared_length` is the index of the first token that the unconditional branch has replaced, or
-    the length where none is: everything before it is equal in both branches. `user`: where the
-    user's text begins and ends, behind every source.
+    """A whole sequence: its sections, image blocks, and spans that see each other fully. `cfg`: the
+    id that the unconditional branch has for each token of a replaceable section.
     """
 
-    ids: tuple[int, ...]
-    unconditional_ids: tuple[int, ...]
-    shared_length: int
+    sections: tuple[Section, ...]
+    cfg: int
     sources: tuple[SourceBlock, ...]
     target: TargetBlock | None
     full_spans: tuple[tuple[int, int], ...]
-    user: tuple[int, int] = (0, 0)
+
+    @cached_property
+    def ids(self) -> tuple[int, ...]:
+        return _joined(section.ids for section in self.sections)
+
+    @cached_property
+    def unconditional_ids(self) -> tuple[int, ...]:
+        sections = self.sections
+        return _joined((self.cfg,) * len(ids) if replaced else ids for ids, replaced in sections)
+
+    @property
+    def length(self) -> int:
+        return sum(len(section.ids) for section in self.sections)
+
+    @property
+    def shared_length(self) -> int:
+        """The index of the first token that the unconditional branch has replaced, or the length:
+        everything before it is equal in both branches.
+        """
+        at = 0
+        for ids, is_replaceable in self.sections:
+            if is_replaceable and set(ids) != {self.cfg}:
+                return at + next(place for place, id_ in enumerate(ids) if id_ != self.cfg)
+            at += len(ids)
+        return at
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -136,19 +158,11 @@ def segments(
     layout: Layout, ids: Sequence[int], digests: Sequence[str], stop: int
 ) -> list[Segment]:
     """The sequence `ids[:stop]` as segments: runs of text, and source images named by digest."""
-    found: list[Segment] = []
-    at = 0
-    for source, digest in zip(layout.sources, digests, strict=True):
-        if source.stop > stop:
-            break
-        if at < source.start:
-            found.append(TextSegment(tuple(ids[at : source.start])))
-        grids = tuple((block.grid.rows, block.grid.columns) for block in (source.vae, source.vit))
-        found.append(ImageSegment(tuple(ids[source.start : source.stop]), digest, grids))
-        at = source.stop
-    if at < stop:
-        found.append(TextSegment(tuple(ids[at:stop])))
-    return found
+    images = {
+        source.start: (digest, (source.vae.grid, source.vit.grid))
+        for source, digest in zip(layout.sources, digests, strict=True)
+    }
+    return cut_segments(ids, layout.cuts, images, stop)
 
 
 @dataclass(frozen=True)
@@ -163,109 +177,7 @@ class Target:
     has_timestep_r: bool = False
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A job before any thinking. `system` empty or None: no system section at all."""
-
-    user: str
-    system: str | None = None
-    sources: tuple[SourceShape, ...] = ()
-    template: Template = "instruct"
-
-
-class LayoutBuilder:
-    """Builds sequences for one vocabulary. `has_joint_source_span`: VAE and ViT tokens of a source
-    see each other (the released setting)."""
-
-    def __init__(self, vocabulary: Vocabulary, *, has_joint_source_span: bool) -> None:
-        self.vocabulary = vocabulary
-        self._joint = has_joint_source_span
-
-    def text(self, prompt: Prompt, trigger: str) -> Layout:
-        """The AR stage's prompt, ending in `trigger`: "" or "<think>", "<recaption>", or what
-        `ratio_trigger` returns. Role prefix and trigger are encoded as one string, as upstream
-        does.
-        """
-        draft = self._prompted(prompt)
-        draft.text(_ROLES[prompt.template].assistant + trigger)
-        return draft.layout()
-
-    def ratio_trigger(self, template: Template) -> str:
-        """The text behind which the next token is a ratio token."""
-        size = self.vocabulary.name(self.vocabulary.img_size)
-        return _ROLES[template].answer + "<boi>" + size
-
-    def image(self, prompt: Prompt, cot: Sequence[Section], target: Target) -> Layout:
-        """The diffusion stage's whole sequence: prompt, written text, the picture's tokens, the
-        end.
-        """
-        roles, draft = _ROLES[prompt.template], self._prompted(prompt)
-        draft.text(roles.assistant)
-        for section in cot:
-            draft.section(section)
-        draft.text(roles.answer)
-        draft.target(target)
-        draft.text(roles.end_answer)
-        draft.text(roles.separator)
-        return draft.layout()
-
-    def cot_from_text(
-        self, text: str, *, template: Template, drop_think: bool = False
-    ) -> list[Section]:
-        """Sections of a written text, split at its tags; text outside the tags is its own section.
-
-        Without any closed pair of tags the whole is one replaceable section, wrapped in answer tags
-        by the instruct template.
-        """
-        matches = list(_COT_PARTS.finditer(text))
-        if not matches:
-            roles = _ROLES[template]
-            return self._plain(roles.answer + text + roles.end_answer)
-        sections: list[Section] = []
-        end = 0
-        for match in matches:
-            sections += self._plain(text[end : match.start()])
-            end = match.end()
-            if not (drop_think and match[1] == "think"):
-                opening, closing = (
-                    Section(tuple(self.vocabulary.encode(tag)))
-                    for tag in (f"<{match[1]}>", f"</{match[1]}>")
-                )
-                sections += [opening, *self._plain(match[2]), closing]
-        return sections + self._plain(text[end:])
-
-    def cot_from_ids(self, ids: Sequence[int], *, drop_think: bool = False) -> list[Section]:
-        """Sections of text that the AR stage wrote, by its own ids: tags kept, the rest
-        replaceable.
-        """
-        words, kept, is_thinking = self.vocabulary, [], False
-        for id_ in ids:
-            is_thinking = is_thinking or (drop_think and id_ == words.think)
-            if not is_thinking:
-                kept.append(Section((id_,), is_replaceable=id_ not in words.tags))
-            is_thinking = is_thinking and id_ != words.end_think
-        return kept
-
-    def _plain(self, text: str) -> list[Section]:
-        ids = tuple(self.vocabulary.encode(text))
-        return [Section(ids, is_replaceable=True)] if ids else []
-
-    def _prompted(self, prompt: Prompt) -> "Draft":
-        roles, draft = _ROLES[prompt.template], Draft(self.vocabulary, self._joint)
-        draft.section(Section((self.vocabulary.bos,)))
-        if prompt.system:
-            draft.text(prompt.system)
-            draft.text(roles.separator)
-        draft.text(roles.user)
-        for source in prompt.sources:
-            draft.source(source)
-        draft.user(prompt.user)
-        draft.text(roles.separator)
-        return draft
-
-
-@dataclass(frozen=True)
-class _Roles:
+class _Roles(NamedTuple):
     user: str
     assistant: str
     separator: str
@@ -279,80 +191,163 @@ _ROLES: dict[Template, _Roles] = {
 }
 
 
-class Draft:
-    """A sequence being put together; every block notes its absolute indices as it is added."""
+def sections_of_text(
+    words: Vocabulary, text: str, template: Template, *, drop_think: bool = False
+) -> list[Section]:
+    """Sections of a text that a job gives, split at its tags; text outside the tags is its own
+    section.
 
-    def __init__(self, vocabulary: Vocabulary, has_joint_source_span: bool) -> None:
-        self._vocabulary = vocabulary
-        self._joint = has_joint_source_span
-        self._ids: list[int] = []
-        self._unconditional: list[int] = []
+    Without any closed pair of tags the whole is one replaceable section, wrapped in answer tags by
+    the instruct template.
+    """
+    outside, *pairs = _COT_PARTS.split(text)
+    if not pairs:
+        outside = _ROLES[template].answer + text + _ROLES[template].end_answer
+    parts = [(outside, True)]
+    for tag, inner, behind in zip(pairs[::3], pairs[1::3], pairs[2::3], strict=True):
+        if not (drop_think and tag == "think"):
+            parts += [(f"<{tag}>", False), (inner, True), (f"</{tag}>", False)]
+        parts.append((behind, True))
+    return [Section(tuple(words.encode(part)), replaced) for part, replaced in parts if part]
+
+
+def sections_of_ids(
+    words: Vocabulary, ids: Sequence[int], *, drop_think: bool = False
+) -> list[Section]:
+    """Sections of text that the AR stage wrote, by its own ids: tags kept, the rest replaceable."""
+    kept, is_thinking = [], False
+    for id_ in ids:
+        is_thinking = is_thinking or (drop_think and id_ == words.think)
+        if not is_thinking:
+            kept.append(id_)
+        is_thinking = is_thinking and id_ != words.end_think
+    runs = groupby(kept, words.tags.__contains__)
+    return [Section(tuple(run), is_replaceable=not is_tag) for is_tag, run in runs]
+
+
+class LayoutBuilder:
+    """One sequence being put together; every block notes its absolute indices as it is added.
+
+    `has_joint_source_span`: VAE and ViT tokens of a source see each other (the released setting).
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        has_joint_source_span: bool,
+        template: Template = "instruct",
+    ) -> None:
+        self._words, self._joint = vocabulary, has_joint_source_span
+        self._roles = _ROLES[template]
+        self._sections: list[Section] = []
+        self._length = 0
         self._sources: list[SourceBlock] = []
         self._spans: list[tuple[int, int]] = []
         self._target: TargetBlock | None = None
-        self._user = 0, 0
 
-    def user(self, text: str) -> None:
-        start = len(self._ids)
-        self.text(text, is_replaceable=True)
-        self._user = start, len(self._ids)
+    def prompt(
+        self, user: str, system: str | None = None, sources: Sequence[SourceShape] = ()
+    ) -> "LayoutBuilder":
+        """All that stands before any thinking. `system` empty or None: no system section at all."""
+        self.fixed(self._words.bos)
+        if system:
+            self._text(system)
+            self._text(self._roles.separator)
+        self._text(self._roles.user)
+        for source in sources:
+            self.source(source)
+        self._text(user, is_replaceable=True)
+        self._text(self._roles.separator)
+        return self
 
-    def text(self, text: str, *, is_replaceable: bool = False) -> None:
-        if text:
-            self.section(Section(tuple(self._vocabulary.encode(text)), is_replaceable))
+    def opening(self, tag: str | None) -> Layout:
+        """The AR stage's prompt, ending in `tag`: "", "<think>" or "<recaption>"; or, for None,
+        where the next token is a ratio token. Role prefix and tag are encoded as one string, as
+        upstream does.
+        """
+        if tag is None:
+            tag = f"{self._roles.answer}<boi>{self._words.name(self._words.img_size)}"
+        self._text(self._roles.assistant + tag)
+        return self.layout()
+
+    def picture(self, cot: Sequence[Section], target: Target) -> Layout:
+        """The diffusion stage's whole sequence: prompt, written text, the picture's tokens, the
+        end.
+        """
+        self._text(self._roles.assistant)
+        for section in cot:
+            self.section(section)
+        self._text(self._roles.answer)
+        self.target(target)
+        self._text(self._roles.end_answer)
+        self._text(self._roles.separator)
+        return self.layout()
 
     def section(self, section: Section) -> None:
-        self._ids += section.ids
-        replaced = (self._vocabulary.cfg,) * len(section.ids)
-        self._unconditional += replaced if section.is_replaceable else section.ids
+        self._sections.append(section)
+        self._length += len(section.ids)
+
+    def fixed(self, *ids: int) -> int:
+        """Add tokens that both branches have; returns where the first one stands."""
+        self.section(Section(ids))
+        return self._length - len(ids)
 
     def source(self, shape: SourceShape) -> None:
-        words = self._vocabulary
-        self._fixed(words.boi, words.img_size, words.ratios[shape.ratio_index], words.timestep)
+        words = self._words
+        self.fixed(words.boi, words.img_size, words.ratios[shape.ratio_index], words.timestep)
         vae = self._image(shape.vae_grid, shape.vae_grid.cells)
-        self._fixed(words.joint_img_sep)
+        self.fixed(words.joint_img_sep)
         vit = self._image(shape.vit_grid, shape.vit_slots)
-        self._fixed(words.eoi)
+        self.fixed(words.eoi)
         self._sources.append(SourceBlock(vae.start - 1, vae, vit))
         joint = [(vae.start, vit.stop)]
         self._spans += joint if self._joint else [(vae.start, vae.stop), (vit.start, vit.stop)]
 
     def target(self, target: Target) -> None:
-        words = self._vocabulary
-        self._fixed(words.boi, words.img_size, words.ratios[target.ratio_index])
-        live_start = len(self._ids)
-        self._fixed(words.timestep)
-        guidance = self._optional(words.guidance, target.has_guidance)
-        timestep_r = self._optional(words.timestep_r, target.has_timestep_r)
+        words = self._words
+        self.fixed(words.boi, words.img_size, words.ratios[target.ratio_index])
+        live_start = self.fixed(words.timestep)
+        guidance = timestep_r = None
+        if target.has_guidance:
+            guidance = self._distilled(words.guidance)
+        if target.has_timestep_r:
+            timestep_r = self._distilled(words.timestep_r)
         image = self._image(target.grid, target.grid.cells)
-        self._fixed(words.eoi)
+        self.fixed(words.eoi)
         self._target = TargetBlock(live_start - 1, live_start, image, guidance, timestep_r)
         self._spans.append((image.start, image.stop))
 
     def layout(self) -> Layout:
-        pairs = zip(self._ids, self._unconditional, strict=True)
-        different = (index for index, (a, b) in enumerate(pairs) if a != b)
         return Layout(
-            ids=tuple(self._ids),
-            unconditional_ids=tuple(self._unconditional),
-            shared_length=next(different, len(self._ids)),
+            sections=tuple(self._sections),
+            cfg=self._words.cfg,
             sources=tuple(self._sources),
             target=self._target,
             full_spans=tuple(self._spans),
-            user=self._user,
         )
 
-    def _fixed(self, *ids: int) -> None:
-        self.section(Section(ids))
+    def _text(self, text: str, *, is_replaceable: bool = False) -> None:
+        if text:
+            self.section(Section(tuple(self._words.encode(text)), is_replaceable))
 
-    def _optional(self, id_: int | None, is_wanted: bool) -> int | None:
-        if not is_wanted:
-            return None
+    def _distilled(self, id_: int | None) -> int:
         assert id_ is not None, "a distilled checkpoint's tokenizer has its tokens"
-        self._fixed(id_)
-        return len(self._ids) - 1
+        return self.fixed(id_)
 
     def _image(self, grid: Grid, slots: int) -> ImageBlock:
-        start = len(self._ids)
-        self._fixed(*([self._vocabulary.img] * slots))
-        return ImageBlock(start, start + slots, grid)
+        start = self._length
+        self.section(_repeated(self._words.img, slots))
+        return ImageBlock(start, self._length, grid)
+
+
+@lru_cache(maxsize=64)  # Sequences share the thousands of tokens of an image.
+def _repeated(id_: int, count: int) -> Section:
+    return Section((id_,) * count)
+
+
+def _joined(parts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    ids: list[int] = []
+    for part in parts:
+        ids += part
+    return tuple(ids)

@@ -20,9 +20,9 @@ from hyimg_cli.models.hunyuan_image3.rope import positions
 from hyimg_cli.models.hunyuan_image3.sequence import (
     Layout,
     LayoutBuilder,
-    Prompt,
     SourceShape,
     Target,
+    sections_of_text,
 )
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 from tiny_world.architecture import LATENT_GRID, RATIO_INDEX, VISION_GRID
@@ -90,16 +90,18 @@ class RowBuilder:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self.layouts = LayoutBuilder(vocabulary, has_joint_source_span=True)
 
     def row(self, task: Wish | Edit, written: Written, *, is_unconditional: bool = False) -> Row:
         """The sequence of a task after its text has been written as it should be."""
-        cot = self.layouts.cot_from_text(cot_text(task, written), template="instruct")
+        cot = sections_of_text(self.vocabulary, cot_text(task, written), "instruct")
+        layout = self._prompted(task).picture(cot if written != "none" else [], _TARGET)
+        opening = self._prompted(task).opening(trigger(written))
+        return Row(layout, is_unconditional, opening.length)
+
+    def _prompted(self, task: Wish | Edit) -> LayoutBuilder:
         sources = (_SOURCE,) if isinstance(task, Edit) else ()
-        prompt = Prompt(task.text, sources=sources)
-        layout = self.layouts.image(prompt, cot if written != "none" else [], _TARGET)
-        opening = self.layouts.text(prompt, trigger(written))
-        return Row(layout, is_unconditional, len(opening.ids))
+        builder = LayoutBuilder(self.vocabulary, has_joint_source_span=True)
+        return builder.prompt(task.text, sources=sources)
 
     def random_row(self, task: Wish | Edit, rng: random.Random) -> Row:
         """The same with a random kind of written text, at times as the unconditional branch."""

@@ -98,13 +98,13 @@ def test_what_the_files_say_wrongly_is_read_off_the_weights(prompter: BagelPromp
 def test_segments_are_whole_images_and_texts() -> None:
     shape = SourcePlace(Size(32, 48), Size(32, 48), Size(28, 42), Grid(2, 3))
     layout = contexts(MARKERS, [shape, (1, 2), shape, (3,)]).full
-    found = segments(layout, ["a", "b"], layout.length - 1)
+    found = segments(layout, layout.ids, ["a", "b"], layout.length - 1)
     assert [type(one) for one in found] == [ImageSegment, TextSegment, ImageSegment, TextSegment]
     assert found[0].key != found[2].key
     assert sum(one.length for one in found) == layout.length - 1
     inside = layout.blocks[3].start + 2
-    assert [one.length for one in segments(layout, ["a", "b"], inside)] == [16, 4]
-    assert segments(BlockLayout(), [], -1) == []
+    assert [one.length for one in segments(layout, layout.ids, ["a", "b"], inside)] == [16, 4]
+    assert segments(BlockLayout(), (), [], -1) == []
 
 
 def test_a_text_alone_behind_a_shared_prefix_has_the_same_runs() -> None:
