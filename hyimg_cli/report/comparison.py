@@ -6,7 +6,7 @@ Pixels are uint8 arrays [H, W, 3], RGB.
 import base64
 import io
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,9 @@ _INFERNO = bytes.fromhex(
     "f1711f f67e14 f98c0a fb9b06 fcaa0f fbba1f f9c932 f5d949 f2e865 f3f586 fcffa4 "
 )
 _POINTS = np.frombuffer(_INFERNO, dtype=np.uint8).reshape(-1, 3)
+# Of a row of the precision budget, the figures and how they are written.
+_FIGURES = {"psnr_min": ".1f", "ssim_min": ".4f", "lpips_max": ".4f", "max_abs": "d"}
+_FIGURES |= dict.fromkeys(SHARES, ".2%")
 Entry = Mapping[str, Any]
 
 
@@ -110,31 +113,21 @@ def _tables(entry: Entry) -> dict[str, Any]:
         both = {name: (a["phases_s"][name], b["phases_s"][name]) for name in a["phases_s"]}
         taken = [(name, pair) for name, pair in both.items() if max(one["max"] for one in pair) > 0]
         phases.append([("whole run", (a["wall_s"], b["wall_s"])), *taken])
+    budget = []
+    for row in entry["precision"]:
+        figures = (number(row.get(name), form) for name, form in _FIGURES.items())
+        budget.append((row["name"], str(row["pictures"]), *figures))
     return {
         "entry": entry,
         "labels": _labels(entry),
         "speedups": speedups,
         "phases": phases,
-        "budget": [_budget(row) for row in entry["precision"]],
+        "budget": budget,
     }
 
 
-def _labels(entry: Entry) -> tuple[str, str]:
-    return entry["variants"]["a"]["label"], entry["variants"]["b"]["label"]
-
-
-def _budget(row: Entry) -> tuple[str, ...]:
-    if not row["pictures"]:
-        return (row["name"], "0", *("–",) * (4 + len(SHARES)))
-    return (
-        row["name"],
-        str(row["pictures"]),
-        number(row["psnr_min"], ".1f"),
-        number(row["ssim_min"], ".4f"),
-        number(row["lpips_max"], ".4f"),
-        str(row["max_abs"]),
-        *(f"{row[name]:.2%}" for name in SHARES),
-    )
+def _labels(entry: Entry) -> list[str]:
+    return [entry["variants"][side]["label"] for side in "ab"]
 
 
 def _pairs(entry: Entry, pictures: Mapping[str, tuple[Path, Path]]) -> Iterator[dict[str, Any]]:
@@ -152,16 +145,15 @@ def _pairs(entry: Entry, pictures: Mapping[str, tuple[Path, Path]]) -> Iterator[
         if ours.shape != theirs.shape:
             yield {"name": name, "heat": None}
             continue
-        facts: tuple[tuple[str, str], ...] = ()
-        if one := distances.get(name):
-            facts = (
-                ("prompt", prompts.get(name, "")),
-                ("PSNR", f"{number(one['psnr'], '.1f')} dB"),
-                ("SSIM", number(one["ssim"], ".4f")),
-                ("LPIPS", number(one["lpips"], ".4f")),
-                ("largest difference", f"{one['max_abs']} levels"),
-                ("equal values", f"{one['equal_share']:.2%}"),
-            )
+        one = distances.get(name)
+        facts = one and (
+            ("prompt", prompts.get(name, "")),
+            ("PSNR", f"{number(one['psnr'], '.1f')} dB"),
+            ("SSIM", number(one["ssim"], ".4f")),
+            ("LPIPS", number(one["lpips"], ".4f")),
+            ("largest difference", f"{one['max_abs']} levels"),
+            ("equal values", f"{one['equal_share']:.2%}"),
+        )
         yield {
             "name": name,
             "before": embed_picture(ours, f"{name}, {a}"),
@@ -174,11 +166,10 @@ def _pairs(entry: Entry, pictures: Mapping[str, tuple[Path, Path]]) -> Iterator[
 def embed_picture(pixels: Pixels, alt: str) -> EmbeddedPicture:
     """`pixels` in a page, scaled down (Lanczos) where they are larger than it shows."""
     image = Image.fromarray(pixels)
-    if max(image.size) <= DISPLAY_SIDE:
-        return _encoded(image, alt)
     image.thumbnail((DISPLAY_SIDE, DISPLAY_SIDE), Image.Resampling.LANCZOS)
-    note = f"scaled down from {pixels.shape[1]}x{pixels.shape[0]}"
-    return replace(_encoded(image, alt), note=note)
+    height, width, _ = pixels.shape
+    is_whole = image.size == (width, height)
+    return _encode(image, alt, "" if is_whole else f"scaled down from {width}x{height}")
 
 
 def heat_map(a: Pixels, b: Pixels) -> HeatMap:
@@ -196,7 +187,7 @@ def heat_map(a: Pixels, b: Pixels) -> HeatMap:
     step = -(-max(levels.shape) // DISPLAY_SIDE)
     dots = block_reduce(levels, step, np.max) if step > 1 else levels
     image = Image.fromarray(color_values(dots / top))
-    picture = _encoded(image, f"Difference map: largest {largest} levels")
+    picture = _encode(image, f"Difference map: largest {largest} levels")
     note = f"; each dot is the largest of {step}x{step} pixels" if step > 1 else ""
     legend = f"|A - B|, the largest of the three channels, from 0 to {top} levels of 255; "
     colors = ", ".join(f"#{bytes(point).hex()}" for point in _POINTS)
@@ -213,10 +204,10 @@ def color_values(values: NDArray[np.floating[Any]]) -> Pixels:
     return np.asarray(np.rint(np.stack(channels, axis=-1)), dtype=np.uint8)
 
 
-def _encoded(image: Image.Image, alt: str) -> EmbeddedPicture:
+def _encode(image: Image.Image, alt: str, note: str = "") -> EmbeddedPicture:
     data = io.BytesIO()
     image.save(data, format="PNG", optimize=True)
     uri = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
     # A whole number of screen dots for each of the picture's.
     factor = max(1, _ENLARGED_SIDE // max(image.size))
-    return EmbeddedPicture(uri, alt, image.width, image.height, shown_width=image.width * factor)
+    return EmbeddedPicture(uri, alt, *image.size, image.width * factor, note)

@@ -30,7 +30,7 @@ class Pictures(ABC):
         self._folder, self._shared = folder, shared
 
     @abstractmethod
-    def show(self, path: str, key: str = "", width: int = 0, height: int = 0) -> Record:
+    def show(self, path: str, key: str = "") -> Record:
         """Link and thumbnail of a file; `gone` says why it cannot be shown. `key`: of its content,
         where that is known.
         """
@@ -49,8 +49,7 @@ class Pictures(ABC):
         """A file of a result, with what its line says of it."""
         path = str(output.get("path"))
         facts = {name: output[name] for name in ("width", "height", "seed") if name in output}
-        size = facts.get("width", 0), facts.get("height", 0)
-        shown = self.show(path, str(output.get("sha256") or ""), *size)
+        shown = self.show(path, str(output.get("sha256") or ""))
         return facts | shown | {"name": Path(path).name}
 
 
@@ -64,6 +63,8 @@ def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Recor
     phases = [(name, f"{s:.3f} s") for name, s in times.items() if name not in _NO_TIME and s]
     waited = [("waited before", f"{times.get('queue', 0.0):.3f} s")] if phases else []
     error = result.get("error") or {}
+    # Where an edit was put back on its source.
+    mask = {"path": edit.get("mask"), "sha256": (edit.get("sha256") or {}).get("mask")}
     found = {
         "id": result["custom_id"],
         "place": place,
@@ -72,7 +73,7 @@ def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Recor
         "seed": asked.get("seed"),
         "sources": [pictures.source(str(path)) for path in asked.get("images") or ()],
         "outputs": [pictures.output(output) for output in result.get("outputs") or ()],
-        "mask": _mask(result, pictures) if edit.get("mask") else None,
+        "mask": pictures.output(mask) if edit.get("mask") else None,
         "redraw": {"name": drawn.rpartition("/")[2], "link": link} if link else None,
         "texts": list(_texts(result)),
         "facts": list(_facts(asked, result)),
@@ -84,15 +85,6 @@ def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Recor
         },
     }
     return {name: value for name, value in found.items() if value not in (None, "", [], {})}
-
-
-def _mask(result: Entry, pictures: Pictures) -> Record:
-    """Where an edit was put back on its source."""
-    edit = result["edit"]
-    size: Entry = next(iter(result.get("outputs") or ()), {})
-    sides = {name: size[name] for name in ("width", "height") if name in size}
-    digests = edit.get("sha256") or {}
-    return pictures.output({"path": edit["mask"], "sha256": digests.get("mask")} | sides)
 
 
 def _facts(asked: Entry, result: Entry) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ class RunPage:
         that is damaged.
         """
         self._folder = folder
-        self._asked = read_asked_jobs(folder)
+        self._asked = AskedJobs(folder)
         self._pictures = LinkedPictures(folder, self._asked.shared)
         # Bytes and lines that were read of each journal.
         self._read: dict[Path, tuple[int, int]] = {}
@@ -116,7 +115,7 @@ class RunPage:
                 data = f"hyimgReport.data({number}, [\n" + ",\n".join(some) + "\n]);\n"
                 files[f"{DATA}/data-{number + 1:04}.js"] = data
             waiting = Counter(number // _PER_FILE for number in self._waiting)
-            facts = index(self._folder, self._asked.lines, self._status) | {
+            facts = self._asked.index(self._status) | {
                 # When it was so: a run that was killed says nothing.
                 "running": is_running and int(time.time()),
                 # Of each data file the records in it, and how many of them will change yet.
@@ -208,51 +207,66 @@ class Follower:
             self._spent_s += self._last_s
 
 
-@dataclass(frozen=True)
 class AskedJobs:
     """A run's jobs as they were resolved: the place and the line of each, by custom_id.
 
     `shared`: the folder, as sources are written, that all of them are in.
     """
 
-    lines: Mapping[str, tuple[int, bytes]]
-    shared: Path | None
+    def __init__(self, folder: Path) -> None:
+        """Raises UsageError for a folder that no run has written in, OutputFolderError for one
+        that is damaged.
+        """
+        if not any(os.path.exists(folder / name) for name in (RESULTS, RESOLVED, RUN)):
+            hint = f"name one that has {RESULTS}: the -o of hyimg generate"
+            if address := address_of(folder):
+                hint = f"bring it here: hyimg merge {address} -o FOLDER"
+            what = "this is not the folder of a run on this machine"
+            raise UsageError(what, where=folder, hint=hint, code="report.no-run")
+        self._folder = folder
+        self.lines: dict[str, tuple[int, bytes]] = {}
+        self.shared: Path | None = None
+        folders = set[str]()
+        try:
+            for place, (name, entry) in enumerate(resolved_jobs(folder)):
+                self.lines[name] = place, json_line(entry)
+                folders.update(map(os.path.dirname, entry.get("images", ())))
+        except (OSError, ValueError) as error:
+            what, hint = (
+                f"{RESOLVED} cannot be read: {error}",
+                "run the same command again: it is written anew",
+            )
+            raise OutputFolderError(
+                what, where=folder, hint=hint, code="output.damaged-jobs"
+            ) from error
+        with suppress(ValueError):  # there are none, or some are absolute and some not
+            self.shared = Path(os.path.commonpath(folders))
 
     def record_of(self, result: Entry, pictures: Pictures) -> Record:
         """A result with its job; one that the manifest no longer has stands behind all others."""
         place, line = self.lines.get(result["custom_id"], (len(self.lines), b"{}"))
         return record(place, json_of(line), result, pictures)
 
-
-def read_asked_jobs(folder: Path) -> AskedJobs:
-    """The jobs of a run's folder. Raises UsageError for a folder that no run has written in,
-    OutputFolderError for one that is damaged.
-    """
-    if not any(os.path.exists(folder / name) for name in (RESULTS, RESOLVED, RUN)):
-        hint = f"name one that has {RESULTS}: the -o of hyimg generate"
-        if address := address_of(folder):
-            hint = f"bring it here: hyimg merge {address} -o FOLDER"
-        raise UsageError(
-            "this is not the folder of a run on this machine",
-            where=folder,
-            hint=hint,
-            code="report.no-run",
-        )
-    lines, folders, shared = {}, set[str](), None
-    try:
-        for place, (name, entry) in enumerate(resolved_jobs(folder)):
-            lines[name] = place, json_line(entry)
-            folders.update(map(os.path.dirname, entry.get("images", ())))
-    except (OSError, ValueError) as error:
-        raise OutputFolderError(
-            f"{RESOLVED} cannot be read: {error}",
-            where=folder,
-            hint="run the same command again: it is written anew",
-            code="output.damaged-jobs",
-        ) from error
-    with suppress(ValueError):  # there are none, or some are absolute and some not
-        shared = Path(os.path.commonpath(folders))
-    return AskedJobs(lines, shared)
+    def index(self, status: Mapping[str, str]) -> Record:
+        """Summary of the run, for the head of the page, from the `status_of` each result."""
+        counts, info = Counter(status.values()), read_run_info(self._folder)
+        flags, models = object_in(info, "flags"), object_in(info, "models")
+        return {
+            "format": FORMAT,
+            "title": str(object_in(info, "manifest").get("name") or self._folder.resolve().name),
+            "done": counts["done"] + counts["gated"],
+            "failed": counts["failed"],
+            "gated": counts["gated"],
+            "left": len(self.lines.keys() - status.keys()),
+            # What a reader must know where nobody named the model that drew.
+            "toys": [
+                said
+                for name, said in TOYS.items()
+                if (flag := object_in(flags, name)).get("origin") == "default"
+                and str(flag.get("value")) in models
+            ],
+            "environment": list(_environment(info)),
+        }
 
 
 def status_of(result: Entry) -> str:
@@ -260,28 +274,6 @@ def status_of(result: Entry) -> str:
     status = str(result.get("status"))
     is_gated = status == "done" and (result.get("edit") or {}).get("gates")
     return "gated" if is_gated else status
-
-
-def index(folder: Path, jobs: Mapping[str, object], status: Mapping[str, str]) -> Record:
-    """Summary of the run, for the head of the page."""
-    counts, info = Counter(status.values()), read_run_info(folder)
-    flags, models = object_in(info, "flags"), object_in(info, "models")
-    return {
-        "format": FORMAT,
-        "title": str(object_in(info, "manifest").get("name") or folder.resolve().name),
-        "done": counts["done"] + counts["gated"],
-        "failed": counts["failed"],
-        "gated": counts["gated"],
-        "left": len(jobs.keys() - status.keys()),
-        # What a reader must know where nobody named the model that drew.
-        "toys": [
-            said
-            for name, said in TOYS.items()
-            if (flag := object_in(flags, name)).get("origin") == "default"
-            and str(flag.get("value")) in models
-        ],
-        "environment": list(_environment(info)),
-    }
 
 
 def _environment(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

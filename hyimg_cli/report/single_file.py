@@ -8,7 +8,7 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.report.page import render
 from hyimg_cli.report.records import Pictures, Record
-from hyimg_cli.report.run_page import call, index, read_asked_jobs, status_of
+from hyimg_cli.report.run_page import AskedJobs, call, status_of
 from hyimg_cli.report.thumbnails import SHOWABLE, as_jpeg, is_video, small
 
 # Longest side of a picture inside, and the bytes of a file that is taken as it is.
@@ -21,13 +21,13 @@ def single_file(folder: Path, *, most_mb: float = MOST_MB) -> str:
     """The page with all jobs, and with pictures in the manifest's order up to `most_mb` of 10^6
     bytes. Raises as `RunPage` does.
     """
-    asked = read_asked_jobs(folder)
+    asked = AskedJobs(folder)
     results = RunFolder(folder).results()
     status = {name: status_of(result) for name, result in results.items()}
     pictures = EmbeddedPictures(folder, asked.shared, int(most_mb * 1e6))
     order = dict.fromkeys((*asked.lines, *results))
     records = [asked.record_of(results[name], pictures) for name in order if name in results]
-    facts = index(folder, asked.lines, status) | {"running": False, "files": []}
+    facts = asked.index(status) | {"running": False, "files": []}
     facts["capped"] = (
         f"{pictures.left_out} pictures are left out of this file, which holds up to {most_mb:g} MB "
         "of them; the run's own report.html shows all."
@@ -37,8 +37,8 @@ def single_file(folder: Path, *, most_mb: float = MOST_MB) -> str:
         else ""
     )
     uris = {key: uri for uri, key in pictures.keys.items()}
-    calls = (call("index", facts), call("pictures", uris), call("inside", records))
-    return render("report.html", title=facts["title"], inline="".join(calls))
+    inline = call("index", facts) + call("pictures", uris) + call("inside", records)
+    return render("report.html", title=facts["title"], inline=inline)
 
 
 class EmbeddedPictures(Pictures):
@@ -55,7 +55,7 @@ class EmbeddedPictures(Pictures):
         """Nothing: the page stands alone."""
         return ""
 
-    def show(self, path: str, key: str = "", width: int = 0, height: int = 0) -> Record:
+    def show(self, path: str, key: str = "") -> Record:
         if path not in self._known:
             self._known[path] = self._embedded(path)
         return self._known[path]

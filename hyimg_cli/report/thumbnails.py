@@ -37,7 +37,6 @@ class LinkedPictures(Pictures):
 
     def __init__(self, folder: Path, shared: Path | None = None) -> None:
         super().__init__(folder, shared)
-        self._sources: dict[str, Record] = {}
         self._until = math.inf
         self.waiting = 0
 
@@ -45,18 +44,10 @@ class LinkedPictures(Pictures):
         """Make thumbnails until this thread has worked that long from now."""
         self._until, self.waiting = time.thread_time() + seconds, 0
 
-    def source(self, path: str) -> Record:
-        if path in self._sources:
-            return self._sources[path]
-        before, found = self.waiting, super().source(path)
-        if self.waiting == before:
-            self._sources[path] = found
-        return found
-
     def link(self, path: str) -> str:
         return link_to(path) if os.path.isfile(self._folder / path) else ""
 
-    def show(self, path: str, key: str = "", width: int = 0, height: int = 0) -> Record:
+    def show(self, path: str, key: str = "") -> Record:
         """A file that is gone is shown by the thumbnail it left, if any."""
         if not key.isalnum():
             key = digest.of_bytes(path.encode("utf-8", "surrogatepass"))
@@ -76,10 +67,8 @@ class LinkedPictures(Pictures):
                 return found | {"thumb": thumb}
         try:
             if not is_video(path):
-                if not width:
-                    size, _ = probe_image(file, decode=False)
-                    width, height = size.width, size.height
-                if max(width, height) <= SIDE and file.suffix.lower() in SHOWABLE:
+                size, _ = probe_image(file, decode=False)
+                if max(size.width, size.height) <= SIDE and file.suffix.lower() in SHOWABLE:
                     return found
             if time.thread_time() >= self._until:
                 self.waiting += 1
