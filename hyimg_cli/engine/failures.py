@@ -96,13 +96,14 @@ class FailureLimit:
 
     def __init__(self, policy: FailurePolicy) -> None:
         self._policy = policy
+        self.is_over = False
         # By the order of starts: why a job failed; None of one that is at work, or done.
         self._errors: list[Failure | None] = []
         self._at_work: dict[str, int] = {}
         self._in_a_row: list[Failure] = []
 
-    def ends_run(self, event: Event, *, is_final: bool = True) -> bool:
-        """Count an event; True where the run ends with it. `is_final` off: it is tried again."""
+    def add(self, event: Event, *, is_final: bool = True) -> None:
+        """Count an event, with which the run may be over. `is_final` off: it is tried again."""
         match event:
             case JobStarted():
                 self._at_work[event.custom_id] = len(self._errors)
@@ -122,8 +123,7 @@ class FailureLimit:
                     row = [one for one in self._errors[first : last + 1] if one is not None]
                     row = [one for one in row if not one.code.startswith("source.")]
                     self._in_a_row = row if len(row) >= most else []
-                return bool(self._in_a_row) or (is_final and self._policy.fail_fast)
-        return False
+                self.is_over |= bool(self._in_a_row) or (is_final and self._policy.fail_fast)
 
     def raise_fault(self) -> None:
         """Raise ConsecutiveErrors where so many failed in a row, with the fault most of them had.

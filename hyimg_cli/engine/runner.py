@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,8 @@ class Selection:
             )
         if self.shard is None:
             return chosen[: self.limit], None
-        weigh = planner.planned_work(cards(revision), video_cards(revision))
+        of, of_video = cards(revision), video_cards(revision)
+        weigh = partial(planner.planned_work, card_of=of, video_card_of=of_video)
         shard = planner.shard_of(chosen, *self.shard, weigh)
         return list(shard.jobs[: self.limit]), shard
 
@@ -135,8 +136,6 @@ class Summary:
                 self._at_work.add(event.custom_id)
             case JobEnded():
                 self.finish(event.outcome)
-            case _:
-                pass
 
     def finish(self, outcome: Outcome) -> None:
         """A job's end."""
@@ -319,13 +318,13 @@ def prepare(
         earlier = rest.results.get(line.custom_id, {}).get("error") or {}
         if line.error and earlier.get("message") != line.error.message:
             folder.append(line)
-    untried, limit, is_over = list[Outcome](), FailureLimit(config.failure), False
+    untried, limit = list[Outcome](), FailureLimit(config.failure)
     for job in rest.to_run:
-        if not is_over and (error := found.error_of(job)):
+        if not limit.is_over and (error := found.error_of(job)):
             attempt = folder.attempts[job.custom_id] + 1
             untried.append(failed_job(job, config, attempt, error))
             folder.append(untried[-1])
-            is_over = limit.ends_run(JobEnded(untried[-1]))
+            limit.add(JobEnded(untried[-1]))
     plan = planner.make_plan(to_run, cards(config.model.revision))
     kinds = {type(job) for job in to_run}
     summary = Summary(
@@ -336,4 +335,4 @@ def prepare(
         gated=sum(bool((rest.results[name].get("edit") or {}).get("gates")) for name in rest.done),
         left=len(to_run) + len(rest.to_finish),
     )
-    return RunPlan(plan, summary, (*invalid, *untried), tuple(rest.to_finish), is_over)
+    return RunPlan(plan, summary, (*invalid, *untried), tuple(rest.to_finish), limit.is_over)

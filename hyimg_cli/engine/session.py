@@ -63,8 +63,8 @@ class Session:
         self._videos = VideoPipeline(config, self._images.forget)
         self._pipeline: AnyPipeline = self._images
         self._attempts = Counter[str]()
+        self._limit = FailureLimit(config.failure)
         self._stop_signal: int | None = None
-        self._is_over = False
 
     def request_stop(self, signal_number: int) -> None:
         """Stop after the current token or denoise step; `run` then raises Interrupted."""
@@ -101,7 +101,7 @@ class Session:
         self._attempts = folder.attempts.copy() if folder else Counter()
         if folder:
             folder.make_places(plan.jobs)
-        self._is_over, limit = False, FailureLimit(self._config.failure)
+        self._limit = FailureLimit(self._config.failure)
         for group in plan.groups:
             with torch_settings(self._config.model, draws=isinstance(group, Group)):
                 for event in self._prepare_group(group, whole or plan):
@@ -110,9 +110,9 @@ class Session:
                 self._stop_if_asked()
                 yield GroupStarted(group.model, group.size_class)
                 # Of no job's time: loading, and what was made ready for other groups.
-                yield from self._run_group(group.jobs, plan, time.perf_counter(), limit)
-            if self._is_over:
-                limit.raise_fault()
+                yield from self._run_group(group.jobs, plan, time.perf_counter())
+            if self._limit.is_over:
+                self._limit.raise_fault()
                 return
 
     def _stop_if_asked(self) -> None:
@@ -145,9 +145,7 @@ class Session:
             yield replace(event, beside=beside) if isinstance(event, ModelLoaded) else event
         yield from pipeline.prepare(group.jobs, self._folder)
 
-    def _run_group(
-        self, jobs: Sequence[Job], plan: Plan, started: float, limit: FailureLimit
-    ) -> Iterator[Event]:
+    def _run_group(self, jobs: Sequence[Job], plan: Plan, started: float) -> Iterator[Event]:
         """A group's events; failures that may pass are tried again behind the others."""
         again: dict[str, JobEnded] = {}
         for retries_left in range(self._config.failure.max_retries, -1, -1):
@@ -158,10 +156,10 @@ class Session:
                     error = event.outcome.error
                     if error is not None and error.retryable and retries_left > 0:
                         is_final, again[event.outcome.custom_id] = False, event
-                self._is_over |= limit.ends_run(event, is_final=is_final)
+                self._limit.add(event, is_final=is_final)
                 if is_final:
                     yield event
-            if self._is_over or not again:
+            if self._limit.is_over or not again:
                 break
             jobs = [plan.by_id[name] for name in again]
         yield from again.values()  # of a run that is over
@@ -182,7 +180,7 @@ class Session:
                             yield event
                     yield from self._record_written(behind, wait=False)
                     self._stop_if_asked()
-                    if self._is_over:
+                    if self._limit.is_over:
                         break
                 yield from self._record_written(behind, wait=True)
             except (GeneratorExit, KeyboardInterrupt):

@@ -32,7 +32,7 @@ _TAGS_HINT = "edit what stands between the tags; with written taken out, any tex
 _TURNS = ("messages", "message_list", "conversation", "history")
 
 # Of a line's keys that are no fields, or of a table's columns, so many are named.
-MOST_UNKNOWN = 20
+_MOST_UNKNOWN = 20
 # Tasks that begin with a picture, and what to do where there is none.
 _WITHOUT_IMAGES = {
     "it2i": "name the picture to edit, or use task t2i",
@@ -40,7 +40,6 @@ _WITHOUT_IMAGES = {
 }
 # How other tools call the part of a picture that an edit is meant for.
 _MASKS = ("mask", "masks", "mask_image", "mask_path", "mask_url", "inpaint_mask", "image_mask")
-_MASKED = "write region"
 # What other tools can be asked for, by the names that they have for it: its meaning, and a hint.
 _STRENGTH = (
     *("strength", "denoising_strength", "denoise_strength", "denoise", "image_strength"),
@@ -89,26 +88,26 @@ def fault(slug: str, what: str, *, where: Path | str, hint: str = "") -> UsageEr
     return UsageError(what, where=where, hint=hint, code=f"manifest.{slug}")
 
 
-def not_a_field(key: str, value: Any = None) -> tuple[str, str]:
+def _not_a_field(key: str, value: Any) -> tuple[str, str]:
     """Fault of a key that no field has, with what to do: other tools' words by name."""
     if key in _TURNS:
         hint = "write the one turn as prompt and images; earlier turns are not read"
         return "a job has no turns before it", hint
+    if key.lower() in NOT_SUPPORTED:
+        meaning, hint = NOT_SUPPORTED[key.lower()]
+        return f"{shown(key)} is not supported: there is no {meaning}", hint
+    hint = "begin it with x_ to have it copied through"
     if key.lower() in _MASKS:
-        return f"{shown(key)} is not a field", f"{_MASKED}, a box or the path of a mask"
-    if key == "image_size":
+        hint = "write region, a box or the path of a mask"
+    elif key == "image_size":
         size = "WIDTHxHEIGHT"
         if sides := re.fullmatch(r"([0-9]+)[xX]([0-9]+)", str(value)):
             size = f"{sides[2]}x{sides[1]}"
         elif isinstance(value, str) and re.fullmatch(r"auto|[0-9]+:[0-9]+", value):
             size = value
         hint = f'write "size": "{size}"; the official script has height first'
-        return f"{shown(key)} is not a field", hint
-    if key.lower() in NOT_SUPPORTED:
-        meaning, hint = NOT_SUPPORTED[key.lower()]
-        return f"{shown(key)} is not supported: there is no {meaning}", hint
-    close = nearest(key, BY_NAME)
-    hint = f'did you mean "{close}"?' if close else "begin it with x_ to have it copied through"
+    elif close := nearest(key, BY_NAME):
+        hint = f'did you mean "{close}"?'
     return f"{shown(key)} is not a field", hint
 
 
@@ -207,6 +206,18 @@ class Line:
         where = f"{self.where}: {field}" if field else self.where
         self.faults.append(fault(slug, what, where=where, hint=hint))
 
+    def add_unknown(self, key: str, value: Any = None) -> None:
+        """Adds the fault of a key that no field has; of very many the first alone."""
+        self.unknown += 1
+        if self.unknown <= _MOST_UNKNOWN:
+            what, hint = _not_a_field(key, value)
+            self.add("unknown-field", what, field=plain_key(key), hint=hint)
+
+    def end_unknown(self, what: str) -> None:
+        """Adds how many more there were; `what` they are."""
+        if self.unknown > _MOST_UNKNOWN:
+            self.add("unknown-field", f"{self.unknown - _MOST_UNKNOWN:,} more {what} are no fields")
+
     def done(self, number: int) -> ManifestLine:
         """The line as it is kept."""
         given, names = _shared(frozenset(self.given)), _shared(tuple(self.fields))
@@ -238,13 +249,12 @@ class Line:
         """Takes the line as fields, or as cells of a table; empty ones are none."""
         for key, value in entries:
             if key.startswith("x_"):
-                with self._noting_bad_values(_plain(key)):
+                with self._noting_bad_values(plain_key(key)):
                     as_json(value)
                     self.extra[key] = value
             elif not are_cells or value.strip():
                 self._take(key, value, is_cell=are_cells)
-        if self.unknown > MOST_UNKNOWN:
-            self.add("unknown-field", f"{self.unknown - MOST_UNKNOWN:,} more keys are no fields")
+        self.end_unknown("keys")
         if not self.axes:
             self._check_together()
 
@@ -298,10 +308,7 @@ class Line:
     def _take(self, key: str, value: Any, *, is_cell: bool = False) -> None:
         known = BY_NAME.get(key)
         if known is None:
-            self.unknown += 1
-            if self.unknown <= MOST_UNKNOWN:
-                what, hint = not_a_field(key, value)
-                self.add("unknown-field", what, field=_plain(key), hint=hint)
+            self.add_unknown(key, value)
         elif known.name in self.given:
             self.refused.add(known.name)
             hint = f"give one of {', '.join((known.name, *known.aliases))}"
@@ -459,6 +466,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entry
 
 
-def _plain(key: str) -> str:
+def plain_key(key: str) -> str:
     """A key as it may stand in a place: as it is where it is a word, else quoted and cut."""
     return key if key.isidentifier() and len(key) <= 40 else shown(key, 40)

@@ -110,10 +110,7 @@ class Shard:
     largest: float
 
 
-Weigh = Callable[[Job], int]
-
-
-def shard_of(jobs: Sequence[Job], index: int, count: int, weigh: Weigh) -> Shard:
+def shard_of(jobs: Sequence[Job], index: int, count: int, weigh: Callable[[Job], int]) -> Shard:
     """The jobs of one shard. Pictures and videos are dealt each by themselves."""
     own: set[int] = set()
     parts = [0.0] * count
@@ -162,24 +159,20 @@ def deal(pieces: Sequence[tuple[str, int]], count: int) -> list[int]:
 
 
 def planned_work(
-    card_of: Callable[[str], ModelCard], video_card_of: Callable[[str], VideoCard]
-) -> Weigh:
-    """Gives a job's weight: rows of a picture's forwards, or operations of a video's.
+    job: Job, card_of: Callable[[str], ModelCard], video_card_of: Callable[[str], VideoCard]
+) -> int:
+    """A job's weight: rows of a picture's forwards, or operations of a video's.
 
     A picture's size that the model will choose counts as a square, its text as an assumed length.
     """
-
-    def weight(job: Job) -> int:
-        if isinstance(job, VideoJob):
-            card = video_card_of(job.model)
-            film = video_work(job, card)
-            forward = card.forward.flops(film.grid) or math.prod(film.grid)
-            return max(1, forward * film.levels * job.branch_count // _VIDEO_UNIT)
-        work = picture_work(job, card_of(job.model))
-        written = min(_ASSUMED_TEXT, job.text.max_new_tokens) if job.writes_text else 0
-        return work.denoise + work.read + written * _ROWS_OF_A_TOKEN
-
-    return weight
+    if isinstance(job, VideoJob):
+        card = video_card_of(job.model)
+        film = video_work(job, card)
+        forward = card.forward.flops(film.grid) or math.prod(film.grid)
+        return max(1, forward * film.levels * job.branch_count // _VIDEO_UNIT)
+    work = picture_work(job, card_of(job.model))
+    written = min(_ASSUMED_TEXT, job.text.max_new_tokens) if job.writes_text else 0
+    return work.denoise + work.read + written * _ROWS_OF_A_TOKEN
 
 
 def _pieces(jobs: Sequence[Job], weights: Mapping[int, int], count: int) -> list[list[int]]:

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.files import MANIFEST_BYTES
 from hyimg_cli.manifest.fields import BY_NAME
-from hyimg_cli.manifest.line import MOST_UNKNOWN, Line, fault, not_a_field
-from hyimg_cli.settings.values import shown
+from hyimg_cli.manifest.line import Line, fault, plain_key
 from hyimg_cli.spec.units import counted
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -92,25 +91,17 @@ def _columns(row: Sequence[str], place: str, faults: list[HyimgError]) -> list[s
         faults.append(fault("no-header", what, where=place, hint=hint))
         return [None] * len(names)
     columns: list[str | None] = []
-    unknown = 0
+    header = Line(place)
     for name in names:
         known = BY_NAME.get(name)
         own = known.name if known else name
-        where = f"{place}: {name if name.isidentifier() else shown(name, 40)}"
-        if known is None and not name.startswith("x_"):
-            columns.append(None)
-            unknown += bool(name)
-            # One without a name is there where a spreadsheet had a column once.
-            if name and unknown <= MOST_UNKNOWN:
-                what, hint = not_a_field(name)
-                faults.append(fault("unknown-field", what, where=where, hint=hint))
-        elif own in columns:
-            columns.append(None)
-            hint = "keep one of the columns"
-            faults.append(fault("duplicate-field", f"{own} is there twice", where=where, hint=hint))
-        else:
-            columns.append(own)
-    if unknown > MOST_UNKNOWN:
-        what = f"{unknown - MOST_UNKNOWN:,} more columns are no fields"
-        faults.append(fault("unknown-field", what, where=place))
+        column = own if known or name.startswith("x_") else None
+        if column is None and name:  # a spreadsheet leaves columns without a name
+            header.add_unknown(name)
+        elif column in columns and name:
+            column, what, hint = None, f"{own} is there twice", "keep one of the columns"
+            header.add("duplicate-field", what, field=plain_key(name), hint=hint)
+        columns.append(column)
+    header.end_unknown("columns")
+    faults += header.faults
     return columns

@@ -4,21 +4,24 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 
-from hyimg_cli.manifest.planner import Shard, Weigh, deal, planned_work, shard_of
+from hyimg_cli.manifest.planner import Shard, deal, planned_work, shard_of
 from hyimg_cli.spec.card import ModelCard
-from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.job import ImageJob, Job, SizeRequest
 
 Make = Callable[..., ImageJob]
+Weigh = Callable[[Job], int]
 Dealt = Callable[[Sequence[ImageJob], int], list[Shard]]
 Edits = Callable[[int, int], list[ImageJob]]
 
 
 @pytest.fixture
 def weigh(card_of: Callable[[str], ModelCard]) -> Weigh:
-    return planned_work(card_of, lambda model: pytest.fail("no videos"))
+    no_videos = partial(pytest.fail, "no videos")
+    return partial(planned_work, card_of=card_of, video_card_of=no_videos)
 
 
 @pytest.fixture

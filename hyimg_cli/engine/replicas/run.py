@@ -13,6 +13,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hyimg_cli.engine.failures import FailureLimit, failed_job, replicas_died
 from hyimg_cli.engine.replicas.job_queue import JobQueue
@@ -59,7 +60,7 @@ class Replicas:
         *,
         transport: Callable[[RunConfig, Plan, int], Transport] = LocalProcesses,
         limits: Limits = LIMITS,
-        setup: Mapping[str, object] | None = None,
+        setup: Mapping[str, Any] | None = None,
     ) -> None:
         """`transport` makes what starts so many replicas for a plan; `setup`: of each one's `Setup`
         what is not by default.
@@ -88,8 +89,8 @@ class Replicas:
         folder.make_places(plan.jobs)
         transport = self._transport(self._config, plan, count)
         level = logging.getLogger().getEffectiveLevel()
-        base = Setup(0, transport.config, plan, folder.replica_folder(0), level)
-        setup = replace(base, **self._setup)  # type: ignore[arg-type]
+        place = folder.replica_folder(0)
+        setup = Setup(0, transport.config, plan, place, level, **self._setup)
         dispatcher = _Dispatcher(setup, count, folder, transport, self._limits)
         try:
             yield from dispatcher.run(self._stop_if_asked)
@@ -177,7 +178,8 @@ class _Dispatcher:
                 self._dispatch()
                 for event in self._events():
                     yield event
-                    if limit.ends_run(event):
+                    limit.add(event)
+                    if limit.is_over:
                         yield from self._drain()
                         limit.raise_fault()
                         return
