@@ -22,9 +22,8 @@ from hyimg_cli.cli.help import show_all
 from hyimg_cli.cli.render import PROGRESS
 from hyimg_cli.cli.shard import folder_of, shard_named
 from hyimg_cli.remote import keep_copies_in
-from hyimg_cli.settings.config import Setting, build_run_config, refuse_conflicts, settle
+from hyimg_cli.settings.config import FOLDERS_OWN, Setting, build_run_config, read_recipe, settle
 from hyimg_cli.settings.kinds import FOLDER, RUN_FOLDER, Kind, plain
-from hyimg_cli.settings.recipe import FOLDERS_OWN, read_recipe
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import SETTINGS, Declaration
 from hyimg_cli.settings.values import BadValue
@@ -267,9 +266,7 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
     """
     recipe = read_recipe(Path(given["recipe"])) if given.get("recipe") else {}
     flags = {name: given[name] for name in SETTINGS if name in given}
-    settings = settle(flags, os.environ, recipe, _folders_own(given))
-    refuse_conflicts(settings)
-    return settings
+    return settle(flags, os.environ, recipe, _folders_own(given))
 
 
 def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:

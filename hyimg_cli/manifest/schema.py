@@ -1,7 +1,7 @@
 """JSON Schema of a manifest line and of a recipe, for editors; built from the declarations.
 
 Its models are pydantic's: what each field may hold, and which fields a kind of job has. Files are
-read by `line` and `settings.recipe`, whose messages name the place and the way out; they also see
+read by `line` and `settings.config`, whose messages name the place and the way out; they also see
 what several fields together do wrong, so they refuse more than a schema can.
 """
 

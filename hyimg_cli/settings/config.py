@@ -1,23 +1,28 @@
 """From flags, variables and files to settings, and on to the configuration of a run.
 
 The one place of precedence: flag > environment > recipe file > hyimg.toml > default. A line of a
-manifest stands above all of them, the checkpoint of its job below: `manifest.resolve`.
+manifest stands above all of them, the checkpoint of its job below: `manifest.resolve`. Files have
+settings in TOML tables; `hyimg.toml` is read because it lies in the working folder.
 """
 
+import re
+import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from hyimg_cli.errors import UsageError
+from hyimg_cli.errors import RecipeError, UsageError
+from hyimg_cli.files import SETTINGS_BYTES, text_of
 from hyimg_cli.settings.run import InKey, JobKind, RunConfig
-from hyimg_cli.settings.table import BY_NAME, PARTS, PREFIX, REMOVED, SETTINGS, Declaration
+from hyimg_cli.settings.table import BY_NAME, PARTS, PREFIX, REMOVED, SETTINGS, TABLES, Declaration
 from hyimg_cli.settings.values import BadValue, nearest, shown
 from hyimg_cli.spec.job import SizeRequest
 from hyimg_cli.spec.options import CHECKPOINT
 from hyimg_cli.spec.step_cache import StepCache
 
+FOLDERS_OWN = Path("hyimg.toml")
 Origin = Literal[
     "line", "flag", "RunConfig", "environment", "recipe", "hyimg.toml", "model", "default"
 ]
@@ -43,7 +48,8 @@ def settle(
     """Every setting and what set it: flag (None: unset) > HYIMG_<NAME> > recipe > the settings of
     the working folder's `hyimg.toml` > default. `origin`: of what is given as flags.
 
-    Raises UsageError for a bad value and for a HYIMG_ variable that looks like a typing error.
+    Raises UsageError for a bad value, for a HYIMG_ variable that looks like a typing error, and for
+    settings that do not go together.
     """
     for name in flags:
         assert name in SETTINGS, f"no setting is called {name}"
@@ -68,6 +74,7 @@ def settle(
 
     settled = {name: strongest(row) for name, row in SETTINGS.items()}
     _keep_by_region(settled)
+    _refuse_conflicts(settled)
     return settled
 
 
@@ -83,6 +90,28 @@ def _keep_by_region(settled: dict[str, Setting]) -> None:
     if keep.origin == region.origin:
         raise _conflict(region, keep, "it needs keep_outside", "region")
     settled[keep.name] = Setting(keep.name, True, region.origin)
+
+
+def _refuse_conflicts(settings: Mapping[str, Setting]) -> None:
+    """Raise UsageError where two settings cannot both hold: reuse that is required and switched
+    off, or replicas that cannot get a GPU each.
+    """
+    required, reuse = settings["require_kv_reuse"], settings["kv_reuse"]
+    if required.value and not reuse.value:
+        raise _conflict(required, reuse, "every job would fail", "kv-reuse")
+    ranks, tiling = settings["vae_patch_parallel_size"], settings["vae_use_tiling"]
+    if tiling.value is False and ranks.value > 1:
+        raise _conflict(ranks, tiling, "it shares tiles, and none are cut", "vae-tiling")
+    count, device = settings["replicas"].value, settings["device"].value
+    if count > 1 and (device == "balanced" or device.startswith("cuda:")):
+        what = f"--replicas {count} does not go with --device {device}"
+        hint = "give --device cuda: GPUs of its own for each"
+        raise UsageError(what, hint=hint, code="usage.replicas")
+
+
+def _conflict(one: Setting, other: Setting, why: str, slug: str) -> UsageError:
+    what = f"{as_given(one)} does not go with {as_given(other)}: {why}"
+    return UsageError(what, hint="give one of the two", code=f"usage.{slug}")
 
 
 def _typed(row: Declaration, value: Any, *, where: str) -> Any:
@@ -108,6 +137,61 @@ def _refuse_misspelt(environ: Mapping[str, str]) -> None:
             hint = f"did you mean {BY_NAME[close].variable}?"
             what = f"{shown(variable)} is not known"
             raise UsageError(what, where="environment", hint=hint, code="usage.unknown-variable")
+
+
+def read_recipe(path: Path, *, is_named: bool = True) -> dict[str, Any]:
+    """The settings of a recipe file by name, typed. Raises RecipeError at the first fault; of a
+    file that nobody named, also for what it may not decide: which weights are loaded, and where is
+    written.
+    """
+    try:
+        text = text_of(path, SETTINGS_BYTES, encoding="utf-8-sig", or_stream=True)
+        tables = tomllib.loads(text)
+    except OSError as error:
+        what = f"the recipe cannot be read: {error.strerror}"
+        raise RecipeError(what, where=path, code="recipe.unreadable") from None
+    # Of bytes that are not UTF-8, of a number with too many digits, and of too many brackets, too.
+    except (ValueError, RecursionError) as error:
+        what = f"not valid TOML: {error}"
+        raise RecipeError(what, where=path.name, code="recipe.not-toml") from None
+    for name, row in SETTINGS.items():
+        entries = tables.get(row.table)
+        has_it = isinstance(entries, dict) and name in entries
+        if has_it and row.is_by_name_alone and not is_named:
+            key = re.compile(rf"(.*[{{,.])?\s*[\"']?{name}[\"']?\s*=")
+            lines = enumerate(text.splitlines(), 1)
+            number = next((number for number, line in lines if key.match(line)), 1)
+            raise RecipeError(
+                f"{name} may not be set by a file that is read because it lies here",
+                where=f"{path.name}:{number}: {row.table}.{name}",
+                hint=f"--recipe {path.name} lets it; --no-config leaves the file out",
+                code="recipe.not-by-itself",
+            )
+    settings: dict[str, Any] = {}
+    for table, entries in tables.items():
+        if table not in TABLES or not isinstance(entries, dict):
+            raise _unknown(f"[{table}]", table, TABLES, where=path.name)
+        for name, value in entries.items():
+            where = f"{path.name}: {table}.{name}"
+            if name not in TABLES[table]:
+                raise _unknown(name, name, TABLES[table], where=where)
+            try:
+                settings[name] = SETTINGS[name].kind.read(value)
+            except BadValue as bad:
+                code = f"recipe.{bad.slug}"
+                raise RecipeError(bad.what, where=where, hint=bad.hint, code=code) from None
+    return settings
+
+
+def _unknown(shown_name: str, name: str, known: Iterable[str], *, where: str) -> RecipeError:
+    if name in REMOVED:
+        what = f"{name} is a setting of earlier versions: no measurement asked for it"
+        return RecipeError(what, where=where, hint="take it out", code="recipe.removed")
+    close = nearest(name, known)
+    hint = f"did you mean {close}?" if close else f"known here: {', '.join(known)}"
+    if meant := BY_NAME.get(name):
+        hint = f"write {meant.name} below [{meant.table}]"
+    return RecipeError(f"{shown_name} is not known", where=where, hint=hint, code="recipe.unknown")
 
 
 def as_given(setting: Setting) -> str:
@@ -144,9 +228,7 @@ def settings_of(config: RunConfig) -> dict[str, Setting]:
     """
     values = {name: in_config(name, config) for name in SETTINGS}
     given = {name: value for name, value in values.items() if value != SETTINGS[name].default}
-    settled = settle(given, {}, {}, origin="RunConfig")
-    refuse_conflicts(settled)
-    return settled
+    return settle(given, {}, {}, origin="RunConfig")
 
 
 def in_config(name: str, config: RunConfig) -> Any:
@@ -189,25 +271,3 @@ def _key_parts(kind: JobKind) -> Iterator[tuple[Declaration, str, Mapping[Any, s
             name = (row.pixels.of_videos if kind == "videos" else "") or row.pixels.name
             each_its_own = {value: value for value in row.kind.choices if value != row.default}
             yield row, name, row.pixels.words or each_its_own
-
-
-def refuse_conflicts(settings: Mapping[str, Setting]) -> None:
-    """Raises UsageError where two settings cannot both hold: reuse that is required and switched
-    off, or replicas that cannot get a GPU each.
-    """
-    required, reuse = settings["require_kv_reuse"], settings["kv_reuse"]
-    if required.value and not reuse.value:
-        raise _conflict(required, reuse, "every job would fail", "kv-reuse")
-    ranks, tiling = settings["vae_patch_parallel_size"], settings["vae_use_tiling"]
-    if tiling.value is False and ranks.value > 1:
-        raise _conflict(ranks, tiling, "it shares tiles, and none are cut", "vae-tiling")
-    count, device = settings["replicas"].value, settings["device"].value
-    if count > 1 and (device == "balanced" or device.startswith("cuda:")):
-        what = f"--replicas {count} does not go with --device {device}"
-        hint = "give --device cuda: GPUs of its own for each"
-        raise UsageError(what, hint=hint, code="usage.replicas")
-
-
-def _conflict(one: Setting, other: Setting, why: str, slug: str) -> UsageError:
-    what = f"{as_given(one)} does not go with {as_given(other)}: {why}"
-    return UsageError(what, hint="give one of the two", code=f"usage.{slug}")

@@ -2,9 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
-
-from annotated_types import Interval
 
 # A job of fewer steps has nothing to leave out: a plain run of as few passes is nearer.
 FEWEST_STEPS = 12
@@ -16,10 +13,10 @@ class StepCache:
     up to `order`. The `first` steps and the last `tail` ones are full. It changes pixels.
     """
 
-    interval: Annotated[int, Interval(ge=2, le=100)] = 3
-    order: Annotated[int, Interval(ge=0, le=2)] = 1
-    first: Annotated[int, Interval(ge=1, le=1000)] = 3
-    tail: Annotated[int, Interval(ge=1, le=1000)] = 1
+    interval: int = 3
+    order: int = 1
+    first: int = 3
+    tail: int = 1
 
     @property
     def kind(self) -> str:

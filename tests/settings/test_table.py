@@ -12,8 +12,7 @@ import pytest
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal import keys
 from hyimg_cli.models import registry
-from hyimg_cli.settings.config import build_run_config, read_key, settle
-from hyimg_cli.settings.recipe import read_recipe
+from hyimg_cli.settings.config import build_run_config, read_key, read_recipe, settle
 from hyimg_cli.settings.run import InKey, RunConfig
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.card import ChunkRule
