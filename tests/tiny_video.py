@@ -26,7 +26,14 @@ WAN_CARD = VideoCard(
     max_prompt_tokens=512,
     tiles=TileRule(32, 24, 8),
     component_bytes=(),
-    defaults=VideoDefaults(Size(480, 832), 81, 16, 40, 5.0, 5.0),
+    defaults=VideoDefaults(
+        size=Size(480, 832),
+        num_frames=81,
+        fps=16,
+        num_inference_steps=40,
+        guidance_scale=5.0,
+        flow_shift=5.0,
+    ),
 )
 
 

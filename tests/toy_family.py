@@ -22,7 +22,19 @@ from hyimg_cli.spec.job import Size
 
 THINK, END, WIDTH, CELLS = 256, 257, 8, 4
 SQUARE = Bucket(0, Size(32, 32))
-DEFAULTS = SamplingDefaults(3, 2.0, 1.0, "think", False, "None", 1.0, 0, 1.0, 12, 1.0, "")
+DEFAULTS = SamplingDefaults(
+    num_inference_steps=3,
+    guidance_scale=2.0,
+    flow_shift=1.0,
+    bot_task="think",
+    drop_think=False,
+    use_system_prompt="None",
+    temperature=1.0,
+    top_k=0,
+    top_p=1.0,
+    max_new_tokens=12,
+    has_negative_prompt=True,
+)
 FACTS = (True, False, (SQUARE,), 8, 0, 64, 8000, 4096, END + 1, DEFAULTS)
 
 

@@ -60,7 +60,7 @@ class PictureLine(ResolvedLine):
         for name in GUIDANCE_FIELDS:
             if getattr(own, name) is None and self.values[name] is not None:
                 yield self.unused(name, f"{self.card.name} does not read it")
-        if "negative_prompt" in self.line.given and own.negative_prompt is None:
+        if "negative_prompt" in self.line.given and not own.has_negative_prompt:
             why = "it guides away from no prompt at all"
             what = f"{self.card.name} takes no negative prompt: {why}"
             yield self.fault("foreign-field", what, "negative_prompt", "take the field out")
@@ -159,7 +159,7 @@ class PictureLine(ResolvedLine):
         values["use_system_prompt"] = kind
         values["system_prompt"] = text if kind == "custom" else None
         # A setting may be meant for other models.
-        if sampling_defaults(self.card, is_edit=bool(self.images)).negative_prompt is None:
+        if not sampling_defaults(self.card, is_edit=bool(self.images)).has_negative_prompt:
             values["negative_prompt"] = ""
         size, outside = self._size(), None
         if self._keeps_outside:

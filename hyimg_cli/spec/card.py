@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hyimg_cli.spec.job import Size, SizeRequest
-from hyimg_cli.spec.options import Fit
+from hyimg_cli.spec.options import Fit, JobOptions, PictureOptions, TextSampling, VideoOptions
 
 # Of a pixel in float32.
 PICTURE_BYTES = 3 * 4
@@ -17,29 +17,17 @@ _NF4_BYTES = 0.5625
 NO_RATIO = -1
 
 
-@dataclass(frozen=True)
-class SamplingDefaults:
-    """Defaults of the checkpoint's own generation config; used where neither line nor flag says.
-    None: the model does not read it.
+@dataclass(frozen=True, kw_only=True)
+class SamplingDefaults(TextSampling, PictureOptions, JobOptions):
+    """What the checkpoint's own generation config says of those options that neither line nor flag
+    says. None: the model does not read it.
+
+    `repetition_penalty` is set by the checkpoint, not by jobs. `has_negative_prompt`: of a model
+    that reads one.
     """
 
-    num_inference_steps: int
-    guidance_scale: float
-    flow_shift: float
-    bot_task: str
-    drop_think: bool
-    use_system_prompt: str
-    temperature: float
-    top_k: int
-    top_p: float
-    max_new_tokens: int
-    # No job's to choose: what generation makes of tokens that are there already.
     repetition_penalty: float = 1.0
-    negative_prompt: str | None = None
-    image_guidance_scale: float | None = None
-    guidance_interval: tuple[float, float] | None = None
-    guidance_renorm: str | None = None
-    guidance_renorm_min: float | None = None
+    has_negative_prompt: bool = False
 
 
 @dataclass(frozen=True)
@@ -217,17 +205,11 @@ class ModelCard:
         return size.height // self.pixels_per_cell, size.width // self.pixels_per_cell
 
 
-@dataclass(frozen=True)
-class VideoDefaults:
-    """Defaults of a video checkpoint, or its authors; used where neither line nor flag says."""
+@dataclass(frozen=True, kw_only=True)
+class VideoDefaults(VideoOptions, JobOptions):
+    """The same of a video checkpoint, or by its authors."""
 
     size: Size
-    num_frames: int
-    fps: int
-    num_inference_steps: int
-    guidance_scale: float
-    flow_shift: float
-    guidance_scale_2: float | None = None
 
 
 @dataclass(frozen=True)

@@ -569,7 +569,10 @@ from hyimg_cli.settings.config import settle
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.spec.card import Bucket, ModelCard, SamplingDefaults
 from hyimg_cli.spec.job import Size
-defaults = SamplingDefaults(4, 5.0, 3.0, "none", False, "None", 0.6, 1024, 0.95, 64)
+defaults = SamplingDefaults(
+    num_inference_steps=4, guidance_scale=5.0, flow_shift=3.0, bot_task="none", drop_think=False,
+    use_system_prompt="None", temperature=0.6, top_k=1024, top_p=0.95, max_new_tokens=64,
+)
 buckets = tuple(Bucket(i, Size(512 + 16 * i, 1024)) for i in range(37))
 card = ModelCard("m", "f", "n", True, False, buckets, 16, 1024, 1, 1, 1024, 328, defaults)
 manifest = read_manifest(Path(sys.argv[1]))

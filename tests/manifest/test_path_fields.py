@@ -22,7 +22,14 @@ from hyimg_cli.spec.job import Job, Size
 
 VIDEO = replace(
     WAN_CARD,
-    defaults=VideoDefaults(Size(64, 64), 9, 8, 4, 5.0, 5.0),
+    defaults=VideoDefaults(
+        size=Size(64, 64),
+        num_frames=9,
+        fps=8,
+        num_inference_steps=4,
+        guidance_scale=5.0,
+        flow_shift=5.0,
+    ),
     start=StartRule(1, 2, "stretch"),
     has_camera=True,
 )

@@ -34,7 +34,14 @@ CARD = VideoCard(
     max_prompt_tokens=1000,
     tiles=TileRule(16, 12, 16),
     component_bytes=(("transformer", 10), ("vae", 5)),
-    defaults=VideoDefaults(Size(480, 848), 121, 24, 50, 6.0, 5.0),
+    defaults=VideoDefaults(
+        size=Size(480, 848),
+        num_frames=121,
+        fps=24,
+        num_inference_steps=50,
+        guidance_scale=6.0,
+        flow_shift=5.0,
+    ),
 )
 
 

@@ -20,7 +20,9 @@ from hyimg_cli.spec.job import Size, VideoJob
 
 GPU = ModelChoice(device="cuda", dtype="bfloat16")
 SMALL, LARGE = Size(480, 832), Size(720, 1280)
-DEFAULTS = VideoDefaults(SMALL, 81, 16, 50, 5.0, 3.0)
+DEFAULTS = VideoDefaults(
+    size=SMALL, num_frames=81, fps=16, num_inference_steps=50, guidance_scale=5.0, flow_shift=3.0
+)
 WAN = replace(
     WAN_CARD,
     model="wan",
