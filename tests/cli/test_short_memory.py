@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
-from hyimg_cli.pipelines.image import batch
+from hyimg_cli.pipelines.image.stages import ImageStages
 from hyimg_cli.pipelines.video.stages import VideoStages
 
 Run = Callable[..., Any]
@@ -56,13 +56,13 @@ def _refuse_more_than(
 
 def _refuse_first(
     monkeypatch: pytest.MonkeyPatch,
-    module: Any,
+    owner: Any,
     stage: str,
     times: dict[str, int],
     refused: Counter[str],
 ) -> None:
-    """A stage that has no memory the first times, by job."""
-    inner, left = getattr(module, stage), Counter(times)
+    """A stage, `owner`'s method or function, that has no memory the first times, by job."""
+    inner, left = getattr(owner, stage), Counter(times)
 
     def short(*given: Any) -> Any:
         (name,) = (one.job.custom_id for one in given if hasattr(one, "job"))
@@ -72,7 +72,7 @@ def _refuse_first(
             raise torch.OutOfMemoryError(FULL)
         return inner(*given)
 
-    monkeypatch.setattr(module, stage, short)
+    monkeypatch.setattr(owner, stage, short)
 
 
 def test_pictures_go_on_in_less_memory_and_only_what_never_fits_is_lost(
@@ -84,9 +84,9 @@ def test_pictures_go_on_in_less_memory_and_only_what_never_fits_is_lost(
     with monkeypatch.context() as patch:
         _refuse_more_than(patch, "feed", 3, refused)
         _refuse_more_than(patch, "velocities", 1, refused)
-        _refuse_first(patch, batch, "prefill", {"again": 1}, refused)
-        _refuse_first(patch, batch, "with_branches", {"again": 1}, refused)
-        _refuse_first(patch, batch, "decode", {"later": 2, "lost": 99}, refused)
+        _refuse_first(patch, ImageStages, "prefill", {"again": 1}, refused)
+        _refuse_first(patch, ImageStages, "with_branches", {"again": 1}, refused)
+        _refuse_first(patch, ImageStages, "decode", {"later": 2, "lost": 99}, refused)
         ran = run_cli("generate", manifest, "-o", "short", *FLAGS)
     lines = _lines(ran)
     assert ran.code == 1

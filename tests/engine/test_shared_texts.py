@@ -219,14 +219,14 @@ def test_a_drawing_that_fails_takes_no_text_with_it(
     family: Any, jobs: list[ImageJob], each: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = next(one for one in jobs if one.custom_id.startswith("sampled"))
-    original = stages_of.decode
+    original = ImageStages.decode
 
-    def decode(work: Any, stages: Any) -> Any:
+    def decode(stages: Any, work: Any) -> Any:
         if work.job.custom_id == first.custom_id:
             raise RuntimeError("it cannot be decoded")
-        return original(work, stages)
+        return original(stages, work)
 
-    monkeypatch.setattr("hyimg_cli.pipelines.image.batch.decode", decode)
+    monkeypatch.setattr(ImageStages, "decode", decode)
     ends = run(jobs, sharing(family, KVTree(10**9)), 4)
     assert isinstance(ends.pop(first.custom_id), Lost)
     del each[first.custom_id]
@@ -310,7 +310,7 @@ def test_a_text_that_was_written_before_is_fed_again_to_the_bit(
         assert isinstance(end, Generated)
         assert end.text.ids is not None
         assert end.text.text is not None
-        facts = {"bot_task": one.bot_task, **end.written}
+        facts = {"bot_task": one.bot_task, **end.cached.note}
         written = note(end.text.ids, end.text.text, facts)
         given.append(
             replace(

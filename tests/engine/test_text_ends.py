@@ -229,7 +229,7 @@ def test_a_text_ends_where_the_rule_says(
     rows = 0
     for one, decoding in zip(jobs, _written(jobs, model, lag=lag, batch=7), strict=True):
         end = by_rule(one, template, penalty)
-        written, context = decoding.generated(model), decoding.context
+        written, context = decoding.written(model).text, decoding.context
         assert written.ids == tuple(end.text)
         assert (written.cut, written.ending[-1] if written.ending else None) == (end.cut, end.ratio)
         buffer: Any = context.buffer

@@ -22,18 +22,7 @@ from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models.protocols import LivePicture
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.stages import (
-    Denoising,
-    Generated,
-    ImageStages,
-    Prefilled,
-    decode,
-    prefill,
-    share_text,
-    shared_text,
-    with_branches,
-    with_text,
-)
+from hyimg_cli.pipelines.image.stages import Denoising, Generated, ImageStages, Prefilled
 from hyimg_cli.pipelines.image.think import DecodeLoop, DecodeRequest, repeated_texts
 from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy, Remedy
 from hyimg_cli.pipelines.request import Lost, Request
@@ -144,7 +133,7 @@ class ContinuousBatch:
             yield from self._memory.attempt([work], self._prefill, self._lose, requeue=requeue)
 
     def _prefill(self, request: Request[ImageJob]) -> Events:
-        work = prefill(request, self._stages)
+        work = self._stages.prefill(request)
         if work.decoding is None:
             yield from self._make_ready(work)
         else:
@@ -198,9 +187,8 @@ class ContinuousBatch:
 
     def _make_ready(self, work: Prefilled) -> Events:
         text = self._text_of(work.job)
-        if text is not None and hash(text) in self._repeated:
-            share_text(work, self._stages)
-        ready = with_text(work, self._stages)
+        is_repeated = text is not None and hash(text) in self._repeated
+        ready = self._stages.with_text(work, is_repeated=is_repeated)
         if self._stages.draws:
             self._ready.append(ready)
         else:
@@ -221,7 +209,7 @@ class ContinuousBatch:
             # Each leaves the batch: nothing holds a context whose branches stand.
             work = batch.popleft()
             with Attempt() as tried:
-                standing.append(with_branches(work, self._stages))
+                standing.append(self._stages.with_branches(work))
             if tried.error is None:
                 continue
             # What waits to draw may give its context back.
@@ -276,7 +264,7 @@ class ContinuousBatch:
     def _finish(self, work: Denoising) -> Events:
         requeue = self._finish_later if self._is_waiting or self._holds_memory else None
         yield from self._memory.attempt(
-            [work], lambda work: [decode(work, self._stages)], self._lose, requeue=requeue
+            [work], lambda work: [self._stages.decode(work)], self._lose, requeue=requeue
         )
 
     def _finish_later(self, work: Denoising) -> None:
@@ -296,7 +284,7 @@ class ContinuousBatch:
 
     def _text_of(self, job: ImageJob) -> Hashable | None:
         """Equal for jobs that would write the same text, or were given it."""
-        return shared_text(job, self._stages) or job.cot_token_ids
+        return self._stages.shared_text(job) or job.cot_token_ids
 
 
 def _decoding(work: Prefilled) -> DecodeRequest:

@@ -196,7 +196,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
             cot_text=text.text if has_written else job.cot_text,
             cot_token_ids=text.ids if has_written else job.cot_token_ids,
             cot_from=done.cot_from,
-            written=None if isinstance(done, Decoded) else done.written,
+            written=None if isinstance(done, Decoded) else done.cached.note,
             think_truncated=bool(text.cut),
             ratio_index=done.bucket.token_index,
             kv_reuse=reuse,

@@ -17,6 +17,7 @@ tree of prefixes, behind its prompt's, for as long as there is room.
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,6 +57,7 @@ class DecodeRequest:
 
     def __init__(self, job: ImageJob, model: MixedModel, context: Context) -> None:
         self.context = context
+        self._name, self._prompt_stop = job.custom_id, len(context.ids)
         self.overdecoded = 0
         # Tokens that entered the context together; of a text that is read late, one at a time.
         self.runs: list[tuple[int, ...]] = []
@@ -148,12 +150,13 @@ class DecodeRequest:
             self._choice = None
             self._drawn -= 1
 
-    def generated(self, model: MixedModel) -> GeneratedText:
-        """The finished text, and what was decided behind it."""
+    def written(self, model: MixedModel) -> "CachedText":
+        """The finished text, what was decided behind it, and how its tokens were fed."""
         ids = self._script.text_of(self._written)
         ending = tuple(self._written[len(ids) :])
-        text = model.decode_text(ids)
-        return GeneratedText(tuple(ids), text, self._cut, ending)
+        text = GeneratedText(tuple(ids), model.decode_text(ids), self._cut, ending)
+        fed = tuple(self.context.ids[self._prompt_stop :])
+        return CachedText(text, fed, tuple(self.runs), self._name)
 
     @property
     def _is_free(self) -> bool:
@@ -270,9 +273,15 @@ class CachedText:
     writer: str
 
     @property
-    def withdrawn(self) -> tuple[int, ...]:
-        """Tokens that entered the network at the end and were taken back."""
-        return tuple(id_ for run in self.runs for id_ in run)[len(self.fed) :]
+    def note(self) -> dict[str, Any]:
+        """How the text's tokens entered the network, for `Replay`."""
+        entered = [id_ for run in self.runs for id_ in run]
+        return {
+            "cut": self.text.cut,
+            "ending": list(self.text.ending),
+            "lengths": [len(run) for run in self.runs],
+            "withdrawn": entered[len(self.fed) :],
+        }
 
 
 class Texts(Memo[Key, CachedText]):

@@ -15,8 +15,8 @@ from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import ImageSegment
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
-from hyimg_cli.pipelines.image import batch
 from hyimg_cli.pipelines.image.branches import BranchBuilder
+from hyimg_cli.pipelines.image.stages import ImageStages
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -73,15 +73,15 @@ def sleep_in_recompute(patch: pytest.MonkeyPatch) -> None:
 
 def sleep_in_decoding(patch: pytest.MonkeyPatch) -> None:
     """The reusing variant waits before it decodes: a phase that is the same in both."""
-    original = batch.decode
+    original = ImageStages.decode
 
-    def finished(work: Any, studio: Any) -> Any:
+    def finished(studio: Any, work: Any) -> Any:
         if not studio.reuse.kv_reuse:
             work.clock.enter("decode_latents")
             sleep(0.3)
-        return original(work, studio)
+        return original(studio, work)
 
-    patch.setattr(batch, "decode", finished)
+    patch.setattr(ImageStages, "decode", finished)
 
 
 def one_step_less(patch: pytest.MonkeyPatch) -> None:
@@ -177,12 +177,12 @@ def _mark_forks(
 
 
 def _change_tracks(patch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
-    original = batch.with_branches
+    original = ImageStages.with_branches
 
-    def drawing(waiting: Any, studio: Any) -> Any:
-        made = original(waiting, studio)
+    def drawing(studio: Any, waiting: Any) -> Any:
+        made = original(studio, waiting)
         if studio.reuse.kv_reuse:
             made.track = change(made.track)
         return made
 
-    patch.setattr(batch, "with_branches", drawing)
+    patch.setattr(ImageStages, "with_branches", drawing)
