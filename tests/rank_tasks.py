@@ -82,6 +82,11 @@ class Nothing:
         return f"rank {rank.number}"
 
 
+def load_by(part: Any, choice: Any, rank: Rank) -> Any:
+    """What a `part` of these loads in the place of a checkpoint's."""
+    return part(choice)(rank)
+
+
 @dataclass(frozen=True)
 class DiesOnMembers:
     """A part whose loading the system ends on every rank but the first."""
@@ -143,9 +148,9 @@ class ShortVae:
 
     def _stored(self, rank: Rank) -> Any:
         # Imported here: other tasks know of no video.
-        from hyimg_cli.pipelines.ranks import VaePart
+        from hyimg_cli.pipelines.ranks import load_vae
 
-        return VaePart(self.choice)(rank)
+        return load_vae(self.choice, rank)
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,7 @@ class Shares:
         firm = [one for one, name in self._at_work.items() if name not in _YIELDS]
         sharers = firm or list(self._at_work)
         for one in sharers:
-            name = self._at_work[one]
-            part = (now - self._dealt_until) / len(sharers)
-            one.deal(name, part)
+            one.deal(self._at_work[one], (now - self._dealt_until) / len(sharers))
         self._dealt_until = now
         self._at_work.pop(clock, None)
         if phase is not None and phase not in _WAITS:

@@ -16,7 +16,8 @@ of videos are those of one process; where tokens are shared, within rounding.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from weakref import WeakSet, finalize
 
 import torch
@@ -128,28 +129,17 @@ class ImageRanks(ModelRanks):
         return ParallelReport(sets, decode=None, tensor_ranks=self._pool.size // sets)
 
 
-@dataclass(frozen=True)
-class VaePart:
-    """Loads the autoencoder of a checkpoint on a rank, as rank 0 loads its own."""
-
-    choice: ModelChoice
-
-    def __call__(self, rank: Rank) -> VideoVae:
-        # It is all that the rank has, and stays on its GPU.
-        choice = replace(self.choice, device=str(rank.device), cpu_offload="none")
-        return registry.load_video(choice).vae
+def load_vae(choice: ModelChoice, rank: Rank) -> VideoVae:
+    """The autoencoder of a checkpoint on a rank: all that the rank has, so it stays on its GPU."""
+    choice = replace(choice, device=str(rank.device), cpu_offload="none")
+    return registry.load_video(choice).vae
 
 
-@dataclass(frozen=True)
-class TransformerPart:
-    """Opens a checkpoint on a rank and reads its transformer, nothing else."""
-
-    choice: ModelChoice
-
-    def __call__(self, rank: Rank) -> LatentVideoModel:
-        opened = registry.load_video(replace(self.choice, device=str(rank.device)))
-        opened.load_transformer()
-        return opened
+def load_transformer(choice: ModelChoice, rank: Rank) -> LatentVideoModel:
+    """A checkpoint opened on a rank, its transformer read and nothing else."""
+    opened = registry.load_video(replace(choice, device=str(rank.device)))
+    opened.load_transformer()
+    return opened
 
 
 class VideoRanks(ModelRanks):
@@ -192,7 +182,7 @@ class VideoRanks(ModelRanks):
         model, config, pool = self._model, self._config, self._pool
         with self._loading("ask for fewer ranks; each needs memory for what it loads"):
             if config.vae_ranks > 1 and self._decoder is None:
-                part = VaePart(self._choice)
+                part = partial(load_vae, self._choice)
                 pool.load(VAE, part, ranks=config.vae_ranks, own=lambda: model.vae)
                 tiles = PatchParallelDecoder(pool, ranks=config.vae_ranks, part=VAE)
                 self._decoder = SpreadDecoder(tiles, alone=model.decoder)
@@ -200,7 +190,7 @@ class VideoRanks(ModelRanks):
             if config.step_ranks > 1 and with_branches and self._branches is None:
                 ranks, is_split = config.step_ranks, config.context_ranks > 1
                 branches = ParallelBranches(pool, ranks=ranks, splits_tokens=is_split)
-                part_of_rank = TransformerPart(self._choice)
+                part_of_rank = partial(load_transformer, self._choice)
 
                 def own_transformer() -> LatentVideoModel:
                     model.load_transformer()
@@ -230,18 +220,9 @@ class VideoRanks(ModelRanks):
     def report(self) -> ParallelReport:
         one, decoder = self._branches, self._decoder
         is_split, ranks = one is not None and one.splits_tokens, 1 if one is None else one.ranks
-        decode = None if decoder is None else decoder.report
-        if decode is not None:
-            # Seconds as a line's other times have them.
-            decode = DecodeReport(
-                tuple(replace(rank, busy_s=round(rank.busy_s, 6)) for rank in decode.ranks),
-                gather_s=round(decode.gather_s, 6),
-                merge_s=round(decode.merge_s, 6),
-                total_s=round(decode.total_s, 6),
-            )
         return ParallelReport(
             branch_ranks=1 if is_split else ranks,
-            decode=decode,
+            decode=None if decoder is None else decoder.report,
             context_ranks=ranks if is_split else 1,
         )
 

@@ -96,9 +96,8 @@ class PatchParallelDecoder:
             decode_share, job, ranks=working, own=partial(gathering.run, working)
         )
         idle = [RankReport(rank, 0, 0, 0.0, 0, 0) for rank in range(working, self._ranks)]
-        self.report = DecodeReport(
-            (*reports, *idle), gathering.gather_s, gathering.merge_s, perf_counter() - started
-        )
+        seconds = gathering.gather_s, gathering.merge_s, perf_counter() - started
+        self.report = DecodeReport((*reports, *idle), *(round(one, 6) for one in seconds))
         return gathering.picture_BCTHW
 
 
@@ -133,6 +132,7 @@ def decode_share(rank: Rank, job: TiledJob) -> RankReport:
         sent_bytes += pixels.nbytes
     for work, _held in sending:
         _wait_for(work)
+    busy_s = round(busy_s, 6)
     return RankReport(rank.number, len(share), _area(share), busy_s, latents.nbytes, sent_bytes)
 
 
@@ -160,7 +160,7 @@ class _Gathering:
         for tile in share:
             self._own[tile.index] = _decoded_tile(self._vae, self._latents, tile, self._job)
         _synchronize(self._rank)
-        busy_s = perf_counter() - started
+        busy_s = round(perf_counter() - started, 6)
         started = perf_counter()
         merged = merge(self._job.plan, self._tile)
         self.picture_BCTHW = self._vae.finish(merged)

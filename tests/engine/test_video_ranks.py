@@ -16,7 +16,7 @@ import torch.distributed as dist
 from engine.fake_video import frames_by_seed, video_job
 from event_kinds import is_step
 from parallel.test_when_ranks_fail import gone_within, is_alive
-from rank_tasks import DiesOnMembers, Nothing, ShortVae
+from rank_tasks import DiesOnMembers, Nothing, ShortVae, load_by
 from tiny_video import write_wan
 
 from hyimg_cli.engine.session import Session
@@ -142,7 +142,7 @@ def test_ranks_go_down_the_ladder_of_a_short_decode_together(
     short.mkdir()
     for name in "ab":
         (short / name).touch()
-    monkeypatch.setattr(ranks_of, "VaePart", partial(ShortVae, short))
+    monkeypatch.setattr(ranks_of, "load_vae", partial(load_by, partial(ShortVae, short)))
     held: list[Any] = []
     inner = VideoRanks.release_branches
 
@@ -218,7 +218,7 @@ def test_models_with_ranks_take_turns_and_replace_what_ended(
     class Still:
         device, vae, decoder = torch.device("cpu"), "a VAE", None
 
-    monkeypatch.setattr(ranks_of, "VaePart", Nothing)
+    monkeypatch.setattr(ranks_of, "load_vae", partial(load_by, Nothing))
     first, second = (
         VideoRanks(Still(), ModelChoice(), ParallelConfig(vae_ranks=2))  # type: ignore[arg-type]
         for _ in range(2)
@@ -242,7 +242,7 @@ def test_models_with_ranks_take_turns_and_replace_what_ended(
 
 
 def test_a_rank_that_dies_while_it_loads_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks_of, "VaePart", DiesOnMembers)
+    monkeypatch.setattr(ranks_of, "load_vae", partial(load_by, DiesOnMembers))
     with (
         Session(config(vae=2)) as session,
         pytest.raises(MachineError, match="did not load the model: rank 1 failed: killed"),

@@ -55,7 +55,7 @@ class ContinuousBatch:
         self._awaited: dict[Hashable, list[ImageJob]] = {}
         # Begun, and without K/V again: they come before those that wait.
         self._preempted: deque[Request[ImageJob]] = deque()
-        self._thinking: list[Prefilled] = []
+        self._thinking: dict[DecodeRequest, Prefilled] = {}
         self._ready: deque[Generated] = deque()
         self._undecoded: deque[Denoising] = deque()
         self._new_clock = new_clock
@@ -139,7 +139,7 @@ class ContinuousBatch:
         else:
             yield Progress(work.job.custom_id, "think")
             work.clock.enter("think")
-            self._thinking.append(work)
+            self._thinking[work.decoding] = work
             if (text := self._text_of(work.job)) is not None:
                 self._awaited.setdefault(text, [])
 
@@ -156,34 +156,35 @@ class ContinuousBatch:
 
     def _decode_text(self) -> Events:
         """A token for every job that thinks; those whose text has ended leave."""
-        thinking, size = list(self._thinking), self._memory.most["think"]
+        thinking, size = list(self._thinking.values()), self._memory.most["think"]
         for first in range(0, len(thinking), size):
             batch = thinking[first : first + size]
             yield from self._memory.attempt(batch, self._decode_step, self._lose, kind="think")
-        for work in [work for work in self._thinking if _decoding(work).is_done]:
-            self._thinking.remove(work)
+        for decoding in [decoding for decoding in self._thinking if decoding.is_done]:
+            work = self._thinking.pop(decoding)
             yield from self._memory.attempt([work], self._make_ready, self._lose)
             self._wake(work)
 
     def _decode_step(self, *batch: Prefilled) -> Events:
-        batch = self._unfinished(batch)
+        going = self._unfinished(batch)
+        for decoding in going:
+            counts = self._thinking[decoding].batch
+            counts["think"] = max(counts["think"], len(going))
         with Attempt() as tried:
-            read = self._loop.step([_decoding(work) for work in batch])
+            read = self._loop.step(going)
         if tried.error is not None:
             read = self._loop.settle()
-        for work in [work for work in self._thinking if _decoding(work) in read]:
-            if (error := read[_decoding(work)]) is not None:
+        for decoding, work in list(self._thinking.items()):
+            if error := read.get(decoding):
                 yield from self._lose(work, error)
-            else:
-                yield Progress(work.job.custom_id, "think", _decoding(work).count)
-        for work in batch:
-            work.batch["think"] = max(work.batch["think"], len(batch))
+            elif decoding in read:
+                yield Progress(work.job.custom_id, "think", decoding.count)
         if tried.error is not None and self._unfinished(batch):
             raise tried.error
 
-    def _unfinished(self, batch: Sequence[Prefilled]) -> tuple[Prefilled, ...]:
-        going = (work for work in batch if work in self._thinking)
-        return tuple(work for work in going if not _decoding(work).is_done)
+    def _unfinished(self, batch: Sequence[Prefilled]) -> list[DecodeRequest]:
+        going = self._thinking.items()
+        return [decoding for decoding, work in going if work in batch and not decoding.is_done]
 
     def _make_ready(self, work: Prefilled) -> Events:
         text = self._text_of(work.job)
@@ -272,8 +273,8 @@ class ContinuousBatch:
         self._undecoded.append(work)
 
     def _lose(self, lost: Request[ImageJob], error: Exception) -> Events:
-        if isinstance(lost, Prefilled) and lost in self._thinking:
-            self._thinking.remove(lost)
+        if isinstance(lost, Prefilled) and lost.decoding in self._thinking:
+            del self._thinking[lost.decoding]
             self._wake(lost)
         yield lost.as_lost(error)
 
@@ -285,11 +286,6 @@ class ContinuousBatch:
     def _text_of(self, job: ImageJob) -> Hashable | None:
         """Equal for jobs that would write the same text, or were given it."""
         return self._stages.shared_text(job) or job.cot_token_ids
-
-
-def _decoding(work: Prefilled) -> DecodeRequest:
-    assert work.decoding is not None, "a job that thinks has text to write"
-    return work.decoding
 
 
 def _enter(batch: Sequence[Denoising], phase: str) -> None:

@@ -4,7 +4,7 @@ Stand-in jobs of the same shapes with blank pictures go through the same stages;
 kept. Every random draw in a job has a generator of its own, so no later draw is shifted.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -80,27 +80,25 @@ def prewarm(
     """
     jobs = jobs[:: -(-len(jobs) // _MOST_JOBS) or 1]
     is_on_gpu = stages.model.layer_devices[0].type == "cuda"
-    counts: Counter[Shape] = Counter()
-    longest: dict[Shape, tuple[int, ImageJob]] = {}
+    alike: dict[Shape, list[tuple[int, ImageJob]]] = defaultdict(list)
     for job in jobs:
         tokens = tokens_of(job) if is_on_gpu else 0
         if shape := shape_of(job, stages.model.card, tokens):
-            counts[shape] += 1
-            if shape not in longest or tokens > longest[shape][0]:
-                longest[shape] = tokens, job
-    new = [shape for shape in counts if shape not in warmed]
+            alike[shape].append((tokens, job))
+    new = [shape for shape in alike if shape not in warmed]
     most = 1 if is_on_gpu else max(together.thinking, together.drawing)
     for shape in new:
-        stand_ins = [_stand_in(longest[shape][1], n) for n in range(min(counts[shape], most))]
-        learn(_run(stand_ins, stages, together))
+        _, longest = max(alike[shape], key=lambda known: known[0])
+        stand_in = replace(
+            longest,
+            num_inference_steps=min(_STEPS, longest.num_inference_steps),
+            text=replace(longest.text, max_new_tokens=min(_WORDS, longest.text.max_new_tokens)),
+        )
+        count = min(len(alike[shape]), most)
+        named = [replace(stand_in, custom_id=f"prewarm-{number}") for number in range(count)]
+        learn(_run(named, stages, together))
         warmed.add(shape)
     return new
-
-
-def _stand_in(job: ImageJob, number: int) -> ImageJob:
-    text = replace(job.text, max_new_tokens=min(_WORDS, job.text.max_new_tokens))
-    steps = min(_STEPS, job.num_inference_steps)
-    return replace(job, custom_id=f"prewarm-{number}", num_inference_steps=steps, text=text)
 
 
 def _run(jobs: list[ImageJob], stages: ImageStages, together: Together) -> Together:

@@ -10,6 +10,7 @@ where it is its own job's fault alone.
 
 import logging
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from threading import Lock
 
@@ -42,9 +43,10 @@ class EncodedSources:
             ENCODED_BYTES, lambda one: sum(rows.nbytes for rows in vars(one.rows).values())
         )
         self._store = DiskStore(cache.folder, cache.budget_bytes)
-        self._disk_hits = self._misses = self._first_asks = 0
+        self._counts = {"memory_hits": 0, "disk_hits": 0, "misses": 0}
         self._held, self._making = Lock(), Lock()
         self._stream: torch.cuda.Stream | None = None
+        # By key: seconds of what was prefetched and not asked for yet, and what the disk said.
         self._prefetch_s: dict[str, float] = {}
         self._warnings: dict[str, tuple[str, ...]] = {}
         self._trips: Memo[str, tuple[np.ndarray, str]] = Memo(
@@ -55,15 +57,12 @@ class EncodedSources:
         """Encode by `model` from here on, whose checkpoint has the fingerprint `model_print`."""
         self._model, self._print = model, model_print
         if self._stream is not None:
-            self._follow(self._stream)
+            # Its weights may still be on their way in the stream that loads.
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
 
     def counts(self) -> dict[str, int]:
         """How often an image was in memory, was on disk, had to be encoded."""
-        return {
-            "memory_hits": self._memo.hits - self._first_asks,
-            "disk_hits": self._disk_hits,
-            "misses": self._misses,
-        }
+        return dict(self._counts)
 
     def clear(self) -> None:
         """Forget what is in memory, and the model."""
@@ -77,42 +76,28 @@ class EncodedSources:
         of its own.
         """
         try:
-            model, key = self._in_use(image)
             with self._making:
-                if self._known(key) is None:
-                    started = time.perf_counter()
-                    if model.device_name.startswith("cuda"):
-                        stream = self.stream_on(torch.device(model.device_name))
-                        with torch.cuda.stream(stream):
-                            made = self._make(model, key, image)
-                        # This thread waits; the model's own stream goes on.
-                        stream.synchronize()
-                    else:
-                        made = self._make(model, key, image)
-                    with self._held:
-                        self._memo.get(key, lambda: made)
-                        self._prefetch_s[key] = time.perf_counter() - started
+                if self._known(image) is None:
+                    self._make(image, is_ahead=True)
         except Exception as error:
             # Not lost: the job that asks for the image tries again, and fails for its own reason.
             logger.info("prefetching %s failed: %r", image.digest, error)
 
     def encode(self, image: SourceImage) -> tuple[Encoded, float]:
         """An image's rows, and the seconds that another thread spent on them meanwhile."""
-        started, (model, key) = time.perf_counter(), self._in_use(image)
-        encoded = self._known(key)
+        started, (_, key) = time.perf_counter(), self._in_use(image)
+        encoded, is_new = self._known(image), False
         if encoded is None:
             with self._making:
                 # As the encoder thread has encoded it when it lets go, else encoded here.
-                encoded = self._known(key)
-                if encoded is None:
+                encoded = self._known(image)
+                if is_new := encoded is None:
                     self._prefetch_s.pop(key, None)  # prefetched, and evicted since
-                    made = self._make(model, key, image)
-                    with self._held:
-                        encoded = self._memo.get(key, lambda: made)
+                    encoded = self._make(image, is_ahead=False)
         waited_s = time.perf_counter() - started
         with self._held:
             prefetch_s = self._prefetch_s.pop(key, None)
-            self._first_asks += prefetch_s is not None
+            self._counts["memory_hits"] += not is_new and prefetch_s is None
             warnings = self._warnings.pop(key, ())
         if prefetch_s is not None:
             _belongs_here(encoded)
@@ -142,12 +127,8 @@ class EncodedSources:
         """
         if self._stream is None or self._stream.device != device:
             self._stream = torch.cuda.Stream(device)
-            self._follow(self._stream)
+            self._stream.wait_stream(torch.cuda.current_stream(device))
         return self._stream
-
-    def _follow(self, stream: torch.cuda.Stream) -> None:
-        """Wait for a model's weights: they may still be on their way in the stream that loads."""
-        stream.wait_stream(torch.cuda.current_stream(stream.device))
 
     def _in_use(self, image: SourceImage) -> tuple[MixedModel, str]:
         """The model, and the key of what it makes of an image."""
@@ -158,24 +139,33 @@ class EncodedSources:
         key = source_key(image.digest, self._print, device=device, dtype=model.dtype_name)
         return model, key
 
-    def _known(self, key: str) -> Encoded | None:
+    def _known(self, image: SourceImage) -> Encoded | None:
         with self._held:
-            return self._memo.find(key)  # what is not there counts when it is made
+            return self._memo.find(self._in_use(image)[1])
 
-    def _make(self, model: MixedModel, key: str, image: SourceImage) -> Encoded:
-        """The rows from disk, else encoded and put there."""
-        encoded, was_there = self._store.read_through(
-            SOURCE_IMAGES,
-            key,
-            lambda: encoded_by(model, image),
-            pack=model.pack_source,
-            unpack=lambda data: model.unpack_source(data, image.digest),
-        )
-        self._disk_hits += was_there
-        self._misses += not was_there
-        if warnings := self._store.take_notes():
-            self._warnings[key] = warnings
-        return encoded
+    def _make(self, image: SourceImage, *, is_ahead: bool) -> Encoded:
+        """The rows from disk, else encoded and put there; kept in memory once they are whole."""
+        started, (model, key) = time.perf_counter(), self._in_use(image)
+        stream = None
+        if is_ahead and model.device_name.startswith("cuda"):
+            stream = self.stream_on(torch.device(model.device_name))
+        with torch.cuda.stream(stream) if stream else nullcontext():
+            encoded, was_there = self._store.read_through(
+                SOURCE_IMAGES,
+                key,
+                lambda: encoded_by(model, image),
+                pack=model.pack_source,
+                unpack=lambda data: model.unpack_source(data, image.digest),
+            )
+        if stream is not None:
+            stream.synchronize()  # this thread waits; the model's own stream goes on
+        self._counts["disk_hits" if was_there else "misses"] += 1
+        with self._held:
+            if warnings := self._store.take_notes():
+                self._warnings[key] = warnings
+            if is_ahead:
+                self._prefetch_s[key] = time.perf_counter() - started
+            return self._memo.get(key, lambda: encoded)
 
 
 def _belongs_here(encoded: Encoded) -> None:
