@@ -20,7 +20,6 @@ from torch import Tensor
 
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
-from hyimg_cli.parallel import branches
 from hyimg_cli.pipelines.ranks import VideoRanks
 from hyimg_cli.settings.run import CONTEXT_BACKENDS, ModelChoice, ParallelConfig
 from hyimg_cli.spec.job import Size, VideoJob
@@ -54,7 +53,6 @@ def test_two_ranks_make_the_latents_of_one_process(
     draw: Draw,
     job: VideoJob,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     alone = models["wan22"]
     layers = ["proj_out", "blocks.0.attn1.to_q", "blocks.1.ffn.net.0.proj"]
@@ -68,20 +66,11 @@ def test_two_ranks_make_the_latents_of_one_process(
         "step cache": replace(short, num_inference_steps=12, step_cache=StepCache()),
     }
     seen: list[tuple[int, ...]] = []
-    inner = branches._own
-
-    def own(rank: Any, part: str, *rest: Any) -> list[Tensor]:
-        last = rank.parts[part].networks[0].blocks[-1]
-        tell = last.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].shape)))
-        try:
-            return inner(rank, part, *rest)
-        finally:
-            tell.remove()
-
-    monkeypatch.setattr(branches, "_own", own)
     expected = {name: draw(alone, one) for name, one in jobs.items()}
     assert not is_rounding(expected["LoRA"], expected["plain"])
     with shared(folders["wan22"]) as (model, ranks):
+        last: Any = model.networks[0].blocks[-1]
+        last.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].shape)))
         for name, one in jobs.items():
             assert is_rounding(draw(model, one), expected[name]), name
         report = ranks.report()
