@@ -197,30 +197,37 @@ class DecodeGraphs:
 
     def _replay(self, step: DecodeStep) -> Replay:
         """What computes the step: its graph's replay, where there can be one."""
-        if step.count > self._most_rows:
-            if not self._has_warned:
-                self._has_warned = True
-                more = f" of more than {self._most_rows} rows" if self._most_rows else ""
-                logger.warning(
-                    "decode steps%s have no CUDA graph on this GPU: with these weights torch reads "
-                    "the sizes of the experts' groups on the host. They have the same numbers, but "
-                    "are slower",
-                    more,
-                )
-            return step.compute
-        if self._capture is None:
+        if step.count > self._most_rows and not self._has_warned:
+            self._has_warned = True
+            more = f" of more than {self._most_rows} rows" if self._most_rows else ""
+            logger.warning(
+                "decode steps%s have no CUDA graph on this GPU: with these weights torch reads the "
+                "sizes of the experts' groups on the host. They have the same numbers, but are "
+                "slower",
+                more,
+            )
+        if step.count > self._most_rows or self._capture is None:
             return step.compute
         try:
             # With no job in any row: whatever is written goes to the spare buffer.
             with step.filled([]):
                 replay = self._capture(step.compute)
         except Exception as error:
-            self._give_up(step.count, error)
+            is_short = isinstance(error, torch.OutOfMemoryError)
+            first = "out of memory" if is_short else " ".join(str(error).split("\n")[0].split())
+            reason = first[:_MOST_REASON] or type(error).__name__
         else:
             self.captured.append(step.count)
             return replay
         # Out here the frames of the failed capture are gone. What it had begun is waited for, and
-        # what it had taken given back.
+        # what it had taken given back. No other capture is tried.
+        self._capture = None
+        self.failure = (
+            f"no CUDA graph of a decode step of {step.count} row{'s' * (step.count > 1)} "
+            f"({reason}): such steps' kernels are launched one by one, with the same numbers, but "
+            "slower"
+        )
+        logger.warning(self.failure)
         device = self._network.layer_devices[0]
         if device.type == "cuda" and torch.cuda.is_initialized():
             # A GPU that was lost with it is no matter of graphs: the next step says so.
@@ -229,34 +236,20 @@ class DecodeGraphs:
                 torch.cuda.empty_cache()
         return step.compute
 
-    def _give_up(self, count: int, error: Exception) -> None:
-        """Tell why a capture failed: no other is tried."""
-        self._capture = None
-        if isinstance(error, torch.OutOfMemoryError):
-            reason = "out of memory"
-        else:
-            first = " ".join(str(error).split("\n")[0].split())
-            reason = first[:_MOST_REASON] or type(error).__name__
-        self.failure = (
-            f"no CUDA graph of a decode step of {count} row{'s' * (count > 1)} ({reason}): such "
-            "steps' kernels are launched one by one, with the same numbers, but slower"
-        )
-        logger.warning(self.failure)
-
 
 def refuse_without_gpu(device_map: str | None) -> None:
     """Passes one GPU's name, with Triton installed. Raises MachineError for any other place."""
+    what = hint = ""
     if not is_one_gpu(device_map):
         what, hint = f"not on {device_map or 'the CPU'}", "set device to cuda:0"
     elif not has_triton():
         what, hint = "with Triton, which is not installed", "pip install triton"
-    else:
-        return
-    raise MachineError(
-        f"decode_graphs works on one GPU, {what}",
-        hint=f"leave decode_graphs out, or {hint}",
-        code="machine.no-graphs",
-    )
+    if what:
+        raise MachineError(
+            f"decode_graphs works on one GPU, {what}",
+            hint=f"leave decode_graphs out, or {hint}",
+            code="machine.no-graphs",
+        )
 
 
 def is_one_gpu(device_map: str | None) -> bool:

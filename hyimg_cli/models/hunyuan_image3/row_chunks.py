@@ -56,40 +56,28 @@ class RowChunks:
             torch.addcmul(shift_BC111, chunk_BCTYX, scale_BC111), inplace=True
         )
 
-    def joined(self, compute: Compute) -> Tensor:
-        """`compute` of all rows; it may return more or fewer rows by a whole factor."""
-        if self._is_one:
-            return compute(self._x_BCTYX)
-        out_BCTYX = self._with_chunk(None, compute, 0)
-        for start in range(self._height, self._rows, self._height):
-            self._with_chunk(out_BCTYX, compute, start)
-        return out_BCTYX
-
-    def added(self, compute: Compute, onto_BCTYX: Tensor) -> Tensor:
-        """`onto` plus `compute` of all rows; as `plus`, in the memory of `onto`."""
-        if self._is_one:
-            return plus(onto_BCTYX, compute(self._x_BCTYX))
-        for start in range(0, self._rows, self._height):
-            rows_BCTYX = onto_BCTYX[:, :, :, start : start + self._height]
-            rows_BCTYX.add_(self._chunk(compute, start))
-        return onto_BCTYX
-
-    def _with_chunk(self, out_BCTYX: Tensor | None, compute: Compute, start: int) -> Tensor:
-        """`out` with a chunk's rows in their place, made behind the first chunk. Here the chunk is
-        freed: the next one is not computed beside it.
+    def joined(self, compute: Compute, onto_BCTYX: Tensor | None = None) -> Tensor:
+        """`compute` of all rows, by a whole factor more or fewer of them; or `onto` plus as many
+        rows, as `plus`, in the memory of `onto`.
         """
-        chunk_BCTYX = self._chunk(compute, start)
-        rows = chunk_BCTYX.shape[3]
-        if out_BCTYX is None:
-            batch, channels, frames, _, columns = chunk_BCTYX.shape
-            every = rows * self._rows // self._height
-            out_BCTYX = torch.empty(
-                (batch, channels, frames, every, columns),
-                dtype=chunk_BCTYX.dtype,
-                device=chunk_BCTYX.device,
-            )
-        first = start * out_BCTYX.shape[3] // self._rows
-        out_BCTYX[:, :, :, first : first + rows] = chunk_BCTYX
+        if self._is_one:
+            made_BCTYX = compute(self._x_BCTYX)
+            return made_BCTYX if onto_BCTYX is None else plus(onto_BCTYX, made_BCTYX)
+        out_BCTYX = onto_BCTYX
+        for start in range(0, self._rows, self._height):
+            chunk_BCTYX = self._chunk(compute, start)
+            *shape, rows, columns = chunk_BCTYX.shape
+            if out_BCTYX is None:
+                every = rows * self._rows // self._height
+                out_BCTYX = chunk_BCTYX.new_empty(*shape, every, columns)
+            first = start * out_BCTYX.shape[3] // self._rows
+            place_BCTYX = out_BCTYX[:, :, :, first : first + rows]
+            if onto_BCTYX is None:
+                place_BCTYX.copy_(chunk_BCTYX)
+            else:
+                place_BCTYX.add_(chunk_BCTYX)
+            del chunk_BCTYX  # the next one is not computed beside it
+        assert out_BCTYX is not None, "there is a row"
         return out_BCTYX
 
     def _chunk(self, compute: Compute, start: int) -> Tensor:
@@ -125,8 +113,8 @@ def _moments_at_once(x_BCTYX: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Variance and mean of each group, [B, G] each, in one reading of `x` and no memory."""
     of_groups = x_BCTYX.unflatten(1, (groups, -1))
     if x_BCTYX.dtype == torch.float16:  # whose largest number a variance may be beyond
-        each = [torch.var_mean(one.float(), dim=(1, 2, 3, 4), correction=0)
-                for one in of_groups.unbind(1)]  # fmt: skip
+        wide = (one.float() for one in of_groups.unbind(1))
+        each = [torch.var_mean(one, dim=(1, 2, 3, 4), correction=0) for one in wide]
         variances, means = zip(*each, strict=True)
         return torch.stack(variances, dim=1), torch.stack(means, dim=1)
     return torch.var_mean(of_groups, dim=(2, 3, 4, 5), correction=0)

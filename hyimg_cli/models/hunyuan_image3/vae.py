@@ -35,6 +35,7 @@ class Vae(nn.Module):
     def __init__(self, architecture: VaeArchitecture) -> None:
         super().__init__()
         self.architecture = architecture
+        self._shift = architecture.shift_factor or 0.0
         self.encoder = Encoder(architecture)
         self.decoder = Decoder(architecture)
 
@@ -50,8 +51,7 @@ class Vae(nn.Module):
     ) -> Tensor:
         """Scaled latents [B, C, Y, X]: one draw from the posterior; zero noise gives its mode."""
         latents_BCYX = mean_BCYX + torch.exp(0.5 * logvar_BCYX) * noise_BCYX
-        shift = self.architecture.shift_factor or 0.0
-        return (latents_BCYX - shift) * self.architecture.scaling_factor
+        return (latents_BCYX - self._shift) * self.architecture.scaling_factor
 
     def decode(self, latents_BCYX: Tensor) -> Tensor:
         """Pixels [B, 3, Y, X] of scaled latents, about [-1, 1], not clamped; the last frame."""
@@ -60,8 +60,7 @@ class Vae(nn.Module):
 
     def unscaled(self, latents_BCYX: Tensor) -> Tensor:
         """Latents in the decoder's own scale, [B, C, 1, Y, X]."""
-        shift = self.architecture.shift_factor or 0.0
-        return (latents_BCYX / self.architecture.scaling_factor + shift).unsqueeze(2)
+        return (latents_BCYX / self.architecture.scaling_factor + self._shift).unsqueeze(2)
 
 
 class TiledPicture:
@@ -125,8 +124,7 @@ class Encoder(nn.Module):
         self.conv_out = FrameConv3d(widths[-1], self.moments_width, 3)
 
     def forward(self, frames_BCTYX: Tensor) -> Tensor:
-        chunks = RowChunks(frames_BCTYX, self.conv_in.in_channels + self.conv_in.out_channels)
-        h_BCTYX = chunks.joined(self.conv_in)
+        h_BCTYX = self.conv_in.chunks(frames_BCTYX).joined(self.conv_in)
         for level in self.down:
             h_BCTYX = level(h_BCTYX)
         h_BCTYX = self.mid(h_BCTYX)
@@ -186,8 +184,7 @@ class MidBlock(nn.Module):
         self.block_2 = ResnetBlock(width, width)
 
     def forward(self, h_BCTYX: Tensor) -> Tensor:
-        h_BCTYX = self.block_2(self.attn_1(self.block_1(h_BCTYX)))
-        return h_BCTYX
+        return self.block_2(self.attn_1(self.block_1(h_BCTYX)))
 
 
 class ResnetBlock(nn.Module):
@@ -205,9 +202,7 @@ class ResnetBlock(nn.Module):
     def forward(self, x_BCTYX: Tensor) -> Tensor:
         h_BCTYX = _convolved(x_BCTYX, self.norm1, self.conv1)
         if hasattr(self, "nin_shortcut"):
-            convolution = self.nin_shortcut
-            chunks = RowChunks(x_BCTYX, convolution.in_channels + convolution.out_channels)
-            x_BCTYX = chunks.joined(convolution)
+            x_BCTYX = self.nin_shortcut.chunks(x_BCTYX).joined(self.nin_shortcut)
         return _convolved(h_BCTYX, self.norm2, self.conv2, onto_BCTYX=x_BCTYX)
 
 
@@ -242,8 +237,7 @@ class Downsample(nn.Module):
 
     def forward(self, x_BCTYX: Tensor) -> Tensor:
         # The chunk in the shortcut's order, and four tensors of what is made of it.
-        chunks = RowChunks(x_BCTYX, self.conv.in_channels + 4 * self.conv.out_channels, halo=2)
-        return chunks.joined(self._chunk)
+        return self.conv.chunks(x_BCTYX, tensors=4, halo=2).joined(self._chunk)
 
     def _chunk(self, x_BCTYX: Tensor) -> Tensor:
         shortcut_BCTYX = _mean_of_groups(_space_to_depth(x_BCTYX, self.frames), self.width)
@@ -262,8 +256,7 @@ class Upsample(nn.Module):
 
     def forward(self, x_BCTYX: Tensor) -> Tensor:
         # What is convolved, and what is made of it in two orders.
-        chunks = RowChunks(x_BCTYX, self.conv.in_channels + 2 * self.conv.out_channels)
-        return chunks.joined(self._chunk)
+        return self.conv.chunks(x_BCTYX, tensors=2).joined(self._chunk)
 
     def _chunk(self, x_BCTYX: Tensor) -> Tensor:
         deep_BCRTYX = self.conv(x_BCTYX).unflatten(1, (-1, self.repeats))
@@ -284,20 +277,21 @@ class FrameConv3d(nn.Conv3d):
     def forward(self, x_BCTYX: Tensor) -> Tensor:
         if x_BCTYX.shape[2] > 1:
             return super().forward(x_BCTYX)
-        centre = self.weight[:, :, self.kernel_size[0] // 2]
-        padding = self.kernel_size[1] // 2
-        return functional.conv2d(x_BCTYX.squeeze(2), centre, self.bias, padding=padding).unsqueeze(
-            2
-        )
+        past = self.kernel_size[0] // 2
+        centre, x_BCYX = self.weight[:, :, past], x_BCTYX.squeeze(2)
+        return functional.conv2d(x_BCYX, centre, self.bias, padding=past).unsqueeze(2)
+
+    def chunks(self, x_BCTYX: Tensor, tensors: int = 1, halo: int = 1) -> RowChunks:
+        """The rows of `x`, to be convolved; `tensors`: as large as the result, made of a chunk."""
+        return RowChunks(x_BCTYX, self.in_channels + tensors * self.out_channels, halo=halo)
 
     def last_frame(self, x_BCTYX: Tensor) -> Tensor:
         """The last frame of what `forward` returns: there the last taps meet padding alone."""
         if x_BCTYX.shape[2] == 1:
             return self.forward(x_BCTYX)
-        past = self.kernel_size[0] // 2 + 1
-        sides = (0, *(size // 2 for size in self.kernel_size[1:]))
-        last_BCTYX = x_BCTYX[:, :, -past:]
-        return functional.conv3d(last_BCTYX, self.weight[:, :, :past], self.bias, padding=sides)
+        past = self.kernel_size[0] // 2
+        last_BCTYX, taps = x_BCTYX[:, :, -past - 1 :], self.weight[:, :, : past + 1]
+        return functional.conv3d(last_BCTYX, taps, self.bias, padding=(0, past, past))
 
 
 def _convolved(
@@ -307,13 +301,9 @@ def _convolved(
     onto_BCTYX: Tensor | None = None,
 ) -> Tensor:
     """Norm, swish and convolution of `x`; added in place to `onto` where that is given."""
-    chunks = RowChunks(x_BCTYX, convolution.in_channels + convolution.out_channels)
+    chunks = convolution.chunks(x_BCTYX)
     swished = chunks.swished(norm)
-
-    def compute(chunk_BCTYX: Tensor) -> Tensor:
-        return convolution(swished(chunk_BCTYX))
-
-    return chunks.joined(compute) if onto_BCTYX is None else chunks.added(compute, onto_BCTYX)
+    return chunks.joined(lambda chunk_BCTYX: convolution(swished(chunk_BCTYX)), onto_BCTYX)
 
 
 def _levels(architecture: VaeArchitecture, *, is_up: bool) -> list[Level]:

@@ -11,7 +11,7 @@ that a checkpoint names (`auto_map`) is never looked at: the class is ours.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -89,24 +89,54 @@ def load(
     refuse_uneven(arch, share.count, quantization)
     cuts = Cuts(arch, share) if share.count > 1 else None
     network = without_weights(arch, quantization, cuts)
+    moes = [layer.mlp for layer in network.model.layers]
+
+    # Where each module goes; experts have their room at once.
     places: Places = {"": device_map or "cpu"}
+    experts = [f"{_LAYERS}{number}.mlp.experts" for number in range(len(moes))]
     if device_map == "balanced":
         places = balanced(network, dtype)
-        refuse_outside(places)
     elif offloads_experts:
-        numbers = range(len(network.model.layers))
-        places = {**places, **{f"{_LAYERS}{number}.mlp.experts": "cpu" for number in numbers}}
-        places["vae"] = "cpu"
-    is_leading = first + share.number == 0
-    fill(
-        network,
-        folder,
-        dtype=dtype,
-        places=places,
-        cuts=cuts,
-        is_wanted=lambda name: is_leading or name.startswith(_LAYERS),
-        cache=cache,
-    )
+        places = {**places, **dict.fromkeys([*experts, "vae"], "cpu")}
+    for moe, name in zip(moes, experts, strict=True):
+        moe.make_room(dtype, place_of(name, places))
+
+    # Every tensor that is wanted to its place, cut to what its rank has. Quantised weights come
+    # from the cache where it has them, else they go there.
+
+    def is_wanted(name: str) -> bool:
+        return first + share.number == 0 or name.startswith(_LAYERS)
+
+    missing = {name for name in network.state_dict() if is_wanted(name)}
+    kept: KeptWeights | None = None
+    if cache is not None and cache.folder is not None and quantization != "none":
+        nbytes = sum(part.nbytes for moe in moes for part in moe.experts.buffers())
+        kept = KeptWeights(cache, type(moes[0].quantised("down_proj")).__name__, nbytes)
+
+    def put(stored: StoredTensor) -> None:
+        expert = _EXPERT.fullmatch(stored.name)
+        cut = None if cuts is None else cuts.of(stored.name)
+        if expert and (moe := moes[int(expert["layer"])]).is_quantised:
+            _quantise(moe.quantised(expert["matrix"]), int(expert["expert"]), stored, cut, kept)
+            return
+        module, own = owner_of(network, stored.name)
+        room: Tensor = getattr(module, own)
+        if room.is_meta:
+            wanted = torch.float32 if stays_wide(stored.name) else dtype
+            room = torch.empty(room.shape, dtype=wanted, device=place_of(stored.name, places))
+            set_weight(module, own, room)
+        if cut is None:
+            stored.into(room)
+        else:
+            room.copy_(cut.of(stored.whole()))
+        missing.discard(stored.name)
+
+    read_all(weight_files(folder), stored_index(folder), put, is_wanted)
+    if kept is not None:
+        kept.tell()
+    refuse_missing(missing)
+
+    # Ready for inference, on each layer's device.
     if device_map == "balanced" and len(set(places.values())) > 1:
         from accelerate import dispatch_model
 
@@ -176,54 +206,6 @@ class _NoValues(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def fill(
-    network: HunyuanImage3ForCausalMM,
-    folder: Path,
-    *,
-    dtype: torch.dtype,
-    places: Places,
-    cuts: Cuts | None = None,
-    is_wanted: Callable[[str], bool] = lambda name: True,
-    cache: CacheConfig | None = None,
-) -> None:
-    """Every tensor of the checkpoint that is wanted to its place, cut to what its rank has.
-
-    Quantised weights come from the `cache` where it has them, else they go there. Raises
-    CheckpointError where a file cannot be read, or a tensor of the network is left without values.
-    """
-    for number, layer in enumerate(network.model.layers):
-        layer.mlp.make_room(dtype, place_of(f"{_LAYERS}{number}.mlp.experts", places))
-    missing = {name for name in network.state_dict() if is_wanted(name)}
-    kept: KeptWeights | None = None
-    moes = [layer.mlp for layer in network.model.layers]
-    if cache is not None and cache.folder is not None and all(moe.is_quantised for moe in moes):
-        nbytes = sum(part.nbytes for moe in moes for part in moe.experts.buffers())
-        kept = KeptWeights(cache, type(moes[0].quantised("down_proj")).__name__, nbytes)
-
-    def put(stored: StoredTensor) -> None:
-        expert = _EXPERT.fullmatch(stored.name)
-        cut = None if cuts is None else cuts.of(stored.name)
-        if expert and (moe := moes[int(expert["layer"])]).is_quantised:
-            _quantise(moe.quantised(expert["matrix"]), int(expert["expert"]), stored, cut, kept)
-        else:
-            module, own = owner_of(network, stored.name)
-            room: Tensor = getattr(module, own)
-            if room.is_meta:
-                wanted = torch.float32 if stays_wide(stored.name) else dtype
-                room = torch.empty(room.shape, dtype=wanted, device=place_of(stored.name, places))
-                set_weight(module, own, room)
-            if cut is None:
-                stored.into(room)
-            else:
-                room.copy_(cut.of(stored.whole()))
-        missing.discard(stored.name)
-
-    read_all(weight_files(folder), stored_index(folder), put, is_wanted)
-    if kept is not None:
-        kept.tell()
-    refuse_missing(missing)
-
-
 def _quantise(
     stack: Fp8Rows | Nf4Blocks,
     expert: int,
@@ -251,7 +233,7 @@ def balanced(
 ) -> Places:
     """Which module goes to which GPU, in even parts of what is free, or by `shares` in bytes.
 
-    A module that fits nowhere goes to "cpu" or "disk": see `refuse_outside`.
+    Raises MachineError where a layer would be outside the GPUs: it would be fetched anew each time.
     """
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_balanced_memory
@@ -260,7 +242,18 @@ def balanced(
     known = {"no_split_module_classes": _NOT_SPLIT, "dtype": dtype, "special_dtypes": wide}
     shares = shares or get_balanced_memory(network, **known)
     # Nothing is offloaded in the end; this only keeps a warning about it away.
-    return infer_auto_device_map(network, max_memory=shares, offload_buffers=True, **known)
+    places: Places = infer_auto_device_map(
+        network, max_memory=shares, offload_buffers=True, **known
+    )
+    outside = [name for name, place in places.items() if place in ("cpu", "disk")]
+    if outside:
+        raise MachineError(
+            f"the weights do not fit on the GPUs: {len(outside)} modules were left outside",
+            hint="--quantization fp8 halves the weights, nf4 once more; or use more GPUs or larger "
+            "ones; `hyimg plan` says how much the weights take",
+            code="machine.gpu-memory",
+        )
+    return places
 
 
 def stays_wide(name: str) -> bool:
@@ -270,22 +263,7 @@ def stays_wide(name: str) -> bool:
 
 def place_of(name: str, places: Places) -> torch.device:
     """The device of a tensor: that of the longest module path in `places` that it lies under."""
-    parts = name.split(".")
-    for length in range(len(parts), -1, -1):
-        module = ".".join(parts[:length])
-        if module in places:
-            place = places[module]
-            return torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
-    raise AssertionError(f"{name} has no place")
-
-
-def refuse_outside(places: Places) -> None:
-    """Raises MachineError for a layer outside the GPUs: it would be fetched anew each time."""
-    outside = [name for name, place in places.items() if place in ("cpu", "disk")]
-    if outside:
-        raise MachineError(
-            f"the weights do not fit on the GPUs: {len(outside)} modules were left outside",
-            hint="--quantization fp8 halves the weights, nf4 once more; or use more GPUs or larger "
-            "ones; `hyimg plan` says how much the weights take",
-            code="machine.gpu-memory",
-        )
+    while name and name not in places:
+        name = name.rpartition(".")[0]
+    place = places[name]
+    return torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
