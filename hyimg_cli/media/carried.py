@@ -99,17 +99,11 @@ class Carried:
 
     def count_differing(self, data: bytes, matte: Bytes) -> int:
         """Pixels outside the matte that a result's file, decoded again, has otherwise."""
-        own = self.own
         with Image.open(io.BytesIO(data)) as image:
-            found = np.asarray(image)
-            if found.ndim != own.ndim or found.shape[-1] != own.shape[-1]:
-                found, own = (
-                    np.asarray(one.convert("RGBA")) for one in (image, Image.fromarray(own))
-                )
-        if found.shape != own.shape:
-            return int((matte == 0).sum())
-        other = found != own
-        return int(((other.any(axis=2) if other.ndim == 3 else other) & (matte == 0)).sum())
+            found, own = (
+                np.asarray(one.convert("RGBA")) for one in (image, Image.fromarray(self.own))
+            )
+        return int(((found != own).any(axis=2) & (matte == 0)).sum())
 
 
 def read_carried(path: Path, *, keep_gps: bool = False) -> Carried:
@@ -118,8 +112,8 @@ def read_carried(path: Path, *, keep_gps: bool = False) -> Carried:
     """
     data = bytes_of_source(path)
     with open_picture(path, io.BytesIO(data)) as image:
-        if why := _depth(image):
-            raise _too_deep(path, why)
+        if fault := _depth_fault(path, image):
+            raise fault
         with decoder_faults(path):
             image.load()  # first: a PNG that was asked for its EXIF hides that it is damaged
         icc, exif = image.info.get("icc_profile"), _exif(image, keep_gps=keep_gps)
@@ -132,16 +126,15 @@ def own_picture(path: Path) -> tuple[Picture, bool]:
     than 8 bits, as `read_image` has it, and false. Raises SourceImageError.
     """
     with open_source(path) as file, open_picture(path, file) as image:
-        if not _depth(image):
+        if _depth_fault(path, image) is None:
             return _own(path, image), True
     return Image.fromarray(read_image(path).pixels), False
 
 
 def depth_fault(path: Path) -> SourceImageError | None:
     """Why no result could be equal to a picture, by its head; None also where it cannot be read."""
-    with suppress(SourceImageError), path.open("rb") as file, open_picture(path, file) as image:
-        why = _depth(image)
-        return _too_deep(path, why) if why else None
+    with suppress(SourceImageError), open_source(path) as file, open_picture(path, file) as image:
+        return _depth_fault(path, image)
     return None
 
 
@@ -194,18 +187,17 @@ def check_region(outside: KeepOutside, size: Size) -> None:
         raise SourceImageError(what, where=outside.region, hint=hint, code="source.region")
 
 
-def _depth(image: ImageFile.ImageFile) -> str:
-    """Why the picture's numbers are lost in 8-bit RGB; empty where they are not."""
-    if getattr(image, "n_frames", 1) > 1:
-        return f"it has {getattr(image, 'n_frames', 1)} frames"
-    if (bits := bits_of(image)) > 8:
-        return f"it has {bits} bits a channel"
-    if image.mode in _EXACT:
-        return ""
-    return f"its pixels are {'numbers with fractions' if image.mode == 'F' else image.mode}"
-
-
-def _too_deep(path: Path, why: str) -> SourceImageError:
+def _depth_fault(path: Path, image: ImageFile.ImageFile) -> SourceImageError | None:
+    """Why the picture's numbers are lost in 8-bit RGB; None where they are not."""
+    frames, bits = getattr(image, "n_frames", 1), bits_of(image)
+    if frames > 1:
+        why = f"it has {frames} frames"
+    elif bits > 8:
+        why = f"it has {bits} bits a channel"
+    elif image.mode in _EXACT:
+        return None
+    else:
+        why = f"its pixels are {'numbers with fractions' if image.mode == 'F' else image.mode}"
     what = f"{why}: a result in 8-bit RGB cannot be equal to it"
     hint = "convert it to 8-bit RGB, or leave keep_outside out"
     return SourceImageError(what, where=path, hint=hint, code="source.source-depth")
@@ -221,16 +213,15 @@ def _own(path: Path, image: ImageFile.ImageFile) -> Picture:
 
 def _exif(image: Image.Image, *, keep_gps: bool) -> bytes:
     """The EXIF of upright pixels; what cannot be read is left out."""
-    found = Image.Exif()
+    kept = Image.Exif()
     with suppress(Exception):
         # NOTE: `getexif` is the image's own object: taken from it, the orientation would be lost.
         own = image.getexif()
-        found.update({tag: value for tag, value in own.items() if tag not in _OLD})
-        inner = {tag: value for tag, value in own.get_ifd(_EXIF).items() if tag not in _OLD}
-        if inner:
-            found.get_ifd(_EXIF).update(inner)
-        place = dict(own.get_ifd(_GPS)) if keep_gps else {}
-        if place:
-            found.get_ifd(_GPS).update(place)
-        return found.tobytes() if found or inner or place else b""
+        kept.update({tag: value for tag, value in own.items() if tag not in _OLD})
+        inner = {_EXIF: own.get_ifd(_EXIF), _GPS: own.get_ifd(_GPS) if keep_gps else {}}
+        inner[_EXIF] = {tag: value for tag, value in inner[_EXIF].items() if tag not in _OLD}
+        for part, fields in inner.items():
+            if fields:  # an empty part would be written, too
+                kept.get_ifd(part).update(fields)
+        return kept.tobytes() if kept or any(inner.values()) else b""
     return b""

@@ -31,18 +31,12 @@ _CUT = "… (cut: the record has all of it)"
 _COMMENT, _PIECE_BYTES = b"hyimg ", 65_000
 
 
-def png(pixels: NDArray[np.uint8], texts: Mapping[str, str]) -> bytes:
-    """A PNG with a text chunk for each of `texts`, by keyword."""
-    assert pixels.shape[2:] == (3,), "pixels are RGB"
-    return _saved(pixels, format="PNG", pnginfo=_chunks(texts))
-
-
 def encode(pixels: NDArray[np.uint8], encoding: Encoding, text: PictureText | None) -> bytes:
     """The picture's file; `text`: what it says about itself."""
     assert pixels.shape[2:] == (3,), "pixels are RGB"
     match encoding.format:
         case "png":
-            return png(pixels, _texts(text))
+            return _saved(pixels, format="PNG", pnginfo=_chunks(_texts(text)))
         case "jpeg":
             assert encoding.quality is not None, "a JPEG always loses something"
             colour = "4:4:4" if encoding.quality >= _FULL_COLOUR else "4:2:0"

@@ -10,19 +10,19 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
 from hyimg_cli.errors import SourceImageError
-from hyimg_cli.files import UnfitFile, bytes_of, opened, replace_file, storage_error
+from hyimg_cli.files import UnfitFile, bytes_of, opened
 from hyimg_cli.media import formats
 from hyimg_cli.media.metadata import PictureText
 from hyimg_cli.spec import digest
@@ -56,8 +56,6 @@ RAW_SUFFIXES = frozenset(
 RAW_HINT = "convert them first, for example: magick {0} {1}.jpg"
 # What phones write, which Pillow reads with a library beside it; some AVIF begins so, too.
 _HEIF = re.compile(rb"....ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
-# Enough for what a file says of its channels.
-_HEAD_BYTES = 1 << 16
 _MAGIC = re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|II\*\0|MM\0\*", re.DOTALL)
 # Modes that become RGB without a word, and what to call the others.
 _PLAIN_MODES = ("RGB", "L", "1")
@@ -118,12 +116,7 @@ def size_of(path: str) -> Size:
 
 @lru_cache(1 << 16)
 def _size_since(path: str, changed_ns: int, nbytes: int) -> Size:
-    size = probe_image(Path(path), decode=False)[0]
-    return _SIZES.setdefault(size, size)
-
-
-# A million sources have few sizes.
-_SIZES: dict[Size, Size] = {}
+    return probe_image(Path(path), decode=False)[0]
 
 
 def read_image(path: Path) -> SourceImage:
@@ -135,15 +128,6 @@ def read_image(path: Path) -> SourceImage:
     with open_picture(path, io.BytesIO(data)) as image:
         rgb, notes = _as_read(path, image)
     return SourceImage(np.array(rgb), digest.of_bytes(data), notes)
-
-
-def own_numbers(path: Path) -> NDArray[Any]:
-    """The numbers of a picture as its file has them, in its own channels, alpha or grey.
-
-    Raises SourceImageError.
-    """
-    with open_source(path) as file, open_picture(path, file) as image, decoder_faults(path):
-        return np.asarray(image)
 
 
 def grey_of(image: Image.Image) -> Image.Image:
@@ -203,10 +187,11 @@ def cut_off(source: Size, size: Size) -> str:
     return f"; {sides} cut off, {lost:.0%} of the {of}" if lost >= 0.005 else ""
 
 
-def stretch(pixels: Pixels, size: Size) -> Pixels:
-    """`pixels` resized (Lanczos) to `size`, whatever their shape; nothing is cut."""
-    resized = Image.fromarray(pixels).resize((size.width, size.height), Image.Resampling.LANCZOS)
-    return np.array(resized)
+def stretch(
+    pixels: Pixels, size: Size, resample: Image.Resampling = Image.Resampling.LANCZOS
+) -> Pixels:
+    """`pixels` resized to `size`, whatever their shape; nothing is cut."""
+    return np.array(Image.fromarray(pixels).resize((size.width, size.height), resample))
 
 
 def crop_to(pixels: Pixels, size: Size) -> Pixels:
@@ -225,27 +210,13 @@ def crop_to(pixels: Pixels, size: Size) -> Pixels:
 
 
 def bicubic(pixels: Pixels, size: Size) -> Pixels:
-    """`pixels` stretched to `size` (bicubic), as `stretch` does by Lanczos."""
-    resized = Image.fromarray(pixels).resize((size.width, size.height), Image.Resampling.BICUBIC)
-    return np.array(resized)
+    """`stretch` as models do that were trained so."""
+    return stretch(pixels, size, Image.Resampling.BICUBIC)
 
 
 def pixel_digest(pixels: Pixels) -> str:
     """Hex sha256 of the RGB bytes, row by row: what reproducibility compares."""
     return digest.of_bytes(pixels.tobytes())
-
-
-def write_png(path: Path, pixels: Pixels, text: Mapping[str, str]) -> tuple[str, str]:
-    """Writes a PNG with `text` chunks, whole or not at all; gives the sha256 of file and of pixels.
-
-    The file is on disk when this returns. Raises StorageError.
-    """
-    data = formats.png(pixels, text)
-    try:
-        replace_file(path, data)
-    except OSError as error:
-        raise storage_error(error, path.parent) from error
-    return digest.of_bytes(data), pixel_digest(pixels)
 
 
 def bytes_of_source(path: Path) -> bytes:
@@ -367,23 +338,21 @@ def bits_of(image: ImageFile.ImageFile) -> int:
             args = image.tile[0].args
             return args[1].bit_length() if isinstance(args, tuple) else 8
         case "AVIF":
-            flags = re.findall(rb"av1C..(.)", _head(image), re.DOTALL)
-            return 10 if any(flag[0] & 0x40 for flag in flags) else 8
+            # In the box av1C of a coded picture, the flag of 10 bits or more.
+            is_deep = re.search(rb"av1C..[\x40-\x7f\xc0-\xff]", _head(image), re.DOTALL)
+            return 10 if is_deep else 8
         case "JPEG2000":
-            # The marker SIZ: behind 36 bytes a count of channels, and three bytes for each.
-            size = _head(image).partition(b"\xff\x4f\xff\x51")[2]
-            depths = size[38 : 38 + 3 * size[37] : 3] if len(size) > 38 else b""
-            return max((1 + (depth & 0x7F) for depth in depths), default=8)
+            # In the marker SIZ, the first channel's bits less one.
+            depth = re.search(rb"\xff\x4f\xff\x51.{38}(.)", _head(image), re.DOTALL)
+            return 1 + (depth[1][0] & 0x7F) if depth else 8
     return 8
 
 
 def _head(image: ImageFile.ImageFile) -> bytes:
+    """Enough for what a file says of its channels; whoever decodes it seeks its own place."""
     assert image.fp is not None, "it was opened just now"
-    at = image.fp.tell()
     image.fp.seek(0)
-    head = image.fp.read(_HEAD_BYTES)
-    image.fp.seek(at)
-    return head
+    return image.fp.read(1 << 16)
 
 
 def _orientation(image: Image.Image) -> int:

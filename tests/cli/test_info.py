@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from hyimg_cli.media.images import write_png
+from pngs import write_png
 
 RECORD = {
     "format": 2,

@@ -16,7 +16,7 @@ from hyimg_cli.errors import JobError, OutputError, SourceImageError
 from hyimg_cli.journal.job_pictures import edit_warnings, finish, keep_redraw
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.media.carried import Carried, depth_fault, read_carried, region_of
-from hyimg_cli.media.images import own_numbers, pixel_digest, stretch, text_of
+from hyimg_cli.media.images import pixel_digest, stretch, text_of
 from hyimg_cli.media.metadata import PictureFacts, Provenance
 from hyimg_cli.settings.run import OutputConfig
 from hyimg_cli.spec.job import Encoding, ImageJob, Size, SizeRequest
@@ -136,7 +136,7 @@ def test_what_is_said_of_the_pixels_is_true_of_a_file_without_alpha_or_grey(
     )
     assert edit["outside_equal"]
     said = json.loads(text_of(path).record)["pixel_sha256"]
-    assert said == pixel_digest(own_numbers(path)), "so a replay can compare"
+    assert said == pixel_digest(np.asarray(Image.open(path))), "so a replay can compare"
 
 
 def test_profile_and_exif_go_along_upright_and_without_the_place(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from PIL import Image, ImageCms
 
 from hyimg_cli import files
 from hyimg_cli.errors import SourceImageError, StorageError
-from hyimg_cli.media import images
+from hyimg_cli.journal.disk import disk_errors
+from hyimg_cli.media import formats, images
 from hyimg_cli.media.carried import depth_fault, read_carried
 from hyimg_cli.media.images import (
     MAX_ASPECT,
@@ -30,10 +31,10 @@ from hyimg_cli.media.images import (
     pixel_digest,
     probe_image,
     read_image,
-    write_png,
 )
+from hyimg_cli.media.metadata import PictureText
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import Size
+from hyimg_cli.spec.job import Encoding, Size
 
 Save = Callable[..., Path]
 RED, GREEN, BLUE = (200, 30, 30), (30, 160, 60), (20, 40, 180)
@@ -530,12 +531,20 @@ def test_sides_and_offsets_round_as_the_reference_does(
 PICTURE = np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8)
 
 
+def write(path: Path, pixels: Any, text: PictureText | None = None) -> str:
+    """A picture as a run writes it, and its sha256."""
+    data = formats.encode(pixels, Encoding(), text)
+    with disk_errors(path.parent):
+        files.replace_file(path, data)
+    return digest.of_bytes(data)
+
+
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     path = tmp_path / "cat.png"
     text = {"parameters": "a cat\nSteps: 4", "hyimg": json.dumps({"prompt": "\N{GRINNING FACE}"})}
-    sha256, pixel_sha256 = write_png(path, PICTURE, text)
+    sha256 = write(path, PICTURE, PictureText(*text.values()))
     assert sha256 == digest.of_file(path)
-    assert pixel_sha256 == pixel_digest(PICTURE) == digest.of_bytes(PICTURE.tobytes())
+    assert pixel_digest(PICTURE) == digest.of_bytes(PICTURE.tobytes())
     with Image.open(path) as picture:
         assert picture.format == "PNG"
         assert np.array_equal(np.array(picture), PICTURE)
@@ -544,12 +553,11 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
 
 
 def test_text_never_changes_pixels_and_writing_twice_gives_the_same_file(tmp_path: Path) -> None:
-    bare = write_png(tmp_path / "a.png", PICTURE, {})
-    told = write_png(tmp_path / "b.png", PICTURE, {"parameters": "a"})
-    again = write_png(tmp_path / "a.png", PICTURE, {})
-    assert bare[1] == told[1]
-    assert bare[0] != told[0]
-    assert again == bare
+    bare = write(tmp_path / "a.png", PICTURE)
+    told = write(tmp_path / "b.png", PICTURE, PictureText("a", "{}"))
+    assert np.array_equal(read_image(tmp_path / "b.png").pixels, PICTURE)
+    assert bare != told
+    assert write(tmp_path / "a.png", PICTURE) == bare
 
 
 def test_the_pixel_digest_sees_rows_in_order() -> None:
@@ -572,7 +580,7 @@ def test_a_picture_is_whole_or_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, code: str
 ) -> None:
     path = tmp_path / "cat.png"
-    write_png(path, PICTURE, {})
+    write(path, PICTURE)
     before = path.read_bytes()
 
     def refuse(*args: Any, **more: Any) -> Any:
@@ -581,7 +589,7 @@ def test_a_picture_is_whole_or_absent(
     monkeypatch.setattr(os, call, refuse)
     for name in ("cat.png", "new.png"):
         with pytest.raises(StorageError) as caught:
-            write_png(tmp_path / name, PICTURE[::-1], {})
+            write(tmp_path / name, PICTURE[::-1])
         assert caught.value.code == code
         assert caught.value.exit_code == 3
     monkeypatch.undo()
@@ -590,24 +598,24 @@ def test_a_picture_is_whole_or_absent(
 
 
 def test_a_disk_that_fills_up_halfway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, calls = os.write, []
+    plain, calls = os.write, []
 
     def write_some(descriptor: int, data: Any) -> int:
         calls.append(len(data))
         if len(calls) > 3:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(descriptor, bytes(data)[:100])
+        return plain(descriptor, bytes(data)[:100])
 
     monkeypatch.setattr(os, "write", write_some)
     with pytest.raises(StorageError, match="full"):
-        write_png(tmp_path / "cat.png", PICTURE, {})
+        write(tmp_path / "cat.png", PICTURE)
     assert not list(tmp_path.iterdir())
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, bytes(data)[:7]))
-    sha256, _ = write_png(tmp_path / "cat.png", PICTURE, {})
+    plain = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: plain(descriptor, bytes(data)[:7]))
+    sha256 = write(tmp_path / "cat.png", PICTURE)
     assert digest.of_file(tmp_path / "cat.png") == sha256
 
 
@@ -622,7 +630,7 @@ def test_a_disk_that_cannot_sync_folders_is_no_fault(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", sync_files_only)
-    write_png(tmp_path / "cat.png", PICTURE, {})
+    write(tmp_path / "cat.png", PICTURE)
     assert (tmp_path / "cat.png").exists()
 
 
@@ -631,7 +639,7 @@ def test_a_disk_that_cannot_sync_folders_is_no_fault(
 )
 def test_only_rgb_bytes_are_written(tmp_path: Path, pixels: Any) -> None:
     with pytest.raises(AssertionError, match="pixels are"):
-        write_png(tmp_path / "a.png", pixels, {})
+        write(tmp_path / "a.png", pixels)
 
 
 def test_reading_leaves_the_warning_filters_alone(save: Save) -> None:

@@ -10,11 +10,11 @@ import av
 import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
+from pngs import write_png
 
 from hyimg_cli.errors import SourceImageError, UsageError
 from hyimg_cli.media import formats, xmp
 from hyimg_cli.media.frames import read_frames
-from hyimg_cli.media.images import write_png
 from hyimg_cli.media.metadata import KEYWORD, PictureText, Provenance, video_text
 from hyimg_cli.media.recorded import MAX_SIDECAR_BYTES, read_described
 from hyimg_cli.media.video import write_video

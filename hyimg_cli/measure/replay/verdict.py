@@ -5,12 +5,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.measure.distances import measured
 from hyimg_cli.measure.pairs import Pair
 from hyimg_cli.measure.replay.run_folder import REDRAW_SUFFIXES, frames_digest
+from hyimg_cli.media.carried import own_picture
 from hyimg_cli.media.frames import read_frames
-from hyimg_cli.media.images import own_numbers, pixel_digest, read_image
+from hyimg_cli.media.images import pixel_digest, read_image
 from hyimg_cli.media.recorded import Described, Record, read_described
 from hyimg_cli.quality.metrics import PIXEL_METRICS, number_to_json
 
@@ -85,7 +88,7 @@ def _equality(original: Path, record: Record, made: Path, pixel_sha256: str) -> 
         files = (pixel_digest(read_image(file).pixels) for file in (original, made))
         return "pixels as decoded", next(files) == next(files)
     if made.suffix != ".mp4":
-        numbers = read_image(original).pixels, own_numbers(original)
+        numbers = read_image(original).pixels, np.asarray(own_picture(original)[0])
         return "pixels", pixel_sha256 in map(pixel_digest, numbers)
     if recorded := frames_digest(original):
         return "frames before compression", recorded == pixel_sha256

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pngs import write_png
 
 from hyimg_cli.measure.bench.budget import row
 from hyimg_cli.measure.bench.runs import RUN_PHASES, RunResult
-from hyimg_cli.media.images import write_png
 from hyimg_cli.quality.metrics import PIXEL_METRICS
 from hyimg_cli.spec.events import Outcome
 

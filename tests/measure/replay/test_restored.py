@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pngs import write_png
 
 from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.journal import keys
 from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.measure.replay.restored import Restored, Wishes, restore_job
-from hyimg_cli.media.images import write_png
 from hyimg_cli.media.recorded import Described, read_described
 from hyimg_cli.models import lora_files, registry
 from hyimg_cli.spec import digest

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pngs import write_png
 
 from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.measure.replay import run_folder
 from hyimg_cli.measure.replay.verdict import ReplayVerdict, compared_file, verdict
-from hyimg_cli.media.images import write_png
 from hyimg_cli.media.metadata import Provenance, video_text
 from hyimg_cli.media.recorded import read_described
 from hyimg_cli.media.video import write_video
