@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from hyimg_cli.errors import ConsecutiveErrors, HyimgError, MachineError, ReplicaError
-from hyimg_cli.journal.keys import finishing_key, key_of, source_digests
+from hyimg_cli.journal.keys import finishing_key, key_of, source_digest
 from hyimg_cli.settings.run import FailurePolicy, RunConfig
 from hyimg_cli.spec.events import Event, Failure, JobEnded, JobStarted, Outcome
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
@@ -52,7 +52,7 @@ def failed_job(
         "metadata": json.loads(job.metadata_json),
         "extra": json.loads(job.extra_json),
     }
-    key = key_of(job, source_digests(job), config)
+    key = key_of(job, [*map(source_digest, job.images)], config)
     return Outcome(job.custom_id, "failed", key, attempt, **(said | facts))
 
 

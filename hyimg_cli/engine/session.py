@@ -8,16 +8,15 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
 from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.engine.failures import FailureLimit, failed_job
-from hyimg_cli.errors import Interrupted, MachineError, OutputFolderError, StorageError
+from hyimg_cli.errors import Interrupted, MachineError
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.keys import finishing_key, key_of, source_digests
+from hyimg_cli.journal.keys import finishing_key, key_of, source_digest
 from hyimg_cli.memory.available import available_memory, limit_gpu_memory
 from hyimg_cli.memory.fit import fits, need_of_second
 from hyimg_cli.models import registry
@@ -210,13 +209,10 @@ class Session:
             done.clock.enter("write")
             facts = self._facts(done.job, done.source_digests)
             outcome = self._append(self._pipeline.outcome(done, output, facts))
-            if self._folder is not None:
-                with suppress(StorageError, OutputFolderError):
-                    self._folder.drop_latents([done.job.custom_id])
             yield JobEnded(outcome)
 
     def _record_failure(self, lost: Lost[Job]) -> JobEnded:
-        facts = self._facts(lost.job, source_digests(lost.job))
+        facts = self._facts(lost.job, [*map(source_digest, lost.job.images)])
         said = line_facts(lost, facts, *lost.warnings, *lost.warnings_if_lost)
         outcome = failed_job(lost.job, self._config, facts.attempt, lost.error, **said)
         return JobEnded(self._append(outcome))

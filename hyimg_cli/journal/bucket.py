@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,12 +39,10 @@ from hyimg_cli.journal.journal import (
     RunFolder,
     files_of_result,
     json_line,
-    outcome_to_json,
 )
 from hyimg_cli.journal.journal_file import outcomes_in
 from hyimg_cli.remote import as_os_errors, locate
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.events import Outcome
 
 PARTS = "results"
 # Seconds after which a lease is renewed, and after which one that nobody renewed is nobody's.
@@ -70,7 +69,7 @@ class PartJournal:
         """
         self._store, self._parts, self._run = store, parts, run
         self._where = f"{store.path}/{parts}"
-        joined, single = parts_in(store, parts)
+        joined, single = _list_parts(store, parts)
         self._next = [joined, *single][-1] + 1
         first = self._name()
         self.append([])
@@ -119,11 +118,11 @@ class PartJournal:
         return json.dumps({"run": self._run}).encode() + b"\n" + b"".join(lines)
 
 
-def parts_in(store: Any, parts: str) -> tuple[int, list[int]]:
+def _list_parts(store: Any, parts: str) -> tuple[int, list[int]]:
     """The last number that parts were joined up to, or -1, and the numbers of the single parts
     behind it, in order.
     """
-    found = _names(store, parts, _PART)
+    found = _list_names(store, parts, _PART)
     joined = max((int(match[1]) for match in found if match[2]), default=-1)
     return joined, [n for match in found if not match[2] and (n := int(match[1])) > joined]
 
@@ -141,10 +140,9 @@ class BucketFolder(RunFolder):
         self._run = secrets.token_hex(8)
         self._ended = threading.Event()
         self._renewing = threading.Thread(target=self._renew_always, daemon=True)
-        self._sizes: dict[str, int] | None = None
 
     def __enter__(self) -> Self:
-        with self._errors() as store:
+        with self._open_store() as store:
             self._refuse_held(store)
             self._clear()
             (self.folder / OUTPUTS).mkdir(parents=True, exist_ok=True)
@@ -161,14 +159,14 @@ class BucketFolder(RunFolder):
         self._renewing.join(_PARTING_S)
         shutil.rmtree(self.folder, ignore_errors=True)
         if not self._renewing.is_alive():  # else the store does not answer
-            with suppress(OSError, StorageError), self._errors() as store:
+            with suppress(OSError, StorageError), self._open_store() as store:
                 if self._is_own(store):
                     store.rm_file(self._lease)
 
     @property
     def is_run(self) -> bool:
-        with self._errors() as store:
-            return bool(_names(store, "", _JOURNAL)) or bool(store.exists(RESOLVED))
+        with self._open_store() as store:
+            return bool(_list_names(store, "", _JOURNAL)) or bool(store.exists(RESOLVED))
 
     def _clear(self) -> None:
         """Remove what killed runs at this address left on this machine."""
@@ -179,15 +177,15 @@ class BucketFolder(RunFolder):
                 shutil.rmtree(left, ignore_errors=True)
 
     def outcomes(self) -> Iterator[Iterator[dict[str, Any]]]:
-        with self._errors() as store:
-            names = [match[0] for match in _names(store, "", _JOURNAL)]
+        with self._open_store() as store:
+            names = [match[0] for match in _list_names(store, "", _JOURNAL)]
             journals = {name: _read_parts(store, name) for name in names}
         for name, data in journals.items():
             yield outcomes_in(data, self.place / name)
 
     def write_results(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Adds outcomes to the journal, all in one part: the last one of a job counts."""
-        with self._errors():
+        with self._open_store():
             self._append(list(map(json_line, entries)))
 
     def confirm(self) -> None:
@@ -197,7 +195,7 @@ class BucketFolder(RunFolder):
         self._journal_parts.append(lines)
 
     def bring(self, name: str, source: Path) -> None:
-        with self._errors() as store, opened(source) as file:
+        with self._open_store() as store, opened(source) as file:
             store.pipe_file(name, file.read())
 
     def fetch(self, name: str) -> Path:
@@ -208,44 +206,37 @@ class BucketFolder(RunFolder):
                 _locate_folder(self._address).get_file(name, str(local))
         return local
 
-    def holds(self, output: Mapping[str, Any], *, with_frames: bool) -> bool:
-        """True if an output's files are there. They were put whole: nothing of them is read."""
-        if self._sizes is None:
-            with self._errors() as store:
-                found = store.find(OUTPUTS, detail=True, refresh=True)
-            self._sizes = {name: facts["size"] for name, facts in found.items()}
-        if not self._sizes.get(output["path"]):
-            return False
-        if not (with_frames and "num_frames" in output):
-            return True
-        folder = f"{output['frames_path']}/"
-        count = sum(name.startswith(folder) for name in self._sizes)
-        return bool(count == output["num_frames"])
+    def _is_as_written(self, name: str, sha256: str) -> bool:
+        """True if the file is there: it was put whole, and nothing of it is read."""
+        return name in self._files
 
-    def _publish(self, outcomes: Sequence[Outcome]) -> None:
-        """Puts the files of done jobs, checked once more, then takes them from this machine."""
-        files: list[str] = []
-        for outcome in outcomes:
-            for output in outcome.outputs:
-                if digest.of_file(self.folder / output.path) != output.sha256:
-                    raise StorageError(
-                        "a file was changed before it was put", where=self.folder / output.path
-                    )
-            for name in files_of_result(outcome_to_json(outcome)):
-                local = self.folder / name
+    def _count_files(self, folder: str) -> int:
+        return sum(name.startswith(f"{folder}/") for name in self._files)
+
+    @cached_property
+    def _files(self) -> frozenset[str]:
+        """Names of the files below `outputs`, listed once."""
+        with self._open_store() as store:
+            return frozenset(store.find(OUTPUTS, refresh=True))
+
+    def _publish(self, made: Iterable[tuple[Path, Mapping[str, Any]]]) -> None:
+        """Puts the files of results, then takes them from this machine."""
+        files: dict[Path, str] = {}
+        for folder, entry in made:
+            for name in files_of_result(entry):
+                local = folder / name
                 if local.exists():
                     of_name = sorted(local.rglob("*")) if local.is_dir() else [local]
-                    files += [one.relative_to(self.folder).as_posix() for one in of_name]
-                elif name in self._former.get(outcome.custom_id, ()):
+                    files |= {file: file.relative_to(folder).as_posix() for file in of_name}
+                elif name in self._former.get(entry["custom_id"], ()):
                     self._remove(name)  # a film that says nothing: it has no sidecar any more
-        if files:
-            with self._errors() as store, ThreadPoolExecutor(min(_AT_ONCE, len(files))) as pool:
-                list(pool.map(store.put_file, [str(self.folder / one) for one in files], files))
-        for name in files:
-            (self.folder / name).unlink(missing_ok=True)
+        with self._open_store() as store, ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(store.put_file, map(str, files), files.values()))
+        for file in files:
+            file.unlink(missing_ok=True)
 
     def _remove(self, name: str) -> None:
-        with self._errors() as store, suppress(FileNotFoundError):
+        with self._open_store() as store, suppress(FileNotFoundError):
             store.rm(name, recursive=True)
 
     def _replace(self, name: str, data: Iterable[bytes]) -> None:
@@ -253,18 +244,18 @@ class BucketFolder(RunFolder):
         with tempfile.NamedTemporaryFile(dir=self.folder) as local:
             local.writelines(data)
             local.flush()
-            with self._errors() as store:
+            with self._open_store() as store:
                 store.put_file(local.name, name)
 
     @contextmanager
-    def _errors(self) -> Iterator[Any]:
+    def _open_store(self) -> Iterator[Any]:
         """The folder in its store; what the store raises is an error of the folder's."""
         with disk_errors(self.place), as_os_errors(self._address):
             yield _locate_folder(self._address)
 
     def _join_parts(self, store: Any) -> None:
         """Writes the last line of every job in one piece, where many parts came since the last."""
-        joined, single = parts_in(store, self._parts)
+        joined, single = _list_parts(store, self._parts)
         if single[-1] - joined < _JOINED_AFTER:
             return
         outcomes = outcomes_in(_read_parts(store, self._parts), self.place / self._parts)
@@ -293,7 +284,7 @@ class BucketFolder(RunFolder):
 
     def _leases_in_the_way(self, store: Any) -> dict[str, dict[str, Any]]:
         """Such leases by name, but those of a process that ended here, or that are long past."""
-        names = [match[0] for match in _names(store, "", _LEASE)]
+        names = [match[0] for match in _list_names(store, "", _LEASE)]
         leases = {name: _read_lease(store, name) for name in names}
         return {
             name: lease
@@ -314,7 +305,7 @@ class BucketFolder(RunFolder):
     def _renew_always(self) -> None:
         while not self._ended.wait(RENEWED_S):
             # A lease that cannot be renewed costs others a refusal, and this run nothing.
-            with suppress(OSError, StorageError), self._errors() as store:
+            with suppress(OSError, StorageError), self._open_store() as store:
                 if self._is_own(store):
                     self._renew(store)
 
@@ -327,7 +318,7 @@ def _locate_folder(address: str) -> Any:
     return DirFileSystem(root.rstrip("/"), system, skip_instance_cache=True)
 
 
-def _names(store: Any, folder: str, pattern: re.Pattern[str]) -> list[re.Match[str]]:
+def _list_names(store: Any, folder: str, pattern: re.Pattern[str]) -> list[re.Match[str]]:
     """The names of this kind in a folder of the store, in order; a whole run's first."""
     try:
         paths = store.ls(folder, detail=False, refresh=True)
@@ -346,7 +337,7 @@ def _read_lease(store: Any, name: str) -> dict[str, Any]:
 
 def _read_parts(store: Any, parts: str) -> bytes:
     """The lines of all parts. Raises OutputFolderError where one between others is missing."""
-    joined, single = parts_in(store, parts)
+    joined, single = _list_parts(store, parts)
     gap = next((n for n, number in enumerate(single, joined + 1) if n != number), None)
     if gap is not None:
         raise OutputFolderError(

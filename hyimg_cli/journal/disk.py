@@ -65,13 +65,9 @@ def is_locked(path: Path) -> bool:
 
 def is_process(number: int) -> bool:
     """True if a process of this number runs on this machine."""
-    try:
-        os.kill(number, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+    import psutil
+
+    return bool(psutil.pid_exists(number))
 
 
 def make_folders(path: Path) -> None:

@@ -13,7 +13,7 @@ from math import hypot
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from PIL import Image
 
 from hyimg_cli.errors import OutputError, SourceImageError
 from hyimg_cli.journal.journal import JobFolder
@@ -124,7 +124,8 @@ def finish(
         what = f"{differing} pixels outside the edit differ from the source"
         raise OutputError(what, hint="this is a bug: please report it", code="outside.differs")
     edit["outside_equal"] = None if is_whole else True
-    edit |= {"outside_differing_pixels": differing, "box": _box(matte)}
+    box = Image.fromarray(matte).getbbox()
+    edit |= {"outside_differing_pixels": differing, "box": None if box is None else list(box)}
     _save_beside(folder, job, edit, "mask", matte)
     return _save_result(folder, job, pixels, data)
 
@@ -208,10 +209,3 @@ def list_breaches(edit: Mapping[str, Any], outside: KeepOutside) -> list[str]:
         for name, (what, value) in values.items()
         if (limit := getattr(outside, name)) is not None and value is not None and value > limit
     ]
-
-
-def _box(matte: Bytes) -> list[int] | None:
-    rows, columns = (np.flatnonzero(matte.any(axis=axis)) for axis in (1, 0))
-    if not rows.size:
-        return None
-    return [int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1]

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
-from hyimg_cli.errors import JobError, StorageError
+from hyimg_cli.errors import JobError, OutputFolderError, StorageError
 from hyimg_cli.files import (
     JOURNAL_BYTES,
     bytes_of,
@@ -119,12 +119,6 @@ class JobFolder(ABC):
         """Where an unfinished video's latents wait; their folder is made by who writes them."""
         assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
         return self.inside(f"{LATENTS}/{custom_id.replace('/', '~')}.safetensors")
-
-    def drop_latents(self, jobs: Iterable[str]) -> None:
-        """Removes the latents of jobs that are done, or that start afresh."""
-        with disk_errors(self.folder):
-            for custom_id in jobs:
-                self.latents_for(custom_id).unlink(missing_ok=True)
 
     def inside(self, name: str) -> Path:
         """A place in the run's folder, to be written or removed. Raises OutputFolderError where a
@@ -299,12 +293,18 @@ class RunFolder(JobFolder):
 
     def holds(self, output: Mapping[str, Any], *, with_frames: bool) -> bool:
         """True if an output's files are there as they were written. Raises OSError."""
-        if digest.of_file(self.folder / output["path"]) != output["sha256"]:
+        if not self._is_as_written(output["path"], output["sha256"]):
             return False
         if not (with_frames and "num_frames" in output):
             return True
         frames = output["frames_path"]  # these are not read again
-        return frames is not None and len(os.listdir(self.folder / frames)) == output["num_frames"]
+        return frames is not None and self._count_files(frames) == output["num_frames"]
+
+    def _is_as_written(self, name: str, sha256: str) -> bool:
+        return digest.of_file(self.folder / name) == sha256
+
+    def _count_files(self, folder: str) -> int:
+        return len(os.listdir(self.folder / folder))
 
     def _replace(self, name: str, data: Iterable[bytes]) -> None:
         assert self._held is not None, "the folder is written without its lock"
@@ -342,49 +342,51 @@ class RunFolder(JobFolder):
             yield outcomes_in(data, path)
 
     def append(self, outcome: Outcome) -> None:
-        self._record([outcome])
+        self.store([FinishedJob(outcome, self.folder)])
 
     def store(self, finished: Sequence[FinishedJob]) -> None:
-        places: set[Path] = set()
+        entries = [outcome_to_json(one.outcome) for one in finished]
         with disk_errors(self.folder):
-            for one in finished:
-                entry = outcome_to_json(one.outcome)
-                beside = {name for output in entry["outputs"] for name in files_of(output)[1:]}
-                # Backwards: who sees a film sees what stands beside it.
-                for name in reversed(files_of_result(entry)):
-                    made, path = one.folder / name, self.inside(name)
-                    if made.exists():
-                        self._make_place(path.parent)
-                        if made.is_dir():
-                            remove(path)
-                        os.replace(made, path)
-                        places.add(path.parent)
-                    elif name in beside:
-                        remove(path)  # an earlier film's would tell of another job
-            for place in places:
-                sync(place)
-        self._record([one.outcome for one in finished])
-        if (self.folder / LATENTS).is_dir():
-            self.drop_latents(
-                one.outcome.custom_id for one in finished if one.outcome.status == "done"
+            self._publish(
+                [(one.folder, entry) for one, entry in zip(finished, entries, strict=True)]
             )
-
-    def _record(self, outcomes: Sequence[Outcome]) -> None:
-        entries = [outcome_to_json(one) for one in outcomes]
-        lines = [json_line(entry) for entry in entries]
-        with disk_errors(self.folder):
-            self._publish([one for one in outcomes if one.status == "done" or one.edit])
-            self._append(lines)
-            for outcome, entry in zip(outcomes, entries, strict=True):
-                self.attempts[outcome.custom_id] = outcome.attempt
-                if outcome.status != "done":
-                    continue
-                for path in self._former.pop(outcome.custom_id, ()):
-                    if path not in files_of_result(entry):
+            self._append([json_line(entry) for entry in entries])
+            done = {
+                one["custom_id"]: files_of_result(one) for one in entries if one["status"] == "done"
+            }
+            for job, files in done.items():
+                for path in self._former.pop(job, ()):
+                    if path not in files:
                         self._remove(path)
+        for one in finished:
+            self.attempts[one.outcome.custom_id] = one.outcome.attempt
+        with suppress(StorageError, OutputFolderError):  # what is left costs room alone
+            self.drop_latents(done)
 
-    def _publish(self, done: Sequence[Outcome]) -> None:
-        """Nothing: files are made where they belong."""
+    def _publish(self, made: Iterable[tuple[Path, Mapping[str, Any]]]) -> None:
+        """Moves the files of results, each from the folder of the disk that they were made in."""
+        places: set[Path] = set()
+        for folder, entry in made:
+            beside = {name for output in entry["outputs"] for name in files_of(output)[1:]}
+            # Backwards: who sees a film sees what stands beside it.
+            for name in reversed(files_of_result(entry)) if folder != self.folder else ():
+                file, path = folder / name, self.inside(name)
+                if file.exists():
+                    self._make_place(path.parent)
+                    if file.is_dir():
+                        remove(path)
+                    os.replace(file, path)
+                    places.add(path.parent)
+                elif name in beside:
+                    remove(path)  # an earlier film's would tell of another job
+        for place in places:
+            sync(place)
+
+    def drop_latents(self, jobs: Iterable[str]) -> None:
+        """Removes the latents of jobs that are done, or that start afresh."""
+        with disk_errors(self.folder):
+            for custom_id in jobs:
+                self.latents_for(custom_id).unlink(missing_ok=True)
 
     def _remove(self, name: str) -> None:
         remove(self.inside(name))

@@ -146,7 +146,7 @@ def file_provenance(job: Job, config: RunConfig) -> Provenance:
 def job_keys(jobs: Sequence[Job], config: RunConfig) -> dict[str, str]:
     """Key by custom id. Each source image is digested once."""
     digest_of = cache(source_digest)
-    return {job.custom_id: key_of(job, source_digests(job, digest_of), config) for job in jobs}
+    return {job.custom_id: key_of(job, [*map(digest_of, job.images)], config) for job in jobs}
 
 
 def precision(choice: ModelChoice) -> tuple[str, str]:
@@ -242,11 +242,6 @@ def _has_triton() -> bool:
 def _has_gpu_files(devices: Path, changed_ns: int) -> bool:
     """Looked at once, until something comes or goes: it is asked for each job, several times."""
     return any(devices.glob("nvidia[0-9]*"))
-
-
-def source_digests(job: Job, digest_of: Callable[[str], str] | None = None) -> list[str]:
-    """Digests of the pictures that a job reads, in order."""
-    return [(digest_of or source_digest)(path) for path in job.images]
 
 
 def source_digest(path: str) -> str:

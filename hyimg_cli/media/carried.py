@@ -116,8 +116,8 @@ def read_carried(path: Path, *, keep_gps: bool = False) -> Carried:
             raise fault
         with decoder_faults(path):
             image.load()  # first: a PNG that was asked for its EXIF hides that it is damaged
-        icc, exif = image.info.get("icc_profile"), _exif(image, keep_gps=keep_gps)
-        own = np.asarray(_own(path, image))
+        icc, exif = image.info.get("icc_profile"), _carry_exif(image, keep_gps=keep_gps)
+        own = np.asarray(_read_upright(path, image))
     return Carried(on_white(own), own, digest.of_bytes(data), icc, exif)
 
 
@@ -127,7 +127,7 @@ def own_picture(path: Path) -> tuple[Picture, bool]:
     """
     with open_source(path) as file, open_picture(path, file) as image:
         if _depth_fault(path, image) is None:
-            return _own(path, image), True
+            return _read_upright(path, image), True
     return Image.fromarray(read_image(path).pixels), False
 
 
@@ -203,7 +203,7 @@ def _depth_fault(path: Path, image: ImageFile.ImageFile) -> SourceImageError | N
     return SourceImageError(what, where=path, hint=hint, code="source.source-depth")
 
 
-def _own(path: Path, image: ImageFile.ImageFile) -> Picture:
+def _read_upright(path: Path, image: ImageFile.ImageFile) -> Picture:
     """A picture's own channels, upright."""
     with decoder_faults(path):
         image.load()
@@ -211,7 +211,7 @@ def _own(path: Path, image: ImageFile.ImageFile) -> Picture:
         return own_channels(image)
 
 
-def _exif(image: Image.Image, *, keep_gps: bool) -> bytes:
+def _carry_exif(image: Image.Image, *, keep_gps: bool) -> bytes:
     """The EXIF of upright pixels; what cannot be read is left out."""
     kept = Image.Exif()
     with suppress(Exception):

@@ -385,12 +385,9 @@ def on_white(own: Pixels) -> Pixels:
         return np.repeat(own[..., None], 3, axis=2)
     if own.shape[2] == 3:
         return own
-    pixels, has_clear = own[..., :3].copy(), own[..., 3].min(axis=1) < 255
-    if has_clear.any():
-        layer = Image.fromarray(own[has_clear])
-        white = Image.new("RGBA", layer.size, "white")
-        pixels[has_clear] = np.asarray(Image.alpha_composite(white, layer).convert("RGB"))
-    return pixels
+    layer = Image.fromarray(own)
+    white = Image.new("RGBA", layer.size, "white")
+    return np.asarray(Image.alpha_composite(white, layer).convert("RGB"))
 
 
 def own_channels(image: Picture) -> Picture:

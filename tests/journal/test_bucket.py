@@ -20,7 +20,7 @@ from hyimg_cli.files import bytes_of
 from hyimg_cli.journal import bucket
 from hyimg_cli.journal.bucket import BucketFolder, PartJournal, run_folder
 from hyimg_cli.journal.job_pictures import finish, keep_redraw
-from hyimg_cli.journal.journal import RESOLVED, RunFolder
+from hyimg_cli.journal.journal import RESOLVED, FinishedJob, RunFolder
 from hyimg_cli.journal.keys import finishing_key
 from hyimg_cli.journal.past_run import recorded_names
 from hyimg_cli.journal.resume import resume
@@ -91,7 +91,7 @@ def test_files_are_put_before_their_lines_and_all_is_read_again(endpoint: Endpoi
         assert isinstance(folder, BucketFolder)
         assert not killed.exists()
         scratch = folder.folder
-        folder._record([done(folder, "a"), done(folder, "b")])
+        folder.store([FinishedJob(done(folder, name), folder.folder) for name in "ab"])
         folder.append(Outcome("c", "failed", key="k"))
         assert not list((scratch / "outputs").iterdir())
         folder.write_run({"versions": {}})
@@ -123,8 +123,8 @@ def test_shards_share_an_address_and_each_has_its_own_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with run_folder(PLACE, (1, 2)) as one, run_folder(PLACE, (2, 2)) as two:
-        one._record([done(one, "a")])
-        two._record([done(two, "b")])
+        one.append(done(one, "a"))
+        two.append(done(two, "b"))
         assert sorted(run_folder(PLACE).results()) == ["a", "b"]
         monkeypatch.setattr(bucket, "STALE_S", 60)
         for other in ((1, 3), None, (1, 2)):
@@ -145,7 +145,7 @@ def test_shards_share_an_address_and_each_has_its_own_parts(
 @pytest.mark.usefixtures("endpoint")
 def test_names_of_results_are_found_there_made_or_planned() -> None:
     with run_folder(PLACE) as folder:
-        folder._record([replace(done(folder, "Größe"), custom_id="a")])
+        folder.append(replace(done(folder, "Größe"), custom_id="a"))
         planned = [{"custom_id": "a"}, {"custom_id": "b", "name": "{{ä}}"}, {"custom_id": "c"}]
         folder.write_lines(
             RESOLVED, [*planned, {"custom_id": "d", "name": "{width}"}, {"custom_id": "../e"}]

@@ -11,7 +11,7 @@ import os
 import pickle
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -64,9 +64,6 @@ class ReplicaFolder(JobFolder):
 
     def store(self, finished: Sequence[FinishedJob]) -> None:
         raise NotImplementedError("a replica tells the run what it made")
-
-    def drop_latents(self, jobs: Iterable[str]) -> None:
-        """Nothing: the run does, once the job's line is on disk."""
 
 
 class PieceWorker:

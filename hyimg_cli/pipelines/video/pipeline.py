@@ -18,7 +18,6 @@ from hyimg_cli.journal.keys import (
     file_provenance,
     key_of,
     source_digest,
-    source_digests,
 )
 from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media.metadata import video_text
@@ -252,7 +251,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
         )
 
     def _digests(self, job: VideoJob) -> tuple[str, ...]:
-        return tuple(source_digests(job, self._digest_of))
+        return tuple(map(self._digest_of, job.images))
 
     def _not_denoised(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> list[VideoJob]:
         """Those that need more than their decode: whose last latents neither are kept nor were,
