@@ -29,7 +29,7 @@ from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import OutputError
-from hyimg_cli.journal.keys import source_digests
+from hyimg_cli.journal.keys import source_digest
 from hyimg_cli.models.latent_video import (
     LATENTS,
     ClipsModel,
@@ -272,7 +272,7 @@ class VideoStages:
             warmed.add(shape)
             stand_in = replace(same[0], custom_id="prewarm", num_inference_steps=1)
             with Attempt() as tried:
-                digests = tuple(source_digests(stand_in))
+                digests = tuple(map(source_digest, stand_in.images))
                 clock = PhaseClock(0.0, lambda: None)
                 work = VideoWork(stand_in, clock, source_digests=digests)
                 for _ in self._rehearse(work):
