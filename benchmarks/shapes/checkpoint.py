@@ -33,7 +33,6 @@ from hyimg_cli.manifest.resolved import lines_beside
 from hyimg_cli.media.formats import encode
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import ModelChoice
-from hyimg_cli.spec.job import Encoding
 from shapes.cases import ANY_FORM, Case, Subject
 from shapes.run import Run, said
 from shapes.timing import Pace, let_go
@@ -161,7 +160,7 @@ class Checkpoint:
         jobs = []
         for number in range(scale.together):
             path = self._folder / f"source-{number}.png"
-            path.write_bytes(encode(source(path.name, scale.size).pixels, Encoding(), None))
+            path.write_bytes(encode(source(path.name, scale.size).pixels))
             job = load.request(number, steps=scale.fast_steps, guidance=1.0)
             jobs.append(replace(job, images=(str(path),)))
         lines = (json.dumps(line) + "\n" for line in lines_beside(jobs, self._folder))

@@ -23,7 +23,6 @@ from hyimg_cli.media.formats import encode
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import CacheConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobEnded
-from hyimg_cli.spec.job import Encoding
 
 Lines = Sequence[Mapping[str, Any]]
 # Every stage of a run, in few steps.
@@ -40,7 +39,7 @@ def trial(config: RunConfig) -> Check:
         source = Path(name, "source.png")
         pixels = np.full((_SIDE, _SIDE, 3), 255, dtype=np.uint8)
         pixels[16:48, 16:48] = (220, 30, 30)
-        source.write_bytes(encode(pixels, Encoding(), None))
+        source.write_bytes(encode(pixels))
         edit = _JOB | {"prompt": "make it blue", "seed": 1, "images": [str(source)]}
         times = [time.perf_counter()]
         drawn: list[str] = []

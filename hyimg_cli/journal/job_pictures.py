@@ -25,13 +25,12 @@ from hyimg_cli.media.carried import Bytes, read_carried, region_of
 from hyimg_cli.media.metadata import PictureFacts, PictureText, picture_text, rewrite_metadata
 from hyimg_cli.settings.run import OutputConfig
 from hyimg_cli.spec.events import OutputFile
-from hyimg_cli.spec.job import Encoding, ImageJob, Size
+from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.options import KeepOutside
 
 if TYPE_CHECKING:
     from hyimg_cli.finishing.outside import Edit
 
-_PNG = Encoding()
 Record = dict[str, Any]
 
 
@@ -160,7 +159,7 @@ def _save_beside(
     text: PictureText | None = None,
 ) -> None:
     """Write a PNG beside the result of an edit, and name it in `edit`."""
-    data = formats.encode_lossless(pixels, _PNG, text)
+    data = formats.encode_lossless(pixels, formats.PNG, text)
     edit[kind], edit["sha256"][kind] = folder.save(job, EDIT_SUFFIXES[kind], data)
 
 

@@ -21,6 +21,7 @@ from hyimg_cli.media import xmp
 from hyimg_cli.media.metadata import KEYWORD, PARAMETERS, PictureText
 from hyimg_cli.spec.job import Encoding
 
+PNG = Encoding()
 # From here on a JPEG keeps every pixel's colour; below, one colour for four pixels.
 _FULL_COLOUR = 90
 # Source: the EXIF standard, and piexif, by which other tools read the comment.
@@ -31,7 +32,9 @@ _CUT = "… (cut: the record has all of it)"
 _COMMENT, _PIECE_BYTES = b"hyimg ", 65_000
 
 
-def encode(pixels: NDArray[np.uint8], encoding: Encoding, text: PictureText | None) -> bytes:
+def encode(
+    pixels: NDArray[np.uint8], encoding: Encoding = PNG, text: PictureText | None = None
+) -> bytes:
     """The picture's file; `text`: what it says about itself."""
     assert pixels.shape[2:] == (3,), "pixels are RGB"
     match encoding.format:

@@ -214,7 +214,7 @@ def bicubic(pixels: Pixels, size: Size) -> Pixels:
     return stretch(pixels, size, Image.Resampling.BICUBIC)
 
 
-def pixel_digest(pixels: Pixels) -> str:
+def pixel_digest(pixels: Pixels | Picture) -> str:
     """Hex sha256 of the RGB bytes, row by row: what reproducibility compares."""
     return digest.of_bytes(pixels.tobytes())
 

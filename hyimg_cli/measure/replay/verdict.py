@@ -5,8 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.measure.distances import measured
 from hyimg_cli.measure.pairs import Pair
@@ -88,8 +86,8 @@ def _equality(original: Path, record: Record, made: Path, pixel_sha256: str) -> 
         files = (pixel_digest(read_image(file).pixels) for file in (original, made))
         return "pixels as decoded", next(files) == next(files)
     if made.suffix != ".mp4":
-        numbers = read_image(original).pixels, np.asarray(own_picture(original)[0])
-        return "pixels", pixel_sha256 in map(pixel_digest, numbers)
+        as_rgb, own = read_image(original).pixels, own_picture(original)[0]
+        return "pixels", pixel_sha256 in (pixel_digest(as_rgb), pixel_digest(own))
     if recorded := frames_digest(original):
         return "frames before compression", recorded == pixel_sha256
     a, b = ([pixel_digest(frame) for frame in read_frames(film)] for film in (original, made))
@@ -116,9 +114,7 @@ def _reasons(original: Record, made: Record) -> Iterator[str]:
 
 
 def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    if not before:
-        return
-    for name in dict.fromkeys((*before, *now)):
+    for name in dict.fromkeys((*before, *now)) if before else ():
         was, is_now = before.get(name, "by default"), now.get(name, "by default")
         if was != is_now:
             yield f"{name} {was}, now {is_now}"
