@@ -151,8 +151,7 @@ def region_of(outside: KeepOutside, size: Size) -> Bytes | None:
     if not outside.mask:
         return None
     path = Path(outside.mask)
-    data = io.BytesIO(bytes_of_source(path))
-    with open_picture(path, data) as image, decoder_faults(path, "mask"):
+    with open_source(path) as file, open_picture(path, file) as image, decoder_faults(path, "mask"):
         upright = ImageOps.exif_transpose(image)
         if upright.mode[0] in "IF":
             levels = np.asarray(grey_of(upright))

@@ -45,10 +45,9 @@ def encode(
             colour = "4:4:4" if encoding.quality >= _FULL_COLOUR else "4:2:0"
             how = {"quality": encoding.quality, "subsampling": colour, "optimize": True}
             return _saved(pixels, format="JPEG", **how, **_in_jpeg(text))
-        case "webp" if encoding.quality is None:
-            return _saved(pixels, format="WEBP", lossless=True, **_in_webp(text))
         case "webp":
-            return _saved(pixels, format="WEBP", quality=encoding.quality, **_in_webp(text))
+            how = {"quality": encoding.quality} if encoding.quality else {"lossless": True}
+            return _saved(pixels, format="WEBP", **how, **_in_webp(text))
 
 
 def encode_lossless(

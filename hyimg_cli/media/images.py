@@ -366,10 +366,9 @@ def _orientation(image: Image.Image) -> int:
 
 def _as_rgb(image: Image.Image) -> tuple[Image.Image, list[str]]:
     """`image` as RGB, on white where it was transparent, and what that changed."""
-    if image.mode == "F":
-        return grey_of(image).convert("RGB"), ["numbers with fractions reduced to 8 bit"]
-    if image.mode.startswith("I"):
-        return grey_of(image).convert("RGB"), []
+    if image.mode[0] in "IF":
+        notes = ["numbers with fractions reduced to 8 bit"] if image.mode == "F" else []
+        return grey_of(image).convert("RGB"), notes
     name = _MODE_NAMES.get(image.mode, image.mode)
     notes = [] if image.mode in _PLAIN_MODES else [f"{name} converted to RGB"]
     own = own_channels(image)
