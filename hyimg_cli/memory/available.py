@@ -13,6 +13,7 @@ from hyimg_cli.memory.footprint import Together, held_weights, needs, usable_byt
 from hyimg_cli.memory.refusals import UTILIZATION, refuse_in_session
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.units import bytes_text
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,10 @@ class AvailableMemory:
     main: int | None = None
     gpus: int = 0
     limit: str = ""
+
+    def __str__(self) -> str:
+        free = bytes_text(self.free)
+        return f"{self.limit} allows {free}" if self.limit else f"{self.place} has {free} free"
 
     def at_most(self, nbytes: int, limit: str) -> "AvailableMemory":
         """The same where a setting allows no more than `nbytes`."""

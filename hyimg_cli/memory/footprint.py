@@ -26,8 +26,8 @@ from hyimg_cli.journal.keys import by_graphs, here, precision
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.manifest.written import Replay
 from hyimg_cli.models.registry import model_card, sequences
-from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.card import ModelCard, RankBytes, Working
+from hyimg_cli.settings.run import Quantization, RunConfig
+from hyimg_cli.spec.card import ModelCard, Working
 from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
 from hyimg_cli.spec.plan import Group, Plan
@@ -62,16 +62,23 @@ class Together(NamedTuple):
     drawing: int
 
 
-class MomentBytes(NamedTuple):
-    """Bytes of K/V and of activations at one moment of a run."""
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes held at once while so many jobs think and so many draw, at the `moment` that takes
+    most. `least` is the total with one drawing at a time, where that was asked for.
+    """
 
+    thinking: int
+    drawing: int
     moment: str
+    weights: int
     kv: int
     activations: int
+    least: int = 0
 
     @property
     def total(self) -> int:
-        return self.kv + self.activations
+        return self.weights + self.kv + self.activations
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ class Needs:
     kept: int = 0
     has_graphs: bool = False
 
-    def widest(self, together: Together) -> MomentBytes:
+    def widest(self, together: Together, weights: int = 0) -> Footprint:
         """The moment that takes most, with as many at work as `together` says."""
         share, drawing = self.share, min(together.drawing, self.jobs)
         # Jobs that wait to draw are fewer than draw together when another one begins to think.
@@ -102,17 +109,17 @@ class Needs:
         others = alive - drawing
         at_work = max(drawing * share.step, share.prefill) + self.forward.fixed
         opening = max(share.prefill + self.forward.fixed, self.encode)
-        moments = (
-            MomentBytes("think", alive * share.context, opening),
-            MomentBytes("draw", (others + 1) * share.context + drawing * share.branches, at_work),
-            MomentBytes("decode", others * share.context, self.decode),
-        )
-        most = max(moments, key=lambda held: held.total)
-        always = self.prefetch
+        moments = {
+            "think": (alive * share.context, opening),
+            "draw": ((others + 1) * share.context + drawing * share.branches, at_work),
+            "decode": (others * share.context, self.decode),
+        }
+        moment, (kv, activations) = max(moments.items(), key=lambda held: sum(held[1]))
+        activations += self.prefetch
         if self.has_graphs:  # of decode steps; all share the memory of the widest
             rows = int(_GRAPH_ROWS * min(together.thinking, self.jobs))
-            always += rows * self.forward.row + self.forward.fixed
-        return MomentBytes(most.moment, most.kv + self.kept, most.activations + always)
+            activations += rows * self.forward.row + self.forward.fixed
+        return Footprint(*together, moment, weights, kv + self.kept, activations)
 
     def fitting(self, room: int, most: int) -> Together:
         """As many as `room` bytes take, `most` of each: thinking first, then drawing; at least
@@ -145,23 +152,14 @@ class Need:
         return self.weights - (-self.work * 100 // _USABLE_PERCENT)
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """Bytes held at once while so many jobs think and so many draw, at the `moment` that takes
-    most. `least` is the total with one drawing at a time.
-    """
+def held_form(config: RunConfig) -> tuple[str, Quantization]:
+    """Dtype and quantization in which a run will hold its weights."""
+    return precision(config.model)[1], config.model.quantization
 
-    thinking: int
-    drawing: int
-    moment: str
-    weights: int
-    kv: int
-    activations: int
-    least: int
 
-    @property
-    def total(self) -> int:
-        return self.weights + self.kv + self.activations
+def number_width(config: RunConfig) -> int:
+    """How many times larger a number is than in bfloat16."""
+    return 2 if held_form(config)[0] == "float32" else 1
 
 
 def kv_bytes_per_token(card: ModelCard, config: RunConfig) -> int:
@@ -176,8 +174,6 @@ def _share(job: ImageJob, card: ModelCard, config: RunConfig, kv: int, row: int)
     replay = Replay.of(job)  # a text that is fed again is held as the one that is written
     job = replay.job if replay else job
     tokens = _tokens(job, config.model.revision, job.text.max_new_tokens + _TAGS)
-    if tokens is None:
-        return JobBytes()
     room = max(0, tokens.assumed_think - _TAGS) + _BEHIND_TEXT
     context = tokens.ar_prefill and tokens.ar_prefill + room
     apart = tokens.branches * (tokens.positive + tokens.step_rows)
@@ -198,16 +194,15 @@ def _share(job: ImageJob, card: ModelCard, config: RunConfig, kv: int, row: int)
 
 def prompt_tokens(job: ImageJob, revision: str | None) -> int:
     """Tokens before a job's picture, without what it has yet to write; 0 where it will fail."""
-    tokens = _tokens(job, revision, 0)
-    return tokens.positive if tokens else 0
+    return _tokens(job, revision, 0).positive
 
 
-def _tokens(job: ImageJob, revision: str | None, written: int) -> JobTokens | None:
-    """Tokens of a job that writes so many, its sources counted as squares; None where it fails."""
+def _tokens(job: ImageJob, revision: str | None, written: int) -> JobTokens:
+    """Tokens of a job that writes so many, its sources counted as squares; none where it fails."""
     try:
         return sequences(job.model, revision).count(job, [Size(1, 1)] * len(job.images), written)
     except JobError:
-        return None
+        return JobTokens()
 
 
 def working(card: ModelCard, config: RunConfig) -> Working:
@@ -242,27 +237,24 @@ def needs(
     # Asked for once: there may be many jobs.
     forward, kv, largest = working(card, config), kv_bytes_per_token(card, config), _largest(card)
     shares = Counter(_share(job, card, config, kv, forward.row) for job in jobs)  # few differ
-    share = JobBytes(*map(max, zip(*shares, strict=True))) if shares else JobBytes()
+    share = JobBytes(*map(max, zip(*shares, strict=True)))
     if prefixes is None:
         most = sum(one.branches * count for one, count in shares.items())
         room = max(0, config.batch.prefix_cache_mb * 1_000_000 - held_prefixes)
         prefixes = min(room, most)
     # Where experts wait in main memory the VAE does, too: a half of it comes for each turn.
-    encoder, decoder = card.encoder_bytes, card.decoder_bytes
-    if not choice.offloads_experts:
-        encoder = decoder = 0
+    halves = (card.encoder_bytes, card.decoder_bytes) if choice.offloads_experts else (0, 0)
     images = {path for job in jobs for path in job.images}
-    encode = encoder + card.vae_bytes(largest, kind) if images else 0
-    pictures = {_pixels(size, card) for size in {job.size for job in jobs}}
-    in_tiles = bool(choice.vae_use_tiling)
-    decodes = [decoder + card.vae_bytes(one, kind, in_tiles=in_tiles) for one in pictures]
+    encode = halves[0] + card.vae_bytes(largest, kind) if images else 0
+    pixels = max(_pixels(size, card) for size in {job.size for job in jobs})
+    decode = halves[1] + card.vae_bytes(pixels, kind, in_tiles=bool(choice.vae_use_tiling))
     # Rows of the source images are held by the jobs, and by a bounded memo.
     rows = len(images) * (1 + largest // card.pixels_per_cell**2 + card.source_vit_tokens)
     return Needs(
         jobs=len(jobs),
         share=share,
         encode=encode,
-        decode=max(decodes, default=0),
+        decode=decode,
         prefetch=encode if prefetches_sources(config) else 0,
         forward=forward,
         kept=prefixes + min(ENCODED_BYTES, rows * card.row_bytes * number_width(config)),
@@ -284,36 +276,55 @@ def held_weights(card: ModelCard, config: RunConfig) -> int:
     """Bytes of a model's weights in the memory that has most of them: a GPU's, where ranks have
     one each; in main memory those of all ranks.
     """
-    held, kind = _by_rank(card, config), (precision(config.model)[1], config.model.quantization)
-    if config.model.offloads_experts and card.routing is not None:
-        return card.offloaded_bytes(*kind)
-    if held is None:
-        return card.loaded_bytes(*kind)
-    return held.first + (_in_one_memory(config) - 1) * held.other
+    weights, _ = _by_rank(card, config)
+    return sum(weights[: _ranks_together(config)])
 
 
-def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes | None:
-    """Bytes of each rank; None where there is one process."""
-    choice, parallel = config.model, config.parallel
-    if parallel.picture_ranks == 1:
-        return None
-    known = sequences(card.model, choice.revision)
-    return known.rank_bytes(parallel.tensor_ranks, precision(choice)[1], choice.quantization)
+def picture_need(
+    card: ModelCard, config: RunConfig, jobs: Sequence[ImageJob], together: int
+) -> Need:
+    """The need of a picture model with so many of `jobs` at work `together`; without jobs, its
+    weights.
+    """
+    waiting = work = 0
+    if config.model.offloads_experts:
+        waiting = card.weights.experts_nbytes(*held_form(config))
+        waiting += card.encoder_bytes + card.decoder_bytes
+    if jobs:
+        found = _in_fullest_memory(needs(jobs, card, config, prefixes=0), card, config)
+        work = found.widest(Together(together, together)).total
+    return Need(held_weights(card, config), work, waiting)
 
 
-def in_fullest_memory(whole: Needs, card: ModelCard, config: RunConfig) -> Needs:
+def _in_fullest_memory(whole: Needs, card: ModelCard, config: RunConfig) -> Needs:
     """The same with the part of K/V that lies in that memory, as a session of ranks counts it."""
-    held, share = _by_rank(card, config), whole.share
-    if held is None:
-        return whole
-    part = held.kv_share * _in_one_memory(config)
+    share, part = whole.share, _by_rank(card, config)[1] * _ranks_together(config)
     context, branches = round(share.context * part), round(share.branches * part)
     return replace(whole, share=share._replace(context=context, branches=branches))
 
 
-def _in_one_memory(config: RunConfig) -> int:
-    """Number of ranks that share the fullest memory: on GPUs each has its own."""
+def _ranks_together(config: RunConfig) -> int:
+    """Number of ranks that share the fullest memory, rank 0's: on GPUs each has its own."""
     return config.parallel.picture_ranks if precision(config.model)[0] == "cpu" else 1
+
+
+def _by_rank(card: ModelCard, config: RunConfig) -> tuple[list[int], float]:
+    """Bytes of weights on each rank, and which part of all K/V each has. Where experts wait there
+    is one process.
+    """
+    ranks = config.parallel.picture_ranks
+    if ranks == 1 or config.model.offloads_experts:
+        return [_whole(card, config)], 1.0
+    known = sequences(card.model, config.model.revision)
+    held = known.rank_bytes(config.parallel.tensor_ranks, *held_form(config))
+    return [held.first] + [held.other] * (ranks - 1), held.kv_share
+
+
+def _whole(card: ModelCard, config: RunConfig) -> int:
+    """Bytes of weights that one process loads; of experts that wait, what is on the device."""
+    if config.model.offloads_experts and card.routing is not None:
+        return card.offloaded_bytes(*held_form(config))
+    return card.loaded_bytes(*held_form(config))
 
 
 def footprint(
@@ -324,19 +335,14 @@ def footprint(
     As many work together as fit into `config.batch.memory_gb`; where that is not said, as many as
     may: a session that finds less free than that lets fewer work together.
     """
-    weights = card.loaded_bytes(precision(config.model)[1], config.model.quantization)
-    if config.model.offloads_experts:
-        weights = held_weights(card, config)
-    found = needs(jobs, card, config, prefixes=shared_kv_bytes)
-    most = min(config.batch.max_size, len(jobs))
-    memory = config.batch.memory_bytes
+    found, weights = needs(jobs, card, config, prefixes=shared_kv_bytes), _whole(card, config)
+    most, memory = min(config.batch.max_size, len(jobs)), config.batch.memory_bytes
     together = Together(most, most)
     if memory is not None:
         room = usable_bytes(memory - held_weights(card, config))
-        together = in_fullest_memory(found, card, config).fitting(room, most)
-    moment, kv, activations = found.widest(together)
-    least = weights + found.widest(Together(together.thinking, 1)).total
-    return Footprint(together.thinking, together.drawing, moment, weights, kv, activations, least)
+        together = _in_fullest_memory(found, card, config).fitting(room, most)
+    least = found.widest(Together(together.thinking, 1), weights).total
+    return replace(found.widest(together, weights), least=least)
 
 
 @gc_paused()
@@ -360,9 +366,9 @@ def rank_footprints(
     """
     found = {}
     for model, whole in memory.items():
-        if held := _by_rank(model_card(model, config.model.revision), config):
-            kv, activations = round(whole.kv * held.kv_share), whole.activations
-            weights = [held.first, *[held.other] * (config.parallel.picture_ranks - 1)]
+        weights, kv_share = _by_rank(model_card(model, config.model.revision), config)
+        kv, activations = round(whole.kv * kv_share), whole.activations
+        if len(weights) > 1:
             found[model] = [
                 {"rank": rank, "weights": own, "kv": kv, "activations": activations}
                 | {"total": own + kv + activations}
@@ -376,11 +382,6 @@ def usable_bytes(free: int) -> int:
     is not counted.
     """
     return free * _USABLE_PERCENT // 100
-
-
-def number_width(config: RunConfig) -> int:
-    """How many times larger a number is than in bfloat16."""
-    return 2 if precision(config.model)[1] == "float32" else 1
 
 
 def _pixels(size: SizeRequest, card: ModelCard) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.available import AvailableMemory
 from hyimg_cli.memory.fit import need
-from hyimg_cli.memory.footprint import held_weights, needs, usable_bytes
+from hyimg_cli.memory.footprint import held_form, held_weights, needs, usable_bytes
 from hyimg_cli.models.registry import model_card
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import ImageJob
@@ -63,8 +63,7 @@ def traffic(
     card = model_card(model, config.model.revision)
     if card.routing is None:
         return None
-    form = precision(config.model)[1], config.model.quantization
-    routing, nbytes = card.routing, card.weights.experts_nbytes(*form)
+    routing, nbytes = card.routing, card.weights.experts_nbytes(*held_form(config))
     resident = min(nbytes, spare_bytes(model, jobs, config, there)) if there else 0
     missing = 1 - resident / nbytes
     together = max(1, min(config.batch.max_size, sum(job.writes_text for job in jobs)))

@@ -41,7 +41,6 @@ def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
     refuse_unsplit_context(jobs, config)
     if config.parallel.ray_address is not None and choice.machine is None:
         return  # each session asks on the machine that it works on
-    _refuse_utilization(config)
     is_on_cpu = precision(choice)[0] == "cpu"
     lacks_package = choice.machine is None and find_spec("bitsandbytes") is None
     if len(pictures) < len(jobs) and choice.quantization == "nf4" and (is_on_cpu or lacks_package):
@@ -63,8 +62,13 @@ def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
 
 def refuse_in_session(config: RunConfig) -> None:
     """The same for a session, which may move networks about on a CPU too. Raises UsageError."""
-    _refuse_utilization(config)
-    parallel = config.parallel
+    parallel, part = config.parallel, config.batch.gpu_memory_utilization
+    if part is not None and precision(config.model)[0] == "cpu":
+        what = f"{part:g} of a GPU's memory, and this run is on the CPU"
+        hint = "main memory is limited by a recipe: [batch] memory_gb = 32; a GPU is named by "
+        raise _refused(what, f"{hint}--device cuda", UTILIZATION)
+    if part is not None and not 0 < part <= 1:
+        raise _refused(f"{part:g} is no part of a GPU's memory", "above 0 to 1", UTILIZATION)
     if config.model.cpu_offload != "none" and parallel.vae_ranks > 1 and parallel.step_ranks > 1:
         flag = _CFG if parallel.cfg_ranks > 1 else _CONTEXT
         what = f"with --vae-patch-parallel-size and {flag} together a rank holds a VAE beside its"
@@ -135,11 +139,9 @@ def refuse_full_disk(folder: Path, jobs: Sequence[VideoJob], config: RunConfig) 
             hint="choose another folder with --cache-dir, or leave it out with --no-disk-cache",
             code="storage.cache",
         )
-    models = {job.model for job in jobs}
-    cards = {model: video_card(model, config.model.revision) for model in models}
-    works = [video_work(job, cards[job.model]) for job in jobs]
-    pixels = sum(work.pixels for work in works)
-    needed = film_bytes(pixels, with_frames=config.output.frames != "none")
+    works = [video_work(job, video_card(job.model, config.model.revision)) for job in jobs]
+    with_frames = config.output.frames != "none"
+    needed = film_bytes(sum(work.pixels for work in works), with_frames=with_frames)
     # Latents of the one that is under way, beside the copy that replaces them.
     needed += 2 * max(work.latents_bytes for work in works)
     free = shutil.disk_usage(folder).free
@@ -204,19 +206,6 @@ def refuse_experts(config: RunConfig) -> None:
 def _refuse_without_experts(choice: ModelChoice, flag: str, why: str) -> None:
     if not model_card(choice.model, choice.revision).weights.experts:
         raise _refused(f"{choice.model} has no routed experts, {why}", "leave it out", flag)
-
-
-def _refuse_utilization(config: RunConfig) -> None:
-    """Raise UsageError for a part of a GPU's memory on a CPU, or a part that is none."""
-    part = config.batch.gpu_memory_utilization
-    if part is None:
-        return
-    if precision(config.model)[0] == "cpu":
-        hint = "main memory is limited by a recipe: [batch] memory_gb = 32; a GPU is named by "
-        what = f"{part:g} of a GPU's memory, and this run is on the CPU"
-        raise _refused(what, f"{hint}--device cuda", UTILIZATION)
-    if not 0 < part <= 1:
-        raise _refused(f"{part:g} is no part of a GPU's memory", "above 0 to 1", UTILIZATION)
 
 
 def _refused(what: str, hint: str, flag: str) -> UsageError:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from hyimg_cli.journal.keys import precision
-from hyimg_cli.memory.footprint import Need, number_width
+from hyimg_cli.memory.footprint import Need, held_form, number_width
 from hyimg_cli.settings.run import OFFLOADS, QUANTIZATIONS, ModelChoice, RunConfig
 from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import VideoJob
@@ -74,8 +74,8 @@ def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()
     text, *others = _weights_by_moment(card, config)
     rest = max(others)
     if _takes_turns(config):
-        sizes = card.loaded_bytes(precision(config.model)[1], config.model.quantization)
-        return Need(max(text, rest), kv + kept, waiting=sum(sizes.values()))
+        waiting = sum(card.loaded_bytes(*held_form(config)).values())
+        return Need(max(text, rest), kv + kept, waiting)
     if not config.reuse.prompt_cache:
         return Need(text + rest, kv + kept)
     # While texts are embedded there are no K/V yet.
@@ -91,13 +91,12 @@ def _weights_by_moment(card: VideoCard, config: RunConfig) -> tuple[int, int, in
     """Bytes of the networks that are on the device while texts are embedded, in a step, and in a
     decode. In main memory those of all ranks lie together.
     """
-    kind, dtype = precision(config.model)
-    sizes = card.loaded_bytes(dtype, config.model.quantization)
+    sizes = card.loaded_bytes(*held_form(config))
     encoders = [size for name, size in sizes.items() if name not in ("vae", *_TRANSFORMERS)]
     transformers = [sizes[name] for name in _TRANSFORMERS if name in sizes]
     vae = sizes.get("vae", 0)
     if not _takes_turns(config):
-        if kind == "cpu":
+        if precision(config.model)[0] == "cpu":
             vae *= config.parallel.vae_ranks
             transformers = [size * config.parallel.step_ranks for size in transformers]
         return sum(encoders), sum(transformers) + vae, sum(transformers) + vae
