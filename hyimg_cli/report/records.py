@@ -35,9 +35,9 @@ class Pictures(ABC):
         where that is known.
         """
 
-    @abstractmethod
     def link(self, path: str) -> str:
-        """Where a file is, from the page; empty where there is none."""
+        """Where a file is, from the page; empty where there is none, or the page stands alone."""
+        return ""
 
     def source(self, path: str) -> Record:
         """A source, by the part of its path that not all sources share."""

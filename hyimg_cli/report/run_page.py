@@ -133,11 +133,9 @@ class RunPage:
     def _put(self, name: str, text: str) -> bool:
         """Replaces a file unless it says the same already."""
         path, data = self._folder / name, text.encode("utf-8", "backslashreplace")
-        try:
+        with suppress(OSError):  # not there, longer, or no file: it is replaced
             if bytes_of(path, len(data)) == data:
                 return False
-        except OSError:
-            pass  # not there, longer, or no file: it is replaced
         refuse_links(path.parent, self._folder)
         replace_file(path, data, is_lasting=False)
         return True
@@ -162,28 +160,27 @@ class Follower:
 
     def look(self, event: Event) -> None:
         """Begins a refresh where there is news and time for it; never waits."""
-        is_news = isinstance(event, JobEnded)
-        # The page as the run finds the folder; then with the first picture.
-        if self._at_work is None or (is_news and not self._has_shown_any):
-            self._has_shown_any |= is_news
-            self._begin(thumbnails_s=0.0)
-            return
+        is_news, left_s = isinstance(event, JobEnded), 0.0
         self._has_news |= is_news
-        # One that failed is the last until the end.
-        if not self._at_work.done() or self._at_work.exception() is not None:
-            return
-        assert self._page is not None, "it was made by the first refresh"
-        left_s = self._allowed_s - self._last_s
-        if left_s > 0 and (self._has_news or self._page.is_waiting):
-            self._has_news = False
-            self._begin(thumbnails_s=left_s)
+        # At once: the page as the run finds the folder, then with the first picture.
+        if self._at_work is not None and (self._has_shown_any or not is_news):
+            # One that failed is the last until the end.
+            if not self._at_work.done() or self._at_work.exception() is not None:
+                return
+            assert self._page is not None, "it was made by the first refresh"
+            left_s = self._allowed_s - self._last_s
+            if left_s <= 0 or not (self._has_news or self._page.is_waiting):
+                return
+        self._has_news = False
+        self._has_shown_any |= is_news
+        self._at_work = self._thread.submit(self._refresh, left_s)
 
     def close(self) -> bool:
         """The page as the run leaves it; True where it changed. Raises as `RunPage` does."""
         self._thread.shutdown()
         # Made anew: what has become of the pictures meanwhile is seen.
         self._page = None
-        changed = self._refresh(is_running=False, thumbnails_s=max(0.0, self._allowed_s))
+        changed = self._refresh(max(0.0, self._allowed_s), is_running=False)
         took_s = time.perf_counter() - self._began
         logger.info("the page took %.2f s of the run's %.1f s", self._spent_s, took_s)
         return changed
@@ -192,12 +189,7 @@ class Follower:
     def _allowed_s(self) -> float:
         return self._share * (time.perf_counter() - self._began) - self._spent_s
 
-    def _begin(self, thumbnails_s: float) -> None:
-        self._at_work = self._thread.submit(
-            self._refresh, is_running=True, thumbnails_s=thumbnails_s
-        )
-
-    def _refresh(self, *, is_running: bool, thumbnails_s: float) -> bool:
+    def _refresh(self, thumbnails_s: float, *, is_running: bool = True) -> bool:
         began = time.thread_time()
         try:
             self._page = self._page or RunPage(self._folder)

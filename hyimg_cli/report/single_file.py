@@ -51,10 +51,6 @@ class EmbeddedPictures(Pictures):
         self.keys: dict[str, str] = {}
         self.left_out, self.is_scaled = 0, False
 
-    def link(self, path: str) -> str:
-        """Nothing: the page stands alone."""
-        return ""
-
     def show(self, path: str, key: str = "") -> Record:
         if path not in self._known:
             self._known[path] = self._embedded(path)

@@ -45,7 +45,9 @@ class LinkedPictures(Pictures):
         self._until, self.waiting = time.thread_time() + seconds, 0
 
     def link(self, path: str) -> str:
-        return link_to(path) if os.path.isfile(self._folder / path) else ""
+        if not os.path.isfile(self._folder / path):
+            return ""
+        return Path(path).as_uri() if Path(path).is_absolute() else quote(os.fsencode(path))
 
     def show(self, path: str, key: str = "") -> Record:
         """A file that is gone is shown by the thumbnail it left, if any."""
@@ -59,7 +61,7 @@ class LinkedPictures(Pictures):
         except (OSError, ValueError):
             found |= {"gone": "there is no such file"}
             return found | ({"thumb": thumb} if kept.is_file() else {})
-        found["link"] = link_to(path)
+        found["link"] = self.link(path)
         with suppress(OSError):
             # The thumbnail of the file as it is: whole, and with the file's own time.
             status = kept.stat()
@@ -104,8 +106,3 @@ def as_jpeg(image: Image.Image, quality: int) -> bytes:
 
 def is_video(path: str) -> bool:
     return Path(path).suffix.lower() in VIDEO_SUFFIXES
-
-
-def link_to(path: str) -> str:
-    """A path from the page as a link from the page."""
-    return Path(path).as_uri() if Path(path).is_absolute() else quote(os.fsencode(path))

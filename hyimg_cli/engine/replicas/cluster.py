@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -92,7 +92,8 @@ class Replica:
 
 @dataclass(eq=False)
 class _Actor:
-    """A replica as it is seen here: its handle, and what it was asked and has not answered.
+    """A replica as it is seen here: its handle, and by name what it was `asked` and has not
+    answered: up, run, beat.
 
     `folder`: where its files are put here. `room` is what it has, or waits for since `began`; only
     then is its process started.
@@ -100,34 +101,26 @@ class _Actor:
 
     folder: Path
     handle: Any
-    up: Any
     room: Any
     beat_s: float
-    run: Any = None
-    beat: Any = None
+    asked: dict[str, Any] = field(default_factory=dict)
     beat_at: float = 0.0
     began: float = field(default_factory=time.monotonic)
     has_room: bool = False
 
-    def asked(self) -> Iterator[Any]:
+    def awaited(self) -> Iterable[Any]:
         """What an answer is awaited to; it is asked for a sign of life now and then."""
-        if self.beat is None and time.monotonic() - self.beat_at >= self.beat_s:
-            self.beat, self.beat_at = self.handle.beat.remote(), time.monotonic()
-        yield from (one for one in (self.up, self.run, self.beat) if one is not None)
+        if "beat" not in self.asked and time.monotonic() - self.beat_at >= self.beat_s:
+            self.asked["beat"], self.beat_at = self.handle.beat.remote(), time.monotonic()
+        return self.asked.values()
 
-    def answer(self, asked: Any) -> Any:
+    def answer(self, awaited: Any) -> Any:
         """The reference of what can be read by now; None at the end of a piece."""
-        if asked is self.run:
-            try:
-                return next(asked)
-            except StopIteration:
-                self.run = None
-                return None
-        if asked is self.up:
-            self.up = None
-        else:
-            self.beat = None
-        return asked
+        name = next(name for name, one in self.asked.items() if one is awaited)
+        found = next(awaited, None) if name == "run" else awaited
+        if name != "run" or found is None:
+            del self.asked[name]
+        return found
 
 
 class RayCluster:
@@ -158,9 +151,8 @@ class RayCluster:
             **self.options(setup.number),
         )
         handle = actor.remote(setup)
-        self._actors[setup.number] = _Actor(
-            setup.folder, handle, handle.up.remote(), room, setup.beat_s
-        )
+        up = {"up": handle.up.remote()}
+        self._actors[setup.number] = _Actor(setup.folder, handle, room, setup.beat_s, up)
 
     def options(self, number: int) -> dict[str, Any]:
         """What else a replica's actor is started with."""
@@ -171,7 +163,7 @@ class RayCluster:
         run = actor.handle.run.options(
             num_returns="streaming", _generator_backpressure_num_objects=_WAITING
         )
-        actor.run = run.remote(work, *supplies_for(work.piece, actor.folder))
+        actor.asked["run"] = run.remote(work, *supplies_for(work.piece, actor.folder))
 
     def stop(self, number: int, signal_number: int) -> None:
         if number in self._actors:
@@ -182,11 +174,11 @@ class RayCluster:
         if self._starting and self._head.answers():
             while self._starting:
                 self._begin(self._starting.popitem()[1])
-        waiting = {asked: n for n, actor in self._actors.items() for asked in actor.asked()}
+        waiting = {one: n for n, actor in self._actors.items() for one in actor.awaited()}
         read = [
             (number, ref)
-            for asked, number in self._ready(waiting, timeout_s)
-            if (ref := self._actors[number].answer(asked)) is not None
+            for awaited, number in self._ready(waiting, timeout_s)
+            if (ref := self._actors[number].answer(awaited)) is not None
         ]
         # The disk takes many files at a time as soon as one.
         with ThreadPoolExecutor(_WRITERS) as writers:

@@ -83,7 +83,8 @@ class PieceWorker:
         module, name = setup.session.split(":")
         self._session = getattr(importlib.import_module(module), name)(config)
         self._group = ""
-        self._progress: dict[str, Event] = {}
+        # Events to be told: by job its progress, and under None any other.
+        self._events: dict[str | None, Event] = {}
         self._progress_s, self._told_at = setup.progress_s, 0.0
 
     def stop(self, signal_number: int) -> None:
@@ -114,18 +115,14 @@ class PieceWorker:
         yield ended
 
     def _report(self, event: Event) -> Iterator[EventBatch]:
-        now = time.monotonic()
-        if isinstance(event, Progress):
-            # The next one of a job says all that this one says.
-            self._progress[event.custom_id] = event
-            if now - self._told_at < self._progress_s:
-                return
-            yield EventBatch(tuple(self._progress.values()))
-        else:
-            if isinstance(event, JobEnded):
-                self._folder.untold.pop(event.outcome.custom_id, None)
-            yield EventBatch((*self._progress.values(), event))
-        self._progress, self._told_at = {}, now
+        now, is_progress = time.monotonic(), isinstance(event, Progress)
+        if isinstance(event, JobEnded):
+            self._folder.untold.pop(event.outcome.custom_id, None)
+        # The next progress of a job says all that this one says.
+        self._events[event.custom_id if isinstance(event, Progress) else None] = event
+        if not is_progress or now - self._told_at >= self._progress_s:
+            yield EventBatch(tuple(self._events.values()))
+            self._events, self._told_at = {}, now
 
     def _next_step(self, event: Event) -> str:
         """The kind of what follows an event; nothing where that loads, compiles or captures."""

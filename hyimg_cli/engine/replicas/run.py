@@ -248,10 +248,13 @@ class _Dispatcher:
             match message:
                 case Ready():
                     worker.is_up = True
-                    if why := self._differences(message):
+                    if differences := describe_differences(self._facts, message.facts):
                         # It finds on its machine what the others do not: so would another there.
                         worker.deaths_in_a_row = _MOST_DEATHS_IN_A_ROW
-                        yield from self._kill(worker, why)
+                        node = f" ({message.node})" if message.node else ""
+                        yield from self._kill(worker, f"refused{node}, it has {differences}")
+                    else:  # the first one's packages are all others'
+                        self._facts = dict(message.facts)
                 case EventBatch():
                     for event in message.events:
                         worker.note(event)
@@ -303,14 +306,6 @@ class _Dispatcher:
                 event = replace(event, replica=number)
             events.append(event)
         return EventBatch(tuple(events))
-
-    def _differences(self, ready: Ready) -> str:
-        """Why a replica may not work on this run; the first one's packages are all others'."""
-        node = f" ({ready.node})" if ready.node else ""
-        if found := describe_differences(self._facts, ready.facts):
-            return f"refused{node}, it has {found}"
-        self._facts = dict(ready.facts)
-        return ""
 
     def _end_piece(self, worker: _Worker, ended: PieceDone) -> Iterator[Event]:
         error, trace = ended.error, ended.trace
