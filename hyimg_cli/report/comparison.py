@@ -27,12 +27,12 @@ _ENLARGED_SIDE = 256
 _SCALES = (1, 2, 5, 10, 20, 50, 100, 255)
 # 33 evenly spaced colours of `inferno` (Smith and van der Walt, matplotlib, CC0); between them
 # straight lines in sRGB, at most 2 levels off the original 256.
-_INFERNO = bytes.fromhex(
+_INFERNO = (
     "000004 040312 0b0724 150b37 210c4a 2f0a5b 3d0965 4a0c6b 57106e 64156e 71196e "
     "7d1e6d 8a226a 972766 a32c61 b0315b bc3754 c63d4d d04545 da4e3c e35933 eb6429 "
     "f1711f f67e14 f98c0a fb9b06 fcaa0f fbba1f f9c932 f5d949 f2e865 f3f586 fcffa4 "
-)
-_POINTS = np.frombuffer(_INFERNO, dtype=np.uint8).reshape(-1, 3)
+).split()
+_POINTS = np.frombuffer(bytes.fromhex("".join(_INFERNO)), dtype=np.uint8).reshape(-1, 3)
 # Of a row of the precision budget, the figures and how they are written.
 _FIGURES = {"psnr_min": ".1f", "ssim_min": ".4f", "lpips_max": ".4f", "max_abs": "d"}
 _FIGURES |= dict.fromkeys(SHARES, ".2%")
@@ -43,8 +43,8 @@ Entry = Mapping[str, Any]
 class EmbeddedPicture:
     """A picture in a page. `uri` holds it whole.
 
-    `width`, `height`: pixels in the file; `shown_width`: CSS pixels at most; `note`: what was done
-    to it for the page.
+    `width`, `height`: pixels in the file; `shown_width`: CSS pixels at most, more than `width` where
+    its dots are larger than those of the screen; `note`: what was done to it for the page.
     """
 
     uri: str
@@ -53,11 +53,6 @@ class EmbeddedPicture:
     height: int
     shown_width: int
     note: str = ""
-
-    @property
-    def is_enlarged(self) -> bool:
-        """True where its dots are larger than those of the screen."""
-        return self.width < self.shown_width
 
 
 class HeatMap(NamedTuple):
@@ -70,23 +65,13 @@ class HeatMap(NamedTuple):
     top: int
     largest: int
     legend: str
-    gradient: str
+    gradient: str = f"linear-gradient(to right, #{', #'.join(_INFERNO)})"
 
 
 def comparison_page(entry: Entry, pictures: Mapping[str, tuple[Path, Path]]) -> str:
     """The page of a `bench.json`; `pictures` by job: the files of variant A and of variant B."""
-    verdict = entry["verdict"]
-    return render(
-        "comparison.html",
-        title=f"hyimg bench: {entry['name']}",
-        question=entry["question"],
-        verdict=verdict["name"],
-        tone="bad" if verdict["exit_code"] else "good",
-        reasons=verdict["reasons"],
-        pairs=list(_pairs(entry, pictures)),
-        count=len(pictures),
-        **_tables(entry),
-    )
+    pairs = list(_pairs(entry, pictures))
+    return render("comparison.html", pairs=pairs, count=len(pictures), **_tables(entry))
 
 
 def markdown(entry: Entry) -> str:
@@ -190,9 +175,7 @@ def heat_map(a: Pixels, b: Pixels) -> HeatMap:
     picture = _encode(image, f"Difference map: largest {largest} levels")
     note = f"; each dot is the largest of {step}x{step} pixels" if step > 1 else ""
     legend = f"|A - B|, the largest of the three channels, from 0 to {top} levels of 255; "
-    colors = ", ".join(f"#{bytes(point).hex()}" for point in _POINTS)
-    gradient = f"linear-gradient(to right, {colors})"
-    return HeatMap(picture, top, largest, f"{legend}largest found: {largest}{note}", gradient)
+    return HeatMap(picture, top, largest, f"{legend}largest found: {largest}{note}")
 
 
 def color_values(values: NDArray[np.floating[Any]]) -> Pixels:

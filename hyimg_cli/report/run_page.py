@@ -224,13 +224,9 @@ class AskedJobs:
                 self.lines[name] = place, json_line(entry)
                 folders.update(map(os.path.dirname, entry.get("images", ())))
         except (OSError, ValueError) as error:
-            what, hint = (
-                f"{RESOLVED} cannot be read: {error}",
-                "run the same command again: it is written anew",
-            )
-            raise OutputFolderError(
-                what, where=folder, hint=hint, code="output.damaged-jobs"
-            ) from error
+            what = f"{RESOLVED} cannot be read: {error}"
+            hint, code = "run the same command again: it is written anew", "output.damaged-jobs"
+            raise OutputFolderError(what, where=folder, hint=hint, code=code) from error
         with suppress(ValueError):  # there are none, or some are absolute and some not
             self.shared = Path(os.path.commonpath(folders))
 

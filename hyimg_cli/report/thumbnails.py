@@ -35,10 +35,8 @@ class LinkedPictures(Pictures):
     `waiting` counts those whose thumbnail was put off: the page links the file itself meanwhile.
     """
 
-    def __init__(self, folder: Path, shared: Path | None = None) -> None:
-        super().__init__(folder, shared)
-        self._until = math.inf
-        self.waiting = 0
+    waiting = 0
+    _until = math.inf
 
     def limit(self, seconds: float) -> None:
         """Make thumbnails until this thread has worked that long from now."""
