@@ -31,8 +31,8 @@ _INFERNO = (
     "000004 040312 0b0724 150b37 210c4a 2f0a5b 3d0965 4a0c6b 57106e 64156e 71196e "
     "7d1e6d 8a226a 972766 a32c61 b0315b bc3754 c63d4d d04545 da4e3c e35933 eb6429 "
     "f1711f f67e14 f98c0a fb9b06 fcaa0f fbba1f f9c932 f5d949 f2e865 f3f586 fcffa4 "
-).split()
-_POINTS = np.frombuffer(bytes.fromhex("".join(_INFERNO)), dtype=np.uint8).reshape(-1, 3)
+)
+_POINTS = np.frombuffer(bytes.fromhex(_INFERNO), dtype=np.uint8).reshape(-1, 3)
 # Of a row of the precision budget, the figures and how they are written.
 _FIGURES = {"psnr_min": ".1f", "ssim_min": ".4f", "lpips_max": ".4f", "max_abs": "d"}
 _FIGURES |= dict.fromkeys(SHARES, ".2%")
@@ -43,8 +43,8 @@ Entry = Mapping[str, Any]
 class EmbeddedPicture:
     """A picture in a page. `uri` holds it whole.
 
-    `width`, `height`: pixels in the file; `shown_width`: CSS pixels at most, more than `width` where
-    its dots are larger than those of the screen; `note`: what was done to it for the page.
+    `width`, `height`: pixels in the file; `shown_width`: CSS pixels at most, more than `width`
+    where its dots are larger than those of the screen; `note`: what was done to it for the page.
     """
 
     uri: str
@@ -65,7 +65,7 @@ class HeatMap(NamedTuple):
     top: int
     largest: int
     legend: str
-    gradient: str = f"linear-gradient(to right, #{', #'.join(_INFERNO)})"
+    gradient: str = f"linear-gradient(to right, #{', #'.join(_INFERNO.split())})"
 
 
 def comparison_page(entry: Entry, pictures: Mapping[str, tuple[Path, Path]]) -> str:

@@ -48,7 +48,6 @@ from hyimg_cli.settings.run import TOYS
 from hyimg_cli.spec.events import Event, JobEnded
 
 NAME, DATA = "report.html", "report"
-FORMAT = 1
 _PER_FILE = 200
 # Of a run's time, for its page.
 SHARE = 0.01
@@ -240,7 +239,7 @@ class AskedJobs:
         counts, info = Counter(status.values()), read_run_info(self._folder)
         flags, models = object_in(info, "flags"), object_in(info, "models")
         return {
-            "format": FORMAT,
+            "format": 1,
             "title": str(object_in(info, "manifest").get("name") or self._folder.resolve().name),
             "done": counts["done"] + counts["gated"],
             "failed": counts["failed"],
