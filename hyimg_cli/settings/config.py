@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from hyimg_cli.errors import RecipeError, UsageError
 from hyimg_cli.files import SETTINGS_BYTES, text_of
+from hyimg_cli.settings.kinds import FOLDER, RUN_FOLDER
 from hyimg_cli.settings.run import InKey, JobKind, RunConfig
 from hyimg_cli.settings.table import BY_NAME, PARTS, PREFIX, REMOVED, SETTINGS, TABLES, Declaration
 from hyimg_cli.settings.values import BadValue, nearest, shown
@@ -154,31 +155,29 @@ def read_recipe(path: Path, *, is_named: bool = True) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         what = f"not valid TOML: {error}"
         raise RecipeError(what, where=path.name, code="recipe.not-toml") from None
-    for name, row in SETTINGS.items():
-        entries = tables.get(row.table)
-        has_it = isinstance(entries, dict) and name in entries
-        if has_it and row.is_by_name_alone and not is_named:
-            key = re.compile(rf"(.*[{{,.])?\s*[\"']?{name}[\"']?\s*=")
-            lines = enumerate(text.splitlines(), 1)
-            number = next((number for number, line in lines if key.match(line)), 1)
-            raise RecipeError(
-                f"{name} may not be set by a file that is read because it lies here",
-                where=f"{path.name}:{number}: {row.table}.{name}",
-                hint=f"--recipe {path.name} lets it; --no-config leaves the file out",
-                code="recipe.not-by-itself",
-            )
     settings: dict[str, Any] = {}
     for table, entries in tables.items():
         if table not in TABLES or not isinstance(entries, dict):
             raise _unknown(f"[{table}]", table, TABLES, where=path.name)
         for name, value in entries.items():
-            where = f"{path.name}: {table}.{name}"
             if name not in TABLES[table]:
-                raise _unknown(name, name, TABLES[table], where=where)
+                raise _unknown(name, name, TABLES[table], where=f"{path.name}: {table}.{name}")
+            kind = SETTINGS[name].kind
+            decides = SETTINGS[name].pixels == "checkpoint" or kind in (FOLDER, RUN_FOLDER)
+            if decides and not is_named:
+                key = re.compile(rf"(.*[{{,.])?\s*[\"']?{name}[\"']?\s*=")
+                lines = enumerate(text.splitlines(), 1)
+                number = next((number for number, line in lines if key.match(line)), 1)
+                raise RecipeError(
+                    f"{name} may not be set by a file that is read because it lies here",
+                    where=f"{path.name}:{number}: {table}.{name}",
+                    hint=f"--recipe {path.name} lets it; --no-config leaves the file out",
+                    code="recipe.not-by-itself",
+                )
             try:
-                settings[name] = SETTINGS[name].kind.read(value)
+                settings[name] = kind.read(value)
             except BadValue as bad:
-                code = f"recipe.{bad.slug}"
+                where, code = f"{path.name}: {table}.{name}", f"recipe.{bad.slug}"
                 raise RecipeError(bad.what, where=where, hint=bad.hint, code=code) from None
     return settings
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 from annotated_types import Interval
 
 from hyimg_cli.settings.file_names import NAME_TEMPLATE
-from hyimg_cli.settings.kinds import DEVICE, FOLDER, NAMES, RUN_FOLDER
+from hyimg_cli.settings.kinds import DEVICE, FOLDER, NAMES, RUN_FOLDER, SIZE
 from hyimg_cli.spec import options as o
 from hyimg_cli.spec.job import BY_ID, Format, SizeRequest
 
@@ -74,8 +74,8 @@ TOYS = {
     "video_model": "tiny-video is a toy that ships with hyimg: one moving shape in 9 frames; "
     "for real videos name a checkpoint with --video-model",
 }
-MAX_RANKS = 64
-MAX_CLIPS = 64
+# Of processes, and of clips, that share work.
+MOST_TOGETHER = 64
 
 
 _run, _model = partial(o.option, panel=o.RUN), partial(o.option, panel=o.MODEL)
@@ -304,7 +304,9 @@ class ModelChoice:
 class _LineOptions:
     """What decides which jobs a line becomes."""
 
-    size: SizeRequest = o.sampling_option(SizeRequest(), "Of the result.", is_basic=True)
+    size: Annotated[SizeRequest, SIZE] = o.sampling_option(
+        SizeRequest(), "Of the result.", is_basic=True
+    )
     n: Annotated[int, Interval(ge=1, le=1000)] = o.sampling_option(
         1, "Number of results of a line.", aliases=("num_outputs_per_prompt",)
     )
@@ -392,11 +394,11 @@ class BatchConfig:
     prefix_cache_host_mb: Annotated[int, Interval(ge=0, le=10**7)] = _run_of_pictures(
         0, "More of them, kept in main memory."
     )
-    clips: Annotated[int, Interval(ge=1, le=MAX_CLIPS)] = _video(
+    clips: Annotated[int, Interval(ge=1, le=MOST_TOGETHER)] = _video(
         1,
         "Clips that are denoised together, by models that follow a camera. They round differently.",
         name="clips_together",
-        pixels=InKey("clips", {n: f"{n} together" for n in range(2, MAX_CLIPS + 1)}),
+        pixels=InKey("clips", {n: f"{n} together" for n in range(2, MOST_TOGETHER + 1)}),
     )
     prewarm: bool = _run(True, "Run each shape once before it counts.")
     prefetches_sources: bool | None = None
@@ -482,7 +484,7 @@ class ParallelConfig:
     started here; None: processes of this machine.
     """
 
-    vae_ranks: Annotated[int, Interval(ge=1, le=MAX_RANKS)] = _video(
+    vae_ranks: Annotated[int, Interval(ge=1, le=MOST_TOGETHER)] = _video(
         1,
         "Processes, a GPU each, that share the tiles of a video's decode. Same pixels.",
         name="vae_patch_parallel_size",
@@ -495,19 +497,19 @@ class ParallelConfig:
         name="cfg_parallel_size",
         commands=("doctor", "replay"),
     )
-    context_ranks: Annotated[int, Interval(ge=1, le=MAX_RANKS)] = _video(
+    context_ranks: Annotated[int, Interval(ge=1, le=MOST_TOGETHER)] = _video(
         1,
         "Processes, a GPU each, that share a video's tokens. Equal within rounding.",
         name="context_parallel_size",
-        pixels=InKey("context", {n: f"{n} ranks" for n in range(2, MAX_RANKS + 1)}),
+        pixels=InKey("context", {n: f"{n} ranks" for n in range(2, MOST_TOGETHER + 1)}),
         commands=("replay",),
     )
-    tensor_ranks: Annotated[int, Interval(ge=1, le=MAX_RANKS)] = _model_of_pictures(
+    tensor_ranks: Annotated[int, Interval(ge=1, le=MOST_TOGETHER)] = _model_of_pictures(
         1,
         "Processes, a GPU each, that share a picture model's layers. Equal within rounding.",
         name="tensor_parallel_size",
         flags=("--tensor-parallel-size", "--tp-size"),
-        pixels=InKey("layers", {n: f"{n} ranks" for n in range(2, MAX_RANKS + 1)}),
+        pixels=InKey("layers", {n: f"{n} ranks" for n in range(2, MOST_TOGETHER + 1)}),
         commands=("doctor", "replay"),
     )
     replicas: Annotated[int, Interval(ge=1, le=4096)] = _run(

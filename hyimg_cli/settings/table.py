@@ -4,17 +4,15 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Literal, get_args
 
-from hyimg_cli.settings.kinds import FOLDER, RUN_FOLDER, SIZE, SPAN, STEP_CACHE, Kind, plain, text
+from hyimg_cli.settings.kinds import SPAN, STEP_CACHE, Kind, plain, text
 from hyimg_cli.settings.paths import LORAS, REGION
 from hyimg_cli.settings.run import InKey, JobKind, RunConfig
-from hyimg_cli.spec.job import SizeRequest
 from hyimg_cli.spec.options import Lora, Region
 from hyimg_cli.spec.step_cache import StepCache
 
 PREFIX = "HYIMG_"
 # Of types that have one of their own.
 _KINDS: dict[Any, Kind] = {
-    SizeRequest: SIZE,
     StepCache: STEP_CACHE,
     Region: REGION,
     tuple[float, float]: SPAN,
@@ -62,11 +60,6 @@ class Declaration:
         """Its flags as Typer takes them: `--on/--off` for a truth."""
         is_truth = self.kind.schema is bool
         return self.flags or ((f"{self.flag}/--no-{self.flag[2:]}",) if is_truth else (self.flag,))
-
-    @property
-    def is_by_name_alone(self) -> bool:
-        """True of weights and folders, which no file may choose that nobody named."""
-        return self.pixels == "checkpoint" or self.kind in (FOLDER, RUN_FOLDER)
 
     @property
     def field(self) -> str:
