@@ -56,7 +56,7 @@ def settle(
         assert name in SETTINGS, f"no setting is called {name}"
     _refuse_misspelt(environ)
 
-    def strongest(row: Declaration) -> Setting:
+    def settle_one(row: Declaration) -> Setting:
         """The setting by the strongest origin that says it."""
         name = row.name
         if (flag := flags.get(name)) is not None:
@@ -73,7 +73,7 @@ def settle(
             return Setting(name, None, "model")
         return Setting(name, row.default, "default")
 
-    settled = {name: strongest(row) for name, row in SETTINGS.items()}
+    settled = {name: settle_one(row) for name, row in SETTINGS.items()}
     _keep_by_region(settled)
     _refuse_conflicts(settled)
     return settled

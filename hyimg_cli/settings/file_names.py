@@ -32,35 +32,35 @@ _HINT = f"its fields are {', '.join(f'{{{name}}}' for name in FIELDS)}"
 def read_template(value: object) -> str:
     """A template of names. What it gives for a job may still be none: `fault_of` tells."""
     template = read_text("name", value)
-    try:
-        parts = list(Formatter().parse(template))
-    except ValueError as error:
-        hint = "write {{ and }} for braces themselves"
-        raise _bad(template, str(error).rstrip("."), hint) from None
-    for _, name, spec, conversion in parts:
-        if name in _SIDES:
-            hint = f"leave it out: each result line has the size; {_HINT}"
-            raise _bad(template, f"{{{name}}} is no longer a field", hint)
-        if name is not None and name not in FIELDS:
-            close = nearest(name, FIELDS)
-            guess = f"did you mean {{{close}}}? " if close else ""
-            raise _bad(template, f"{{{name}}} is no field", guess + _HINT)
-        if conversion or (spec and not (name in _NUMBERS and _SPEC.fullmatch(spec))):
-            hint = "numbers: {index:04}"
-            raise _bad(template, f"{{{name}}} has a format that is not read", hint)
-    fault = fault_of(fill_template(template, _ANY))
-    if template.startswith("/") or template.endswith("/"):
-        fault = "it begins or ends with a slash"
-    if fault:
-        raise _bad(template, fault, "it is a path below the run's outputs: {folder}/{stem}")
+    what, hint = _fault_of_template(template)
+    if what:
+        raise BadValue(f"{shown(template)}: {what}", hint, "bad-name")
     return template
 
 
 NAME_TEMPLATE = Kind(read_template, TEXT)
 
 
-def _bad(template: str, what: str, hint: str) -> BadValue:
-    return BadValue(f"{shown(template)}: {what}", hint, "bad-name")
+def _fault_of_template(template: str) -> tuple[str, str]:
+    """Fault of a template and the way out; the fault is empty where it may be used."""
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as error:
+        return str(error).rstrip("."), "write {{ and }} for braces themselves"
+    for _, name, spec, conversion in parts:
+        if name in _SIDES:
+            hint = f"leave it out: each result line has the size; {_HINT}"
+            return f"{{{name}}} is no longer a field", hint
+        if name is not None and name not in FIELDS:
+            close = nearest(name, FIELDS)
+            guess = f"did you mean {{{close}}}? " if close else ""
+            return f"{{{name}}} is no field", guess + _HINT
+        if conversion or (spec and not (name in _NUMBERS and _SPEC.fullmatch(spec))):
+            return f"{{{name}}} has a format that is not read", "numbers: {index:04}"
+    fault = fault_of(fill_template(template, _ANY))
+    if template.startswith("/") or template.endswith("/"):
+        fault = "it begins or ends with a slash"
+    return fault, "it is a path below the run's outputs: {folder}/{stem}"
 
 
 def fill_template(template: str, values: Mapping[str, str | int]) -> str:

@@ -65,8 +65,8 @@ class Kind:
 
     `read` gives the typed value of a JSON or TOML value or raises BadValue. `schema`: a type as
     pydantic reads it, or a JSON Schema. `allowed`: the values in words, empty where they need none;
-    `choices`: what a shell completes. `split` makes of a flag's or a variable's text the value that
-    it stands for, where that is neither the text nor the JSON in it.
+    `choices`: what a shell completes. `split` makes of a flag's, a variable's or a table cell's
+    text the value that it stands for, where that is neither the text nor the JSON in it.
     """
 
     read: Callable[[Any], Any]
@@ -86,9 +86,7 @@ class Kind:
 
     def parse(self, text: str) -> Any:
         """The typed value of a flag's, a variable's or a table cell's text. Raises BadValue."""
-        if self.schema not in (TEXT, ANY_TEXT):  # these keep the spaces around them
-            text = text.strip()
-        split = self.split or (str if self.schema.get("type") == "string" else _json_in)
+        split = self.split or (str if self.schema in (TEXT, ANY_TEXT) else _json_in)
         return self.read(split(text))
 
 
@@ -126,6 +124,7 @@ def plain(annotation: Any, aliases: Mapping[Any, str] | None = None) -> Kind:
         raise BadValue(f"{shown(value)} is not known", guess + hint)
 
     def split(text: str) -> Any:
+        text = text.strip()
         if base is bool or "on" in choices:
             return _TRUTHS.get(text.lower(), text)
         with suppress(ValueError):
@@ -151,7 +150,8 @@ def _adapter(annotation: Any) -> "TypeAdapter[Any]":
 
 def _json_in(cell: str) -> Any:
     """The JSON value of a text; what begins with neither { nor [ is itself."""
-    if not cell.lstrip().startswith(("{", "[")):
+    cell = cell.strip()
+    if not cell.startswith(("{", "[")):
         return cell
     try:
         return json_of(cell)
@@ -184,13 +184,14 @@ def _names(value: Any) -> tuple[str, ...]:
     return tuple(read_text("name", name) for name in value)
 
 
-def matched(
+def pattern_kind(
     pattern: str,
     fault: str,
     hint: str,
     value_of: Callable[[re.Match[str]], Any] = re.Match.group,
     *,
     slug: str = "bad-value",
+    split: Callable[[str], str] = str.strip,
     **more: Any,
 ) -> Kind:
     """The kind of a text that all of a pattern matches. Of another one `fault` is said."""
@@ -203,7 +204,7 @@ def matched(
             raise BadValue(f"{shown(value)} {fault}", hint, ends_with)
         return value_of(match)
 
-    return Kind(read, matching(pattern), **more)
+    return Kind(read, matching(pattern), split=split, **more)
 
 
 def _step_cache(text: re.Match[str]) -> StepCache | None:
@@ -292,30 +293,31 @@ _DEVICES = "auto, cpu, cuda, cuda:N, balanced"
 _STEP_CACHES = f"none, {StepCache()}"
 _UP_TO_1000 = "([1-9][0-9]{0,2}|1000)"
 _STEPS = f"(interval=([2-9]|[1-9][0-9]|100)|order=[0-2]|(first|tail)={_UP_TO_1000})"
-_folder = partial(
-    matched,
+_folder_kind = partial(
+    pattern_kind,
     fault="is not a place on this machine",
     hint="give a path: . for this folder, and ./ in front of one that looks like an address",
     slug="not-served",
+    split=str,  # a name may begin or end with a space
     metavar="path",
 )
-FOLDER = _folder(f"(?!{ADDRESS_PATTERN}){WRITTEN}")
-RUN_FOLDER = _folder(f"(?!(?:{NO_STORE}):/){WRITTEN}")
+FOLDER = _folder_kind(f"(?!{ADDRESS_PATTERN}){WRITTEN}")
+RUN_FOLDER = _folder_kind(f"(?!(?:{NO_STORE}):/){WRITTEN}")
 NAMES = Kind(
     _names,
     {"type": "array", "items": TEXT},
     "name,name",
     split=lambda cell: [name.strip() for name in cell.split(",") if name.strip()],
 )
-CUSTOM_ID = matched(ID_PATTERN, "cannot name a job", _ID_HINT, slug="bad-id")
-DEVICE = matched(
+CUSTOM_ID = pattern_kind(ID_PATTERN, "cannot name a job", _ID_HINT, slug="bad-id")
+DEVICE = pattern_kind(
     DEVICE_PATTERN,
     "is not a device",
     f"allowed: {_DEVICES}",
     allowed=_DEVICES,
     choices=("auto", "cpu", "cuda", "balanced"),
 )
-STEP_CACHE = matched(
+STEP_CACHE = pattern_kind(
     rf"none|taylor(:{_STEPS}(,{_STEPS})*)?",
     "is not a step cache",
     f"write {_STEP_CACHES}: interval 2 to 100, order 0 to 2, first and tail 1 to 1000",
@@ -323,7 +325,7 @@ STEP_CACHE = matched(
     metavar="text",
     allowed=_STEP_CACHES,
 )
-SIZE = matched(
+SIZE = pattern_kind(
     SIZE_PATTERN, "is not a size", _SIZE_HINT, _size, allowed="auto, WIDTHxHEIGHT, WIDTH:HEIGHT"
 )
 ANYTHING = Kind(as_json, {})
