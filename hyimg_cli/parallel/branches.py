@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hyimg_cli.parallel.ranks import Rank, RankPool, short_as_one
+from hyimg_cli.parallel.ranks import Rank, RankPool
 from hyimg_cli.parallel.tensor import broadcast
 
 TRANSFORMER, BRANCHES = "transformer", "branches"
@@ -44,7 +44,6 @@ class ParallelBranches:
         """Ranks that work for the current job."""
         return self._limit if self.splits_tokens else min(self._limit, self._branches)
 
-    @short_as_one()
     def begin(self, inputs: Sequence[Any]) -> None:
         """Start a job: the inputs of every branch, picklable, their tensors on the CPU.
 
@@ -56,7 +55,6 @@ class ParallelBranches:
         told = tuple(inputs), self.ranks, self.splits_tokens
         self._pool.run(begin_branches, *told, ranks=self.ranks)
 
-    @short_as_one()
     def velocity(self, step: int, latents_BCFYX: Tensor, timestep_B: Tensor) -> list[Tensor]:
         """Every branch's velocity, in the order of `begin`, on rank 0's device.
 

@@ -17,7 +17,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -26,17 +25,36 @@ from typing import Any
 from hyimg_cli.parallel.watch import BEAT_S, Beat
 from hyimg_cli.spec.gc_paused import gc_paused
 
-_NOTHING: Mapping[str, str] = {}
 _END_S = 5.0
 
 
-@dataclass(frozen=True, eq=False)
-class Launched:
-    """A process that was started, and our end of the line to it."""
+class ChildProcess:
+    """A process that calls `main` of a module with its `Parent`, and our end of the line to it."""
 
-    process: subprocess.Popen[bytes]
-    _line: socket.socket
-    _outbox: SimpleQueue[bytes | None] = field(default_factory=SimpleQueue)
+    def __init__(
+        self, module: str, environment: Mapping[str, str] | None = None, beat_s: float = BEAT_S
+    ) -> None:
+        """It has this process's search path; `environment` adds to ours. It has no standard input
+        and output: its messages go through the line, its log to stderr. It tells that it goes on
+        every `beat_s`, from before it imports the module.
+        """
+        self._line, theirs = socket.socketpair()
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        path = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+        # A thread that ends would take with it what is tied to it.
+        tied = os.getpid() if threading.current_thread() is threading.main_thread() else 0
+        start = "from hyimg_cli.parallel.launch import run_child; run_child()"
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", start, module, str(theirs.fileno()), str(beat_s), str(tied)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                # A terminal's Ctrl-C is for this process, from the other's first moment on. Should
+                # this one end, the system hangs up on such a group where it is stopped.
+                process_group=0,
+                env={**os.environ, **path, **(environment or {})},
+            )
 
     def listen(self, heard: Callable[[Any], None], ended: Callable[[], None]) -> None:
         """Have a thread hand over every message, and tell when there will be none any more."""
@@ -88,34 +106,6 @@ class Launched:
         with line, suppress(OSError):
             while (message := self._outbox.get()) is not None:
                 line.send_bytes(message)
-
-
-def launched(
-    module: str, environment: Mapping[str, str] = _NOTHING, beat_s: float = BEAT_S
-) -> Launched:
-    """A process that calls `main` of a module with its `Parent`. It has this process's search path;
-    `environment` adds to ours.
-
-    It has no standard input and output: its messages go through the line, its log to stderr. It
-    tells that it goes on every `beat_s`, from before it imports the module.
-    """
-    ours, theirs = socket.socketpair()
-    path = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    # A thread that ends would take with it what is tied to it.
-    tied = os.getpid() if threading.current_thread() is threading.main_thread() else 0
-    start = "from hyimg_cli.parallel.launch import run_child; run_child()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", start, module, str(theirs.fileno()), str(beat_s), str(tied)],
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        # A terminal's Ctrl-C is for this process, from the other's first moment on. Should this one
-        # end, the system hangs up on such a group where it is stopped.
-        process_group=0,
-        env={**os.environ, **path, **environment},
-    )
-    theirs.close()
-    return Launched(process, ours)
 
 
 def run_child() -> None:

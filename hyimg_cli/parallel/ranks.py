@@ -14,25 +14,22 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import shutil
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
+from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
-from weakref import finalize
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from hyimg_cli.errors import HyimgError, MachineError, RankError
+from hyimg_cli.errors import MachineError, RankError
 from hyimg_cli.parallel.devices import refuse_missing_gpus
-from hyimg_cli.parallel.launch import Parent, launched
+from hyimg_cli.parallel.launch import ChildProcess, Parent
 from hyimg_cli.parallel.watch import BEAT_S, LIMITS, Limits, Steps
 from hyimg_cli.parallel.wire import SHORT, Failed, Member, Numerics, loopback, silence, watch
 
@@ -98,7 +95,7 @@ class RankPool:
         self._limits, self._beat_s = limits, beat_s
         self._steps, self._over = Steps(), threading.Event()
         self._has_group = False
-        self._forget_scratch: Callable[[], Any] = lambda: None
+        self._scratch: TemporaryDirectory[str] | None = None
 
     @property
     def member_pids(self) -> list[int]:
@@ -109,7 +106,7 @@ class RankPool:
         """Begin to start the members without waiting for them: rank 0 has other work meanwhile."""
         if not self._members:
             self._members = [
-                Member(n, launched("hyimg_cli.parallel.ranks", beat_s=self._beat_s))
+                Member(n, ChildProcess("hyimg_cli.parallel.ranks", beat_s=self._beat_s))
                 for n in range(1, self.size)
             ]
             self._over = threading.Event()
@@ -127,8 +124,7 @@ class RankPool:
             self.launch()
             self._join()
             for name, (loader, ranks) in self.parts.items():
-                self._ask((load_part, (name, loader)), ranks)
-                self._answers(ranks)
+                self._on_all((load_part, (name, loader)), ranks, lambda: None)
         except RankError as error:
             self.stop()
             raise MachineError(
@@ -168,9 +164,8 @@ class RankPool:
         self.start()
         self.parts[name] = loader, count
         try:
-            self._ask((load_part, (name, loader)), count)
-            self.here.parts[name] = loader(self.here) if own is None else own()
-            self._answers(count)
+            own = own or partial(loader, self.here)
+            self.here.parts[name] = self._on_all((load_part, (name, loader)), count, own)[0]
         except BaseException:
             del self.parts[name]
             self.stop()
@@ -192,8 +187,8 @@ class RankPool:
 
         `own`: what rank 0 does instead, where its share differs. Arguments and answers are
         picklable and small: tensors travel through the group. Raises RankError where a member died
-        or failed, and what rank 0 raised itself; the members are ended then, for nobody knows what
-        they wait for.
+        or failed, torch.OutOfMemoryError where one had too little memory, and what rank 0 raised
+        itself; the members are ended then, for nobody knows what they wait for.
         """
         count = self.size if ranks is None else ranks
         assert 1 <= count <= self.size, f"{count} ranks of {self.size}"
@@ -201,11 +196,9 @@ class RankPool:
             self.start()
         try:
             self._steps.begin(work.__qualname__ if count > 1 else "")
-            self._ask((work, args), count)
-            value = work(self.here, *args) if own is None else own()
-            return [value, *self._answers(count)]
+            return self._on_all((work, args), count, own or partial(work, self.here, *args))
         except BaseException as error:
-            blamed: HyimgError | None = None
+            blamed = error
             if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
                 # Of the group, it may be: rank 0 met it while it waited for a member that failed.
                 faults = [fault for member in self._members if (fault := member.fault(_BLAME_S))]
@@ -214,7 +207,11 @@ class RankPool:
                 elif "timed out" in str(error).lower():
                     blamed = silence(self.here.timeout_s)
             self.stop()
-            if blamed is None:
+            if isinstance(blamed, RankError) and blamed.code == SHORT:
+                # As in one process. What the member had is gone with it, so its next task has all
+                # of its memory.
+                raise torch.OutOfMemoryError(blamed.what) from None
+            if blamed is error:
                 raise
             raise blamed from error
         finally:
@@ -231,7 +228,8 @@ class RankPool:
         if self._has_group:
             self._has_group = False
             _forget_group()
-        self._forget_scratch()
+        if self._scratch is not None:
+            self._scratch.cleanup()
         if members:
             self.generation += 1
             for tell in self.stopped:
@@ -251,29 +249,30 @@ class RankPool:
                 hint="start hyimg without torchrun: it starts its own ranks",
                 code="machine.ranks",
             )
-        scratch = Path(tempfile.mkdtemp(prefix="hyimg-ranks-"))
-        self._forget_scratch = finalize(self, shutil.rmtree, scratch, ignore_errors=True)
+        self._scratch = TemporaryDirectory(prefix="hyimg-ranks-", ignore_cleanup_errors=True)
         for member in self._members:
             member.receive(_JOIN_S)
-        store, numerics = str(scratch / "store"), Numerics.of_this_process()
+        store, numerics = f"{self._scratch.name}/store", Numerics.of_this_process()
         for member in self._members:
             device = _device(self._kind, member.number)
             rank = replace(self.here, number=member.number, device=device, parts={})
             member.child.post((store, rank, numerics))
         form_group(store, self.here)
         self._has_group = True
-        self._answers(self.size)
+        for member in self._members:
+            member.receive(self.here.timeout_s)
         if self._kind == "cuda":
             for member in self._members:
                 threading.Thread(target=self._abort_after, args=(member,), daemon=True).start()
 
-    def _ask(self, task: Task, ranks: int) -> None:
-        for member in self._members[: ranks - 1]:
+    def _on_all(self, task: Task, ranks: int, own: Callable[[], Any]) -> list[Any]:
+        """Results of a task on ranks 0 to `ranks - 1`, of which 0 does `own` meanwhile; raises the
+        first fault among them.
+        """
+        members = self._members[: ranks - 1]
+        for member in members:
             member.child.post(task)
-
-    def _answers(self, ranks: int) -> list[Any]:
-        """Results of ranks 1 to `ranks - 1`; raises the first fault among them."""
-        return [member.receive(self.here.timeout_s) for member in self._members[: ranks - 1]]
+        return [own(), *(member.receive(self.here.timeout_s) for member in members)]
 
     def _abort_after(self, member: Member) -> None:
         """On GPUs a dead peer goes unnoticed: end what rank 0 waits for when a process ends."""
@@ -302,19 +301,6 @@ def main(parent: Parent) -> None:
         # The group's other members wait for this one: the end of its sockets tells them.
         parent.send(Failed.by(rank.number, error))
         os._exit(1)
-
-
-@contextmanager
-def short_as_one() -> Iterator[None]:
-    """A member's lack of memory as that of one process: torch.OutOfMemoryError. What it had is gone
-    with it, so its next task has all of its memory.
-    """
-    try:
-        yield
-    except RankError as error:
-        if error.code != SHORT:
-            raise
-        raise torch.OutOfMemoryError(error.what) from None
 
 
 def load_part(rank: Rank, name: str, loader: Loader) -> None:

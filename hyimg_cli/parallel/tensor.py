@@ -70,16 +70,13 @@ class Sums:
             parts = [torch.empty_like(partial_TM) for _ in self._ranks]
             dist.all_gather(parts, partial_TM, group=group)
             wide = torch.promote_types(partial_TM.dtype, torch.float32)
-            total_TM = parts[0].to(wide)
-            for part_TM in parts[1:]:
-                total_TM = total_TM + part_TM.to(wide)
+            total_TM = sum((part_TM.to(wide) for part_TM in parts[1:]), start=parts[0].to(wide))
             return total_TM.to(partial_TM.dtype)
         dist.all_reduce(partial_TM, group=group)
         return partial_TM
 
-    def give_up(self, rows: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        """Take part in what is left of the forward, whose sums have `rows`; its result is void."""
-        nothing_TM = torch.zeros(rows, dtype=dtype, device=device)
+    def give_up(self, nothing_TM: Tensor) -> None:
+        """Take part in what is left of the forward, as if with these rows; its result is void."""
         while self._done < self._count:
             self.total(nothing_TM)
 

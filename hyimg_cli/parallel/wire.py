@@ -9,7 +9,6 @@ from a member   a word that it is up, one that it has joined; then what each tas
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 import time
 import traceback
@@ -24,7 +23,7 @@ import torch
 
 from hyimg_cli.errors import HyimgError, RankError
 from hyimg_cli.parallel.devices import restored_environment, set_determinism
-from hyimg_cli.parallel.launch import Launched
+from hyimg_cli.parallel.launch import ChildProcess
 from hyimg_cli.parallel.watch import Beat, Limits, Steps, StepWatch
 
 # The code of a RankError where the member's device had too little memory.
@@ -70,11 +69,8 @@ class Failed:
 
     @classmethod
     def by(cls, rank: int, error: BaseException) -> Failed:
-        try:
-            if isinstance(error, HyimgError) and pickle.loads(pickle.dumps(error)):
-                return cls(error, time.monotonic())
-        except Exception:  # its constructor wants more than its text
-            pass
+        if isinstance(error, HyimgError):
+            return cls(error, time.monotonic())
         what = traceback.format_exception_only(error)[-1].strip()
         code = SHORT if isinstance(error, torch.OutOfMemoryError) else ""
         return cls(_failed_rank(rank, what, code), time.monotonic())
@@ -90,18 +86,15 @@ def _failed_rank(rank: int, what: str, code: str = "") -> RankError:
     )
 
 
-_GONE = object()
-
-
 class Member:
     """A rank in another process, as rank 0 sees it."""
 
-    def __init__(self, number: int, child: Launched) -> None:
+    def __init__(self, number: int, child: ChildProcess) -> None:
         self.number, self.child = number, child
         self.is_up = self.was_heard = False
         self._why = ""
         self._answers: SimpleQueue[Any] = SimpleQueue()
-        child.listen(self._hear, lambda: self._answers.put(_GONE))
+        child.listen(self._hear, self._die)
 
     def receive(self, timeout_s: float) -> Any:
         """The next answer. Raises what failed in the member, RankError where it died or says
@@ -111,8 +104,6 @@ class Member:
             answer = self._answers.get(timeout=timeout_s)
         except Empty:
             raise silence(timeout_s, f"rank {self.number}") from None
-        if answer is _GONE:
-            raise self._death().error
         if isinstance(answer, Failed):
             raise answer.error
         return answer
@@ -123,8 +114,6 @@ class Member:
         with suppress(Empty):
             while True:
                 message = self._answers.get(timeout=max(0.0, until - time.monotonic()))
-                if message is _GONE:
-                    return self._death()
                 if isinstance(message, Failed):
                     return message
         return None
@@ -140,10 +129,10 @@ class Member:
             self._answers.put(message)
         self.was_heard = self.is_up  # importing torch has a limit of its own, and beats come late
 
-    def _death(self) -> Failed:
-        """The member is gone without a word."""
-        self._answers.put(_GONE)
-        return Failed(_failed_rank(self.number, self._why or self.child.death()), 0.0)
+    def _die(self) -> None:
+        """The member is gone; what it had to say is said."""
+        why = self._why or self.child.death()
+        self._answers.put(Failed(_failed_rank(self.number, why), 0.0))
 
 
 def watch(members: Sequence[Member], steps: Steps, limits: Limits, over: Event) -> None:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hyimg_cli.parallel.ranks import Rank, RankPool, short_as_one
+from hyimg_cli.parallel.ranks import Rank, RankPool
 from hyimg_cli.spec.card import TileRule
 from hyimg_cli.spec.events import DecodeReport, RankReport
 from hyimg_cli.tiling.blend import merge, pixel_shape
@@ -70,7 +70,6 @@ class PatchParallelDecoder:
         self._part = part
         self.report: DecodeReport | None = None
 
-    @short_as_one()
     def decode(self, latents_BCFYX: Tensor, tiling: TileRule | None = None) -> Tensor:
         """The picture [B, C, T, H, W] of latents on rank 0's device, in their dtype; `tiling`:
         instead of the VAE's own.

@@ -12,8 +12,8 @@ import pytest
 TESTS = Path(__file__).parents[1]
 DRIVER = """
 import sys, time
-from hyimg_cli.parallel.launch import launched
-child = launched(sys.argv[1], {"PYTHONPATH": sys.argv[2], "STOP_AT_START": sys.argv[3]})
+from hyimg_cli.parallel.launch import ChildProcess
+child = ChildProcess(sys.argv[1], {"PYTHONPATH": sys.argv[2], "STOP_AT_START": sys.argv[3]})
 print(child.process.pid, flush=True)
 time.sleep(600)
 """

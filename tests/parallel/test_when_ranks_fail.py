@@ -28,7 +28,7 @@ from rank_tasks import number, sleep
 from hyimg_cli.parallel.ranks import RankPool
 pool = RankPool(2)
 pool.run(number)
-pool._ask((sleep, (600.0,)), 2)
+pool._members[0].child.post((sleep, (600.0,)))
 print(*pool.member_pids, flush=True)
 time.sleep(600)
 """

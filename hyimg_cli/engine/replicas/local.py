@@ -11,7 +11,7 @@ from hyimg_cli.journal.keys import precision
 from hyimg_cli.journal.provenance import cores
 from hyimg_cli.memory.available import available_bytes, available_memory, copies_of, replica_config
 from hyimg_cli.memory.fit import check_fit
-from hyimg_cli.parallel.launch import Launched, launched
+from hyimg_cli.parallel.launch import ChildProcess
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.plan import Plan
 
@@ -37,12 +37,12 @@ class LocalProcesses:
             devices.refuse_missing_gpus(count * ranks, what, hint, code="machine.replicas")
         _refuse_little_memory(config, plan, count)
         self.config, self._count = replica_config(config, count), count
-        self._processes: dict[int, Launched] = {}
-        self._inbox = Queue[tuple[Launched, int, FromReplica]](_WAITING * count)
+        self._processes: dict[int, ChildProcess] = {}
+        self._inbox = Queue[tuple[ChildProcess, int, FromReplica]](_WAITING * count)
 
     def start(self, setup: Setup) -> None:
         environment = self.environment(setup.number)
-        process = launched("hyimg_cli.engine.replicas.replica", environment, setup.beat_s)
+        process = ChildProcess("hyimg_cli.engine.replicas.replica", environment, setup.beat_s)
         self._processes[setup.number] = process
 
         def heard(message: FromReplica) -> None:

@@ -110,7 +110,7 @@ class RankLayers:
                     torch.cuda.empty_cache()
                 rows = sum(len(runs[place]) for place in places)
                 padded = rows + padding(rows, forward.row_multiple)
-                sums.give_up((padded, x_TM.shape[1]), x_TM.dtype, x_TM.device)
+                sums.give_up(x_TM.new_zeros(padded, x_TM.shape[1]))
         # The first rank of each other set gives rank 0 its rows.
         for run_TM, home in zip(runs, forward.homes, strict=True):
             if home and self.rank == 0:
