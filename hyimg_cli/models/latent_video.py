@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
-from hyimg_cli.errors import MachineError, OutputError
+from hyimg_cli.errors import OutputError
 from hyimg_cli.settings.run import DECODE_TILES, DecodeTiles, ModelChoice
 from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import Size, VideoJob
@@ -285,7 +285,7 @@ class LatentVideoModel(ABC):
                 yield tiles, tiling
 
     def _tiling_of(self, tiles: DecodeTiles) -> TileRule | None:
-        """The tiles that a word asks for; None for a whole decode, or where there are none."""
+        """The tiles that a word asks for; None for a whole decode."""
         own = self.vae.tiling
         return {"auto": None, "own": own, "half": halve_tiles(own)}[tiles]
 
@@ -295,21 +295,13 @@ class LatentVideoModel(ABC):
     ) -> Iterator[np.ndarray]:
         """Frames in order, in pieces of RGB uint8 [T, H, W, 3] as they come; `tiling`: instead of
         the model's own, other pixels near borders of tiles. Raises OutputError, a JobError, where
-        they are not finite, and MachineError for tiles that the VAE does not have.
+        they are not finite.
         """
         # To look at frames is not enough: of an infinity a VAE that clamps makes a colour.
         if not bool(torch.isfinite(latents_BCFYX).all()):
             raise OutputError("the latents are not finite", code="output-video.not-finite")
         self.place.bring(self.vae.module)
         tiling = tiling or self._tiling_of(self.tiles)
-        if tiling is None and self.tiles == "half":
-            tile = self.vae.tiling.tile
-            raise MachineError(
-                f"half of {tile} x {tile} latent cells is no tile of this VAE",
-                where="decode_tiles",
-                hint="leave it out of the recipe",
-                code="machine.not-followed",
-            )
         decoded = self.decoder(self.vae.unscaled(latents_BCFYX), tiling)
         return chain.from_iterable(map(frames, decoded))
 

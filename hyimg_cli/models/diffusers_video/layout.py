@@ -72,8 +72,9 @@ _OPTIONAL = frozenset({"transformer_2"})
 # Networks that read the picture a video starts from: of an i2v pipeline alone, Wan 2.2's has none.
 _OF_PICTURES = frozenset({"image_encoder", "image_processor", "feature_extractor"})
 _OTHER_FILES = "download the checkpoint again with all its JSON files, or use another edition of it"
-# A tile is 256 pixels, and shares 64 with the next one: both are whole latent cells.
-_SHARED_PIXELS = 64
+# A tile is 256 pixels, and shares 64 with the next one; half a tile, half of them: all of these are
+# whole latent cells.
+_SHARED_PIXELS = 32
 # Of a picture's latents: four frames to each latent one.
 _MASK_CHANNELS = 4
 
@@ -312,4 +313,4 @@ def _find_wan_faults(layout: CheckpointLayout, network: Config, vae: Config) -> 
 
 def _find_cell_fault(cell: int) -> Iterator[str]:
     if _SHARED_PIXELS % cell:
-        yield f"the VAE's latent cell of {cell} pixels does not divide tiles that share 64"
+        yield f"the VAE's latent cell of {cell} pixels does not divide tiles that share 64 or 32"

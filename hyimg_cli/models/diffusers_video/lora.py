@@ -162,9 +162,7 @@ def _read_pairs(
     if not all(name.startswith(PREFIX) for name in pairs):
         metadata = None
         if family == HUNYUAN_VIDEO15:
-            pairs = _from_hunyuan(pairs, layers, file)
-        elif not any(name.startswith(("diffusion_model.", "lora_unet_")) for name in pairs):
-            raise _misfit(file, list(pairs), "no name in it is one of this family's")
+            pairs = _from_hunyuan(pairs, file)
         else:
             try:
                 pairs = WanPipeline.lora_state_dict(pairs)
@@ -214,12 +212,8 @@ def unapplied_tensors(file: Path) -> list[str]:
     return found
 
 
-def _from_hunyuan(
-    tensors: Mapping[str, Tensor], stored: Mapping[str, TensorInfo], file: Path
-) -> dict[str, Tensor]:
-    """HunyuanVideo's own names as the library's, which are `stored` ones; alpha / rank multiplied
-    into the second matrix.
-    """
+def _from_hunyuan(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
+    """HunyuanVideo's own names as the library's; alpha / rank multiplied into the second matrix."""
     layers: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         plain = name.removeprefix("diffusion_model.")
@@ -232,18 +226,17 @@ def _from_hunyuan(
         target = layer
         for pattern, replacement in _HUNYUAN:
             target = re.sub(pattern, replacement, target)
-        # Three layers of the refiner stand in one.
-        stem, is_three, _ = target.partition("to_qkv")
-        names = [f"{stem}to_{each}" for each in "qkv"] if is_three else [target]
-        is_known = target != layer and all(f"{name}.weight" in stored for name in names)
         matrices = {"A.weight", "B.weight"}
-        if not is_known or not matrices <= parts.keys() <= matrices | {"alpha"}:
+        if target == layer or not matrices <= parts.keys() <= matrices | {"alpha"}:
             unknown.append(layer)
             continue
         down_RI, up_OR = parts["A.weight"], parts["B.weight"]
         if "alpha" in parts:
             up_OR = up_OR * (parts["alpha"].item() / down_RI.shape[0])
-        for name, up in zip(names, up_OR.chunk(len(names)), strict=True):
+        # Three layers of the refiner stand in one.
+        stem, is_three, _ = target.partition("to_qkv")
+        names = [f"{stem}to_{each}" for each in "qkv"] if is_three else [target]
+        for name, up in zip(names, up_OR.chunk(len(names)), strict=False):
             found[f"{PREFIX}{name}{DOWN}"], found[f"{PREFIX}{name}{UP}"] = down_RI, up.contiguous()
     if unknown:
         why = f"the transformer has no layer for {len(unknown)} of its {len(layers)} pairs"

@@ -73,17 +73,14 @@ class Encodings(Generic[Item]):
         """The embedding of an item, with what went wrong on the way to it; `is_counted`: for a job,
         what else looks it up leaves no trace.
         """
-        if not is_counted:
-            return self._find(encoder, item)[0]
-        place = "misses"
-        try:
-            embedding, place = self._find(encoder, item)
-        finally:
+        embedding, place = self._find(encoder, item)
+        if place == "misses" and self._is_on:
+            # Memory was too small for the plan.
+            encoder.release()
+        if is_counted:
             self._counts[place] += 1
-            if place == "misses" and self._is_on:
-                # Memory was too small for the plan, or it fails once more.
-                encoder.release()
-        return replace(embedding, warnings=self._store.take_notes())
+            embedding = replace(embedding, warnings=self._store.take_notes())
+        return embedding
 
     def counts(self) -> dict[str, int]:
         """How often a string was in memory for a job, was on disk, had to be embedded."""

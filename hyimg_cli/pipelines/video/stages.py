@@ -70,23 +70,22 @@ _KEPT = "its denoised latents are kept: the next attempt only decodes them"
 @dataclass(eq=False)
 class VideoWork(Request[VideoJob]):
     """A video on its way. `checkpoint`: the place for its latents; `new_writer`: begins its file;
-    None where nothing is written.
+    None where nothing is written. `input_warnings` of what was cut or left out of its inputs, and
+    `input_notes` of what reading its pictures changed, are kept with its latents.
     """
 
     checkpoint: LatentsCheckpoint | None = None
     new_writer: NewWriter | None = None
+    input_warnings: tuple[str, ...] = ()
+    input_notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class EncodedConditions:
-    """Conditions of a job's denoising: embeddings by text, `start` of its pictures by kind;
-    `warnings` of what was cut or left out on the way, `notes` of what reading the pictures changed.
-    """
+    """Conditions of a job's denoising: embeddings by text, `start` of its pictures by kind."""
 
     texts: Mapping[str, PromptEmbedding]
     start: Mapping[str, Tensor]
-    warnings: tuple[str, ...]
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -178,22 +177,17 @@ class VideoStages:
         for one in (*texts.values(), *views.values()):
             warnings.extend(one.warnings)
         warnings.extend(model.notes(job))
-        notes = [note for view in views.values() for note in view.notes]
-        encoded = EncodedConditions(
-            texts,
-            {kind: view.tensors[kind] for kind, view in views.items()},
-            tuple(dict.fromkeys(warnings)),
-            tuple(dict.fromkeys(notes)),
-        )
-        work.warnings.extend(encoded.warnings)
-        work.notes.extend(encoded.notes)
-        return encoded
+        work.input_warnings = tuple(dict.fromkeys(warnings))
+        work.input_notes = tuple(note for view in views.values() for note in view.notes)
+        work.warnings.extend(work.input_warnings)
+        work.notes.extend(work.input_notes)
+        return EncodedConditions(texts, {kind: view.tensors[kind] for kind, view in views.items()})
 
     def denoise(self, work: VideoWork, encoded: EncodedConditions) -> Stage[Denoised]:
         """Every denoise step behind the kept latents."""
         begin = partial(self.model.denoiser, work.job, encoded.texts, encoded.start)
         kept = None if work.checkpoint is None else work.checkpoint.found()
-        (denoised,) = yield from self._denoise_all([work], [encoded], begin, kept)
+        (denoised,) = yield from self._denoise_all([work], begin, kept)
         return denoised
 
     def denoise_together(self, works: Sequence[VideoWork]) -> Stage[dict[str, Denoised]]:
@@ -203,17 +197,14 @@ class VideoStages:
         model = self.model
         assert isinstance(model, ClipsModel), "it was asked how many clips it takes together"
         new = [work for work in works if not (work.checkpoint and work.checkpoint.path.exists())]
+        if len(new) < 2:
+            return {}
         with Attempt() as tried:
-            encoded: list[EncodedConditions] = []
+            clips = []
             for work in new:
-                encoded.append((yield from self.encode(work)))
-            if len(new) < 2:
-                return {}
-            clips = [
-                (work.job, one.texts[work.job.prompt], one.start[LATENTS])
-                for work, one in zip(new, encoded, strict=True)
-            ]
-            made = yield from self._denoise_all(new, encoded, partial(model.denoiser_of, clips))
+                one = yield from self.encode(work)
+                clips.append((work.job, one.texts[work.job.prompt], one.start[LATENTS]))
+            made = yield from self._denoise_all(new, partial(model.denoiser_of, clips))
             for work in new:
                 work.clock.enter("queue")
             return {work.job.custom_id: one for work, one in zip(new, made, strict=True)}
@@ -321,7 +312,6 @@ class VideoStages:
     def _denoise_all(
         self,
         works: Sequence[VideoWork],
-        encoded: Sequence[EncodedConditions],
         begin: Callable[[], VideoDenoiser],
         kept: Kept | None = None,
     ) -> Stage[list[Denoised]]:
@@ -343,8 +333,7 @@ class VideoStages:
             phase, step = "denoise_first" if index == first else "denoise_rest", index + 1
             with compiling_apart(works[0].clock, phase, is_on=compiles):
                 latents_BCFYX = denoiser.step(index, latents_BCFYX)
-            each = zip(works, encoded, latents_BCFYX.split(1), strict=True)
-            for work, conditions, latents_1CFYX in each:
+            for work, latents_1CFYX in zip(works, latents_BCFYX.split(1), strict=True):
                 if index == first:
                     work.clock.enter("denoise_rest")
                 place = work.checkpoint
@@ -352,7 +341,7 @@ class VideoStages:
                     work.clock.enter("write")
                     memory = denoiser if step < steps else denoiser.velocities
                     state = memory.state() if is_alone else {}
-                    said = (conditions.warnings, conditions.notes)
+                    said = (work.input_warnings, work.input_notes)
                     place.keep(Kept(step, steps, latents_1CFYX, state, *said))
                     work.clock.enter("denoise_rest")
                 yield Progress(work.job.custom_id, "denoise", step, steps)
@@ -387,17 +376,16 @@ def checked(job: VideoJob, pieces: Iterator[np.ndarray]) -> Generator[np.ndarray
     """`pieces` as they come; raises OutputError where they are not the video asked for, or show
     nothing.
     """
+    expected = (job.num_frames, job.size.height, job.size.width, 3)
     count, levels = 0, set[int]()
+    found: tuple[int, ...] = ()
     for piece in pieces:
-        size = job.size
-        if piece.shape[1:] != (size.height, size.width, 3) or piece.dtype != np.uint8:
-            what = f"the model gave {piece.dtype} frames of {piece.shape[1:]}, not {size}"
-            raise OutputError(what, code="output-video.shape")
         count += len(piece)
+        found = (count, *piece.shape[1:])
         levels |= {int(piece.min()), int(piece.max())}
         yield piece
-    if count != job.num_frames:
-        what = f"the model gave {count} frames, not {job.num_frames}"
+    if found != expected:
+        what = f"the model gave frames of the shape {found}, not {expected}"
         raise OutputError(what, code="output-video.shape")
     if len(levels) == 1:
         raise OutputError("every pixel of every frame is the same", code="output-video.constant")

@@ -214,6 +214,7 @@ def test_a_wan_vae_that_cannot_be_is_refused(
     ("values", "word"),
     [
         ({"spatial_compression_ratio": 24}, "24 pixels does not divide"),
+        ({"spatial_compression_ratio": 64}, "64 pixels does not divide"),
         ({"spatial_compression_ratio": 32}, "5 levels cannot shrink 32 pixels and 4 frames"),
         ({"temporal_compression_ratio": 3}, "cannot shrink 16 pixels and 3 frames"),
         ({"out_channels": 4}, "decodes 4 channels"),
