@@ -10,7 +10,7 @@ kernels can read it.
 """
 
 # Legend: E expert, O output row, I input column, H byte of two weights, B block of 64 weights
-from collections.abc import Iterable
+from collections.abc import Callable
 from functools import cache
 from typing import Literal, Self
 
@@ -62,16 +62,9 @@ class QuantizedStack(nn.Module):
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(self.buffers())
 
-    def of(self, tensors: Iterable[Tensor]) -> Self:
-        """The same layout with other tensors."""
-        return type(self)(*tensors)
-
-    def on(self, device: torch.device) -> Self:
-        """An empty stack like this one on `device`."""
-        # By `empty_like` the meta device would have torch import its compiler.
-        return self.of(
-            torch.empty(part.shape, dtype=part.dtype, device=device) for part in self.tensors
-        )
+    def transform(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """A stack of the same form with other tensors."""
+        return type(self)(*map(change, self.tensors))
 
 
 class Fp8Rows(QuantizedStack):
@@ -255,15 +248,11 @@ class QuantizedLinear(nn.Module):
     """A linear layer whose matrix is held in fewer bits, and made dense for each product."""
 
     def __init__(self, layer: nn.Linear, form: Format, device: torch.device) -> None:
-        """Room for the values of a `layer` that has none."""
+        """Room for the values of a `layer` that has none, to be filled by `held.put`."""
         super().__init__()
         rows, width = layer.weight.shape
         self.held = empty_stack(form, 1, rows, width, device)
         self.bias = layer.bias
-
-    def put(self, weight_OI: Tensor, first: int = 0) -> None:
-        """Quantise the matrix, or its rows from `first` on."""
-        self.held.put(0, weight_OI, first=first)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, dense(self.held, x.dtype)[0], self.bias)

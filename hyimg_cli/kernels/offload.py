@@ -219,8 +219,7 @@ def _parts(stacks: Stacks) -> list[Tensor]:
 def _remake(stacks: Stacks, change: Callable[[Tensor], Tensor]) -> Stacks:
     """Stacks of the same form with other tensors."""
     gate_and_up, down = (
-        change(stack) if isinstance(stack, Tensor) else stack.of(map(change, stack.tensors))
-        for stack in stacks
+        change(stack) if isinstance(stack, Tensor) else stack.transform(change) for stack in stacks
     )
     return gate_and_up, down
 

@@ -59,11 +59,6 @@ class PhaseClock:
         assert phase in self._seconds, f"{phase} is not a phase"
         self._move(phase)
 
-    def leave(self) -> None:
-        """Close the phase that runs."""
-        if self._phase is not None:
-            self._move(None)
-
     def overlapped(self, phase: str, seconds: float) -> None:
         """Note work of this job that ran during another phase: outside the sum."""
         self.overlapped_s[phase] = self.overlapped_s.get(phase, 0.0) + seconds
@@ -74,14 +69,14 @@ class PhaseClock:
 
     def timings_s(self) -> dict[str, float]:
         """Seconds of every phase, what no phase claims, and the total that they add up to."""
-        self.leave()
+        self._move(None)
         total = time.perf_counter() - self._start
         unattributed = total - sum(self._seconds.values())
         return {**self._seconds, "unattributed": unattributed, "total": total}
 
     def share_s(self) -> dict[str, float]:
         """The job's part of the seconds in which jobs worked together, by phase, and its sum."""
-        self.leave()
+        self._move(None)
         return {**self._dealt, "total": sum(self._dealt.values())}
 
     def _move(self, phase: str | None) -> None:

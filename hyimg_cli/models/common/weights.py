@@ -38,7 +38,7 @@ def fill(
         module, own = owner_of(network, name)
         if isinstance(module, QuantizedLinear) and own == "weight":
             for first, rows in stored.rows(device):
-                module.put(rows, first)
+                module.held.put(0, rows, first=first)
         else:
             room = torch.empty(stored.info.shape, dtype=dtype_of(name), device=device)
             stored.into(room)

@@ -228,9 +228,8 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
         """Every job's sequence is counted to see how many fit together."""
         model, held = self._resident(), self.tree.held_bytes
         self._together = batch_sizes(jobs, model, self._config, held_prefixes=held)
-        known = self._limits.get(size_class_of(jobs[0], model.card))
-        if known is not None:
-            self._limit(jobs, known)
+        size_class = size_class_of(jobs[0], model.card)
+        self._limit(jobs, self._limits.get(size_class, self._together))
 
     def _limit(self, jobs: Sequence[ImageJob], most: Together) -> None:
         """No more of a group's jobs think, or draw, together than memory was large enough for, nor
