@@ -66,6 +66,11 @@ class QuantizedStack(nn.Module):
         """A stack of the same form with other tensors."""
         return type(self)(*map(change, self.tensors))
 
+    def on(self, device: torch.device) -> Self:
+        """An empty stack like this one on `device`."""
+        # By `empty_like` the meta device would have torch import its compiler.
+        return self.transform(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
+
 
 class Fp8Rows(QuantizedStack):
     """Every expert's matrix in e4m3; a row's weights share a scale."""

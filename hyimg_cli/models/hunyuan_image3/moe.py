@@ -94,11 +94,7 @@ class Moe(nn.Module):
         in; quantised ones by `put`.
         """
         if self.is_quantised:
-            # By `empty_like` the meta device would have torch import its compiler.
-            self.experts = nn.ModuleList(
-                held.transform(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
-                for held in self._quantised_stacks()
-            )
+            self.experts = nn.ModuleList(held.on(device) for held in self._quantised_stacks())
         else:
             banks = []
             for layers in self._matrices():
