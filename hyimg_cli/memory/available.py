@@ -18,7 +18,7 @@ from hyimg_cli.spec.units import bytes_text
 if TYPE_CHECKING:
     import torch
 
-    from hyimg_cli.models.protocols import MixedModel
+    from hyimg_cli.models.common.model import DecoderModel
 
 _GB = 1_000_000_000
 _MEMORY_GB = "[batch] memory_gb"
@@ -119,7 +119,7 @@ def gpu_free_bytes(device: "torch.device | int", part: float | None = None) -> i
 
 
 def batch_sizes(
-    jobs: Sequence[ImageJob], model: "MixedModel", config: RunConfig, *, held_prefixes: int = 0
+    jobs: Sequence[ImageJob], model: "DecoderModel", config: RunConfig, *, held_prefixes: int = 0
 ) -> Together:
     """Jobs of a group that may think and that may draw together: as many as asked for, if they
     fit; at least one of each. `held_prefixes`: bytes of shared K/V that are no longer free.
@@ -132,7 +132,7 @@ def batch_sizes(
     return found.fitting(usable_bytes(room), config.batch.max_size)
 
 
-def free_bytes(model: "MixedModel", part: float | None = None) -> int:
+def free_bytes(model: "DecoderModel", part: float | None = None) -> int:
     """Bytes free for a model's work: on its GPUs, all as full as the fullest, or in main memory.
 
     `part`: of each GPU's memory the run may use no more, weights and all.

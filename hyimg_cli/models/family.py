@@ -20,8 +20,8 @@ from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
 
 if TYPE_CHECKING:
+    from hyimg_cli.models.common.model import DecoderModel
     from hyimg_cli.models.latent_video import LatentVideoModel
-    from hyimg_cli.models.protocols import MixedModel
     from hyimg_cli.parallel.ranks import RankPool
 
 
@@ -67,7 +67,7 @@ class ImageCheckpoint(Protocol):
 
     def load(
         self, choice: ModelChoice, *, is_batch_invariant: bool, pool: "RankPool | None"
-    ) -> "MixedModel":
+    ) -> "DecoderModel":
         """The loaded model; `is_batch_invariant` keeps a job's bits equal in any batch, on the CPU.
 
         With a `pool` its layers are split over the ranks, whose devices they are on. Raises

@@ -1,25 +1,19 @@
-"""A model that writes text and draws with the same weights and one KV cache, in parts.
+"""What passes between a loaded model that writes text and draws, and the engine.
 
-What is known before weights are loaded is in `family.py`.
-A family offers these methods, some of them from `common.model.DecoderModel`, and
-`pipelines/image/stages.py` tells one job's story with them.
+The model itself is `common.model.DecoderModel`; what is known before weights are loaded is in
+`family.py`.
 """
 
-# Legend: C channel, Y X latent rows and columns, V vocabulary, M model width, G branch, R row
+# Legend: C channel, Y X latent rows and columns, M model width
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from hyimg_cli.diffusion.denoise import Track
 from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.kv.segments import Segment
-from hyimg_cli.spec.card import Bucket, ModelCard
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.card import Bucket
 
 
 @dataclass(frozen=True)
@@ -142,147 +136,3 @@ class TextGraphs(Protocol):
 
     def degraded(self, rows: int) -> str:
         """A note on steps of up to `rows` rows that have no graph; empty where nothing failed."""
-
-
-@runtime_checkable
-class RoundTrips(Protocol):
-    """What a family may offer beside `Pixels`: what its codec alone loses is no edit then."""
-
-    def round_trip(self, pixels: np.ndarray, digest: str) -> np.ndarray:
-        """A picture in one of the model's sizes, uint8 [H, W, 3], encoded and decoded again."""
-
-
-@runtime_checkable
-class BranchSets(Protocol):
-    """Models over ranks, of which each guidance branch may have its own."""
-
-    @property
-    def branch_sets(self) -> int:
-        """Sets of ranks that have all layers each."""
-
-    def new_branch_buffer(self, capacity: int, number: int) -> Buffer:
-        """An empty buffer in the memory of the one set that has the branch of that number."""
-
-    def prefill_branches(
-        self, prefills: Sequence[tuple[Any, Sequence[int], Sequence[Encoded], Buffer, int]]
-    ) -> None:
-        """`prefill` of each, its arguments, on the ranks that have its buffer, all at once."""
-
-
-class MixedModel(Protocol):
-    """An AR + diffusion model with one sequence. Methods raise JobError for what a job asks
-    wrongly.
-    """
-
-    # --- facts of what is loaded
-
-    @property
-    def card(self) -> ModelCard: ...
-
-    @property
-    def device_name(self) -> str: ...
-
-    @property
-    def layer_devices(self) -> Sequence[torch.device]:
-        """Where each layer, and its part of a buffer, lives."""
-
-    @property
-    def dtype_name(self) -> str: ...
-
-    @property
-    def parameter_count(self) -> int: ...
-
-    @property
-    def rows_seen(self) -> int:
-        """Token rows that entered the transformer since it was loaded."""
-
-    def memo_counts(self) -> dict[str, dict[str, int]]:
-        """By kind, hits and misses of what the model keeps in memory, since its making."""
-
-    # --- source images as rows, latents as pixels
-
-    def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
-        """Rows of a source image, RGB uint8 [H, W, 3]."""
-
-    def encode_stretched(self, pixels: np.ndarray, digest: str) -> Encoded:
-        """The same of an image that is resized to the model's size without cutting."""
-
-    def pack_source(self, encoded: Encoded) -> bytes:
-        """An encoded source image as bytes that any process can keep."""
-
-    def unpack_source(self, data: bytes, digest: str) -> Encoded:
-        """Undo `pack_source`, on the model's device. Raises ValueError for other
-        bytes.
-        """
-
-    def decode_latents(self, latents_CYX: Tensor) -> Tensor:
-        """Pixels in [0, 1], float32 on the CPU, [H, W, 3]."""
-
-    # --- the AR stage: a prompt, and the text behind it token by token
-
-    def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> TextPrompt | None:
-        """The prompt of the AR stage; None where it has nothing to write or to decide."""
-
-    def script(self, job: ImageJob) -> TextScript:
-        """The rules of what the job's AR stage may write."""
-
-    def text_budget(self, job: ImageJob, context: Context) -> int:
-        """Number of tokens the job may write."""
-
-    def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> None:
-        """Append tokens to each context's buffer, in one forward; ids may be on the device [T].
-        Runs of one context stand one behind another.
-
-        `context.ids` is the caller's to keep: ids on the device are not known here.
-        """
-
-    def text_logits(self, contexts: Sequence[Context]) -> Tensor:
-        """Logits behind each context's last token, float32 on the device, [R, V]; the caller's to
-        change.
-        """
-
-    def decode_text(self, ids: Sequence[int]) -> str:
-        """The text of some ids, tags spelled out."""
-
-    def ending(self, context: Context) -> tuple[int, ...]:
-        """Ids decided behind the prompt of a job that writes no text; waits for the device."""
-
-    @property
-    def graphs(self) -> TextGraphs | None:
-        """What decodes text by CUDA graphs, or computes it as they would; None where nothing."""
-
-    # --- the diffusion stage: branches on a shared prefix, and their velocities
-
-    def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
-        """The picture to draw, once the text is there."""
-
-    # `layout` is what the family's own `canvas` or `opening` gave.
-    def segments(
-        self, layout: Any, ids: Sequence[int], sources: Sequence[Encoded], stop: int
-    ) -> list[Segment]:
-        """`ids[:stop]` of a layout as the units in which prefixes are shared."""
-
-    def new_buffer(self, capacity: int) -> Buffer: ...
-
-    @property
-    def lends_prefixes(self) -> bool:
-        """True if branches may lie in one another's buffers; see `Buffer.lend`."""
-
-    def prefill(
-        self,
-        layout: Any,
-        ids: Sequence[int],
-        sources: Sequence[Encoded],
-        buffer: Buffer,
-        stop: int,
-    ) -> Tensor:
-        """Complete the buffer's prefix up to `stop`; the last row's hidden state [M]."""
-
-    def branch(self, layout: Any, buffer: Buffer) -> Any:
-        """A branch ready to denoise."""
-
-    def track(self, job: ImageJob, canvas: Canvas, branches: int) -> Track:
-        """The job's noise, its steps, and how so many branches' velocities become one."""
-
-    def velocities(self, pictures: Sequence[LivePicture]) -> list[Tensor]:
-        """Every picture's branches, [G, C, Y, X] each, in one forward."""

@@ -23,8 +23,8 @@ from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.job import Job, VideoJob
 
 if TYPE_CHECKING:
+    from hyimg_cli.models.common.model import DecoderModel
     from hyimg_cli.models.latent_video import LatentVideoModel
-    from hyimg_cli.models.protocols import MixedModel
     from hyimg_cli.parallel.ranks import RankPool
 
 # In the order in which they are asked; a folder of no family is taken for the last of its kind,
@@ -195,7 +195,7 @@ def check(job: Job, revision: str | None = None, components: str | None = None) 
 @gc_paused()
 def load(
     choice: ModelChoice, *, is_batch_invariant: bool = True, pool: "RankPool | None" = None
-) -> "MixedModel":
+) -> "DecoderModel":
     """The loaded model; see `ImageCheckpoint.load`. Imports torch."""
     folder = resolve_model(choice.model, choice.revision)  # fetches the weights, too
     known = sequences(choice.model, choice.revision)

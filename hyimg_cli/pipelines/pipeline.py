@@ -12,15 +12,15 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.models.latent_video import LatentVideoModel
-from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.pipelines.ranks import ModelRanks
 from hyimg_cli.pipelines.request import Facts, Finished, Lost
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Event, ModelLoaded, Outcome, OutputFile, Prewarmed
 from hyimg_cli.spec.job import Job
 
-Model = TypeVar("Model", bound=MixedModel | LatentVideoModel)
+Model = TypeVar("Model", bound=DecoderModel | LatentVideoModel)
 OneJob = TypeVar("OneJob", bound=Job)
 Done = TypeVar("Done", bound=Finished[Any])
 

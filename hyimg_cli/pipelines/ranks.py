@@ -25,6 +25,7 @@ from torch import Tensor
 
 from hyimg_cli.errors import MachineError, RankError
 from hyimg_cli.models import registry
+from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.models.latent_video import (
     LatentDecoder,
     LatentVideoModel,
@@ -32,7 +33,6 @@ from hyimg_cli.models.latent_video import (
     VideoVae,
     is_cut_by,
 )
-from hyimg_cli.models.protocols import MixedModel
 from hyimg_cli.parallel.branches import TRANSFORMER, ParallelBranches
 from hyimg_cli.parallel.ranks import DeviceKind, Rank, RankPool
 from hyimg_cli.settings.run import ModelChoice, ParallelConfig
@@ -112,7 +112,7 @@ class ImageRanks(ModelRanks):
         pool.stopped.append(lost)
         super().__init__(pool)
 
-    def load(self, choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel:
+    def load(self, choice: ModelChoice, *, is_batch_invariant: bool) -> DecoderModel:
         """The model of `choice`, each rank reading its own share of the layers.
 
         Raises what loading raises on any rank, MachineError where one does not come up, or dies.

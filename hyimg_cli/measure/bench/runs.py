@@ -30,7 +30,8 @@ from hyimg_cli.manifest import planner
 from hyimg_cli.measure.bench.scenario import EMBED, LOAD, PREWARM, REST, START, Lifetime
 from hyimg_cli.memory.fit import memory_guard
 from hyimg_cli.models import registry
-from hyimg_cli.models.protocols import Context, MixedModel
+from hyimg_cli.models.common.model import DecoderModel
+from hyimg_cli.models.protocols import Context
 from hyimg_cli.pipelines.image.pipeline import LoadModel
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import PHASES, JobEnded, ModelLoaded, Outcome, Prewarmed, PromptsReady
@@ -77,9 +78,9 @@ def runs_of(lifetime: Lifetime, config: RunConfig, texts: Texts, load: LoadModel
         yield partial(_in_processes, config, given, 1 if lifetime == "process-per-job" else None)
         return
 
-    def load_forced(choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel:
+    def load_forced(choice: ModelChoice, *, is_batch_invariant: bool) -> DecoderModel:
         model = load(choice, is_batch_invariant=is_batch_invariant)
-        return cast(MixedModel, ForcedText(model, texts))
+        return cast(DecoderModel, ForcedText(model, texts))
 
     with Session(config, load_forced) as session:
 
@@ -132,7 +133,7 @@ def shared_models() -> LoadModel:
     return cache(_load)
 
 
-def _load(choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel:
+def _load(choice: ModelChoice, *, is_batch_invariant: bool) -> DecoderModel:
     """As `registry.load`, where the weights fit."""
     config = RunConfig(output=OutputConfig(Path()), model=choice)
     with memory_guard(choice.model, (), config):
@@ -173,7 +174,7 @@ class ForcedText:
     job without any, the model writes as it likes. All else is the inner model's.
     """
 
-    def __init__(self, inner: MixedModel, texts: Texts) -> None:
+    def __init__(self, inner: DecoderModel, texts: Texts) -> None:
         self._inner = inner
         self._texts = texts
         self._started: dict[int, tuple[Context, Sequence[int], int]] = {}

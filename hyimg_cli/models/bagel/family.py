@@ -1,4 +1,4 @@
-"""BAGEL as the engine's `MixedModel`: networks and prompter behind one face."""
+"""BAGEL as the engine sees it: networks and prompter behind one face."""
 
 # Legend: C channel, Y X latent rows and columns, H W pixels, N token, P values of a token,
 # V vocabulary
@@ -158,9 +158,6 @@ class Bagel(DecoderModel):
     def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> None:
         for (context, _), hidden_M in zip(runs, self.network.feed(runs), strict=True):
             context.hidden_M = hidden_M
-
-    def ending(self, context: Context) -> tuple[int, ...]:
-        return ()
 
     def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
         """The branches that guidance needs; those with equal contexts are one to the engine."""

@@ -1,28 +1,46 @@
-"""A loaded checkpoint that writes text and draws with one decoder: what all families do alike."""
+"""A loaded checkpoint that writes text and draws with the same weights and one KV cache, in parts.
 
-# Legend: V vocabulary, R row
+A family offers these methods, and `pipelines/image/stages.py` tells one job's story with them. What
+all families do alike is done here.
+"""
+
+# Legend: C channel, Y X latent rows and columns, V vocabulary, M model width, G branch, R row
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
 from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from hyimg_cli.diffusion.denoise import Track
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading.checkpoint import metadata_of
-from hyimg_cli.models.protocols import Context, Encoded, TextGraphs
+from hyimg_cli.models.protocols import (
+    Canvas,
+    Context,
+    Encoded,
+    GeneratedText,
+    LivePicture,
+    TextGraphs,
+    TextPrompt,
+    TextScript,
+)
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob
 
 
-class DecoderModel:
-    """Parts of `MixedModel`. A family has its `network` and `prompter`; `source_shape` and
-    `source_rows` are what it knows a source image by.
+class DecoderModel(Protocol):
+    """An AR + diffusion model with one sequence. Methods raise JobError for what a job asks
+    wrongly.
+
+    A family's own one is made from it: what it leaves out is as here. It has its `network` and
+    `prompter`; `source_shape` and `source_rows` are what it knows a source image by.
     """
 
     source_shape: ClassVar[type]
@@ -30,10 +48,16 @@ class DecoderModel:
     network: Any
     prompter: Any
     card: ModelCard
-    layer_devices: Any
+    # What decodes text by CUDA graphs, or computes it as they would; None where nothing.
     graphs: TextGraphs | None = None
     # Branches may lie in one another's buffers; see `Buffer.lend`.
-    lends_prefixes = False
+    lends_prefixes: bool = False
+
+    # Where each layer, and its part of a buffer, lives.
+    layer_devices: Any
+    parameter_count: Any
+    # Token rows that entered the transformer since it was loaded.
+    rows_seen: Any
 
     @property
     def device_name(self) -> str:
@@ -43,11 +67,29 @@ class DecoderModel:
     def dtype_name(self) -> str:
         return str(self.network.weight.dtype).removeprefix("torch.")
 
+    @property
+    def branch_sets(self) -> int:
+        """Sets of ranks that have all layers each, so that each guidance branch may have its
+        own.
+        """
+        return 1
+
     def memo_counts(self) -> dict[str, dict[str, int]]:
+        """By kind, hits and misses of what the model keeps in memory, since its making."""
         return self.prompter.memo_counts()
 
+    # --- source images as rows, latents as pixels
+
+    def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
+        """Rows of a source image, RGB uint8 [H, W, 3]."""
+
+    def encode_stretched(self, pixels: np.ndarray, digest: str) -> Encoded:
+        """The same of an image that is resized to the model's size without cutting."""
+
     def pack_source(self, encoded: Encoded) -> bytes:
-        """`encoded` as safetensors with every bit of its rows, its shape in the metadata."""
+        """An encoded source image as bytes that any process can keep: safetensors with every bit of
+        its rows, its shape in the metadata.
+        """
         tensors = {name: rows.contiguous().cpu() for name, rows in vars(encoded.rows).items()}
         facts = {"shape": asdict(encoded.shape), "notes": encoded.notes, "digest": encoded.digest}
         return save(tensors, metadata={"source": json.dumps(facts)})
@@ -66,29 +108,97 @@ class DecoderModel:
         except (SafetensorError, KeyError, TypeError) as error:
             raise ValueError("not an encoded source image") from error
 
+    def decode_latents(self, latents_CYX: Tensor) -> Tensor:
+        """Pixels in [0, 1], float32 on the CPU, [H, W, 3]."""
+
+    def round_trip(self, pixels: np.ndarray, digest: str) -> np.ndarray:
+        """A picture in one of the model's sizes, uint8 [H, W, 3], encoded and decoded again, where
+        the family can: what its codec alone loses is no edit then.
+        """
+        return pixels
+
+    # --- the AR stage: a prompt, and the text behind it token by token
+
+    def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> TextPrompt | None:
+        """The prompt of the AR stage; None where it has nothing to write or to decide."""
+
+    def script(self, job: ImageJob) -> TextScript:
+        """The rules of what the job's AR stage may write."""
+
+    def text_budget(self, job: ImageJob, context: Context) -> int:
+        """Number of tokens the job may write."""
+        return job.text.max_new_tokens
+
+    def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> None:
+        """Append tokens to each context's buffer, in one forward; ids may be on the device [T].
+        Runs of one context stand one behind another.
+
+        `context.ids` is the caller's to keep: ids on the device are not known here.
+        """
+
     @torch.no_grad()
     def text_logits(self, contexts: Sequence[Context]) -> Tensor:
+        """Logits behind each context's last token, float32 on the device, [R, V]; the caller's to
+        change.
+        """
         hidden = [context.hidden_M for context in contexts if context.hidden_M is not None]
         assert len(hidden) == len(contexts), "logits stand behind a token"
         return self.network.text_logits(torch.stack(hidden))
 
-    def text_budget(self, job: ImageJob, context: Context) -> int:
-        return job.text.max_new_tokens
+    def decode_text(self, ids: Sequence[int]) -> str:
+        """The text of some ids, tags spelled out."""
+        return self.prompter.vocabulary.decode(ids)
 
+    def ending(self, context: Context) -> tuple[int, ...]:
+        """Ids decided behind the prompt of a job that writes no text; waits for the device."""
+        return ()
+
+    # --- the diffusion stage: branches on a shared prefix, and their velocities
+
+    def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
+        """The picture to draw, once the text is there."""
+
+    # `layout` is what the family's own `canvas` or `opening` gave.
     def segments(
         self, layout: Any, ids: Sequence[int], sources: Sequence[Encoded], stop: int
     ) -> list[Segment]:
+        """`ids[:stop]` of a layout as the units in which prefixes are shared."""
         digests = [source.digest for source in sources]
         return self.prompter.segments(layout, ids, digests, stop)
-
-    def decode_text(self, ids: Sequence[int]) -> str:
-        return self.prompter.vocabulary.decode(ids)
 
     def new_buffer(self, capacity: int) -> Buffer:
         return self.network.new_buffer(capacity)
 
+    def new_branch_buffer(self, capacity: int, number: int) -> Buffer:
+        """An empty buffer in the memory of the one set that has the branch of that number."""
+        return self.new_buffer(capacity)
+
+    def prefill(
+        self,
+        layout: Any,
+        ids: Sequence[int],
+        sources: Sequence[Encoded],
+        buffer: Buffer,
+        stop: int,
+    ) -> Tensor:
+        """Complete the buffer's prefix up to `stop`; the last row's hidden state [M]."""
+
+    def prefill_branches(
+        self, prefills: Sequence[tuple[Any, Sequence[int], Sequence[Encoded], Buffer, int]]
+    ) -> None:
+        """`prefill` of each, its arguments, on the ranks that have its buffer, all at once."""
+        for arguments in prefills:
+            self.prefill(*arguments)
+
     def branch(self, layout: Any, buffer: Buffer) -> Any:
+        """A branch ready to denoise."""
         return self.network.branch(layout, buffer)
+
+    def track(self, job: ImageJob, canvas: Canvas, branches: int) -> Track:
+        """The job's noise, its steps, and how so many branches' velocities become one."""
+
+    def velocities(self, pictures: Sequence[LivePicture]) -> list[Tensor]:
+        """Every picture's branches, [G, C, Y, X] each, in one forward."""
 
 
 def buffer_of(context: Context) -> Buffer:

@@ -47,31 +47,6 @@ _ONLY_RELEASED: dict[str, Any] = {
 }
 # Which tokens of a source image see each other: separately, or all of its VAE's and its ViT's.
 _SOURCE_SPANS = {"full": False, "joint_full": True}
-# Options of transformers' generation that change which token is next, at the values that do not.
-_NO_EFFECT: dict[str, Any] = {
-    "begin_suppress_tokens": None,
-    "bad_words_ids": None,
-    "diversity_penalty": 0.0,
-    "encoder_repetition_penalty": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "exponential_decay_length_penalty": None,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
-    "guidance_scale": 1.0,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "min_p": 0.0,
-    "no_repeat_ngram_size": 0,
-    "num_beams": 1,
-    "penalty_alpha": None,
-    "sequence_bias": None,
-    "stop_strings": None,
-    "suppress_tokens": None,
-    "top_h": None,
-    "typical_p": 1.0,
-    "watermarking_config": None,
-}
 # What is taken for a key that generation_config.json does not have.
 _GENERATION_DEFAULTS: dict[str, Any] = {
     "sequence_template": "pretrain",
@@ -88,7 +63,9 @@ _GENERATION_DEFAULTS: dict[str, Any] = {
     "max_new_tokens": 2048,
     "repetition_penalty": 1.0,
 }
-# The same of config.json, where the key is not the name of a fact below.
+# Keys of it that do not change which token is next.
+_IDLE = {"bos_token_id", "eos_token_id", "pad_token_id", "max_length"}
+# What is taken for a key of config.json, where the key is not the name of a fact below.
 _CONFIG_DEFAULTS: dict[str, Any] = {
     "cond_token_attn_type": "full",
     "model_version": "HunyuanImage-3.0-Instruct",
@@ -131,7 +108,10 @@ class VisionArchitecture:
     patch_size: int
     num_patches: int
     max_num_patches: int
-    processor: tuple[tuple[str, Any], ...]
+    resample: int
+    rescale_factor: float
+    image_mean: tuple[float, ...]
+    image_std: tuple[float, ...]
     hidden_act: str = "gelu_pytorch_tanh"
     layer_norm_eps: float = 1e-6
     vision_use_head: bool = True
@@ -239,10 +219,12 @@ def generation_config(
 
     Raises CheckpointError for a value of the wrong kind, and for what we would sample wrongly.
     """
-    for key, neutral in _NO_EFFECT.items():
-        if config.get(key) not in (None, neutral):
+    # Any other option of transformers' generation has no effect where it is null, 0 or 1, or words.
+    known = _GENERATION_DEFAULTS.keys() | _IDLE
+    for key, value in config.items():
+        if key not in known and value not in (None, 0, 1) and not isinstance(value, str):
             raise CheckpointError(
-                f"{key} is {config[key]!r}, which is not implemented",
+                f"{key} is {value!r}, which is not implemented",
                 where=where,
                 hint="take the key out: no released checkpoint has it",
                 code="checkpoint.config",
@@ -310,13 +292,14 @@ def _vision(own: Config) -> VisionArchitecture:
     kind = aligner.text("projector_type", "mlp_gelu")
     if kind != "mlp_gelu":
         raise aligner.fault("projector_type", kind, "mlp_gelu, the only one that was released")
+    refuse_unreleased(processor, dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True))
     return own.table("vit").facts(
         VisionArchitecture,
         max_num_patches=processor.count("max_num_patches"),
         aligner_depth=aligner.count("depth", 2, most=MOST_MODULES),
-        processor=tuple(
-            (key, tuple(value) if isinstance(value, list) else value)
-            for key, value in sorted(processor.values.items())
-            if key != "image_processor_type"
-        ),
+        # By Pillow's numbers: bilinear, bicubic.
+        resample=processor.count("resample", 2, least=2, most=3),
+        rescale_factor=processor.number("rescale_factor", 1 / 255, above=0),
+        image_mean=processor.numbers("image_mean", (0.5, 0.5, 0.5)),
+        image_std=processor.numbers("image_std", (0.5, 0.5, 0.5)),
     )

@@ -1,4 +1,4 @@
-"""HunyuanImage-3 as the engine's `MixedModel`: the network and its prompter behind one face."""
+"""HunyuanImage-3 as the engine sees it: the network and its prompter behind one face."""
 
 # Legend: C channel, Y X latent rows and columns, V vocabulary
 import math

@@ -7,7 +7,7 @@ import hashlib
 from functools import lru_cache
 from pathlib import Path
 
-from hyimg_cli.errors import JobError, UsageError
+from hyimg_cli.errors import JobError
 from hyimg_cli.files import SETTINGS_BYTES, text_of
 
 # First 16 hex digits of sha256 over the stripped text.
@@ -17,7 +17,6 @@ DIGESTS = {
     "en_think_recaption": "f65b7b2bbf09494b",
     "en_unified": "78b97adc8e7c851e",
 }
-KINDS = ("None", "dynamic", "custom", *DIGESTS)
 # NOTE: upstream knows no such text for think_recaption: there "dynamic" leaves the system prompt to
 # the user, which is none.
 _DYNAMIC = {
@@ -35,17 +34,11 @@ _INSTEAD = {
 def system_prompt(kind: str, *, custom: str | None, bot_task: str, folder: Path) -> str | None:
     """The text to put before the user's, stripped, or None.
 
-    `custom` text wins over `kind`. `kind` "custom" without a text means none. Raises UsageError for
-    an unknown kind, JobError where the checkpoint does not carry the text.
+    `custom` text wins over `kind`. `kind` "custom" without a text means none. Raises JobError where
+    the checkpoint does not carry the text.
     """
     if custom is not None:
         return custom.strip() or None
-    if kind not in KINDS:
-        raise UsageError(
-            f'use_system_prompt "{kind}" is unknown',
-            hint=f"allowed: {', '.join(KINDS)}",
-            code="usage.system-prompt",
-        )
     if kind in ("None", "custom"):
         return None
     name = _DYNAMIC.get(bot_task) if kind == "dynamic" else kind

@@ -7,7 +7,6 @@ than loading a small model. Source: `models/siglip2` of transformers.
 # Legend: B image, S image token (patch slot), M width, P numbers of a patch
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +19,6 @@ from hyimg_cli.models.common.layers import ACTIVATIONS, VitEncoder, VitMlp
 from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.hunyuan_image3.config import VisionArchitecture
 
-# Of a processor's options those that are left out have these values.
-_PROCESSOR: dict[str, Any] = {
-    "resample": 2,
-    "rescale_factor": 1 / 255,
-    "image_mean": (0.5, 0.5, 0.5),
-    "image_std": (0.5, 0.5, 0.5),
-}
-_STEPS = ("do_resize", "do_rescale", "do_normalize")
 # By Pillow's numbers, as configurations name them.
 _INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 
@@ -56,7 +47,8 @@ class VisionTower(nn.Module):
     def __init__(self, arch: VisionArchitecture) -> None:
         super().__init__()
         if arch.hidden_act not in ACTIVATIONS:
-            raise _unreleased(f"vit hidden_act {arch.hidden_act!r}")
+            what = f"vit hidden_act {arch.hidden_act!r} is not released"
+            raise CheckpointError(what, code="checkpoint.config")
         self.embeddings = _Embeddings(arch)
         self.encoder = VitEncoder(
             arch.hidden_size,
@@ -120,24 +112,17 @@ class _PoolingHead(nn.Module):
 def vision_inputs(pixels: np.ndarray, arch: VisionArchitecture) -> VisionInputs:
     """Patches of an RGB uint8 image [H, W, 3], resized to the largest size the patch limit
     allows.
-
-    Raises CheckpointError for a processor that does otherwise than the released one.
     """
-    options, side = _PROCESSOR | dict(arch.processor), arch.patch_size
-    for step in _STEPS:
-        if not options.get(step, True):
-            raise _unreleased(f"vit_processor {step}: false")
-    if options["resample"] not in _INTERPOLATIONS:
-        raise _unreleased(f"vit_processor resample: {options['resample']}")
+    side = arch.patch_size
     grid = _grid(pixels.shape[0], pixels.shape[1], arch)
-    size, mode = [grid.rows * side, grid.columns * side], _INTERPOLATIONS[options["resample"]]
+    size, mode = [grid.rows * side, grid.columns * side], _INTERPOLATIONS[arch.resample]
     image_CYX = torch.from_numpy(pixels).permute(2, 0, 1)
     if [*image_CYX.shape[1:]] != size:
         # In whole levels, rounded: a float would differ in the last bits.
         image_CYX = F.interpolate(image_CYX[None], size=size, mode=mode, antialias=True)[0]
     mean_C11, std_C11 = (
-        (torch.tensor(options[name]) * (1.0 / options["rescale_factor"]))[:, None, None]
-        for name in ("image_mean", "image_std")
+        (torch.tensor(levels) * (1.0 / arch.rescale_factor))[:, None, None]
+        for levels in (arch.image_mean, arch.image_std)
     )
     image_CYX = (image_CYX - mean_C11) / std_C11
     split = image_CYX.unflatten(2, (grid.columns, side)).unflatten(1, (grid.rows, side))
@@ -148,10 +133,6 @@ def vision_inputs(pixels: np.ndarray, arch: VisionArchitecture) -> VisionInputs:
         (torch.arange(slots) < count).int()[None],
         torch.tensor([[grid.rows, grid.columns]]),
     )
-
-
-def _unreleased(what: str) -> CheckpointError:
-    return CheckpointError(f"{what} is not released", code="checkpoint.config")
 
 
 def _grid(height: int, width: int, arch: VisionArchitecture) -> Grid:

@@ -22,13 +22,12 @@ from hyimg_cli.errors import ReuseError
 from hyimg_cli.kv.buffer import Buffer, Slice
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.models.protocols import (
     BranchSequence,
-    BranchSets,
     Canvas,
     Context,
     Encoded,
-    MixedModel,
 )
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.settings.run import ReuseConfig
@@ -103,7 +102,7 @@ class BranchBuilder:
 
     def __init__(
         self,
-        model: MixedModel,
+        model: DecoderModel,
         canvas: Canvas,
         sources: Sequence[Encoded],
         *,
@@ -123,22 +122,20 @@ class BranchBuilder:
         """
         if self._prefixes is not None and context.buffer is not None:
             self._known.append(PrefixSource(context.ids, context.buffer, is_ar_stage=True))
-        sequences, model = list(dict.fromkeys(self._canvas.branches)), self._model
-        if isinstance(model, BranchSets) and model.branch_sets > 1 and len(sequences) > 1:
-            built = self._apart(sequences, model)
+        sequences = list(dict.fromkeys(self._canvas.branches))
+        if self._model.branch_sets > 1 and len(sequences) > 1:
+            built = self._apart(sequences)
         else:
             built = [self._branch(own) for own in sequences]
         return tuple(branch for branch, _ in built), tuple(tokens for _, tokens in built)
 
-    def _apart(
-        self, sequences: Sequence[BranchSequence], sets: BranchSets
-    ) -> list[tuple[Any, BranchTokens]]:
+    def _apart(self, sequences: Sequence[BranchSequence]) -> list[tuple[Any, BranchTokens]]:
         """Branches on ranks of their own."""
         self._clock.enter("kv_handoff")
         started = []
         for number, own in enumerate(sequences):
             prefixes = self._prefixes and self._prefixes.of_branch(number)
-            buffer = sets.new_branch_buffer(own.live_stop, number)
+            buffer = self._model.new_branch_buffer(own.live_stop, number)
             started.append(self._started(own, prefixes, buffer))
         self._clock.enter("prefill")
         lacking = [one.own.live_start - one.buffer.length for one in started]
@@ -147,10 +144,10 @@ class BranchBuilder:
             (layout, one.own.ids, self._sources, one.buffer, one.own.live_start)
             for layout, one in zip(layouts, started, strict=True)
         ]
-        sets.prefill_branches(prefills)
+        self._model.prefill_branches(prefills)
         is_exact = self._prefixes is not None and self._model.layer_devices[0].type == "cpu"
         if is_exact and self._withdrawn(started, lacking):
-            sets.prefill_branches(prefills)
+            self._model.prefill_branches(prefills)
         return [self._done(one, rows) for one, rows in zip(started, lacking, strict=True)]
 
     def _withdrawn(self, started: Sequence[_Started], lacking: Sequence[int]) -> bool:

@@ -23,7 +23,7 @@ from hyimg_cli.memory.footprint import Together, prefetches_sources, prompt_toke
 from hyimg_cli.memory.offload import spare_bytes
 from hyimg_cli.memory.refusals import offload_of_pictures, refuse_unsplit
 from hyimg_cli.models import registry
-from hyimg_cli.models.protocols import MixedModel
+from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
@@ -52,10 +52,10 @@ _MB = 1_000_000
 class LoadModel(Protocol):
     """How a session comes by an image model."""
 
-    def __call__(self, choice: ModelChoice, *, is_batch_invariant: bool) -> MixedModel: ...
+    def __call__(self, choice: ModelChoice, *, is_batch_invariant: bool) -> DecoderModel: ...
 
 
-class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
+class ImagePipeline(Pipeline[DecoderModel, ImageJob, Generated]):
     """Draws pictures, one model at a time."""
 
     def __init__(self, config: RunConfig, load: LoadModel | None = None) -> None:
@@ -102,7 +102,7 @@ class ImagePipeline(Pipeline[MixedModel, ImageJob, Generated]):
             load_s, self._config.parallel.picture_ranks, f"{loaded.dtype_name}{experts}"
         )
 
-    def _read(self, choice: ModelChoice, jobs: Sequence[ImageJob]) -> MixedModel:
+    def _read(self, choice: ModelChoice, jobs: Sequence[ImageJob]) -> DecoderModel:
         load: LoadModel = self._load or registry.load
         if self._config.parallel.picture_ranks > 1:
             refuse_unsplit(choice, self._config.parallel)

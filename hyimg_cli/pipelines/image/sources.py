@@ -22,7 +22,8 @@ from hyimg_cli.cache.memo import Memo
 from hyimg_cli.journal.keys import source_key
 from hyimg_cli.media.images import SourceImage, stretch
 from hyimg_cli.memory.footprint import ENCODED_BYTES
-from hyimg_cli.models.protocols import Encoded, MixedModel, RoundTrips
+from hyimg_cli.models.common.model import DecoderModel
+from hyimg_cli.models.protocols import Encoded
 from hyimg_cli.pipelines.image.stages import encoded_by
 from hyimg_cli.settings.run import CacheConfig
 from hyimg_cli.spec.job import Size
@@ -37,7 +38,7 @@ class EncodedSources:
     """Encodes each source image once; what it encodes, later runs find on disk."""
 
     def __init__(self, cache: CacheConfig) -> None:
-        self._model: MixedModel | None = None
+        self._model: DecoderModel | None = None
         self._print = ""
         self._memo: Memo[str, Encoded] = Memo(
             ENCODED_BYTES, lambda one: sum(rows.nbytes for rows in vars(one.rows).values())
@@ -53,7 +54,7 @@ class EncodedSources:
             _TRIPS_BYTES, lambda one: one[0].nbytes
         )
 
-    def use(self, model: MixedModel, model_print: str) -> None:
+    def use(self, model: DecoderModel, model_print: str) -> None:
         """Encode by `model` from here on, whose checkpoint has the fingerprint `model_print`."""
         self._model, self._print = model, model_print
         if self._stream is not None:
@@ -112,8 +113,6 @@ class EncodedSources:
 
         def make() -> tuple[np.ndarray, str]:
             shown = stretch(image.pixels, size)
-            if not isinstance(model, RoundTrips):
-                return shown, ""
             try:
                 return model.round_trip(shown, image.digest), ""
             except torch.OutOfMemoryError:
@@ -130,7 +129,7 @@ class EncodedSources:
             self._stream.wait_stream(torch.cuda.current_stream(device))
         return self._stream
 
-    def _in_use(self, image: SourceImage) -> tuple[MixedModel, str]:
+    def _in_use(self, image: SourceImage) -> tuple[DecoderModel, str]:
         """The model, and the key of what it makes of an image."""
         model = self._model
         assert model is not None, "a model is in use before its images are asked for"

@@ -25,7 +25,8 @@ from hyimg_cli.kv.segments import Segment, TextSegment
 from hyimg_cli.manifest.planner import TextIdentity, text_identity
 from hyimg_cli.manifest.written import Replay
 from hyimg_cli.media.images import Pixels, SourceImage, stretch
-from hyimg_cli.models.protocols import Canvas, Context, Encoded, GeneratedText, MixedModel
+from hyimg_cli.models.common.model import DecoderModel
+from hyimg_cli.models.protocols import Canvas, Context, Encoded, GeneratedText
 from hyimg_cli.pipelines.image.branches import BranchBuilder, Prefixes, reuse_of
 from hyimg_cli.pipelines.image.think import CachedText, DecodeRequest, Texts
 from hyimg_cli.pipelines.request import Finished, Request
@@ -128,7 +129,7 @@ class ImageStages:
     `round_trip`: a source as the model's own codec gives it back.
     """
 
-    model: MixedModel
+    model: DecoderModel
     reuse: ReuseConfig
     prefixes: Prefixes
     read: ReadSource
@@ -329,7 +330,7 @@ class ImageStages:
             logger.warning("%s: no memory to leave its text's K/V to others", work.job.custom_id)
 
 
-def encoded_by(model: MixedModel, image: SourceImage) -> Encoded:
+def encoded_by(model: DecoderModel, image: SourceImage) -> Encoded:
     """Rows of an image, fitted as it asks."""
     encode = model.encode_stretched if image.is_stretched else model.encode_source
     return encode(image.pixels, image.digest)

@@ -27,7 +27,8 @@ from hyimg_cli.cache.memo import Memo
 from hyimg_cli.kernels.ops import penalize
 from hyimg_cli.kernels.transfer import Readback, to_device
 from hyimg_cli.manifest.planner import TextIdentity
-from hyimg_cli.models.protocols import Context, GeneratedText, MixedModel
+from hyimg_cli.models.common.model import DecoderModel
+from hyimg_cli.models.protocols import Context, GeneratedText
 from hyimg_cli.pipelines.image.sampling import Draw, Draws, choose
 from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.spec.job import ImageJob
@@ -55,7 +56,7 @@ class ChosenToken:
 class DecodeRequest:
     """One job's text while it is decoded: what is chosen, what was fed, what may follow."""
 
-    def __init__(self, job: ImageJob, model: MixedModel, context: Context) -> None:
+    def __init__(self, job: ImageJob, model: DecoderModel, context: Context) -> None:
         self.context = context
         self._name, self._prompt_stop = job.custom_id, len(context.ids)
         self.overdecoded = 0
@@ -150,7 +151,7 @@ class DecodeRequest:
             self._choice = None
             self._drawn -= 1
 
-    def written(self, model: MixedModel) -> "CachedText":
+    def written(self, model: DecoderModel) -> "CachedText":
         """The finished text, what was decided behind it, and how its tokens were fed."""
         ids = self._script.text_of(self._written)
         ending = tuple(self._written[len(ids) :])
@@ -209,7 +210,7 @@ Read = dict[DecodeRequest, Exception | None]
 class DecodeLoop:
     """Decode steps of many decodings: one forward, one choice each, one copy of all ids a step."""
 
-    def __init__(self, model: MixedModel, *, lag: int) -> None:
+    def __init__(self, model: DecoderModel, *, lag: int) -> None:
         """`lag`: how many steps stay unread behind the newest: 0, or 1 to keep a device busy."""
         assert lag in (0, 1), "a row is taken back one step deep"
         self._model, self._lag = model, lag

@@ -1,5 +1,6 @@
 """The vision tower and its processor against those of transformers, to the bit."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 from transformers import Siglip2ImageProcessor, Siglip2VisionConfig, Siglip2VisionModel
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.models.hunyuan_image3.config import VisionArchitecture
+from hyimg_cli.models import registry
+from hyimg_cli.models.hunyuan_image3.config import VisionArchitecture, architecture
 from hyimg_cli.models.hunyuan_image3.vision import VisionTower, vision_features, vision_inputs
 
 ARCH = VisionArchitecture(
@@ -21,7 +23,10 @@ ARCH = VisionArchitecture(
     patch_size=8,
     num_patches=25,
     max_num_patches=30,
-    processor=(("patch_size", 8), ("max_num_patches", 30)),
+    resample=2,
+    rescale_factor=1 / 255,
+    image_mean=(0.5, 0.5, 0.5),
+    image_std=(0.5, 0.5, 0.5),
 )
 SIZES = ((64, 64), (30, 200), (200, 30), (5, 7), (301, 299), (1, 900), (40, 48))
 
@@ -37,11 +42,15 @@ def theirs(arch: VisionArchitecture) -> Any:
 @pytest.mark.parametrize("resample", [2, 3])
 def test_an_image_is_cut_as_theirs(size: tuple[int, int], resample: int) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (*size, 3), dtype=np.uint8)
-    uneven = {"image_mean": (0.4, 0.5, 0.6), "image_std": (0.2, 0.3, 0.5), "resample": resample}
-    arch = replace(ARCH, processor=(*ARCH.processor, *uneven.items()))
+    uneven: dict[str, Any] = {
+        "image_mean": (0.4, 0.5, 0.6),
+        "image_std": (0.2, 0.3, 0.5),
+        "resample": resample,
+    }
+    arch = replace(ARCH, **uneven)
     found = vision_inputs(pixels, arch)
-    options = {k: list(v) if isinstance(v, tuple) else v for k, v in arch.processor}
-    expected = Siglip2ImageProcessor(**options)(
+    options = {k: list(v) if isinstance(v, tuple) else v for k, v in uneven.items()}
+    expected = Siglip2ImageProcessor(patch_size=8, max_num_patches=30, **options)(
         torch.from_numpy(pixels).permute(2, 0, 1),
         return_tensors="pt",
         input_data_format="channels_first",
@@ -68,6 +77,7 @@ def test_features_are_theirs(size: tuple[int, int], dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("option", [("do_resize", False), ("resample", 0)])
 def test_another_processor_is_refused(option: tuple[str, Any]) -> None:
-    arch = replace(ARCH, processor=(*ARCH.processor, option))
-    with pytest.raises(CheckpointError, match=f"vit_processor {option[0]}"):
-        vision_inputs(np.zeros((8, 8, 3), np.uint8), arch)
+    config = json.loads((registry.resolve_model(registry.EMBEDDED) / "config.json").read_text())
+    config["vit_processor"] |= {option[0]: option[1]}
+    with pytest.raises(CheckpointError, match=f"vit_processor.{option[0]}"):
+        architecture(config)
