@@ -175,8 +175,7 @@ class ForcedText:
     """
 
     def __init__(self, inner: DecoderModel, texts: Texts) -> None:
-        self._inner = inner
-        self._texts = texts
+        self._inner, self._texts = inner, texts
         self._started: dict[int, tuple[Context, Sequence[int], int]] = {}
 
     def __getattr__(self, name: str) -> Any:
