@@ -74,6 +74,11 @@ class Packed:
     nested_block: int = 1
 
 
+def fault(name: str, what: str, where: Path | str = "", hint: str = "") -> CheckpointError:
+    """The error of a file or folder, with the code `checkpoint.name`."""
+    return CheckpointError(what, where=where, hint=hint, code=f"checkpoint.{name}")
+
+
 def weight_files(folder: Path, stem: str = STEM) -> tuple[Path, ...]:
     """The safetensors files that make up a checkpoint: one file, or the shards of its index.
 
@@ -82,7 +87,7 @@ def weight_files(folder: Path, stem: str = STEM) -> tuple[Path, ...]:
     """
     if not folder.is_dir():
         hint = "give the path of a folder with config.json and safetensors weights"
-        raise _fault("missing", "there is no such checkpoint folder", folder, hint)
+        raise fault("missing", "there is no such checkpoint folder", folder, hint)
     single, index = folder / f"{stem}.safetensors", _index_path(folder, stem)
     if single.exists():
         return (single,)
@@ -90,10 +95,10 @@ def weight_files(folder: Path, stem: str = STEM) -> tuple[Path, ...]:
         raise _no_weights(folder, stem)
     names = sorted(set(_weight_map(index).values()))
     if strays := [name for name in names if Path(name).name != name]:
-        raise _fault("index", f"the index names a file outside the folder: {strays[0]!r}", index)
+        raise fault("index", f"the index names a file outside the folder: {strays[0]!r}", index)
     if missing := [name for name in names if not (folder / name).exists()]:
         what = f"{len(missing)} of {len(names)} shards missing: {_some(missing)}"
-        raise _fault("missing-shard", what, folder, _COPY_MISSING)
+        raise fault("missing-shard", what, folder, _COPY_MISSING)
     return tuple(folder / name for name in names)
 
 
@@ -106,7 +111,7 @@ def tensor_index(folder: Path, stem: str = STEM) -> dict[str, TensorInfo]:
         if twice := found.keys() & tensors.keys():
             name = min(twice)
             what = f"tensor {name!r} is stored twice, in {found[name].file} and in {file.name}"
-            raise _fault("duplicate-tensor", what, folder)
+            raise fault("duplicate-tensor", what, folder)
         found |= tensors
     if files[0].name == f"{stem}.safetensors":
         return found
@@ -116,7 +121,7 @@ def tensor_index(folder: Path, stem: str = STEM) -> dict[str, TensorInfo]:
     stored = {f"{name} ({info.file})" for name, info in found.items()}
     absent, unnamed = sorted(named - stored), sorted(stored - named)
     if parts := _listed({"named but absent": absent, "stored but not named": unnamed}):
-        raise _fault("index", f"the index and the shards disagree: {parts}", index)
+        raise fault("index", f"the index and the shards disagree: {parts}", index)
     return found
 
 
@@ -151,7 +156,7 @@ def check_tensors(
         hint = "use the checkpoint as it was released (--quantization fp8 or nf4 makes it smaller)"
         hint += ", or one that transformers has saved with bitsandbytes (NF4, INT8)"
         what = f"{title}{len(others)} tensors are stored as {kinds}: {_some(others)}"
-        raise _fault("quantized", what, where, hint)
+        raise fault("quantized", what, where, hint)
     shapes = [
         f"{name} is {list(found[name].shape)}, expected {list(shape)}"
         for name, shape in expected.items()
@@ -163,7 +168,7 @@ def check_tensors(
     if parts := _listed(faults):
         what = f"{title}the weights do not match the configuration: {parts}"
         hint = "config.json and the weights must come from the same checkpoint"
-        raise _fault("mismatch", what, where, hint)
+        raise fault("mismatch", what, where, hint)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -174,11 +179,11 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json_of(text_of(path, TABLE_BYTES))
     except FileNotFoundError:
         what = f"{path.parent.name}/{path.name} is missing"
-        raise _fault("missing", what, path.parent, _COPY_MISSING) from None
+        raise fault("missing", what, path.parent, _COPY_MISSING) from None
     except (OSError, ValueError) as error:
-        raise _fault("json", f"{path.name} cannot be read: {error}", path) from None
+        raise fault("json", f"{path.name} cannot be read: {error}", path) from None
     if not isinstance(value, dict):
-        raise _fault("json", f"{path.name} is not a JSON object", path)
+        raise fault("json", f"{path.name} is not a JSON object", path)
     if path.name == "config.json":
         refuse_many(value, MOST_MODULES, path)
     return value
@@ -196,7 +201,7 @@ def refuse_many(config: Mapping[str, Any], most_modules: int, where: Path) -> No
         for number in value if isinstance(value, list) else [value]:
             if most and isinstance(number, int | float) and not 0 <= number <= most:
                 what = f"{name} is {number}; no checkpoint here has more than {most:,}, or less "
-                raise _fault("config", f"{what}than 0", where)
+                raise fault("config", f"{what}than 0", where)
 
 
 def promised_bytes(folder: Path, stem: str = STEM) -> int | None:
@@ -251,7 +256,7 @@ def readable(path: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         what = f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}"
         hint = "download or copy the checkpoint again"
-        raise _fault("unreadable", what, path.parent, hint) from None
+        raise fault("unreadable", what, path.parent, hint) from None
 
 
 def _index_path(folder: Path, stem: str) -> Path:
@@ -266,7 +271,7 @@ def _weight_map(path: Path) -> dict[str, str]:
             return _WEIGHT_MAP.validate_python(table)
     except (ValueError, KeyError, TypeError) as error:
         what = "the index is not JSON whose weight_map names a file for each tensor"
-        raise _fault("index", what, path) from error
+        raise fault("index", what, path) from error
 
 
 def _no_weights(folder: Path, stem: str) -> CheckpointError:
@@ -275,14 +280,14 @@ def _no_weights(folder: Path, stem: str) -> CheckpointError:
     if ggufs := [name for name in names if name.endswith(".gguf")]:
         what = f"the weights are GGUF ({_some(ggufs)}), which is not read"
         hint = "use the checkpoint as it was released; --quantization fp8 or nf4 makes it smaller"
-        return _fault("quantized", what, folder, hint)
+        return fault("quantized", what, folder, hint)
     if pickles := [name for name in names if name.endswith(PICKLE_SUFFIXES)]:
         only = f"the weights exist only as pickle ({_some(pickles)})"
         hint = "convert them to safetensors, or use a copy of the checkpoint that has them"
-        return _fault("pickle", f"{only}, which can run code when opened", folder, hint)
+        return fault("pickle", f"{only}, which can run code when opened", folder, hint)
     what = f"neither {stem}.safetensors nor {stem}.safetensors.index.json is in the folder"
     hint = "download the checkpoint again, with its safetensors files"
-    return _fault("no-weights", what, folder, hint)
+    return fault("no-weights", what, folder, hint)
 
 
 def file_tensors(path: Path) -> dict[str, TensorInfo]:
@@ -298,11 +303,11 @@ def file_tensors(path: Path) -> dict[str, TensorInfo]:
             said = str(error).removeprefix("Error while deserializing header: ")
             is_cut = any(text in said for text in _OF_A_CUT_FILE)
             what = f"{path.name} is damaged: {said}"
-            raise _fault("truncated" if is_cut else "header", what, path, _COPY_AGAIN) from None
+            raise fault("truncated" if is_cut else "header", what, path, _COPY_AGAIN) from None
     header.pop("__metadata__", None)
     if unknown := {entry["dtype"] for entry in header.values()}.difference(DTYPES):
         hint = f"known: {', '.join(DTYPES)}"
-        raise _fault("dtype", f"tensors have dtype {', '.join(sorted(unknown))}", path, hint)
+        raise fault("dtype", f"tensors have dtype {', '.join(sorted(unknown))}", path, hint)
     found = {}
     for name, entry in header.items():
         (start, stop), shape = entry["data_offsets"], tuple(entry["shape"])
@@ -319,10 +324,6 @@ def _sampled(path: Path) -> str:
         head = start + file.read(length + SAMPLE_BYTES)
         file.seek(max(0, size - SAMPLE_BYTES))
         return digest.of_bytes(b"%d:" % size + head + file.read(SAMPLE_BYTES))
-
-
-def _fault(name: str, what: str, where: Path | str, hint: str = "") -> CheckpointError:
-    return CheckpointError(what, where=where, hint=hint, code=f"checkpoint.{name}")
 
 
 def _listed(faults: Mapping[str, Sequence[str]]) -> str:

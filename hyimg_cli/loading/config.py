@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_origin, get_type_hints
 from pydantic import StrictBool, StrictStr, TypeAdapter, ValidationError, confloat, conint, conlist
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.loading.checkpoint import MOST_WIDTH, read_json
+from hyimg_cli.loading.checkpoint import MOST_WIDTH, fault, read_json
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.settings.values import BadValue
 
@@ -85,12 +85,8 @@ class Config:
         try:
             return SETTINGS[name].kind.read(self.values[key or name])
         except BadValue as error:
-            raise CheckpointError(
-                f"{self.part}{key or name}: {error.what}",
-                where=self.where,
-                hint=error.hint,
-                code="checkpoint.config",
-            ) from None
+            what = f"{self.part}{key or name}: {error.what}"
+            raise fault("config", what, self.where, error.hint) from None
 
     def facts(self, cls: type[Facts], **known: Any) -> Facts:
         """A dataclass of facts: those `known`, the others by the names and types of its fields.
@@ -116,13 +112,9 @@ class Config:
         """The error for a value."""
         shown = repr(value)
         shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
-        what = "is missing" if value is None else f"is {shown}"
-        return CheckpointError(
-            f"{self.part}{name} {what}; expected {expected}",
-            where=self.where,
-            hint="correct the file, or download it again",
-            code="checkpoint.config",
-        )
+        found = "is missing" if value is None else f"is {shown}"
+        what = f"{self.part}{name} {found}; expected {expected}"
+        return fault("config", what, self.where, "correct the file, or download it again")
 
     def _of_type(self, kind: Any, name: str, default: Any) -> Any:
         value = self.values.get(name)

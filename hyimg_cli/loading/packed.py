@@ -15,7 +15,7 @@ from pydantic import BaseModel, FiniteFloat, PositiveInt, ValidationError
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.files import opened
-from hyimg_cli.loading.checkpoint import Packed, TensorInfo, readable, tensor_index
+from hyimg_cli.loading.checkpoint import Packed, TensorInfo, fault, readable, tensor_index
 
 _STATE = ".weight.quant_state.bitsandbytes__"
 _MAX_STATE_BYTES = 10_000
@@ -100,8 +100,5 @@ def _join(
 
 
 def _fault(name: str, what: str) -> CheckpointError:
-    return CheckpointError(
-        f"{name} is packed by bitsandbytes, and {what}",
-        hint="use the checkpoint as it was released; --quantization nf4 makes it smaller",
-        code="checkpoint.quantized",
-    )
+    hint = "use the checkpoint as it was released; --quantization nf4 makes it smaller"
+    return fault("quantized", f"{name} is packed by bitsandbytes, and {what}", hint=hint)

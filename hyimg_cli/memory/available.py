@@ -83,11 +83,9 @@ def replica_config(config: RunConfig, replicas: int) -> RunConfig:
     """The configuration of each replica: on a CPU it may fill its part of the one memory, or
     all of them would take for theirs what is free.
     """
-    copies = copies_of(config, replicas)
-    if copies == 1:
+    if copies_of(config, replicas) == 1:
         return config
-    free = available_bytes()
-    part = _part(min(free, config.batch.memory_bytes or free), copies)
+    part = available_memory(config, replicas=replicas).free
     return replace(config, batch=replace(config.batch, memory_gb=max(1, part // _GB)))
 
 
