@@ -32,7 +32,7 @@ from typing import Any, Self
 from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import MachineError, OutputFolderError, StorageError
 from hyimg_cli.files import json_of, opened
-from hyimg_cli.journal.disk import disk_errors, is_process
+from hyimg_cli.journal.disk import disk_errors, in_use, is_process, taken_over
 from hyimg_cli.journal.journal import (
     OUTPUTS,
     RESOLVED,
@@ -68,7 +68,7 @@ class PartJournal:
         create one name.
         """
         self._store, self._parts, self._run = store, parts, run
-        self._where = f"{store.path}/{parts}"
+        self._where = Path(store.path, parts)
         joined, single = _list_parts(store, parts)
         self._next = [joined, *single][-1] + 1
         first = self._name()
@@ -102,12 +102,7 @@ class PartJournal:
         except FileExistsError:
             # The answer to our own request may have been lost, and the request sent again.
             if self._store.cat_file(self._name()) != part:
-                raise StorageError(
-                    "another run writes here by now; this one was taken for dead",
-                    where=self._where,
-                    hint="wait for it, then run the same command again: it resumes",
-                    code="storage.in-use",
-                ) from None
+                raise taken_over(self._where) from None
         self._next += 1
 
     def _name(self) -> str:
@@ -274,13 +269,8 @@ class BucketFolder(RunFolder):
             former, leases = leases, self._leases_in_the_way(store)
             for name, lease in leases.items():
                 if lease != former.get(name, lease):
-                    raise OutputFolderError(
-                        f"another run is writing to this folder: process {lease.get('process')} "
-                        f"on {lease.get('host')}",
-                        where=self._address,
-                        hint="wait for it, stop it, or choose another folder",
-                        code="output.in-use",
-                    )
+                    holder = f"process {lease.get('process')} on {lease.get('host')}"
+                    raise in_use(self.place, holder)
 
     def _leases_in_the_way(self, store: Any) -> dict[str, dict[str, Any]]:
         """Such leases by name, but those of a process that ended here, or that are long past."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hyimg_cli.errors import OutputFolderError
+from hyimg_cli.errors import OutputFolderError, StorageError
 from hyimg_cli.files import descriptor_of, storage_error, write_all
 
 
@@ -26,7 +26,7 @@ def take_lock(path: Path, wait_s: float = 0.0) -> int:
                 break
             except BlockingIOError:
                 if time.monotonic() >= until:
-                    raise in_use(path) from None
+                    raise in_use(path.parent, find_holder(path)) from None
                 time.sleep(0.02)
         os.ftruncate(lock, 0)
         started = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -37,30 +37,40 @@ def take_lock(path: Path, wait_s: float = 0.0) -> int:
     return lock
 
 
-def in_use(lock: Path) -> OutputFolderError:
-    """The error of a folder that another run writes to, by its lock."""
-    holder = lock.read_text(errors="replace")[:200] or "another process"
+def in_use(folder: Path, holder: str) -> OutputFolderError:
+    """The error of a folder that another run writes to."""
     return OutputFolderError(
         f"another run is writing to this folder: {holder}",
-        where=lock.parent,
+        where=folder,
         hint="wait for it, stop it, or choose another folder",
         code="output.in-use",
     )
 
 
-def is_locked(path: Path) -> bool:
-    """True while a run holds the lock."""
+def taken_over(folder: Path, holder: str = "") -> StorageError:
+    """The error of a run that another has replaced, and that writes nothing more."""
+    by = f": {holder}" if holder else ""
+    return StorageError(
+        f"another run is writing to this folder{by}; this one has lost its lock",
+        where=folder,
+        hint="wait for it, then run the same command again: it resumes",
+        code="storage.in-use",
+    )
+
+
+def find_holder(lock: Path) -> str:
+    """The run that holds a lock, as it wrote there; empty while none does."""
     try:
-        lock = descriptor_of(path, os.O_RDONLY)
+        descriptor = descriptor_of(lock, os.O_RDONLY)
     except OSError:
-        return False
+        return ""
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
+        return os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
     finally:
-        os.close(lock)
-    return False
+        os.close(descriptor)
+    return ""
 
 
 def is_process(number: int) -> bool:

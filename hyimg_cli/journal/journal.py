@@ -33,7 +33,14 @@ from hyimg_cli.files import (
     replacing,
     sync,
 )
-from hyimg_cli.journal.disk import disk_errors, in_use, is_locked, make_folders, take_lock
+from hyimg_cli.journal.disk import (
+    disk_errors,
+    find_holder,
+    in_use,
+    make_folders,
+    take_lock,
+    taken_over,
+)
 from hyimg_cli.journal.journal_file import JournalFile, outcomes_in
 from hyimg_cli.manifest.file_names import EDIT_SUFFIXES, name_of, path_of
 from hyimg_cli.manifest.resolved import lines_beside
@@ -210,14 +217,14 @@ class RunFolder(JobFolder):
             if self.shard:
                 self._lock = take_lock(self.folder / f"{LOCK}{self.shard}")
                 held.callback(os.close, self._lock)
-            others = [
-                path
+            others = {
+                path.name: holder
                 for path in self.folder.glob(f"{LOCK}-*-of-*")
-                if path.name != f"{LOCK}{self.shard}" and is_locked(path)
-            ]
-            for path in others:
-                if not self.writes_beside(path.name):
-                    raise in_use(path)
+                if path.name != f"{LOCK}{self.shard}" and (holder := find_holder(path))
+            }
+            for name, holder in others.items():
+                if not self.writes_beside(name):
+                    raise in_use(self.folder, holder)
             if not others:
                 self._clear()
 
@@ -242,7 +249,7 @@ class RunFolder(JobFolder):
     @property
     def is_locked(self) -> bool:
         """True while a run, or a shard of one, writes here."""
-        return any(is_locked(path) for path in self.folder.glob(f"{LOCK}*"))
+        return any(find_holder(path) for path in self.folder.glob(f"{LOCK}*"))
 
     def replica_folder(self, number: int) -> Path:
         return self.folder / f"{REPLICA.removesuffix('-')}{self.shard}-{number}"
@@ -410,13 +417,7 @@ class RunFolder(JobFolder):
         assert self._held is not None, "the journal is written without the folder's lock"
         holder = bytes_if_any(self.folder / f"{LOCK}{self.shard}")
         if holder and holder != os.pread(self._lock, 200, 0):
-            raise StorageError(
-                f"another run is writing to this folder: {holder.decode(errors='replace')}; the "
-                "lock of this one was removed",
-                where=self.folder,
-                hint="wait for it, then run the same command again: it resumes",
-                code="storage.in-use",
-            )
+            raise taken_over(self.folder, holder.decode(errors="replace"))
 
 
 def attempt_of(entry: Mapping[str, Any]) -> tuple[int, bool]:

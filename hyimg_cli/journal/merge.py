@@ -5,7 +5,6 @@ Two clusters that shared a manifest have a folder each; so had shards, in earlie
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,16 +31,15 @@ from hyimg_cli.spec import digest
 Entry = Mapping[str, Any]
 
 
-@dataclass
-class Merged:
+class Merged(NamedTuple):
     """Jobs of a joined folder: `missing` are those that no folder has done, `failed`
     among them; `damaged`: done ones whose files are gone or changed, which are missing too.
     """
 
-    done: int = 0
-    failed: int = 0
-    missing: list[str] = field(default_factory=list)
-    damaged: list[str] = field(default_factory=list)
+    done: int
+    failed: int
+    missing: list[str]
+    damaged: list[str]
 
 
 class _Source(NamedTuple):
@@ -63,24 +61,28 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
         others = [folder for folder in folders if folder.resolve() != into.resolve()]
         sources = [_read(folder, into) for folder in (into, *others)]
         names = dict.fromkeys(chain(*(s.jobs for s in sources), *(s.results for s in sources)))
-        merged, chosen = Merged(), dict[str, _Source]()
+        chosen, damaged = dict[str, _Source](), list[str]()
         for name in names:
             having = [source for source in sources if name in source.results]
             done = [source for source in having if _is_done(source.results[name])]
-            if len({source.results[name].get("key") for source in done}) > 1:
-                raise OutputFolderError(
-                    f'"{name}" was done otherwise in {shown_place(done[0].folder)}: its line, '
-                    "a source image, the model or a setting differs",
-                    where=done[-1].folder,
-                    hint="leave one of the folders out; run.json has the flags of each",
-                    code="output.other-job",
-                )
-            # Files at an address are read here too: what is copied is what was written.
-            intact = [s for s in done if is_intact(RunFolder(s.folder), s.results[name])]
+            for other in done[1:]:
+                if other.results[name].get("key") != done[0].results[name].get("key"):
+                    raise OutputFolderError(
+                        f'"{name}" was done otherwise in {shown_place(done[0].folder)}: its line, '
+                        "a source image, the model or a setting differs",
+                        where=other.folder,
+                        hint="leave one of the folders out; run.json has the flags of each",
+                        code="output.other-job",
+                    )
+            # Files at an address are read, too: what is copied is what was written.
+            whole = (one for one in done if is_intact(RunFolder(one.folder), one.results[name]))
+            rest = [one for one in having if one not in done]
+            if intact := next(whole, None):
+                chosen[name] = intact
+            elif rest:
+                chosen[name] = rest[-1]
             if done and not intact:
-                merged.damaged.append(name)
-            if best := intact[:1] or [source for source in having if source not in done][-1:]:
-                chosen[name] = best[0]
+                damaged.append(name)
         results = {name: source.results[name] for name, source in chosen.items()}
         files = [(one["path"], name) for name, line in results.items() for one in outputs_of(line)]
         for later, earlier in clashes([path for path, _ in files]):
@@ -108,11 +110,10 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
         target.write_lines(RESOLVED, jobs.values())
         info = next(filter(None, (read_run_info(source.folder) for source in sources)), {})
         target.write_run(info | {"merged": [folder.name for folder in folders]})
-        merged.done = sum(map(_is_done, results.values()))
-        merged.failed = len(results) - merged.done
-        merged.missing = [name for name in names if not _is_done(results.get(name, {}))]
-        target.write_lines(MISSING, (jobs[name] for name in merged.missing if name in jobs))
-    return merged
+        missing = [name for name in names if not _is_done(results.get(name, {}))]
+        target.write_lines(MISSING, (jobs[name] for name in missing if name in jobs))
+    done_count = sum(map(_is_done, results.values()))
+    return Merged(done_count, len(results) - done_count, missing, damaged)
 
 
 def _read(folder: Path, into: Path) -> _Source:

@@ -147,11 +147,11 @@ def read_small(path: Path, side: int) -> Image.Image:
 
     A JPEG is decoded at a fraction of its size. Raises SourceImageError.
     """
-    with open_source(path) as file, open_picture(path, file) as image, decoder_faults(path):
+    with open_source(path) as file, open_picture(path, file) as image:
         image.draft("RGB", (2 * side, 2 * side))
-        upright, _ = _as_rgb(ImageOps.exif_transpose(image))
-        upright.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
-        return upright
+        rgb, _ = _as_read(path, image)
+        rgb.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
+        return rgb
 
 
 def text_of(path: Path) -> PictureText:

@@ -159,7 +159,9 @@ def test_who_is_taken_for_dead_stops_at_its_next_line(endpoint: Endpoint) -> Non
     first = PartJournal(store, "first")
     first.append([b'{"custom_id": "a"}\n'])
     second = PartJournal(store, "second")
-    with pytest.raises(StorageError, match="another run writes here by now"):
+    with pytest.raises(
+        StorageError, match="another run is writing to this folder; this one has lost its lock"
+    ):
         first.append([b'{"custom_id": "b"}\n'])
     second.append([b'{"custom_id": "c"}\n'])
     with pytest.raises(StorageError):
