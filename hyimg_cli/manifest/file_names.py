@@ -72,7 +72,22 @@ def name_files(
             template = template_of(fill_template(template, values))
         found.append(replace(job, file_name=template))
         next_number[where] += 1
-    faults = dict(_faults(found, setting)) | dict(_beside(found))
+    # Faults by line: names that no file may have, then those of which two would be one file.
+    faults: dict[str, HyimgError] = {}
+    paths = [path_of(job) for job in found]
+    for job, path in zip(found, paths, strict=True):
+        if what := fault_of(name_of(job)):
+            what = f'"{path}": {what}'
+            faults[job.source_line] = _fault(job, setting, "bad-name", what, "")
+    for later, earlier in clashes(paths):
+        job, twin = found[later], found[earlier]
+        is_own = twin.source_line == job.source_line
+        other = "another file of this line" if is_own else f"the file of {twin.source_line}"
+        what, hint = f'"{paths[later]}" is {other}', "add {custom_id} or {seed} to the name"
+        if paths[later] != paths[earlier]:
+            what = f'"{paths[later]}" may be {other}, "{paths[earlier]}"'
+        faults[job.source_line] = _fault(job, setting, "duplicate-name", what, hint)
+    faults |= _beside(found)
     return [job for job in found if job.source_line not in faults], list(faults.values())
 
 
@@ -108,22 +123,6 @@ def name_of(job: Job) -> str:
 
 def suffix_of(job: Job) -> str:
     return job.encoding.suffix if isinstance(job, ImageJob) else ".mp4"
-
-
-def _faults(jobs: Sequence[Job], setting: Setting) -> Iterator[tuple[str, HyimgError]]:
-    """Faults of the names, by the job's line."""
-    paths = [path_of(job) for job in jobs]
-    for job, path in zip(jobs, paths, strict=True):
-        if what := fault_of(name_of(job)):
-            yield job.source_line, _fault(job, setting, "bad-name", f'"{path}": {what}', "")
-    for later, earlier in clashes(paths):
-        job, twin = jobs[later], jobs[earlier]
-        is_own = twin.source_line == job.source_line
-        other = "another file of this line" if is_own else f"the file of {twin.source_line}"
-        what, hint = f'"{paths[later]}" is {other}', "add {custom_id} or {seed} to the name"
-        if paths[later] != paths[earlier]:
-            what = f'"{paths[later]}" may be {other}, "{paths[earlier]}"'
-        yield job.source_line, _fault(job, setting, "duplicate-name", what, hint)
 
 
 def _fault(job: Job, setting: Setting, slug: str, what: str, hint: str) -> HyimgError:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import cast
 
 from hyimg_cli.errors import HyimgError, SourceImageError
 from hyimg_cli.manifest.fields import COT_FIELDS
@@ -148,6 +148,14 @@ class PictureLine(ResolvedLine):
     def job(self, index: int) -> ImageJob:
         fields = self.fields
         values = {name: self.values[name] for name in PICTURE_OPTIONS} | self.own(index)
+        ar_seed, vary = self.values["ar_seed"], self.values["vary"]
+        values["seed"] = self.seed(0 if vary == "text" else index)
+        # That of the text is as asked for, else the picture's own; `vary` says which of them move.
+        if ar_seed is None:
+            ar_seed = self.seed(0 if vary == "picture" else index)
+        elif vary == "text":
+            ar_seed = count_up(ar_seed, index)
+        values["ar_seed"] = int(ar_seed)
         # A line that brings a system prompt means it to be used; so do settings that name no other
         # kind. Only `custom` has a text.
         text, kind = self.values["system_prompt"], str(self.values["use_system_prompt"])
@@ -180,16 +188,6 @@ class PictureLine(ResolvedLine):
             outside=outside,
             encoding=self._encoding(),
         )
-
-    def own(self, index: int) -> dict[str, Any]:
-        ar_seed, vary = self.values["ar_seed"], self.values["vary"]
-        seed = self.seed(0 if vary == "text" else index)
-        # That of the text is as asked for, else the picture's own; `vary` says which of them move.
-        if ar_seed is None:
-            ar_seed = self.seed(0 if vary == "picture" else index)
-        elif vary == "text":
-            ar_seed = count_up(ar_seed, index)
-        return super().own(index) | {"seed": seed, "ar_seed": int(ar_seed)}
 
     def _encoding(self) -> Encoding:
         kind = self.values["format"]

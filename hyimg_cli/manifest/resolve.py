@@ -9,10 +9,9 @@ from typing import Any
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.fields import PATH_FIELDS
-from hyimg_cli.manifest.line import IdClaims, fault
+from hyimg_cli.manifest.line import IdClaims, child_ids, fault
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.manifest.pictures import PictureLine, sampling_defaults
-from hyimg_cli.manifest.resolved_line import ResolvedLine
 from hyimg_cli.manifest.videos import VideoLine
 from hyimg_cli.settings.config import Setting, as_given
 from hyimg_cli.settings.values import shown
@@ -105,8 +104,8 @@ def resolve_jobs(
             faults.append(fault("model", card.what, where=f"{line.where}: model", hint=card.hint))
             continue
         values = without_line(model, is_video, bool(fields.get("images"))) | fields
-        kind: type[ResolvedLine] = VideoLine if is_video else PictureLine
-        resolved = kind(line, fields, values, settings, model, card)
+        kind = VideoLine if is_video else PictureLine
+        resolved = kind(line, fields, values, settings, model, child_ids(values), card)
         found = list(resolved.faults())
         if makes_ids:
             found += claims.claim(resolved.child_ids, line.line_number, line.where)

@@ -4,18 +4,16 @@ What is wrong with it only for this model and these settings, and the jobs that 
 kinds' of jobs: `pictures`, `videos`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from hyimg_cli.errors import HyimgError, SourceImageError
-from hyimg_cli.manifest.line import ManifestLine, child_ids, fault
+from hyimg_cli.manifest.line import ManifestLine, fault
 from hyimg_cli.media.images import size_of
 from hyimg_cli.settings.config import Setting
-from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.digest import seed_from
-from hyimg_cli.spec.job import Job, Size
+from hyimg_cli.spec.job import Size
 from hyimg_cli.spec.options import MAX_SEED
 from hyimg_cli.spec.step_cache import FEWEST_STEPS, StepCache, count_full
 
@@ -23,7 +21,10 @@ from hyimg_cli.spec.step_cache import FEWEST_STEPS, StepCache, count_full
 @dataclass(frozen=True)
 class ResolvedLine:
     """A line's own `fields`, and all `values`: these over the settings over the checkpoint's own.
-    Paths lead from the working folder.
+    Paths lead from the working folder. `child_ids`: of the jobs that it asks for.
+
+    A kind's `faults` are those of the line for this model and these settings alone; its `job` is
+    one of the results, counted from 0.
     """
 
     line: ManifestLine
@@ -31,15 +32,7 @@ class ResolvedLine:
     values: Mapping[str, Any]
     settings: Mapping[str, Setting]
     model: str
-    card: ModelCard | VideoCard
-
-    def faults(self) -> Iterator[HyimgError]:
-        """Faults of the line for this model and these settings alone."""
-        raise NotImplementedError
-
-    def job(self, index: int) -> Job:
-        """One of the results that the line asks for, counted from 0."""
-        raise NotImplementedError
+    child_ids: Sequence[str]
 
     def own(self, index: int) -> dict[str, Any]:
         """The fields of a job that no setting decides alone."""
@@ -74,11 +67,6 @@ class ResolvedLine:
             return size_of(self.images[index])
         except SourceImageError:
             return None
-
-    @cached_property
-    def child_ids(self) -> list[str]:
-        """The ids of the line's jobs."""
-        return child_ids(self.values)
 
     def step_cache_faults(self, *, is_distilled: bool) -> Iterator[HyimgError]:
         """Faults of a step cache where a plain run of as few steps is nearer, or is the same.
