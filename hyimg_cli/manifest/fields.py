@@ -6,16 +6,7 @@ from typing import Annotated
 from annotated_types import Interval
 
 from hyimg_cli.manifest.written import NOTE
-from hyimg_cli.settings.kinds import (
-    ANYTHING,
-    CUSTOM_ID,
-    MATRIX,
-    Kind,
-    Side,
-    numbers,
-    plain,
-    text,
-)
+from hyimg_cli.settings.kinds import ANYTHING, CUSTOM_ID, MATRIX, Kind, Side, numbers, plain, text
 from hyimg_cli.settings.paths import CAMERA, MODEL_NAME, SOURCES, PathKind
 from hyimg_cli.settings.run import JobKind
 from hyimg_cli.settings.table import SETTINGS, TABLES, Declaration
@@ -35,38 +26,22 @@ class Field:
 
 
 _SIDE = plain(Side)
+_TOKENS = numbers(Annotated[int, Interval(ge=0, le=2**31 - 1)], 1, 65536)
+_RATIO = plain(Annotated[int, Interval(ge=0, le=999)])
+_IMAGE = ("image", "image_path")
 _OWN = (
     Field("custom_id", CUSTOM_ID, "Name of the job and its file.", ("id", "request_id")),
     Field("task", plain(AnyTask), "Default: it2i where there are images, or t2i."),
     Field("prompt", text("prompt"), "What to show, or to change in the images."),
-    Field(
-        "images",
-        SOURCES,
-        "Source pictures, in order; of i2v first and last frame.",
-        ("image", "image_path"),
-    ),
+    Field("images", SOURCES, "Source pictures, in order; of i2v first and last frame.", _IMAGE),
     Field("model", MODEL_NAME, "Checkpoint of this job: a folder or a hub id."),
-    Field(
-        "seeds",
-        numbers(Seed, 1, 1000, is_distinct=True),
-        "A result for each seed.",
-    ),
+    Field("seeds", numbers(Seed, 1, 1000, is_distinct=True), "A result for each seed."),
     Field("matrix", MATRIX, "A job for each combination of values: lists of them, by field."),
     Field("width", _SIDE, "With height, instead of size."),
     Field("height", _SIDE, "With width, instead of size."),
     Field("cot_text", text("text"), "Text before the picture, given.", only="pictures"),
-    Field(
-        "cot_token_ids",
-        numbers(Annotated[int, Interval(ge=0, le=2**31 - 1)], 1, 65536),
-        "The same as tokens.",
-        only="pictures",
-    ),
-    Field(
-        "ratio_index",
-        plain(Annotated[int, Interval(ge=0, le=999)]),
-        "The size of a given text.",
-        only="pictures",
-    ),
+    Field("cot_token_ids", _TOKENS, "The same as tokens.", only="pictures"),
+    Field("ratio_index", _RATIO, "The size of a given text.", only="pictures"),
     Field("written", NOTE, "What hyimg think notes of its text.", only="pictures"),
     Field("camera", CAMERA, "Path that an i2v follows: poses.npy, or keys.", only="videos"),
     Field("metadata", ANYTHING, "Copied to the result."),

@@ -30,14 +30,7 @@ from hyimg_cli.files import (
     replace_file,
     storage_error,
 )
-from hyimg_cli.journal.journal import (
-    RESOLVED,
-    RESULTS,
-    RUN,
-    RunFolder,
-    attempt_of,
-    json_line,
-)
+from hyimg_cli.journal.journal import RESOLVED, RESULTS, RUN, RunFolder, attempt_of, json_line
 from hyimg_cli.journal.journal_file import outcomes_in, whole_lines
 from hyimg_cli.journal.past_run import object_in, read_run_info, resolved_jobs
 from hyimg_cli.journal.provenance import cores
