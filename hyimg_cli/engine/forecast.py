@@ -8,7 +8,7 @@ rests on an assumed length.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from hyimg_cli.cache.disk import SOURCE_IMAGES, DiskStore
@@ -160,11 +160,8 @@ class Forecast:
         self._config, self._assumed_think = config, assumed_think
         self._seen: set[tuple[str, str]] = set()
         self._digest_of, self._size_of = cache(source_digest), cache(_source_size)
-        self._kv_bytes = cache(
-            lambda model: kv_bytes_per_token(
-                registry.model_card(model, config.model.revision), config
-            )
-        )
+        card_of = partial(registry.model_card, revision=config.model.revision)
+        self._kv_bytes = cache(lambda model: kv_bytes_per_token(card_of(model), config))
         # Texts by number, and those that are left in the tree for others.
         self._texts: dict[TextIdentity, int] = {}
         self._left: set[int] = set()

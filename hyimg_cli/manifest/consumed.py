@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 
 from hyimg_cli.settings.config import Setting, as_given
-from hyimg_cli.settings.run import JobKind
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.options import KeepOutside
@@ -14,11 +13,10 @@ def without_effect(settings: Mapping[str, Setting], jobs: Sequence[Job]) -> Iter
     """A sentence for each kind of job that settings were given for and `jobs` has none of."""
     pictures = [job for job in jobs if isinstance(job, ImageJob)]
     films = [job for job in jobs if isinstance(job, VideoJob)]
-    kinds: tuple[tuple[JobKind, Sequence[Job]], ...] = (("pictures", pictures), ("videos", films))
-    for noun, some in kinds:
-        if jobs and not some:
-            names = [row.name for row in SETTINGS.values() if row.only == noun]
-            yield from _concern(settings, names, f"{noun} only; this manifest has none")
+    if jobs and not (pictures and films):
+        noun = "videos" if pictures else "pictures"
+        names = [row.name for row in SETTINGS.values() if row.only == noun]
+        yield from _concern(settings, names, f"{noun} only; this manifest has none")
     if films and not any(job.camera for job in films) and settings["clips_together"].value > 1:
         of_models = "models that follow a camera only; no video is of one"
         yield from _concern(settings, ["clips_together"], of_models)

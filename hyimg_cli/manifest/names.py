@@ -39,7 +39,19 @@ def ids_of_files(names: Iterable[str], suffixes: Iterable[str]) -> dict[str, str
     ids: dict[str, str] = {}
     claimed: set[str] = set()
     for name in sorted(set(names)):
-        own = _id_of_file(name, marks)
+        folder, slash, file = name.rpartition("/")
+        stem, _, suffix = file.rpartition(".")
+        is_plain = suffix.lower() == PLAIN_SUFFIX
+        if (
+            len(stem) > _LONGEST
+            or not _AS_IT_IS.fullmatch(stem)
+            # Such names are those of other kinds, or end in a digest.
+            or (is_plain and (stem.lower().endswith(marks) or _LIKE_DIGEST.fullmatch(stem.lower())))
+        ):
+            own = _with_digest(stem, name)
+        else:
+            own = stem if is_plain else f"{stem}-{suffix.lower()}"
+        own = f"{_folder(folder)}{slash}{own}"
         if own.casefold() in claimed:
             own = f"{own}-{short(name)}"
         claimed.add(own.casefold())
@@ -93,22 +105,6 @@ def in_id(text: str) -> str:
 def short(text: str) -> str:
     """A short digest of a text, of bytes that are no text too."""
     return digest.of_bytes(text.encode("utf-8", "surrogatepass"))[:_DIGITS]
-
-
-def _id_of_file(name: str, marks: tuple[str, ...]) -> str:
-    folder, slash, file = name.rpartition("/")
-    stem, _, suffix = file.rpartition(".")
-    is_plain = suffix.lower() == PLAIN_SUFFIX
-    if (
-        len(stem) > _LONGEST
-        or not _AS_IT_IS.fullmatch(stem)
-        # Such names are those of other kinds, or end in a digest.
-        or (is_plain and (stem.lower().endswith(marks) or _LIKE_DIGEST.fullmatch(stem.lower())))
-    ):
-        own = _with_digest(stem, name)
-    else:
-        own = stem if is_plain else f"{stem}-{suffix.lower()}"
-    return f"{_folder(folder)}{slash}{own}"
 
 
 def _folder(path: str) -> str:

@@ -36,7 +36,7 @@ from hyimg_cli.journal.keys import here
 from hyimg_cli.journal.provenance import cores
 from hyimg_cli.memory.available import replica_config
 from hyimg_cli.parallel.launch import tie_to
-from hyimg_cli.parallel.watch import Beat
+from hyimg_cli.parallel.watch import AwakeClock, Beat
 from hyimg_cli.settings.run import MachineInfo, RunConfig
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.units import counted
@@ -253,12 +253,14 @@ class _Head:
 
     def __init__(self) -> None:
         self._address = _host_and_port(ray.get_runtime_context().gcs_address)
-        self._called_at = self._heard_at = time.monotonic()
+        # Of a process that was stopped nobody called meanwhile.
+        self._clock = AwakeClock(most_s=_HEAD_S)
+        self._called_at = self._heard_at = self._clock()
         self.is_gone = False
 
     def confirm(self) -> None:
         """Raises MachineError where the head has not answered for some time."""
-        if time.monotonic() - self._called_at >= _HEAD_S:
+        if self._clock() - self._called_at >= _HEAD_S:
             self.answers()
         if self._called_at - self._heard_at > _HEAD_GONE_S:
             self.is_gone = True
@@ -271,13 +273,10 @@ class _Head:
 
     def answers(self) -> bool:
         """True if it answers now."""
-        now = time.monotonic()
-        if now - self._called_at > 2 * _HEAD_GONE_S:
-            self._heard_at = now  # nobody called meanwhile: this process was stopped
-        self._called_at = now
+        self._called_at = self._clock()
         is_there = not self.is_gone and _answers(*self._address, timeout_s=1.0)
         if is_there:
-            self._heard_at = now
+            self._heard_at = self._called_at
         return is_there
 
 

@@ -89,10 +89,9 @@ class Packer:
                     for name in files_of_result(outcome_to_json(event.outcome)):
                         path = self._folder.folder / name
                         # Of a folder of frames every file.
-                        for one in sorted(path.iterdir()) if path.is_dir() else [path]:
-                            with suppress(FileNotFoundError):
-                                key = one.relative_to(self._folder.folder).as_posix()
-                                files[key] = bytes_of(one, _MOST_FILE_BYTES)
+                        for one in filter(Path.is_file, (path, *sorted(path.glob("*")))):
+                            key = one.relative_to(self._folder.folder).as_posix()
+                            files[key] = bytes_of(one, _MOST_FILE_BYTES)
                         remove(path)
             yield Parcel(message, files, self.take_latents())
 
