@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,6 @@ class StoredTensor:
 
     name: str
     info: TensorInfo
-    path: Path
     descriptor: int
     files: Mapping[str, Any]
     pieces: Pieces
@@ -125,28 +123,28 @@ def read_all(
     Raises CheckpointError where a file cannot be read, and what `put` raises; no more are begun
     then.
     """
-    pieces, opened_files, of_files = Pieces(), {}, []
-    in_order = sorted(stored.items(), key=lambda pair: pair[1].start)
+    paths, descriptors, handles = {path.name: path for path in files}, {}, {}
     with ExitStack() as inside:
-        for path in files:
+        for file, path in paths.items():
             with readable(path):
-                descriptor = descriptor_of(path, os.O_RDONLY)
-                inside.callback(os.close, descriptor)
-                opened_files[path.name] = inside.enter_context(safe_open(path, framework="pt"))
-            tensors = [
-                StoredTensor(name, info, path, descriptor, opened_files, pieces)
-                for name, info in in_order
-                if info.file == path.name and is_wanted(name)
-            ]
-            of_files.append(tensors)
+                descriptors[file] = descriptor_of(path, os.O_RDONLY)
+                inside.callback(os.close, descriptors[file])
+                handles[file] = inside.enter_context(safe_open(path, framework="pt"))
+        pieces = Pieces()
+        # From all files in turn, of each in the order in which they lie there.
+        tensors = [
+            StoredTensor(name, info, descriptors[info.file], handles, pieces)
+            for name, info in sorted(stored.items(), key=lambda pair: pair[1].start)
+            if is_wanted(name)
+        ]
 
         def put_one(tensor: StoredTensor) -> None:
-            with torch.no_grad(), readable(tensor.path):
+            with torch.no_grad(), readable(paths[tensor.info.file]):
                 put(tensor)
 
         readers = inside.enter_context(ThreadPoolExecutor(READERS))
         inside.callback(readers.shutdown, cancel_futures=True)
-        for _ in readers.map(put_one, filter(None, chain.from_iterable(zip_longest(*of_files)))):
+        for _ in readers.map(put_one, tensors):
             pass
 
 
