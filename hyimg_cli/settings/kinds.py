@@ -113,15 +113,17 @@ def plain(annotation: Any, aliases: Mapping[Any, str] | None = None) -> Kind:
     def read(value: Any) -> Any:
         if type(value) in (str, bool):  # 1 is not true
             value = named.get(value, value)
-        with suppress(ValueError):
+        try:
             return adapter().validate_python(value)
+        except ValueError:
+            what = shown(value)
         if type(value) not in types:
-            raise BadValue(f"{shown(value)} is not {noun}", hint, "wrong-type")
+            raise BadValue(f"{what} is not {noun}", hint, "wrong-type")
         if not choices:
-            raise BadValue(f"{shown(value)} is out of range", hint, "out-of-range")
+            raise BadValue(f"{what} is out of range", hint, "out-of-range")
         close = nearest(value, choices)
         guess = f'did you mean "{close}"? ' if close else ""
-        raise BadValue(f"{shown(value)} is not known", guess + hint)
+        raise BadValue(f"{what} is not known", guess + hint)
 
     def split(text: str) -> Any:
         text = text.strip()
@@ -163,8 +165,7 @@ def _json_in(cell: str) -> Any:
 def read_text(noun: str, value: Any, *, may_be_empty: bool = False) -> str:
     """Text with something in it; `noun` names it in messages. Raises BadValue."""
     if type(value) is not str:
-        what, hint = f"{shown(value)} is not text", f"give the {noun} as text"
-        raise BadValue(what, hint, "wrong-type")
+        raise BadValue(f"{shown(value)} is not text", f"give the {noun} as text", "wrong-type")
     if not value.strip() and not (may_be_empty and value == ""):
         raise BadValue(f"the {noun} is empty", f"write the {noun}", "empty-text")
     if "\0" in value:
@@ -237,8 +238,7 @@ def as_json(value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False)
     except ValueError:
-        what = "a number in it is too large"
-        raise BadValue(what, "write it as text", "out-of-range") from None
+        raise BadValue("a number in it is too large", "write it as text", "out-of-range") from None
 
 
 def _matrix(value: Any) -> dict[str, list[Any]]:
