@@ -70,7 +70,7 @@ class DecodeStep:
         self._length_R = torch.zeros(count, dtype=torch.int64, device=device)
         # Keys' pointers of every layer, values' pointers, and last the steps between heads.
         self._table = torch.zeros(2 * layers + 1, count, dtype=torch.int64, device=device)
-        self._rope_2TD = network.angles.text_table(network.arch.max_position_embeddings, device)
+        self._rope_2TD = network.angles.rows(0, network.arch.max_position_embeddings, (), device)
         # Held while a step is at work alone: a job's buffer is let go with the job.
         self._buffers: list[Buffer] = []
         self._pointed_to: list[ref[Buffer]] = []

@@ -16,9 +16,8 @@ from hyimg_cli.models.hunyuan_image3.sequence import ImageBlock
 
 
 class RopeTables:
-    """Angles by position, made once for each device: one table for text, one for each image grid.
-
-    Rows come as slices of them, so that a decode step computes no angle anew.
+    """Angles by position, made once for each device: a table for text, and for each arrangement of
+    images. Rows are slices of it, so that a decode step computes no angle anew.
     """
 
     def __init__(self, *, head_dim: int, theta: float, budget_bytes: int = 256_000_000) -> None:
@@ -31,44 +30,22 @@ class RopeTables:
 
     def text(self, spans: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
         """Angles [2, T, D] of text tokens `[start, stop)`, all spans one after another."""
-        table_2TD = self.text_table(max(stop for _, stop in spans), device)
+        table_2TD = self.rows(0, max(stop for _, stop in spans), (), device)
         return torch.cat([table_2TD[:, start:stop] for start, stop in spans], dim=1)
-
-    def text_table(self, stop: int, device: torch.device) -> Tensor:
-        """Angles of the text tokens `[0, stop)`, and of some behind them."""
-        # The next power of two: few tables for however many lengths.
-        size = 1 << max(8, (stop - 1).bit_length())
-        return self._tables.get((size, device), lambda: self._made(positions(size, ()), device))
 
     def rows(
         self, start: int, stop: int, blocks: Sequence[ImageBlock], device: torch.device
     ) -> Tensor:
         """Angles of the tokens `[start, stop)` of a sequence with image blocks in it."""
-        parts: list[Tensor] = []
-        at = start
-        for block in sorted(blocks, key=lambda block: block.start):
-            end = block.start + block.grid.cells
-            if end <= at or block.start >= stop:
-                continue
-            if at < block.start:
-                parts.append(self.text([(at, block.start)], device))
-            at, last = max(at, block.start), min(end, stop)
-            table_2TD = self._image(block, device)
-            parts.append(table_2TD[:, at - block.start : last - block.start])
-            at = last
-        if at < stop:
-            parts.append(self.text([(at, stop)], device))
-        return torch.cat(parts, dim=1)
+        end = max([stop, *(block.start + block.grid.cells for block in blocks)])
+        # The next power of two: few tables for however many lengths.
+        size = 1 << max(8, (end - 1).bit_length())
 
-    def _image(self, block: ImageBlock, device: torch.device) -> Tensor:
-        end = block.start + block.grid.cells
-        return self._tables.get(
-            (block.start, block.grid, device),
-            lambda: self._made(positions(end, [block])[block.start : end], device),
-        )
+        def make() -> Tensor:
+            angles_2TD = rope(positions(size, blocks), head_dim=self._head_dim, theta=self._theta)
+            return sent(angles_2TD, device)
 
-    def _made(self, yx_T2: Tensor, device: torch.device) -> Tensor:
-        return sent(rope(yx_T2, head_dim=self._head_dim, theta=self._theta), device)
+        return self._tables.get((size, tuple(blocks), device), make)[:, start:stop]
 
 
 def positions(length: int, blocks: Sequence[ImageBlock]) -> Tensor:

@@ -50,7 +50,7 @@ def test_a_table_is_made_once() -> None:
     block = [ImageBlock(3, 9, Grid(2, 3))]
     for _ in range(4):
         tables.rows(0, 12, block, CPU)
-    assert tables.counts() == {"hits": 10, "misses": 2}
+    assert tables.counts() == {"hits": 3, "misses": 1}
     tables.text([(5, 6), (200, 250), (255, 256)], CPU)
     assert tables.counts()["misses"] == 2
     tables.text([(256, 257)], CPU)
