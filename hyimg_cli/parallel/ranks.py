@@ -125,15 +125,14 @@ class RankPool:
             self._join()
             for name, (loader, ranks) in self.parts.items():
                 self._on_all((load_part, (name, loader)), ranks, lambda: None)
-        except RankError as error:
+        except BaseException as error:
             self.stop()
-            raise MachineError(
-                f"the ranks did not start: {error.what}",
-                hint="ask for fewer ranks; each needs memory for what it loads",
-                code="machine.ranks",
-            ) from error
-        except BaseException:
-            self.stop()
+            if isinstance(error, RankError):
+                raise MachineError(
+                    f"the ranks did not start: {error.what}",
+                    hint="ask for fewer ranks; each needs memory for what it loads",
+                    code="machine.ranks",
+                ) from error
             raise
 
     def revive(self) -> None:

@@ -69,11 +69,11 @@ class Failed:
 
     @classmethod
     def by(cls, rank: int, error: BaseException) -> Failed:
-        if isinstance(error, HyimgError):
-            return cls(error, time.monotonic())
-        what = traceback.format_exception_only(error)[-1].strip()
-        code = SHORT if isinstance(error, torch.OutOfMemoryError) else ""
-        return cls(_failed_rank(rank, what, code), time.monotonic())
+        if not isinstance(error, HyimgError):
+            what = traceback.format_exception_only(error)[-1].strip()
+            code = SHORT if isinstance(error, torch.OutOfMemoryError) else ""
+            error = _failed_rank(rank, what, code)
+        return cls(error, time.monotonic())
 
 
 def _failed_rank(rank: int, what: str, code: str = "") -> RankError:
@@ -171,6 +171,5 @@ def loopback() -> Iterator[None]:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     }
     with restored_environment(*wanted):
-        for name, value in wanted.items():
-            os.environ.setdefault(name, value)
+        os.environ.update(wanted | os.environ)
         yield

@@ -62,19 +62,11 @@ def split_weights(arch: Architecture, ranks: int) -> int:
 
 def refuse_uneven(arch: Architecture, ranks: int, quantization: str = "none") -> None:
     """Passes rank counts over which heads and experts can be split. Raises UsageError."""
-    has_heads, widths = _can_share_heads(arch, ranks), _uneven_widths(arch, ranks)
-    if not has_heads or widths:
-        heads = (
-            f"{arch.num_key_value_heads} kv heads with {arch.heads_per_kv_head} query heads each"
-        )
-        experts = f"experts of width {', '.join(map(str, widths))}"
-        possible = [
-            str(count)
-            for count in range(2, arch.num_key_value_heads * arch.heads_per_kv_head + 1)
-            if _can_share_heads(arch, count) and not _uneven_widths(arch, count)
-        ]
+    if what := _uneven(arch, ranks):
+        most = arch.num_key_value_heads * arch.heads_per_kv_head
+        possible = [str(count) for count in range(2, most + 1) if not _uneven(arch, count)]
         raise UsageError(
-            f"{experts if has_heads else heads} cannot be split over {ranks} ranks",
+            f"{what} cannot be split over {ranks} ranks",
             where=FLAG,
             hint=f"this model can be split over {', '.join(possible)}"
             if possible
@@ -92,12 +84,14 @@ def refuse_uneven(arch: Architecture, ranks: int, quantization: str = "none") ->
         )
 
 
-def _can_share_heads(arch: Architecture, ranks: int) -> bool:
-    """Whole kv heads for each rank, or each kv head for some ranks, a query head each at least."""
-    kv_heads = arch.num_key_value_heads
-    is_shared = ranks % kv_heads == 0 and ranks // kv_heads <= arch.heads_per_kv_head
-    return kv_heads % ranks == 0 or is_shared
+def _uneven(arch: Architecture, ranks: int) -> str:
+    """What of a layer cannot be split over so many ranks; empty where all of it can.
 
-
-def _uneven_widths(arch: Architecture, ranks: int) -> list[int]:
-    return sorted({width for width in arch.moe_intermediate_size if width % ranks})
+    A rank has whole kv heads, or a query head at least of one that others have too.
+    """
+    kv_heads, group = arch.num_key_value_heads, arch.heads_per_kv_head
+    is_shared = ranks % kv_heads == 0 and ranks // kv_heads <= group
+    if kv_heads % ranks and not is_shared:
+        return f"{kv_heads} kv heads with {group} query heads each"
+    widths = sorted({width for width in arch.moe_intermediate_size if width % ranks})
+    return f"experts of width {', '.join(map(str, widths))}" if widths else ""
