@@ -74,8 +74,7 @@ def video_checkpoint(config: RunConfig) -> Check:
 def _checkpoint(model: str, config: RunConfig, card_of: CardOf) -> Check:
     shown, revision = model_name(model), config.model.revision
     try:
-        stored = registry.stored_weights(model, revision)
-        registry.refuse_other_weights(model, revision)
+        stored = registry.check_weights(model, revision)
     except CheckpointError as error:
         return _incomplete(model, error, lambda: card_of(model, revision))
     parts = ", ".join(f"{part} {bytes_text(nbytes)}" for part, (_, nbytes) in stored.items())

@@ -152,20 +152,24 @@ def _fingerprint(_from: str, model: str, revision: str | None, components: str |
     return family.fingerprint(folder, *others)
 
 
-def stored_weights(model: str, revision: str | None = None) -> dict[str, tuple[int, int]]:
+def check_weights(model: str, revision: str | None = None) -> dict[str, tuple[int, int]]:
     """The number of weights of each component by name, and their bytes, counted in their files'
-    headers; none is loaded.
+    headers; none is loaded. Imports torch.
 
-    Raises CheckpointError where a file is missing, cut short, or not what its index says.
+    Raises CheckpointError where a file is missing, cut short, or not what its index says, and where
+    the files have other tensors than the configuration's, as far as the family knows.
     """
     folder = resolve_model(model, revision, with_weights=False)
-    return {
+    family = _family(folder)
+    stored = {
         part: (
             sum(math.prod(tensor.shape) for tensor in found.values()),
             checkpoint.weight_bytes(found),
         )
-        for part, found in _family(folder).tensors(folder).items()
+        for part, found in family.tensors(folder).items()
     }
+    family.refuse_wrong(folder)
+    return stored
 
 
 def reading(model: str, revision: str | None = None) -> Reading | None:
@@ -174,14 +178,6 @@ def reading(model: str, revision: str | None = None) -> Reading | None:
     """
     folder = resolve_model(model, revision, with_weights=False)
     return _family(folder).reading(folder)
-
-
-def refuse_other_weights(model: str, revision: str | None = None) -> None:
-    """Passes a checkpoint that holds every tensor of its configuration, and no other, as far as its
-    family knows. Imports torch. Raises CheckpointError.
-    """
-    folder = resolve_model(model, revision, with_weights=False)
-    _family(folder).refuse_wrong(folder)
 
 
 def check(job: Job, revision: str | None = None, components: str | None = None) -> None:

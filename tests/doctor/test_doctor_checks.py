@@ -378,7 +378,7 @@ def test_networks_that_take_turns_need_the_largest_on_the_gpu(
     monkeypatch.setattr(available, "available_bytes", lambda: main_memory[0])
     whole = subject(device="cuda", dtype="bfloat16")
     turns = subject(device="cuda", dtype="bfloat16", cpu_offload="model")
-    sizes = {part: count * 2 for part, (count, _) in registry.stored_weights("tiny-video").items()}
+    sizes = {part: count * 2 for part, (count, _) in registry.check_weights("tiny-video").items()}
     assert models.video_memory(turns).status == "ok"
     room[0] = max(sizes.values())
     assert models.video_memory(turns).status == "ok"

@@ -21,7 +21,6 @@ from hyimg_cli.models.bagel.prompter import BagelPrompter
 from hyimg_cli.models.bagel.sequence import (
     BlockLayout,
     SourcePlace,
-    Writer,
     picture_grid,
     source_shape,
 )
@@ -165,7 +164,7 @@ class Bagel(DecoderModel):
         found, bucket = prompter.contexts(job, shapes, text.ids), prompter.bucket(job, shapes)
         grid, written = picture_grid(bucket.size), []
         for context in prompter.branches(job, found):
-            layout = Writer(prompter.markers, context).noise(grid).layout
+            layout = context.noise(grid)
             written.append(BranchSequence(layout.ids, context.length, layout.length, layout))
         words = prompter.vocabulary
         read_again = text.ids is not None and words.encode(words.decode(text.ids))

@@ -14,7 +14,6 @@ from hyimg_cli.models.bagel.sequence import (
     Contexts,
     Markers,
     SourcePlace,
-    Writer,
     contexts,
     picture_grid,
     segments,
@@ -120,7 +119,7 @@ class BagelPrompter(ImageCheckpoint):
         """
         if not job.writes_text:
             return None
-        return Writer(self.markers, self.contexts(job, shapes).full).opening().layout
+        return self.contexts(job, shapes).full.opening()
 
     def branches(self, job: ImageJob, found: Contexts) -> list[BlockLayout]:
         """The contexts that guidance needs, the full one first: without the text, without images.

@@ -64,9 +64,22 @@ class Block:
 
 
 @dataclass(frozen=True)
-class BlockLayout:
-    """A sequence of blocks: ids of all tokens, image tokens by their placeholders."""
+class Markers:
+    """Ids of the tokens around texts and images."""
 
+    bos: int
+    eos: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """A sequence of blocks: ids of all tokens, image tokens by their placeholders. What is put
+    behind it gives a longer one.
+    """
+
+    markers: Markers
     ids: tuple[int, ...] = ()
     blocks: tuple[Block, ...] = ()
 
@@ -85,10 +98,30 @@ class BlockLayout:
         """Length less rope behind the last block; text that follows keeps it."""
         return self.length - self.next_rope
 
-    def cut(self, blocks: int) -> "BlockLayout":
-        """The first of its blocks."""
-        kept = self.blocks[:blocks]
-        return BlockLayout(self.ids[: kept[-1].stop] if kept else (), kept)
+    def text(self, ids: Sequence[int]) -> "BlockLayout":
+        return self._add("text", (self.markers.bos, *ids, self.markers.eos))
+
+    def opening(self) -> "BlockLayout":
+        """The first token of a text that is still to be written."""
+        return self._add("text", (self.markers.bos,))
+
+    def source(self, shape: SourcePlace, number: int) -> "BlockLayout":
+        """Both blocks of a source image: what the VAE makes of it, then the ViT."""
+        return self._image("vae", shape.vae, number)._image("vit", shape.vit, number)
+
+    def noise(self, grid: Grid) -> "BlockLayout":
+        return self._image("noise", grid, 0)
+
+    def _image(self, kind: Kind, grid: Grid, number: int) -> "BlockLayout":
+        cells = (PLACEHOLDER[kind],) * grid.cells
+        return self._add(kind, (self.markers.start, *cells, self.markers.end), number, grid)
+
+    def _add(
+        self, kind: Kind, ids: tuple[int, ...], source: int = 0, grid: Grid | None = None
+    ) -> "BlockLayout":
+        stop = self.length + len(ids)
+        block = Block(kind, self.length, stop, self.next_rope, source, grid or Grid(0, 0))
+        return BlockLayout(self.markers, self.ids + ids, (*self.blocks, block))
 
     def spans(self, start: int, stop: int) -> tuple[QuerySpan, ...]:
         """The mask of the tokens `[start, stop)`.
@@ -109,51 +142,7 @@ class BlockLayout:
         ]
 
 
-@dataclass(frozen=True)
-class Markers:
-    """Ids of the tokens around texts and images."""
-
-    bos: int
-    eos: int
-    start: int
-    end: int
-
-
 Part: TypeAlias = SourcePlace | Sequence[int]
-
-
-class Writer:
-    """Puts a layout together, block by block."""
-
-    def __init__(self, markers: Markers, layout: BlockLayout | None = None) -> None:
-        self._markers = markers
-        self.layout = layout or BlockLayout()
-
-    def text(self, ids: Sequence[int]) -> "Writer":
-        return self._add("text", (self._markers.bos, *ids, self._markers.eos))
-
-    def opening(self) -> "Writer":
-        """The first token of a text that is still to be written."""
-        return self._add("text", (self._markers.bos,))
-
-    def source(self, shape: SourcePlace, number: int) -> "Writer":
-        """Both blocks of a source image: what the VAE makes of it, then the ViT."""
-        return self._image("vae", shape.vae, number)._image("vit", shape.vit, number)
-
-    def noise(self, grid: Grid) -> "Writer":
-        return self._image("noise", grid, 0)
-
-    def _image(self, kind: Kind, grid: Grid, number: int) -> "Writer":
-        cells = (PLACEHOLDER[kind],) * grid.cells
-        return self._add(kind, (self._markers.start, *cells, self._markers.end), number, grid)
-
-    def _add(
-        self, kind: Kind, ids: tuple[int, ...], source: int = 0, grid: Grid | None = None
-    ) -> "Writer":
-        known, stop = self.layout, self.layout.length + len(ids)
-        block = Block(kind, known.length, stop, known.next_rope, source, grid or Grid(0, 0))
-        self.layout = BlockLayout(known.ids + ids, (*known.blocks, block))
-        return self
 
 
 @dataclass(frozen=True)
@@ -181,24 +170,18 @@ def contexts(
 
     `written`: ids of the text that was thought before the picture.
     """
-    full, texts = Writer(markers), Writer(markers)
+    full = BlockLayout(markers)
     if system is not None:
-        full.text(system)
-        texts.text(system)
-    kept, images = len(full.layout.blocks), 0
+        full = full.text(system)
+    texts = without_text = full
+    images = 0
     for part in parts:
         if isinstance(part, SourcePlace):
-            full.source(part, images)
+            full = without_text = full.source(part, images)
             images += 1
-            kept = len(full.layout.blocks)
         else:
-            kept = len(full.layout.blocks)
-            full.text(part)
-            texts.text(part)
-    without_text = full.layout.cut(kept)
-    if written is not None:
-        full.text(written)
-    return Contexts(full.layout, without_text, texts.layout)
+            without_text, full, texts = full, full.text(part), texts.text(part)
+    return Contexts(full if written is None else full.text(written), without_text, texts)
 
 
 def segments(

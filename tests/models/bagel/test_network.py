@@ -18,7 +18,6 @@ from hyimg_cli.models.bagel.sequence import (
     BlockLayout,
     Markers,
     SourcePlace,
-    Writer,
     contexts,
 )
 from hyimg_cli.models.common.layers import sinusoid
@@ -175,7 +174,8 @@ def _one_forward(
 
 def _filled(network: BagelNetwork, layout: BlockLayout, source: ImageRows) -> Any:
     """The noise branch behind a context that was prefilled block by block."""
-    context = layout.cut(len(layout.blocks) - 1)
+    *blocks, noise = layout.blocks
+    context = BlockLayout(MARKERS, layout.ids[: noise.start], tuple(blocks))
     buffer = network.new_buffer(layout.length)
     for block in context.blocks:
         network.prefill(context, [source], buffer, block.stop)
@@ -186,7 +186,7 @@ def _filled(network: BagelNetwork, layout: BlockLayout, source: ImageRows) -> An
 def test_block_by_block_is_one_masked_forward(
     wide: BagelNetwork, source: ImageRows, edit: Any
 ) -> None:
-    layout, noise = Writer(MARKERS, edit.full).noise(Grid(2, 3)).layout, _noise()
+    layout, noise = edit.full.noise(Grid(2, 3)), _noise()
     branch = _filled(wide, layout, source)
     (velocity,) = wide.velocities([_live([branch], noise)], (400, 401))
     _, expected = _one_forward(wide, layout, source, noise)
@@ -196,10 +196,10 @@ def test_block_by_block_is_one_masked_forward(
     wide.prefill(edit.full, [source], again, edit.full.length)
     torch.testing.assert_close(keys, again.read(2, edit.full.length)[0], atol=1e-10, rtol=0)
     # In float64 all the way: the last state of a text behind everything.
-    longer = Writer(MARKERS, edit.full).opening().layout
+    longer = edit.full.opening()
     buffer = wide.new_buffer(longer.length + 8)
     state = wide.prefill(longer, [source], buffer, longer.length)
-    whole = Writer(MARKERS, longer).noise(Grid(2, 3)).layout
+    whole = longer.noise(Grid(2, 3))
     hidden, _ = _one_forward(wide, whole, source, noise)
     torch.testing.assert_close(state, hidden[longer.length - 1], atol=1e-10, rtol=0)
 
@@ -208,7 +208,7 @@ def test_block_by_block_is_one_masked_forward(
 def test_the_context_does_not_see_the_noise(
     wide: BagelNetwork, source: ImageRows, edit: Any
 ) -> None:
-    layout = Writer(MARKERS, edit.full).noise(Grid(2, 3)).layout
+    layout = edit.full.noise(Grid(2, 3))
     branch = _filled(wide, layout, source)
     before = branch.block.buffer.read(2, edit.full.length)[0].clone()
     first = wide.velocities([_live([branch], _noise())], (400, 401))[0]
@@ -222,8 +222,8 @@ def test_the_context_does_not_see_the_noise(
 def test_a_prefix_is_the_context_without_the_text(
     wide: BagelNetwork, source: ImageRows, edit: Any
 ) -> None:
-    full = _filled(wide, Writer(MARKERS, edit.full).noise(Grid(2, 3)).layout, source)
-    layout = Writer(MARKERS, edit.without_text).noise(Grid(2, 3)).layout
+    full = _filled(wide, edit.full.noise(Grid(2, 3)), source)
+    layout = edit.without_text.noise(Grid(2, 3))
     buffer = wide.new_buffer(layout.length)
     buffer.take(full.block.buffer, edit.without_text.length)
     view = wide.branch(layout, buffer)
@@ -237,7 +237,7 @@ def test_a_prefix_is_the_context_without_the_text(
 def test_each_layer_has_two_sets(
     wide: BagelNetwork, source: ImageRows, edit: Any, place: int
 ) -> None:
-    layout = Writer(MARKERS, edit.full).noise(Grid(2, 3)).layout
+    layout = edit.full.noise(Grid(2, 3))
     expected = wide.velocities([_live([_filled(wide, layout, source)], _noise())], (400, 401))
     other = copy.deepcopy(wide)
     own = other.decoder.layers[place]._modules
@@ -248,7 +248,7 @@ def test_each_layer_has_two_sets(
 
 @torch.no_grad()
 def test_markers_are_no_latents(wide: BagelNetwork, source: ImageRows, edit: Any) -> None:
-    branch = _filled(wide, Writer(MARKERS, edit.full).noise(Grid(2, 3)).layout, source)
+    branch = _filled(wide, edit.full.noise(Grid(2, 3)), source)
     assert list(branch.block.is_gen) == [False, *[True] * 6, False]
     expected = wide.velocities([_live([branch], _noise())], (400, 401))[0]
     object.__setattr__(branch.block, "is_gen", [True] * 8)
@@ -265,7 +265,7 @@ def test_rows_do_not_depend_on_their_company(loaded: Bagel) -> None:
     def fed(texts: list[tuple[int, ...]]) -> list[Tensor]:
         found = []
         for ids in texts:
-            layout = Writer(MARKERS).text(ids).opening().layout
+            layout = BlockLayout(MARKERS).text(ids).opening()
             buffer = network.new_buffer(64)
             network.prefill(layout, [], buffer, layout.length)
             found.append(Context(list(layout.ids), buffer, None, layout))
@@ -274,7 +274,7 @@ def test_rows_do_not_depend_on_their_company(loaded: Bagel) -> None:
     texts = [(1, 2, 3), tuple(range(17)), (9,), (7, 7)]
     alone = [fed([ids])[0] for ids in texts]
     assert all(torch.equal(a, b) for a, b in zip(fed(texts), alone, strict=True))
-    layouts = [Writer(MARKERS).text(ids).noise(Grid(2, 3)).layout for ids in texts]
+    layouts = [BlockLayout(MARKERS).text(ids).noise(Grid(2, 3)) for ids in texts]
     branches = [
         _filled(network, layout, ImageRows(*[torch.zeros(0, 64)] * 2)) for layout in layouts
     ]

@@ -11,7 +11,6 @@ from hyimg_cli.models.bagel.sequence import (
     BlockLayout,
     Markers,
     SourcePlace,
-    Writer,
     contexts,
     fitted,
     segments,
@@ -41,7 +40,7 @@ def test_an_edit_at_the_real_sizes() -> None:
     assert (found.without_text.length, found.without_text.next_rope) == (9000, 2)
     assert (found.without_images.length, found.without_images.next_rope) == (10, 10)
     assert found.full.ids[: found.without_text.length] == found.without_text.ids
-    noise = Writer(MARKERS, found.full).noise(Grid(64, 64)).layout
+    noise = found.full.noise(Grid(64, 64))
     assert set(noise.positions(9010, 9010 + 4098)) == {12}
     # No token stands between the two blocks of an image but their markers.
     assert found.full.ids[4096:4101] == (-1, 401, 400, -2, -2)
@@ -104,11 +103,11 @@ def test_segments_are_whole_images_and_texts() -> None:
     assert sum(one.length for one in found) == layout.length - 1
     inside = layout.blocks[3].start + 2
     assert [one.length for one in segments(layout, layout.ids, ["a", "b"], inside)] == [16, 4]
-    assert segments(BlockLayout(), (), [], -1) == []
+    assert segments(BlockLayout(MARKERS), (), [], -1) == []
 
 
 def test_a_text_alone_behind_a_shared_prefix_has_the_same_runs() -> None:
-    layout = Writer(MARKERS).text((1, 2, 3)).layout
+    layout = BlockLayout(MARKERS).text((1, 2, 3))
     assert layout.spans(0, 5) == (QuerySpan(0, 4, True), QuerySpan(4, 5, True))
     assert layout.spans(4, 5) == (QuerySpan(4, 5, True),)
     assert layout.spans(0, 4) == (QuerySpan(0, 3, True), QuerySpan(3, 4, True))
