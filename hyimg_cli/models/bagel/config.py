@@ -21,7 +21,7 @@ from hyimg_cli.loading.checkpoint import (
     tensor_index,
 )
 from hyimg_cli.loading.config import Config
-from hyimg_cli.models.common.released import refuse_unreleased
+from hyimg_cli.models.common.config import VitShape, refuse_unreleased
 from hyimg_cli.spec.card import (
     PICTURE_BYTES,
     Bucket,
@@ -110,16 +110,10 @@ class DecoderShape:
     rms_norm_eps: float
 
 
-@dataclass(frozen=True)
-class VisionShape:
+@dataclass(frozen=True, kw_only=True)
+class VisionShape(VitShape):
     """The SigLIP tower; `positions` rows in its own table, `table_side` squared in the model's."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    patch_size: int
-    layer_norm_eps: float
     positions: int
     table_side: int
 
@@ -202,7 +196,6 @@ def read_architecture(folder: Path) -> BagelShape:
     vision = vit.facts(
         VisionShape,
         num_hidden_layers=stated if has_last else stated - 1,
-        layer_norm_eps=vit.number("layer_norm_eps", 1e-6, above=0),
         positions=rows,
         table_side=_side(found, _VIT_TABLE, side),
     )

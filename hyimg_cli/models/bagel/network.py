@@ -83,13 +83,7 @@ class VisionTransformer(nn.Module):
     def __init__(self, arch: VisionShape) -> None:
         super().__init__()
         self.embeddings = VisionEmbeddings(arch)
-        self.encoder = VitEncoder(
-            arch.hidden_size,
-            arch.intermediate_size,
-            heads=arch.num_attention_heads,
-            layers=arch.num_hidden_layers,
-            eps=arch.layer_norm_eps,
-        )
+        self.encoder = VitEncoder(arch)
         self.post_layernorm = nn.LayerNorm(arch.hidden_size, eps=arch.layer_norm_eps)
 
     def forward(self, patches_NP: Tensor, grid: Grid) -> Tensor:

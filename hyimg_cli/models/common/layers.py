@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hyimg_cli.kernels.attention import any_attention
+from hyimg_cli.models.common.config import VitShape
 
 _SINUSOID_WIDTH = 256
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -24,20 +25,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class VitEncoder(nn.Module):
     """Pre-norm layers; a token sees all that the mask, where there is one, does not hide."""
 
-    def __init__(
-        self,
-        width: int,
-        inner: int,
-        *,
-        heads: int,
-        layers: int,
-        eps: float,
-        activation: str = "gelu_pytorch_tanh",
-    ) -> None:
+    def __init__(self, arch: VitShape) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            _Layer(width, inner, heads, eps, activation) for _ in range(layers)
-        )
+        self.layers = nn.ModuleList(_Layer(arch) for _ in range(arch.num_hidden_layers))
 
     def forward(self, x_BSM: Tensor, mask_B11S: Tensor | None = None) -> Tensor:
         for layer in self.layers:
@@ -46,12 +36,12 @@ class VitEncoder(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(self, width: int, inner: int, heads: int, eps: float, activation: str) -> None:
+    def __init__(self, arch: VitShape) -> None:
         super().__init__()
-        self.layer_norm1 = nn.LayerNorm(width, eps=eps)
-        self.self_attn = _Attention(width, heads)
-        self.layer_norm2 = nn.LayerNorm(width, eps=eps)
-        self.mlp = VitMlp(width, inner, activation)
+        self.layer_norm1 = nn.LayerNorm(arch.hidden_size, eps=arch.layer_norm_eps)
+        self.self_attn = _Attention(arch.hidden_size, arch.num_attention_heads)
+        self.layer_norm2 = nn.LayerNorm(arch.hidden_size, eps=arch.layer_norm_eps)
+        self.mlp = VitMlp(arch)
 
     def forward(self, x_BSM: Tensor, mask_B11S: Tensor | None) -> Tensor:
         x_BSM = x_BSM + self.self_attn(self.layer_norm1(x_BSM), mask_B11S)
@@ -75,13 +65,13 @@ class _Attention(nn.Module):
 
 
 class VitMlp(nn.Module):
-    """Two linear layers; `activation` is one of `ACTIVATIONS`."""
+    """Two linear layers; the activation between them is one of `ACTIVATIONS`."""
 
-    def __init__(self, width: int, inner: int, activation: str) -> None:
+    def __init__(self, arch: VitShape) -> None:
         super().__init__()
-        self.activation = activation
-        self.fc1 = nn.Linear(width, inner)
-        self.fc2 = nn.Linear(inner, width)
+        self.activation = arch.hidden_act
+        self.fc1 = nn.Linear(arch.hidden_size, arch.intermediate_size)
+        self.fc2 = nn.Linear(arch.intermediate_size, arch.hidden_size)
 
     def forward(self, x_BSM: Tensor) -> Tensor:
         return self.fc2(ACTIVATIONS[self.activation](self.fc1(x_BSM)))

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast, get_args
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading.checkpoint import MOST_MODULES, MOST_WIDTH
 from hyimg_cli.loading.config import Config
-from hyimg_cli.models.common.released import refuse_unreleased
+from hyimg_cli.models.common.config import VitShape, refuse_unreleased
 from hyimg_cli.spec.card import SamplingDefaults
 from hyimg_cli.spec.options import BOT_TASKS
 
@@ -96,24 +96,17 @@ class VaeArchitecture:
     upsample_match_channel: bool = True
 
 
-@dataclass(frozen=True)
-class VisionArchitecture:
+@dataclass(frozen=True, kw_only=True)
+class VisionArchitecture(VitShape):
     """The Siglip2 tower, its patch limit, and the aligner behind it."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
     num_channels: int
-    patch_size: int
     num_patches: int
     max_num_patches: int
     resample: int
     rescale_factor: float
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
-    hidden_act: str = "gelu_pytorch_tanh"
-    layer_norm_eps: float = 1e-6
     vision_use_head: bool = True
     aligner_depth: int = 2
 

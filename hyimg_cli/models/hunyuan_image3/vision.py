@@ -50,14 +50,7 @@ class VisionTower(nn.Module):
             what = f"vit hidden_act {arch.hidden_act!r} is not released"
             raise CheckpointError(what, code="checkpoint.config")
         self.embeddings = _Embeddings(arch)
-        self.encoder = VitEncoder(
-            arch.hidden_size,
-            arch.intermediate_size,
-            heads=arch.num_attention_heads,
-            layers=arch.num_hidden_layers,
-            eps=arch.layer_norm_eps,
-            activation=arch.hidden_act,
-        )
+        self.encoder = VitEncoder(arch)
         self.post_layernorm = nn.LayerNorm(arch.hidden_size, eps=arch.layer_norm_eps)
         if arch.vision_use_head:
             self.head = _PoolingHead(arch)
@@ -106,7 +99,7 @@ class _PoolingHead(nn.Module):
         self.probe = nn.Parameter(torch.randn(1, 1, width))
         self.attention = nn.MultiheadAttention(width, arch.num_attention_heads, batch_first=True)
         self.layernorm = nn.LayerNorm(width, eps=arch.layer_norm_eps)
-        self.mlp = VitMlp(width, arch.intermediate_size, arch.hidden_act)
+        self.mlp = VitMlp(arch)
 
 
 def vision_inputs(pixels: np.ndarray, arch: VisionArchitecture) -> VisionInputs:

@@ -11,7 +11,7 @@ slots and reads all up to the chunk's end. No mask: causal is what the cache hol
 # Legend: B clips, C channel, F latent frames, Y X latent rows and columns, S tokens of a chunk,
 # N text tokens, M width, H heads, D head width, T cached tokens; of a camera's rays H W pixels
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
@@ -99,8 +99,12 @@ class LingBotNetwork(nn.Module):
         return Clip(cache, self.text(text_BNM), times, turn)
 
     def begin(self, clip: Clip, camera_BCFYX: Tensor) -> None:
-        """Compute a chunk's constants: its camera's scale and shift in every block."""
-        clip.camera = list(self.camera(camera_BCFYX))
+        """Compute a chunk's constants: its camera's scale and shift [B, S, M] in every block."""
+        embedded, clip.camera = self.camera_embedding(camera_BCFYX), []
+        for block in self.blocks:
+            inner = fun.silu(block.cam_injector_layer1(embedded))
+            hidden = block.cam_injector_layer2(inner) + embedded
+            clip.camera.append((block.cam_scale_layer(hidden), block.cam_shift_layer(hidden)))
 
     def text(self, text_BNM: Tensor) -> list[tuple[Tensor, Tensor]]:
         """K/V of the text in every block, [B, H, N, D]."""
@@ -129,14 +133,6 @@ class LingBotNetwork(nn.Module):
         inner = fun.silu(self.c2ws_hidden_states_layer1(embedded))
         return embedded + self.c2ws_hidden_states_layer2(inner)
 
-    def camera(self, camera_BCFYX: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Scale and shift of every block, [B, S, M] each, one block after the other."""
-        embedded = self.camera_embedding(camera_BCFYX)
-        for block in self.blocks:
-            inner = fun.silu(block.cam_injector_layer1(embedded))
-            hidden = block.cam_injector_layer2(inner) + embedded
-            yield block.cam_scale_layer(hidden), block.cam_shift_layer(hidden)
-
     def forward(self, clip: Clip, chunk: int, number: int, latents_BCFYX: Tensor) -> Tensor:
         """Velocity of a chunk at its pass `number`, [B, C, F, Y, X]; `latents_BCFYX`: noisy ones,
         the mask's channels, the picture's. Reads no value back.
@@ -148,7 +144,11 @@ class LingBotNetwork(nn.Module):
             hidden_BSM = self.block(clip, layer, chunk, hidden_BSM, modulation_16M)
         shift, scale = (self.scale_shift_table + embedded_1M[:, None]).chunk(2, dim=1)
         normed = self.norm_out(hidden_BSM.float()) * (1 + scale) + shift
-        return self._unpatched(self.proj_out(normed.to(self.dtype)), patched.shape[2:])
+        rows_BSM: Tensor = self.proj_out(normed.to(self.dtype))
+        # A patch's cells come before its channels: batch, channels, then (frame, in patch),
+        # (row, in patch), (column, in patch).
+        cells = rows_BSM.unflatten(2, (*self.shape.patch_size, -1)).unflatten(1, patched.shape[2:])
+        return cells.permute(0, 7, 1, 4, 2, 5, 3, 6).flatten(6, 7).flatten(4, 5).flatten(2, 3)
 
     def block(
         self, clip: Clip, layer: int, chunk: int, hidden_BSM: Tensor, modulation_16M: Tensor
@@ -193,14 +193,6 @@ class LingBotNetwork(nn.Module):
     def _joined(self, mixed_BHSD: Tensor, module: Any) -> Tensor:
         rows: Tensor = module.to_out[0](mixed_BHSD.transpose(1, 2).flatten(2))
         return rows
-
-    def _unpatched(self, rows_BSM: Tensor, grid: Sequence[int]) -> Tensor:
-        """Rows of patches as latents; a patch's cells come before its channels."""
-        patch = self.shape.patch_size
-        cells: Tensor = rows_BSM.unflatten(2, (*patch, -1)).unflatten(1, tuple(grid))
-        # batch, channels, then (frame, in patch), (row, in patch), (column, in patch)
-        split = cells.permute(0, 7, 1, 4, 2, 5, 3, 6)
-        return split.flatten(6, 7).flatten(4, 5).flatten(2, 3)
 
 
 def rope(grid: tuple[int, int, int], head_dim: int) -> tuple[Tensor, Tensor]:
