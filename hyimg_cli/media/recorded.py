@@ -70,19 +70,18 @@ def read_described(path: Path) -> Described:
     if kind == "sidecar":
         return Described(path, kind, _record(_sidecar(path), path, _OURS))
     if kind == "mp4":
-        comment, source_type = _comment(path)
-        sidecar = path.with_suffix(".json")
-        if comment.lstrip().startswith("{"):
-            return Described(path, kind, _record(comment, path), source_type=source_type)
-        if sidecar.is_file():  # another program dropped the comment
-            record = _record(_sidecar(sidecar), sidecar)
-            return Described(path, kind, record, source_type=source_type)
-        raise _fault("none", "the video says nothing about itself", path, _NO_RECORD)
-    text = picture_text_of(path)
-    if text == PictureText():
+        text, source_type = _comment(path)
+        place, sidecar = path, path.with_suffix(".json")
+        if not text.lstrip().startswith("{"):  # another program dropped the comment
+            if not sidecar.is_file():
+                raise _fault("none", "the video says nothing about itself", path, _NO_RECORD)
+            text, place = _sidecar(sidecar), sidecar
+        return Described(path, kind, _record(text, place), source_type=source_type)
+    said = picture_text_of(path)
+    if said == PictureText():
         raise _fault("none", "the picture says nothing about itself", path, _NO_RECORD)
-    found = _record(text.record, path) if text.record else None
-    return Described(path, kind, found, text.parameters, text.source_type)
+    found = _record(said.record, path) if said.record else None
+    return Described(path, kind, found, said.parameters, said.source_type)
 
 
 def _kind(path: Path) -> Kind:
