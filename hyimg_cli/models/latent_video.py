@@ -78,13 +78,9 @@ class PromptEmbedding:
 
 @dataclass(frozen=True)
 class BranchInputs:
-    """Inputs of a guidance branch: picklable, so that it can be made in another process.
-
-    Branch 0 is the conditional one.
-    """
+    """Inputs of a guidance branch: picklable, so that it can be made in another process."""
 
     job: VideoJob
-    number: int
     embedding: PromptEmbedding
     # Of its start pictures, by kind.
     start: Mapping[str, Tensor] = field(default_factory=dict)

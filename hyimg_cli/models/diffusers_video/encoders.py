@@ -54,6 +54,7 @@ class CheckpointEncoder:
         self.encoder_runs: Counter[str] = Counter()
         self._networks: dict[str, Any] = {}
         self._tokenizers: dict[str, Any] = {}
+        self._libraries = [f"{name} {installed_version(name)}" for name in _LIBRARIES]
         # Of each component's files, which are read once.
         self._identity = cache(lambda name: layout.components[name].identity())
 
@@ -113,16 +114,10 @@ class CheckpointEncoder:
                 "family": self.layout.family,
                 "dtype": self.place.dtype_name,
                 "device": device_class(self.place.device),
-                "libraries": list(library_versions()),
+                "libraries": self._libraries,
                 **parts,
             }
         )
-
-
-@cache
-def library_versions() -> tuple[str, ...]:
-    """Versions of the libraries that turn text into an embedding."""
-    return tuple(f"{name} {installed_version(name)}" for name in _LIBRARIES)
 
 
 def device_class(device: torch.device) -> str:

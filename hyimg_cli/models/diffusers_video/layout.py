@@ -71,6 +71,10 @@ _FAMILIES = {
 _OPTIONAL = frozenset({"transformer_2"})
 # Networks that read the picture a video starts from: of an i2v pipeline alone, Wan 2.2's has none.
 _OF_PICTURES = frozenset({"image_encoder", "image_processor", "feature_extractor"})
+_OF_ANOTHER_LAYOUT = (
+    "releases in a layout of their own have an edition for diffusers beside them: "
+    "Wan-AI/Wan2.1-T2V-1.3B-Diffusers, hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"
+)
 _OTHER_FILES = "download the checkpoint again with all its JSON files, or use another edition of it"
 # A tile is 256 pixels, and shares 64 with the next one; half a tile, half of them: all of these are
 # whole latent cells.
@@ -180,23 +184,13 @@ def is_video_checkpoint(folder: Path) -> bool:
 def read_layout(folder: Path) -> CheckpointLayout:
     """The checkpoint in `folder`. Raises CheckpointError for another pipeline or foreign code."""
     if not is_video_checkpoint(folder):
-        raise CheckpointError(
-            f"there is no {INDEX}: this is not a checkpoint in diffusers' layout",
-            where=folder,
-            hint="releases in a layout of their own have an edition for diffusers beside them: "
-            "Wan-AI/Wan2.1-T2V-1.3B-Diffusers, hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-"
-            "480p_t2v",
-            code="checkpoint.missing",
-        )
+        what = f"there is no {INDEX}: this is not a checkpoint in diffusers' layout"
+        raise checkpoint.fault("missing", what, folder, _OF_ANOTHER_LAYOUT)
     index = Config.read(folder / INDEX)
     pipeline = index.text("_class_name")
     if pipeline not in _FAMILIES:
-        raise CheckpointError(
-            f"{INDEX} names the pipeline {pipeline!r}",
-            where=folder,
-            hint=f"known are {', '.join(_FAMILIES)}",
-            code="checkpoint.family",
-        )
+        what = f"{INDEX} names the pipeline {pipeline!r}"
+        raise checkpoint.fault("family", what, folder, f"known are {', '.join(_FAMILIES)}")
     family = _FAMILIES[pipeline]
     optional = _OPTIONAL
     if family == WAN or not pipeline.endswith(_START):
@@ -215,20 +209,13 @@ def component_of(folder: Path, name: str, entry: Any, classes: frozenset[str]) -
         case [str(library), str(class_name)] if library in _STEMS and class_name in classes:
             pass
         case _:
-            known = " or ".join(sorted(classes))
-            raise CheckpointError(
-                f"{INDEX} wants {name} to be {entry!r}",
-                where=folder,
-                hint=f"known is {known}; code that a checkpoint brings along is never run",
-                code="checkpoint.component",
-            )
+            what, known = f"{INDEX} wants {name} to be {entry!r}", " or ".join(sorted(classes))
+            hint = f"known is {known}; code that a checkpoint brings along is never run"
+            raise checkpoint.fault("component", what, folder, hint)
     if not (folder / name).is_dir():
-        raise CheckpointError(
-            f"{INDEX} names a {name}, and the folder {name}/ is missing",
-            where=folder,
-            hint="download the checkpoint again, with its folders, or copy the missing one",
-            code="checkpoint.missing",
-        )
+        what = f"{INDEX} names a {name}, and the folder {name}/ is missing"
+        hint = "download the checkpoint again, with its folders, or copy the missing one"
+        raise checkpoint.fault("missing", what, folder, hint)
     return Component(folder / name, library, class_name)
 
 
@@ -248,18 +235,13 @@ def refuse_unsupported(layout: CheckpointLayout) -> None:
         method = component.config().table("quantization_config", {})
         if method.values:
             how = method.text("quant_method", "unnamed")
-            raise CheckpointError(
-                f"the {component.name} is stored quantized ({how})",
-                where=component.folder,
-                hint="use the checkpoint as it was released",
-                code="checkpoint.quantized",
-            )
+            what = f"the {component.name} is stored quantized ({how})"
+            hint = "use the checkpoint as it was released"
+            raise checkpoint.fault("quantized", what, component.folder, hint)
     find_faults = _find_hunyuan_faults if layout.family == HUNYUAN_VIDEO15 else _find_wan_faults
     network, vae = layout.components["transformer"].config(), layout.components["vae"].config()
     for what in find_faults(layout, network, vae):
-        raise CheckpointError(
-            what, where=layout.folder, hint=_OTHER_FILES, code="checkpoint.family"
-        )
+        raise checkpoint.fault("family", what, layout.folder, _OTHER_FILES)
 
 
 def _find_hunyuan_faults(layout: CheckpointLayout, network: Config, vae: Config) -> Iterator[str]:

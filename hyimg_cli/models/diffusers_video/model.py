@@ -75,8 +75,7 @@ class Denoiser:
         )
         # A branch for each text: the conditional one, and under CFG that of the negative prompt.
         self._inputs = [
-            BranchInputs(job, number, embeddings[text], start=dict(start))
-            for number, text in enumerate(model.texts(job))
+            BranchInputs(job, embeddings[text], start=dict(start)) for text in model.texts(job)
         ]
         runner = model.branch_runner
         self._runner: BranchRunner = runner() if runner else LocalBranches(model.branch)

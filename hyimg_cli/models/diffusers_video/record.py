@@ -12,12 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import Tokenizer
-
-from hyimg_cli.errors import CheckpointError, JobError, require
-from hyimg_cli.files import TABLE_BYTES, bytes_of
-from hyimg_cli.loading.checkpoint import file_digest, readable
+from hyimg_cli.errors import JobError, require
+from hyimg_cli.loading.checkpoint import file_digest
 from hyimg_cli.loading.config import Config
+from hyimg_cli.models.common.tokenizer import read_tokenizer
 from hyimg_cli.models.diffusers_video.layout import (
     HUNYUAN_VIDEO15,
     INDEX,
@@ -102,9 +100,9 @@ def check_texts(job: VideoJob, folder: Path, card: VideoCard) -> None:
     A template adds a few tokens of its own, so what is refused here is surely too long; what is
     only just too long is cut, and noted in its line.
     """
-    tokenizer = _tokenizer(folder)
-    if tokenizer is None:
-        return
+    if not (folder / "tokenizer" / "tokenizer.json").exists():
+        return  # it is kept in another form
+    tokenizer = _read_tokenizer(folder / "tokenizer")
     for name, text in zip(("prompt", "negative_prompt"), job.texts, strict=False):
         count = len(tokenizer.encode(text, add_special_tokens=False).ids)
         if count > card.max_prompt_tokens:
@@ -116,19 +114,7 @@ def check_texts(job: VideoJob, folder: Path, card: VideoCard) -> None:
             )
 
 
-@lru_cache(maxsize=4)
-def _tokenizer(folder: Path) -> Tokenizer | None:
-    """The main text encoder's; None where the checkpoint keeps it in another form."""
-    file = folder / "tokenizer" / "tokenizer.json"
-    if not file.exists():
-        return None
-    with readable(file):
-        data = bytes_of(file, TABLE_BYTES)
-    try:
-        return Tokenizer.from_buffer(data)
-    except Exception as error:  # the library raises no other
-        what = f"tokenizer/tokenizer.json cannot be read: {error}"
-        raise CheckpointError(what, where=folder, code="checkpoint.tokenizer") from None
+_read_tokenizer = lru_cache(maxsize=4)(read_tokenizer)
 
 
 def stored_facts(layout: CheckpointLayout, defaults: VideoDefaults) -> dict[str, Any]:

@@ -24,9 +24,10 @@ from pydantic import ConfigDict, Field, FiniteFloat, PositiveFloat, TypeAdapter,
 from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
 
-from hyimg_cli.errors import CheckpointError, HyimgError, MachineError
+from hyimg_cli.errors import HyimgError, MachineError
 from hyimg_cli.loading.checkpoint import (
     check_tensors,
+    fault,
     refuse_many,
     refuse_special,
 )
@@ -217,11 +218,8 @@ def load_weights(
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         if report.get(kind):
             names = ", ".join(str(name) for name in list(report[kind])[:5])
-            raise CheckpointError(
-                f"loading the {component.name} left {kind.replace('_', ' ')}: {names}",
-                where=component.folder,
-                code="checkpoint.not-strict",
-            )
+            what = f"loading the {component.name} left {kind.replace('_', ' ')}: {names}"
+            raise fault("not-strict", what, component.folder)
     if prepare is not None:
         prepare(module)
     if place.offload is None:
@@ -237,18 +235,15 @@ def load_tokenizer(component: Component, encoder: Component | None) -> Any:
     cls: Any = component_class(component)
     for name, kinds in _KINDS.items():
         check_values(Config.read(component.folder / name, is_optional=True), kinds)
-    with _described(component, "checkpoint.tokenizer"):
+    with _described(component, "tokenizer"):
         tokenizer = cls.from_pretrained(component.folder, local_files_only=True)
     if encoder is not None:
         rows = encoder.config().count("vocab_size", 1 << 24)
         last = max(tokenizer.get_vocab().values(), default=0)
         if last >= rows:
-            raise CheckpointError(
-                f"the tokenizer has a token {last}; {encoder.name} has {rows} rows",
-                where=encoder.folder.parent,
-                hint="use the files of one checkpoint together",
-                code="checkpoint.tokenizer",
-            )
+            what = f"the tokenizer has a token {last}; {encoder.name} has {rows} rows"
+            hint = "use the files of one checkpoint together"
+            raise fault("tokenizer", what, encoder.folder.parent, hint)
     return tokenizer
 
 
@@ -309,7 +304,7 @@ def _empty(cls: Any, component: Component) -> nn.Module:
 
 
 @contextmanager
-def _described(component: Component, code: str = "checkpoint.config") -> Iterator[None]:
+def _described(component: Component, name: str = "config") -> Iterator[None]:
     """Raise CheckpointError where a library cannot make a component of its files.
 
     The libraries build whatever numbers say, and fail in ways of their own.
@@ -319,12 +314,9 @@ def _described(component: Component, code: str = "checkpoint.config") -> Iterato
     except (HyimgError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise CheckpointError(
-            f"the files of {component.name} do not describe a {component.class_name}: "
-            + " ".join(str(error).split()),
-            where=component.folder,
-            code=code,
-        ) from error
+        said = " ".join(str(error).split())
+        what = f"the files of {component.name} do not describe a {component.class_name}: {said}"
+        raise fault(name, what, component.folder) from error
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -195,10 +195,11 @@ def test_keys_hold_library_versions_and_device(
 ) -> None:
     own = encoder(folders["hunyuan"])
     before = own.key("a ball")
-    monkeypatch.setattr(encoders, "library_versions", lambda: ("torch 1.0",))
-    versions = own.key("a ball")
+    monkeypatch.setattr(encoders, "installed_version", lambda _name: "1.0")
+    newer = encoder(folders["hunyuan"])
+    versions = newer.key("a ball")
     monkeypatch.setattr(encoders, "device_class", lambda _device: "NVIDIA H200")
-    assert len({before, versions, own.key("a ball")}) == 3
+    assert len({before, versions, newer.key("a ball")}) == 3
 
 
 @pytest.mark.parametrize(("count", "notes"), [(987, 0), (988, 1), (10_000, 1)])
