@@ -174,14 +174,14 @@ def test_another_clip_on_the_same_network_sees_nothing_of_the_first(golden: Ling
 
 def test_a_chunks_camera_is_computed_once_to_the_same_bits(golden: LingBotWorld) -> None:
     runs, network = 0, golden.networks[0]
-    computed = network.camera
+    computed = network.camera_embedding
 
     def camera(grid: Tensor) -> Any:
         nonlocal runs
         runs += 1
         return computed(grid)
 
-    network.camera = camera  # type: ignore[method-assign]
+    network.camera_embedding = camera  # type: ignore[method-assign]
     hoisted = run(denoiser_of(golden, [clip_of(5)]))
     assert runs == CHUNKS
     each = denoiser_of(golden, [clip_of(5)])
@@ -189,7 +189,7 @@ def test_a_chunks_camera_is_computed_once_to_the_same_bits(golden: LingBotWorld)
     for index in range(each.steps):
         each._begun = -1
         latents = each.step(index, latents)
-    del network.camera
+    del network.camera_embedding
     assert runs == CHUNKS + CHUNKS * 5 - 1
     assert torch.equal(hoisted, latents)
 
