@@ -119,8 +119,7 @@ def serve(
     run = ContinuousBatch(
         jobs,
         _studio(model, load),
-        batch_size=together.thinking,
-        draw_size=together.drawing,
+        together,
         new_clock=lambda: PhaseClock(started, partial(synchronize, [device])),
     )
     events: Counter[str] = Counter()

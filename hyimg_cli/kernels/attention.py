@@ -154,12 +154,8 @@ def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> 
 def _attended(
     q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, mask: Tensor | None, is_causal: bool
 ) -> Tensor:
-    out_HTD = F.scaled_dot_product_attention(
-        q_THD.transpose(0, 1)[None],
-        keys_KSD[None].to(q_THD.dtype),
-        values_KSD[None].to(q_THD.dtype),
-        attn_mask=mask,
-        is_causal=is_causal,
-        enable_gqa=True,
-    )[0]
-    return out_HTD.transpose(0, 1)
+    q_HTD, dtype = q_THD.transpose(0, 1), q_THD.dtype
+    keys_KSD, values_KSD = keys_KSD.to(dtype), values_KSD.to(dtype)
+    row = q_HTD[None], keys_KSD[None], values_KSD[None], mask
+    out_1HTD = F.scaled_dot_product_attention(*row, is_causal=is_causal, enable_gqa=True)
+    return out_1HTD[0].transpose(0, 1)

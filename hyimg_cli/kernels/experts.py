@@ -38,16 +38,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hyimg_cli.errors import MachineError
-from hyimg_cli.kernels.formats import (
-    FP8,
-    Fp8Rows,
-    Stack,
-    Stacks,
-    dense,
-    dequantize_rows,
-    one,
-    quantize_rows,
-)
+from hyimg_cli.kernels.formats import FP8, Fp8Rows, Stack, Stacks, dense, one, round_to_fp8
 from hyimg_cli.kernels.ops import PLAIN, PlainOps, add_onto, ops_of
 from hyimg_cli.kernels.rows import group_multiple, padding
 from hyimg_cli.settings.run import Quantization
@@ -175,9 +166,7 @@ def plain_experts(
 
 
 # The plain twin of a product in FP8: the rows that enter one are rounded to e4m3 as well.
-plain_scaled_experts = partial(
-    plain_experts, enter=lambda rows: dequantize_rows(*quantize_rows(rows), rows.dtype)
-)
+plain_scaled_experts = partial(plain_experts, enter=round_to_fp8)
 
 
 def routed_experts(

@@ -198,6 +198,11 @@ def dequantize_rows(
     return torch.mul(values.to(dtype), scale[..., None], out=out)
 
 
+def round_to_fp8(rows: Tensor) -> Tensor:
+    """Rows as e4m3 and a scale for each hold them, in their own dtype."""
+    return dequantize_rows(*quantize_rows(rows), rows.dtype)
+
+
 def quantize_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Packed indices [n / 2] of the nearest levels, and each block's largest value [n / 64].
 

@@ -12,13 +12,14 @@ own.
 """
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from enum import Enum, auto
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 import torch
 
+from hyimg_cli.memory.footprint import Together
 from hyimg_cli.pipelines.request import Request
 from hyimg_cli.spec.events import Progress
 
@@ -27,7 +28,8 @@ Requests = Sequence[Request[Any]]
 Result = TypeVar("Result")
 Event = TypeVar("Event")
 Form = TypeVar("Form", bound=Request[Any])
-SharedStage = Literal["think", "draw"]
+_ALONE = Together(1, 1)
+SharedStage = Literal["thinking", "drawing"]
 # Of a job that goes on REQUEUE, by what there was no memory for.
 _WAITS = {
     "prefill": "no memory to begin it beside others",
@@ -68,11 +70,9 @@ class MemoryPolicy:
     from here on.
     """
 
-    def __init__(
-        self, drop: Callable[[], object], kept: str, most: Mapping[SharedStage, int] | None = None
-    ) -> None:
+    def __init__(self, drop: Callable[[], object], kept: str, most: Together = _ALONE) -> None:
         """`drop` frees what is kept for other jobs; `kept` says what that is."""
-        self.most = dict(most or {})
+        self.most = most
         self._drop, self._kept = drop, kept
         # Who had it dropped, and has not waited for others since.
         self._dropped_for: set[str] = set()
@@ -83,7 +83,7 @@ class MemoryPolicy:
         stage: Callable[..., Iterable[Event]],
         lose: Callable[[Form, Exception], Iterable[Event]],
         *,
-        kind: SharedStage = "draw",
+        kind: SharedStage = "drawing",
         requeue: Callable[[Form], object] | None = None,
     ) -> Iterator[Event]:
         """Run `stage(*batch)`, and what is tried where it fails: halves, once more, or `requeue`
@@ -110,7 +110,7 @@ class MemoryPolicy:
         error: Exception,
         requests: Requests,
         *,
-        kind: SharedStage = "draw",
+        kind: SharedStage = "drawing",
         company: Requests = (),
         can_wait: bool = False,
     ) -> Remedy:
@@ -122,14 +122,14 @@ class MemoryPolicy:
         name = requests[0].job.custom_id
         if is_short and company:
             remedy = Remedy.SPLIT
-            self._note(company, f"no memory to {kind} more than {len(company)} together")
-            self.most[kind] = len(company)
+            self._note(company, f"no memory to draw more than {len(company)} together")
+            self.limit("drawing", len(company))
         elif count > 1:
             remedy = Remedy.SPLIT
             what = "out of memory" if is_short else repr(error)
             self._note(requests, f"a batch of {count} failed ({what}); it went on in halves")
             if is_short:
-                self.most[kind] = count // 2
+                self.limit(kind, count // 2)
         elif is_short and name not in self._dropped_for:
             remedy = Remedy.RETRY
             self._note(requests, f"out of memory; it went on when {self._kept} were dropped")
@@ -166,6 +166,10 @@ class MemoryPolicy:
                 raise tried.error
             note, stage = way
             self._note([request], note)
+
+    def limit(self, kind: SharedStage, count: int) -> None:
+        """Have no more than `count` jobs work together from here on."""
+        self.most = self.most._replace(**{kind: count})
 
     def put_off(self, request: Request[Any], stage: str) -> None:
         """Have a request wait until others have drawn: the prefixes that they leave may be in its

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -14,42 +15,37 @@ from hyimg_cli.media.images import SourceImage, read_image
 Done = TypeVar("Done")
 
 
+@dataclass
 class SourcePrefetch:
-    """Reads source images in one thread, before they are asked for. A bad one fails its own job."""
+    """Reads source images in one thread, before they are asked for. A bad one fails its own job.
 
-    def __init__(
-        self,
-        pool: ThreadPoolExecutor,
-        coming: Iterable[str],
-        *,
-        window: int,
-        then: Callable[[SourceImage], object] | None = None,
-    ) -> None:
-        """`coming` are the paths in the order in which they will be asked for; `window` of them are
-        held in memory. `then` is told each image that could be read, in the reading thread.
-        """
-        self._then = then
-        self._pool = pool
-        self._coming = deque(coming)
-        self._window = window
-        self._reads: dict[str, Future[tuple[SourceImage, float]]] = {}
+    `coming`: the paths in the order in which they will be asked for, each taken out when it is;
+    `window` of them are held in memory. `then` is told each image that could be read, in the
+    reading thread.
+    """
+
+    pool: ThreadPoolExecutor
+    coming: deque[str]
+    window: int
+    then: Callable[[SourceImage], object] | None = None
+    _reads: dict[str, Future[tuple[SourceImage, float]]] = field(default_factory=dict)
 
     def read(self, path: str) -> tuple[SourceImage, float]:
         """The image, and the seconds its reading took while other work went on.
 
         Raises SourceImageError as `read_image` does.
         """
-        if path in self._coming:
+        if path in self.coming:
             # What stands before it is not asked for any more: its job failed at an earlier image.
-            while self._coming[0] != path:
-                self._coming.popleft()
-            wanted = dict.fromkeys(islice(self._coming, self._window))
+            while self.coming[0] != path:
+                self.coming.popleft()
+            wanted = dict.fromkeys(islice(self.coming, self.window))
             self._reads = {path: read for path, read in self._reads.items() if path in wanted}
             for near in wanted:
                 if near not in self._reads:
-                    self._reads[near] = self._pool.submit(_timed, partial(read_image, Path(near)))
+                    self._reads[near] = self.pool.submit(_timed, partial(read_image, Path(near)))
                     self._reads[near].add_done_callback(self._tell)
-            self._coming.popleft()
+            self.coming.popleft()
         if path not in self._reads:
             return read_image(Path(path)), 0.0
         started = time.perf_counter()
@@ -57,8 +53,8 @@ class SourcePrefetch:
         return image, max(0.0, seconds - (time.perf_counter() - started))
 
     def _tell(self, read: Future[tuple[SourceImage, float]]) -> None:
-        if self._then is not None and not read.cancelled() and read.exception() is None:
-            self._then(read.result()[0])
+        if self.then is not None and not read.cancelled() and read.exception() is None:
+            self.then(read.result()[0])
 
 
 class WriteBehind(Generic[Done]):

@@ -20,6 +20,7 @@ from PIL import Image
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import read_image
+from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
@@ -104,7 +105,7 @@ def drawn(family: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Drawn]:
 
         clock = PhaseClock(0.0, lambda: None)
         run = ContinuousBatch(
-            [job], studio_of(model, reuse=reuse), batch_size=1, new_clock=lambda: clock
+            [job], studio_of(model, reuse=reuse), Together(1, 1), new_clock=lambda: clock
         )
         with monkeypatch.context() as patch:
             patch.setattr(model.network, "velocity", recorded)

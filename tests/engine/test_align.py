@@ -18,6 +18,7 @@ from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.media.images import read_image, stretch
+from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
@@ -40,7 +41,7 @@ def _drawn(jobs: list[ImageJob], family: Any, size: int) -> dict[str, Decoded]:
     run = ContinuousBatch(
         jobs,
         studio_of(family, tree=KVTree(10**9)),
-        batch_size=size,
+        Together(size, size),
         new_clock=lambda: PhaseClock(0.0, lambda: None),
     )
     return {event.job.custom_id: event for event in run.run() if isinstance(event, Decoded)}

@@ -1,6 +1,7 @@
 """Reading ahead and writing behind: order, faults, and what is counted as done beside."""
 
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def paths(tmp_path: Path) -> list[str]:
 def test_gives_each_image_as_asked(paths: list[str]) -> None:
     order = [*paths, paths[0], paths[3]]
     with ThreadPoolExecutor(1) as pool:
-        ahead = SourcePrefetch(pool, order, window=2)
+        ahead = SourcePrefetch(pool, deque(order), window=2)
         for path in order:
             image, beside_s = ahead.read(path)
             assert np.array_equal(image.pixels, np.asarray(Image.open(path)))
@@ -35,7 +36,7 @@ def test_gives_each_image_as_asked(paths: list[str]) -> None:
 
 def test_an_unexpected_path_is_read_at_once(paths: list[str]) -> None:
     with ThreadPoolExecutor(1) as pool:
-        image, beside_s = SourcePrefetch(pool, paths[:2], window=2).read(paths[4])
+        image, beside_s = SourcePrefetch(pool, deque(paths[:2]), window=2).read(paths[4])
     assert beside_s == 0.0
     assert image.pixels[0, 0, 0] == 160
 
@@ -43,7 +44,7 @@ def test_an_unexpected_path_is_read_at_once(paths: list[str]) -> None:
 def test_a_bad_image_is_its_own_fault_alone(paths: list[str], tmp_path: Path) -> None:
     bad = str(tmp_path / "missing.png")
     with ThreadPoolExecutor(1) as pool:
-        ahead = SourcePrefetch(pool, [bad, paths[1]], window=4)
+        ahead = SourcePrefetch(pool, deque([bad, paths[1]]), window=4)
         with pytest.raises(SourceImageError):
             ahead.read(bad)
         assert ahead.read(paths[1])[0].pixels[0, 0, 0] == 40
@@ -61,7 +62,7 @@ def test_reads_the_next_while_this_one_is_used(
 
     monkeypatch.setattr(beside, "read_image", noted)
     with ThreadPoolExecutor(1) as pool:
-        ahead = SourcePrefetch(pool, paths, window=2)
+        ahead = SourcePrefetch(pool, deque(paths), window=2)
         ahead.read(paths[0])
         assert started[paths[1]].wait(timeout=60)
         assert not started[paths[3]].is_set()
@@ -80,7 +81,7 @@ def test_what_a_failed_job_would_have_read_does_not_stop_reading_ahead(
     monkeypatch.setattr(beside, "read_image", noted)
     bad = str(tmp_path / "missing.png")
     with ThreadPoolExecutor(1) as pool:
-        ahead = SourcePrefetch(pool, [bad, *paths], window=2)
+        ahead = SourcePrefetch(pool, deque([bad, *paths]), window=2)
         with pytest.raises(SourceImageError):
             ahead.read(bad)
         # The job of the bad one asks for paths[0] no more.

@@ -19,6 +19,7 @@ from hyimg_cli.kernels.captures import GpuCapture
 from hyimg_cli.kernels.decode_attention import plain_decode
 from hyimg_cli.kernels.experts import MOST_FEW_ROWS
 from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.graphs import BUCKETS, DecodeGraphs, DecodeStep, bucket_of
@@ -161,7 +162,7 @@ def _ends(jobs: list[ImageJob], model: Any, size: int) -> dict[str, Decoded]:
     run = ContinuousBatch(
         jobs,
         studio_of(model),
-        batch_size=size,
+        Together(size, size),
         new_clock=lambda: PhaseClock(0.0, lambda: None),
         read_lag=1,
     )

@@ -241,7 +241,7 @@ def test_a_vae_that_waits_is_there_for_its_turn_alone(bench: Any) -> None:
 
 def _away(stack: Any) -> Any:
     """A stack in main memory."""
-    return stack.cpu() if isinstance(stack, Tensor) else stack.of(t.cpu() for t in stack.tensors)
+    return stack.cpu() if isinstance(stack, Tensor) else stack.transform(Tensor.cpu)
 
 
 def test_mixed_devices_would_be_found(bench: Any) -> None:

@@ -21,6 +21,7 @@ from hyimg_cli.kernels.captures import waits_are_errors
 from hyimg_cli.kernels.experts import ANY_ROWS, rows_unread
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.available import free_bytes, limit_gpu_memory
+from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
@@ -125,7 +126,8 @@ def test_a_part_of_the_gpu_is_kept_to() -> None:
 def _events(jobs: list[ImageJob], model: Any, **options: Any) -> Iterator[Any]:
     """What a group tells on its way; the error that a job is lost by is raised."""
     clock = partial(PhaseClock, 0.0, lambda: None)
-    run = ContinuousBatch(jobs, studio_of(model), batch_size=len(jobs), new_clock=clock, **options)
+    together = Together(len(jobs), len(jobs))
+    run = ContinuousBatch(jobs, studio_of(model), together, new_clock=clock, **options)
     for event in run.run():
         if isinstance(event, Lost):
             raise event.error

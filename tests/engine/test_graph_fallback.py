@@ -18,6 +18,7 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.keys import key_of
 from hyimg_cli.kernels.decode_attention import plain_decode
 from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.graphs import BUCKETS, DecodeGraphs, buckets_up_to
@@ -81,7 +82,7 @@ def ends(jobs: list[ImageJob], model: Any) -> list[Any]:
     run = ContinuousBatch(
         jobs,
         studio_of(model),
-        batch_size=len(jobs),
+        Together(len(jobs), len(jobs)),
         new_clock=lambda: PhaseClock(0.0, lambda: None),
     )
     found = [event for event in run.run() if isinstance(event, Decoded)]

@@ -39,8 +39,7 @@ def _run(
     run = ContinuousBatch(
         jobs,
         studio,
-        batch_size=size,
-        draw_size=draw_size,
+        Together(size, draw_size or size),
         new_clock=lambda: PhaseClock(0.0, lambda: None),
         read_lag=read_lag,
     )

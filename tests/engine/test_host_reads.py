@@ -11,6 +11,7 @@ from engine.conftest import studio_of
 from event_kinds import is_step
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hyimg_cli.memory.footprint import Together
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import Decoded
@@ -68,7 +69,7 @@ def _group(jobs: list[ImageJob], family: Any, read_lag: int) -> ContinuousBatch:
     return ContinuousBatch(
         jobs,
         studio_of(family),
-        batch_size=4,
+        Together(4, 4),
         new_clock=lambda: PhaseClock(0.0, lambda: None),
         read_lag=read_lag,
     )

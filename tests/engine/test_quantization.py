@@ -20,7 +20,7 @@ from hyimg_cli.loading import packed
 from hyimg_cli.loading.checkpoint import TensorInfo
 from hyimg_cli.measure.bench.harness import compare
 from hyimg_cli.measure.bench.scenario import read_scenario
-from hyimg_cli.memory.footprint import footprint, needs
+from hyimg_cli.memory.footprint import Together, footprint, needs
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3 import card as card_module
 from hyimg_cli.models.hunyuan_image3.config import architecture
@@ -73,7 +73,7 @@ def _pixels(jobs: list[ImageJob], model: Any, *, size: int) -> dict[str, bytes]:
     run = ContinuousBatch(
         jobs,
         studio_of(model),
-        batch_size=size,
+        Together(size, size),
         new_clock=lambda: PhaseClock(0.0, lambda: None),
     )
     ends = [end for end in run.run() if isinstance(end, Decoded)]

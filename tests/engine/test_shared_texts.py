@@ -15,6 +15,7 @@ from event_kinds import is_token
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.manifest.written import note
+from hyimg_cli.memory.footprint import Together
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image import stages as stages_of
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
@@ -62,7 +63,7 @@ def run(
     jobs: Sequence[ImageJob], stages: ImageStages, size: int, *, events: list[Any] | None = None
 ) -> Ends:
     batch = ContinuousBatch(
-        jobs, stages, batch_size=size, new_clock=lambda: PhaseClock(0.0, lambda: None)
+        jobs, stages, Together(size, size), new_clock=lambda: PhaseClock(0.0, lambda: None)
     )
     ends: Ends = {}
     for event in batch.run():

@@ -143,8 +143,7 @@ class Bench:
         run = ContinuousBatch(
             jobs,
             studio,
-            batch_size=together.thinking,
-            draw_size=together.drawing,
+            together,
             new_clock=lambda: PhaseClock(0.0, lambda: None),
         )
         ends: Counter[type] = Counter()

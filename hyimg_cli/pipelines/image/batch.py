@@ -33,21 +33,18 @@ Events = Iterator[JobStarted | Progress | Generated | Lost[ImageJob]]
 
 
 class ContinuousBatch:
-    """One group's jobs on their way: at most `batch_size` think, at most `draw_size` draw."""
+    """One group's jobs on their way, of which so many think and so many draw `together`."""
 
     def __init__(
         self,
         jobs: Iterable[ImageJob],
         stages: ImageStages,
+        together: Together,
         *,
-        batch_size: int,
-        draw_size: int | None = None,
         new_clock: Callable[[], PhaseClock],
         read_lag: int | None = None,
     ) -> None:
-        """`draw_size`: by default as many draw as think. `read_lag`: see `DecodeLoop`; by default
-        what suits the model's device.
-        """
+        """`read_lag`: see `DecodeLoop`; by default what suits the model's device."""
         self._stages = stages
         self._waiting = deque(jobs)
         self._repeated = repeated_texts(map(self._text_of, self._waiting))
@@ -63,18 +60,12 @@ class ContinuousBatch:
             # A GPU works on while the host reads; on a CPU ids are there when the step is done.
             read_lag = int(any(device.type == "cuda" for device in stages.model.layer_devices))
         self._loop = DecodeLoop(stages.model, lag=read_lag)
-        self._memory = MemoryPolicy(
-            stages.prefixes.release,
-            "the prefixes kept for other jobs",
-            {"think": batch_size, "draw": batch_size if draw_size is None else draw_size},
+        # It knows how many work together: fewer than were asked for where memory was short.
+        self.memory = MemoryPolicy(
+            stages.prefixes.release, "the prefixes kept for other jobs", together
         )
         # No memory to admit another job, until some have drawn.
         self._is_full = False
-
-    @property
-    def most(self) -> Together:
-        """How many think and draw together: fewer than were asked for where memory was short."""
-        return Together(self._memory.most["think"], self._memory.most["draw"])
 
     def run(self) -> Events:
         """Every job's way, in as few forwards as the batch sizes allow."""
@@ -102,13 +93,13 @@ class ContinuousBatch:
     @property
     def _has_room(self) -> bool:
         # A batch that is ready to draw lets go of its contexts first; see `footprint.Needs`.
-        most = self._memory.most
-        return len(self._thinking) < most["think"] and len(self._ready) < most["draw"]
+        most = self.memory.most
+        return len(self._thinking) < most.thinking and len(self._ready) < most.drawing
 
     @property
     def _is_due(self) -> bool:
         """True if a batch draws now: it is full, or nothing is left that could fill it."""
-        if not self._ready or len(self._ready) >= self._memory.most["draw"]:
+        if not self._ready or len(self._ready) >= self.memory.most.drawing:
             return bool(self._ready)
         can_come = self._is_waiting and not self._is_full
         if self._ready[0].job.writes_text:
@@ -130,7 +121,7 @@ class ContinuousBatch:
                 yield JobStarted(job.custom_id)
                 yield Progress(job.custom_id, "prefill")
             requeue = self._requeue if self._holds_memory else None
-            yield from self._memory.attempt([work], self._prefill, self._lose, requeue=requeue)
+            yield from self.memory.attempt([work], self._prefill, self._lose, requeue=requeue)
 
     def _prefill(self, request: Request[ImageJob]) -> Events:
         work = self._stages.prefill(request)
@@ -146,23 +137,23 @@ class ContinuousBatch:
     def _requeue(self, work: Request[ImageJob]) -> None:
         self._preempt(work, "prefill")
         if self._thinking:
-            self._memory.most["think"] = len(self._thinking)
+            self.memory.limit("thinking", len(self._thinking))
 
     def _preempt(self, work: Request[ImageJob], lacking: str) -> None:
         """It begins anew when some have drawn, and writes the same text: its draws are its own."""
-        self._memory.put_off(work, lacking)
+        self.memory.put_off(work, lacking)
         self._preempted.appendleft(work.as_begun())
         self._is_full = True
 
     def _decode_text(self) -> Events:
         """A token for every job that thinks; those whose text has ended leave."""
-        thinking, size = list(self._thinking.values()), self._memory.most["think"]
+        thinking, size = list(self._thinking.values()), self.memory.most.thinking
         for first in range(0, len(thinking), size):
             batch = thinking[first : first + size]
-            yield from self._memory.attempt(batch, self._decode_step, self._lose, kind="think")
+            yield from self.memory.attempt(batch, self._decode_step, self._lose, kind="thinking")
         for decoding in [decoding for decoding in self._thinking if decoding.is_done]:
             work = self._thinking.pop(decoding)
-            yield from self._memory.attempt([work], self._make_ready, self._lose)
+            yield from self.memory.attempt([work], self._make_ready, self._lose)
             self._wake(work)
 
     def _decode_step(self, *batch: Prefilled) -> Events:
@@ -199,7 +190,7 @@ class ContinuousBatch:
         """The jobs that can draw together with the one that has waited longest."""
         key = self._ready[0].draws_with
         fits = [work for work in self._ready if work.draws_with == key]
-        batch = fits[: self._memory.most["draw"]]
+        batch = fits[: self.memory.most.drawing]
         self._ready = deque(work for work in self._ready if work not in batch)
         return deque(batch)
 
@@ -215,7 +206,7 @@ class ContinuousBatch:
                 continue
             # What waits to draw may give its context back.
             others = batch or self._ready
-            match self._memory.remedy(tried.error, [work], company=standing, can_wait=bool(others)):
+            match self.memory.remedy(tried.error, [work], company=standing, can_wait=bool(others)):
                 case Remedy.SPLIT:
                     self._ready.extendleft(reversed([work, *batch]))
                     break
@@ -227,7 +218,7 @@ class ContinuousBatch:
                 case _:
                     yield work.as_lost(tried.error)
         if standing:
-            yield from self._memory.attempt(standing, self._denoise, self._lose)
+            yield from self.memory.attempt(standing, self._denoise, self._lose)
 
     def _denoise(self, *batch: Denoising) -> Events:
         for work in batch:
@@ -264,12 +255,12 @@ class ContinuousBatch:
 
     def _finish(self, work: Denoising) -> Events:
         requeue = self._finish_later if self._is_waiting or self._holds_memory else None
-        yield from self._memory.attempt(
+        yield from self.memory.attempt(
             [work], lambda work: [self._stages.decode(work)], self._lose, requeue=requeue
         )
 
     def _finish_later(self, work: Denoising) -> None:
-        self._memory.put_off(work, "decode")
+        self.memory.put_off(work, "decode")
         self._undecoded.append(work)
 
     def _lose(self, lost: Request[ImageJob], error: Exception) -> Events:

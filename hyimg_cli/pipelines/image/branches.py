@@ -14,7 +14,7 @@ it. Recomputing starts every branch from an empty buffer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -23,12 +23,7 @@ from hyimg_cli.kv.buffer import Buffer, Slice
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models.common.model import DecoderModel
-from hyimg_cli.models.protocols import (
-    BranchSequence,
-    Canvas,
-    Context,
-    Encoded,
-)
+from hyimg_cli.models.protocols import BranchSequence, Canvas, Context, Encoded
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.events import BranchTokens, ReuseReport, ReuseStatus
@@ -97,22 +92,18 @@ class _Started:
     prefixes: Prefixes | None
 
 
+@dataclass
 class BranchBuilder:
-    """Builds one job's branches; each finished one may give its prefix to the next."""
+    """Builds one job's branches; each finished one may give its prefix to the next. `prefixes`
+    None: nothing is taken over from anywhere (recompute).
+    """
 
-    def __init__(
-        self,
-        model: DecoderModel,
-        canvas: Canvas,
-        sources: Sequence[Encoded],
-        *,
-        prefixes: Prefixes | None,
-        clock: PhaseClock,
-    ) -> None:
-        """`prefixes` None: nothing is taken over from anywhere (recompute)."""
-        self._model, self._canvas, self._sources = model, canvas, sources
-        self._prefixes, self._clock = prefixes, clock
-        self._known: list[PrefixSource] = []
+    model: DecoderModel
+    canvas: Canvas
+    sources: Sequence[Encoded]
+    prefixes: Prefixes | None
+    clock: PhaseClock
+    _known: list[PrefixSource] = field(default_factory=list)
 
     def build(self, context: Context) -> tuple[tuple[Any, ...], tuple[BranchTokens, ...]]:
         """The branches, the conditional one first, their prefixes complete up to the live rows;
@@ -120,10 +111,10 @@ class BranchBuilder:
 
         Branches with equal ids are one: guidance between equals changes nothing.
         """
-        if self._prefixes is not None and context.buffer is not None:
+        if self.prefixes is not None and context.buffer is not None:
             self._known.append(PrefixSource(context.ids, context.buffer, is_ar_stage=True))
-        sequences = list(dict.fromkeys(self._canvas.branches))
-        if self._model.branch_sets > 1 and len(sequences) > 1:
+        sequences = list(dict.fromkeys(self.canvas.branches))
+        if self.model.branch_sets > 1 and len(sequences) > 1:
             built = self._apart(sequences)
         else:
             built = [self._branch(own) for own in sequences]
@@ -131,23 +122,23 @@ class BranchBuilder:
 
     def _apart(self, sequences: Sequence[BranchSequence]) -> list[tuple[Any, BranchTokens]]:
         """Branches on ranks of their own."""
-        self._clock.enter("kv_handoff")
+        self.clock.enter("kv_handoff")
         started = []
         for number, own in enumerate(sequences):
-            prefixes = self._prefixes and self._prefixes.of_branch(number)
-            buffer = self._model.new_branch_buffer(own.live_stop, number)
+            prefixes = self.prefixes and self.prefixes.of_branch(number)
+            buffer = self.model.new_branch_buffer(own.live_stop, number)
             started.append(self._started(own, prefixes, buffer))
-        self._clock.enter("prefill")
+        self.clock.enter("prefill")
         lacking = [one.own.live_start - one.buffer.length for one in started]
-        layouts = [self._canvas.layout_of(own) for own in sequences]
+        layouts = [self.canvas.layout_of(own) for own in sequences]
         prefills = [
-            (layout, one.own.ids, self._sources, one.buffer, one.own.live_start)
+            (layout, one.own.ids, self.sources, one.buffer, one.own.live_start)
             for layout, one in zip(layouts, started, strict=True)
         ]
-        self._model.prefill_branches(prefills)
-        is_exact = self._prefixes is not None and self._model.layer_devices[0].type == "cpu"
+        self.model.prefill_branches(prefills)
+        is_exact = self.prefixes is not None and self.model.layer_devices[0].type == "cpu"
         if is_exact and self._withdrawn(started, lacking):
-            self._model.prefill_branches(prefills)
+            self.model.prefill_branches(prefills)
         return [self._done(one, rows) for one, rows in zip(started, lacking, strict=True)]
 
     def _withdrawn(self, started: Sequence[_Started], lacking: Sequence[int]) -> bool:
@@ -167,14 +158,14 @@ class BranchBuilder:
         return is_any
 
     def _branch(self, own: BranchSequence) -> tuple[Any, BranchTokens]:
-        model, layout = self._model, self._canvas.layout_of(own)
-        self._clock.enter("kv_handoff")
-        started = self._started(own, self._prefixes)
-        self._clock.enter("prefill")
+        model, layout = self.model, self.canvas.layout_of(own)
+        self.clock.enter("kv_handoff")
+        started = self._started(own, self.prefixes)
+        self.clock.enter("prefill")
         before = model.rows_seen
         if started.buffer.length < own.live_start:
-            model.prefill(layout, own.ids, self._sources, started.buffer, own.live_start)
-        if self._prefixes is not None:
+            model.prefill(layout, own.ids, self.sources, started.buffer, own.live_start)
+        if self.prefixes is not None:
             prefix = own.ids[: own.live_start]
             self._known.append(PrefixSource(prefix, started.buffer, is_ar_stage=False))
         return self._done(started, model.rows_seen - before)
@@ -183,7 +174,7 @@ class BranchBuilder:
         own = one.own
         if one.prefixes is not None and one.reused == 0:
             one.prefixes.keep(self._shareable(own), one.buffer)
-        branch = self._model.branch(self._canvas.layout_of(own), one.buffer)
+        branch = self.model.branch(self.canvas.layout_of(own), one.buffer)
         per_step = own.live_stop - own.live_start
         return branch, BranchTokens(one.reused, one.shared, computed, per_step)
 
@@ -196,17 +187,17 @@ class BranchBuilder:
         if prefixes is not None:
             shareable = self._shareable(own)
             if prefixes.held(shareable) > longest:
-                buffer = empty or self._model.new_buffer(own.live_stop)
+                buffer = empty or self.model.new_buffer(own.live_stop)
                 return _Started(own, buffer, 0, prefixes.start(shareable, buffer), prefixes)
         source = self._known[lengths.index(longest)] if longest else None
         reused = longest if source and source.is_ar_stage else 0
         for other, length in zip(self._known, lengths, strict=True):
             # A place in the memory of a branch whose prefix begins with the whole of this one's.
             has_room = other.buffer.capacity >= own.live_stop and not other.is_ar_stage
-            if self._model.lends_prefixes and has_room and length == own.live_start:
+            if self.model.lends_prefixes and has_room and length == own.live_start:
                 lent = other.buffer.lend(length)
                 return _Started(own, lent, reused, longest - reused, prefixes)
-        buffer = empty or self._model.new_buffer(own.live_stop)
+        buffer = empty or self.model.new_buffer(own.live_stop)
         if source:
             buffer.take(source.buffer, longest)
         return _Started(own, buffer, reused, longest - reused, prefixes)
@@ -214,7 +205,7 @@ class BranchBuilder:
     def _shareable(self, own: BranchSequence) -> list[Any]:
         """The prefix but its last token, as segments."""
         stop = own.live_start - 1
-        return self._model.segments(self._canvas.layout_of(own), own.ids, self._sources, stop)
+        return self.model.segments(self.canvas.layout_of(own), own.ids, self.sources, stop)
 
 
 def reuse_of(

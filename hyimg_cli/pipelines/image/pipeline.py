@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
@@ -29,13 +30,7 @@ from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.prewarm import prewarm
 from hyimg_cli.pipelines.image.sources import EncodedSources
-from hyimg_cli.pipelines.image.stages import (
-    Decoded,
-    Denoising,
-    Generated,
-    ImageStages,
-    ReadSource,
-)
+from hyimg_cli.pipelines.image.stages import Decoded, Denoising, Generated, ImageStages, ReadSource
 from hyimg_cli.pipelines.image.think import Texts
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import SourcePrefetch
@@ -124,7 +119,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, Generated]):
     ) -> Iterator[JobStarted | Progress | Generated | Lost[ImageJob]]:
         model = self._resident()
         self._revive()
-        coming = [path for job in jobs for path in job.images]
+        coming = deque(path for job in jobs for path in job.images)
         waits, shares = partial(synchronize, model.layer_devices), Shares()
         with ExitStack() as pools:
             encoder, reader = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
@@ -148,14 +143,13 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, Generated]):
             run = ContinuousBatch(
                 jobs,
                 self._stages(source_images.read),
-                batch_size=self._together.thinking,
-                draw_size=self._together.drawing,
+                self._together,
                 new_clock=lambda: PhaseClock(started, waits, shares),
             )
             try:
                 yield from run.run()
             finally:
-                self._limit(jobs, run.most)
+                self._limit(jobs, run.memory.most)
 
     def write(self, done: Generated, folder: JobFolder) -> OutputFile | None:
         if not isinstance(done, Decoded):

@@ -121,11 +121,10 @@ def _run(jobs: list[ImageJob], stages: ImageStages, together: Together) -> Toget
     run = ContinuousBatch(
         jobs,
         blank,
-        batch_size=together.thinking,
-        draw_size=together.drawing,
+        together,
         new_clock=lambda: PhaseClock(0.0, lambda: None),
     )
     for event in run.run():
         if isinstance(event, Lost):
             break  # the job itself will fail, and say why
-    return run.most
+    return run.memory.most

@@ -224,9 +224,7 @@ class ImageStages:
         noise.
         """
         prefixes = self.prefixes if self.reuse.kv_reuse else None
-        builder = BranchBuilder(
-            self.model, work.canvas, work.sources, prefixes=prefixes, clock=work.clock
-        )
+        builder = BranchBuilder(self.model, work.canvas, work.sources, prefixes, work.clock)
         branches, tokens = builder.build(work.context)
         work.reuse = reuse_of(tokens, work.context, of_text=work.reuse, reuse=self.reuse)
         work.release_context()

@@ -64,7 +64,7 @@ def sleep_in_recompute(patch: pytest.MonkeyPatch) -> None:
     original = BranchBuilder._started
 
     def started(self: Any, *arguments: Any) -> Any:
-        if self._prefixes is None:
+        if self.prefixes is None:
             sleep(0.15)
         return original(self, *arguments)
 
@@ -130,7 +130,7 @@ def silent_recompute(patch: pytest.MonkeyPatch) -> None:
     original = BranchBuilder.build
 
     def build(self: Any, context: Any) -> Any:
-        self._prefixes = None
+        self.prefixes = None
         return original(self, context)
 
     patch.setattr(BranchBuilder, "build", build)

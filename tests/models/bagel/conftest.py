@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import SourceImage, read_image
+from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models import registry
 from hyimg_cli.models.bagel.config import read_architecture
 from hyimg_cli.models.bagel.family import Bagel
@@ -114,7 +115,7 @@ class Runs:
         batch = ContinuousBatch(
             jobs,
             self._stages,
-            batch_size=batch_size,
+            Together(batch_size, batch_size),
             new_clock=lambda: PhaseClock(0.0, lambda: None),
         )
         self.events = list(batch.run())
