@@ -27,15 +27,7 @@ from hyimg_cli.settings.config import in_config
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.events import (
-    Event,
-    GroupStarted,
-    JobEnded,
-    JobStarted,
-    ModelLoading,
-    Outcome,
-    Progress,
-)
+from hyimg_cli.spec.events import Event, GroupStarted, JobEnded, JobStarted, ModelLoading, Progress
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 from hyimg_cli.spec.work import picture_work, video_work
@@ -195,7 +187,7 @@ class Eta:
                 over = {"think": _READ, "denoise": _READ | _WRITTEN}.get(event.phase, {})
                 self._move(event.custom_id, stage, passed, over)
             case JobEnded():
-                self._end(event.outcome, passed)
+                self._end(event, passed)
             case ModelLoading():
                 self._load(event.model, passed)
             case GroupStarted():
@@ -273,19 +265,18 @@ class Eta:
             part = max(_LAST_PART, 1 - event.done / max(1.0, length))
             self._move(event.custom_id, "text", 0.0, {"text": part})
 
-    def _end(self, outcome: Outcome, passed: float) -> None:
+    def _end(self, event: JobEnded, passed: float) -> None:
         """A job is over; of one that failed nothing more counts as done."""
-        is_done = outcome.status == "done"
-        seconds, parts = (passed, _OVER) if is_done else (0.0, {})
-        at = self._move(outcome.custom_id, "decode", seconds, parts)
+        seconds, parts = (passed, _OVER) if event.is_done else (0.0, {})
+        at = self._move(event.outcome.custom_id, "decode", seconds, parts)
         if at is None:
             return
-        del self._at_work[outcome.custom_id]
+        del self._at_work[at.job.custom_id]
         for name, part in at.left.items():
             self._stages[at.job.model, name].left -= at.units[name] * part
-        if is_done:
+        if event.is_done:
             self._made.add(at.job.model)
-        reuse = outcome.kv_reuse
+        reuse = event.outcome.kv_reuse
         tokens = reuse.ar_decode_tokens + reuse.ar_surplus_tokens if reuse else 0
         if tokens:
             texts, before = self._texts.get(_kind(at.job), (0, 0))

@@ -27,15 +27,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.settings.config import Setting, build_run_config, settle
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import ModelCard, VideoCard
-from hyimg_cli.spec.events import (
-    Event,
-    JobEnded,
-    JobStarted,
-    ModelLoaded,
-    Outcome,
-    Prewarmed,
-    PromptsReady,
-)
+from hyimg_cli.spec.events import Event, JobEnded, JobStarted, Outcome
 from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
@@ -125,17 +117,14 @@ class Summary:
         # With replicas one loads while another draws: time with a job at work is the jobs'.
         if self._at_work or isinstance(event, JobStarted | JobEnded):
             self.pictures_s += self._clock - before
-        match event:
-            case ModelLoaded():
-                self.load_s = self._longest("load", event.replica, event.load_s)
-            case Prewarmed():
-                self.prewarm_s = self._longest("prewarm", event.replica, event.prewarm_s)
-            case PromptsReady():
-                self.encode_s = self._longest("encode", event.replica, event.encode_s)
-            case JobStarted():
-                self._at_work.add(event.custom_id)
-            case JobEnded():
-                self.finish(event.outcome)
+        facts = vars(event)
+        for name in ("load_s", "prewarm_s", "encode_s"):
+            if name in facts:
+                self._get_ready(name, facts["replica"], facts[name])
+        if isinstance(event, JobStarted):
+            self._at_work.add(event.custom_id)
+        elif isinstance(event, JobEnded):
+            self.finish(event.outcome)
 
     def finish(self, outcome: Outcome) -> None:
         """A job's end."""
@@ -146,15 +135,14 @@ class Summary:
         self.whole += edit.get("kind") == "global"
         self.gated += outcome.status == "done" and bool(edit.get("gates"))
         self.lossy += outcome.step_cache is not None
-        compile_s = outcome.timings_s.get("compile", 0.0)
-        self.compile_s = self._longest("compile", outcome.replica, compile_s)
+        self._get_ready("compile_s", outcome.replica, outcome.timings_s.get("compile", 0.0))
         self.left -= 1
         self._at_work.discard(outcome.custom_id)
 
-    def _longest(self, what: str, replica: int | None, seconds: float) -> float:
-        """All of one session's, in which replicas differ: they get ready at the same time."""
-        self._ready_s[what, replica] = self._ready_s.get((what, replica), 0.0) + seconds
-        return max(total for (kind, _), total in self._ready_s.items() if kind == what)
+    def _get_ready(self, name: str, replica: int | None, seconds: float) -> None:
+        """Count seconds of this name. Replicas get ready at the same time: the slowest one's."""
+        self._ready_s[name, replica] = self._ready_s.get((name, replica), 0.0) + seconds
+        setattr(self, name, max(s for (own, _), s in self._ready_s.items() if own == name))
 
     def to_json(self) -> dict[str, Any]:
         """Its numbers by name."""

@@ -115,5 +115,4 @@ def json_lines(
                     job["name"] = template_of(f"{names[name]}{mark}")
                 entries.append(job)
     said = {"task": task} if task else {}
-    lines = (json.dumps(entry | said, ensure_ascii=False) + "\n" for entry in entries)
-    return "".join(lines).encode()
+    return "".join(json.dumps(one | said, ensure_ascii=False) + "\n" for one in entries).encode()

@@ -77,8 +77,7 @@ def name_files(
     paths = [path_of(job) for job in found]
     for job, path in zip(found, paths, strict=True):
         if what := fault_of(name_of(job)):
-            what = f'"{path}": {what}'
-            faults[job.source_line] = _fault(job, setting, "bad-name", what, "")
+            faults[job.source_line] = _fault(job, setting, "bad-name", f'"{path}": {what}', "")
     for later, earlier in clashes(paths):
         job, twin = found[later], found[earlier]
         is_own = twin.source_line == job.source_line

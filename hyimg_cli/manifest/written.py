@@ -10,6 +10,7 @@ holds once people have edited it.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -112,12 +113,10 @@ def tag_fault(note: Mapping[str, Any], text: str) -> str:
     found = _tags(text, {tag.strip("</>") for tag in expected})
     if found == expected:
         return ""
-    for tag in expected:
-        if found.count(tag) < expected.count(tag):
-            return f"{tag} is missing"
-    for tag in found:
-        if found.count(tag) > expected.count(tag):
-            return f"{tag} is there {found.count(tag)} times"
+    for tag in Counter(expected) - Counter(found):
+        return f"{tag} is missing"
+    for tag in Counter(found) - Counter(expected):
+        return f"{tag} is there {found.count(tag)} times"
     return f"its tags stand in another order: {' '.join(found)}"
 
 
