@@ -20,6 +20,8 @@ from hyimg_cli.loading.checkpoint import Packed, TensorInfo, fault, readable, te
 _STATE = ".weight.quant_state.bitsandbytes__"
 _MAX_STATE_BYTES = 10_000
 Tensors = dict[str, TensorInfo]
+# A tensor's dtype and shape.
+Kind = tuple[str, tuple[int, ...]]
 
 
 class _QuantState(BaseModel):
@@ -52,27 +54,31 @@ def _join_4_bits(folder: Path, tensors: Tensors, name: str, state_name: str) -> 
     except ValidationError as error:
         raise _fault(name, f"its state cannot be read: {error.errors()[0]['msg']}") from None
     (rows, columns), block, nested = state.shape, state.blocksize, state.nested_blocksize
-    if rows * columns % (2 * block):
-        raise _fault(name, f"its state cannot be read: {rows} x {columns} in blocks of {block}")
-    # A byte has two weights. Scales and levels are float32; a scale that is packed is a byte.
-    scales = rows * columns // block
-    sizes = {name: rows * columns // 2, state_name: tensors[state_name].bytes}
-    sizes |= {f"{name}.absmax": scales if nested else 4 * scales, f"{name}.quant_map": 4 * 16}
+    stored, scales = tensors.get(name), rows * columns // block
+    # A byte has two weights.
+    if rows * columns % (2 * block) or stored is None or stored.bytes * 2 != rows * columns:
+        nbytes = 0 if stored is None else stored.bytes
+        what = f"its state says {rows} x {columns} in blocks of {block}; {nbytes} bytes are stored"
+        raise _fault(name, what)
+    kinds = {one: (tensors[one].dtype, tensors[one].shape) for one in (name, state_name)}
+    kinds[f"{name}.absmax"] = ("U8" if nested else "F32", (scales,))
+    kinds[f"{name}.quant_map"] = ("F32", (16,))
     if nested:
-        sizes[f"{name}.nested_absmax"] = 4 * math.ceil(scales / nested)
-        sizes[f"{name}.nested_quant_map"] = 4 * 256
-    _join(tensors, name, sizes, state.shape, Packed({}, state.nested_offset, nested or 1))
+        kinds[f"{name}.nested_absmax"] = ("F32", (math.ceil(scales / nested),))
+        kinds[f"{name}.nested_quant_map"] = ("F32", (256,))
+    _join(tensors, name, kinds, state.shape, Packed({}, state.nested_offset, nested or 1))
 
 
 def _join_8_bits(folder: Path, tensors: Tensors, name: str, scales_name: str) -> None:
     stored, order = tensors.get(name), tensors.get(f"{name}_format")
     if stored is None or stored.dtype != "I8" or len(stored.shape) != 2:
         raise _fault(name, "it is no matrix of 8-bit integers")
-    if order is not None and any(_read(folder, order)):
-        raise _fault(name, "its 8 bits are ordered for one kind of GPU")
-    sizes = {name: stored.bytes, scales_name: 4 * stored.shape[0]}
-    sizes |= {} if order is None else {f"{name}_format": order.bytes}
-    _join(tensors, name, sizes, stored.shape, Packed({}))
+    kinds = {name: ("I8", stored.shape), scales_name: ("F32", stored.shape[:1])}
+    if order is not None:
+        kinds[f"{name}_format"] = (order.dtype, order.shape)
+        if any(_read(folder, order)):
+            raise _fault(name, "its 8 bits are ordered for one kind of GPU")
+    _join(tensors, name, kinds, stored.shape, Packed({}))
 
 
 def _read(folder: Path, info: TensorInfo) -> bytes:
@@ -83,20 +89,22 @@ def _read(folder: Path, info: TensorInfo) -> bytes:
 
 
 def _join(
-    tensors: Tensors, name: str, sizes: dict[str, int], shape: tuple[int, ...], packed: Packed
+    tensors: Tensors, name: str, kinds: dict[str, Kind], shape: tuple[int, ...], packed: Packed
 ) -> None:
-    """Put a matrix in the place of its parts, whose bytes are `sizes`. Raises CheckpointError where
-    one is missing or of another size.
+    """Put a matrix in the place of its parts. Raises CheckpointError where one is missing, or not
+    of its kind.
     """
-    for part, nbytes in sizes.items():
-        if part not in tensors:
+    for part, (dtype, sides) in kinds.items():
+        if (found := tensors.get(part)) is None:
             raise _fault(name, f"{part} is missing")
-        if tensors[part].bytes != nbytes:
-            raise _fault(name, f"{part} has {tensors[part].bytes} bytes, expected {nbytes}")
+        if (found.dtype, found.shape) != (dtype, sides):
+            what = f"{part} is {found.dtype} {list(found.shape)}, expected {dtype} {list(sides)}"
+            raise _fault(name, what)
     # By the last word of their names.
-    parts = {part.rpartition(".")[2]: (part, tensors.pop(part)) for part in sizes}
-    file, packed = parts["weight"][1].file, replace(packed, parts=parts)
-    tensors[name] = TensorInfo(shape, "F32", file, bytes=sum(sizes.values()), packed=packed)
+    parts = {part.rpartition(".")[2]: (part, tensors.pop(part)) for part in kinds}
+    file, nbytes = parts["weight"][1].file, sum(info.bytes for _, info in parts.values())
+    packed = replace(packed, parts=parts)
+    tensors[name] = TensorInfo(shape, "F32", file, bytes=nbytes, packed=packed)
 
 
 def _fault(name: str, what: str) -> CheckpointError:

@@ -69,9 +69,12 @@ def _state(**changes: object) -> Callable[[Tensors], None]:
     ("change", "said"),
     [
         (lambda t: t.pop("plain.weight.absmax"), "plain.weight.absmax is missing"),
-        (lambda t: t.pop("plain.weight"), "plain.weight is missing"),
+        (lambda t: t.pop("plain.weight"), "32 x 64 in blocks of 64; 0 bytes are stored"),
         (lambda t: t.pop("eight.weight"), "eight.weight .* no matrix of 8-bit integers"),
-        (lambda t: t.update({"eight.SCB": torch.ones(3)}), "eight.SCB has 12 bytes, expected 128"),
+        (
+            lambda t: t.update({"eight.SCB": torch.ones(3)}),
+            r"eight.SCB is F32 \[3\], expected F32 \[32\]",
+        ),
         (lambda t: t.update({"eight.weight": torch.ones(32, 64)}), "no matrix of 8-bit integers"),
         (
             lambda t: t.update({"eight.weight_format": torch.ones((), dtype=torch.uint8)}),
@@ -79,13 +82,13 @@ def _state(**changes: object) -> Callable[[Tensors], None]:
         ),
         (
             lambda t: t.update({"nested.weight.nested_absmax": torch.ones(1)}),
-            "nested.weight.nested_absmax has 4 bytes, expected 8",
+            r"nested.weight.nested_absmax is F32 \[1\], expected F32 \[2\]",
         ),
-        (_state(shape=[64, 64]), "plain.weight has 1024 bytes, expected 2048"),
+        (_state(shape=[64, 64]), "64 x 64 in blocks of 64; 1024 bytes are stored"),
         (_state(shape=[-32, -64]), "cannot be read"),
         (_state(shape=5), "cannot be read"),
         (_state(blocksize=0), "cannot be read"),
-        (_state(blocksize=60), "cannot be read"),
+        (_state(blocksize=60), "32 x 64 in blocks of 60"),
         (_state(pad="x" * 20_000), "cannot be read"),
     ],
 )
