@@ -64,14 +64,19 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Packed:
-    """Name and facts of each tensor that a matrix is made of, by role (see `packed`).
+    """A matrix by name and facts of each tensor that it is made of, by role (see `packed`).
 
     Where scales are packed themselves, so many share one, and `offset` was taken from each.
     """
 
+    shape: tuple[int, ...]
     parts: Mapping[str, tuple[str, TensorInfo]]
     offset: float = 0.0
     nested_block: int = 1
+
+
+Tensors = Mapping[str, TensorInfo]
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 def fault(name: str, what: str, where: Path | str = "", hint: str = "") -> CheckpointError:
@@ -135,12 +140,7 @@ def metadata_of(data: bytes) -> dict[str, str]:
 
 
 def check_tensors(
-    found: Mapping[str, TensorInfo],
-    expected: Mapping[str, tuple[int, ...]],
-    where: Path | str,
-    part: str = "",
-    *,
-    in_any_dtype: bool = False,
+    found: Tensors, expected: Shapes, where: Path | str, part: str = "", *, any_dtype: bool = False
 ) -> None:
     """Passes files whose headers have the `expected` tensors and no other, as any mixture of 16, 32
     and 64-bit floats: each is cast as it is loaded.
@@ -151,7 +151,7 @@ def check_tensors(
     """
     title = f"{part}: " if part else ""
     others = {name: info.dtype for name, info in found.items() if info.dtype not in FLOATS}
-    if others and not in_any_dtype:
+    if others and not any_dtype:
         kinds = ", ".join(sorted(set(others.values())))
         hint = "use the checkpoint as it was released (--quantization fp8 or nf4 makes it smaller)"
         hint += ", or one that transformers has saved with bitsandbytes (NF4, INT8)"
@@ -212,7 +212,7 @@ def promised_bytes(folder: Path, stem: str = STEM) -> int | None:
     return total if type(total) is int and total >= 0 else None
 
 
-def weight_bytes(found: Mapping[str, TensorInfo]) -> int:
+def weight_bytes(found: Tensors) -> int:
     """Bytes that the tensors take as stored."""
     return sum(info.bytes for info in found.values())
 

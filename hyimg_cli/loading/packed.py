@@ -8,7 +8,6 @@ Each stands for one matrix, which is made whole as it is loaded (`readers`). No 
 """
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 from pydantic import BaseModel, FiniteFloat, PositiveInt, ValidationError
@@ -20,8 +19,6 @@ from hyimg_cli.loading.checkpoint import Packed, TensorInfo, fault, readable, te
 _STATE = ".weight.quant_state.bitsandbytes__"
 _MAX_STATE_BYTES = 10_000
 Tensors = dict[str, TensorInfo]
-# A tensor's dtype and shape.
-Kind = tuple[str, tuple[int, ...]]
 
 
 class _QuantState(BaseModel):
@@ -42,13 +39,18 @@ def stored_index(folder: Path) -> Tensors:
     for name in list(tensors):
         stem, is_state, kind = name.partition(_STATE)
         if is_state and kind in ("nf4", "fp4"):
-            _join_4_bits(folder, tensors, f"{stem}.weight", name)
+            packed = _take_4_bits(folder, tensors, f"{stem}.weight", name)
         elif name.endswith(".SCB"):
-            _join_8_bits(folder, tensors, f"{name.removesuffix('SCB')}weight", name)
+            packed = _take_8_bits(folder, tensors, f"{name.removesuffix('SCB')}weight", name)
+        else:
+            continue
+        weight, stored = packed.parts["weight"]
+        nbytes = sum(info.bytes for _, info in packed.parts.values())
+        tensors[weight] = TensorInfo(packed.shape, "F32", stored.file, bytes=nbytes, packed=packed)
     return tensors
 
 
-def _join_4_bits(folder: Path, tensors: Tensors, name: str, state_name: str) -> None:
+def _take_4_bits(folder: Path, tensors: Tensors, name: str, state_name: str) -> Packed:
     try:
         state = _QuantState.model_validate_json(_read(folder, tensors[state_name]))
     except ValidationError as error:
@@ -60,25 +62,23 @@ def _join_4_bits(folder: Path, tensors: Tensors, name: str, state_name: str) -> 
         nbytes = 0 if stored is None else stored.bytes
         what = f"its state says {rows} x {columns} in blocks of {block}; {nbytes} bytes are stored"
         raise _fault(name, what)
-    kinds = {one: (tensors[one].dtype, tensors[one].shape) for one in (name, state_name)}
-    kinds[f"{name}.absmax"] = ("U8" if nested else "F32", (scales,))
-    kinds[f"{name}.quant_map"] = ("F32", (16,))
+    kinds = {f"{name}.absmax": f"{'U8' if nested else 'F32'} [{scales}]"}
+    kinds[f"{name}.quant_map"] = "F32 [16]"
     if nested:
-        kinds[f"{name}.nested_absmax"] = ("F32", (math.ceil(scales / nested),))
-        kinds[f"{name}.nested_quant_map"] = ("F32", (256,))
-    _join(tensors, name, kinds, state.shape, Packed({}, state.nested_offset, nested or 1))
+        kinds[f"{name}.nested_absmax"] = f"F32 [{math.ceil(scales / nested)}]"
+        kinds[f"{name}.nested_quant_map"] = "F32 [256]"
+    parts = _take(tensors, [name, state_name], kinds)
+    return Packed(state.shape, parts, state.nested_offset, nested or 1)
 
 
-def _join_8_bits(folder: Path, tensors: Tensors, name: str, scales_name: str) -> None:
+def _take_8_bits(folder: Path, tensors: Tensors, name: str, scales_name: str) -> Packed:
     stored, order = tensors.get(name), tensors.get(f"{name}_format")
     if stored is None or stored.dtype != "I8" or len(stored.shape) != 2:
         raise _fault(name, "it is no matrix of 8-bit integers")
-    kinds = {name: ("I8", stored.shape), scales_name: ("F32", stored.shape[:1])}
-    if order is not None:
-        kinds[f"{name}_format"] = (order.dtype, order.shape)
-        if any(_read(folder, order)):
-            raise _fault(name, "its 8 bits are ordered for one kind of GPU")
-    _join(tensors, name, kinds, stored.shape, Packed({}))
+    if order is not None and any(_read(folder, order)):
+        raise _fault(name, "its 8 bits are ordered for one kind of GPU")
+    names = [name, f"{name}_format"] if order else [name]
+    return Packed(stored.shape, _take(tensors, names, {scales_name: f"F32 [{stored.shape[0]}]"}))
 
 
 def _read(folder: Path, info: TensorInfo) -> bytes:
@@ -88,23 +88,18 @@ def _read(folder: Path, info: TensorInfo) -> bytes:
         return file.read(min(info.bytes, _MAX_STATE_BYTES))
 
 
-def _join(
-    tensors: Tensors, name: str, kinds: dict[str, Kind], shape: tuple[int, ...], packed: Packed
-) -> None:
-    """Put a matrix in the place of its parts. Raises CheckpointError where one is missing, or not
-    of its kind.
+def _take(
+    tensors: Tensors, names: list[str], kinds: dict[str, str]
+) -> dict[str, tuple[str, TensorInfo]]:
+    """Take the parts of a matrix out of `tensors`: it and others by name, and those that must be of
+    these kinds. By the last word of their names. Raises CheckpointError.
     """
-    for part, (dtype, sides) in kinds.items():
-        if (found := tensors.get(part)) is None:
-            raise _fault(name, f"{part} is missing")
-        if (found.dtype, found.shape) != (dtype, sides):
-            what = f"{part} is {found.dtype} {list(found.shape)}, expected {dtype} {list(sides)}"
-            raise _fault(name, what)
-    # By the last word of their names.
-    parts = {part.rpartition(".")[2]: (part, tensors.pop(part)) for part in kinds}
-    file, nbytes = parts["weight"][1].file, sum(info.bytes for _, info in parts.values())
-    packed = replace(packed, parts=parts)
-    tensors[name] = TensorInfo(shape, "F32", file, bytes=nbytes, packed=packed)
+    for part, kind in kinds.items():
+        found = tensors.get(part)
+        said = f"{found.dtype} {list(found.shape)}" if found else "missing"
+        if said != kind:
+            raise _fault(names[0], f"{part} is {said}, expected {kind}")
+    return {part.rpartition(".")[2]: (part, tensors.pop(part)) for part in (*names, *kinds)}
 
 
 def _fault(name: str, what: str) -> CheckpointError:

@@ -64,10 +64,6 @@ class StoredTensor:
     files: Mapping[str, Any]
     pieces: Pieces
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return _DTYPES[self.info.dtype]
-
     def whole(self) -> Tensor:
         """All of it in main memory: a view of the file, or a packed matrix in float32."""
         packed = self.info.packed
@@ -92,12 +88,13 @@ class StoredTensor:
             count, start = min(step, shape[0] - first), self.info.start + first * row_bytes
             read = partial(self._read, start=start)
             data = self.pieces.load(count * row_bytes, device, read)
-            yield first, data.view(self.dtype).view(count, *shape[1:])
+            yield first, data.view(_DTYPES[self.info.dtype]).view(count, *shape[1:])
 
     def into(self, room: Tensor) -> None:
         """Fill `room`, contiguous and of this shape, on any device and in any dtype."""
         rows = room if self.info.shape else room.view(1)
-        if room.device.type == "cpu" and room.dtype == self.dtype and not self.info.packed:
+        is_as_stored = room.dtype == _DTYPES[self.info.dtype] and not self.info.packed
+        if room.device.type == "cpu" and is_as_stored:
             self._read(rows.view(-1).view(torch.uint8), self.info.start)
             return
         for first, some in self.rows(room.device):

@@ -185,7 +185,7 @@ def check_weights(component: Component) -> int:
         # One tensor of two names, stored once or twice: either is the whole weight.
         if copy in expected and source in expected and (copy in found) != (source in found):
             expected.pop(copy if source in found else source)
-    check_tensors(found, expected, component.folder, component.name, in_any_dtype=True)
+    check_tensors(found, expected, component.folder, component.name, any_dtype=True)
     return sum(parameter.numel() for parameter in module.parameters())
 
 
