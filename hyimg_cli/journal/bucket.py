@@ -52,7 +52,6 @@ _PARTING_S = STALE_S
 # Parts that are read one by one before they are joined in one.
 _JOINED_AFTER = 256
 _AT_ONCE = 16
-_READ_AT_ONCE = 500
 # S3's answer to a request that met another one for the same name; it may be sent again.
 _CONFLICT, _CONFLICT_PAUSES_S = "ConditionalRequestConflict", (0.1, 1.0, 5.0)
 _JOURNAL = re.compile(rf"{PARTS}(-[0-9]+-of-[0-9]+)?")
@@ -72,9 +71,9 @@ class PartJournal:
         joined, single = _list_parts(store, parts)
         self._next = [joined, *single][-1] + 1
         first = self._name()
-        self.append([])
-        try:  # once more, which must fail
-            store.pipe_file(first, self._signed([]), mode="create")
+        try:
+            self.append([])
+            store.pipe_file(first, self._signed([]), mode="create")  # once more, which must fail
         except FileExistsError:
             return
         except (TypeError, NotImplementedError):
@@ -180,14 +179,14 @@ class BucketFolder(RunFolder):
 
     def write_results(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Adds outcomes to the journal, all in one part: the last one of a job counts."""
-        with self._open_store():
-            self._append(list(map(json_line, entries)))
+        self._append(list(map(json_line, entries)))
 
     def confirm(self) -> None:
         """Nothing: nobody but the next run can write behind the last part."""
 
     def _append(self, lines: Sequence[bytes]) -> None:
-        self._journal_parts.append(lines)
+        with self._open_store():
+            self._journal_parts.append(lines)
 
     def bring(self, name: str, source: Path) -> None:
         with self._open_store() as store, opened(source) as file:
@@ -336,13 +335,10 @@ def _read_parts(store: Any, parts: str) -> bytes:
             hint="put it back; without it nobody knows what is done",
             code="output.damaged-journal",
         )
-    data = [store.cat_file(f"{parts}/{joined:08}.all.jsonl")] if joined >= 0 else []
+    before = store.cat_file(f"{parts}/{joined:08}.all.jsonl") if joined >= 0 else b""
     names = [f"{parts}/{number:08}.jsonl" for number in single]
-    for start in range(0, len(names), _READ_AT_ONCE):
-        some = names[start : start + _READ_AT_ONCE]
-        found = store.cat(some)
-        data += [found[name].partition(b"\n")[2] for name in some]
-    return b"".join(data)
+    found = store.cat(names) if names else {}
+    return b"".join([before, *(found[name].partition(b"\n")[2] for name in names)])
 
 
 def run_folder(place: Path, shard: tuple[int, int] | None = None) -> RunFolder:

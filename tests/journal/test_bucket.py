@@ -231,6 +231,10 @@ def test_a_store_that_stays_away_ends_the_run_in_plain_words(
         with pytest.raises(StorageError, match="the store refused") as refused:
             folder.append(outcome)
         assert refused.value.where == "s3://bucket/run"
+        endpoint.fault = lambda method, path: "503" if "results" in path else None
+        with pytest.raises(StorageError, match="the store refused") as refused:
+            folder.append(outcome)
+        assert refused.value.where == "s3://bucket/run"
         endpoint.fault = lambda method, path: None
     assert run_folder(PLACE).results() == {}
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
