@@ -29,7 +29,7 @@ from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.options import Lora
 
 PREFIX = "transformer."
-DOWN, UP, BIAS = ".lora_A.weight", ".lora_B.weight", ".lora_B.bias"
+DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 _DIFFERENCES = (".diff", ".diff_b")
 _HINT = "use a file made for this very model"
 # From HunyuanVideo's names of layers to the library's, one after the other.
@@ -180,18 +180,15 @@ def _read_pairs(
 
 def _is_fitting(name: str, pairs: Mapping[str, Tensor], layers: Mapping[str, TensorInfo]) -> bool:
     """True for half of a pair that fits a layer, or the bias of one."""
-    suffix = next((end for end in (DOWN, UP, BIAS) if name.endswith(end)), None)
-    if suffix is None or not name.startswith(PREFIX):
+    stem, _, half = name.removeprefix(PREFIX).partition(".lora_")
+    weight, down = layers.get(f"{stem}.weight"), pairs.get(f"{PREFIX}{stem}{DOWN}")
+    if weight is None or down is None or f"{PREFIX}{stem}{UP}" not in pairs:
         return False
-    stem = name.removesuffix(suffix)
-    weight = layers.get(f"{stem.removeprefix(PREFIX)}.weight")
-    down, up = pairs.get(stem + DOWN), pairs.get(stem + UP)
-    if weight is None or down is None or up is None:
+    if len(weight.shape) != 2 or not name.startswith(PREFIX):
         return False
-    if not len(weight.shape) == down.ndim == up.ndim == 2:
-        return False
-    is_pair = (up.shape[0], down.shape[1]) == weight.shape and down.shape[0] == up.shape[1]
-    return is_pair and (suffix != BIAS or pairs[name].shape[0] == up.shape[0])
+    (rows, columns), rank = weight.shape, down.shape[:1]
+    shapes = {"A.weight": (*rank, columns), "B.weight": (rows, *rank), "B.bias": (rows,)}
+    return pairs[name].shape == shapes.get(half)
 
 
 def unapplied_tensors(file: Path) -> list[str]:

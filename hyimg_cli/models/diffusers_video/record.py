@@ -173,7 +173,6 @@ def _hunyuan(layout: CheckpointLayout, model: str) -> VideoCard:
     cell = vae.count("spatial_compression_ratio", 16)
     target = network.count("target_size", 640, least=cell, most=_MOST_PIXELS)
     is_distilled = network.flag("use_meanflow", False)
-    tile = _TILE_PIXELS // cell
     sizes = start_rule(target, cell)
     landscape = sizes.size_for(Size(9, 16))
     assert landscape is not None, "the rule has sizes"
@@ -194,7 +193,7 @@ def _hunyuan(layout: CheckpointLayout, model: str) -> VideoCard:
         frame_stride=vae.count("temporal_compression_ratio", 4),
         latent_channels=vae.count("latent_channels", 32),
         max_prompt_tokens=HUNYUAN_MAX_TOKENS,
-        tiles=TileRule(tile, tile - tile // 4, cell),
+        tiles=TileRule(_TILE_PIXELS // cell, _STRIDE_PIXELS // cell, cell),
         forward=hunyuan_forward(network),
         blocks=network.count("num_layers", _HUNYUAN_BLOCKS),
         decode=_HUNYUAN_DECODE,
