@@ -54,12 +54,8 @@ _ONLY_RELEASED: dict[str, Any] = {
     "visual_gen": True,
     "visual_und": True,
 }
-_ONLY_RELEASED_LLM: dict[str, Any] = {
-    "hidden_act": "silu",
-    "rope_scaling": None,
-    "use_sliding_window": False,
-}
-_ONLY_RELEASED_VIT: dict[str, Any] = {"hidden_act": "gelu_pytorch_tanh", "num_channels": 3}
+_OF_LLM = {"hidden_act": "silu", "rope_scaling": None, "use_sliding_window": False}
+_OF_VIT = {"hidden_act": "gelu_pytorch_tanh", "num_channels": 3}
 DEFAULTS = SamplingDefaults(
     num_inference_steps=50,
     guidance_scale=4.0,
@@ -170,11 +166,7 @@ def read_architecture(folder: Path) -> BagelShape:
         config.table(name) if config.has(name) else Config.read(folder / f"{name}.json")
         for name in ("llm_config", "vit_config")
     )
-    for own, only in (
-        (config, _ONLY_RELEASED),
-        (llm, _ONLY_RELEASED_LLM),
-        (vit, _ONLY_RELEASED_VIT),
-    ):
+    for own, only in ((config, _ONLY_RELEASED), (llm, _OF_LLM), (vit, _OF_VIT)):
         refuse_many(own.values, MOST_MODULES, Path(own.where))
         refuse_unreleased(own, only)
     found: Mapping[str, TensorInfo] = {}

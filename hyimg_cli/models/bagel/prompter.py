@@ -75,10 +75,7 @@ class BagelPrompter(ImageCheckpoint):
         self.arch = read_architecture(folder)
         self.card = model_card(folder, model, self.arch)
         self.vocabulary = QwenVocabulary(folder)
-
-    @property
-    def markers(self) -> Markers:
-        return self.vocabulary.markers
+        self.markers = self.vocabulary.markers
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
         """Look-ups of texts' tokens."""

@@ -282,9 +282,7 @@ def _per_layer(
 
 def _vision(own: Config) -> VisionArchitecture:
     processor, aligner = own.table("vit_processor"), own.table("vit_aligner")
-    kind = aligner.text("projector_type", "mlp_gelu")
-    if kind != "mlp_gelu":
-        raise aligner.fault("projector_type", kind, "mlp_gelu, the only one that was released")
+    refuse_unreleased(aligner, {"projector_type": "mlp_gelu"})
     refuse_unreleased(processor, dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True))
     return own.table("vit").facts(
         VisionArchitecture,

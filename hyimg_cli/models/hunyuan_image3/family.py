@@ -137,13 +137,9 @@ class HunyuanImage3(DecoderModel):
 
         `card`: the checkpoint's, with bytes as they are here, where other ranks have a part.
         """
-        self.network = network
-        self.prompter = prompter
-        self.card = prompter.card if card is None else card
-        self._tiled = tiled
-        self._decodes_in_half = decodes_in_half
+        self.network, self.prompter, self.card = network, prompter, card or prompter.card
         self.graphs: DecodeGraphs | None = graphs
-        self._vae_waits = vae_waits
+        self._tiled, self._decodes_in_half, self._vae_waits = tiled, decodes_in_half, vae_waits
         self._encoding, self._decoding = (
             Waiting(half, network.device).at_work if vae_waits else nullcontext
             for half in (network.vae.encoder, network.vae.decoder)

@@ -144,7 +144,7 @@ class Prompter(ImageCheckpoint):
             assert layout.target is not None, "a picture's layout has a target"
             return ArPrompt(layout, layout.target.ratio)
         tag = trigger(job.bot_task) if job.writes_text else None
-        layout = self._prompted(job, shapes, self._system(job)).opening(tag)
+        layout = self._prompted(job, shapes, system_prompt(job, self.folder)).opening(tag)
         return ArPrompt(layout, layout.length)
 
     def picture(
@@ -164,13 +164,8 @@ class Prompter(ImageCheckpoint):
 
     def target(self, bucket: Bucket) -> Target:
         """The picture's tokens for a bucket."""
-        grid = Grid(*self.card.latent_grid(bucket.size))
-        return Target(
-            bucket.ratio_index,
-            grid,
-            has_guidance=self.arch.cfg_distilled,
-            has_timestep_r=self.arch.use_meanflow,
-        )
+        arch, grid = self.arch, Grid(*self.card.latent_grid(bucket.size))
+        return Target(bucket.ratio_index, grid, arch.cfg_distilled, arch.use_meanflow)
 
     def script(self, job: ImageJob) -> Script:
         """The rules of the job's AR stage."""
@@ -243,7 +238,7 @@ class Prompter(ImageCheckpoint):
             one = replace(job, prompt=_STAND_IN)
             return self.opening(one, shapes), self.picture(one, shapes, written, self._bucket(job))
 
-        texts = self._system(job), job.cot_text, job.cot_token_ids
+        texts = system_prompt(job, self.folder), job.cot_text, job.cot_token_ids
         key = tuple(shapes), job.bot_task, job.size, job.drop_think, texts
         return self._layouts.get(key, build)
 
@@ -289,20 +284,12 @@ class Prompter(ImageCheckpoint):
         )
         return builder.prompt(job.prompt, system, shapes)
 
-    def _system(self, job: ImageJob) -> str | None:
-        return system_prompt(
-            job.use_system_prompt,
-            custom=job.system_prompt,
-            bot_task=job.bot_task,
-            folder=self.folder,
-        )
-
     def _picture_system(self, job: ImageJob, is_rewritten: bool) -> str | None:
         """Without the reasoning before it, a rewritten text is the work of the recaption prompt.
 
         As upstream, which does not strip that one text: its line breaks are tokens.
         """
-        system = self._system(job)
+        system = system_prompt(job, self.folder)
         if system and job.drop_think and is_rewritten:
             return shipped_text(self.folder, "en_recaption", field="drop_think")
         return system

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hyimg_cli.errors import JobError
 from hyimg_cli.files import SETTINGS_BYTES, text_of
+from hyimg_cli.spec.job import ImageJob
 
 # First 16 hex digits of sha256 over the stripped text.
 DIGESTS = {
@@ -31,17 +32,18 @@ _INSTEAD = {
 }
 
 
-def system_prompt(kind: str, *, custom: str | None, bot_task: str, folder: Path) -> str | None:
+def system_prompt(job: ImageJob, folder: Path) -> str | None:
     """The text to put before the user's, stripped, or None.
 
-    `custom` text wins over `kind`. `kind` "custom" without a text means none. Raises JobError where
-    the checkpoint does not carry the text.
+    A text of the job's own wins over a kind of prompt; "custom" without a text means none. Raises
+    JobError where the checkpoint does not carry the text.
     """
-    if custom is not None:
-        return custom.strip() or None
+    kind = job.use_system_prompt
+    if job.system_prompt is not None:
+        return job.system_prompt.strip() or None
     if kind in ("None", "custom"):
         return None
-    name = _DYNAMIC.get(bot_task) if kind == "dynamic" else kind
+    name = _DYNAMIC.get(job.bot_task) if kind == "dynamic" else kind
     return None if name is None else shipped_text(folder, name).strip()
 
 

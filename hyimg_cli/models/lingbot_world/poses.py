@@ -70,13 +70,13 @@ def camera_path(job: VideoJob) -> CameraPath:
     Raises JobError, with `camera` in `where`.
     """
     if not job.camera_files:
-        poses, intrinsics = key_poses(job.camera, job.num_frames), KEY_INTRINSICS
-        frames = len(poses) - 1
+        frames = sum(held for _, held in segments(job.camera))
         if frames > job.num_frames:
             what = f"the keys are of {frames} frames, the video has {job.num_frames}"
             raise _fault(what, "shorten the path, or ask for more frames")
+        poses = key_poses(job.camera)
         still = np.repeat(poses[-1:], max(0, job.num_frames - len(poses)), axis=0)
-        return CameraPath(np.concatenate([poses, still])[: job.num_frames], intrinsics)
+        return CameraPath(np.concatenate([poses, still])[: job.num_frames], KEY_INTRINSICS)
     poses_file, intrinsics_file = job.camera_files
     poses, given = _read(poses_file), np.atleast_2d(_read(intrinsics_file))
     if poses.ndim != 3 or poses.shape[1:] != (4, 4) or not len(poses):
@@ -105,18 +105,14 @@ def camera_path(job: VideoJob) -> CameraPath:
     return CameraPath(poses[: job.num_frames], (fx, fy, cx, cy))
 
 
-def key_poses(text: str, most: int | None = None) -> Array:
+def key_poses(text: str) -> Array:
     """Poses of a key string, one more than its frames, the first the identity, [N, 4, 4].
 
     w s: forward, back; d a: right, left; i k: up, down; l j: turn right, left. Raises JobError for
-    a text that is none, or is of more than ten times `most` frames.
+    a text that is none.
     """
-    held = segments(text)
-    if most is not None and sum(frames for _, frames in held) > 10 * most:
-        what = f"the keys are of more than ten times the video's {most} frames"
-        raise _fault(what, "shorten the path")
     poses, pitch = [np.eye(4)], 0.0
-    for keys, frames in held:
+    for keys, frames in segments(text):
         right = TURN * (("l" in keys) - ("j" in keys))
         for _ in range(frames):
             up = TURN * (("i" in keys) - ("k" in keys))
