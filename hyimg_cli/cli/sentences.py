@@ -5,6 +5,7 @@ import logging
 from hyimg_cli.engine.run import RunPlanned
 from hyimg_cli.engine.runner import Summary
 from hyimg_cli.spec.events import (
+    ModelLoaded,
     ModelLoading,
     ModelReleased,
     Outcome,
@@ -15,7 +16,7 @@ from hyimg_cli.spec.events import (
     ReplicaDied,
     VideoFile,
 )
-from hyimg_cli.spec.units import time_text
+from hyimg_cli.spec.units import bytes_text, counted, time_text
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ def describe_readiness(event: Readiness) -> str:
             return f"{who}died ({event.why}), jobs it was at: {event.jobs}; {again}"
         case Prewarmed():
             graphs = f" and {event.graphs} CUDA graphs" if event.graphs else ""
-            shapes = f"{event.shapes} shape{'' if event.shapes == 1 else 's'}"
+            shapes = counted(event.shapes, "shape")
             told = ", ".join(f"{count:,}" for count in event.tokens)
             texts = f" with texts of up to {told} tokens" if told else ""
             return f"{who}prewarmed {shapes}{texts}{graphs} in {event.prewarm_s:.2f} s"
@@ -82,9 +83,9 @@ def describe_readiness(event: Readiness) -> str:
             kept = ", the others were kept" if event.encoded < event.strings else ""
             return f"{who}{made} in {event.encode_s:.2f} s{kept}"
         case ModelReleased():
-            needed, free = event.needed_bytes / 1e9, event.free_bytes / 1e9
-            gone = f"{who}{event.model} released"
-            return f"{gone}: the next takes {needed:.1f} GB, {free:.1f} were free"
+            needed, free = bytes_text(event.needed_bytes), bytes_text(event.free_bytes)
+            return f"{who}{event.model} released: the next takes {needed}, {free} were free"
+    assert isinstance(event, ModelLoaded), "every other one has its sentence above"
     size = f"{event.parameters / 1e6:.1f} M parameters, {event.dtype} on {event.device}"
     ranks = f", {event.ranks} ranks" if event.ranks > 1 else ""
     beside = f", beside {', '.join(event.beside)}" if event.beside else ""

@@ -76,13 +76,11 @@ class LiveView(View):
 
     def show(self, event: Event) -> None:
         with self._lock:
+            embeds = isinstance(event, Progress) and event.phase == "embed"
             if isinstance(event, ModelLoading):
                 self._read = WeightsRead(of_children=self._planned.replicas > 1)
                 self._loading = event
-            elif not (
-                isinstance(event, PromptsReady)
-                or (isinstance(event, Progress) and event.phase == "embed")
-            ):
+            elif not (embeds or isinstance(event, PromptsReady)):
                 self._loading = self._read = None
             self._show(event)
 

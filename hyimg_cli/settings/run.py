@@ -19,7 +19,6 @@ from hyimg_cli.spec import options as o
 from hyimg_cli.spec.job import BY_ID, Format, SizeRequest
 
 JobKind = Literal["pictures", "videos"]
-Frames = Literal["none", "png"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "fp8", "nf4"]
 Graphs = Literal["auto", "on", "off"]
@@ -460,7 +459,7 @@ class OutputConfig:
     keep_gps: bool = o.option(
         False, "Keep the place in a kept source's EXIF.", panel=o.OUTSIDE, only="pictures"
     )
-    frames: Frames = _video(
+    frames: Literal["none", "png"] = _video(
         "none", "png: write every frame without loss too.", commands=("replay",)
     )
     checkpoint_every: Annotated[int, Interval(ge=0, le=1000)] = _video(

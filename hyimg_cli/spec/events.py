@@ -1,7 +1,7 @@
 """Events of a session while it works, and the outcome of each job."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from hyimg_cli.errors import HyimgError
 
@@ -200,20 +200,27 @@ class Outcome:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class ModelLoading:
-    """A model's weights are about to be read, `nbytes` as they are stored; it may take minutes."""
+@dataclass(frozen=True, kw_only=True)
+class Readiness:
+    """What a session tells beside its jobs. `replica`: the one of several that tells it, counted
+    from 0.
+    """
 
-    model: str
-    nbytes: int = 0
     replica: int | None = None
 
 
 @dataclass(frozen=True)
-class ModelLoaded:
+class ModelLoading(Readiness):
+    """A model's weights are about to be read, `nbytes` as they are stored; it may take minutes."""
+
+    model: str
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class ModelLoaded(Readiness):
     """A model is ready: seconds it took, where it lives, its parameters; `beside` it others stay
-    loaded. `ranks`: processes that work with it. `replica`, here and below: the one of several
-    that tells it, counted from 0.
+    loaded. `ranks`: processes that work with it.
     """
 
     model: str
@@ -223,11 +230,10 @@ class ModelLoaded:
     parameters: int
     beside: tuple[str, ...] = ()
     ranks: int = 1
-    replica: int | None = None
 
 
 @dataclass(frozen=True)
-class ModelReleased:
+class ModelReleased(Readiness):
     """A model left memory, for the next one and its work need `needed_bytes` and `free_bytes` were
     left beside it.
     """
@@ -235,7 +241,6 @@ class ModelReleased:
     model: str
     needed_bytes: int
     free_bytes: int
-    replica: int | None = None
 
 
 RemarkKind = Literal["note", "info", "fault"]
@@ -255,7 +260,7 @@ Embedded = Literal["prompts", "start pictures"]
 
 
 @dataclass(frozen=True)
-class PromptsReady:
+class PromptsReady(Readiness):
     """Every distinct prompt, or start picture, of a model's jobs is embedded: `encoded` of them
     now, `encode_s` long; their encoders have left memory.
     """
@@ -264,11 +269,10 @@ class PromptsReady:
     encoded: int
     encode_s: float
     what: Embedded = "prompts"
-    replica: int | None = None
 
 
 @dataclass(frozen=True)
-class Prewarmed:
+class Prewarmed(Readiness):
     """A group's new shapes were run once, beside any job's time; `graphs`: decode steps that were
     captured as CUDA graphs; `tokens`: up to how many their texts have, where that made shapes.
     """
@@ -276,18 +280,16 @@ class Prewarmed:
     shapes: int
     prewarm_s: float
     graphs: int = 0
-    replica: int | None = None
     tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
-class ReplicaDied:
+class ReplicaDied(Readiness):
     """A replica ended before its work did, and `why`; `jobs` of its own are dispatched again.
 
     `starts_again`: a new process takes its place.
     """
 
-    replica: int
     why: str
     jobs: int
     starts_again: bool
@@ -331,8 +333,4 @@ class JobEnded:
         return self.outcome.status == "done"
 
 
-# What a session, or one of several replicas, tells beside its jobs.
-Readiness: TypeAlias = (
-    ModelLoading | ModelLoaded | ModelReleased | PromptsReady | Prewarmed | ReplicaDied
-)
 Event = Readiness | GroupStarted | JobStarted | Progress | JobEnded

@@ -35,8 +35,6 @@ SystemPrompt = Literal[
     "None", "en_vanilla", "en_recaption", "en_think_recaption", "en_unified", "dynamic", "custom"
 ]
 Renorm = Literal["global", "channel", "text_channel", "none"]
-RegionMode = Literal["limit", "instead"]
-OnGlobal = Literal["keep", "fail"]
 # How a picture becomes a frame of another shape: its aspect ratio goes, or its edges.
 Fit = Literal["stretch", "crop"]
 # A box in pixels of the source, or the path of a mask.
@@ -47,9 +45,6 @@ MAX_SEED = 2**63 - 1
 Seed = Annotated[int, Interval(ge=0, le=MAX_SEED)]
 Scale = Annotated[float, Interval(ge=0, le=100)]
 Part = Annotated[float, Interval(ge=0, le=1)]
-# About seven minutes at 24 a second: beyond any model, so a slip of the pen.
-MAX_FRAMES = 10001
-MAX_FPS = 240
 
 _of_job = partial(option, in_line=True, pixels="job")
 sampling_option = partial(_of_job, panel=SAMPLING)
@@ -164,12 +159,11 @@ class VideoOptions:
 
     __slots__ = ()
 
-    num_frames: Annotated[int, Interval(ge=1, le=MAX_FRAMES)] = _video(
+    # More than seven minutes at 24 a second: beyond any model, so a slip of the pen.
+    num_frames: Annotated[int, Interval(ge=1, le=10001)] = _video(
         CHECKPOINT, "Frames of a video, 4 k + 1."
     )
-    fps: Annotated[int, Interval(ge=1, le=MAX_FPS)] = _video(
-        CHECKPOINT, "Frames a second in the file."
-    )
+    fps: Annotated[int, Interval(ge=1, le=240)] = _video(CHECKPOINT, "Frames a second in the file.")
     fit: Fit | None = _video(
         None, "How an i2v picture gets the video's shape. Default: as the model's authors do it."
     )
@@ -202,10 +196,12 @@ class KeepOutside:
     region: Region = outside_option(
         Region(""), "Where edits may be (source pixels): implies keep_outside.", commands=("eval",)
     )
-    region_mode: RegionMode = outside_option(
+    region_mode: Literal["limit", "instead"] = outside_option(
         "limit", "The region limits what is found, or stands.", commands=("eval",)
     )
-    on_global: OnGlobal = outside_option("keep", "What becomes of an edit of all the picture.")
+    on_global: Literal["keep", "fail"] = outside_option(
+        "keep", "What becomes of an edit of all the picture."
+    )
     max_outside_change: Scale | None = outside_option(
         None, "Gate: mean distance (CIE76) of the result outside the edit.", commands=("eval",)
     )

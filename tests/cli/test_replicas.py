@@ -175,7 +175,7 @@ def test_times_of_replicas_that_load_together_are_not_added_up(
     at(6, JobStarted("a"))
     at(8, ModelLoaded("m", 8, "cpu", "float32", 1, replica=1))  # while `a` is at work
     at(10, JobEnded(Outcome("a", "done", key="")))
-    at(11, ReplicaDied(1, "killed", 0, False))
+    at(11, ReplicaDied("killed", 0, False, replica=1))
     at(13, Prewarmed(1, 2, replica=0))
     at(14, JobStarted("b"))
     at(16, JobEnded(Outcome("b", "done", key="")))

@@ -347,7 +347,7 @@ class _Dispatcher:
         returns = worker.deaths_in_a_row < _MOST_DEATHS_IN_A_ROW and len(self._queue) > 0
         if returns:
             self._start(worker)
-        yield ReplicaDied(worker.number, how, len(begun), returns)
+        yield ReplicaDied(how, len(begun), returns, replica=worker.number)
         for job in given_up:
             error = replicas_died(self._deaths[job.custom_id])
             outcome = failed_job(job, self._config, self._folder.attempts[job.custom_id] + 1, error)
