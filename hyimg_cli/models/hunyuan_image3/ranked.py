@@ -82,16 +82,17 @@ class RankLayers:
         """
         for entering in (x_TM, rope_2TD):
             broadcast(entering, self.ranks)
-        runs, ropes = (rows.split(forward.counts(), -2) for rows in (x_TM, rope_2TD))
+        runs, ropes = x_TM.split(forward.counts()), rope_2TD.split(forward.counts(), dim=1)
         own = self.rank // self.size
         places = [place for place, home in enumerate(forward.homes) if home in (None, own)]
 
         def run() -> None:
             told = [forward.blocks[place] for place in places]
             blocks = [QueryBlock(buffers[number], spans) for number, spans in told]
-            own_TM, own_2TD = (
-                torch.cat([rows[place] for place in places], -2) for rows in (runs, ropes)
-            )
+            own_TM, own_2TD = x_TM, rope_2TD
+            if len(places) < len(runs):
+                own_TM = torch.cat([runs[place] for place in places])
+                own_2TD = torch.cat([ropes[place] for place in places], dim=1)
             # Of rank 0's own layers: its `forward` is that of all ranks.
             hidden_TM = Transformer.forward(self.layers, own_TM, own_2TD, blocks)
             made = hidden_TM.split([block.count for block in blocks])
