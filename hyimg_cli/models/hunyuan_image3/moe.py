@@ -1,6 +1,7 @@
 """The expert layer: a float32 router, the best k of many small MLPs, and one that always runs."""
 
 # Legend: T token, M model width, E expert, K chosen expert
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -43,7 +44,12 @@ class Router(nn.Module):
 
 
 class Moe(nn.Module):
-    """Routed experts plus the shared one, token by token: no capacity, nothing is ever dropped."""
+    """Routed experts plus the shared one, token by token: no capacity, nothing is ever dropped.
+
+    `stacks`: all experts' `gate_and_up_proj` and `down_proj`, side by side, once they have room.
+    """
+
+    stacks: Stacks
 
     def __init__(self, arch: Architecture, layer: int) -> None:
         super().__init__()
@@ -55,7 +61,6 @@ class Moe(nn.Module):
         )
         # Chosen with the kernels of the layer's device, once the weights are in their places.
         self.compute: Experts | None = None
-        self._room: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x_TM: Tensor) -> Tensor:
         flat_TM = x_TM.reshape(-1, x_TM.shape[-1])
@@ -69,15 +74,6 @@ class Moe(nn.Module):
         return compute(RoutedTokens(flat_TM, weight_TK, index_TK, shared_TM)).view_as(x_TM)
 
     @property
-    def stacks(self) -> Stacks:
-        """All experts' `gate_and_up_proj` and `down_proj`, which lie side by side."""
-        if self.is_quantised:
-            gate_and_up, down = self._quantised_stacks()
-            return gate_and_up, down
-        assert self._room is not None, "room was made for them"
-        return self._room
-
-    @property
     def is_quantised(self) -> bool:
         """True if the experts' matrices gave way to stacks in fewer bits."""
         return isinstance(self.experts[0], Fp8Rows | Nf4Blocks)
@@ -86,23 +82,28 @@ class Moe(nn.Module):
         """Give up the experts' own matrices for stacks of `form`, on their device."""
         weights = [layers[0].weight for layers in self._matrices()]
         count = len(self.experts)
-        stacks = [empty_stack(form, count, w.shape[0], w.shape[1], w.device) for w in weights]
-        self.experts = nn.ModuleList(stacks)
+        self._keep(empty_stack(form, count, w.shape[0], w.shape[1], w.device) for w in weights)
 
     def make_room(self, dtype: torch.dtype, device: torch.device) -> None:
         """Put the experts' matrices side by side on `device` before they have values, to be copied
         in; quantised ones by `put`.
         """
         if self.is_quantised:
-            self.experts = nn.ModuleList(held.on(device) for held in self._quantised_stacks())
-        else:
-            banks = []
-            for layers in self._matrices():
-                shape = len(layers), *layers[0].weight.shape
-                banks.append(torch.empty(shape, dtype=dtype, device=device))
-                for number, layer in enumerate(layers):
-                    layer.weight = nn.Parameter(banks[-1][number], requires_grad=False)
-            self._room = banks[0], banks[1]
+            self._keep(held.on(device) for held in self.stacks if not isinstance(held, Tensor))
+            return
+        banks = []
+        for layers in self._matrices():
+            shape = len(layers), *layers[0].weight.shape
+            banks.append(torch.empty(shape, dtype=dtype, device=device))
+            for number, layer in enumerate(layers):
+                layer.weight = nn.Parameter(banks[-1][number], requires_grad=False)
+        self.stacks = banks[0], banks[1]
+
+    def _keep(self, stacks: Iterable[Fp8Rows | Nf4Blocks]) -> None:
+        """Have stacks in the place of the experts."""
+        gate_and_up, down = stacks
+        self.stacks = gate_and_up, down
+        self.experts = nn.ModuleList(self.stacks)
 
     def _matrices(self) -> tuple[list[nn.Linear], list[nn.Linear]]:
         experts = [expert for expert in self.experts if isinstance(expert, Mlp)]
@@ -110,8 +111,6 @@ class Moe(nn.Module):
 
     def quantised(self, matrix: str) -> Fp8Rows | Nf4Blocks:
         """The stack of the experts' `gate_and_up_proj` or `down_proj`."""
-        gate_and_up, down = self._quantised_stacks()
-        return gate_and_up if matrix == "gate_and_up_proj" else down
-
-    def _quantised_stacks(self) -> list[Fp8Rows | Nf4Blocks]:
-        return [held for held in self.experts if isinstance(held, Fp8Rows | Nf4Blocks)]
+        stack = self.stacks[matrix == "down_proj"]
+        assert not isinstance(stack, Tensor), "they are held in fewer bits"
+        return stack
