@@ -45,9 +45,8 @@ def spare_bytes(
     model: str, jobs: Sequence[ImageJob], config: RunConfig, there: AvailableMemory
 ) -> int:
     """Bytes for experts that may stay on the GPU beside a full batch."""
-    most = min(config.batch.max_size, max(1, len(jobs)))
-    needed = need(model, jobs, config, together=most)
-    return max(0, usable_bytes(there.free - needed.total))
+    full = need(model, jobs, config, together=config.batch.max_size)
+    return max(0, usable_bytes(there.free - full.total))
 
 
 def traffic(
@@ -65,16 +64,12 @@ def traffic(
         return None
     routing, nbytes = card.routing, card.weights.experts_nbytes(*held_form(config))
     resident = min(nbytes, spare_bytes(model, jobs, config, there)) if there else 0
-    missing = 1 - resident / nbytes
     together = max(1, min(config.batch.max_size, sum(job.writes_text for job in jobs)))
     if there:
         room = usable_bytes(there.free - held_weights(card, config))
         together = needs(jobs, card, config).fitting(room, together).thinking
-    token_s = {
-        rows: routing.distinct(rows) / routing.experts * nbytes * missing / link_bytes_s
-        for rows in sorted({*ROWS, together})
-    }
-    step_s = nbytes * missing / link_bytes_s
+    step_s, counts = (nbytes - resident) / link_bytes_s, sorted({*ROWS, together})
+    token_s = {rows: routing.distinct(rows) / routing.experts * step_s for rows in counts}
     return ExpertTraffic(nbytes, resident, step_s, token_s, together)
 
 
