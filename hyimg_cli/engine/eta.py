@@ -292,8 +292,7 @@ class KeptRates:
 
     def read(self, plan: Plan) -> dict[str, list[Rates]]:
         """By model, runs with the same weights and settings, oldest first."""
-        groups = {group.model: group for group in plan.groups}
-        return {model: self._runs(_key(of, self._config)) for model, of in groups.items()}
+        return {group.model: self._runs(_key(group, self._config)) for group in plan.groups}
 
     def keep(self, plan: Plan, found: Mapping[str, Rates]) -> None:
         """Add a run's rates; of too many the oldest go."""

@@ -172,21 +172,18 @@ class Forecast:
 
     def tokens(self, job: ImageJob) -> JobTokens:
         """The job's rows, with what earlier jobs share with it; none where it will fail."""
-        try:
-            return self._tokens(job)
-        except HyimgError:
-            return JobTokens()
-
-    def _tokens(self, job: ImageJob) -> JobTokens:
         sizes = [self._size_of(path) for path in job.images]
         files = [self._digest_of(path) for path in job.images]
         digests = [stretched_digest(one) for one in files] if job.infer_align_image_size else files
         think = min(self._assumed_think, job.text.max_new_tokens)
-        sequences = registry.sequences(job.model, self._config.model.revision)
-        tokens = sequences.count(job, sizes, think)
-        encodes = self._encodes(job.model, digests)
-        text = None if UNREADABLE in files else text_identity(job, sequences.card)
-        shared = self._shared(job, tokens, sequences.prefixes(job, sizes, digests), text)
+        try:
+            sequences = registry.sequences(job.model, self._config.model.revision)
+            tokens = sequences.count(job, sizes, think)
+            encodes = self._encodes(job.model, digests)
+            text = None if UNREADABLE in files else text_identity(job, sequences.card)
+            shared = self._shared(job, tokens, sequences.prefixes(job, sizes, digests), text)
+        except HyimgError:
+            return JobTokens()
         return tokens._replace(image_encodes=encodes, **shared)
 
     def _encodes(self, model: str, digests: Sequence[str]) -> int:

@@ -34,14 +34,13 @@ def recomposite(
         sha256 = {name: old["sha256"][name] for name in kept if name in old["sha256"]}
         edit = kept | {"kind": "unfinished", "sha256": sha256}
         extra = {name: value for name, value in entry.items() if name.startswith("x_")}
-        # By its attempt it is later than the line of another journal.
-        anew = {"attempt": entry["attempt"] + 1, "outputs": (), "error": None, "extra": extra}
-        outcome = _OUTCOME.validate_python({**entry, **anew})
         # What was said of the former finishing does not hold for this one.
         former = set(edit_warnings(old if "gates" in old else None))
-        said = tuple(text for text in outcome.warnings if text not in former)
-        key = finishing_key(job, config.output)
-        outcome = replace(outcome, warnings=said, edit=edit, finishing_key=key)
+        said = tuple(text for text in entry.get("warnings", ()) if text not in former)
+        # By its attempt it is later than the line of another journal.
+        anew = {"attempt": entry["attempt"] + 1, "outputs": (), "error": None, "extra": extra}
+        anew |= {"warnings": said, "finishing_key": finishing_key(job, config.output)}
+        outcome = replace(_OUTCOME.validate_python({**entry, **anew}), edit=edit)
         try:
             drawn, shown = (_pixels(folder, edit[name]) for name in ("plain", "shown"))
             file = finish(folder, job, drawn, shown, edit, config.output)

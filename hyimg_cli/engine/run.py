@@ -97,10 +97,9 @@ def run_manifest(
     """
     if not isinstance(manifest, Manifest):
         manifest = read_manifest(Path(manifest))
-    settings = settings_of(config)
-    selection = Selection(select, limit, shard)
-    policy = ResumePolicy(resume, retry_failed, force)
-    return ManifestRun(RunRequest(manifest, config, settings, selection, policy)).run(on_event)
+    selection, policy = Selection(select, limit, shard), ResumePolicy(resume, retry_failed, force)
+    request = RunRequest(manifest, config, settings_of(config), selection, policy)
+    return ManifestRun(request).run(on_event)
 
 
 class ManifestRun:

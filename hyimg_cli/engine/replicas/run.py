@@ -225,10 +225,7 @@ class _Dispatcher:
         """What replicas have to say, once it is on disk; waits for it. Who is stopped, or hangs, is
         ended.
         """
-        said = [
-            (number, self._mark(number, message))
-            for number, message in self._transport.events(self._look_s)
-        ]
+        said = [(n, self._mark(n, message)) for n, message in self._transport.events(self._look_s)]
         # Everything of a round at once: files, then lines, then events.
         finished = [
             FinishedJob(event.outcome, self._folder.replica_folder(number))
