@@ -73,6 +73,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, Generated]):
         self._together = Together(1, 1)
         # By size class, where memory was too small for more: what was too much is not tried again.
         self._limits: dict[str, Together] = {}
+        self._size_class = ""
         self._counted: dict[str, dict[str, int]] = {}
 
     def use(
@@ -149,7 +150,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, Generated]):
             try:
                 yield from run.run()
             finally:
-                self._limit(jobs, run.memory.most)
+                self._limit(run.memory.most)
 
     def write(self, done: Generated, folder: JobFolder) -> OutputFile | None:
         if not isinstance(done, Decoded):
@@ -221,21 +222,18 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, Generated]):
     def _fit(self, jobs: Sequence[ImageJob]) -> None:
         """Every job's sequence is counted to see how many fit together."""
         model, held = self._resident(), self.tree.held_bytes
-        self._together = batch_sizes(jobs, model, self._config, held_prefixes=held)
-        size_class = size_class_of(jobs[0], model.card)
-        self._limit(jobs, self._limits.get(size_class, self._together))
+        fitting = batch_sizes(jobs, model, self._config, held_prefixes=held)
+        self._size_class = size_class_of(jobs[0], model.card)
+        known = self._limits.get(self._size_class, fitting)
+        self._together = Together(*map(min, fitting, known))
 
-    def _limit(self, jobs: Sequence[ImageJob], most: Together) -> None:
-        """No more of a group's jobs think, or draw, together than memory was large enough for, nor
-        of later ones of its size.
+    def _limit(self, most: Together) -> None:
+        """Have no more of this group's jobs, nor of later ones of its size, think or draw together
+        than memory was large enough for.
         """
-        asked = self._together
-        self._together = Together(*map(min, asked, most))
-        if self._together != asked:
-            self._limits[size_class_of(jobs[0], self._resident().card)] = self._together
-            logger.warning(
-                "memory is too small for more: %d think and %d draw together", *self._together
-            )
+        if most != self._together:
+            self._together = self._limits[self._size_class] = most
+            logger.warning("memory is too small for more: %d think and %d draw together", *most)
 
     def _prewarm(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Prewarmed:
         stages = self._stages(_unread)
@@ -250,7 +248,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, Generated]):
             together=self._together,
             warmed=self._warmed,
             tokens_of=tokens_of,
-            learn=partial(self._limit, jobs),
+            learn=self._limit,
         )
         lengths = {shape.tokens for shape in shapes if shape.tokens}
         return Prewarmed(len(shapes), 0.0, captured, tokens=tuple(sorted(lengths)))

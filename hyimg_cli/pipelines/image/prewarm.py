@@ -32,11 +32,10 @@ _MOST_JOBS = 4096
 
 @dataclass(frozen=True)
 class Shape:
-    """Key of the shapes of a job's forwards: the sizes that its sources are fitted to,
+    """Key of the shapes of a job's forwards by one model: the sizes that its sources are fitted to,
     picture size, text, branches; `tokens` before the picture, rounded up, where they count.
     """
 
-    model: str
     sources: tuple[Size, ...]
     size: str
     writes_text: bool
@@ -57,7 +56,7 @@ def shape_of(job: ImageJob, card: ModelCard, tokens: int = 0) -> Shape | None:
     except SourceImageError:
         return None
     length = -(-tokens // _LENGTHS) * _LENGTHS
-    return Shape(job.model, sizes, str(job.size), job.writes_text, job.guidance_scale > 1, length)
+    return Shape(sizes, str(job.size), job.writes_text, job.guidance_scale > 1, length)
 
 
 def prewarm(
@@ -118,12 +117,7 @@ def _run(jobs: list[ImageJob], stages: ImageStages, together: Together) -> Toget
         encode=lambda image: (encoded[image.digest], 0.0),
         texts=None,
     )
-    run = ContinuousBatch(
-        jobs,
-        blank,
-        together,
-        new_clock=lambda: PhaseClock(0.0, lambda: None),
-    )
+    run = ContinuousBatch(jobs, blank, together, new_clock=lambda: PhaseClock(0.0, lambda: None))
     for event in run.run():
         if isinstance(event, Lost):
             break  # the job itself will fail, and say why
