@@ -10,7 +10,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import cast
 
 import torch
@@ -214,9 +214,8 @@ class BagelNetwork(nn.Module):
             unpacked(self.llm2vae(state_TM[1:-1]).float(), branch.grid.rows, branch.grid.columns)
             for branch, state_TM in zip(branches, states, strict=True)
         ]
-        counts = [len(live.branches) for live in pictures]
-        ends = accumulate(counts)
-        return [torch.stack(found[end - n : end]) for n, end in zip(counts, ends, strict=True)]
+        of_branches = iter(found)
+        return [torch.stack([*islice(of_branches, len(live.branches))]) for live in pictures]
 
     def _embedded(self, ids: Sequence[int] | Tensor) -> Tensor:
         device = self.weight.device

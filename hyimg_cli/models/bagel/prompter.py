@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import astuple
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,11 +131,9 @@ class BagelPrompter(ImageCheckpoint):
 
     def bucket(self, job: ImageJob, shapes: Sequence[SourcePlace]) -> Bucket:
         """The picture's size: as asked for, else its last source's, else the first of the card."""
+        otherwise = shapes[-1].size if shapes else self.card.buckets[0].size
         asked = self.card.bucket_of(job.size)
-        if asked is not None:
-            return Bucket(NO_RATIO, asked.size)
-        size = shapes[-1].size if shapes else self.card.buckets[0].size
-        return Bucket(NO_RATIO, size)
+        return Bucket(NO_RATIO, asked.size if asked else otherwise)
 
     def text_budget(self, job: ImageJob, layout: BlockLayout) -> int:
         """Number of tokens a text may have behind its first marker, which the limit counts, too."""
@@ -164,7 +163,9 @@ class BagelPrompter(ImageCheckpoint):
         last = max(1, job.num_inference_steps - 1)
         line = (1 - step / last for step in range(last))
         guided = [low < shift * x / (1 + (shift - 1) * x) <= high for x in line]
-        is_due = job.step_cache.full_steps(guided) if job.step_cache else (True,) * len(guided)
+        full_steps = guided
+        if job.step_cache:
+            full_steps = [*compress(guided, job.step_cache.full_steps(guided))]
         return JobTokens(
             ar_prefill=opening.length if opening else 0,
             shared_prefix=sum(_shared(full, other) for other in others),
@@ -175,11 +176,7 @@ class BagelPrompter(ImageCheckpoint):
             image_encodes=len(shapes),
             assumed_think=text,
             steps=max(0, job.num_inference_steps - 1),
-            forwards=sum(
-                1 + is_guided * len(others)
-                for is_guided, is_full in zip(guided, is_due, strict=True)
-                if is_full
-            ),
+            forwards=len(full_steps) + sum(full_steps) * len(others),
             kv_rows=_held(full, positive, others, step_rows),
         )
 
