@@ -130,8 +130,7 @@ class HunyuanVideo15(DiffusersVideo):
 
     def has_guidance(self, job: VideoJob) -> bool:
         """True if the guider has a second branch at any step."""
-        count: int = self._guider(job).num_conditions
-        return count > 1
+        return bool(self._guider(job).num_conditions > 1)
 
     def guide(self, job: VideoJob, schedule: JobScheduler) -> Guide:
         """By the job's own guider.

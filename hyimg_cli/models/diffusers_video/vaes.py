@@ -62,13 +62,12 @@ class HunyuanVae(CausalVae):
 
     def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
         latents = latents_BCFYX.to(self.module.device, self.module.dtype)
-        factor: float = self.module.config.scaling_factor
-        return latents / factor
+        return latents / float(self.module.config.scaling_factor)
 
     def encoded(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
         """Frames in -1..1 as latents in the denoiser's scale."""
-        factor: float = self.module.config.scaling_factor
-        return self.most_likely(pixels_BCTHW, is_tiled=is_tiled) * factor
+        latents = self.most_likely(pixels_BCTHW, is_tiled=is_tiled)
+        return latents * float(self.module.config.scaling_factor)
 
     @torch.no_grad()
     def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
