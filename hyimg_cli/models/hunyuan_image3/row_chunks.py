@@ -51,7 +51,16 @@ class RowChunks:
         """Norm and swish of a chunk, by the statistics of all rows."""
         if self._is_one:
             return lambda x_BCTYX: functional.silu(norm(x_BCTYX))
-        shift_BC111, scale_BC111 = _shift_and_scale(norm, self._x_BCTYX)
+        # On a CPU torch's own takes value by value: three times as long as two passes.
+        moments = _moments_by_pieces if self._x_BCTYX.is_cpu else _moments_at_once
+        variance_BC, mean_BC = (
+            of_group.repeat_interleave(norm.num_channels // norm.num_groups, dim=1)
+            for of_group in moments(self._x_BCTYX, norm.num_groups)
+        )
+        # The norm as a linear function of each channel.
+        scale_BC = norm.weight * torch.rsqrt(variance_BC + norm.eps)
+        shift_BC = norm.bias - mean_BC * scale_BC
+        shift_BC111, scale_BC111 = (of[..., None, None, None] for of in (shift_BC, scale_BC))
         return lambda chunk_BCTYX: functional.silu(
             torch.addcmul(shift_BC111, chunk_BCTYX, scale_BC111), inplace=True
         )
@@ -94,19 +103,6 @@ class RowChunks:
 def plus(given: Tensor, more: Tensor) -> Tensor:
     """The sum; in the memory of `given`, which nobody reads any more, unless gradients are on."""
     return given + more if torch.is_grad_enabled() else given.add_(more)
-
-
-def _shift_and_scale(norm: nn.GroupNorm, x_BCTYX: Tensor) -> tuple[Tensor, Tensor]:
-    """A norm as a linear function of each channel, [B, C, 1, 1, 1] each."""
-    # On a CPU torch's own takes value by value: three times as long as two passes.
-    moments = _moments_by_pieces if x_BCTYX.is_cpu else _moments_at_once
-    variance_BG, mean_BG = (
-        of_group.repeat_interleave(norm.num_channels // norm.num_groups, dim=1)
-        for of_group in moments(x_BCTYX, norm.num_groups)
-    )
-    scale_BC = norm.weight * torch.rsqrt(variance_BG + norm.eps)
-    shift_BC = norm.bias - mean_BG * scale_BC
-    return shift_BC[..., None, None, None], scale_BC[..., None, None, None]
 
 
 def _moments_at_once(x_BCTYX: Tensor, groups: int) -> tuple[Tensor, Tensor]:

@@ -59,9 +59,9 @@ class VisionTower(nn.Module):
         """Features of every slot, [B, S, M]; slots that are not real are hidden as keys."""
         x_BSM = self.embeddings(patches_BSP, shapes_B2)
         # Asked where it lies, on the host as a rule: no device is waited for.
-        mask_B11S = None if bool(is_real_BS.all()) else is_real_BS[:, None, None].bool()
-        if mask_B11S is not None:
-            mask_B11S = sent(mask_B11S, x_BSM.device)
+        mask_B11S = None
+        if not bool(is_real_BS.all()):
+            mask_B11S = sent(is_real_BS[:, None, None].bool(), x_BSM.device)
         return self.post_layernorm(self.encoder(x_BSM, mask_B11S))
 
 
