@@ -108,12 +108,9 @@ def _refuse_little_memory(config: RunConfig, plan: Plan, count: int) -> None:
         judge = partial(check_fit, model, plan.jobs_of_model(model), config)
         found = judge(available_memory(config, replicas=count))
         if not found.is_enough:
-            fewer = (
-                n
-                for n in range(count - 1, 1, -1)
-                if judge(available_memory(config, replicas=n)).is_enough
-            )
-            fit = next(fewer, 1)
+            fit = count - 1
+            while fit > 1 and not judge(available_memory(config, replicas=fit)).is_enough:
+                fit -= 1
             raise MachineError(
                 f"{count} replicas hold {found.needed.weights / 1e9:.1f} GB of weights each; main "
                 f"memory has {available_bytes() / 1e9:.1f} GB free",
