@@ -22,7 +22,7 @@ from hyimg_cli.manifest.cost import Cost
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.available import available_memory, configured_memory
 from hyimg_cli.memory.fit import check_fit
-from hyimg_cli.memory.footprint import Footprint, footprints, rank_footprints
+from hyimg_cli.memory.footprint import Footprint, footprints
 from hyimg_cli.memory.offload import HOPELESS_TEXT_S, STATED_BYTES_S, measured_link, traffic
 from hyimg_cli.memory.videos import video_need
 from hyimg_cli.models import registry
@@ -62,7 +62,6 @@ def show_plan(given: Mapping[str, Any]) -> int:
     videos = tuple(video_forecast(order, config))
     components = _components(order, config)
     memory = footprints(order, config, shared_kv_bytes=costs.shared_kv_bytes)
-    by_rank = rank_footprints(memory, config)
     replicas = runner.replicas_of(order, config)
     too_large = dict(_too_large(order, config, replicas))
     code = MachineError.exit_code if too_large else 0
@@ -74,7 +73,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
         if not eta.unknown:
             stages = eta.stages_s
             time = {"seconds": sum(stages.values()), "runs": eta.runs, "stages": stages}
-        facts = _as_json(order, costs, videos) | _memory_as_json(memory, components, by_rank)
+        facts = _as_json(order, costs, videos) | _memory_as_json(memory, components)
         facts |= {"replicas": replicas, "time": time, "too_large": too_large}
         if config.model.cpu_offload != "none":
             facts |= {"on_gpu_bytes": {name: _at_a_time(name, config) for name in components}}
@@ -98,7 +97,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
         *_lines(order, costs, videos, think=given["assume_think"]),
         f"all: {counted(len(order.groups), 'group')}{before}",
         *(_time_lines(eta) if to_run else ["time: nothing is left to run"]),
-        *_memory_lines(memory, components, by_rank),
+        *_memory_lines(memory, components),
         *(f"  {model} does not fit into {why}" for model, why in too_large.items()),
         *_limit_lines(components, config, replicas, has_pictures=bool(memory)),
         *_expert_lines(order, config, think=given["assume_think"]),
@@ -134,29 +133,25 @@ def _components(order: Plan, config: RunConfig) -> dict[str, dict[str, int]]:
 
 
 def _memory_as_json(
-    memory: Mapping[str, Footprint],
-    components: Mapping[str, dict[str, int]],
-    by_rank: Mapping[str, list[dict[str, int]]],
+    memory: Mapping[str, Footprint], components: Mapping[str, dict[str, int]]
 ) -> dict[str, Any]:
     """Bytes held in memory at once, by model, and where layers are split by rank as well."""
     weights: dict[str, Any] = {model: one.weights for model, one in memory.items()}
-    return {
-        "weight_bytes": weights | dict(components),
-        "memory": {model: asdict(one) | {"total": one.total} for model, one in memory.items()},
-    } | ({"memory_by_rank": by_rank} if by_rank else {})
+    held = {model: asdict(one) | {"total": one.total} for model, one in memory.items()}
+    by_rank = {model: ranks for model, one in held.items() if (ranks := one.pop("ranks"))}
+    facts = {"weight_bytes": weights | dict(components), "memory": held}
+    return facts | ({"memory_by_rank": by_rank} if by_rank else {})
 
 
 def _memory_lines(
-    memory: Mapping[str, Footprint],
-    components: Mapping[str, dict[str, int]],
-    by_rank: Mapping[str, list[dict[str, int]]],
+    memory: Mapping[str, Footprint], components: Mapping[str, dict[str, int]]
 ) -> Iterator[str]:
     for model, one in memory.items():
         yield f"  weights of {model}: {bytes_text(one.weights)} once loaded"
         counts = f"{one.thinking} thinking and {one.drawing} drawing together"
-        if model in by_rank:
+        if one.ranks:
             yield f"  memory with {counts}, by rank:"
-            for own in by_rank[model]:
+            for own in one.ranks:
                 parts = f"{bytes_text(own['weights'])} of weights, {bytes_text(own['kv'])} of KV"
                 at_most = f"at most {bytes_text(own['activations'])} of activations"
                 total = f"{bytes_text(own['total'])} in all"
@@ -300,10 +295,9 @@ def _video_lines(video: VideoForecast) -> Iterator[str]:
     yield f"  decode: {down} x {across} tiles a video, in latents {shapes}"
     yield from _rank_lines(video)
     latents = f"up to {bytes_text(video.latents_bytes)} of latents until a video's file is written"
-    memory, decode = video.memory, video.memory.decode
     yield (
-        f"  memory beside weights: about {bytes_text(memory.denoise.work)} to denoise, "
-        f"{bytes_text(decode.work)} to decode"
+        f"  memory beside weights: about {bytes_text(video.memory['denoise'].work)} to denoise, "
+        f"{bytes_text(video.memory['decode'].work)} to decode"
     )
     yield "  " + "; ".join(_card_text(card, flags) for card, flags in video.cards.items())
     if video.without_negative:

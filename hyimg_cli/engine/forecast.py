@@ -19,8 +19,8 @@ from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.manifest.cost import Cost, JobTokens, job_cost, total_cost
 from hyimg_cli.manifest.planner import TextIdentity, text_identity
 from hyimg_cli.media.images import size_of, stretched_digest
-from hyimg_cli.memory.footprint import kv_bytes_per_token
-from hyimg_cli.memory.videos import CARDS, VideoNeeds, fit_flags, tiles_of, video_needs
+from hyimg_cli.memory.footprint import Need, kv_bytes_per_token
+from hyimg_cli.memory.videos import CARDS, fit_flags, tiles_of, video_needs
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.gc_paused import gc_paused
@@ -103,7 +103,7 @@ class VideoForecast:
     context_ranks: int
     tokens: int
     heads: int
-    memory: VideoNeeds
+    memory: Mapping[str, Need]
     cards: Mapping[str, str | None]
     without_negative: int
 

@@ -113,9 +113,8 @@ def read_all(
     files: Sequence[Path],
     stored: Mapping[str, TensorInfo],
     put: Callable[[StoredTensor], None],
-    is_wanted: Callable[[str], bool] = lambda name: True,
 ) -> None:
-    """`put` each wanted tensor of `files`, several at a time.
+    """`put` each of the tensors that are `stored` in `files`, several at a time.
 
     Raises CheckpointError where a file cannot be read, and what `put` raises; no more are begun
     then.
@@ -132,7 +131,6 @@ def read_all(
         tensors = [
             StoredTensor(name, info, descriptors[info.file], handles, pieces)
             for name, info in sorted(stored.items(), key=lambda pair: pair[1].start)
-            if is_wanted(name)
         ]
 
         def put_one(tensor: StoredTensor) -> None:

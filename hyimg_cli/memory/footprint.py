@@ -65,7 +65,8 @@ class Together(NamedTuple):
 @dataclass(frozen=True)
 class Footprint:
     """Bytes held at once while so many jobs think and so many draw, at the `moment` that takes
-    most. `least` is the total with one drawing at a time, where that was asked for.
+    most. `least`: the total with one drawing at a time. `ranks`: bytes of each, where there are
+    several: of weights and K/V exactly its own, of activations as many as one process has at most.
     """
 
     thinking: int
@@ -75,6 +76,7 @@ class Footprint:
     kv: int
     activations: int
     least: int = 0
+    ranks: Sequence[Mapping[str, int]] = ()
 
     @property
     def total(self) -> int:
@@ -336,13 +338,21 @@ def footprint(
     may: a session that finds less free than that lets fewer work together.
     """
     found, weights = needs(jobs, card, config, prefixes=shared_kv_bytes), _whole(card, config)
+    by_rank, kv_share = _by_rank(card, config)
     most, memory = min(config.batch.max_size, len(jobs)), config.batch.memory_bytes
     together = Together(most, most)
     if memory is not None:
         room = usable_bytes(memory - held_weights(card, config))
         together = _in_fullest_memory(found, card, config).fitting(room, most)
     least = found.widest(Together(together.thinking, 1), weights).total
-    return replace(found.widest(together, weights), least=least)
+    whole = found.widest(together, weights)
+    kv, activations = round(whole.kv * kv_share), whole.activations
+    ranks = [
+        {"rank": rank, "weights": own, "kv": kv, "activations": activations}
+        | {"total": own + kv + activations}
+        for rank, own in enumerate(by_rank)
+    ]
+    return replace(whole, least=least, ranks=ranks if len(ranks) > 1 else ())
 
 
 @gc_paused()
@@ -354,26 +364,6 @@ def footprints(plan: Plan, config: RunConfig, *, shared_kv_bytes: int) -> dict[s
             card = model_card(group.model, config.model.revision)
             one = footprint(group.jobs, card, config, shared_kv_bytes=shared_kv_bytes)
             found[group.model] = max(found.get(group.model, one), one, key=lambda it: it.total)
-    return found
-
-
-def rank_footprints(
-    memory: Mapping[str, Footprint], config: RunConfig
-) -> dict[str, list[dict[str, int]]]:
-    """By model, bytes that each rank holds at once of a whole footprint; empty for one process.
-
-    Weights and K/V are exact; activations are those of one process, of which a rank has less.
-    """
-    found = {}
-    for model, whole in memory.items():
-        weights, kv_share = _by_rank(model_card(model, config.model.revision), config)
-        kv, activations = round(whole.kv * kv_share), whole.activations
-        if len(weights) > 1:
-            found[model] = [
-                {"rank": rank, "weights": own, "kv": kv, "activations": activations}
-                | {"total": own + kv + activations}
-                for rank, own in enumerate(weights)
-            ]
     return found
 
 

@@ -13,7 +13,7 @@ memory goes on in smaller tiles.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 from hyimg_cli.journal.keys import precision
@@ -34,31 +34,19 @@ _BLOCKS = 2
 _PIXEL_BYTES = 3 * 2
 
 
-@dataclass(frozen=True)
-class VideoNeeds:
-    """What a video needs on its device, by moment."""
-
-    text: Need
-    denoise: Need
-    decode: Need
-
-    @property
-    def most(self) -> Need:
-        """The moment that takes most."""
-        return max(self.text, self.denoise, self.decode, key=lambda one: one.total)
-
-
-def video_needs(job: VideoJob, card: VideoCard, config: RunConfig) -> VideoNeeds:
-    """The needs of one job, its prompts embedded ahead, on one of the ranks that share tokens."""
+def video_needs(job: VideoJob, card: VideoCard, config: RunConfig) -> dict[str, Need]:
+    """The needs of one job at each moment, its prompts embedded ahead, on one of the ranks that
+    share tokens.
+    """
     text, denoise, decode = _weights_by_moment(card, config)
     work, width = video_work(job, card), number_width(config)
     # K/V and the chunk at work, or all of the video's rows.
     rows = work.tokens * card.forward.token_bytes * width // config.parallel.context_ranks
-    return VideoNeeds(
-        text=Need(text),
-        denoise=Need(denoise, work.kv_bytes * width or rows),
-        decode=Need(decode, decode_bytes(job, card, config.model)),
-    )
+    return {
+        "text": Need(text),
+        "denoise": Need(denoise, work.kv_bytes * width or rows),
+        "decode": Need(decode, decode_bytes(job, card, config.model)),
+    }
 
 
 def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()) -> Need:
@@ -136,7 +124,8 @@ def fit_flags(job: VideoJob, card: VideoCard, config: RunConfig, room: int) -> s
         choice = replace(
             config.model, device="cuda", quantization=quantization, cpu_offload=offload
         )
-        if video_needs(job, card, replace(config, model=choice)).most.total <= room:
+        moments = video_needs(job, card, replace(config, model=choice)).values()
+        if all(need.total <= room for need in moments):
             flags = {"--quantization": quantization, "--cpu-offload": offload}
             return " ".join(f"{flag} {word}" for flag, word in flags.items() if word != "none")
     return None

@@ -107,16 +107,17 @@ def test_what_takes_turns_needs_less_at_every_moment() -> None:
         for how in ("none", "model", "group")
     }
     whole, turns, groups = (found[how] for how in ("none", "model", "group"))
-    assert whole.denoise.weights == whole.decode.weights == 2 * (2 * 14_300_000_000 + 127_000_000)
-    assert turns.denoise.weights == 2 * 14_300_000_000
-    assert groups.denoise.weights == turns.denoise.weights // 20
-    assert turns.decode.weights == groups.decode.weights == 2 * 127_000_000
+    all_weights = 2 * (2 * 14_300_000_000 + 127_000_000)
+    assert whole["denoise"].weights == whole["decode"].weights == all_weights
+    assert turns["denoise"].weights == 2 * 14_300_000_000
+    assert groups["denoise"].weights == turns["denoise"].weights // 20
+    assert turns["decode"].weights == groups["decode"].weights == 2 * 127_000_000
     # As it was counted for two blocks: 22 of the network's widths a token, without weights.
-    assert whole.denoise.work == pytest.approx(75_600 * 5120 * 22.1, rel=0.15)
-    assert {one.denoise.work for one in found.values()} == {whole.denoise.work}
-    assert whole.most is whole.denoise
+    assert whole["denoise"].work == pytest.approx(75_600 * 5120 * 22.1, rel=0.15)
+    assert {one["denoise"].work for one in found.values()} == {whole["denoise"].work}
+    assert max(whole.values(), key=lambda need: need.total) is whole["denoise"]
     eight = video_needs(one, PAIR, _run(replace(GPU, quantization="fp8")))
-    assert eight.denoise.weights == 2 * 14_300_000_000 + 2 * 127_000_000
+    assert eight["denoise"].weights == 2 * 14_300_000_000 + 2 * 127_000_000
 
 
 @pytest.mark.parametrize(

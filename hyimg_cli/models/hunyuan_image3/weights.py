@@ -101,13 +101,10 @@ def load(
     for moe, name in zip(moes, experts, strict=True):
         moe.make_room(dtype, place_of(name, places))
 
-    # Every tensor that is wanted to its place, cut to what its rank has. Quantised weights come
-    # from the cache where it has them, else they go there.
-
-    def is_wanted(name: str) -> bool:
-        return first + share.number == 0 or name.startswith(_LAYERS)
-
-    missing = {name for name in network.state_dict() if is_wanted(name)}
+    # Every tensor to its place, cut to what its rank has: after the first rank layers alone.
+    # Quantised weights come from the cache where it has them, else they go there.
+    start = "" if first + share.number == 0 else _LAYERS
+    missing = {name for name in network.state_dict() if name.startswith(start)}
     kept: KeptWeights | None = None
     if cache is not None and cache.folder is not None and quantization != "none":
         nbytes = sum(part.nbytes for moe in moes for part in moe.experts.buffers())
@@ -131,7 +128,8 @@ def load(
             room.copy_(cut.of(stored.whole()))
         missing.discard(stored.name)
 
-    read_all(weight_files(folder), stored_index(folder), put, is_wanted)
+    stored = {name: info for name, info in stored_index(folder).items() if name.startswith(start)}
+    read_all(weight_files(folder), stored, put)
     if kept is not None:
         kept.tell()
     refuse_missing(missing)
