@@ -75,6 +75,8 @@ TOYS = {
 }
 # Of processes, and of clips, that share work.
 MOST_TOGETHER = 64
+Together = Annotated[int, Interval(ge=1, le=MOST_TOGETHER)]
+Megabytes = Annotated[int, Interval(ge=0, le=10**7)]
 
 
 _run, _model = partial(o.option, panel=o.RUN), partial(o.option, panel=o.MODEL)
@@ -82,7 +84,11 @@ _run, _model = partial(o.option, panel=o.RUN), partial(o.option, panel=o.MODEL)
 _each_model = partial(_model, commands=("doctor", "bench", "replay"))
 _run_of_pictures = partial(_run, only="pictures")
 _model_of_pictures = partial(_model, only="pictures")
+_weights = partial(_model, pixels="checkpoint", commands=("doctor", "bench"))
+_encoding = partial(_run_of_pictures, in_line=True, pixels="job")
 _video = partial(o.option, panel=o.VIDEO, only="videos")
+_ranks = partial(_model, 1, commands=("doctor", "replay"))
+_video_ranks = partial(_video, 1, commands=("replay",))
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,20 +171,10 @@ class ModelChoice:
     kept for the next start; None: nowhere.
     """
 
-    model: str = _model_of_pictures(
-        "tiny-image",
-        "Folder or hub id.",
-        is_basic=True,
-        pixels="checkpoint",
-        commands=("doctor", "bench"),
-    )
+    model: str = _weights("tiny-image", "Folder or hub id.", is_basic=True, only="pictures")
     _: KW_ONLY
-    video_model: str = _model(
-        "tiny-video",
-        "The same for videos; tiny-video is embedded.",
-        only="videos",
-        pixels="checkpoint",
-        commands=("doctor", "bench"),
+    video_model: str = _weights(
+        "tiny-video", "The same for videos; tiny-video is embedded.", only="videos"
     )
     components: Annotated[str, FOLDER] | None = _video(
         None,
@@ -387,13 +383,9 @@ class BatchConfig:
         pixels=InKey("batch", {False: "variant"}),
         commands=("replay",),
     )
-    prefix_cache_mb: Annotated[int, Interval(ge=0, le=10**7)] = _run_of_pictures(
-        4096, "K/V kept for prefixes that jobs share."
-    )
-    prefix_cache_host_mb: Annotated[int, Interval(ge=0, le=10**7)] = _run_of_pictures(
-        0, "More of them, kept in main memory."
-    )
-    clips: Annotated[int, Interval(ge=1, le=MOST_TOGETHER)] = _video(
+    prefix_cache_mb: Megabytes = _run_of_pictures(4096, "K/V kept for prefixes that jobs share.")
+    prefix_cache_host_mb: Megabytes = _run_of_pictures(0, "More of them, kept in main memory.")
+    clips: Together = _video(
         1,
         "Clips that are denoised together, by models that follow a camera. They round differently.",
         name="clips_together",
@@ -430,25 +422,17 @@ class OutputConfig:
         flags=("-o", "--output-dir"),
     )
     _: KW_ONLY
-    format: Format = _run_of_pictures(
+    format: Format = _encoding(
         "png",
         "Pictures as PNG, JPEG or WebP.",
         spellings={"jpg": "jpeg"},
         is_basic=True,
-        in_line=True,
         aliases=("output_format",),
-        pixels="job",
     )
-    quality: Annotated[int, Interval(ge=1, le=100)] = _run_of_pictures(
-        95,
-        "Of a JPEG or a lossy WebP.",
-        in_line=True,
-        aliases=("output_compression",),
-        pixels="job",
+    quality: Annotated[int, Interval(ge=1, le=100)] = _encoding(
+        95, "Of a JPEG or a lossy WebP.", aliases=("output_compression",)
     )
-    lossless: bool = _run_of_pictures(
-        False, "WebP that keeps every pixel.", in_line=True, pixels="job"
-    )
+    lossless: bool = _encoding(False, "WebP that keeps every pixel.")
     name: Annotated[str, NAME_TEMPLATE] = _run(
         BY_ID,
         "Files by a template: custom_id, stem, folder, index, seed.",
@@ -483,33 +467,26 @@ class ParallelConfig:
     started here; None: processes of this machine.
     """
 
-    vae_ranks: Annotated[int, Interval(ge=1, le=MOST_TOGETHER)] = _video(
-        1,
+    vae_ranks: Together = _video_ranks(
         "Processes, a GPU each, that share the tiles of a video's decode. Same pixels.",
         name="vae_patch_parallel_size",
-        commands=("replay",),
     )
-    cfg_ranks: Annotated[int, Interval(ge=1, le=2)] = _model(
-        1,
+    cfg_ranks: Annotated[int, Interval(ge=1, le=2)] = _ranks(
         "2: a process (pictures: --tensor-parallel-size of them), a GPU each, for each of the two "
         "guidance branches. Same pixels.",
         name="cfg_parallel_size",
-        commands=("doctor", "replay"),
     )
-    context_ranks: Annotated[int, Interval(ge=1, le=MOST_TOGETHER)] = _video(
-        1,
+    context_ranks: Together = _video_ranks(
         "Processes, a GPU each, that share a video's tokens. Equal within rounding.",
         name="context_parallel_size",
         pixels=InKey("context", {n: f"{n} ranks" for n in range(2, MOST_TOGETHER + 1)}),
-        commands=("replay",),
     )
-    tensor_ranks: Annotated[int, Interval(ge=1, le=MOST_TOGETHER)] = _model_of_pictures(
-        1,
+    tensor_ranks: Together = _ranks(
         "Processes, a GPU each, that share a picture model's layers. Equal within rounding.",
         name="tensor_parallel_size",
+        only="pictures",
         flags=("--tensor-parallel-size", "--tp-size"),
         pixels=InKey("layers", {n: f"{n} ranks" for n in range(2, MOST_TOGETHER + 1)}),
-        commands=("doctor", "replay"),
     )
     replicas: Annotated[int, Interval(ge=1, le=4096)] = _run(
         1,

@@ -1,17 +1,10 @@
 """One picture or one video to make, fully resolved: nothing is left to a default further down."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
-from hyimg_cli.spec.options import (
-    JobOptions,
-    KeepOutside,
-    PictureOptions,
-    SystemPrompt,
-    TextSampling,
-    VideoOptions,
-)
+from hyimg_cli.spec import options as o
 
 Task = Literal["it2i", "t2i"]
 VideoTask = Literal["t2v", "i2v"]
@@ -21,12 +14,7 @@ TASKS: tuple[Task, ...] = ("it2i", "t2i")
 VIDEO_TASKS: tuple[VideoTask, ...] = get_args(VideoTask)
 FORMATS: tuple[Format, ...] = get_args(Format)
 # Read by some models only.
-GUIDANCE_FIELDS = (
-    "image_guidance_scale",
-    "guidance_interval",
-    "guidance_renorm",
-    "guidance_renorm_min",
-)
+GUIDANCE_FIELDS = tuple(one.name for one in fields(o.PictureOptions) if "guidance" in one.name)
 # Of a file of camera poses, and the name of the file beside it.
 POSES_SUFFIX = ".npy"
 INTRINSICS = f"intrinsics{POSES_SUFFIX}"
@@ -78,7 +66,7 @@ class Encoding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Line(JobOptions):
+class _Line(o.JobOptions):
     """What a job of either kind has of its line.
 
     `images` are paths, from the working folder. `file_name`: a template, see `settings.file_names`.
@@ -100,7 +88,7 @@ class _Line(JobOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageJob(PictureOptions, _Line):
+class ImageJob(o.PictureOptions, _Line):
     """One `it2i` or `t2i` picture.
 
     `cot_text` or `cot_token_ids` replace the AR stage's writing; `written_json` is what was noted
@@ -110,14 +98,14 @@ class ImageJob(PictureOptions, _Line):
 
     task: Task
     size: SizeRequest
-    text: TextSampling
+    text: o.TextSampling
     ar_seed: int = 0
     cot_text: str | None = None
     cot_token_ids: tuple[int, ...] | None = None
     written_json: str = ""
     drop_think: bool = False
-    use_system_prompt: SystemPrompt = "None"
-    outside: KeepOutside | None = None
+    use_system_prompt: o.SystemPrompt = "None"
+    outside: o.KeepOutside | None = None
     encoding: Encoding = Encoding()
 
     @property
@@ -154,13 +142,13 @@ class ImageJob(PictureOptions, _Line):
             self.system_prompt,
             self.bot_task,
             self.size.is_auto,
-            TextSampling(0.0, 0, 1.0, text.max_new_tokens) if is_greedy else text,
+            o.TextSampling(0.0, 0, 1.0, text.max_new_tokens) if is_greedy else text,
             0 if is_greedy else self.ar_seed,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VideoJob(VideoOptions, _Line):
+class VideoJob(o.VideoOptions, _Line):
     """One `t2v` or `i2v` video. `size` in pixels and `num_frames` are what the file will hold.
 
     `images` are paths of the first frame of an `i2v`, or of its first and its last. `camera`: the

@@ -49,8 +49,11 @@ Part = Annotated[float, Interval(ge=0, le=1)]
 _of_job = partial(option, in_line=True, pixels="job")
 sampling_option = partial(_of_job, panel=SAMPLING)
 _picture = partial(sampling_option, only="pictures")
+# By default as a picture's checkpoint says.
+_checkpoint = partial(_picture, CHECKPOINT)
 _video = partial(_of_job, panel=VIDEO, only="videos")
 outside_option = partial(_of_job, panel=OUTSIDE, only="pictures")
+_gate = partial(outside_option, None, commands=("eval",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,27 +112,24 @@ class PictureOptions:
 
     __slots__ = ()
 
-    bot_task: BotTask = _picture(
-        CHECKPOINT,
-        "Text before the picture.",
-        spellings={"auto": "none", "image": "none"},
-        is_basic=True,
+    bot_task: BotTask = _checkpoint(
+        "Text before the picture.", spellings={"auto": "none", "image": "none"}, is_basic=True
     )
-    drop_think: bool = _picture(
-        CHECKPOINT, "Denoise without the think text.", flags=("--drop-think/--keep-think",)
+    drop_think: bool = _checkpoint(
+        "Denoise without the think text.", flags=("--drop-think/--keep-think",)
     )
-    use_system_prompt: SystemPrompt = _picture(CHECKPOINT, "Which system prompt.")
+    use_system_prompt: SystemPrompt = _checkpoint("Which system prompt.")
     system_prompt: str | None = _picture(None, "Text for the custom one.")
     ar_seed: Seed = _picture(None, "Seed of the text stage.")
-    image_guidance_scale: Scale | None = _picture(
-        CHECKPOINT, "How hard source images pull. Up to 1: not apart from the prompt."
+    image_guidance_scale: Scale | None = _checkpoint(
+        "How hard source images pull. Up to 1: not apart from the prompt."
     )
-    guidance_interval: tuple[float, float] | None = _picture(
-        CHECKPOINT, "Noise levels that are guided, the lower one left out: 0.4,1."
+    guidance_interval: tuple[float, float] | None = _checkpoint(
+        "Noise levels that are guided, the lower one left out: 0.4,1."
     )
-    guidance_renorm: Renorm | None = _picture(CHECKPOINT, "How guidance is kept from growing.")
-    guidance_renorm_min: Part | None = _picture(
-        CHECKPOINT, "How much of its length guidance keeps at least; 1 is renorm none."
+    guidance_renorm: Renorm | None = _checkpoint("How guidance is kept from growing.")
+    guidance_renorm_min: Part | None = _checkpoint(
+        "How much of its length guidance keeps at least; 1 is renorm none."
     )
     infer_align_image_size: bool = _picture(False, "Edits get their source's aspect ratio.")
 
@@ -138,14 +138,10 @@ class PictureOptions:
 class TextSampling:
     """How the AR stage picks tokens. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
 
-    temperature: Scale = _picture(CHECKPOINT, "Text stage; 0 is greedy.")
-    top_k: Annotated[int, Interval(ge=0, le=2**31 - 1)] = _picture(
-        CHECKPOINT, "Text stage; 0 is off."
-    )
-    top_p: Annotated[float, Interval(gt=0, le=1)] = _picture(CHECKPOINT, "Text stage; 1 is off.")
-    max_new_tokens: Annotated[int, Interval(ge=1, le=65536)] = _picture(
-        CHECKPOINT, "Longest text to write."
-    )
+    temperature: Scale = _checkpoint("Text stage; 0 is greedy.")
+    top_k: Annotated[int, Interval(ge=0, le=2**31 - 1)] = _checkpoint("Text stage; 0 is off.")
+    top_p: Annotated[float, Interval(gt=0, le=1)] = _checkpoint("Text stage; 1 is off.")
+    max_new_tokens: Annotated[int, Interval(ge=1, le=65536)] = _checkpoint("Longest text to write.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,15 +198,11 @@ class KeepOutside:
     on_global: Literal["keep", "fail"] = outside_option(
         "keep", "What becomes of an edit of all the picture."
     )
-    max_outside_change: Scale | None = outside_option(
-        None, "Gate: mean distance (CIE76) of the result outside the edit.", commands=("eval",)
+    max_outside_change: Scale | None = _gate(
+        "Gate: mean distance (CIE76) of the result outside the edit."
     )
-    max_edited_area: Part | None = outside_option(
-        None, "Gate: part of the picture that was edited.", commands=("eval",)
-    )
-    max_spill: Part | None = outside_option(
-        None, "Gate: part of the edit outside the region.", commands=("eval",)
-    )
+    max_edited_area: Part | None = _gate("Gate: part of the picture that was edited.")
+    max_spill: Part | None = _gate("Gate: part of the edit outside the region.")
 
     @property
     def box(self) -> tuple[int, int, int, int] | None:

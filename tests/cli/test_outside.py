@@ -380,7 +380,7 @@ PEAK = """
 import sys
 from pathlib import Path
 from hyimg_cli.measure import outside
-from hyimg_cli.spec.job import KeepOutside
+from hyimg_cli.spec.options import KeepOutside
 outside._AREA = 60_000
 for pair in (sys.argv[1:3], sys.argv[3:5]):
     found = outside.outside_of(*map(Path, pair), KeepOutside())
