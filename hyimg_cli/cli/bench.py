@@ -20,53 +20,46 @@ if TYPE_CHECKING:
 
 _MODEL_FLAGS = o.settings_for("bench")
 
-Name = Annotated[
-    str,
-    typer.Option(
-        "--compare",
-        metavar="NAME",
-        autocompletion=scenarios,
-        help=f"{', '.join(names())}, or the .toml file of a scenario.",
-    ),
-]
-Jobs = Annotated[
-    str | None,
-    typer.Option(
-        "--manifest",
-        autocompletion=manifests,
-        help="Jobs to compare on. Default: the scenario's own.",
-    ),
-]
-Out = Annotated[
-    Path | None,
-    o.output("--output-dir", "Where results go. Default: runs/bench-NAME."),
-]
-Steps = Annotated[str | None, typer.Option("--steps", help="Denoise steps to time, as 1,8,50.")]
-Repeats = Annotated[
-    int | None, typer.Option("--repeats", min=1, help="Timed runs of each variant.")
-]
-Baseline = Annotated[
-    Path | None, typer.Option("--baseline", help="An earlier bench.json that must still hold.")
-]
-MaxRegress = Annotated[
-    str, typer.Option("--max-regress", help="How much slower than the baseline is still good.")
-]
-Weights = Annotated[
-    Path | None, typer.Option("--lpips-weights", help="Backbone weights for LPIPS (alex).")
-]
-
 
 @o.takes(*_MODEL_FLAGS)
 def bench(
     ctx: typer.Context,
-    compare: Name,
-    manifest: Jobs = None,
-    output_dir: Out = None,
-    steps: Steps = None,
-    repeats: Repeats = None,
-    baseline: Baseline = None,
-    max_regress: MaxRegress = "5%",
-    lpips_weights: Weights = None,
+    compare: Annotated[
+        str,
+        typer.Option(
+            "--compare",
+            metavar="NAME",
+            autocompletion=scenarios,
+            help=f"{', '.join(names())}, or the .toml file of a scenario.",
+        ),
+    ],
+    manifest: Annotated[
+        str | None,
+        typer.Option(
+            "--manifest",
+            autocompletion=manifests,
+            help="Jobs to compare on. Default: the scenario's own.",
+        ),
+    ] = None,
+    output_dir: Annotated[
+        Path | None,
+        o.output("--output-dir", "Where results go. Default: runs/bench-NAME."),
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option("--steps", help="Denoise steps to time, as 1,8,50.")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option("--repeats", min=1, help="Timed runs of each variant.")
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option("--baseline", help="An earlier bench.json that must still hold.")
+    ] = None,
+    max_regress: Annotated[
+        str, typer.Option("--max-regress", help="How much slower than the baseline is still good.")
+    ] = "5%",
+    lpips_weights: Annotated[
+        Path | None, typer.Option("--lpips-weights", help="Backbone weights for LPIPS (alex).")
+    ] = None,
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
 ) -> None:

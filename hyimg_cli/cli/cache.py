@@ -17,15 +17,6 @@ cache = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-Kind = Annotated[
-    str | None,
-    o.option(
-        "--kind",
-        panel="Selection",
-        autocompletion=among(KINDS),
-        help=f"Only one kind: {', '.join(KINDS)}.",
-    ),
-]
 
 
 @cache.command("list", cls=Command)
@@ -48,7 +39,19 @@ def size(ctx: typer.Context, as_json: o.AsJson = False) -> None:
 
 @cache.command(cls=Command)
 @o.takes(*o.settings_for("cache"))
-def clear(ctx: typer.Context, kind: Kind = None, as_json: o.AsJson = False) -> None:
+def clear(
+    ctx: typer.Context,
+    kind: Annotated[
+        str | None,
+        o.option(
+            "--kind",
+            panel="Selection",
+            autocompletion=among(KINDS),
+            help=f"Only one kind: {', '.join(KINDS)}.",
+        ),
+    ] = None,
+    as_json: o.AsJson = False,
+) -> None:
     """Remove every entry, or those of one kind. A run that is under way encodes again."""
     if kind is not None and kind not in KINDS:
         raise UsageError(f"--kind {kind!r} is not known", hint=f"allowed: {', '.join(KINDS)}")

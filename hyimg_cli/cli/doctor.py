@@ -16,31 +16,28 @@ from hyimg_cli.doctor.models import model_name
 from hyimg_cli.errors import UsageError
 
 NOT_READY = 3
-What = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[determinism]",
-        show_default=False,
-        help="determinism: instead, draw one picture by the chosen model alone, again and in a "
-        "batch, and say which are equal to the bit.",
-    ),
-]
-WithRanks = Annotated[
-    bool, typer.Option("--ranks", help="Start a second process and compute with it, too.")
-]
-RunsDir = Annotated[
-    Path | None,
-    o.output("--output-dir", "Folder runs will write to. Default: runs."),
-]
 
 
 @o.takes(*o.settings_for("doctor"))
 def doctor(
     ctx: typer.Context,
-    what: What = None,
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[determinism]",
+            show_default=False,
+            help="determinism: instead, draw one picture by the chosen model alone, again and in a "
+            "batch, and say which are equal to the bit.",
+        ),
+    ] = None,
     recipe: o.Recipe = None,
-    output_dir: RunsDir = None,
-    ranks: WithRanks = False,
+    output_dir: Annotated[
+        Path | None,
+        o.output("--output-dir", "Folder runs will write to. Default: runs."),
+    ] = None,
+    ranks: Annotated[
+        bool, typer.Option("--ranks", help="Start a second process and compute with it, too.")
+    ] = False,
     as_json: o.AsJson = False,
 ) -> None:
     """Check that this machine can run the chosen models, and draw one small picture to prove it.

@@ -1,21 +1,21 @@
 """`hyimg eval`: distances between pictures or videos; `measure.distances` measures."""
 
-import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.cells import cell_len
 
-from hyimg_cli.cli import eval_table, packaged, render
 from hyimg_cli.cli import options as o
+from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.bench import run_comparison
 from hyimg_cli.cli.completion import among
-from hyimg_cli.errors import Interrupted, SourceImageError, UsageError
+from hyimg_cli.errors import SourceImageError, UsageError
 from hyimg_cli.measure import distances
 from hyimg_cli.measure.pairs import VARIANTS, find_pairs, newest_bench
 from hyimg_cli.quality.backbones import NETS
-from hyimg_cli.quality.metrics import PIXEL_METRICS, SHARES
+from hyimg_cli.quality.metrics import PIXEL_METRICS, SHARES, Metric
 from hyimg_cli.settings.config import settle
 from hyimg_cli.spec.options import KeepOutside
 
@@ -28,91 +28,93 @@ _OF_OUTSIDE = o.settings_for("eval")
 _OF_DISTANCES = ("min_psnr", "min_ssim", "max_lpips", "max_abs", "weights", "csv")
 # What is measured without paths.
 _COMPARISON = "kv-reuse"
+_TITLES = {
+    "psnr": "PSNR dB ↑",
+    "ssim": "SSIM ↑",
+    "lpips": "LPIPS ↓",
+    "max_abs": "max |diff| ↓",
+    "equal_share": "equal",
+    "within_5": "≤ 5",
+    "within_10": "≤ 10",
+    "within_20": "≤ 20",
+    "within_50": "≤ 50",
+}
 _COMPARE, _GATE = "What is compared", "Gates (exit code 1)"
 METRICS = ("lpips", "psnr", "ssim", "all", "outside")
-MetricChoice = Annotated[
-    str,
-    typer.Argument(
-        metavar="|".join(METRICS),
-        autocompletion=among(METRICS),
-        help="What to measure; outside: what an edit, B, changed of its source, A.",
-    ),
-]
-SideA = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="A",
-        show_default=False,
-        help="A picture, a video, a folder of them, a run of hyimg generate, or alone a .jsonl "
-        'file with {"a": …, "b": …} on each line. Without A and B: the newest bench folder here.',
-    ),
-]
-SideB = Annotated[
-    Path | None, typer.Argument(metavar="B", show_default=False, help="The same of the other.")
-]
-Net = Annotated[
-    str,
-    o.option(
-        "--net",
-        panel=_COMPARE,
-        autocompletion=among(NETS),
-        help="LPIPS: alex (default), squeeze, vgg.",
-    ),
-]
-WeightsFile = Annotated[
-    Path | None,
-    o.option(
-        "--weights",
-        panel=_COMPARE,
-        help="LPIPS: the backbone, such as torchvision's alexnet-owt-7be5be79.pth.",
-    ),
-]
-AllowUnpaired = Annotated[
-    bool,
-    o.option("--allow-unpaired", panel=_COMPARE, help="Leave out what has no counterpart."),
-]
-AsVideo = Annotated[
-    bool, o.option("--as-video", panel=_COMPARE, help="A and B are folders of one video's frames.")
-]
-SelfTest = Annotated[
-    bool, o.option("--self-test", panel=_COMPARE, help="LPIPS: measure pairs of known distance.")
-]
-MinPsnr = Annotated[
-    float | None,
-    o.option("--min-psnr", panel=_GATE, help="dB that every picture and frame must reach."),
-]
-MinSsim = Annotated[
-    float | None,
-    o.option("--min-ssim", panel=_GATE, help="SSIM that every picture and frame must reach."),
-]
-MaxLpips = Annotated[
-    float | None,
-    o.option("--max-lpips", panel=_GATE, help="LPIPS that no picture or frame may exceed."),
-]
-MaxAbs = Annotated[
-    int | None, o.option("--max-abs", panel=_GATE, help="Levels (0-255) that no value may exceed.")
-]
-CsvFile = Annotated[
-    Path | None, o.option("--csv", panel=o.STYLE, help="Write the distances to this file too.")
-]
 
 
 @o.takes(*_OF_OUTSIDE)
 def evaluate(
     ctx: typer.Context,
-    metric: MetricChoice,
-    a: SideA = None,
-    b: SideB = None,
-    net: Net = "alex",
-    weights: WeightsFile = None,
-    self_test: SelfTest = False,
-    allow_unpaired: AllowUnpaired = False,
-    as_video: AsVideo = False,
-    min_psnr: MinPsnr = None,
-    min_ssim: MinSsim = None,
-    max_lpips: MaxLpips = None,
-    max_abs: MaxAbs = None,
-    csv: CsvFile = None,
+    metric: Annotated[
+        str,
+        typer.Argument(
+            metavar="|".join(METRICS),
+            autocompletion=among(METRICS),
+            help="What to measure; outside: what an edit, B, changed of its source, A.",
+        ),
+    ],
+    a: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="A",
+            show_default=False,
+            help="A picture, a video, a folder of them, a run of hyimg generate, or alone a "
+            '.jsonl file with {"a": …, "b": …} on each line. Without A and B: the newest bench '
+            "folder here.",
+        ),
+    ] = None,
+    b: Annotated[
+        Path | None, typer.Argument(metavar="B", show_default=False, help="The same of the other.")
+    ] = None,
+    net: Annotated[
+        str,
+        o.option(
+            "--net",
+            panel=_COMPARE,
+            autocompletion=among(NETS),
+            help="LPIPS: alex (default), squeeze, vgg.",
+        ),
+    ] = "alex",
+    weights: Annotated[
+        Path | None,
+        o.option(
+            "--weights",
+            panel=_COMPARE,
+            help="LPIPS: the backbone, such as torchvision's alexnet-owt-7be5be79.pth.",
+        ),
+    ] = None,
+    self_test: Annotated[
+        bool,
+        o.option("--self-test", panel=_COMPARE, help="LPIPS: measure pairs of known distance."),
+    ] = False,
+    allow_unpaired: Annotated[
+        bool,
+        o.option("--allow-unpaired", panel=_COMPARE, help="Leave out what has no counterpart."),
+    ] = False,
+    as_video: Annotated[
+        bool,
+        o.option("--as-video", panel=_COMPARE, help="A and B are folders of one video's frames."),
+    ] = False,
+    min_psnr: Annotated[
+        float | None,
+        o.option("--min-psnr", panel=_GATE, help="dB that every picture and frame must reach."),
+    ] = None,
+    min_ssim: Annotated[
+        float | None,
+        o.option("--min-ssim", panel=_GATE, help="SSIM that every picture and frame must reach."),
+    ] = None,
+    max_lpips: Annotated[
+        float | None,
+        o.option("--max-lpips", panel=_GATE, help="LPIPS that no picture or frame may exceed."),
+    ] = None,
+    max_abs: Annotated[
+        int | None,
+        o.option("--max-abs", panel=_GATE, help="Levels (0-255) that no value may exceed."),
+    ] = None,
+    csv: Annotated[
+        Path | None, o.option("--csv", panel=o.STYLE, help="Write the distances to this file too.")
+    ] = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Measure how far pictures or videos are apart: two files, folders, runs, or a list of pairs.
@@ -124,20 +126,15 @@ def evaluate(
         raise UsageError(f"{metric!r} is not a metric", hint=hint)
     # Before 0.29 typer leaves paths as words in a context.
     given = ctx.params | {"a": a, "b": b, "weights": weights, "csv": csv}
-    # NOTE: readers of pictures catch every Exception, so the signal stays a KeyboardInterrupt until
-    # it is out of them.
-    try:
-        # What is given and would not be looked at: a gate, most of all.
-        others = _OF_DISTANCES if metric == _OUTSIDE else _OF_OUTSIDE
-        idle = [f"--{name}".replace("_", "-") for name in others if given[name] is not None]
-        if idle:
-            hint = f"it goes with {'a distance' if metric == _OUTSIDE else 'hyimg eval outside'}"
-            raise UsageError(f"{metric} does not take {', '.join(idle)}", hint=hint)
-        if metric == _OUTSIDE:
-            raise typer.Exit(_outside(given))
-        raise typer.Exit(_self_test(given) if self_test else _run(given))
-    except KeyboardInterrupt:
-        raise Interrupted(signal.SIGINT) from None
+    # What is given and would not be looked at: a gate, most of all.
+    others = _OF_DISTANCES if metric == _OUTSIDE else _OF_OUTSIDE
+    idle = [f"--{name}".replace("_", "-") for name in others if given[name] is not None]
+    if idle:
+        hint = f"it goes with {'a distance' if metric == _OUTSIDE else 'hyimg eval outside'}"
+        raise UsageError(f"{metric} does not take {', '.join(idle)}", hint=hint)
+    if metric == _OUTSIDE:
+        raise typer.Exit(_outside(given))
+    raise typer.Exit(_self_test(given) if self_test else _run(given))
 
 
 def _outside(given: Mapping[str, Any]) -> int:
@@ -195,7 +192,7 @@ def _run(given: Mapping[str, Any]) -> int:
         for entry in (*records, {"summary": totals, "lpips": title}):
             render.json_line(entry)
     else:
-        eval_table.show(eval_table.distances(results, metrics, totals))
+        _show_table(_distance_rows(results, metrics, totals))
         if title is not None:
             render.note(title)
     for result in results:
@@ -253,6 +250,54 @@ def _self_test(given: Mapping[str, Any]) -> int:
             entry = {"name": pair.name, "stored": pair.stored, "found": pair.found}
             render.json_line(entry | {"agrees": pair.agrees})
     else:
-        eval_table.show(eval_table.self_test(pairs))
+        rows = [["pair", "stored", "found", ""]]
+        for pair in pairs:
+            verdict = "agrees" if pair.agrees else "DIFFERS"
+            rows.append([pair.name, f"{pair.stored:.5f}", f"{pair.found:.5f}", verdict])
+        _show_table(rows)
     render.note(loaded.title)
     return 0 if all(pair.agrees for pair in pairs) else 1
+
+
+def _show_table(rows: Sequence[Sequence[str]]) -> None:
+    """Rows on stdout, in columns as wide as what they hold: no number is cut."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    for name, *others in rows:
+        cells = (text.rjust(width) for text, width in zip(others, widths[1:], strict=True))
+        # A letter of some scripts takes two cells.
+        render.line("  ".join([name + " " * (widths[0] - cell_len(name)), *cells]))
+
+
+def _distance_rows(
+    results: Sequence[distances.Measured], metrics: Sequence[Metric], summary: Mapping[str, Any]
+) -> list[list[str]]:
+    """A row for each pair, then mean and worst of all; of a video the mean (min to max)."""
+    rows = [["pair", *(_TITLES[metric.name] for metric in metrics)]]
+    for measured in results:
+        is_video = measured.pair.kind == "video"
+        name = measured.pair.name + (f" ({measured.frames} frames)" if is_video else "")
+        cells = []
+        for metric in metrics:
+            values = measured.values[metric.name]
+            cells.append(_cell(metric, metric.mean(values)))
+            if is_video:
+                cells[-1] += f" ({_cell(metric, min(values))} to {_cell(metric, max(values))})"
+        rows.append([name, *cells])
+    for row in ("mean", "worst") if len(results) > 1 else ():
+        cells = [_cell(metric, summary[metric.name][row]) for metric in metrics]
+        rows.append([f"{row} of {len(results)}", *cells])
+    return rows
+
+
+def _cell(metric: Metric, value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    if metric.unit == "share":
+        # A share just below 1 must not read as all.
+        return "100 %" if value == 1 else f"{min(value * 100, 99.99):.2f} %"
+    if metric.unit:
+        return f"{value:{'.2f' if metric.unit == 'dB' else 'g'}}"
+    # Neither must a distance just above 0, nor a similarity just below 1.
+    if 0 < value < 0.0001:
+        return f"{value:.0e}"
+    return f"{min(value, 0.9999) if 0.9999 < value < 1 else value:.4f}"

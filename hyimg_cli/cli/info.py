@@ -12,17 +12,19 @@ from hyimg_cli.cli import render
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.media.recorded import Described, read_described
 
-DescribedFiles = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="FILE", help="PNG, JPEG, WebP and MP4 files, or the .json beside an MP4."
-    ),
-]
 # What a picture is asked for most often.
 _FIRST = ("prompt", "seed")
 
 
-def info(files: DescribedFiles, as_json: o.AsJson = False) -> None:
+def info(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE", help="PNG, JPEG, WebP and MP4 files, or the .json beside an MP4."
+        ),
+    ],
+    as_json: o.AsJson = False,
+) -> None:
     """Show the prompt, seed, job, model and versions that a picture, an MP4 or its sidecar was made
     with.
 

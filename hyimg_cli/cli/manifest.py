@@ -14,12 +14,6 @@ from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.manifest.edits import json_lines
 from hyimg_cli.spec.options import RUN
 
-To = Annotated[
-    Path | None,
-    o.output("--output", "File to write; its paths lead from its folder."),
-]
-Replace = Annotated[bool, o.option("--force", panel=RUN, help="Replace a file that is there.")]
-
 
 def manifest(
     ctx: typer.Context,
@@ -27,8 +21,13 @@ def manifest(
     prompt: o.Prompt = None,
     task: o.Task = None,
     recursive: o.Recursive = False,
-    output: To = None,
-    force: Replace = False,
+    output: Annotated[
+        Path | None,
+        o.output("--output", "File to write; its paths lead from its folder."),
+    ] = None,
+    force: Annotated[
+        bool, o.option("--force", panel=RUN, help="Replace a file that is there.")
+    ] = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Write the manifest that pictures and prompts stand for, to be edited and run.

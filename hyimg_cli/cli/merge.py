@@ -15,18 +15,15 @@ from hyimg_cli.journal.journal import MISSING, RESOLVED, RESULTS
 from hyimg_cli.journal.merge import merge as merged_from
 from hyimg_cli.spec.units import counted
 
-Folders = Annotated[
-    list[Path], typer.Argument(metavar="OUT", help="Folders of runs: the -o of hyimg generate.")
-]
-Into = Annotated[
-    Path,
-    o.output("--output-dir", "The folder to join them in; what it has stays.", parser=o.place),
-]
-
 
 def merge(
-    folders: Folders,
-    into: Into,
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="OUT", help="Folders of runs: the -o of hyimg generate.")
+    ],
+    into: Annotated[
+        Path,
+        o.output("--output-dir", "The folder to join them in; what it has stays.", parser=o.place),
+    ],
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
 ) -> None:

@@ -150,27 +150,11 @@ Recursive = Annotated[
 Recipe = Annotated[
     Path | None, option("--recipe", panel=RUN, is_basic=True, help="Settings from a TOML file.")
 ]
-NoConfig = Annotated[
-    bool, option("--no-config", panel=RUN, help="Leave out the hyimg.toml of this folder.")
-]
-Resume = Annotated[
-    bool,
-    option("--resume/--no-resume", panel=RUN, help="Leave out what is done already (default)."),
-]
-RetryFailed = Annotated[
-    bool,
-    option(
-        "--retry-failed", panel=RUN, is_basic=True, help="Run the jobs again that failed before."
-    ),
-]
 Force = Annotated[
     bool,
     option(
         "--force", panel=RUN, is_basic=True, help="Replace results of the same id made otherwise."
     ),
-]
-DryRun = Annotated[
-    bool, option("--dry-run", panel=RUN, help="Show the plan (as hyimg plan does) and stop.")
 ]
 Select = Annotated[
     str | None,
@@ -216,10 +200,6 @@ Progress = Annotated[
         help="auto (default), rich, plain or none.",
     ),
 ]
-AssumeThink = Annotated[
-    int,
-    option("--assume-think", panel=STYLE, min=0, help="Tokens a text stage is taken to write."),
-]
 HelpAll = Annotated[
     bool,
     typer.Option("--help-all", is_eager=True, callback=show_all, help="Show every flag and exit."),
@@ -240,15 +220,38 @@ def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]
         task: Task = None,
         recursive: Recursive = False,
         recipe: Recipe = None,
-        no_config: NoConfig = False,
-        resume: Resume = True,
-        retry_failed: RetryFailed = False,
+        no_config: Annotated[
+            bool, option("--no-config", panel=RUN, help="Leave out the hyimg.toml of this folder.")
+        ] = False,
+        resume: Annotated[
+            bool,
+            option(
+                "--resume/--no-resume", panel=RUN, help="Leave out what is done already (default)."
+            ),
+        ] = True,
+        retry_failed: Annotated[
+            bool,
+            option(
+                "--retry-failed",
+                panel=RUN,
+                is_basic=True,
+                help="Run the jobs again that failed before.",
+            ),
+        ] = False,
         force: Force = False,
-        dry_run: DryRun = False,
+        dry_run: Annotated[
+            bool,
+            option("--dry-run", panel=RUN, help="Show the plan (as hyimg plan does) and stop."),
+        ] = False,
         select: Select = None,
         limit: Limit = None,
         shard: Shard = None,
-        assume_think: AssumeThink = 256,
+        assume_think: Annotated[
+            int,
+            option(
+                "--assume-think", panel=STYLE, min=0, help="Tokens a text stage is taken to write."
+            ),
+        ] = 256,
         progress: Progress = "auto",
         as_json: AsJson = False,
         quiet: Quiet = False,

@@ -299,19 +299,17 @@ def _video_lines(video: VideoForecast) -> Iterator[str]:
         f"  memory beside weights: about {bytes_text(video.memory['denoise'].work)} to denoise, "
         f"{bytes_text(video.memory['decode'].work)} to decode"
     )
-    yield "  " + "; ".join(_card_text(card, flags) for card, flags in video.cards.items())
+    cards = []
+    for card, flags in video.cards.items():
+        takes = "is too small" if flags is None else "takes it"
+        cards.append(f"a GPU of {card} {takes}" + (f" with {flags}" if flags else ""))
+    yield f"  {'; '.join(cards)}"
     if video.without_negative:
         yield (
             f"  {counted(video.without_negative, 'job')} with guidance and no negative prompt: the "
             "model's authors use a long one (--negative-prompt)"
         )
     yield f"  files: about {bytes_text(video.disk_bytes)}, and {latents}"
-
-
-def _card_text(card: str, flags: str | None) -> str:
-    if flags is None:
-        return f"a GPU of {card} is too small"
-    return f"a GPU of {card} takes it" + (f" with {flags}" if flags else "")
 
 
 def _steps_text(cost: Cost | VideoForecast) -> str:

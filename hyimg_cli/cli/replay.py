@@ -3,7 +3,6 @@
 import math
 import os
 import shlex
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +15,6 @@ from hyimg_cli.cli import render
 from hyimg_cli.cli.progress import show_run
 from hyimg_cli.engine.run import ManifestRun
 from hyimg_cli.engine.runner import ResumePolicy, RunRequest
-from hyimg_cli.errors import Interrupted
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.measure.replay.restored import Restored, Wishes, restore_job
 from hyimg_cli.measure.replay.run_folder import refuse_folder
@@ -27,38 +25,6 @@ from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.options import MODEL
 
 _PANEL = "What is replayed"
-ReplayedFile = Annotated[
-    Path,
-    typer.Argument(metavar="FILE", help="A picture or MP4 that hyimg wrote, or a video's .json."),
-]
-ReplayDir = Annotated[
-    Path | None,
-    o.output("--output-dir", "Result folder. Default: runs/replay-<id>."),
-]
-ImagesFrom = Annotated[
-    Path | None,
-    o.option(
-        "--images-from",
-        panel=_PANEL,
-        help="Folder of the files that it was made from. Default: beside FILE, then where its run "
-        "found them.",
-    ),
-]
-AllowChanged = Annotated[
-    bool,
-    o.option(
-        "--allow-changed",
-        panel=_PANEL,
-        help="Run although the model or a source image is not the recorded one.",
-    ),
-]
-ExpectEqual = Annotated[
-    bool, o.option("--expect-equal", panel=_PANEL, help="Exit code 1 where pixels are not equal.")
-]
-RecordedModel = Annotated[
-    str | None,
-    o.option("--model", panel=MODEL, help="Folder or hub id of the recorded model."),
-]
 # A replay is one job, asked for now: it is compared by its own record, and nothing is skipped.
 ALWAYS = {
     "metadata": True,
@@ -74,12 +40,41 @@ AGAIN = ResumePolicy(resume=False, retry_failed=True, force=True)
 @o.takes(*_SETTINGS)
 def replay(
     ctx: typer.Context,
-    file: ReplayedFile,
-    output_dir: ReplayDir = None,
-    images_from: ImagesFrom = None,
-    allow_changed: AllowChanged = False,
-    expect_equal: ExpectEqual = False,
-    model: RecordedModel = None,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A picture or MP4 that hyimg wrote, or a video's .json."
+        ),
+    ],
+    output_dir: Annotated[
+        Path | None,
+        o.output("--output-dir", "Result folder. Default: runs/replay-<id>."),
+    ] = None,
+    images_from: Annotated[
+        Path | None,
+        o.option(
+            "--images-from",
+            panel=_PANEL,
+            help="Folder of the files that it was made from. Default: beside FILE, then where its "
+            "run found them.",
+        ),
+    ] = None,
+    allow_changed: Annotated[
+        bool,
+        o.option(
+            "--allow-changed",
+            panel=_PANEL,
+            help="Run although the model or a source image is not the recorded one.",
+        ),
+    ] = False,
+    expect_equal: Annotated[
+        bool,
+        o.option("--expect-equal", panel=_PANEL, help="Exit code 1 where pixels are not equal."),
+    ] = False,
+    model: Annotated[
+        str | None,
+        o.option("--model", panel=MODEL, help="Folder or hub id of the recorded model."),
+    ] = None,
     progress: o.Progress = "auto",
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
@@ -96,12 +91,7 @@ def replay(
     render.log_to_stderr(verbose)
     # Before 0.29 typer leaves paths as words in a context.
     given = ctx.params | {"file": file, "images_from": images_from}
-    # NOTE: readers of pictures catch every Exception, so a signal outside the run itself stays a
-    # KeyboardInterrupt until it is out of them.
-    try:
-        raise typer.Exit(_run(given, ctx.obj or ()))
-    except KeyboardInterrupt:
-        raise Interrupted(signal.SIGINT) from None
+    raise typer.Exit(_run(given, ctx.obj or ()))
 
 
 def _run(given: Mapping[str, Any], arguments: Sequence[str]) -> int:

@@ -11,26 +11,23 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.files import replace_file
 from hyimg_cli.journal.disk import disk_errors
 
-Folder = Annotated[
-    Path, typer.Argument(metavar="OUT", help="A run's folder: the -o of hyimg generate.")
-]
-SingleFile = Annotated[
-    bool, typer.Option("--single-file", help="One HTML file with its pictures inside, to attach.")
-]
-Out = Annotated[
-    Path | None,
-    o.output("--output", "Where the single file goes. Default: OUT/report-single.html."),
-]
-MostMb = Annotated[
-    float, typer.Option("--max-mb", min=0.0, help="How much of pictures a single file may hold.")
-]
-
 
 def report(
-    folder: Folder,
-    single_file: SingleFile = False,
-    output: Out = None,
-    max_mb: MostMb = 24.0,
+    folder: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A run's folder: the -o of hyimg generate.")
+    ],
+    single_file: Annotated[
+        bool,
+        typer.Option("--single-file", help="One HTML file with its pictures inside, to attach."),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        o.output("--output", "Where the single file goes. Default: OUT/report-single.html."),
+    ] = None,
+    max_mb: Annotated[
+        float,
+        typer.Option("--max-mb", min=0.0, help="How much of pictures a single file may hold."),
+    ] = 24.0,
     quiet: o.Quiet = False,
 ) -> None:
     """Make the page of a run's folder: report.html, or one file to attach.

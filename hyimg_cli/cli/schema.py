@@ -13,12 +13,13 @@ from hyimg_cli.settings.kinds import plain
 from hyimg_cli.settings.values import BadValue
 
 MODELS = {"line": line_model, "recipe": recipe_model}
-Of = Annotated[
-    str, typer.Argument(metavar="|".join(MODELS), autocompletion=among(MODELS), help="Of what.")
-]
 
 
-def schema(of: Of) -> None:
+def schema(
+    of: Annotated[
+        str, typer.Argument(metavar="|".join(MODELS), autocompletion=among(MODELS), help="Of what.")
+    ],
+) -> None:
     """Print the JSON Schema of a manifest line or of a recipe, for editors that complete and check.
 
     hyimg schema recipe > hyimg-recipe.schema.json

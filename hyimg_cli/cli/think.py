@@ -25,16 +25,15 @@ _SETTINGS = tuple(
     and row.table not in ("output", "reuse")
     and row.name not in ("vae_use_tiling", "vae_dtype", "prewarm")
 )
-_Output = Annotated[
-    Path,
-    o.output("--output", "File to write; what it has is not done again.", is_basic=True),
-]
 
 
 @o.takes(*_SETTINGS)
 def think(
     ctx: typer.Context,
-    output: _Output,
+    output: Annotated[
+        Path,
+        o.output("--output", "File to write; what it has is not done again.", is_basic=True),
+    ],
     inputs: o.Inputs = None,
     prompt: o.Prompt = None,
     recursive: o.Recursive = False,

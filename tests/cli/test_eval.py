@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from hyimg_cli.cli import eval_table
+from hyimg_cli.cli.eval import _cell
 from hyimg_cli.quality.backbones import packaged_file
 from hyimg_cli.quality.metrics import PIXEL_METRICS, Metric
 
@@ -77,7 +77,7 @@ def test_a_narrow_terminal_cuts_no_number(
 )
 def test_what_is_nearly_equal_does_not_read_as_equal(name: str, value: float, text: str) -> None:
     known = {**PIXEL_METRICS, "lpips": Metric("lpips", "", False, max)}
-    assert eval_table._cell(known[name], value) == text
+    assert _cell(known[name], value) == text
 
 
 @pytest.mark.parametrize(

@@ -70,15 +70,14 @@ def restore_job(described: Described, wishes: Wishes) -> Restored:
     as_recorded = _manifest(record.job, title)
     custom_id = str(as_recorded.lines[0].fields["custom_id"])
     resolved = read_resolved(described.path, custom_id)
-    model, notes = _model(described.path, record, resolved, wishes)
-    job = record.job | {"custom_id": custom_id, "model": model}
-    search = _Search(described.path, record, resolved, wishes, notes=notes)
+    search = _Search(described.path, record, resolved, wishes)
+    job = record.job | {"custom_id": custom_id, "model": search.find_model()}
     for name in PATH_FIELDS:
         if name != "model" and name in job:
             job[name] = search.find_files(name)
     settings, removed = _settings(record, wishes.device)
-    notes += [f"made with {name}, which hyimg no longer has" for name in removed]
-    return Restored(_manifest(job, title), custom_id, settings, tuple(notes))
+    search.notes.extend(f"made with {name}, which hyimg no longer has" for name in removed)
+    return Restored(_manifest(job, title), custom_id, settings, tuple(search.notes))
 
 
 def _manifest(job: dict[str, Any], title: str) -> Manifest:
@@ -91,45 +90,9 @@ def _manifest(job: dict[str, Any], title: str) -> Manifest:
     return manifest
 
 
-def _model(
-    path: Path, record: Record, resolved: Mapping[str, Any], wishes: Wishes
-) -> tuple[str, list[str]]:
-    """Which model runs, checked against the recorded digest."""
-    recorded, expected = str(record.job.get("model", "")), record.provenance.model_fingerprint
-    model = wishes.model or _located_model(path, recorded, resolved, wishes.revision)
-    if registry.fingerprint(model, wishes.revision, wishes.components) == expected:
-        return model, []
-    what = f"the model {PurePath(model).name} is not the one recorded"
-    if not wishes.allow_changed:
-        hint = f"name the folder or --revision of {shown(recorded)} with {expected[:10]}…"
-        raise _fault("other-model", what, path, f"{hint}; or {_ALLOW}")
-    return model, [what]
-
-
-def _located_model(
-    path: Path, recorded: str, resolved: Mapping[str, Any], revision: str | None
-) -> str:
-    """The recorded model: embedded, or a hub id as the cache has it. A file from elsewhere chooses
-    no folder of this machine, nor does what lies beside it, and nothing is fetched for it.
-    """
-    if recorded in (registry.EMBEDDED, registry.EMBEDDED_VIDEO):
-        return recorded
-    if _HUB_ID.fullmatch(recorded):
-        if (cached := registry.in_cache(recorded, revision)) is not None:
-            return str(cached)
-        name = shown(recorded).strip('"')
-        what = f"the model {name} is not on this machine, and no file has one fetched"
-        raise _fault("model", what, path, f"--model {name} fetches it")
-    what = f"only the name of the model's folder is recorded: {shown(PurePath(recorded).name)}"
-    name, hint = str(resolved.get("model", "")), "give the folder with --model"
-    if os.sep in name and os.path.isdir(there := run_of(path) / name):
-        hint += f"; its run had {there}"
-    raise _fault("model", what, path, hint)
-
-
 @dataclass(frozen=True)
 class _Search:
-    """Looks for the files that a record names: in some folders by name, then by digest."""
+    """Looks for what a record names: its model, and its files by name and then by digest."""
 
     path: Path
     record: Record
@@ -139,6 +102,38 @@ class _Search:
     # Folders in which files of earlier fields were found.
     folders: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def find_model(self) -> str:
+        """The model that runs, checked against the recorded digest. Raises UsageError."""
+        wishes, expected = self.wishes, self.record.provenance.model_fingerprint
+        recorded = str(self.record.job.get("model", ""))
+        model = wishes.model or self._located_model(recorded)
+        if registry.fingerprint(model, wishes.revision, wishes.components) != expected:
+            what = f"the model {PurePath(model).name} is not the one recorded"
+            if not wishes.allow_changed:
+                hint = f"name the folder or --revision of {shown(recorded)} with {expected[:10]}…"
+                raise _fault("other-model", what, self.path, f"{hint}; or {_ALLOW}")
+            self.notes.append(what)
+        return model
+
+    def _located_model(self, recorded: str) -> str:
+        """The recorded model: embedded, or a hub id as the cache has it. A file from elsewhere
+        chooses no folder of this machine, nor does what lies beside it, and nothing is fetched for
+        it.
+        """
+        if recorded in (registry.EMBEDDED, registry.EMBEDDED_VIDEO):
+            return recorded
+        if _HUB_ID.fullmatch(recorded):
+            if (cached := registry.in_cache(recorded, self.wishes.revision)) is not None:
+                return str(cached)
+            name = shown(recorded).strip('"')
+            what = f"the model {name} is not on this machine, and no file has one fetched"
+            raise _fault("model", what, self.path, f"--model {name} fetches it")
+        what = f"only the name of the model's folder is recorded: {shown(PurePath(recorded).name)}"
+        name, hint = str(self.resolved.get("model", "")), "give the folder with --model"
+        if os.sep in name and os.path.isdir(there := run_of(self.path) / name):
+            hint += f"; its run had {there}"
+        raise _fault("model", what, self.path, hint)
 
     def find_files(self, name: str) -> Any:
         """A field of the job with the recorded files in place of their names. Raises UsageError."""
