@@ -93,7 +93,7 @@ def weight_files(folder: Path, stem: str = STEM) -> tuple[Path, ...]:
     if not folder.is_dir():
         hint = "give the path of a folder with config.json and safetensors weights"
         raise fault("missing", "there is no such checkpoint folder", folder, hint)
-    single, index = folder / f"{stem}.safetensors", _index_path(folder, stem)
+    single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
     if single.exists():
         return (single,)
     if not index.exists():
@@ -121,7 +121,7 @@ def tensor_index(folder: Path, stem: str = STEM) -> dict[str, TensorInfo]:
     if files[0].name == f"{stem}.safetensors":
         return found
     # The index and the shards must say the same: a loader goes by one or by the other.
-    index = _index_path(folder, stem)
+    index = folder / f"{stem}.safetensors.index.json"
     named = {f"{name} ({file})" for name, file in _weight_map(index).items()}
     stored = {f"{name} ({info.file})" for name, info in found.items()}
     absent, unnamed = sorted(named - stored), sorted(stored - named)
@@ -206,7 +206,7 @@ def refuse_many(config: Mapping[str, Any], most_modules: int, where: Path) -> No
 
 def promised_bytes(folder: Path, stem: str = STEM) -> int | None:
     """Bytes of all weights by the index's own sum: shards may not be there yet. None without."""
-    index = _index_path(folder, stem)
+    index = folder / f"{stem}.safetensors.index.json"
     metadata = read_json(index).get("metadata") if index.exists() else None
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     return total if type(total) is int and total >= 0 else None
@@ -257,10 +257,6 @@ def readable(path: Path) -> Iterator[None]:
         what = f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}"
         hint = "download or copy the checkpoint again"
         raise fault("unreadable", what, path.parent, hint) from None
-
-
-def _index_path(folder: Path, stem: str) -> Path:
-    return folder / f"{stem}.safetensors.index.json"
 
 
 def _weight_map(path: Path) -> dict[str, str]:
