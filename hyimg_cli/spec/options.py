@@ -24,10 +24,9 @@ def option(default: Any, help: str, **declared: Any) -> Any:
     """Return a field that is a setting. Its annotation says what it may hold; `declared` are the
     further fields of `settings.table.Declaration`.
     """
-    is_unset = default in (CHECKPOINT, None)
-    known = None if default is MISSING else default
-    row = {"help": help, "default": known, **declared}
-    return field(default=None if is_unset else default, metadata={"setting": row})
+    row = {"help": help, "default": None if default is MISSING else default, **declared}
+    value = None if default is CHECKPOINT else default
+    return field(default=value, metadata={"setting": row})
 
 
 BotTask = Literal["none", "think", "recaption", "think_recaption"]
