@@ -202,7 +202,7 @@ class Session:
 
     def _record_written(self, behind: WriteBehind[Written], *, wait: bool) -> Iterator[JobEnded]:
         for (done, output), seconds in behind.finished(wait=wait):
-            done.clock.overlapped("write", seconds)
+            done.clock.overlapped_s["write"] += seconds
             if isinstance(output, Exception):
                 yield self._record_failure(done.as_lost(output))
                 continue

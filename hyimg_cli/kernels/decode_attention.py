@@ -55,24 +55,20 @@ def decode_attention(device: torch.device) -> DecodeAttention:
 def plain_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> Tensor:
     """Attention output [R, H, D] of one token a row, whose key and value are put behind the rest.
 
-    Reads no length on the host: all slots of a row are looked at, those behind it hidden.
+    In float32. Reads no length on the host: all slots of a row are looked at, those behind it
+    hidden.
     """
     seen = []
     for row, (keys_KSD, values_KSD) in enumerate(zip(rows.keys, rows.values, strict=True)):
         slot_1 = rows.length_R[row : row + 1]
         keys_KSD.index_copy_(1, slot_1, k_RKD[row][:, None].to(keys_KSD.dtype))
         values_KSD.index_copy_(1, slot_1, v_RKD[row][:, None].to(values_KSD.dtype))
+        # What lies in a hidden slot was never written and may be no number.
         is_hidden_S = torch.arange(keys_KSD.shape[1], device=keys_KSD.device) > slot_1
-        seen.append(_attended(q_RHD[row], keys_KSD, values_KSD, is_hidden_S))
+        hidden_S1 = is_hidden_S[:, None]
+        keys, values = (t.float().masked_fill(hidden_S1, 0) for t in (keys_KSD, values_KSD))
+        q_KGD = q_RHD[row].float().unflatten(0, (keys.shape[0], -1))
+        scores_KGS = (q_KGD @ keys.mT) / q_RHD.shape[-1] ** 0.5
+        share_KGS = scores_KGS.masked_fill(is_hidden_S, -torch.inf).softmax(dim=-1)
+        seen.append((share_KGS @ values).flatten(0, 1))
     return torch.stack(seen).to(q_RHD.dtype)
-
-
-def _attended(q_HD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_hidden_S: Tensor) -> Tensor:
-    """In float32, [H, D]. What lies in a hidden slot was never written and may be no number."""
-    hidden_S1 = is_hidden_S[:, None]
-    keys, values = (t.float().masked_fill(hidden_S1, 0) for t in (keys_KSD, values_KSD))
-    q_KGD = q_HD.float().unflatten(0, (keys.shape[0], -1))
-    scores_KGS = (q_KGD @ keys.mT) / q_HD.shape[-1] ** 0.5
-    share_KGS = scores_KGS.masked_fill(is_hidden_S, -torch.inf).softmax(dim=-1)
-    seen_HD: Tensor = (share_KGS @ values).flatten(0, 1)
-    return seen_HD

@@ -1,6 +1,7 @@
 """Where a job's seconds go: disjoint wall segments by phase, and its share of each."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -27,7 +28,7 @@ class Shares:
         firm = [one for one, name in self._at_work.items() if name not in _YIELDS]
         sharers = firm or list(self._at_work)
         for one in sharers:
-            one.deal(self._at_work[one], (now - self._dealt_until) / len(sharers))
+            one.dealt_s[self._at_work[one]] += (now - self._dealt_until) / len(sharers)
         self._dealt_until = now
         self._at_work.pop(clock, None)
         if phase is not None and phase not in _WAITS:
@@ -36,7 +37,11 @@ class Shares:
 
 class PhaseClock:
     """Adds wall time to one phase at a time, from `since` on. `synchronize` waits for the device,
-    so that a phase is charged for its own work."""
+    so that a phase is charged for its own work.
+
+    `overlapped_s`: by phase, work of this job that ran during another phase, outside the sum;
+    `dealt_s`: its part of the time in which it and others worked.
+    """
 
     def __init__(
         self, since: float, synchronize: Callable[[], None], shares: Shares | None = None
@@ -49,8 +54,8 @@ class PhaseClock:
         self._shares = shares or Shares()
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._seconds["queue"] = time.perf_counter() - since
-        self.overlapped_s: dict[str, float] = {}
-        self._dealt: dict[str, float] = {}
+        self.overlapped_s: dict[str, float] = defaultdict(float)
+        self.dealt_s: dict[str, float] = defaultdict(float)
         self._phase: str | None = None
         self._entered = 0.0
 
@@ -58,14 +63,6 @@ class PhaseClock:
         """Close the phase that runs and open `phase`; one may be entered several times."""
         assert phase in self._seconds, f"{phase} is not a phase"
         self._move(phase)
-
-    def overlapped(self, phase: str, seconds: float) -> None:
-        """Note work of this job that ran during another phase: outside the sum."""
-        self.overlapped_s[phase] = self.overlapped_s.get(phase, 0.0) + seconds
-
-    def deal(self, phase: str, seconds: float) -> None:
-        """Count a part of the time in which this job and others worked."""
-        self._dealt[phase] = self._dealt.get(phase, 0.0) + seconds
 
     def timings_s(self) -> dict[str, float]:
         """Seconds of every phase, what no phase claims, and the total that they add up to."""
@@ -77,7 +74,7 @@ class PhaseClock:
     def share_s(self) -> dict[str, float]:
         """The job's part of the seconds in which jobs worked together, by phase, and its sum."""
         self._move(None)
-        return {**self._dealt, "total": sum(self._dealt.values())}
+        return {**self.dealt_s, "total": sum(self.dealt_s.values())}
 
     def _move(self, phase: str | None) -> None:
         if self._phase is not None:

@@ -37,7 +37,7 @@ from hyimg_cli.parallel.branches import TRANSFORMER, ParallelBranches
 from hyimg_cli.parallel.ranks import DeviceKind, Rank, RankPool
 from hyimg_cli.settings.run import ModelChoice, ParallelConfig
 from hyimg_cli.spec.card import TileRule
-from hyimg_cli.spec.events import DecodeReport, ParallelReport
+from hyimg_cli.spec.events import ParallelReport
 from hyimg_cli.tiling.decode import PatchParallelDecoder
 
 VAE = "vae"
@@ -169,7 +169,7 @@ class VideoRanks(ModelRanks):
             )
         self._model, self._choice, self._config = model, choice, config
         self._branches: ParallelBranches | None = None
-        self._decoder: SpreadDecoder | None = None
+        self._tiles: PatchParallelDecoder | None = None
         kind: DeviceKind = "cuda" if device.type == "cuda" else "cpu"
         super().__init__(RankPool(ranks, device=kind))
 
@@ -181,12 +181,11 @@ class VideoRanks(ModelRanks):
         """
         model, config, pool = self._model, self._config, self._pool
         with self._loading("ask for fewer ranks; each needs memory for what it loads"):
-            if config.vae_ranks > 1 and self._decoder is None:
+            if config.vae_ranks > 1 and self._tiles is None:
                 part = partial(load_vae, self._choice)
                 pool.load(VAE, part, ranks=config.vae_ranks, own=lambda: model.vae)
-                tiles = PatchParallelDecoder(pool, ranks=config.vae_ranks, part=VAE)
-                self._decoder = SpreadDecoder(tiles, alone=model.decoder)
-                model.decoder = self._decoder.decode
+                self._tiles = PatchParallelDecoder(pool, ranks=config.vae_ranks, part=VAE)
+                model.decoder = spread_decoder(self._tiles, alone=model.decoder)
             if config.step_ranks > 1 and with_branches and self._branches is None:
                 ranks, is_split = config.step_ranks, config.context_ranks > 1
                 branches = ParallelBranches(pool, ranks=ranks, splits_tokens=is_split)
@@ -218,31 +217,28 @@ class VideoRanks(ModelRanks):
             self._pool.unload(TRANSFORMER)
 
     def report(self) -> ParallelReport:
-        one, decoder = self._branches, self._decoder
+        one, tiles = self._branches, self._tiles
         is_split, ranks = one is not None and one.splits_tokens, 1 if one is None else one.ranks
         return ParallelReport(
             branch_ranks=1 if is_split else ranks,
-            decode=None if decoder is None else decoder.report,
+            decode=None if tiles is None else tiles.report,
             context_ranks=ranks if is_split else 1,
         )
 
 
-class SpreadDecoder:
-    """The decode of several ranks: tiles where the library would cut, otherwise rank 0's
-    own decode, whose bits are then the one process's in any case.
+def spread_decoder(tiles: PatchParallelDecoder, *, alone: LatentDecoder) -> LatentDecoder:
+    """The decode of several ranks: tiles where the library would cut, otherwise rank 0's own
+    decode `alone`, whose bits are then the one process's in any case; that one reports nothing.
     """
 
-    def __init__(self, tiles: PatchParallelDecoder, *, alone: LatentDecoder) -> None:
-        self._tiles, self._alone = tiles, alone
-        self.report: DecodeReport | None = None
-
-    def decode(self, latents_BCFYX: Tensor, tiling: TileRule | None) -> Iterator[Tensor]:
+    def decode(latents_BCFYX: Tensor, tiling: TileRule | None) -> Iterator[Tensor]:
         """Pixels in about -1..1, [B, 3, t, H, W]. Raises RankError where a rank dies or fails,
         torch.OutOfMemoryError where one of them has too little memory.
         """
-        self.report = None
+        tiles.report = None
         if tiling and is_cut_by(tiling, latents_BCFYX):
-            yield self._tiles.decode(latents_BCFYX, tiling)
-            self.report = self._tiles.report
+            yield tiles.decode(latents_BCFYX, tiling)
         else:
-            yield from self._alone(latents_BCFYX, tiling)
+            yield from alone(latents_BCFYX, tiling)
+
+    return decode

@@ -241,13 +241,12 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, Generated]):
         graphs = stages.model.graphs
         rows = min(self._together.thinking, sum(job.writes_text for job in jobs))
         captured = graphs.prepare(rows) if graphs else 0
-        tokens_of = partial(prompt_tokens, revision=self._config.model.revision)
         shapes = prewarm(
             jobs,
             stages,
             together=self._together,
             warmed=self._warmed,
-            tokens_of=tokens_of,
+            tokens_of=partial(prompt_tokens, revision=self._config.model.revision),
             learn=self._limit,
         )
         lengths = {shape.tokens for shape in shapes if shape.tokens}

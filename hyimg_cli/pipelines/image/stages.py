@@ -151,7 +151,7 @@ class ImageStages:
         images: list[SourceImage] = []
         for path in job.images:
             image, overlapped_s = self.read(path)
-            clock.overlapped("read", overlapped_s)
+            clock.overlapped_s["read"] += overlapped_s
             request.notes += image.notes
             images.append(image)
         request.source_digests = tuple(image.digest for image in images)
@@ -161,7 +161,7 @@ class ImageStages:
             shown = image.stretched() if job.infer_align_image_size else image
             encoded, overlapped_s = self.encode(shown)
             if overlapped_s:
-                clock.overlapped("encode", overlapped_s)
+                clock.overlapped_s["encode"] += overlapped_s
             request.notes += encoded.notes
             request.warnings += encoded.warnings
             sources.append(encoded)
@@ -243,7 +243,10 @@ class ImageStages:
         work.clock.enter("decode_latents")
         if not torch.isfinite(work.latents_CYX).all():
             raise OutputError("the latents are not finite", code="output-image.not-finite")
-        pixels = _pixels(self.model.decode_latents(work.latents_CYX))
+        levels = self.model.decode_latents(work.latents_CYX)
+        pixels: Pixels = (levels * 255).round().to(torch.uint8).numpy()
+        if pixels.min() == pixels.max():
+            raise OutputError("every pixel is the same", code="output-image.constant")
         if work.job.infer_align_image_size and work.job.outside is None:
             pixels = aligned(pixels, work.bucket, work.source_sizes, self.model.card)
         work.clock.enter("queue")
@@ -349,12 +352,4 @@ def aligned(pixels: Pixels, bucket: Bucket, sources: Sequence[Size], card: Model
                 return pixels
             height, width = card.base_size * sqrt(ratio), card.base_size / sqrt(ratio)
             return stretch(pixels, Size(max(1, round(height)), max(1, round(width))))
-    return pixels
-
-
-def _pixels(levels: Tensor) -> Pixels:
-    """Values in [0, 1] as uint8; raises OutputError for a picture that shows nothing."""
-    pixels: Pixels = (levels * 255).round().to(torch.uint8).numpy()
-    if pixels.min() == pixels.max():
-        raise OutputError("every pixel is the same", code="output-image.constant")
     return pixels

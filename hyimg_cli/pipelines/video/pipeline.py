@@ -237,7 +237,6 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
 
     def _prewarm(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> Prewarmed:
         left = self._not_denoised(jobs, folder)
-        left = self._not_denoised(jobs, folder)
         return Prewarmed(self._stages().prewarm(left, self._warmed), 0.0)
 
     def _stages(self) -> VideoStages:

@@ -237,7 +237,7 @@ class VideoStages:
             if writer is None:
                 deque(pieces, maxlen=0)
             else:
-                work.clock.overlapped("write", _encode_beside(pieces, writer))
+                work.clock.overlapped_s["write"] += _encode_beside(pieces, writer)
         work.clock.enter("queue")
         return writer
 
@@ -266,8 +266,7 @@ class VideoStages:
                 digests = tuple(map(source_digest, stand_in.images))
                 clock = PhaseClock(0.0, lambda: None)
                 work = VideoWork(stand_in, clock, source_digests=digests)
-                for _ in self._rehearse(work):
-                    pass
+                deque(self._rehearse(work), maxlen=0)
             ran += tried.error is None
         return ran
 
