@@ -20,7 +20,7 @@ from hyimg_cli.engine.sources import inspect_sources
 from hyimg_cli.errors import HyimgError, Interrupted, require
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.keys import here, job_keys
+from hyimg_cli.journal.keys import here
 from hyimg_cli.journal.past_run import read_run_info
 from hyimg_cli.journal.provenance import run_info
 from hyimg_cli.journal.texts_file import TextsFile
@@ -176,9 +176,8 @@ class ManifestRun:
         _, invalid, jobs = self._begin(on_event, replace(config, output=output, batch=batch))
         config = self.request.config
         with TextsFile(path, jobs) as file:
-            there = file.lines()
-            keys = job_keys([job for job in jobs if job.custom_id in there], config)
-            left, to_write = file.begin(jobs, keys, force=self.request.policy.force), list[Job]()
+            left = file.begin(jobs, config, force=self.request.policy.force)
+            to_write = list[Job]()
             for job in left:
                 if isinstance(job, ImageJob) and job.writes_text:
                     to_write.append(job)

@@ -150,13 +150,13 @@ class JobFolder(ABC):
             if place != self.folder / OUTPUTS:
                 make_folders(place)
 
-    @abstractmethod
     def append(self, outcome: Outcome) -> None:
-        """Adds a line to the journal; it is on disk when this returns.
+        """Adds the line of an outcome whose files are here; it is on disk when this returns.
 
         Raises JournalError where somebody else removed or changed the journal: it is left as it is.
         Any other StorageError: nothing of the line is left.
         """
+        self.store([FinishedJob(outcome, self.folder)])
 
     @abstractmethod
     def store(self, finished: Sequence[FinishedJob]) -> None:
@@ -298,14 +298,20 @@ class RunFolder(JobFolder):
         """A file of the folder, on this machine. Raises OSError."""
         return self.folder / name
 
-    def holds(self, output: Mapping[str, Any], *, with_frames: bool) -> bool:
-        """True if an output's files are there as they were written. Raises OSError."""
-        if not self._is_as_written(output["path"], output["sha256"]):
-            return False
-        if not (with_frames and "num_frames" in output):
+    def holds(self, outputs: Iterable[Mapping[str, Any]], *, with_frames: bool = False) -> bool:
+        """True if the files of outputs are there as they were written; of a video's frames, which
+        are not read again, as many.
+        """
+        with suppress(OSError, KeyError):
+            for output in outputs:
+                if not self._is_as_written(output["path"], output["sha256"]):
+                    return False
+                if with_frames and "num_frames" in output:
+                    frames = output["frames_path"]
+                    if frames is None or self._count_files(frames) != output["num_frames"]:
+                        return False
             return True
-        frames = output["frames_path"]  # these are not read again
-        return frames is not None and self._count_files(frames) == output["num_frames"]
+        return False
 
     def _is_as_written(self, name: str, sha256: str) -> bool:
         return digest.of_file(self.folder / name) == sha256
@@ -347,9 +353,6 @@ class RunFolder(JobFolder):
             with disk_errors(self.folder):
                 data = bytes_if_any(path)
             yield outcomes_in(data, path)
-
-    def append(self, outcome: Outcome) -> None:
-        self.store([FinishedJob(outcome, self.folder)])
 
     def store(self, finished: Sequence[FinishedJob]) -> None:
         entries = [outcome_to_json(one.outcome) for one in finished]
@@ -445,16 +448,20 @@ def files_of(output: Mapping[str, Any]) -> list[str]:
     return [path, *sidecar, *([str(frames)] if _is_below(frames) else [])]
 
 
-def files_of_edit(entry: Mapping[str, Any]) -> list[str]:
-    """The files beside the result of a job that keeps its source outside an edit."""
-    edit = entry.get("edit")
-    found = [edit.get(name) for name in EDIT_SUFFIXES] if isinstance(edit, Mapping) else []
-    return [str(path) for path in found if _is_below(path)]
+def files_of_edit(entry: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """The files beside the result of a job that keeps its source outside an edit: by kind each
+    `path` and `sha256`, which is empty where the line has none.
+    """
+    edit = entry.get("edit") or {}
+    digests = edit.get("sha256", {})
+    kinds = [kind for kind in EDIT_SUFFIXES if _is_below(edit.get(kind))]
+    return {kind: {"path": edit[kind], "sha256": digests.get(kind, "")} for kind in kinds}
 
 
 def files_of_result(entry: Mapping[str, Any]) -> list[str]:
     """Every file of a job, by its line: of a failed one the redraw that is kept."""
-    return [*(file for one in outputs_of(entry) for file in files_of(one)), *files_of_edit(entry)]
+    beside = [file["path"] for file in files_of_edit(entry).values()]
+    return [*(file for one in outputs_of(entry) for file in files_of(one)), *beside]
 
 
 def outputs_of(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -108,10 +108,7 @@ def outcomes_in(data: bytes, file: Path, first: int = 1) -> Iterator[dict[str, A
     A last line that a kill cut off is passed over. Raises OutputFolderError for any other line that
     is no outcome.
     """
-    for number, line in enumerate(whole_lines(data).split(b"\n"), first):
-        if not line.strip():
-            continue
-        entry = entry_of(line)
+    for number, entry in entries_in(whole_lines(data), first):
         why = "it is not JSON of one" if entry is None else _fault_in(entry)
         if entry is None or why:
             raise OutputFolderError(
@@ -121,6 +118,13 @@ def outcomes_in(data: bytes, file: Path, first: int = 1) -> Iterator[dict[str, A
                 code="output.damaged-journal",
             )
         yield entry
+
+
+def entries_in(data: bytes, first: int = 1) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """The lines that are not empty, by number: the outcome in each, or None where it holds none."""
+    for number, line in enumerate(data.split(b"\n"), first):
+        if line.strip():
+            yield number, entry_of(line)
 
 
 def entry_of(line: bytes) -> dict[str, Any] | None:

@@ -23,7 +23,6 @@ from hyimg_cli.journal.journal import (
 )
 from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
 from hyimg_cli.journal.resume import is_intact
-from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.manifest.resolved import lines_moved
 from hyimg_cli.settings.file_names import clashes
 from hyimg_cli.spec import digest
@@ -141,8 +140,4 @@ def _files(entry: Entry) -> Iterator[tuple[str, str | None]]:
         for name in files_of(output):
             count = output.get("num_frames", 0) if name == output.get("frames_path") else 0
             yield from [(f"{name}/{n:04}.png", None) for n in range(count)] or [(name, None)]
-    edit = entry.get("edit") or {}
-    digests = edit.get("sha256")
-    if isinstance(digests, dict):
-        kinds = {str(edit.get(kind)): kind for kind in EDIT_SUFFIXES}
-        yield from ((name, str(digests.get(kinds[name]))) for name in files_of_edit(entry))
+    yield from ((file["path"], file["sha256"]) for file in files_of_edit(entry).values())

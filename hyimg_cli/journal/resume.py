@@ -3,14 +3,19 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hyimg_cli.errors import OutputFolderError
-from hyimg_cli.journal.journal import OUTPUTS, RunFolder, files_of_result, outputs_of
+from hyimg_cli.journal.journal import (
+    OUTPUTS,
+    RunFolder,
+    files_of_edit,
+    files_of_result,
+    outputs_of,
+)
 from hyimg_cli.journal.keys import NOT_FOUND
 from hyimg_cli.manifest.file_names import name_of, path_of
 from hyimg_cli.settings.file_names import clashes
@@ -126,30 +131,18 @@ def _is_to_finish(
     folder: RunFolder, entry: Mapping[str, Any], finishing_key: str, retry_failed: bool
 ) -> bool:
     """True if a job's redraw is there as it was written, and what was made of it is not wanted."""
+    edit = files_of_edit(entry)
     if entry.get("finishing_key") == finishing_key:
-        is_whole = is_intact(folder, entry) and _holds_edit(folder, entry, "mask")
+        is_whole = is_intact(folder, entry) and folder.holds([edit.get("mask", {})])
         if is_whole if entry.get("status") == "done" else not retry_failed:
             return False
-    return _holds_edit(folder, entry, "plain", "shown")
+    return folder.holds(edit.get(kind, {}) for kind in ("plain", "shown"))
 
 
 def is_intact(folder: RunFolder, entry: Mapping[str, Any], *, with_frames: bool = False) -> bool:
     """True if a result has outputs, and every file of them is there as it was written."""
-    outputs = entry.get("outputs") or []
-    with suppress(OSError, KeyError):
-        return bool(outputs) and all(
-            folder.holds(output, with_frames=with_frames) for output in outputs
-        )
-    return False
-
-
-def _holds_edit(folder: RunFolder, entry: Mapping[str, Any], *kinds: str) -> bool:
-    """True if these files of an edit are there as they were written."""
-    edit = entry.get("edit") or {}
-    with suppress(OSError, KeyError, TypeError):  # anything may stand in it
-        files = [{"path": edit[kind], "sha256": edit["sha256"][kind]} for kind in kinds]
-        return all(folder.holds(file, with_frames=False) for file in files)
-    return False
+    outputs = entry.get("outputs") or ()
+    return bool(outputs) and folder.holds(outputs, with_frames=with_frames)
 
 
 def _is_renamed(job: Job, entry: Mapping[str, Any]) -> bool:

@@ -16,10 +16,12 @@ from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.files import remove, replace_file
 from hyimg_cli.journal.disk import disk_errors, take_lock
 from hyimg_cli.journal.journal import REPLICA, FinishedJob, JobFolder, bytes_if_any, json_line
-from hyimg_cli.journal.journal_file import JournalFile, entry_of, whole_lines
+from hyimg_cli.journal.journal_file import JournalFile, entries_in, whole_lines
+from hyimg_cli.journal.keys import job_keys
 from hyimg_cli.manifest.fields import AR_FIELDS
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
 from hyimg_cli.manifest.written import note
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import ImageJob, Job
 
@@ -64,10 +66,7 @@ class TextsFile(JobFolder):
         found: dict[str, dict[str, Any]] = {}
         whole = whole_lines(data)
         is_cut_off = data.startswith(b'{"custom_id"', len(whole))
-        for number, line in enumerate((whole if is_cut_off else data).split(b"\n"), 1):
-            if not line.strip():
-                continue
-            entry = entry_of(line)
+        for number, entry in entries_in(whole if is_cut_off else data):
             if entry is None:
                 raise OutputFolderError(
                     "this line is no job",
@@ -78,13 +77,14 @@ class TextsFile(JobFolder):
             found[entry["custom_id"]] = entry
         return found
 
-    def begin(self, jobs: Sequence[Job], keys: Mapping[str, str], *, force: bool) -> list[Job]:
-        """The jobs that have no line yet; `keys`: by custom_id of those that have one.
+    def begin(self, jobs: Sequence[Job], config: RunConfig, *, force: bool) -> list[Job]:
+        """The jobs that have no line yet.
 
         Raises OutputFolderError where a line is of another job of that name, unless `force`: then
         the line is taken out.
         """
         kept = self.lines()
+        keys = job_keys([job for job in jobs if job.custom_id in kept], config)
         others = []
         for job in jobs:
             written = kept.get(job.custom_id, {}).get("written")
@@ -113,7 +113,11 @@ class TextsFile(JobFolder):
         (line,) = lines_beside([job], self.folder)
         self._append(line)
 
-    def append(self, outcome: Outcome) -> None:
+    def store(self, finished: Sequence[FinishedJob]) -> None:
+        for one in finished:
+            self._append_text(one.outcome)
+
+    def _append_text(self, outcome: Outcome) -> None:
         """Adds the job with its text, as a line of a manifest. A job that failed has no line: it is
         tried again by the next run.
         """
@@ -134,10 +138,6 @@ class TextsFile(JobFolder):
         facts = {"key": outcome.key} | sampling | dict(outcome.written or {})
         line["written"] = note(ids, text, facts)
         self._append({name: line[name] for name in _FIRST if name in line} | line)
-
-    def store(self, finished: Sequence[FinishedJob]) -> None:
-        for one in finished:
-            self.append(one.outcome)
 
     def _append(self, line: Mapping[str, Any]) -> None:
         with disk_errors(self._path):
