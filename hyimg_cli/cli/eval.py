@@ -1,5 +1,6 @@
 """`hyimg eval`: distances between pictures or videos; `measure.distances` measures."""
 
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.bench import run_comparison
 from hyimg_cli.cli.completion import among
-from hyimg_cli.errors import SourceImageError, UsageError
+from hyimg_cli.errors import Interrupted, SourceImageError, UsageError
 from hyimg_cli.measure import distances
 from hyimg_cli.measure.pairs import VARIANTS, find_pairs, newest_bench
 from hyimg_cli.quality.backbones import NETS
@@ -126,15 +127,20 @@ def evaluate(
         raise UsageError(f"{metric!r} is not a metric", hint=hint)
     # Before 0.29 typer leaves paths as words in a context.
     given = ctx.params | {"a": a, "b": b, "weights": weights, "csv": csv}
-    # What is given and would not be looked at: a gate, most of all.
-    others = _OF_DISTANCES if metric == _OUTSIDE else _OF_OUTSIDE
-    idle = [f"--{name}".replace("_", "-") for name in others if given[name] is not None]
-    if idle:
-        hint = f"it goes with {'a distance' if metric == _OUTSIDE else 'hyimg eval outside'}"
-        raise UsageError(f"{metric} does not take {', '.join(idle)}", hint=hint)
-    if metric == _OUTSIDE:
-        raise typer.Exit(_outside(given))
-    raise typer.Exit(_self_test(given) if self_test else _run(given))
+    # NOTE: readers of pictures catch every Exception, so the signal stays a KeyboardInterrupt until
+    # it is out of them.
+    try:
+        # What is given and would not be looked at: a gate, most of all.
+        others = _OF_DISTANCES if metric == _OUTSIDE else _OF_OUTSIDE
+        idle = [f"--{name}".replace("_", "-") for name in others if given[name] is not None]
+        if idle:
+            hint = f"it goes with {'a distance' if metric == _OUTSIDE else 'hyimg eval outside'}"
+            raise UsageError(f"{metric} does not take {', '.join(idle)}", hint=hint)
+        if metric == _OUTSIDE:
+            raise typer.Exit(_outside(given))
+        raise typer.Exit(_self_test(given) if self_test else _run(given))
+    except KeyboardInterrupt:
+        raise Interrupted(signal.SIGINT) from None
 
 
 def _outside(given: Mapping[str, Any]) -> int:

@@ -4,14 +4,12 @@ Typer's boxes put every option into columns and cut a long name off where these 
 name that is too long for its column has a line of its own.
 """
 
-import signal
 from typing import Any, TypeAlias
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from hyimg_cli.cli import render
-from hyimg_cli.errors import Interrupted
 from hyimg_cli.spec.options import MODEL, RUN, SAMPLING, VIDEO
 
 # Lines end where the terminal does, however wide it is.
@@ -33,15 +31,6 @@ class Command(TyperCommand):
         for option in self.rare:
             # A shell completes all, and a page that shows all shows these.
             option.hidden = False
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command. A signal outside its jobs stays a KeyboardInterrupt until it is here:
-        readers of pictures catch every Exception.
-        """
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise Interrupted(signal.SIGINT) from None
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, _Rows] = {}

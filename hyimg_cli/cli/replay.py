@@ -3,6 +3,7 @@
 import math
 import os
 import shlex
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ from hyimg_cli.cli import render
 from hyimg_cli.cli.progress import show_run
 from hyimg_cli.engine.run import ManifestRun
 from hyimg_cli.engine.runner import ResumePolicy, RunRequest
+from hyimg_cli.errors import Interrupted
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.measure.replay.restored import Restored, Wishes, restore_job
 from hyimg_cli.measure.replay.run_folder import refuse_folder
@@ -91,7 +93,12 @@ def replay(
     render.log_to_stderr(verbose)
     # Before 0.29 typer leaves paths as words in a context.
     given = ctx.params | {"file": file, "images_from": images_from}
-    raise typer.Exit(_run(given, ctx.obj or ()))
+    # NOTE: readers of pictures catch every Exception, so a signal outside the run itself stays a
+    # KeyboardInterrupt until it is out of them.
+    try:
+        raise typer.Exit(_run(given, ctx.obj or ()))
+    except KeyboardInterrupt:
+        raise Interrupted(signal.SIGINT) from None
 
 
 def _run(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
