@@ -4,7 +4,7 @@ Typer's boxes put every option into columns and cut a long name off where these 
 name that is too long for its column has a line of its own.
 """
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
@@ -17,7 +17,6 @@ WIDEST = 10_000
 # The other panels of a command stand before the last two.
 _FIRST = ("Arguments", RUN, "Selection", MODEL, SAMPLING, VIDEO)
 _LAST = ("Style", "Options")
-_Rows: TypeAlias = list[tuple[str, str]]
 
 
 class Command(TyperCommand):
@@ -33,7 +32,7 @@ class Command(TyperCommand):
             option.hidden = False
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        panels: dict[str, _Rows] = {}
+        panels: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is None or (parameter in self.rare and not self.shows_all):

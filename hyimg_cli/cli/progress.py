@@ -64,9 +64,8 @@ class Report:
             if counts.left:
                 note(f"resume with: {self._again}")
         if self._style.as_json:
-            facts = counts.to_json()
             try:
-                json_line({"summary": facts, "output_dir": self._place})
+                json_line({"summary": counts.to_json(), "output_dir": self._place})
             except (StorageError, BrokenPipeError) as error:  # the jobs have their lines
                 note(f"no summary: {error}; {self._place}/results.jsonl says what was done")
 
