@@ -57,10 +57,12 @@ def _take_4_bits(folder: Path, tensors: Tensors, name: str, state_name: str) -> 
         raise _fault(name, f"its state cannot be read: {error.errors()[0]['msg']}") from None
     (rows, columns), block, nested = state.shape, state.blocksize, state.nested_blocksize
     stored, scales = tensors.get(name), rows * columns // block
+    if stored is None:
+        raise _fault(name, "what it packs is missing")
     # A byte has two weights.
-    if rows * columns % (2 * block) or stored is None or stored.bytes * 2 != rows * columns:
-        nbytes = 0 if stored is None else stored.bytes
-        what = f"its state says {rows} x {columns} in blocks of {block}; {nbytes} bytes are stored"
+    if rows * columns % (2 * block) or stored.bytes * 2 != rows * columns:
+        says = f"{rows} x {columns} in blocks of {block}"
+        what = f"its state says {says}; {stored.bytes} bytes are stored"
         raise _fault(name, what)
     kinds = {f"{name}.absmax": f"{'U8' if nested else 'F32'} [{scales}]"}
     kinds[f"{name}.quant_map"] = "F32 [16]"
