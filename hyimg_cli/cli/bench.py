@@ -42,8 +42,7 @@ def bench(
         ),
     ] = None,
     output_dir: Annotated[
-        Path | None,
-        o.output("--output-dir", "Where results go. Default: runs/bench-NAME."),
+        Path | None, o.output("--output-dir", "Where results go. Default: runs/bench-NAME.")
     ] = None,
     steps: Annotated[
         str | None, typer.Option("--steps", help="Denoise steps to time, as 1,8,50.")

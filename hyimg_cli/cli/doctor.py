@@ -32,8 +32,7 @@ def doctor(
     ] = None,
     recipe: o.Recipe = None,
     output_dir: Annotated[
-        Path | None,
-        o.output("--output-dir", "Folder runs will write to. Default: runs."),
+        Path | None, o.output("--output-dir", "Folder runs will write to. Default: runs.")
     ] = None,
     ranks: Annotated[
         bool, typer.Option("--ranks", help="Start a second process and compute with it, too.")

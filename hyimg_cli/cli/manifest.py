@@ -22,8 +22,7 @@ def manifest(
     task: o.Task = None,
     recursive: o.Recursive = False,
     output: Annotated[
-        Path | None,
-        o.output("--output", "File to write; its paths lead from its folder."),
+        Path | None, o.output("--output", "File to write; its paths lead from its folder.")
     ] = None,
     force: Annotated[
         bool, o.option("--force", panel=RUN, help="Replace a file that is there.")

@@ -28,13 +28,7 @@ from hyimg_cli.spec.options import MODEL
 
 _PANEL = "What is replayed"
 # A replay is one job, asked for now: it is compared by its own record, and nothing is skipped.
-ALWAYS = {
-    "metadata": True,
-    "report": False,
-    "skip_invalid": False,
-    "prewarm": False,
-    "replicas": 1,
-}
+ALWAYS = {"metadata": True, "report": False, "skip_invalid": False, "prewarm": False, "replicas": 1}
 _SETTINGS = o.settings_for("replay")
 AGAIN = ResumePolicy(resume=False, retry_failed=True, force=True)
 
@@ -49,8 +43,7 @@ def replay(
         ),
     ],
     output_dir: Annotated[
-        Path | None,
-        o.output("--output-dir", "Result folder. Default: runs/replay-<id>."),
+        Path | None, o.output("--output-dir", "Result folder. Default: runs/replay-<id>.")
     ] = None,
     images_from: Annotated[
         Path | None,
@@ -74,8 +67,7 @@ def replay(
         o.option("--expect-equal", panel=_PANEL, help="Exit code 1 where pixels are not equal."),
     ] = False,
     model: Annotated[
-        str | None,
-        o.option("--model", panel=MODEL, help="Folder or hub id of the recorded model."),
+        str | None, o.option("--model", panel=MODEL, help="Folder or hub id of the recorded model.")
     ] = None,
     progress: o.Progress = "auto",
     as_json: o.AsJson = False,

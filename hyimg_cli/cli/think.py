@@ -31,8 +31,7 @@ _SETTINGS = tuple(
 def think(
     ctx: typer.Context,
     output: Annotated[
-        Path,
-        o.output("--output", "File to write; what it has is not done again.", is_basic=True),
+        Path, o.output("--output", "File to write; what it has is not done again.", is_basic=True)
     ],
     inputs: o.Inputs = None,
     prompt: o.Prompt = None,

@@ -143,11 +143,7 @@ def edit_of(
 
 
 def put_back(
-    source: Pixels,
-    drawn: Pixels,
-    reference: Pixels,
-    edit: Edit,
-    given: Bytes | None = None,
+    source: Pixels, drawn: Pixels, reference: Pixels, edit: Edit, given: Bytes | None = None
 ) -> Result:
     """The edit on its source. `none`: the source; `global`: the redraw, over the whole of it."""
     height, width = source.shape[:2]

@@ -33,13 +33,7 @@ from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import MachineError, OutputFolderError, StorageError
 from hyimg_cli.files import json_of, opened
 from hyimg_cli.journal.disk import disk_errors, in_use, is_process, taken_over
-from hyimg_cli.journal.journal import (
-    OUTPUTS,
-    RESOLVED,
-    RunFolder,
-    files_of_result,
-    json_line,
-)
+from hyimg_cli.journal.journal import OUTPUTS, RESOLVED, RunFolder, files_of_result, json_line
 from hyimg_cli.journal.journal_file import outcomes_in
 from hyimg_cli.remote import as_os_errors, locate
 from hyimg_cli.spec import digest

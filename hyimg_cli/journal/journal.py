@@ -453,7 +453,8 @@ def files_of_edit(entry: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     `path` and `sha256`, which is empty where the line has none.
     """
     edit = entry.get("edit") or {}
-    digests = edit.get("sha256", {})
+    digests = edit.get("sha256")
+    digests = digests if isinstance(digests, dict) else {}
     kinds = [kind for kind in EDIT_SUFFIXES if _is_below(edit.get(kind))]
     return {kind: {"path": edit[kind], "sha256": digests.get(kind, "")} for kind in kinds}
 

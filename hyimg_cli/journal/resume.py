@@ -9,13 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hyimg_cli.errors import OutputFolderError
-from hyimg_cli.journal.journal import (
-    OUTPUTS,
-    RunFolder,
-    files_of_edit,
-    files_of_result,
-    outputs_of,
-)
+from hyimg_cli.journal.journal import OUTPUTS, RunFolder, files_of_edit, files_of_result, outputs_of
 from hyimg_cli.journal.keys import NOT_FOUND
 from hyimg_cli.manifest.file_names import name_of, path_of
 from hyimg_cli.settings.file_names import clashes

@@ -110,9 +110,7 @@ class StoredTensor:
 
 
 def read_all(
-    files: Sequence[Path],
-    stored: Mapping[str, TensorInfo],
-    put: Callable[[StoredTensor], None],
+    files: Sequence[Path], stored: Mapping[str, TensorInfo], put: Callable[[StoredTensor], None]
 ) -> None:
     """`put` each of the tensors that are `stored` in `files`, several at a time.
 

@@ -80,10 +80,13 @@ def refuse_unsplit(choice: ModelChoice, parallel: ParallelConfig) -> None:
     many ranks.
     """
     ranks, flag = parallel.picture_ranks, _TENSOR if parallel.tensor_ranks > 1 else _CFG
-    if choice.quantization != "none":
-        _refuse_without_experts(choice, _QUANTIZATION, "which alone are held in fewer bits")
-    if choice.offloads_experts:
-        _refuse_without_experts(choice, OFFLOAD_EXPERTS, "which alone can wait in main memory")
+    card = model_card(choice.model, choice.revision)
+    if choice.quantization != "none" and not card.weights.experts:
+        what = f"{choice.model} has no routed experts, which alone are held in fewer bits"
+        raise _refused(what, "leave it out", _QUANTIZATION)
+    if choice.offloads_experts and card.routing is None:
+        what = f"{choice.model} has no routed experts, which alone can wait in main memory"
+        raise _refused(what, "leave it out", OFFLOAD_EXPERTS)
     if ranks == 1:
         return
     if choice.device not in _DEVICES:
@@ -201,11 +204,6 @@ def refuse_experts(config: RunConfig) -> None:
     if choice.decode_graphs == "on":
         what = "a CUDA graph cannot ask which experts to fetch"
         raise _refused(what, "leave decode_graphs out", OFFLOAD_EXPERTS)
-
-
-def _refuse_without_experts(choice: ModelChoice, flag: str, why: str) -> None:
-    if not model_card(choice.model, choice.revision).weights.experts:
-        raise _refused(f"{choice.model} has no routed experts, {why}", "leave it out", flag)
 
 
 def _refused(what: str, hint: str, flag: str) -> UsageError:

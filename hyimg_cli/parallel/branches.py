@@ -66,11 +66,7 @@ class ParallelBranches:
         specs = [(tuple(tensor.shape), tensor.dtype) for tensor in entering]
         own = self._pool.here.parts[BRANCHES]
         velocities: list[Tensor] = self._pool.run(
-            step_branches,
-            step,
-            specs,
-            ranks=self.ranks,
-            own=lambda: own.velocities(step, entering),
+            step_branches, step, specs, ranks=self.ranks, own=lambda: own.velocities(step, entering)
         )[0]
         return velocities
 

@@ -74,10 +74,7 @@ DEFAULTS = SamplingDefaults(
 )
 # Those of the authors' demo for edits.
 EDIT_DEFAULTS = replace(
-    DEFAULTS,
-    image_guidance_scale=2.0,
-    guidance_interval=(0.0, 1.0),
-    guidance_renorm="text_channel",
+    DEFAULTS, image_guidance_scale=2.0, guidance_interval=(0.0, 1.0), guidance_renorm="text_channel"
 )
 
 

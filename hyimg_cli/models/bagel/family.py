@@ -18,12 +18,7 @@ from hyimg_cli.media.images import bicubic
 from hyimg_cli.models.bagel.guidance import Guidance, unpacked
 from hyimg_cli.models.bagel.network import BagelNetwork, ImageRows
 from hyimg_cli.models.bagel.prompter import BagelPrompter
-from hyimg_cli.models.bagel.sequence import (
-    BlockLayout,
-    SourcePlace,
-    picture_grid,
-    source_shape,
-)
+from hyimg_cli.models.bagel.sequence import BlockLayout, SourcePlace, picture_grid, source_shape
 from hyimg_cli.models.bagel.weights import load
 from hyimg_cli.models.common.model import DecoderModel, FreeScript, shapes_of
 from hyimg_cli.models.common.spans import Grid
@@ -53,10 +48,7 @@ def load_family(
     device = device_of(choice)
     dtype = getattr(torch, choice.dtype_on(device.partition(":")[0]))
     network, vae = load(
-        prompter.folder,
-        dtype=dtype,
-        device=torch.device(device),
-        quantization=choice.quantization,
+        prompter.folder, dtype=dtype, device=torch.device(device), quantization=choice.quantization
     )
     if is_batch_invariant and device == "cpu":
         network.decoder.row_multiple = invariant_multiple()

@@ -20,11 +20,7 @@ from hyimg_cli.models.bagel.sequence import (
     segments,
     source_shape,
 )
-from hyimg_cli.models.common.tokenizer import (
-    ControlTokenizer,
-    read_tokenizer,
-    refuse_unknown_ids,
-)
+from hyimg_cli.models.common.tokenizer import ControlTokenizer, read_tokenizer, refuse_unknown_ids
 from hyimg_cli.models.family import ImageCheckpoint
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import NO_RATIO, Bucket

@@ -36,11 +36,7 @@ _MIDDLE = re.compile(r"(\w+)\.mid_block\.(\w+\.\d)\.(.+)\.(\w+)")
 
 
 def load(
-    folder: Path,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    quantization: Quantization = "none",
+    folder: Path, *, dtype: torch.dtype, device: torch.device, quantization: Quantization = "none"
 ) -> tuple[BagelNetwork, Any]:
     """The network in `dtype` and the autoencoder, ready for inference. `quantization` holds the
     matrices of the decoder's layers in fewer bits. Raises CheckpointError, and MachineError where a

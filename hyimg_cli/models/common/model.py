@@ -174,12 +174,7 @@ class DecoderModel(Protocol):
         return self.new_buffer(capacity)
 
     def prefill(
-        self,
-        layout: Any,
-        ids: Sequence[int],
-        sources: Sequence[Encoded],
-        buffer: Buffer,
-        stop: int,
+        self, layout: Any, ids: Sequence[int], sources: Sequence[Encoded], buffer: Buffer, stop: int
     ) -> Tensor:
         """Complete the buffer's prefix up to `stop`; the last row's hidden state [M]."""
 

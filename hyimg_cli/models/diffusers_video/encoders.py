@@ -221,10 +221,7 @@ class WanPrompts(CheckpointEncoder):
         tokenizer, place = self.tokenizer("tokenizer"), self.place
         count = len(tokenizer(prompt_clean(text)).input_ids)
         pipeline: Any = WanPipeline(
-            tokenizer=tokenizer,
-            text_encoder=self.network("text_encoder"),
-            vae=None,
-            scheduler=None,
+            tokenizer=tokenizer, text_encoder=self.network("text_encoder"), vae=None, scheduler=None
         )
         states_1NW, _ = pipeline.encode_prompt(
             text,

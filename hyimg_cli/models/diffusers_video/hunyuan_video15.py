@@ -14,9 +14,7 @@ from typing import Any
 import torch
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.embeddings import apply_rotary_emb
-from diffusers.models.transformers.transformer_hunyuan_video15 import (
-    HunyuanVideo15AttnProcessor2_0,
-)
+from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15AttnProcessor2_0
 from torch import Tensor, nn
 
 from hyimg_cli.models.diffusers_video.encoders import GLYPH, TEXT, HunyuanPrompts

@@ -25,12 +25,7 @@ from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
 
 from hyimg_cli.errors import HyimgError, MachineError
-from hyimg_cli.loading.checkpoint import (
-    check_tensors,
-    fault,
-    refuse_many,
-    refuse_special,
-)
+from hyimg_cli.loading.checkpoint import check_tensors, fault, refuse_many, refuse_special
 from hyimg_cli.loading.config import Config
 from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.parallel.devices import device_of

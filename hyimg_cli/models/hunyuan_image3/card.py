@@ -5,12 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.loading.checkpoint import (
-    promised_bytes,
-    read_json,
-    weight_bytes,
-    weight_files,
-)
+from hyimg_cli.loading.checkpoint import promised_bytes, read_json, weight_bytes, weight_files
 from hyimg_cli.loading.config import Config
 from hyimg_cli.loading.packed import stored_index
 from hyimg_cli.models.family import Reading
@@ -23,14 +18,7 @@ from hyimg_cli.models.hunyuan_image3.config import (
     defaulted,
     generation_config,
 )
-from hyimg_cli.spec.card import (
-    PICTURE_BYTES,
-    Bucket,
-    ModelCard,
-    Routing,
-    WeightCounts,
-    Working,
-)
+from hyimg_cli.spec.card import PICTURE_BYTES, Bucket, ModelCard, Routing, WeightCounts, Working
 from hyimg_cli.spec.job import Size
 
 FAMILY = "hunyuan_image3"

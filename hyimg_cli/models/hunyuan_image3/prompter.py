@@ -82,8 +82,8 @@ class Prompter(ImageCheckpoint):
             base_size=self.arch.image_base_size,
             ratio_count=RATIO_COUNT_BASE if self.arch.is_base else RATIO_COUNT_INSTRUCT,
         )
-        cells = {b: Grid(*self.card.latent_grid(b.size)).cells for b in self.card.buckets}
-        self._smallest = min(self.card.buckets, key=lambda bucket: cells[bucket])
+        shapes = (self.source_shape(bucket, Grid(1, 1)) for bucket in self.card.buckets)
+        self._smallest = min(shapes, key=lambda shape: shape.vae_grid.cells)
         # By all that a sequence is made of but the prompt: in that alone the jobs of a manifest
         # mostly differ.
         self._layouts: Memo[Hashable, tuple[ArPrompt | None, Layout]] = Memo(
@@ -92,10 +92,7 @@ class Prompter(ImageCheckpoint):
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
         """Look-ups by kind: tokens of whole sections, sequences that are counted."""
-        return {
-            "prompt_tokens": self.vocabulary.memo_counts(),
-            "layouts": self._layouts.counts(),
-        }
+        return {"prompt_tokens": self.vocabulary.memo_counts(), "layouts": self._layouts.counts()}
 
     def check(self, job: ImageJob) -> None:
         """Passes a job that this checkpoint can take, as far as its text tells; no file is read.
@@ -103,7 +100,7 @@ class Prompter(ImageCheckpoint):
         Source images count as the smallest they can be. Raises JobError with the manifest's field
         in `where`; each distinct prompt is encoded once.
         """
-        tokens = self.count(job, [self._smallest.size] * len(job.images), assumed_think=0)
+        tokens = self._count(job, [self._smallest] * len(job.images), assumed_think=0)
         if job.writes_text:
             self._refuse_too_long(job, tokens.ar_prefill + _FRAME_TOKENS + 1)
             # The system prompt that the picture will have behind the text.
@@ -209,7 +206,9 @@ class Prompter(ImageCheckpoint):
 
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
         """Tokens that the job will take; text not yet written counts as `assumed_think` tokens."""
-        shapes = self._shapes(source_sizes)
+        return self._count(job, self._shapes(source_sizes), assumed_think)
+
+    def _count(self, job: ImageJob, shapes: Sequence[SourceShape], assumed_think: int) -> JobTokens:
         opening, layout = self._outline(job, shapes)
         text = assumed_think if job.writes_text else 0
         more = len(self._prompt_ids(job)) - len(self.vocabulary.encode(_STAND_IN))

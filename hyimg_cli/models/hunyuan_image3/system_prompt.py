@@ -20,11 +20,7 @@ DIGESTS = {
 }
 # NOTE: upstream knows no such text for think_recaption: there "dynamic" leaves the system prompt to
 # the user, which is none.
-_DYNAMIC = {
-    "think": "en_think_recaption",
-    "recaption": "en_recaption",
-    "none": "en_vanilla",
-}
+_DYNAMIC = {"think": "en_think_recaption", "recaption": "en_recaption", "none": "en_vanilla"}
 # What to set where the text cannot be had, by the field that asked for it.
 _INSTEAD = {
     "use_system_prompt": 'set use_system_prompt to "None"',

@@ -295,10 +295,7 @@ class FrameConv3d(nn.Conv3d):
 
 
 def _convolved(
-    x_BCTYX: Tensor,
-    norm: nn.GroupNorm,
-    convolution: FrameConv3d,
-    onto_BCTYX: Tensor | None = None,
+    x_BCTYX: Tensor, norm: nn.GroupNorm, convolution: FrameConv3d, onto_BCTYX: Tensor | None = None
 ) -> Tensor:
     """Norm, swish and convolution of `x`; added in place to `onto` where that is given."""
     chunks = convolution.chunks(x_BCTYX)

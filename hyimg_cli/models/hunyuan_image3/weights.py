@@ -28,12 +28,7 @@ from hyimg_cli.loading.checkpoint import check_tensors, weight_files
 from hyimg_cli.loading.kept import KeptWeights
 from hyimg_cli.loading.packed import stored_index
 from hyimg_cli.loading.readers import StoredTensor, read_all
-from hyimg_cli.models.common.weights import (
-    owner_of,
-    refuse_missing,
-    set_weight,
-    tensor_shapes,
-)
+from hyimg_cli.models.common.weights import owner_of, refuse_missing, set_weight, tensor_shapes
 from hyimg_cli.models.hunyuan_image3.card import read_architecture
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM

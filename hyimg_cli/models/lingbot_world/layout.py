@@ -16,12 +16,7 @@ from typing import Any
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.config import Config
-from hyimg_cli.models.diffusers_video.layout import (
-    INDEX,
-    CheckpointLayout,
-    Component,
-    component_of,
-)
+from hyimg_cli.models.diffusers_video.layout import INDEX, CheckpointLayout, Component, component_of
 from hyimg_cli.models.diffusers_video.record import wan_patch
 
 FAMILY = "lingbot_world"
@@ -36,11 +31,7 @@ _OTHERS = {
     "tokenizer": frozenset({"T5Tokenizer", "T5TokenizerFast"}),
 }
 # Names of the same number in the original configuration.
-_ORIGINAL = {
-    "num_attention_heads": "num_heads",
-    "in_channels": "in_dim",
-    "out_channels": "out_dim",
-}
+_ORIGINAL = {"num_attention_heads": "num_heads", "in_channels": "in_dim", "out_channels": "out_dim"}
 
 
 @dataclass(frozen=True)

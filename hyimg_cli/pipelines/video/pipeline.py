@@ -13,12 +13,7 @@ from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, START_PICTURES
 from hyimg_cli.errors import JobError
 from hyimg_cli.files import remove, replace_file, storage_error
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.keys import (
-    confirm_dtype,
-    file_provenance,
-    key_of,
-    source_digest,
-)
+from hyimg_cli.journal.keys import confirm_dtype, file_provenance, key_of, source_digest
 from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media.metadata import video_text
 from hyimg_cli.media.xmp import EDITED, MADE, mp4_box
@@ -26,11 +21,7 @@ from hyimg_cli.memory.available import peak_memory_mb, synchronize
 from hyimg_cli.memory.fit import memory_guard
 from hyimg_cli.memory.refusals import refuse_unsplit_context
 from hyimg_cli.models import registry
-from hyimg_cli.models.latent_video import (
-    ClipsModel,
-    ImageConditioning,
-    LatentVideoModel,
-)
+from hyimg_cli.models.latent_video import ClipsModel, ImageConditioning, LatentVideoModel
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
 from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.pipelines.pipeline import Pipeline
@@ -38,12 +29,7 @@ from hyimg_cli.pipelines.ranks import VideoRanks
 from hyimg_cli.pipelines.request import Facts, Lost, done_outcome
 from hyimg_cli.pipelines.video.encodings import Encodings
 from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
-from hyimg_cli.pipelines.video.stages import (
-    Denoised,
-    Frames,
-    VideoStages,
-    VideoWork,
-)
+from hyimg_cli.pipelines.video.stages import Denoised, Frames, VideoStages, VideoWork
 from hyimg_cli.settings.run import DecodeTiles, RunConfig
 from hyimg_cli.spec.events import (
     Event,

@@ -119,3 +119,11 @@ def test_edits_and_new_pictures_have_other_defaults(tiny: str) -> None:
         "text_channel",
     )
     assert (card.defaults.image_guidance_scale, card.edit_defaults.image_guidance_scale) == (1.5, 2)
+
+
+def test_experts_that_the_model_has_not_do_not_wait_in_main_memory(
+    run_cli: Any, manifest: str, tiny: str
+) -> None:
+    found = run_cli("plan", manifest, "--model", tiny, "--offload-experts", "--device", "cuda")
+    assert found.code == 2
+    assert "has no routed experts, which alone can wait in main memory" in found.err
