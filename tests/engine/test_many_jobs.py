@@ -53,7 +53,9 @@ def traced(count: int, *, most: int, peak: int) -> Iterator[None]:
     tracemalloc.start()
     try:
         yield
-        held, highest = tracemalloc.get_traced_memory()
+        _, highest = tracemalloc.get_traced_memory()
+        gc.collect()  # what only waits for the collector is not held
+        held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert held / count < most, held / count
@@ -64,7 +66,7 @@ def test_a_job_of_many_is_small() -> None:
     make_plan(jobs_of(lines_of(10)))  # what all have in common
     count = 2000
     lines = lines_of(count)
-    with traced(count, most=760, peak=920):
+    with traced(count, most=640, peak=920):
         jobs = jobs_of(lines)
         plan = make_plan(jobs)
     assert len(plan.jobs) == count
@@ -76,7 +78,7 @@ def test_who_follows_a_run_keeps_little_of_a_job() -> None:
     (group,) = plan.groups
     assert isinstance(group, Group)
     card = registry.model_card(group.model)
-    with traced(count, most=285, peak=295):
+    with traced(count, most=30, peak=150):
         eta = Eta(plan, CONFIG)
         texts = repeated_texts(text_identity(job, card) for job in group.jobs)
         needed = needs(group.jobs, card, CONFIG)

@@ -243,10 +243,7 @@ class ImageStages:
         work.clock.enter("decode_latents")
         if not torch.isfinite(work.latents_CYX).all():
             raise OutputError("the latents are not finite", code="output-image.not-finite")
-        levels = self.model.decode_latents(work.latents_CYX)
-        pixels: Pixels = (levels * 255).round().to(torch.uint8).numpy()
-        if pixels.min() == pixels.max():
-            raise OutputError("every pixel is the same", code="output-image.constant")
+        pixels = _pixels(self.model.decode_latents(work.latents_CYX))
         if work.job.infer_align_image_size and work.job.outside is None:
             pixels = aligned(pixels, work.bucket, work.source_sizes, self.model.card)
         work.clock.enter("queue")
@@ -335,6 +332,14 @@ def encoded_by(model: DecoderModel, image: SourceImage) -> Encoded:
     """Rows of an image, fitted as it asks."""
     encode = model.encode_stretched if image.is_stretched else model.encode_source
     return encode(image.pixels, image.digest)
+
+
+def _pixels(levels: Tensor) -> Pixels:
+    """Values in [0, 1] as uint8. Raises OutputError for a picture that shows nothing."""
+    pixels: Pixels = (levels * 255).round().to(torch.uint8).numpy()
+    if pixels.min() == pixels.max():
+        raise OutputError("every pixel is the same", code="output-image.constant")
+    return pixels
 
 
 def aligned(pixels: Pixels, bucket: Bucket, sources: Sequence[Size], card: ModelCard) -> Pixels:
