@@ -45,9 +45,9 @@ def clear(
         str | None,
         o.option(
             "--kind",
-            panel="Selection",
+            f"Only one kind: {', '.join(KINDS)}.",
             autocompletion=among(KINDS),
-            help=f"Only one kind: {', '.join(KINDS)}.",
+            panel="Selection",
         ),
     ] = None,
     as_json: o.AsJson = False,

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,7 +41,8 @@ _TITLES = {
     "within_20": "≤ 20",
     "within_50": "≤ 50",
 }
-_COMPARE, _GATE = "What is compared", "Gates (exit code 1)"
+_compare_option = partial(o.option, panel="What is compared")
+_gate_option = partial(o.option, panel="Gates (exit code 1)")
 METRICS = ("lpips", "psnr", "ssim", "all", "outside")
 
 
@@ -70,51 +72,39 @@ def evaluate(
     ] = None,
     net: Annotated[
         str,
-        o.option(
-            "--net",
-            panel=_COMPARE,
-            autocompletion=among(NETS),
-            help="LPIPS: alex (default), squeeze, vgg.",
+        _compare_option(
+            "--net", "LPIPS: alex (default), squeeze, vgg.", autocompletion=among(NETS)
         ),
     ] = "alex",
     weights: Annotated[
         Path | None,
-        o.option(
-            "--weights",
-            panel=_COMPARE,
-            help="LPIPS: the backbone, such as torchvision's alexnet-owt-7be5be79.pth.",
+        _compare_option(
+            "--weights", "LPIPS: the backbone, such as torchvision's alexnet-owt-7be5be79.pth."
         ),
     ] = None,
     self_test: Annotated[
-        bool,
-        o.option("--self-test", panel=_COMPARE, help="LPIPS: measure pairs of known distance."),
+        bool, _compare_option("--self-test", "LPIPS: measure pairs of known distance.")
     ] = False,
     allow_unpaired: Annotated[
-        bool,
-        o.option("--allow-unpaired", panel=_COMPARE, help="Leave out what has no counterpart."),
+        bool, _compare_option("--allow-unpaired", "Leave out what has no counterpart.")
     ] = False,
     as_video: Annotated[
-        bool,
-        o.option("--as-video", panel=_COMPARE, help="A and B are folders of one video's frames."),
+        bool, _compare_option("--as-video", "A and B are folders of one video's frames.")
     ] = False,
     min_psnr: Annotated[
-        float | None,
-        o.option("--min-psnr", panel=_GATE, help="dB that every picture and frame must reach."),
+        float | None, _gate_option("--min-psnr", "dB that every picture and frame must reach.")
     ] = None,
     min_ssim: Annotated[
-        float | None,
-        o.option("--min-ssim", panel=_GATE, help="SSIM that every picture and frame must reach."),
+        float | None, _gate_option("--min-ssim", "SSIM that every picture and frame must reach.")
     ] = None,
     max_lpips: Annotated[
-        float | None,
-        o.option("--max-lpips", panel=_GATE, help="LPIPS that no picture or frame may exceed."),
+        float | None, _gate_option("--max-lpips", "LPIPS that no picture or frame may exceed.")
     ] = None,
     max_abs: Annotated[
-        int | None,
-        o.option("--max-abs", panel=_GATE, help="Levels (0-255) that no value may exceed."),
+        int | None, _gate_option("--max-abs", "Levels (0-255) that no value may exceed.")
     ] = None,
     csv: Annotated[
-        Path | None, o.option("--csv", panel=o.STYLE, help="Write the distances to this file too.")
+        Path | None, o.style_option("--csv", "Write the distances to this file too.")
     ] = None,
     as_json: o.AsJson = False,
 ) -> None:

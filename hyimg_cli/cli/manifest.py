@@ -12,7 +12,6 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.files import replace_file
 from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.manifest.edits import json_lines
-from hyimg_cli.spec.options import RUN
 
 
 def manifest(
@@ -24,9 +23,7 @@ def manifest(
     output: Annotated[
         Path | None, o.output("--output", "File to write; its paths lead from its folder.")
     ] = None,
-    force: Annotated[
-        bool, o.option("--force", panel=RUN, help="Replace a file that is there.")
-    ] = False,
+    force: Annotated[bool, o.option("--force", "Replace a file that is there.")] = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Write the manifest that pictures and prompts stand for, to be edited and run.

@@ -30,17 +30,20 @@ from hyimg_cli.settings.values import BadValue
 from hyimg_cli.spec.job import AnyTask
 from hyimg_cli.spec.options import CHECKPOINT, RUN
 
-STYLE = "Style"
-_CHOICE = "Selection"
 
-
-def option(*names: str, panel: str, help: str, is_basic: bool = False, **more: Any) -> Any:
+def option(
+    name: str, help: str, *others: str, panel: str = RUN, is_basic: bool = False, **more: Any
+) -> Any:
     """An option in its panel of the help, without a default that would have to be shown.
 
-    `is_basic`: on the first screen of a run's help.
+    `others`: its other names. `is_basic`: on the first screen of a run's help.
     """
     more |= {"rich_help_panel": panel, "hidden": not is_basic}
-    return typer.Option(*names, help=help, show_default=False, **more)
+    return typer.Option(*others, name, help=help, show_default=False, **more)
+
+
+_selection_option = partial(option, panel="Selection")
+style_option = partial(option, panel="Style")
 
 
 def _parser(kind: Kind, typed: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -66,8 +69,8 @@ def output(
     name: str, help: str, *, parser: Callable[[str], Any] = folder, is_basic: bool = False
 ) -> Any:
     """The `-o` of a command that is not a run's: a folder or a file to write."""
-    path = {"parser": parser, "metavar": "<path>"}
-    return option("-o", name, panel=RUN, help=help, is_basic=is_basic, **path)
+    path: dict[str, Any] = {"parser": parser, "metavar": "<path>"}
+    return option(name, help, "-o", is_basic=is_basic, **path)
 
 
 def settings_for(command: str) -> tuple[str, ...]:
@@ -100,10 +103,12 @@ def _parameter(row: Declaration) -> inspect.Parameter:
     default = "default: on" if row.default is True else default
     facts = "; ".join(filter(None, (row.kind.allowed, default)))
     help = f"{row.help}  [{facts}]" if facts else row.help
+    *others, name = row.spelled
     flag = option(
-        *row.spelled,
+        name,
+        help,
+        *others,
         panel=row.panel,
-        help=help,
         is_basic=row.is_basic,
         metavar=metavar,
         autocompletion=among(row.kind.choices) if row.kind.choices else None,
@@ -127,77 +132,54 @@ Prompt = Annotated[
     list[str] | None,
     option(
         "--prompt",
-        panel=RUN,
+        "What to do with each picture; or a .txt of prompts.",
         is_basic=True,
         metavar="<text>",
-        help="What to do with each picture; or a .txt of prompts.",
     ),
 ]
 Task = Annotated[
     str | None,
     option(
         "--task",
-        panel=RUN,
+        "Of the jobs that --prompt makes: i2v starts a video from each picture.",
         parser=task_named,
         metavar="<task>",
-        help="Of the jobs that --prompt makes: i2v starts a video from each picture.",
     ),
 ]
 Recursive = Annotated[
-    bool,
-    option("--recursive", panel=RUN, is_basic=True, help="Pictures of the folders below, too."),
+    bool, option("--recursive", "Pictures of the folders below, too.", is_basic=True)
 ]
-Recipe = Annotated[
-    Path | None, option("--recipe", panel=RUN, is_basic=True, help="Settings from a TOML file.")
-]
+Recipe = Annotated[Path | None, option("--recipe", "Settings from a TOML file.", is_basic=True)]
 Force = Annotated[
-    bool,
-    option(
-        "--force", panel=RUN, is_basic=True, help="Replace results of the same id made otherwise."
-    ),
+    bool, option("--force", "Replace results of the same id made otherwise.", is_basic=True)
 ]
 Select = Annotated[
     str | None,
-    option(
-        "--select",
-        panel=_CHOICE,
-        is_basic=True,
-        autocompletion=ids,
-        help="Only ids that match this pattern.",
+    _selection_option(
+        "--select", "Only ids that match this pattern.", is_basic=True, autocompletion=ids
     ),
 ]
 Limit = Annotated[
     int | None,
-    option(
-        "--limit",
-        panel=_CHOICE,
-        is_basic=True,
-        min=1,
-        metavar="<int>",
-        help="Only the first N of the jobs.",
+    _selection_option(
+        "--limit", "Only the first N of the jobs.", is_basic=True, min=1, metavar="<int>"
     ),
 ]
 Shard = Annotated[
     str | None,
-    option(
+    _selection_option(
         "--shard",
-        panel=_CHOICE,
+        "One of N parts, jobs that share work together; auto: by the queue's task.",
         metavar="<I/N>",
-        help="One of N parts, jobs that share work together; auto: by the queue's task.",
     ),
 ]
-AsJson = Annotated[
-    bool, option("--json", panel=STYLE, help="Results as JSON lines on standard output.")
-]
-Quiet = Annotated[bool, option("-q", "--quiet", panel=STYLE, help="Only errors and failed jobs.")]
-Verbose = Annotated[int, option("-v", "--verbose", panel=STYLE, count=True, help="Say more.")]
+AsJson = Annotated[bool, style_option("--json", "Results as JSON lines on standard output.")]
+Quiet = Annotated[bool, style_option("--quiet", "Only errors and failed jobs.", "-q")]
+Verbose = Annotated[int, style_option("--verbose", "Say more.", "-v", count=True)]
 Progress = Annotated[
     str,
-    option(
-        "--progress",
-        panel=STYLE,
-        autocompletion=among(PROGRESS),
-        help="auto (default), rich, plain or none.",
+    style_option(
+        "--progress", "auto (default), rich, plain or none.", autocompletion=among(PROGRESS)
     ),
 ]
 HelpAll = Annotated[
@@ -221,36 +203,23 @@ def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]
         recursive: Recursive = False,
         recipe: Recipe = None,
         no_config: Annotated[
-            bool, option("--no-config", panel=RUN, help="Leave out the hyimg.toml of this folder.")
+            bool, option("--no-config", "Leave out the hyimg.toml of this folder.")
         ] = False,
         resume: Annotated[
-            bool,
-            option(
-                "--resume/--no-resume", panel=RUN, help="Leave out what is done already (default)."
-            ),
+            bool, option("--resume/--no-resume", "Leave out what is done already (default).")
         ] = True,
         retry_failed: Annotated[
-            bool,
-            option(
-                "--retry-failed",
-                panel=RUN,
-                is_basic=True,
-                help="Run the jobs again that failed before.",
-            ),
+            bool, option("--retry-failed", "Run the jobs again that failed before.", is_basic=True)
         ] = False,
         force: Force = False,
         dry_run: Annotated[
-            bool,
-            option("--dry-run", panel=RUN, help="Show the plan (as hyimg plan does) and stop."),
+            bool, option("--dry-run", "Show the plan (as hyimg plan does) and stop.")
         ] = False,
         select: Select = None,
         limit: Limit = None,
         shard: Shard = None,
         assume_think: Annotated[
-            int,
-            option(
-                "--assume-think", panel=STYLE, min=0, help="Tokens a text stage is taken to write."
-            ),
+            int, style_option("--assume-think", "Tokens a text stage is taken to write.", min=0)
         ] = 256,
         progress: Progress = "auto",
         as_json: AsJson = False,

@@ -5,6 +5,7 @@ import os
 import shlex
 import signal
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +27,7 @@ from hyimg_cli.settings.config import Setting, settle
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.options import MODEL
 
-_PANEL = "What is replayed"
+_replay_option = partial(o.option, panel="What is replayed")
 # A replay is one job, asked for now: it is compared by its own record, and nothing is skipped.
 ALWAYS = {"metadata": True, "report": False, "skip_invalid": False, "prewarm": False, "replicas": 1}
 _SETTINGS = o.settings_for("replay")
@@ -47,27 +48,23 @@ def replay(
     ] = None,
     images_from: Annotated[
         Path | None,
-        o.option(
+        _replay_option(
             "--images-from",
-            panel=_PANEL,
-            help="Folder of the files that it was made from. Default: beside FILE, then where its "
+            "Folder of the files that it was made from. Default: beside FILE, then where its "
             "run found them.",
         ),
     ] = None,
     allow_changed: Annotated[
         bool,
-        o.option(
-            "--allow-changed",
-            panel=_PANEL,
-            help="Run although the model or a source image is not the recorded one.",
+        _replay_option(
+            "--allow-changed", "Run although the model or a source image is not the recorded one."
         ),
     ] = False,
     expect_equal: Annotated[
-        bool,
-        o.option("--expect-equal", panel=_PANEL, help="Exit code 1 where pixels are not equal."),
+        bool, _replay_option("--expect-equal", "Exit code 1 where pixels are not equal.")
     ] = False,
     model: Annotated[
-        str | None, o.option("--model", panel=MODEL, help="Folder or hub id of the recorded model.")
+        str | None, o.option("--model", "Folder or hub id of the recorded model.", panel=MODEL)
     ] = None,
     progress: o.Progress = "auto",
     as_json: o.AsJson = False,
