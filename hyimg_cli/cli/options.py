@@ -19,10 +19,11 @@ from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.cli import render
 from hyimg_cli.cli.completion import among, ids, manifests
 from hyimg_cli.cli.help import show_all
+from hyimg_cli.cli.recipe import FOLDERS_OWN, read_recipe
 from hyimg_cli.cli.render import PROGRESS
 from hyimg_cli.cli.shard import folder_of, shard_named
 from hyimg_cli.remote import keep_copies_in
-from hyimg_cli.settings.config import FOLDERS_OWN, Setting, build_run_config, read_recipe, settle
+from hyimg_cli.settings.config import Setting, build_run_config, settle
 from hyimg_cli.settings.kinds import FOLDER, RUN_FOLDER, Kind, plain
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import SETTINGS, Declaration

@@ -6,91 +6,19 @@ itself and what is before it, otherwise each sees everything.
 
 # Legend: T new token, H query head, K kv head, D head width, S slot
 import logging
-import threading
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hyimg_cli.errors import MachineError
-from hyimg_cli.settings.run import SdpaBackend
-
 _LOG = logging.getLogger(__name__)
 RowAttention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
-_PROBED = 128
-# What torch says of a call that the kernels left to it do not take, on a GPU and on a CPU.
-_NONE_THERE = "No available kernel", "No viable backend"
-# torch's switches of kernels are the process's: a thread beside would find a pinned one alone.
-_SWITCHES = threading.Lock()
 
 
 def row_attention(device: torch.device) -> RowAttention:
     """The attention for a layer on `device`; asked once, when the model is built."""
     return fused_attention if device.type == "cuda" else masked_attention
-
-
-class PinnedAttention:
-    """An attention whose queries without a bias, all of a denoise step's, are one of torch's
-    kernels'. A length that it cannot take is told once, and left to torch's choice.
-    """
-
-    def __init__(self, attend: RowAttention, backend: SdpaBackend) -> None:
-        from torch.nn.attention import SDPBackend
-
-        self._attend, self._backend, self._has_warned = attend, backend, False
-        name = backend.upper() if backend == "math" else f"{backend.upper()}_ATTENTION"
-        self._kernel = getattr(SDPBackend, name)
-
-    def __call__(
-        self, q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_causal: bool
-    ) -> Tensor:
-        if len(q_THD) == 1 or (is_causal and len(q_THD) < keys_KSD.shape[1]):
-            return self._attend(q_THD, keys_KSD, values_KSD, is_causal)
-        try:
-            return self.strict(q_THD, keys_KSD, values_KSD, is_causal)
-        except RuntimeError as error:
-            if not any(said in str(error) for said in _NONE_THERE):
-                raise
-        if not self._has_warned:
-            self._has_warned = True
-            _LOG.warning(
-                "sdpa_backend %s has no kernel for %d queries of %d keys: for these torch chooses",
-                self._backend, len(q_THD), keys_KSD.shape[1],
-            )  # fmt: skip
-        return self._attend(q_THD, keys_KSD, values_KSD, is_causal)
-
-    def strict(
-        self, q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_causal: bool
-    ) -> Tensor:
-        """By the pinned kernel. Raises RuntimeError where it has none for this call."""
-        from torch.nn.attention import sdpa_kernel
-
-        with _SWITCHES, sdpa_kernel(self._kernel):
-            return self._attend(q_THD, keys_KSD, values_KSD, is_causal)
-
-
-def pinned(
-    attend: RowAttention, backend: SdpaBackend, *, heads: tuple[int, int], width: int, like: Tensor
-) -> RowAttention:
-    """`attend` on the `backend` that was asked for, with so many query and kv heads of a width, on
-    the device and in the dtype of `like`. Raises MachineError where it has no kernel for them.
-    """
-    if backend == "auto":
-        return attend
-    own = PinnedAttention(attend, backend)
-    q_THD = like.new_zeros(_PROBED, heads[0], width)
-    keys_KSD = like.new_zeros(heads[1], _PROBED, width)
-    try:
-        own.strict(q_THD, keys_KSD, keys_KSD, False)
-    except RuntimeError as error:
-        raise MachineError(
-            f"sdpa_backend {backend} has no kernel for {heads[0]} heads of {width} in "
-            f"{str(like.dtype).removeprefix('torch.')} on this {like.device.type}: {error}",
-            hint="leave sdpa_backend out: torch chooses",
-            code="machine.attention",
-        ) from None
-    return own
 
 
 def warn_of_slow_kernel(device: torch.device, dtype: torch.dtype) -> None:
@@ -137,12 +65,6 @@ def fused_attention(q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_caus
     is_behind = queries < slots and (is_causal or queries == 1)
     mask = causal_lower_right(queries, slots) if is_behind else None
     return _attended(q_THD, keys_KSD, values_KSD, mask, is_causal and 1 < queries == slots)
-
-
-def any_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attention by a kernel of torch's choice, whichever another thread has pinned its own to."""
-    with _SWITCHES:
-        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
 
 
 def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> Tensor:

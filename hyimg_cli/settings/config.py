@@ -1,29 +1,23 @@
 """From flags, variables and files to settings, and on to the configuration of a run.
 
 The one place of precedence: flag > environment > recipe file > hyimg.toml > default. A line of a
-manifest stands above all of them, the checkpoint of its job below: `manifest.resolve`. Files have
-settings in TOML tables; `hyimg.toml` is read because it lies in the working folder.
+manifest stands above all of them, the checkpoint of its job below: `manifest.resolve`.
 """
 
-import re
-import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from hyimg_cli.errors import RecipeError, UsageError
-from hyimg_cli.files import SETTINGS_BYTES, text_of
-from hyimg_cli.settings.kinds import FOLDER, RUN_FOLDER
+from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.run import InKey, JobKind, RunConfig
-from hyimg_cli.settings.table import BY_NAME, PARTS, PREFIX, REMOVED, SETTINGS, TABLES, Declaration
+from hyimg_cli.settings.table import BY_NAME, PARTS, PREFIX, REMOVED, SETTINGS, Declaration
 from hyimg_cli.settings.values import BadValue, nearest, shown
 from hyimg_cli.spec.job import SizeRequest
 from hyimg_cli.spec.options import CHECKPOINT
 from hyimg_cli.spec.step_cache import StepCache
 
-FOLDERS_OWN = Path("hyimg.toml")
 Origin = Literal[
     "line", "flag", "RunConfig", "environment", "recipe", "hyimg.toml", "model", "default"
 ]
@@ -140,59 +134,6 @@ def _refuse_misspelt(environ: Mapping[str, str]) -> None:
             raise UsageError(what, where="environment", hint=hint, code="usage.unknown-variable")
 
 
-def read_recipe(path: Path, *, is_named: bool = True) -> dict[str, Any]:
-    """The settings of a recipe file by name, typed. Raises RecipeError at the first fault; of a
-    file that nobody named, also for what it may not decide: which weights are loaded, and where is
-    written.
-    """
-    try:
-        text = text_of(path, SETTINGS_BYTES, encoding="utf-8-sig", or_stream=True)
-        tables = tomllib.loads(text)
-    except OSError as error:
-        what = f"the recipe cannot be read: {error.strerror}"
-        raise RecipeError(what, where=path, code="recipe.unreadable") from None
-    # Of bytes that are not UTF-8, of a number with too many digits, and of too many brackets, too.
-    except (ValueError, RecursionError) as error:
-        what = f"not valid TOML: {error}"
-        raise RecipeError(what, where=path.name, code="recipe.not-toml") from None
-    settings: dict[str, Any] = {}
-    for table, entries in tables.items():
-        if table not in TABLES or not isinstance(entries, dict):
-            raise _unknown(f"[{table}]", table, TABLES, where=path.name)
-        for name, value in entries.items():
-            if name not in TABLES[table]:
-                raise _unknown(name, name, TABLES[table], where=f"{path.name}: {table}.{name}")
-            kind = SETTINGS[name].kind
-            decides = SETTINGS[name].pixels == "checkpoint" or kind in (FOLDER, RUN_FOLDER)
-            if decides and not is_named:
-                key = re.compile(rf"(.*[{{,.])?\s*[\"']?{name}[\"']?\s*=")
-                lines = enumerate(text.splitlines(), 1)
-                number = next((number for number, line in lines if key.match(line)), 1)
-                raise RecipeError(
-                    f"{name} may not be set by a file that is read because it lies here",
-                    where=f"{path.name}:{number}: {table}.{name}",
-                    hint=f"--recipe {path.name} lets it; --no-config leaves the file out",
-                    code="recipe.not-by-itself",
-                )
-            try:
-                settings[name] = kind.read(value)
-            except BadValue as bad:
-                where, code = f"{path.name}: {table}.{name}", f"recipe.{bad.slug}"
-                raise RecipeError(bad.what, where=where, hint=bad.hint, code=code) from None
-    return settings
-
-
-def _unknown(shown_name: str, name: str, known: Iterable[str], *, where: str) -> RecipeError:
-    if name in REMOVED:
-        what = f"{name} is a setting of earlier versions: no measurement asked for it"
-        return RecipeError(what, where=where, hint="take it out", code="recipe.removed")
-    close = nearest(name, known)
-    hint = f"did you mean {close}?" if close else f"known here: {', '.join(known)}"
-    if meant := BY_NAME.get(name):
-        hint = f"write {meant.name} below [{meant.table}]"
-    return RecipeError(f"{shown_name} is not known", where=where, hint=hint, code="recipe.unknown")
-
-
 def as_given(setting: Setting) -> str:
     """The setting as the user wrote it: the flag, the variable, or the recipe's key."""
     row = SETTINGS[setting.name]
@@ -254,7 +195,7 @@ def read_key(words: Mapping[str, str], kind: JobKind) -> tuple[dict[str, Any], l
     and the settings and values in it that this version no longer has.
     """
     values: dict[str, Any] = {}
-    removed = [name for name, part in REMOVED.items() if part in words]
+    removed = [name for name, part in REMOVED.items() if part in words and kind == "pictures"]
     for row, name, word_of in _key_parts(kind):
         word = words.get(name, row.default)
         values[row.name] = next((v for v, own in word_of.items() if own == word), row.default)

@@ -23,45 +23,28 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "fp8", "nf4"]
 Graphs = Literal["auto", "on", "off"]
 VaeDtype = Literal["auto", "float32", "float16"]
-SdpaBackend = Literal["auto", "cudnn", "flash", "efficient", "math"]
 Offloading = Literal["none", "model", "group"]
 DecodeTiles = Literal["auto", "own", "half"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 OFFLOADS: tuple[Offloading, ...] = get_args(Offloading)
 DECODE_TILES: tuple[DecodeTiles, ...] = get_args(DecodeTiles)
-# By the names of the library's AttentionBackendName.
-AttentionBackend = Literal[
-    "native",
-    "_native_cudnn",
-    "_native_efficient",
-    "_native_flash",
-    "_native_math",
-    "_native_npu",
-    "_native_xla",
-    "flex",
-    "flash",
-    "flash_hub",
-    "flash_varlen",
-    "flash_varlen_hub",
-    "flash_4_hub",
-    "_flash_3",
-    "_flash_varlen_3",
-    "_flash_3_hub",
-    "_flash_3_varlen_hub",
-    "aiter_fa2_hub",
-    "sage",
-    "sage_hub",
-    "sage_blackwell_hub",
-    "sage_varlen",
+# By the names of the library's AttentionBackendName; not those of NPUs and XLA.
+_Native = Literal["native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math"]
+_Flash = Literal["flash", "flash_hub", "flash_varlen", "flash_varlen_hub", "aiter_fa2_hub"]
+_Flash3 = Literal["_flash_3", "_flash_varlen_3", "_flash_3_hub", "_flash_3_varlen_hub"]
+_Sage = Literal["sage", "sage_hub", "sage_blackwell_hub", "sage_varlen"]
+_SageByWidth = Literal[
     "_sage_qk_int8_pv_fp8_cuda",
     "_sage_qk_int8_pv_fp8_cuda_sm90",
     "_sage_qk_int8_pv_fp16_cuda",
     "_sage_qk_int8_pv_fp16_triton",
-    "xformers",
+]
+AttentionBackend = Literal[
+    _Native, "flex", _Flash, _Flash3, "flash_4_hub", _Sage, _SageByWidth, "xformers"
 ]
 # Those of them that can split a video's tokens over ranks.
 CONTEXT_BACKENDS = (
-    *("native", "_native_cudnn", "_native_flash", "_native_npu", "flash", "flash_hub"),
+    *("native", "_native_cudnn", "_native_flash", "flash", "flash_hub"),
     *("flash_varlen_hub", "_flash_3_hub", "_flash_3_varlen_hub", "sage", "sage_hub"),
 )
 
@@ -155,7 +138,6 @@ class ModelChoice:
     for videos, whole pictures. `quantization` holds the routed experts, or a video's transformer,
     in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too. `decode_graphs`: text is decoded by CUDA
     graphs, by default where they can be; they round differently, so other texts are possible.
-    `sdpa_backend`: of torch's kernels, the one of a picture's attention; `auto`: torch chooses.
     `deterministic`: torch takes those algorithms alone that give the same bits again.
     `cpu_offload`: of a video model one network at a time is on the GPU, of its transformer one
     block (`group`), the others are in main memory; the same pixels. `attention_backend`,
@@ -247,12 +229,6 @@ class ModelChoice:
         spellings={True: "on", False: "off"},
         only="pictures",
         pixels=InKey("text", {"on": "graphs"}),
-    )
-    sdpa_backend: SdpaBackend = o.option(
-        "auto",
-        "The kernel of a picture's attention; auto: torch chooses.",
-        only="pictures",
-        pixels=InKey("attention"),
     )
     deterministic: bool = _model(
         False,

@@ -56,10 +56,11 @@ def test_each_command_of_a_run_reads_it(
     manifest = write_manifest({"prompt": "x"})
     assert "recipe.unknown" in run_cli(command, manifest).err
     assert run_cli(command, manifest, "--no-config").code == 0
-    config("[model]\nkv_by_slot = true\n")
-    removed = run_cli(command, manifest)
-    assert removed.code == 2
-    assert "error[recipe.removed]: kv_by_slot is a setting of earlier versions" in removed.err
+    for name, value in (("kv_by_slot", "true"), ("sdpa_backend", '"cudnn"')):
+        config(f"[model]\n{name} = {value}\n")
+        removed = run_cli(command, manifest)
+        assert removed.code == 2
+        assert f"error[recipe.removed]: {name} is a setting of earlier versions" in removed.err
 
 
 @pytest.mark.parametrize("command", ["bench", "eval", "replay", "doctor", "cache"])
@@ -77,11 +78,11 @@ def test_no_other_command_does(
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ('[model]\ndtype = "float32"\n\nmodel = "elsewhere"\n', "hyimg.toml:4: model.model"),
-        ('[ "model" ]\nvideo_model = "x"\n', "hyimg.toml:2: model.video_model"),
-        ('model.revision = "x"\n', "hyimg.toml:1: model.revision"),
-        ('[sampling]\nseed = 1\n[cache]\ncache_dir = "/x"', "hyimg.toml:4: cache.cache_dir"),
-        ('output = { output_dir = "x" }', "hyimg.toml:1: output.output_dir"),
+        ('[model]\ndtype = "float32"\n\nmodel = "elsewhere"\n', "hyimg.toml: model.model"),
+        ('[ "model" ]\nvideo_model = "x"\n', "hyimg.toml: model.video_model"),
+        ('model.revision = "x"\n', "hyimg.toml: model.revision"),
+        ('[sampling]\nseed = 1\n[cache]\ncache_dir = "/x"', "hyimg.toml: cache.cache_dir"),
+        ('output = { output_dir = "x" }', "hyimg.toml: output.output_dir"),
     ],
 )
 def test_it_may_not_choose_what_is_loaded_or_where_is_written(

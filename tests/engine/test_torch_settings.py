@@ -21,7 +21,7 @@ from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, RunCo
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
 VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
-CHOICE = ModelChoice(device="cpu", vae_dtype="float32", deterministic=True, sdpa_backend="math")
+CHOICE = ModelChoice(device="cpu", vae_dtype="float32", deterministic=True)
 
 
 def _state() -> dict[str, Any]:

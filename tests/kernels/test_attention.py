@@ -1,23 +1,16 @@
 """Attention of one row, by each kernel, against scores and softmax written out."""
 
-import threading
-from typing import Any
-
 import pytest
 import torch
 from masks import plain_attention
 from torch.nn.attention import SDPBackend
 
-from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.attention import (
-    PinnedAttention,
     fused_attention,
     masked_attention,
-    pinned,
     row_attention,
     warn_of_slow_kernel,
 )
-from hyimg_cli.models.hunyuan_image3.vae import SpatialAttention
 
 
 def _row(queries: int, slots: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
@@ -82,72 +75,3 @@ def test_the_loss_of_the_quickest_kernel_is_told(
     monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_, **__: int(chosen))
     warn_of_slow_kernel(torch.device("cpu"), dtype)
     assert ("not cuDNN's kernel" in caplog.text) == told
-
-
-@pytest.mark.parametrize("backend", ["math", "flash"])
-def test_a_pinned_kernel_is_the_one_that_runs(backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bias, and a single query, are left to the plain twin, which is never asked for others."""
-    attend = pinned(masked_attention, backend, heads=(6, 2), width=16, like=torch.zeros(1))
-    for queries, slots, is_causal in ((5, 23, False), (5, 5, True), (5, 23, True), (1, 9, False)):
-        row, chosen = _row(queries, slots), []
-        real = torch.nn.functional.scaled_dot_product_attention
-
-        def sdpa(*arguments, real=real, chosen=chosen, **more):
-            chosen.append(torch.backends.cuda.math_sdp_enabled())
-            chosen.append(torch.backends.cuda.flash_sdp_enabled())
-            return real(*arguments, **more)
-
-        monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", sdpa)
-        expected = plain_attention(*row, is_causal)
-        torch.testing.assert_close(attend(*row, is_causal), expected, atol=1e-6, rtol=1e-5)
-        monkeypatch.undo()
-        is_pinned = queries > 1 and (queries == slots or not is_causal)
-        assert chosen == ([backend == "math", backend == "flash"] if is_pinned else [True, True])
-
-
-def test_a_pinned_kernel_is_not_found_by_the_thread_that_encodes_beside() -> None:
-    """torch's switches are the process's, and a VAE's attention in float32 is not cuDNN's."""
-    row, failed = _row(5, 23), []
-
-    def beside() -> None:
-        try:
-            SpatialAttention(32)(torch.randn(1, 32, 1, 2, 2))
-        except RuntimeError as error:
-            failed.append(error)
-
-    other = threading.Thread(target=beside)
-
-    def attend(*arguments: Any) -> torch.Tensor:
-        other.start()
-        other.join(0.2)
-        return masked_attention(*arguments)
-
-    own = PinnedAttention(attend, "cudnn")
-    with pytest.raises(RuntimeError, match="No viable backend"):
-        own.strict(*row, False)
-    other.join()
-    assert not failed
-
-
-def test_a_pin_that_has_no_kernel_is_refused_beforehand() -> None:
-    like = torch.zeros(1)
-    with pytest.raises(MachineError, match="sdpa_backend cudnn has no kernel for 6 heads of 16"):
-        pinned(masked_attention, "cudnn", heads=(6, 2), width=16, like=like)
-    auto = pinned(fused_attention, "auto", heads=(6, 2), width=16, like=like)
-    assert auto is fused_attention
-
-
-def test_a_pin_that_is_lost_for_a_length_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    attend, row = PinnedAttention(masked_attention, "cudnn"), _row(5, 23)
-    for _ in range(2):
-        found = attend(*row, False)
-        torch.testing.assert_close(found, plain_attention(*row, False), atol=1e-6, rtol=1e-5)
-    assert caplog.text.count("has no kernel for 5 queries of 23 keys") == 1
-
-
-def test_another_fault_of_a_pinned_kernel_stays_one() -> None:
-    def broken(*_):
-        raise torch.OutOfMemoryError("no room")
-
-    with pytest.raises(torch.OutOfMemoryError, match="no room"):
-        PinnedAttention(broken, "math")(*_row(5, 23), False)

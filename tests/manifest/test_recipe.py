@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hyimg_cli.cli.recipe import read_recipe
 from hyimg_cli.errors import CheckpointError, RecipeError, UsageError
 from hyimg_cli.manifest.fields import AR_FIELDS
 from hyimg_cli.manifest.manifest import Manifest, read_manifest
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.resolved import size_text
-from hyimg_cli.settings.config import Setting, read_recipe, settle
+from hyimg_cli.settings.config import Setting, settle
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.digest import seed_from

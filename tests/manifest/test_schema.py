@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from hyimg_cli.cli.recipe import read_recipe
 from hyimg_cli.errors import RecipeError
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.schema import json_schema, line_model, recipe_model
-from hyimg_cli.settings.config import read_recipe
 from hyimg_cli.settings.table import SETTINGS
 
 ROOT = Path(__file__).parents[2]

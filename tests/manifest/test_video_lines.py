@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from hyimg_cli.cli.recipe import read_recipe
 from hyimg_cli.errors import CheckpointError, HyimgError
 from hyimg_cli.manifest.fields import NOT_IN
 from hyimg_cli.manifest.manifest import Manifest, read_manifest
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
-from hyimg_cli.settings.config import Setting, read_recipe, settle
+from hyimg_cli.settings.config import Setting, settle
 from hyimg_cli.spec.card import ModelCard, TileRule, VideoCard, VideoDefaults
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
 from hyimg_cli.spec.plan import Group, VideoGroup

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from hyimg_cli.cli.recipe import read_recipe
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal import keys
 from hyimg_cli.models import registry
-from hyimg_cli.settings.config import build_run_config, read_key, read_recipe, settle
+from hyimg_cli.settings.config import build_run_config, read_key, settle
 from hyimg_cli.settings.run import InKey, RunConfig
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.card import ChunkRule
@@ -34,7 +35,6 @@ FILLS: dict[str, tuple[str, Any]] = {
     "clips_together": ("batch.clips", 2),
     "decode_graphs": ("model.decode_graphs", "off"),
     "decode_tiles": ("model.decode_tiles", "half"),
-    "sdpa_backend": ("model.sdpa_backend", "cudnn"),
     "deterministic": ("model.deterministic", True),
     "kv_reuse": ("reuse.kv_reuse", False),
     "require_kv_reuse": ("reuse.required", True),
@@ -90,8 +90,6 @@ IN_KEY: dict[tuple[str, Any], dict[str, str]] = {
     ("quantization", "fp8"): {"experts": "fp8"},
     ("quantization", "nf4"): {"experts": "nf4"},
     ("decode_graphs", "on"): {"text": "graphs"},
-    ("sdpa_backend", "cudnn"): {"attention": "cudnn"},
-    ("sdpa_backend", "math"): {"attention": "math"},
     ("deterministic", True): {"algorithms": "deterministic"},
     ("tensor_parallel_size", 2): {"layers": "2 ranks"},
     ("tensor_parallel_size", 64): {"layers": "64 ranks"},

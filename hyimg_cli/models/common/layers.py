@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hyimg_cli.kernels.attention import any_attention
 from hyimg_cli.models.common.config import VitShape
 
 _SINUSOID_WIDTH = 256
@@ -60,7 +59,7 @@ class _Attention(nn.Module):
     def forward(self, x_BSM: Tensor, mask_B11S: Tensor | None) -> Tensor:
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (p(x_BSM).unflatten(2, (self.heads, -1)).transpose(1, 2) for p in projections)
-        seen_BHSD = any_attention(q, k, v, mask_B11S)
+        seen_BHSD = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_B11S)
         return self.out_proj(seen_BHSD.transpose(1, 2).flatten(2))
 
 

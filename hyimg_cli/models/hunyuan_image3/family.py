@@ -76,7 +76,6 @@ def load_family(
         dtype=dtype,
         quantization=form,
         cache=choice.weights_cache,
-        attention=choice.sdpa_backend,
     )
     if pool is None:
         network = share_of(device_map=device_map, offloads_experts=choice.offloads_experts)
@@ -94,7 +93,7 @@ def load_family(
         card = replace(card, kv_bytes_per_token=kv_bytes)
     if is_batch_invariant and device == "cpu":
         network.make_batch_invariant(invariant_multiple())
-    if is_one_gpu(device_map) and choice.sdpa_backend == "auto":
+    if is_one_gpu(device_map):
         warn_of_slow_kernel(network.device, dtype)
     tiled = TiledPicture(network.vae) if choice.vae_use_tiling else None
     return HunyuanImage3(

@@ -29,7 +29,6 @@ FAMILY = Family(
             "device=balanced",
             "decode_graphs=on",
             "vae_dtype=float16",
-            "sdpa_backend",
             "offload_experts",
         }
     ),

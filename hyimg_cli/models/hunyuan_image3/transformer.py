@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hyimg_cli.kernels.attention import RowAttention, masked_attention, pinned, row_attention
+from hyimg_cli.kernels.attention import RowAttention, masked_attention, row_attention
 from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows
 from hyimg_cli.kernels.experts import experts_of
 from hyimg_cli.kernels.ops import PLAIN, PlainOps, ops_of
@@ -19,7 +19,6 @@ from hyimg_cli.kernels.transfer import current
 from hyimg_cli.models.common.attention import QueryBlock, attend_blocks
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.moe import Mlp, Moe, Router
-from hyimg_cli.settings.run import SdpaBackend
 
 
 @dataclass(frozen=True)
@@ -61,19 +60,15 @@ class Transformer(nn.Module):
         """The same of guidance branches, a query block each, which may be dealt out over ranks."""
         return self(x_TM, rope_2TD, query_blocks)
 
-    def choose_kernels(self, attention: SdpaBackend = "auto") -> None:
-        """Take the kernels of each layer's device; asked once its weights are in their places.
-
-        Raises MachineError where attention cannot be as it was asked for.
-        """
+    def choose_kernels(self) -> None:
+        """Take the kernels of each layer's device; asked once its weights are in their places."""
         for layer in self.layers:
-            own, weight = layer.self_attn, layer.self_attn.qkv_proj.weight
-            by_row, heads = row_attention(weight.device), (own.heads, own.kv_heads)
-            own.by_row = pinned(by_row, attention, heads=heads, width=own.head_dim, like=weight)
+            device = layer.self_attn.qkv_proj.weight.device
+            layer.self_attn.by_row = row_attention(device)
             layer.mlp.compute = experts_of(layer.mlp.stacks)
             for part in layer.modules():
                 if isinstance(part, RMSNorm | Attention | Router | Mlp):
-                    part.rows = ops_of(weight.device)
+                    part.rows = ops_of(device)
         self.ln_f.rows = ops_of(self.ln_f.weight.device)
 
     def through_layers(

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hyimg_cli.errors import UsageError
-from hyimg_cli.kernels.attention import any_attention
 from hyimg_cli.models.hunyuan_image3.config import VaeArchitecture
 from hyimg_cli.models.hunyuan_image3.row_chunks import RowChunks, plus
 from hyimg_cli.spec.card import TileRule
@@ -222,7 +221,7 @@ class SpatialAttention(nn.Module):
         q_BSC, k_BSC, v_BSC = (
             project(h_BCTYX).flatten(2).transpose(1, 2) for project in (self.q, self.k, self.v)
         )
-        mixed_BSC = any_attention(q_BSC, k_BSC, v_BSC)
+        mixed_BSC = functional.scaled_dot_product_attention(q_BSC, k_BSC, v_BSC)
         mixed_BCTYX = mixed_BSC.transpose(1, 2).reshape(x_BCTYX.shape)
         return x_BCTYX + self.proj_out(mixed_BCTYX)
 

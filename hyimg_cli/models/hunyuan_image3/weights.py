@@ -35,7 +35,7 @@ from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.sharded import Cuts, shard, sum_over
 from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
 from hyimg_cli.parallel.tensor import Share, WeightCut
-from hyimg_cli.settings.run import CacheConfig, Quantization, SdpaBackend
+from hyimg_cli.settings.run import CacheConfig, Quantization
 from hyimg_cli.spec import digest
 
 _EXPERT = re.compile(
@@ -59,7 +59,6 @@ def load(
     quantization: Quantization = "none",
     cache: CacheConfig | None = None,
     offloads_experts: bool = False,
-    attention: SdpaBackend = "auto",
     share: Share = _WHOLE_LAYERS,
     first: int = 0,
 ) -> HunyuanImage3ForCausalMM:
@@ -135,7 +134,7 @@ def load(
 
         dispatch_model(network, dict(places))
     network.requires_grad_(False)
-    network.model.choose_kernels(attention)
+    network.model.choose_kernels()
     network.eval()
     sum_over(network, range(first, first + share.count))
     return network

@@ -203,7 +203,6 @@ def test_recorded_settings_are_set_again(described: Describe) -> None:
         "vae_dtype": "auto",
         "quantization": "none",
         "decode_graphs": "off",
-        "sdpa_backend": "auto",
         "deterministic": False,
         "batch_invariant": True,
         "tensor_parallel_size": 1,
@@ -220,7 +219,6 @@ def test_recorded_settings_are_set_again(described: Describe) -> None:
         "vae_dtype": "auto",
         "quantization": "fp8",
         "decode_graphs": "off",
-        "sdpa_backend": "auto",
         "deterministic": False,
         "batch_invariant": False,
         "tensor_parallel_size": 4,
@@ -228,12 +226,10 @@ def test_recorded_settings_are_set_again(described: Describe) -> None:
 
 
 def test_a_setting_that_is_gone_is_named(described: Describe) -> None:
-    recorded = {"device": "cpu", "kv_layout": "slots", "attention": "fa3"}
+    recorded = {"device": "cpu", "kv_layout": "slots", "attention": "cudnn"}
     again = restore_job(described(settings=recorded), Wishes())
-    assert again.settings["sdpa_backend"] == "auto"
     assert again.notes == tuple(
-        f"made with {name}, which hyimg no longer has"
-        for name in ("kv_by_slot", "sdpa_backend fa3")
+        f"made with {name}, which hyimg no longer has" for name in ("kv_by_slot", "sdpa_backend")
     )
 
 

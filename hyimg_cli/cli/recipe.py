@@ -1,0 +1,61 @@
+"""Recipes: files of settings in TOML tables; `hyimg.toml` is read because it lies in the working
+folder.
+"""
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.errors import RecipeError
+from hyimg_cli.files import SETTINGS_BYTES, text_of
+from hyimg_cli.settings.kinds import FOLDER, RUN_FOLDER
+from hyimg_cli.settings.table import BY_NAME, REMOVED, TABLES
+from hyimg_cli.settings.values import BadValue, nearest
+
+FOLDERS_OWN = Path("hyimg.toml")
+
+
+def read_recipe(path: Path, *, is_named: bool = True) -> dict[str, Any]:
+    """The settings of a recipe file by name, typed. Raises RecipeError at the first fault; of a
+    file that nobody named, also for what it may not decide: which weights are loaded, and where is
+    written.
+    """
+    try:
+        tables = tomllib.loads(text_of(path, SETTINGS_BYTES, encoding="utf-8-sig", or_stream=True))
+    except OSError as error:
+        what = f"the recipe cannot be read: {error.strerror}"
+        raise RecipeError(what, where=path, code="recipe.unreadable") from None
+    # Of bytes that are not UTF-8, of a number with too many digits, and of too many brackets, too.
+    except (ValueError, RecursionError) as error:
+        what = f"not valid TOML: {error}"
+        raise RecipeError(what, where=path.name, code="recipe.not-toml") from None
+    settings: dict[str, Any] = {}
+    for table, entries in tables.items():
+        if table not in TABLES or not isinstance(entries, dict):
+            raise _unknown(table, TABLES, where=path.name)
+        for name, value in entries.items():
+            where = f"{path.name}: {table}.{name}"
+            if (row := TABLES[table].get(name)) is None:
+                raise _unknown(name, TABLES[table], where=where)
+            if not is_named and (row.pixels == "checkpoint" or row.kind in (FOLDER, RUN_FOLDER)):
+                what = f"{name} may not be set by a file that is read because it lies here"
+                hint = f"--recipe {path.name} lets it; --no-config leaves the file out"
+                raise RecipeError(what, where=where, hint=hint, code="recipe.not-by-itself")
+            try:
+                settings[name] = row.kind.read(value)
+            except BadValue as bad:
+                code = f"recipe.{bad.slug}"
+                raise RecipeError(bad.what, where=where, hint=bad.hint, code=code) from None
+    return settings
+
+
+def _unknown(name: str, known: Iterable[str], *, where: str) -> RecipeError:
+    if name in REMOVED:
+        what = f"{name} is a setting of earlier versions: no measurement asked for it"
+        return RecipeError(what, where=where, hint="take it out", code="recipe.removed")
+    close = nearest(name, known)
+    hint = f"did you mean {close}?" if close else f"known here: {', '.join(known)}"
+    if meant := BY_NAME.get(name):
+        hint = f"write {meant.name} below [{meant.table}]"
+    return RecipeError(f"{name} is not known", where=where, hint=hint, code="recipe.unknown")
