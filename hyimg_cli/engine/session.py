@@ -23,7 +23,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline, LoadModel
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import WriteBehind
-from hyimg_cli.pipelines.request import Facts, Finished, Lost, line_facts
+from hyimg_cli.pipelines.request import Facts, Lost, Request, line_facts
 from hyimg_cli.pipelines.torch_settings import torch_settings
 from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 from hyimg_cli.remote import keep_copies_in
@@ -43,7 +43,7 @@ from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 
 AnyPipeline = Pipeline[Any, Any, Any]
 # A finished job, and its file or why it has none; None where there is no folder.
-Written = tuple[Finished[Job], OutputFile | Exception | None]
+Written = tuple[Request[Job], OutputFile | Exception | None]
 
 
 class Session:
@@ -171,10 +171,10 @@ class Session:
             try:
                 for event in self._pipeline.work(jobs, self._folder, started):
                     match event:
-                        case Finished():
-                            behind.submit(partial(self._write, event))
                         case Lost():
                             yield self._record_failure(event)
+                        case Request():
+                            behind.submit(partial(self._write, event))
                         case _:
                             yield event
                     yield from self._record_written(behind, wait=False)
@@ -189,7 +189,7 @@ class Session:
                 yield from self._record_written(behind, wait=True)
                 raise
 
-    def _write(self, done: Finished[Job]) -> Written:
+    def _write(self, done: Request[Job]) -> Written:
         """Errors of the machine are raised where the write is collected; others are the job's."""
         if self._folder is None:
             return done, None

@@ -12,7 +12,7 @@ own.
 """
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum, auto
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -21,11 +21,9 @@ import torch
 
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.pipelines.request import Request
-from hyimg_cli.spec.events import Progress
 
 logger = logging.getLogger(__name__)
 Requests = Sequence[Request[Any]]
-Result = TypeVar("Result")
 Event = TypeVar("Event")
 Form = TypeVar("Form", bound=Request[Any])
 _ALONE = Together(1, 1)
@@ -122,17 +120,17 @@ class MemoryPolicy:
         name = requests[0].job.custom_id
         if is_short and company:
             remedy = Remedy.SPLIT
-            self._note(company, f"no memory to draw more than {len(company)} together")
+            self.note(company, f"no memory to draw more than {len(company)} together")
             self.limit("drawing", len(company))
         elif count > 1:
             remedy = Remedy.SPLIT
             what = "out of memory" if is_short else repr(error)
-            self._note(requests, f"a batch of {count} failed ({what}); it went on in halves")
+            self.note(requests, f"a batch of {count} failed ({what}); it went on in halves")
             if is_short:
                 self.limit(kind, count // 2)
         elif is_short and name not in self._dropped_for:
             remedy = Remedy.RETRY
-            self._note(requests, f"out of memory; it went on when {self._kept} were dropped")
+            self.note(requests, f"out of memory; it went on when {self._kept} were dropped")
             self._dropped_for.add(name)
             self._drop()
         else:
@@ -144,29 +142,6 @@ class MemoryPolicy:
             torch.cuda.empty_cache()
         return remedy
 
-    def alone(
-        self,
-        request: Request[Any],
-        stage: Callable[[], Generator[Progress, None, Result]],
-        smaller: Iterable[tuple[str, Callable[[], Generator[Progress, None, Result]]]] = (),
-    ) -> Generator[Progress, None, Result]:
-        """A stage of a job that has no company: once more where that is a remedy, then as `smaller`
-        says, with what the job's line tells of it. Raises its error where it is lost.
-        """
-        ways = iter(smaller)
-        while True:
-            with Attempt() as tried:
-                return (yield from stage())
-            assert tried.error is not None, "the stage gave nothing"
-            if self.remedy(tried.error, [request]) is Remedy.RETRY:
-                continue
-            is_short = isinstance(tried.error, torch.OutOfMemoryError)
-            way = next(ways, None) if is_short else None
-            if way is None:
-                raise tried.error
-            note, stage = way
-            self._note([request], note)
-
     def limit(self, kind: SharedStage, count: int) -> None:
         """Have no more than `count` jobs work together from here on."""
         self.most = self.most._replace(**{kind: count})
@@ -175,11 +150,12 @@ class MemoryPolicy:
         """Have a request wait until others have drawn: the prefixes that they leave may be in its
         way again, and are dropped for it once more.
         """
-        self._note([request], _WAITS[stage])
+        self.note([request], _WAITS[stage])
         self._dropped_for.discard(request.job.custom_id)
         request.clock.enter("queue")
 
-    def _note(self, requests: Requests, note: str) -> None:
+    def note(self, requests: Requests, note: str) -> None:
+        """Tell of a remedy, at once and in the requests' lines."""
         logger.warning("%s: %s", ", ".join(one.job.custom_id for one in requests), note)
         for request in requests:
             request.warnings.append(note)

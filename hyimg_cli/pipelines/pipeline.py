@@ -15,14 +15,14 @@ from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.models.latent_video import LatentVideoModel
 from hyimg_cli.pipelines.ranks import ModelRanks
-from hyimg_cli.pipelines.request import Facts, Finished, Lost
+from hyimg_cli.pipelines.request import Facts, Lost, Request
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Event, ModelLoaded, Outcome, OutputFile, Prewarmed
 from hyimg_cli.spec.job import Job
 
 Model = TypeVar("Model", bound=DecoderModel | LatentVideoModel)
 OneJob = TypeVar("OneJob", bound=Job)
-Done = TypeVar("Done", bound=Finished[Any])
+Done = TypeVar("Done", bound=Request[Any])
 
 
 class Pipeline(ABC, Generic[Model, OneJob, Done]):

@@ -38,11 +38,6 @@ class Request(Generic[OneJob]):
         return Lost(**vars(self.as_begun()), error=error)
 
 
-@dataclass(eq=False)
-class Finished(Request[OneJob]):
-    """The last form: pixels that are not written yet."""
-
-
 @dataclass(eq=False, kw_only=True)
 class Lost(Request[OneJob]):
     """A request that failed."""
@@ -64,7 +59,7 @@ class Facts:
 
 
 def done_outcome(
-    work: Finished[Job], output: OutputFile | None, facts: Facts, *warnings: str, **said: Any
+    work: Request[Job], output: OutputFile | None, facts: Facts, *warnings: str, **said: Any
 ) -> Outcome:
     """The line of a finished job; whatever was degraded on the way is among its warnings.
 

@@ -24,7 +24,7 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline
-from hyimg_cli.pipelines.request import Finished
+from hyimg_cli.pipelines.request import Request
 from hyimg_cli.settings.run import BatchConfig, FailurePolicy, OutputConfig, RunConfig
 from hyimg_cli.spec.events import PHASES, GroupStarted, JobEnded, JobStarted, Outcome
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -62,7 +62,7 @@ def test_an_interrupt_in_the_middle_of_work_keeps_what_is_finished(
     def interrupted(pipeline: ImagePipeline, *given: Any) -> Iterator[Any]:
         for event in work(pipeline, *given):
             yield event
-            if isinstance(event, Finished):
+            if isinstance(event, Request):
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(ImagePipeline, "work", interrupted)

@@ -29,7 +29,7 @@ from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.models.protocols import Canvas, Context, Encoded, GeneratedText
 from hyimg_cli.pipelines.image.branches import BranchBuilder, Prefixes, reuse_of
 from hyimg_cli.pipelines.image.think import CachedText, DecodeRequest, Texts
-from hyimg_cli.pipelines.request import Finished, Request
+from hyimg_cli.pipelines.request import Request
 from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.events import ReuseReport
@@ -80,7 +80,7 @@ class Prefilled(Request[ImageJob]):
 
 
 @dataclass(eq=False, kw_only=True)
-class Generated(Prefilled, Finished[ImageJob]):
+class Generated(Prefilled):
     """It waits to be drawn, or ends here: its text is there, its K/V are the AR stage's alone."""
 
     cached: CachedText

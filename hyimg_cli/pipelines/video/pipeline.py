@@ -23,13 +23,12 @@ from hyimg_cli.memory.refusals import refuse_unsplit_context
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import ClipsModel, ImageConditioning, LatentVideoModel
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
-from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.ranks import VideoRanks
 from hyimg_cli.pipelines.request import Facts, Lost, done_outcome
 from hyimg_cli.pipelines.video.encodings import Encodings
 from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
-from hyimg_cli.pipelines.video.stages import Denoised, Frames, VideoStages, VideoWork
+from hyimg_cli.pipelines.video.stages import VideoStages, VideoWork
 from hyimg_cli.settings.run import DecodeTiles, RunConfig
 from hyimg_cli.spec.events import (
     Event,
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from hyimg_cli.media.video import VideoWriter
 
 
-class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
+class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, VideoWork]):
     """Makes videos one at a time, one model at a time."""
 
     def __init__(self, config: RunConfig, forget_pictures: Callable[[], object] = int) -> None:
@@ -111,7 +110,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
 
     def work(
         self, jobs: Sequence[VideoJob], folder: JobFolder | None, started: float
-    ) -> Iterator[JobStarted | Progress | Frames | Lost[VideoJob]]:
+    ) -> Iterator[JobStarted | Progress | VideoWork | Lost[VideoJob]]:
         stages, shares = self._stages(), Shares()
         synchronized = partial(synchronize, [stages.model.device])
         most = self._config.batch.clips if isinstance(stages.model, ClipsModel) else 1
@@ -131,16 +130,9 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
                     work.new_writer = partial(self._new_writer, job, folder)
                 works.append(work)
                 yield JobStarted(job.custom_id)
-            done: dict[str, Denoised] = {}
-            if len(works) > 1:
-                done = yield from stages.denoise_together(works)
-            for work in works:
-                with Attempt() as tried:
-                    yield (yield from stages.make_video(work, done.get(work.job.custom_id)))
-                if tried.error is not None:
-                    yield work.as_lost(tried.error)
+            yield from stages.make_videos(works)
 
-    def write(self, done: Frames, folder: JobFolder) -> VideoFile:
+    def write(self, done: VideoWork, folder: JobFolder) -> VideoFile:
         """The sidecar, the frames, then the video: whoever sees the video sees the others."""
         job, writer = done.job, done.writer
         assert writer is not None, "where there is a folder there is a file"
@@ -187,7 +179,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, Frames]):
             box = mp4_box(EDITED if job.images else MADE)
         return VideoWriter(path, fps=job.fps, comment=text, box=box, frames_folder=frames)
 
-    def outcome(self, done: Frames, output: OutputFile | None, facts: Facts) -> Outcome:
+    def outcome(self, done: VideoWork, output: OutputFile | None, facts: Facts) -> Outcome:
         return done_outcome(
             done,
             output,

@@ -14,14 +14,14 @@ camera, text and picture.
 """
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns
-import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -36,13 +36,12 @@ from hyimg_cli.models.latent_video import (
     ImageConditioning,
     LatentVideoModel,
     PromptEmbedding,
-    VideoDenoiser,
 )
 from hyimg_cli.pipelines.clock import PhaseClock, compiling_apart
 from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy
 from hyimg_cli.pipelines.prefetch import WriteBehind
 from hyimg_cli.pipelines.ranks import VideoRanks
-from hyimg_cli.pipelines.request import Finished, Request
+from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.pipelines.video.encodings import Encodings
 from hyimg_cli.pipelines.video.latents_checkpoint import Kept, LatentsCheckpoint
 from hyimg_cli.settings.run import DecodeTiles
@@ -54,11 +53,9 @@ from hyimg_cli.spec.work import video_work
 if TYPE_CHECKING:
     from hyimg_cli.media.video import VideoWriter
 
-logger = logging.getLogger(__name__)
-Result = TypeVar("Result")
-Stage: TypeAlias = Generator[Progress, None, Result]
 # Begins a new file; given the tiles of a decode that was short of memory, None for the model's own.
 NewWriter = Callable[[DecodeTiles | None], "VideoWriter"]
+Events = Iterator["Progress | VideoWork | Lost[VideoJob]"]
 # What a job's forwards depend on but for the length of its text, which is trimmed to each prompt:
 # model, size, frames, branches.
 VideoShape = tuple[str, Size, int, int]
@@ -69,50 +66,29 @@ _KEPT = "its denoised latents are kept: the next attempt only decodes them"
 
 @dataclass(eq=False)
 class VideoWork(Request[VideoJob]):
-    """A video on its way. `checkpoint`: the place for its latents; `new_writer`: begins its file;
-    None where nothing is written. `input_warnings` of what was cut or left out of its inputs, and
-    `input_notes` of what reading its pictures changed, are kept with its latents.
+    """A video on its way, and what its stages have made of it.
+
+    `checkpoint`: the place for its latents; `new_writer`: begins its file; None where nothing is
+    written. `input_warnings` of what was cut or left out of its inputs, and `input_notes` of what
+    reading its pictures changed, are kept with its latents. `texts`: embeddings by text; `start` of
+    its pictures by kind. `latents_BCFYX`: those behind its last denoise step. `denoise_steps` are
+    those of this run, which began at `first_step`; `step_cache` counts those of all its attempts.
+    `together`: how many clips were denoised at once. `writer` has every frame of it encoded;
+    `parallel`: over which ranks, None without.
     """
 
     checkpoint: LatentsCheckpoint | None = None
     new_writer: NewWriter | None = None
     input_warnings: tuple[str, ...] = ()
     input_notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class EncodedConditions:
-    """Conditions of a job's denoising: embeddings by text, `start` of its pictures by kind."""
-
-    texts: Mapping[str, PromptEmbedding]
-    start: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Denoised:
-    """Latents behind the last of `steps` denoise steps, how many a step cache estimated, and of how
-    many clips that were denoised `together` they are.
-    """
-
-    latents_BCFYX: Tensor
-    steps: int
+    texts: Mapping[str, PromptEmbedding] = field(default_factory=dict)
+    start: Mapping[str, Tensor] = field(default_factory=dict)
+    latents_BCFYX: Tensor | None = None
+    first_step: int = 0
+    denoise_steps: int = 0
     step_cache: StepCacheReport | None = None
     together: int = 1
-
-
-@dataclass(eq=False, kw_only=True)
-class Frames(Finished[VideoJob]):
-    """A video, every frame of it encoded by `writer`, None where it is written nowhere;
-    `parallel`: over which ranks, None without.
-
-    `denoise_steps` are those of this run: a job that went on from kept latents has fewer;
-    `step_cache` counts those of all its attempts.
-    """
-
-    writer: "VideoWriter | None"
-    denoise_steps: int
-    step_cache: StepCacheReport | None = None
-    together: int = 1
+    writer: "VideoWriter | None" = None
     parallel: ParallelReport | None = None
 
 
@@ -129,40 +105,38 @@ class VideoStages:
     forget_pictures: Callable[[], object] = int
     compiles: bool = False
 
-    def make_video(self, work: VideoWork, denoised: Denoised | None = None) -> Stage[Frames]:
-        """Make a video but for the end of its file; each stage is tried as `out_of_memory` says.
-        `denoised`: together with others, before.
+    def make_videos(self, works: Sequence[VideoWork]) -> Events:
+        """Make videos but for the end of their files, those that have no step behind them denoised
+        together; each stage is tried as `out_of_memory` says.
         """
-        checkpoint, done_before = work.checkpoint, 0
-        work.clock.enter("read")
-        if denoised is None:
-            kept = None if checkpoint is None else checkpoint.found()
-            done_before = 0 if kept is None else kept.step
-            if kept is not None and kept.is_last:
-                work.warnings.extend(kept.warnings)
-                work.notes.extend(kept.notes)
-                counted = VelocityCache(work.job.step_cache, ())
-                counted.restore(kept.state, self.model.device)
-                latents_BCFYX = kept.latents_BCFYX.to(self.model.device)
-                denoised = Denoised(latents_BCFYX, kept.steps, counted.report())
-            else:
-                encoded = yield from self._alone(work, partial(self.encode, work))
-                denoised = yield from self._alone(work, partial(self.denoise, work, encoded))
-        if checkpoint is not None and checkpoint.holds_last:
-            work.warnings_if_lost.append(_KEPT)
-        writer = yield from self._decode_alone(work, denoised)
-        return Frames(
-            **vars(work.as_begun()),
-            writer=writer,
-            denoise_steps=denoised.steps - done_before,
-            step_cache=denoised.step_cache,
-            together=denoised.together,
-            parallel=None if self.ranks is None else self.ranks.report(),
-        )
+        for work in works:
+            yield from self._attempt([work], self.encode)
+        left = [work for work in works if work.texts]
+        begun = [work for work in left if work.checkpoint and work.checkpoint.path.exists()]
+        new = [work for work in left if work not in begun]
+        for batch in filter(None, [new, *([work] for work in begun)]):
+            yield from self._attempt(batch, self.denoise)
+        for work in works:
+            if work.checkpoint is not None and work.checkpoint.holds_last:
+                work.warnings_if_lost.append(_KEPT)
+            if work.latents_BCFYX is not None:
+                yield from self._decode_anyhow(work)
 
-    def encode(self, work: VideoWork, *, is_counted: bool = True) -> Stage[EncodedConditions]:
-        """Embed every string and picture the job reads; mostly it is in memory."""
+    def encode(self, work: VideoWork, *, is_counted: bool = True) -> Events:
+        """Embed every string and picture the job reads; mostly it is in memory. Latents that are
+        kept from behind its last step need none of it.
+        """
         job, model = work.job, self.model
+        work.clock.enter("read")
+        kept = None if work.checkpoint is None else work.checkpoint.found()
+        if kept is not None and kept.is_last:
+            work.warnings.extend(kept.warnings)
+            work.notes.extend(kept.notes)
+            counted = VelocityCache(job.step_cache, ())
+            counted.restore(kept.state, model.device)
+            work.step_cache = counted.report()
+            work.latents_BCFYX = kept.latents_BCFYX.to(model.device)
+            return
         yield Progress(job.custom_id, "encode")
         work.clock.enter("encode")
         texts = {
@@ -181,56 +155,67 @@ class VideoStages:
         work.input_notes = tuple(note for view in views.values() for note in view.notes)
         work.warnings.extend(work.input_warnings)
         work.notes.extend(work.input_notes)
-        return EncodedConditions(texts, {kind: view.tensors[kind] for kind, view in views.items()})
+        work.first_step = 0 if kept is None else kept.step
+        work.start = {kind: view.tensors[kind] for kind, view in views.items()}
+        work.texts = texts
+        work.clock.enter("queue")
 
-    def denoise(self, work: VideoWork, encoded: EncodedConditions) -> Stage[Denoised]:
-        """Every denoise step behind the kept latents."""
-        begin = partial(self.model.denoiser, work.job, encoded.texts, encoded.start)
-        kept = None if work.checkpoint is None else work.checkpoint.found()
-        (denoised,) = yield from self._denoise_all([work], begin, kept)
-        return denoised
-
-    def denoise_together(self, works: Sequence[VideoWork]) -> Stage[dict[str, Denoised]]:
-        """Latents behind the last step by id; none of those that are to be made alone: they have
-        kept latents, or, whatever went wrong, they failed together.
+    def denoise(self, *works: VideoWork) -> Events:
+        """Every denoise step of one video, behind its kept latents, or of several new clips
+        together; none is read on the host unless it is kept.
         """
-        model = self.model
-        assert isinstance(model, ClipsModel), "it was asked how many clips it takes together"
-        new = [work for work in works if not (work.checkpoint and work.checkpoint.path.exists())]
-        if len(new) < 2:
-            return {}
-        with Attempt() as tried:
-            clips = []
-            for work in new:
-                one = yield from self.encode(work)
-                clips.append((work.job, one.texts[work.job.prompt], one.start[LATENTS]))
-            made = yield from self._denoise_all(new, partial(model.denoiser_of, clips))
-            for work in new:
-                work.clock.enter("queue")
-            return {work.job.custom_id: one for work, one in zip(new, made, strict=True)}
-        assert tried.error is not None, "the clips gave nothing"
-        reason = "out of memory" if isinstance(tried.error, torch.OutOfMemoryError) else tried.error
-        note = f"{len(new)} clips failed together ({reason}); each was made alone"
-        logger.warning(note)
-        for work in new:
-            work.warnings.append(note)
-        tried.error.__traceback__ = tried.error.__context__ = None
-        torch.cuda.empty_cache()
-        return {}
+        for work in works:
+            count = video_work(work.job, self.model.card).steps
+            yield Progress(work.job.custom_id, "denoise", 0, count)
+            work.clock.enter("denoise_first")
+        model, is_alone, work = self.model, len(works) == 1, works[0]
+        kept = None
+        if is_alone:
+            denoiser = model.denoiser(work.job, work.texts, work.start)
+            kept = None if work.checkpoint is None else work.checkpoint.found()
+        else:
+            assert isinstance(model, ClipsModel), "it was asked how many clips it takes together"
+            denoiser = model.denoiser_of(
+                [(one.job, one.texts[one.job.prompt], one.start[LATENTS]) for one in works]
+            )
+        if kept is None:
+            first, latents_BCFYX = 0, denoiser.initial_latents()
+        else:
+            denoiser.restore(kept.step, kept.state)
+            first, latents_BCFYX = kept.step, kept.latents_BCFYX.to(model.device)
+        steps, compiles = denoiser.steps, self.compiles and is_alone
+        for index in range(first, steps):
+            phase, step = "denoise_first" if index == first else "denoise_rest", index + 1
+            with compiling_apart(work.clock, phase, is_on=compiles):
+                latents_BCFYX = denoiser.step(index, latents_BCFYX)
+            for one, latents_1CFYX in zip(works, latents_BCFYX.split(1), strict=True):
+                if index == first:
+                    one.clock.enter("denoise_rest")
+                place = one.checkpoint
+                if place is not None and (place.is_due(step, steps) or denoiser.is_stop(step)):
+                    one.clock.enter("write")
+                    memory = denoiser if step < steps else denoiser.velocities
+                    state = memory.state() if is_alone else {}
+                    said = (one.input_warnings, one.input_notes)
+                    place.keep(Kept(step, steps, latents_1CFYX, state, *said))
+                    one.clock.enter("denoise_rest")
+                yield Progress(one.job.custom_id, "denoise", step, steps)
+        for one, latents_1CFYX in zip(works, latents_BCFYX.split(1), strict=True):
+            one.latents_BCFYX, one.together = latents_1CFYX, len(works)
+            one.denoise_steps = steps - one.first_step
+            one.step_cache = denoiser.velocities.report() if is_alone else None
+            one.clock.enter("queue")
 
     def decode(
-        self,
-        work: VideoWork,
-        denoised: Denoised,
-        tiles: DecodeTiles | None = None,
-        tiling: TileRule | None = None,
-    ) -> Stage["VideoWriter | None"]:
-        """Decode the last latents into frames, which are encoded as they come; `tiles`,
-        and the `tiling` that they are: instead of the model's own.
+        self, work: VideoWork, tiles: DecodeTiles | None = None, tiling: TileRule | None = None
+    ) -> Events:
+        """Decode the last latents into frames, which are encoded as they come: then it is done.
+        `tiles`, and the `tiling` that they are: instead of the model's own.
         """
+        assert work.latents_BCFYX is not None, "it is denoised"
         yield Progress(work.job.custom_id, "decode_latents")
         work.clock.enter("decode_latents")
-        decoded = self.model.decode_latents(denoised.latents_BCFYX, tiling)
+        decoded = self.model.decode_latents(work.latents_BCFYX, tiling)
         writer = None if work.new_writer is None else work.new_writer(tiles)
         # Left in the middle it would go on keeping features of its frames.
         with closing(checked(work.job, decoded)) as pieces:
@@ -239,7 +224,9 @@ class VideoStages:
             else:
                 work.clock.overlapped_s["write"] += _encode_beside(pieces, writer)
         work.clock.enter("queue")
-        return writer
+        work.writer, work.parallel = writer, None if self.ranks is None else self.ranks.report()
+        work.texts, work.start, work.latents_BCFYX = {}, {}, None
+        yield work
 
     def prewarm(self, jobs: Sequence[VideoJob], warmed: set[VideoShape]) -> int:
         """Run one denoise step of every shape of several jobs that is not in `warmed` yet, and add
@@ -266,7 +253,7 @@ class VideoStages:
                 digests = tuple(map(source_digest, stand_in.images))
                 clock = PhaseClock(0.0, lambda: None)
                 work = VideoWork(stand_in, clock, source_digests=digests)
-                deque(self._rehearse(work), maxlen=0)
+                deque(chain(self.encode(work, is_counted=False), self.denoise(work)), maxlen=0)
             ran += tried.error is None
         return ran
 
@@ -276,19 +263,15 @@ class VideoStages:
         self.model.pictures.release()
         self.forget_pictures()
 
-    def _rehearse(self, work: VideoWork) -> Stage[Denoised]:
-        encoded = yield from self.encode(work, is_counted=False)
-        return (yield from self.denoise(work, encoded))
-
-    def _alone(self, work: VideoWork, stage: Callable[[], Stage[Result]]) -> Stage[Result]:
+    def _attempt(self, works: Sequence[VideoWork], stage: Callable[..., Events]) -> Events:
         memory = MemoryPolicy(self.drop, "the text encoders and the prefixes of pictures")
-        return memory.alone(work, stage)
+        return memory.attempt(works, stage, lambda work, error: [work.as_lost(error)])
 
-    def _decode_alone(self, work: VideoWork, denoised: Denoised) -> Stage["VideoWriter | None"]:
+    def _decode_anyhow(self, work: VideoWork) -> Events:
         """The decode where memory may be short: once more without any rank's transformer on the
         device, the same pixels; then in smaller tiles. Each time the file begins anew.
         """
-        own = partial(self.decode, work, denoised)
+        assert work.latents_BCFYX is not None, "it is denoised"
 
         def drop() -> None:
             self.drop()
@@ -296,57 +279,23 @@ class VideoStages:
             if self.ranks is not None:
                 self.ranks.release_branches()
 
-        def smaller() -> Iterator[tuple[str, Callable[[], Stage["VideoWriter | None"]]]]:
-            for tiles, tiling in self.model.smaller_tilings(denoised.latents_BCFYX):
-                side = tiling.tile * self.model.card.pixels_per_cell
-                note = (
-                    f"out of memory in the decode; it went on in tiles of {side} pixels: other "
-                    "pixels near their borders"
-                )
-                yield note, partial(own, tiles, tiling)
-
         kept = "the text encoders, the transformer and the prefixes of pictures"
-        return MemoryPolicy(drop, kept).alone(work, own, smaller())
+        memory = MemoryPolicy(drop, kept)
+        tilings = iter(self.model.smaller_tilings(work.latents_BCFYX))
 
-    def _denoise_all(
-        self,
-        works: Sequence[VideoWork],
-        begin: Callable[[], VideoDenoiser],
-        kept: Kept | None = None,
-    ) -> Stage[list[Denoised]]:
-        """Every denoise step of one video, behind its `kept` latents, or of several clips together;
-        none is read on the host unless it is kept.
-        """
-        for work in works:
-            count = video_work(work.job, self.model.card).steps
-            yield Progress(work.job.custom_id, "denoise", 0, count)
-            work.clock.enter("denoise_first")
-        denoiser, is_alone = begin(), len(works) == 1
-        if kept is None:
-            first, latents_BCFYX = 0, denoiser.initial_latents()
-        else:
-            denoiser.restore(kept.step, kept.state)
-            first, latents_BCFYX = kept.step, kept.latents_BCFYX.to(self.model.device)
-        steps, compiles = denoiser.steps, self.compiles and is_alone
-        for index in range(first, steps):
-            phase, step = "denoise_first" if index == first else "denoise_rest", index + 1
-            with compiling_apart(works[0].clock, phase, is_on=compiles):
-                latents_BCFYX = denoiser.step(index, latents_BCFYX)
-            for work, latents_1CFYX in zip(works, latents_BCFYX.split(1), strict=True):
-                if index == first:
-                    work.clock.enter("denoise_rest")
-                place = work.checkpoint
-                if place is not None and (place.is_due(step, steps) or denoiser.is_stop(step)):
-                    work.clock.enter("write")
-                    memory = denoiser if step < steps else denoiser.velocities
-                    state = memory.state() if is_alone else {}
-                    said = (work.input_warnings, work.input_notes)
-                    place.keep(Kept(step, steps, latents_1CFYX, state, *said))
-                    work.clock.enter("denoise_rest")
-                yield Progress(work.job.custom_id, "denoise", step, steps)
-        report = denoiser.velocities.report() if is_alone else None
-        made = latents_BCFYX.split(1)
-        return [Denoised(latents_1CFYX, steps, report, len(works)) for latents_1CFYX in made]
+        def decode_smaller(work: VideoWork, error: Exception) -> Events:
+            is_short = isinstance(error, torch.OutOfMemoryError)
+            tiles, tiling = next(tilings, (None, None)) if is_short else (None, None)
+            if tiling is None:
+                yield work.as_lost(error)
+                return
+            side = tiling.tile * self.model.card.pixels_per_cell
+            note = f"it went on in tiles of {side} pixels: other pixels near their borders"
+            memory.note([work], f"out of memory in the decode; {note}")
+            smaller = partial(self.decode, tiles=tiles, tiling=tiling)
+            yield from memory.attempt([work], smaller, decode_smaller)
+
+        yield from memory.attempt([work], self.decode, decode_smaller)
 
 
 def starts_slowly(device: torch.device) -> bool:

@@ -200,7 +200,7 @@ def test_clips_together_are_asked_for_and_told(
     run_cli: Any, manifest: Any, flags: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of three, of which those of one prompt stand side by side; the third is alone. What fails
-    together is made alone, and says so.
+    together goes on in halves, and says so.
     """
     base = {"num_frames": 9, "camera": "w-5"}
     jobs, out = manifest(base, base | {"prompt": "a lake"}, base | {"seed": 3}), tmp_path / "out"
