@@ -5,7 +5,6 @@ expects is the caller's knowledge.
 """
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,10 +21,6 @@ from hyimg_cli.spec import digest
 STEM = "model"  # transformers' name for weights; diffusers says diffusion_pytorch_model
 INDEX_FILE = f"{STEM}.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-DTYPES = (
-    *("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "U16", "I16", "F16", "BF16"),
-    *("U32", "I32", "F32", "U64", "I64", "F64"),
-)
 FLOATS = ("F16", "BF16", "F32", "F64")
 # Of the files that transformers, diffusers and safetensors open by themselves.
 _OPENED_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".safetensors")
@@ -38,11 +33,6 @@ SHOWN = 5
 _OF_A_CUT_FILE = ("header too small", "invalid header length", "not fully covered")
 _COPY_MISSING = "download the checkpoint again, or copy the missing files"
 _COPY_AGAIN = "the file was cut short or overwritten: download or copy it again"
-# Keys of a configuration by which modules are built one by one, and tensors made so wide.
-_MODULES = re.compile(r"(layers|blocks|experts|depth)(_per_\w+)?$")
-# A window of attention is no width: -1 stands for none.
-_WIDTHS = re.compile(r"(?<!attn_)(size|dim|dims|channels|heads|d_model|d_ff|d_kv)$")
-MOST_MODULES, MOST_WIDTH = 10_000, 1 << 24
 _WEIGHT_MAP = TypeAdapter(Annotated[dict[str, str], Field(min_length=1)])
 
 
@@ -50,8 +40,8 @@ _WEIGHT_MAP = TypeAdapter(Annotated[dict[str, str], Field(min_length=1)])
 class TensorInfo:
     """One stored tensor: its shape, its dtype as safetensors spells it, its file's name.
 
-    `start`: the byte of the file at which it begins. `bytes`: as stored; of a packed matrix all its
-    parts. `packed`: how a matrix is stored that takes fewer bits than its dtype.
+    `start`: the byte of the file at which it begins. `bytes`: as stored. `parts`: by name the
+    tensors that a packed matrix is made of (see `packed`), whose bytes are the sum of theirs.
     """
 
     shape: tuple[int, ...]
@@ -59,20 +49,7 @@ class TensorInfo:
     file: str
     start: int = field(default=0, compare=False)
     bytes: int = field(default=0, compare=False)
-    packed: "Packed | None" = None
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A matrix by name and facts of each tensor that it is made of, by role (see `packed`).
-
-    Where scales are packed themselves, so many share one, and `offset` was taken from each.
-    """
-
-    shape: tuple[int, ...]
-    parts: Mapping[str, tuple[str, TensorInfo]]
-    offset: float = 0.0
-    nested_block: int = 1
+    parts: "Tensors | None" = None
 
 
 Tensors = Mapping[str, TensorInfo]
@@ -172,9 +149,7 @@ def check_tensors(
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises CheckpointError where the file is missing or something else, and for a
-    config.json by which more would be built than any checkpoint has.
-    """
+    """A JSON object. Raises CheckpointError where the file is missing or something else."""
     try:
         value = json_of(text_of(path, TABLE_BYTES))
     except FileNotFoundError:
@@ -184,24 +159,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise fault("json", f"{path.name} cannot be read: {error}", path) from None
     if not isinstance(value, dict):
         raise fault("json", f"{path.name} is not a JSON object", path)
-    if path.name == "config.json":
-        refuse_many(value, MOST_MODULES, path)
     return value
-
-
-def refuse_many(config: Mapping[str, Any], most_modules: int, where: Path) -> None:
-    """Passes a configuration, with its parts, whose numbers of modules and widths can be built.
-
-    Raises CheckpointError: whoever builds by other numbers does not come to an end.
-    """
-    for name, value in config.items():
-        if isinstance(value, dict):
-            refuse_many(value, most_modules, where)
-        most = most_modules if _MODULES.search(name) else MOST_WIDTH if _WIDTHS.search(name) else 0
-        for number in value if isinstance(value, list) else [value]:
-            if most and isinstance(number, int | float) and not 0 <= number <= most:
-                what = f"{name} is {number}; no checkpoint here has more than {most:,}, or less "
-                raise fault("config", f"{what}than 0", where)
 
 
 def promised_bytes(folder: Path, stem: str = STEM) -> int | None:
@@ -301,9 +259,6 @@ def file_tensors(path: Path) -> dict[str, TensorInfo]:
             what = f"{path.name} is damaged: {said}"
             raise fault("truncated" if is_cut else "header", what, path, _COPY_AGAIN) from None
     header.pop("__metadata__", None)
-    if unknown := {entry["dtype"] for entry in header.values()}.difference(DTYPES):
-        hint = f"known: {', '.join(DTYPES)}"
-        raise fault("dtype", f"tensors have dtype {', '.join(sorted(unknown))}", path, hint)
     found = {}
     for name, entry in header.items():
         (start, stop), shape = entry["data_offsets"], tuple(entry["shape"])

@@ -4,6 +4,7 @@ Who computes with what these return need not look again: a value of another kind
 range, ends here with its file and its field.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache, partial
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_origin, get_type_hints
 from pydantic import StrictBool, StrictStr, TypeAdapter, ValidationError, confloat, conint, conlist
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.loading.checkpoint import MOST_WIDTH, fault, read_json
+from hyimg_cli.loading.checkpoint import fault, read_json
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.settings.values import BadValue
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 Facts = TypeVar("Facts", bound="DataclassInstance")
 _MOST_SHOWN = 60
 _MOST_NUMBER = 1e15
+# Keys by which modules are built one by one; by others, tensors are made so wide.
+MODULES = re.compile(r"(layers|blocks|experts|depth)(_per_\w+)?$")
+MOST_MODULES, MOST_WIDTH = 10_000, 1 << 24
 
 
 @dataclass(frozen=True)
@@ -46,14 +50,16 @@ class Config:
         return self.values.get(name) is not None
 
     def count(self, name: str, default: int | None = None, **bounds: int) -> int:
-        """A whole number within `bounds`, `least` and `most`; by default from 1 up."""
-        return int(self._of_type(_whole(**bounds), name, default))
+        """A whole number within `bounds`, `least` and `most`; by default from 1 to what can be
+        built.
+        """
+        return int(self._of_type(_whole(name, **bounds), name, default))
 
     def counts(
         self, name: str, default: tuple[int, ...] | None = None, length: int = 0, **bounds: int
     ) -> tuple[int, ...]:
         """A list of such numbers, `length` of them, or one or more."""
-        kind = conlist(_whole(**bounds), min_length=length or 1, max_length=length or None)
+        kind = conlist(_whole(name, **bounds), min_length=length or 1, max_length=length or None)
         return tuple(self._of_type(kind, name, default))
 
     def flags(self, name: str, default: tuple[bool, ...]) -> tuple[bool, ...]:
@@ -125,8 +131,9 @@ class Config:
             raise self.fault(name, value, expected) from None
 
 
-def _whole(least: int = 1, most: int = MOST_WIDTH) -> Any:
-    return conint(strict=True, ge=least, le=most)
+def _whole(name: str, least: int = 1, most: int | None = None) -> Any:
+    built = MOST_MODULES if MODULES.search(name) else MOST_WIDTH
+    return conint(strict=True, ge=least, le=built if most is None else most)
 
 
 def _number(above: float = -_MOST_NUMBER) -> Any:

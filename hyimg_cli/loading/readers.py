@@ -22,8 +22,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from hyimg_cli.errors import require
 from hyimg_cli.files import descriptor_of
-from hyimg_cli.loading.checkpoint import Packed, TensorInfo, readable
+from hyimg_cli.loading.checkpoint import TensorInfo, readable
 
 READERS = 4
 # On a CPU a piece, and what is made of it, stays in a core's cache, and in memory that malloc does
@@ -66,17 +67,13 @@ class StoredTensor:
 
     def whole(self) -> Tensor:
         """All of it in main memory: a view of the file, or a packed matrix in float32."""
-        packed = self.info.packed
-        if packed is None:
-            tensor: Tensor = self.files[self.info.file].get_tensor(self.name)
-            return tensor
-        stored = packed.parts.items()
-        parts = {role: self.files[info.file].get_tensor(name) for role, (name, info) in stored}
-        return _unpack(parts, packed).view(self.info.shape)
+        stored = (self.info.parts or {self.name: self.info}).items()
+        tensors = {name: self.files[info.file].get_tensor(name) for name, info in stored}
+        return _unpack(self.name, tensors) if self.info.parts else tensors[self.name]
 
     def rows(self, device: torch.device) -> Iterator[tuple[int, Tensor]]:
         """Runs of rows on `device` with the number of each one's first, for use one by one."""
-        if self.info.packed:
+        if self.info.parts:
             yield 0, self.whole().to(device)
             return
         shape = self.info.shape or (1,)
@@ -93,7 +90,7 @@ class StoredTensor:
     def into(self, room: Tensor) -> None:
         """Fill `room`, contiguous and of this shape, on any device and in any dtype."""
         rows = room if self.info.shape else room.view(1)
-        is_as_stored = room.dtype == _DTYPES[self.info.dtype] and not self.info.packed
+        is_as_stored = room.dtype == _DTYPES[self.info.dtype] and not self.info.parts
         if room.device.type == "cpu" and is_as_stored:
             self._read(rows.view(-1).view(torch.uint8), self.info.start)
             return
@@ -114,9 +111,11 @@ def read_all(
 ) -> None:
     """`put` each of the tensors that are `stored` in `files`, several at a time.
 
-    Raises CheckpointError where a file cannot be read, and what `put` raises; no more are begun
-    then.
+    Raises CheckpointError where a file cannot be read, MachineError where bitsandbytes is not
+    installed, which unpacks, and what `put` raises; no more are begun then.
     """
+    if any(info.parts for info in stored.values()):
+        require("bitsandbytes", extra="nf4")
     paths, descriptors, handles = {path.name: path for path in files}, {}, {}
     with ExitStack() as inside:
         for file, path in paths.items():
@@ -141,18 +140,16 @@ def read_all(
             pass
 
 
-def _unpack(parts: Mapping[str, Tensor], packed: Packed) -> Tensor:
-    """The weights of a packed matrix, whose `parts` are named by role, in float32."""
-    if "quant_map" not in parts:
-        return parts["weight"].float() * parts["SCB"].float()[:, None] * (1 / 127)
-    absmax = parts["absmax"]
-    if "nested_absmax" in parts:
-        each = parts["nested_quant_map"].float()[absmax.int()]
-        # The last block may be a part of one.
-        outer = parts["nested_absmax"].float().repeat_interleave(packed.nested_block)
-        absmax = each * outer[: len(each)] + packed.offset
-    # Two indices a byte, the even weight in its upper half.
-    pairs = parts["weight"].contiguous().flatten().view(torch.uint8)
-    indices = torch.stack([pairs >> 4, pairs & 15], dim=-1).int()
-    blocks = parts["quant_map"].float()[indices].view(len(absmax), -1)
-    return blocks * absmax.float()[:, None]
+def _unpack(name: str, parts: dict[str, Tensor]) -> Tensor:
+    """The weights of the packed matrix `name`, of these `parts` by their names, in float32."""
+    from bitsandbytes import functional
+
+    weight, scales = parts.pop(name), parts.get(f"{name.removesuffix('weight')}SCB")
+    if scales is not None:
+        return weight.float() * scales[:, None] * (1 / 127)
+    state = functional.QuantState.from_dict(parts, weight.device)
+    # In one row: its kernel for CPUs (0.50) has no block run on from one row to the next.
+    shape, state.shape = state.shape, torch.Size([1, state.shape.numel()])
+    state.dtype = torch.float32
+    weights: Tensor = functional.dequantize_4bit(weight.view(torch.uint8).view(-1, 1), state)
+    return weights.view(shape)

@@ -13,14 +13,11 @@ from typing import Any
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading.checkpoint import (
-    MOST_MODULES,
-    MOST_WIDTH,
     TensorInfo,
     promised_bytes,
-    refuse_many,
     tensor_index,
 )
-from hyimg_cli.loading.config import Config
+from hyimg_cli.loading.config import MOST_WIDTH, Config
 from hyimg_cli.models.common.config import VitShape, refuse_unreleased
 from hyimg_cli.spec.card import (
     PICTURE_BYTES,
@@ -164,7 +161,6 @@ def read_architecture(folder: Path) -> BagelShape:
         for name in ("llm_config", "vit_config")
     )
     for own, only in ((config, _ONLY_RELEASED), (llm, _OF_LLM), (vit, _OF_VIT)):
-        refuse_many(own.values, MOST_MODULES, Path(own.where))
         refuse_unreleased(own, only)
     found: Mapping[str, TensorInfo] = {}
     try:
@@ -177,7 +173,7 @@ def read_architecture(folder: Path) -> BagelShape:
     decoder = llm.facts(
         DecoderShape, head_dim=llm.count("head_dim", llm.count("hidden_size") // heads)
     )
-    stated = vit.count("num_hidden_layers", least=2, most=MOST_MODULES)
+    stated = vit.count("num_hidden_layers", least=2)
     # The released loader drops the last of the layers that are stated: the file has one less.
     has_last = f"{_VIT}encoder.layers.{stated - 1}.layer_norm1.weight" in found
     side = config.count("vit_max_num_patch_per_side", 70, most=_MOST_SIDE)

@@ -25,14 +25,17 @@ from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
 
 from hyimg_cli.errors import HyimgError, MachineError
-from hyimg_cli.loading.checkpoint import check_tensors, fault, refuse_many, refuse_special
-from hyimg_cli.loading.config import Config
+from hyimg_cli.loading.checkpoint import check_tensors, fault, refuse_special
+from hyimg_cli.loading.config import MODULES, MOST_WIDTH, Config
 from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.parallel.devices import device_of
 from hyimg_cli.settings.run import ModelChoice
 
 # Modules that may be built without looking how many tensors there are.
 _FEW = 500
+# Keys of a configuration by which tensors are made so wide. A window of attention is no width: -1
+# stands for none.
+_WIDTHS = re.compile(r"(?<!attn_)(size|dim|dims|channels|heads|d_model|d_ff|d_kv)$")
 _ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
 _Three = Field(min_length=3, max_length=3)
 # Of files that transformers takes as they are.
@@ -171,7 +174,7 @@ def check_weights(component: Component) -> int:
     stored = component.tensors()
     found = {n: stored[n] for n in stored if not any(re.search(one, n) for one in ignored)}
     # Even without memory for their weights, modules that are not there take their time to build.
-    refuse_many(component.config().values, max(len(found), _FEW), component.folder / "config.json")
+    _refuse_many(component.config(), max(len(found), _FEW))
     with torch.device("meta"):
         module = _empty(cls, component)
     expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
@@ -182,6 +185,20 @@ def check_weights(component: Component) -> int:
             expected.pop(copy if source in found else source)
     check_tensors(found, expected, component.folder, component.name, any_dtype=True)
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _refuse_many(own: Config, most_modules: int) -> None:
+    """Passes a configuration, with its parts, whose numbers of modules and widths can be built.
+
+    Raises CheckpointError: whoever builds by other numbers does not come to an end.
+    """
+    for name, value in own.values.items():
+        if isinstance(value, dict):
+            _refuse_many(own.table(name), most_modules)
+        most = most_modules if MODULES.search(name) else MOST_WIDTH if _WIDTHS.search(name) else 0
+        for number in value if isinstance(value, list) else [value]:
+            if most and isinstance(number, int | float) and not 0 <= number <= most:
+                raise own.fault(name, number, f"0 to {most:,}, as checkpoints here have")
 
 
 def load_weights(

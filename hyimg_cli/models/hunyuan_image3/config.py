@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.loading.checkpoint import MOST_MODULES, MOST_WIDTH
 from hyimg_cli.loading.config import Config
 from hyimg_cli.models.common.config import VitShape, refuse_unreleased
 from hyimg_cli.spec.card import SamplingDefaults
@@ -173,7 +172,7 @@ def architecture(config: Mapping[str, Any], *, where: Path | str = "config.json"
     scaling = own.table("rope_scaling", {})
     kind = scaling.text("type", scaling.text("rope_type", "custom"))
     refuse_unreleased(replace(scaling, values={"type": kind}), {"type": "custom"})
-    layers = own.count("num_hidden_layers", most=MOST_MODULES)
+    layers = own.count("num_hidden_layers")
     heads = own.count("num_attention_heads")
     experts = own.count("num_experts", most=max(1, _MOST_EXPERTS // layers))
     head_dim = own.count("head_dim", own.count("hidden_size") // heads)
@@ -270,14 +269,12 @@ def _per_layer(
     name: str,
     layers: int,
     default: int | None = None,
-    *,
-    least: int = 1,
-    most: int = MOST_WIDTH,
+    **bounds: int,
 ) -> tuple[int, ...]:
     """A number of each layer: a list, or one for all."""
     if isinstance(own.values.get(name), list):
-        return own.counts(name, length=layers, least=least, most=most)
-    return (own.count(name, default, least=least, most=most),) * layers
+        return own.counts(name, None, layers, **bounds)
+    return (own.count(name, default, **bounds),) * layers
 
 
 def _vision(own: Config) -> VisionArchitecture:
@@ -287,7 +284,7 @@ def _vision(own: Config) -> VisionArchitecture:
     return own.table("vit").facts(
         VisionArchitecture,
         max_num_patches=processor.count("max_num_patches"),
-        aligner_depth=aligner.count("depth", 2, most=MOST_MODULES),
+        aligner_depth=aligner.count("depth", 2),
         # By Pillow's numbers: bilinear, bicubic.
         resample=processor.count("resample", 2, least=2, most=3),
         rescale_factor=processor.number("rescale_factor", 1 / 255, above=0),

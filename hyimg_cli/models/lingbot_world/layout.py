@@ -108,7 +108,7 @@ def network_shape(layout: CheckpointLayout) -> NetworkShape:
     return own.facts(
         NetworkShape,
         attention_head_dim=own.count("dim", heads * head_dim, least=heads) // heads,
-        num_layers=own.count("num_layers", plain.num_layers, most=checkpoint.MOST_MODULES),
+        num_layers=own.count("num_layers", plain.num_layers),
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hyimg_cli import errors
 from hyimg_cli.errors import MachineError
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
@@ -129,7 +130,13 @@ def test_names_of_kernels_are_the_librarys() -> None:
     assert set(get_args(AttentionBackend)) == known
 
 
-def test_what_is_not_installed_is_named(folders: dict[str, Path]) -> None:
+def test_what_is_not_installed_is_named(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = errors.find_spec
+    monkeypatch.setattr(
+        errors, "find_spec", lambda name: None if name == "bitsandbytes" else find(name)
+    )
     for how, said in (
         ({"quantization": "nf4"}, "bitsandbytes is not installed"),
         ({"attention_backend": "sage"}, "attention backend sage cannot be used here"),
