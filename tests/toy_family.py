@@ -14,9 +14,9 @@ from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment, TextSegment
 from hyimg_cli.manifest.cost import JobTokens
-from hyimg_cli.models.common.model import DecoderModel, FreeScript
+from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.models.family import Family, ImageCheckpoint
-from hyimg_cli.models.protocols import BranchSequence, Canvas, TextPrompt
+from hyimg_cli.models.protocols import BranchSequence, Canvas, TextPrompt, TextScript
 from hyimg_cli.spec.card import Bucket, ModelCard, SamplingDefaults
 from hyimg_cli.spec.job import Size
 
@@ -75,8 +75,8 @@ class ToyModel(DecoderModel):
         self.prompter, self.card = prompter, prompter.card
         self.table_VD, self.parameter_count = table_VD, table_VD.numel()
 
-    def script(self, job: Any) -> FreeScript:
-        return FreeScript((THINK,), END)
+    def script(self, job: Any) -> TextScript:
+        return TextScript((THINK,), END)
 
     def decode_text(self, ids: Any) -> str:
         return "".join({THINK: "<think>", END: "</think>"}.get(id_) or chr(id_) for id_ in ids)

@@ -36,7 +36,7 @@ _DEVICES = Path("/dev")
 # Of a resolved job, what never changes its file.
 _NOT_IN_KEY = ("custom_id", "metadata", "name", "written", *PATH_FIELDS, *FINISHING)
 # Counts up when the same image, weights and packages lead to other rows, or notes on them.
-_SOURCE_FORMAT = 3
+_SOURCE_FORMAT = 4
 # Counts up when the same redraw is put back otherwise.
 _FINISHING_FORMAT = 4
 

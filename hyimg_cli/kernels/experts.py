@@ -40,7 +40,7 @@ from torch.nn import functional as F
 from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.formats import FP8, Fp8Rows, Stack, Stacks, dense, one, round_to_fp8
 from hyimg_cli.kernels.ops import PLAIN, PlainOps, add_onto, ops_of
-from hyimg_cli.kernels.rows import group_multiple, padding
+from hyimg_cli.kernels.rows import group_multiple, pad_rows
 from hyimg_cli.settings.run import Quantization
 
 Capability = tuple[int, int]
@@ -157,7 +157,7 @@ def plain_experts(
     result_RM = x_TM.new_empty(flat_R.shape[0], x_TM.shape[1])
     for expert in flat_R.unique().tolist():
         row = (flat_R == expert).nonzero()[:, 0]
-        x_RM = F.pad(x_TM[row // chosen], (0, 0, 0, padding(len(row), multiple)))
+        x_RM = pad_rows(x_TM[row // chosen], multiple)
         gate_and_up_OM, down_MI = (one(stack, expert, x_TM.dtype) for stack in stacks)
         up, gate = F.linear(enter(x_RM), gate_and_up_OM).chunk(2, dim=-1)
         result_RM[row] = F.linear(enter(up * F.silu(gate)), down_MI)[: len(row)]

@@ -43,8 +43,8 @@ Format = Literal["fp8", "nf4"]
 
 
 class QuantizedStack(nn.Module):
-    """Every expert's matrix in fewer bits. Its tensors are buffers: counted, placed and moved with
-    the network that holds it.
+    """Every expert's matrix in fewer bits, or one expert's. Its tensors are buffers: counted,
+    placed and moved with the network that holds it.
     """
 
     def __init__(self, *tensors: Tensor) -> None:
@@ -71,6 +71,14 @@ class QuantizedStack(nn.Module):
         # By `empty_like` the meta device would have torch import its compiler.
         return self.transform(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
 
+    def one(self, expert: int, dtype: torch.dtype) -> Tensor:
+        """One expert's matrix [O, I] in `dtype`."""
+        return self.transform(lambda t: t[expert]).dense(dtype)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """The matrices in `dtype`, made for the occasion."""
+        raise NotImplementedError
+
 
 class Fp8Rows(QuantizedStack):
     """Every expert's matrix in e4m3; a row's weights share a scale."""
@@ -96,8 +104,8 @@ class Fp8Rows(QuantizedStack):
         self.values_EOI[expert, rows] = values_OI
         self.scale_EO[expert, rows] = scale_O
 
-    def one(self, expert: int, dtype: torch.dtype) -> Tensor:
-        return dequantize_rows(self.values_EOI[expert], self.scale_EO[expert], dtype)
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return dequantize_rows(self.values_EOI, self.scale_EO, dtype)
 
 
 class Nf4Blocks(QuantizedStack):
@@ -112,8 +120,8 @@ class Nf4Blocks(QuantizedStack):
 
     @property
     def shape(self) -> torch.Size:
-        experts, rows, width_bytes = self.packed_EOH.shape
-        return torch.Size((experts, rows, 2 * width_bytes))
+        *rows, width_bytes = self.packed_EOH.shape
+        return torch.Size((*rows, 2 * width_bytes))
 
     def put(
         self, expert: int, weight_OI: Tensor, columns: Tensor | None = None, first: int = 0
@@ -130,9 +138,11 @@ class Nf4Blocks(QuantizedStack):
         self.packed_EOH[expert, first : first + len(weight_OI)] = packed.view(len(weight_OI), -1)
         self.absmax_EB[expert, before // BLOCK :][: len(absmax_B)] = absmax_B
 
-    def one(self, expert: int, dtype: torch.dtype) -> Tensor:
-        flat = dequantize_nf4(self.packed_EOH[expert].flatten(), self.absmax_EB[expert], dtype)
-        return flat.view(self.shape[1:])
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        if self.device.type == "cuda":
+            return by_bitsandbytes(self, dtype)
+        flat = dequantize_nf4(self.packed_EOH.flatten(), self.absmax_EB.flatten(), dtype)
+        return flat.view(self.shape)
 
 
 Stack = Tensor | Fp8Rows | Nf4Blocks
@@ -159,18 +169,7 @@ def one(stack: Stack, expert: int, dtype: torch.dtype) -> Tensor:
 
 def dense(stack: Stack, dtype: torch.dtype) -> Tensor:
     """All matrices [E, O, I] in `dtype`; those of a quantised stack are made for the occasion."""
-    if isinstance(stack, Tensor):
-        return stack.to(dtype)
-    if isinstance(stack, Nf4Blocks) and stack.device.type == "cuda":
-        return by_bitsandbytes(stack, dtype)
-    all_EOI = torch.empty(stack.shape, dtype=dtype, device=stack.device)
-    for expert in range(stack.shape[0]):
-        if isinstance(stack, Fp8Rows):
-            values_OI, scale_O = stack.values_EOI[expert], stack.scale_EO[expert]
-            dequantize_rows(values_OI, scale_O, dtype, out=all_EOI[expert])
-        else:
-            all_EOI[expert] = stack.one(expert, dtype)
-    return all_EOI
+    return stack.to(dtype) if isinstance(stack, Tensor) else stack.dense(dtype)
 
 
 @cache
@@ -189,13 +188,10 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (rows.float() / scale[..., None]).clamp_(-FP8_MAX, FP8_MAX).to(FP8), scale
 
 
-def dequantize_rows(
-    values: Tensor, scale: Tensor, dtype: torch.dtype, out: Tensor | None = None
-) -> Tensor:
+def dequantize_rows(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """The rows that `quantize_rows` was given, as far as e4m3 holds them; in float32, then cast."""
-    out = torch.empty(values.shape, dtype=dtype, device=values.device) if out is None else out
-    # Every e4m3 is one of `dtype` as well: the product alone is of float32, and written once.
-    return torch.mul(values.to(dtype), scale[..., None], out=out)
+    # Every e4m3 is one of `dtype` as well: the product alone is of float32, and takes their place.
+    return values.to(dtype).mul_(scale[..., None])
 
 
 def round_to_fp8(rows: Tensor) -> Tensor:

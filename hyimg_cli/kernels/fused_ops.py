@@ -2,7 +2,7 @@
 
     norm     program (token)             sum with what is added, statistics, weight
     heads    program (token, kv head)    its query heads and its key: turned, normed, put in place
-    logits, chosen    few rows: dot products by (token, experts), then the best of each row
+    logits, chosen    few rows: dot products by (token, expert), then the best of each row
     routed   program (tokens)    many rows: the router's product and the best of each row at once
 
 The roundings of `PlainOps`, in its order; sums are added in another order. The router's
@@ -22,7 +22,7 @@ from hyimg_cli.kernels.fused_moe import FusedMoeOps
 from hyimg_cli.kernels.ops import Pair
 
 _ROWS, _COLUMNS = 64, 64
-_FEW_EXPERTS, _FEW_COLUMNS = 1, 2048
+_FEW_COLUMNS = 2048
 # Up to here one program would take all rows at once, and every other multiprocessor would idle:
 # reckoned, programs by (token, expert) are done sooner.
 FEW_ROWS = _ROWS
@@ -85,11 +85,9 @@ class FusedOps(FusedMoeOps):
                 WIDTH=width, ROWS=_ROWS, COLUMNS=_COLUMNS, enable_fp_fusion=True,
             )  # fmt: skip
             return logits_TE, weight_TK, index_TK
-        _logits[(tokens, triton.cdiv(experts, _FEW_EXPERTS))](
-            x_TM, weight_EM, logits_TE,
-            EXPERTS=experts, WIDTH=width, ROWS=_FEW_EXPERTS, COLUMNS=_FEW_COLUMNS,
-            enable_fp_fusion=True,
-        )  # fmt: skip
+        _logits[(tokens, experts)](
+            x_TM, weight_EM, logits_TE, WIDTH=width, COLUMNS=_FEW_COLUMNS, enable_fp_fusion=True
+        )
         _chosen[(triton.cdiv(tokens, _CHOSEN_ROWS),)](
             logits_TE, weight_TK, index_TK, tokens, **sizes,
             ROWS=_CHOSEN_ROWS, enable_fp_fusion=True,
@@ -157,21 +155,16 @@ def _heads(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _logits(  # type: ignore[no-untyped-def]
-    x, weight, out,
-    EXPERTS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    expert = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    is_expert = expert < EXPERTS
-    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+    x, weight, out, WIDTH: tl.constexpr, COLUMNS: tl.constexpr
+):
+    token, expert = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    sums = tl.zeros((COLUMNS,), tl.float32)
     for start in range(0, WIDTH, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         is_column = column < WIDTH
         own = tl.load(x + token * WIDTH + column, mask=is_column, other=0.0).to(tl.float32)
-        at = expert[:, None] * WIDTH + column[None, :]
-        tile = tl.load(weight + at, mask=is_expert[:, None] & is_column[None, :], other=0.0)
-        sums += own[None, :] * tile
-    tl.store(out + token * EXPERTS + expert, tl.sum(sums, axis=1), mask=is_expert)
+        sums += own * tl.load(weight + expert * WIDTH + column, mask=is_column, other=0.0)
+    tl.store(out + token * tl.num_programs(1) + expert, tl.sum(sums, axis=0))
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -8,6 +8,7 @@ in MKL with one and two threads; other machines are measured when a model is loa
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from hyimg_cli.errors import MachineError
@@ -42,6 +43,12 @@ def group_multiple(device: torch.device) -> int:
         return invariant_multiple() if device.type == "cpu" else CANDIDATES[0]
     except MachineError:
         return CANDIDATES[0]
+
+
+def pad_rows(x: Tensor, multiple: int) -> Tensor:
+    """`x` with zeros behind its first axis, up to the next multiple."""
+    missing = padding(len(x), multiple)
+    return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing)) if missing else x
 
 
 def padding(rows: int, multiple: int) -> int:

@@ -157,6 +157,7 @@ class VideoVae(TiledVae, Protocol):
 
     def stream(self, latents_BCFYX: Tensor) -> Iterator[Tensor]:
         """What `decode_tile` gives, in pieces as they come: one where it needs all frames."""
+        yield self.decode_tile(latents_BCFYX)
 
     def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
         """A denoiser's latents in the VAE's scale and dtype, on its device."""

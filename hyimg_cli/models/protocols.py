@@ -106,26 +106,42 @@ class Canvas:
         return self.layout if own.layout is None else own.layout
 
 
-class TextScript(Protocol):
-    """Rules of what may be written next, and when it is done. Made for one job.
+@dataclass
+class TextScript:
+    """Rules of what may be written next, and when it is done. Made for one job. A family's own one
+    is made from it; as it is, it allows anything, up to the token `end` that ends a text.
 
     `opening`: the ids at the end of the prompt that belong to the written text: its trigger tag.
     """
 
-    @property
-    def opening(self) -> Sequence[int]: ...
+    opening: Sequence[int]
+    end: int
 
-    def allowed(self, last: int) -> tuple[int, ...] | None: ...
+    def allowed(self, last: int) -> tuple[int, ...] | None:
+        """Ids that may follow `last`, the best of them to be taken; None where sampling is free."""
+        return None
 
-    def is_done(self, last: int) -> bool: ...
+    def is_done(self, last: int) -> bool:
+        """True if nothing is to be written after `last`, which `allowed` has let through."""
+        return last == self.end
 
-    def early_end(self, id_: int) -> str: ...
+    def early_end(self, id_: int) -> str:
+        """Why the text ends before `id_`, which was sampled freely; empty where it goes on."""
+        return ""
 
-    def is_open(self, written: list[int]) -> bool: ...
+    def is_open(self, written: list[int]) -> bool:
+        """True if the text still lacks its last closing tag."""
+        return self.end not in written
 
-    def forced_ending(self, written: list[int], before: int | None = None) -> list[int]: ...
+    def forced_ending(self, written: list[int], before: int | None = None) -> list[int]:
+        """`written`, ended at the token limit or `before` a sampled token; its first item is the
+        trigger tag.
+        """
+        return [*written, self.end]
 
-    def text_of(self, written: list[int]) -> list[int]: ...
+    def text_of(self, written: list[int]) -> list[int]:
+        """The text's own ids, tags included: without what opens the picture."""
+        return written
 
 
 class TextGraphs(Protocol):

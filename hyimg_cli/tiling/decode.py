@@ -26,15 +26,14 @@ from hyimg_cli.tiling.tiles import Tile, TilePlan, assign_tiles, tile_plan
 
 
 class TiledVae(Protocol):
-    """An autoencoder as the ranks need it; every rank holds one with the same weights."""
+    """An autoencoder as the ranks need it; every rank holds one with the same weights.
 
-    @property
-    def tiling(self) -> TileRule:
-        """Where the library cuts, by the module's own numbers."""
+    `tiling`: where the library cuts, by the module's own numbers. `tile_channels`: those that
+    `decode_tile` returns, three, times a patch's pixels.
+    """
 
-    @property
-    def tile_channels(self) -> int:
-        """Channels that `decode_tile` returns: three, times a patch's pixels."""
+    tiling: TileRule
+    tile_channels: int
 
     def tile_frames(self, latent_frames: int) -> int:
         """Frames that `decode_tile` returns for so many latent frames."""
@@ -46,6 +45,7 @@ class TiledVae(Protocol):
 
     def finish(self, merged_BCTHW: Tensor) -> Tensor:
         """Merged tiles as pixels: patches unfolded and values clamped, where the VAE does so."""
+        return merged_BCTHW
 
 
 def decode_tiled(vae: TiledVae, latents_BCFYX: Tensor, tiling: TileRule | None = None) -> Tensor:

@@ -156,7 +156,7 @@ def test_other_bytes_are_no_source(family: Any, data: bytes) -> None:
 def test_rows_of_another_image_are_refused(family: Any, sources: tuple[str, ...]) -> None:
     image = read_image(Path(sources[0]))
     packed = family.pack_source(family.encode_source(image.pixels, image.digest))
-    with pytest.raises(ValueError, match="another image"):
+    with pytest.raises(ValueError, match="another key"):
         family.unpack_source(packed, "digest")
 
 

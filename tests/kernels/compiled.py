@@ -135,7 +135,7 @@ def _around_products() -> Any:
         "logits",
         fused_ops._logits,
         {"x": BF16, "weight": F32, "out": F32},
-        {"EXPERTS": 64, "WIDTH": 4096, "ROWS": 1, "COLUMNS": 2048},
+        {"WIDTH": 4096, "COLUMNS": 2048},
     )
     yield "chosen", fused_ops._chosen, {"logits": F32, **best}, {**sizes, "ROWS": 16}
     yield (

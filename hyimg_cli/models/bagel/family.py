@@ -20,7 +20,7 @@ from hyimg_cli.models.bagel.network import BagelNetwork, ImageRows
 from hyimg_cli.models.bagel.prompter import BagelPrompter
 from hyimg_cli.models.bagel.sequence import BlockLayout, SourcePlace, picture_grid, source_shape
 from hyimg_cli.models.bagel.weights import load
-from hyimg_cli.models.common.model import DecoderModel, FreeScript, shapes_of
+from hyimg_cli.models.common.model import DecoderModel, shapes_of
 from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.protocols import (
     BranchSequence,
@@ -30,6 +30,7 @@ from hyimg_cli.models.protocols import (
     GeneratedText,
     LivePicture,
     TextPrompt,
+    TextScript,
 )
 from hyimg_cli.parallel.devices import device_of
 from hyimg_cli.settings.run import ModelChoice
@@ -139,8 +140,8 @@ class Bagel(DecoderModel):
         room = self.prompter.text_budget(job, layout)
         return TextPrompt(layout.ids, layout.length + room + 2, layout)
 
-    def script(self, job: ImageJob) -> FreeScript:
-        return FreeScript((self.prompter.markers.bos,), self.prompter.markers.eos)
+    def script(self, job: ImageJob) -> TextScript:
+        return TextScript((self.prompter.markers.bos,), self.prompter.markers.eos)
 
     def text_budget(self, job: ImageJob, context: Context) -> int:
         return self.prompter.text_budget(job, context.layout)

@@ -2,15 +2,13 @@
 
 # Legend: G branch, N token, C channel, Y X latent rows and columns, P values of a token
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.models.bagel.config import PATCH
-
-Renorm: TypeAlias = Literal["none", "global", "channel", "text_channel"]
+from hyimg_cli.spec.options import Renorm
 
 
 @dataclass(frozen=True)

@@ -10,22 +10,21 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import islice
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from hyimg_cli.kernels.rows import padding
+from hyimg_cli.kernels.rows import pad_rows
 from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.bagel.config import BagelShape, VisionShape
 from hyimg_cli.models.bagel.decoder import NewTokens, PairedDecoder
 from hyimg_cli.models.bagel.guidance import packed, unpacked
 from hyimg_cli.models.bagel.sequence import BlockLayout
-from hyimg_cli.models.common.attention import appended_spans
-from hyimg_cli.models.common.layers import TimestepEmbedder, VitEncoder
+from hyimg_cli.models.common.attention import appended_spans, commit_rows
+from hyimg_cli.models.common.layers import TimestepEmbedder, VitEncoder, embed
 from hyimg_cli.models.common.model import buffer_of
 from hyimg_cli.models.common.spans import Grid, QuerySpan
 from hyimg_cli.models.protocols import Context, LivePicture
@@ -156,7 +155,7 @@ class BagelNetwork(nn.Module):
     ) -> Tensor:
         """Complete the buffer's prefix up to `stop`; the last token's state [M]."""
         start = buffer.length
-        x_TM = self._embedded([max(0, id_) for id_ in layout.ids[start:stop]])
+        x_TM = embed(self.decoder.embed_tokens, [max(0, id_) for id_ in layout.ids[start:stop]])
         is_gen = [False] * (stop - start)
         for block in layout.blocks:
             if block.kind in _IMAGES and start <= block.start < stop:
@@ -177,15 +176,15 @@ class BagelNetwork(nn.Module):
             shift = context.layout.rope_shift
             positions = range(span.start - shift, span.stop - shift)
             blocks.append(NewTokens(buffer_of(context), [span], positions, [False] * len(ids)))
-        hidden_TM = self.decoder(torch.cat([self._embedded(ids) for _, ids in runs]), blocks)
-        for block in blocks:
-            block.buffer.commit(block.stop)
-        return [hidden_TM[end - 1] for end in accumulate(block.count for block in blocks)]
+        hidden_TM = self.decoder(
+            torch.cat([embed(self.decoder.embed_tokens, ids) for _, ids in runs]), blocks
+        )
+        return commit_rows(blocks, hidden_TM)
 
     def text_logits(self, hidden_RM: Tensor) -> Tensor:
         """Next-token logits [R, V], float32."""
-        missing = padding(len(hidden_RM), self.decoder.row_multiple)
-        logits: Tensor = self.language_model["lm_head"](F.pad(hidden_RM, (0, 0, 0, missing)))
+        padded_RM = pad_rows(hidden_RM, self.decoder.row_multiple)
+        logits: Tensor = self.language_model["lm_head"](padded_RM)
         return logits[: len(hidden_RM)].float()
 
     def branch(self, layout: BlockLayout, buffer: Buffer) -> NoiseBranch:
@@ -201,7 +200,7 @@ class BagelNetwork(nn.Module):
 
     def velocities(self, pictures: Sequence[LivePicture], markers: tuple[int, int]) -> list[Tensor]:
         """Velocity of every picture's branches, [G, C, Y, X] each, float32, before guidance."""
-        first_M, last_M = self._embedded(markers).split(1)
+        first_M, last_M = embed(self.decoder.embed_tokens, markers).split(1)
         rows = []
         for live in pictures:
             latents_NM = self.latent_rows(live.latents_CYX, live.step.sigma)
@@ -216,8 +215,3 @@ class BagelNetwork(nn.Module):
         ]
         of_branches = iter(found)
         return [torch.stack([*islice(of_branches, len(live.branches))]) for live in pictures]
-
-    def _embedded(self, ids: Sequence[int] | Tensor) -> Tensor:
-        device = self.weight.device
-        ids_T = ids.to(device) if isinstance(ids, Tensor) else to_device(ids, device)
-        return self.decoder.embed_tokens(ids_T)

@@ -8,6 +8,7 @@ is built where none is needed and no row is padded to another's length.
 # S slot
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -49,6 +50,13 @@ def appended_spans(runs: Iterable[tuple[Buffer, int]]) -> list[QuerySpan]:
         stops[id(buffer)] = start + count
         spans.append(QuerySpan(start, start + count, is_causal=True))
     return spans
+
+
+def commit_rows(blocks: Sequence[QueryBlock], hidden_TM: Tensor) -> list[Tensor]:
+    """Count the blocks' tokens to their buffers' prefixes; each block's last row [M]."""
+    for block in blocks:
+        block.buffer.commit(block.stop)
+    return [hidden_TM[end - 1] for end in accumulate(block.count for block in blocks)]
 
 
 def attend_blocks(

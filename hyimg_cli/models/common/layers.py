@@ -1,17 +1,19 @@
-"""Layers that several networks have, by their released names: a timestep as a row, and a ViT's.
+"""Layers that several networks have, by their released names: tokens and a timestep as rows, and a
+ViT's.
 
 The ViT has the bits of transformers' Siglip, whose import takes longer than loading a small model.
 """
 
 # Legend: B image or level, S image token, M width
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.models.common.config import VitShape
 
 _SINUSOID_WIDTH = 256
@@ -74,6 +76,13 @@ class VitMlp(nn.Module):
 
     def forward(self, x_BSM: Tensor) -> Tensor:
         return self.fc2(ACTIVATIONS[self.activation](self.fc1(x_BSM)))
+
+
+def embed(table: nn.Embedding, ids: Sequence[int] | Tensor) -> Tensor:
+    """Rows of tokens, [T, M], of ids on the host or on a device."""
+    device = table.weight.device
+    rows_TM: Tensor = table(ids.to(device) if isinstance(ids, Tensor) else to_device(ids, device))
+    return rows_TM
 
 
 class TimestepEmbedder(nn.Module):

@@ -5,22 +5,19 @@ all families do alike is done here.
 """
 
 # Legend: C channel, Y X latent rows and columns, V vocabulary, M model width, G branch, R row
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 from pydantic import TypeAdapter
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 from hyimg_cli.diffusion.denoise import Track
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
-from hyimg_cli.loading.checkpoint import metadata_of
+from hyimg_cli.models.common.packing import pack, unpack
 from hyimg_cli.models.protocols import (
     Canvas,
     Context,
@@ -87,26 +84,17 @@ class DecoderModel(Protocol):
         """The same of an image that is resized to the model's size without cutting."""
 
     def pack_source(self, encoded: Encoded) -> bytes:
-        """An encoded source image as bytes that any process can keep: safetensors with every bit of
-        its rows, its shape in the metadata.
-        """
-        tensors = {name: rows.contiguous().cpu() for name, rows in vars(encoded.rows).items()}
-        facts = {"shape": asdict(encoded.shape), "notes": encoded.notes, "digest": encoded.digest}
-        return save(tensors, metadata={"source": json.dumps(facts)})
+        """An encoded source image as bytes that any process can keep: every bit of its rows."""
+        shape, notes = asdict(encoded.shape), encoded.notes
+        return pack(encoded.digest, vars(encoded.rows), shape=shape, notes=notes)
 
     def unpack_source(self, data: bytes, digest: str) -> Encoded:
         """Undo `pack_source`, where tokens enter. Raises ValueError for other bytes."""
+        tensors, facts = unpack(data, digest)
         where = self.network.weight.device
-        try:
-            facts = json.loads(metadata_of(data)["source"])
-            if facts["digest"] != digest:
-                raise ValueError("the rows of another image")
-            tensors = {name: stored.to(where) for name, stored in load(data).items()}
-            shape: Any = TypeAdapter(self.source_shape).validate_python(facts["shape"])
-            rows = type(self).source_rows(**tensors)
-            return Encoded(digest, shape, rows, tuple(facts["notes"]))
-        except (SafetensorError, KeyError, TypeError) as error:
-            raise ValueError("not an encoded source image") from error
+        shape: Any = TypeAdapter(self.source_shape).validate_python(facts["shape"])
+        rows = type(self).source_rows(**{name: rows.to(where) for name, rows in tensors.items()})
+        return Encoded(digest, shape, rows, tuple(facts["notes"]))
 
     def decode_latents(self, latents_CYX: Tensor) -> Tensor:
         """Pixels in [0, 1], float32 on the CPU, [H, W, 3]."""
@@ -204,29 +192,3 @@ def buffer_of(context: Context) -> Buffer:
 
 def shapes_of(sources: Sequence[Encoded]) -> list[Any]:
     return [source.shape for source in sources]
-
-
-@dataclass(frozen=True)
-class FreeScript:
-    """A `TextScript` that allows anything, up to the token that ends a text."""
-
-    opening: tuple[int, ...]
-    end: int
-
-    def allowed(self, last: int) -> tuple[int, ...] | None:
-        return None
-
-    def is_done(self, last: int) -> bool:
-        return last == self.end
-
-    def early_end(self, id_: int) -> str:
-        return ""
-
-    def is_open(self, written: list[int]) -> bool:
-        return written[-1] != self.end
-
-    def forced_ending(self, written: list[int], before: int | None = None) -> list[int]:
-        return [*written, self.end]
-
-    def text_of(self, written: list[int]) -> list[int]:
-        return written

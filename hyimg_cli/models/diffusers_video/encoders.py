@@ -11,7 +11,6 @@ another attention kernel is picked, and other bits come out.
 
 import gc
 import inspect
-import json
 from collections import Counter
 from functools import cache, cached_property
 from typing import Any
@@ -23,11 +22,10 @@ from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import (
     format_text_input,
 )
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
-from safetensors.torch import load, save
 from torch import Tensor
 
 from hyimg_cli.errors import installed_version
-from hyimg_cli.loading.checkpoint import metadata_of
+from hyimg_cli.models.common.packing import pack, unpack
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.record import HUNYUAN_MAX_TOKENS, WAN_MAX_TOKENS
 from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_tokenizer, load_weights
@@ -36,7 +34,6 @@ from hyimg_cli.spec import digest
 
 FORMAT = 1
 _LIBRARIES = ("torch", "transformers", "diffusers", "tokenizers")
-_KEY, _NOTES = "key", "notes"
 TEXT, GLYPH = "text", "glyph"
 MAX_GLYPH_TOKENS = 256
 TEMPLATE_TOKENS = 108
@@ -89,22 +86,13 @@ class CheckpointEncoder:
             torch.cuda.empty_cache()
 
     def pack(self, embedding: PromptEmbedding) -> bytes:
-        """safetensors: the tensors to the bit, key and notes in the header."""
-        notes = json.dumps(list(embedding.notes))
-        tensors = {name: tensor.contiguous() for name, tensor in embedding.tensors.items()}
-        return save(tensors, metadata={_KEY: embedding.key, _NOTES: notes})
+        """An embedding as bytes that any process can keep."""
+        return pack(embedding.key, embedding.tensors, notes=embedding.notes)
 
     def unpack(self, data: bytes, key: str) -> PromptEmbedding:
         """Undo `pack` of `key`. Raises ValueError for anything else."""
-        try:
-            header = metadata_of(data)
-            stored, notes = header[_KEY], tuple(json.loads(header[_NOTES]))
-            tensors = load(data)
-        except Exception as error:  # safetensors raises a type of its own, the rest KeyError, ...
-            raise ValueError(f"not a packed prompt embedding: {error}") from error
-        if stored != key:
-            raise ValueError("a prompt embedding of another key")
-        return PromptEmbedding(key, tensors, notes)
+        tensors, facts = unpack(data, key)
+        return PromptEmbedding(key, tensors, tuple(facts["notes"]))
 
     def digest_of(self, **parts: Any) -> str:
         """A digest of `parts` and of what shapes every embedding: dtype, device, libraries."""

@@ -15,21 +15,18 @@ import torch
 from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
 from torch import Tensor
 
+from hyimg_cli.models.latent_video import VideoVae
 from hyimg_cli.spec.card import TileRule
 
 
-class CausalVae:
+class CausalVae(VideoVae):
     """What both autoencoders have in common: the first latent frame gives one frame, every other
     `stride`.
     """
 
     def __init__(self, module: Any, tiling: TileRule, stride: int) -> None:
         self.module, self.tiling, self._stride = module, tiling, stride
-
-    @property
-    def tile_channels(self) -> int:
-        """Channels of what `decode_tile` returns: a patch's pixels are still channels."""
-        return int(self.module.config.out_channels)
+        self.tile_channels = int(module.config.out_channels)
 
     def tile_frames(self, latent_frames: int) -> int:
         """Frames decoded from `latent_frames`."""
@@ -45,9 +42,10 @@ class CausalVae:
 
 
 class HunyuanVae(CausalVae):
-    """AutoencoderKLHunyuanVideo15: one factor, all frames of a tile decoded at once.
+    """AutoencoderKLHunyuanVideo15: one factor, all frames of a tile decoded at once: its mid block
+    looks at all of them.
 
-    Its mid block's mask is made by `causal_mask`: the same values, without the library's loop of
+    That block's mask is made by `causal_mask`: the same values, without the library's loop of
     one launch per row for every tile.
     """
 
@@ -74,14 +72,6 @@ class HunyuanVae(CausalVae):
         """One tile decoded, [B, C, T, H, W]."""
         pixels_BCTHW: Tensor = self.module.decoder(latents_BCFYX)
         return pixels_BCTHW
-
-    def stream(self, latents_BCFYX: Tensor) -> Iterator[Tensor]:
-        """The same in one piece: its mid block looks at all frames."""
-        yield self.decode_tile(latents_BCFYX)
-
-    def finish(self, merged_BCTHW: Tensor) -> Tensor:
-        """The picture of the merged tiles: as it is."""
-        return merged_BCTHW
 
 
 class WanVae(CausalVae):

@@ -12,17 +12,16 @@ business.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hyimg_cli.kernels.rows import padding
-from hyimg_cli.kernels.transfer import current, to_device
+from hyimg_cli.kernels.rows import pad_rows
+from hyimg_cli.kernels.transfer import current
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.models.common.attention import QueryBlock, appended_spans
-from hyimg_cli.models.common.layers import TimestepEmbedder
+from hyimg_cli.models.common.attention import QueryBlock, appended_spans, commit_rows
+from hyimg_cli.models.common.layers import TimestepEmbedder, embed
 from hyimg_cli.models.common.spans import query_spans
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.rope import RopeTables
@@ -135,7 +134,7 @@ class HunyuanImage3ForCausalMM(nn.Module):
         """What a prefill's rows are, where they stand, and what they see."""
         layout, ids, sources, buffer, stop = prefill
         start = buffer.length
-        x_TM = self._embed(ids[start:stop])
+        x_TM = embed(self.model.wte, ids[start:stop])
         for block, rows in zip(layout.sources, sources, strict=True):
             if start <= block.timestep and block.vit.stop <= stop:
                 x_TM[block.timestep - start] = rows.timestep_M.to(x_TM)
@@ -154,14 +153,11 @@ class HunyuanImage3ForCausalMM(nn.Module):
         """
         spans = appended_spans((buffer, len(ids)) for ids, buffer in runs)
         blocks = [QueryBlock(buffer, [span]) for (_, buffer), span in zip(runs, spans, strict=True)]
-        embedded_TM = torch.cat([self._embed(ids) for ids, _ in runs])
+        embedded_TM = torch.cat([embed(self.model.wte, ids) for ids, _ in runs])
         places = [(span.start, span.stop) for span in spans]
         rope_2TD = self.angles.text(places, embedded_TM.device)
         hidden_TM = self.model(embedded_TM, rope_2TD, blocks)
-        for block in blocks:
-            block.buffer.commit(block.stop)
-        ends = accumulate(block.count for block in blocks)
-        return torch.stack([hidden_TM[end - 1] for end in ends])
+        return torch.stack(commit_rows(blocks, hidden_TM))
 
     def text_logits(self, hidden_RM: Tensor) -> Tensor:
         """Next-token logits [R, V] in float32; only here does the final norm apply."""
@@ -263,22 +259,13 @@ class HunyuanImage3ForCausalMM(nn.Module):
         return torch.cat([special_PSM, image_PSM], dim=1)
 
     def _padded(self, x: Tensor) -> Tensor:
-        """`x` with zeros behind its first axis, up to the row multiple."""
-        missing = padding(x.shape[0], self.model.row_multiple)
-        if not missing:
-            return x
-        return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing))
+        return pad_rows(x, self.model.row_multiple)
 
     def _scalars(self, values: Sequence[float]) -> Tensor:
         """Numbers on the device, padded like pictures; filled there: a copy would make it wait."""
         return self._padded(
             torch.cat([torch.full((1,), value, device=self.device) for value in values])
         )
-
-    def _embed(self, ids: Sequence[int] | Tensor) -> Tensor:
-        device = self.model.wte.weight.device
-        ids_T = ids.to(device) if isinstance(ids, Tensor) else to_device(ids, device)
-        return self.model.wte(ids_T)
 
     def _rope(self, layout: Layout, start: int, stop: int) -> Tensor:
         device = self.model.wte.weight.device

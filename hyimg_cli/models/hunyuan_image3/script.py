@@ -20,10 +20,12 @@ code ends one at `</answer>` and `<|endoftext|>` as well, and asks for the ratio
 case; so does ours. There `think` goes on behind `</think>`, freely, and ends behind the recaption.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hyimg_cli.models.hunyuan_image3.config import Template
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
+from hyimg_cli.models.protocols import TextScript
 from hyimg_cli.spec.options import BotTask
 
 
@@ -35,13 +37,15 @@ def trigger(bot_task: BotTask) -> str:
 
 
 @dataclass
-class Script:
+class Script(TextScript):
     """Transitions between the stages of one job's writing; each fires once.
 
     `needs_ratio`: the size is `auto`, so that after the text come `<answer>` (instruct template
     only), `<boi>`, `<img_size_*>` and one of the `ratios` tokens, always the most likely.
     """
 
+    opening: Sequence[int] = field(init=False)
+    end: int = field(init=False)
     vocabulary: Vocabulary
     bot_task: BotTask
     needs_ratio: bool
@@ -52,15 +56,10 @@ class Script:
     _queue: list[tuple[int, ...]] = field(default_factory=list)
     _is_ending: bool = False
 
-    @property
-    def opening(self) -> list[int]:
-        return self.vocabulary.encode(trigger(self.bot_task))
-
-    @property
-    def closing_tag(self) -> int:
-        """The tag that ends the whole text."""
-        is_think = self.bot_task == "think" and not self.is_base
-        return self.vocabulary.end_think if is_think else self.vocabulary.end_recaption
+    def __post_init__(self) -> None:
+        words, is_think = self.vocabulary, self.bot_task == "think" and not self.is_base
+        self.opening = words.encode(trigger(self.bot_task))
+        self.end = words.end_think if is_think else words.end_recaption
 
     @property
     def ending(self) -> list[tuple[int, ...]]:
@@ -72,43 +71,32 @@ class Script:
         return [*answer, (words.boi,), (words.img_size,), self.ratios]
 
     def allowed(self, last: int) -> tuple[int, ...] | None:
-        """Ids that may follow `last`, the best of them to be taken; None where sampling is free."""
         if not self._queue and last not in self._fired:
             self._fired.add(last)
             if last == self.vocabulary.end_think and self.bot_task == "think_recaption":
                 self._queue = [(self.vocabulary.recaption,)]
-            elif last == self.closing_tag:
+            elif last == self.end:
                 self._is_ending, self._queue = True, self.ending
         return self._queue.pop(0) if self._queue else None
 
     def is_done(self, last: int) -> bool:
-        """True if nothing is to be written after `last`, which `allowed` has let through."""
         if self.needs_ratio or self._is_ending:
             return self._is_ending and not self._queue
         # NOTE: upstream stops plain `think` at either tag when the size is given.
-        return last in (self.closing_tag, self.vocabulary.end_recaption)
+        return last in (self.end, self.vocabulary.end_recaption)
 
     def early_end(self, id_: int) -> str:
-        """Why the text ends before `id_`, which was sampled freely; empty where it goes on."""
         words, name = self.vocabulary, self.vocabulary.name
         is_end_of_base = self.is_base and id_ in (words.end_answer, words.eos)
         if not is_end_of_base and id_ not in words.openers:
             return ""
-        return f"the text ended early at {name(id_)}, before {name(self.closing_tag)}"
-
-    def is_open(self, written: list[int]) -> bool:
-        """True if the text still lacks its last closing tag."""
-        return self.closing_tag not in written
+        return f"the text ended early at {name(id_)}, before {name(self.end)}"
 
     def text_of(self, written: list[int]) -> list[int]:
-        """The text's own ids, tags included: without what opens the picture."""
         return written[: len(written) - len(self.ending)]
 
     def forced_ending(self, written: list[int], before: int | None = None) -> list[int]:
-        """`written`, ended at the token limit or `before` a sampled token; its first item is the
-        trigger tag.
-
-        The open tag is closed; a recaption that has not begun is left out with its tag. Where a
+        """The open tag is closed; a recaption that has not begun is left out with its tag. Where a
         ratio is needed, its opening follows, and the ratio: the sampled token if it is one.
         """
         words = self.vocabulary

@@ -21,7 +21,7 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.models.hunyuan_image3.config import VaeArchitecture
 from hyimg_cli.models.hunyuan_image3.row_chunks import RowChunks, plus
 from hyimg_cli.spec.card import TileRule
-from hyimg_cli.tiling.decode import decode_tiled
+from hyimg_cli.tiling.decode import TiledVae, decode_tiled
 
 _NORM_GROUPS = 32
 _NORM_EPS = 1e-6
@@ -62,7 +62,7 @@ class Vae(nn.Module):
         return (latents_BCYX / self.architecture.scaling_factor + self._shift).unsqueeze(2)
 
 
-class TiledPicture:
+class TiledPicture(TiledVae):
     """The VAE decoding tile by tile, by the released code's own rule: one latent frame in, the last
     of its frames out.
 
@@ -99,10 +99,6 @@ class TiledPicture:
         rank included: with them the VAE takes other chunks, and more memory.
         """
         return self.vae.decoder(latents_BCFYX)
-
-    def finish(self, merged_BCTHW: Tensor) -> Tensor:
-        """The picture of the merged tiles: as it is."""
-        return merged_BCTHW
 
     def decode(self, latents_BCYX: Tensor) -> Tensor:
         """Pixels as of `Vae.decode`, tile by tile: [B, 3, H, W], about [-1, 1], not clamped."""

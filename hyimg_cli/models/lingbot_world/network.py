@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as fun
 from diffusers import WanTransformer3DModel
+from diffusers.models.transformers.transformer_wan import WanRotaryPosEmbed
 from torch import Tensor, nn
 
 from hyimg_cli.kv.buffer import Buffer
@@ -196,18 +197,11 @@ class LingBotNetwork(nn.Module):
 
 
 def rope(grid: tuple[int, int, int], head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [S, D / 2] of tokens in frame, row, column order, by doubles."""
-    pairs = head_dim // 2
-    of_side = pairs // 3
-    angles = []
-    for axis, count in enumerate((pairs - 2 * of_side, of_side, of_side)):
-        places = torch.arange(grid[axis], dtype=torch.float64)
-        speeds = _THETA ** -(torch.arange(count, dtype=torch.float64) / count)
-        view = [1, 1, 1, count]
-        view[axis] = grid[axis]
-        angles.append(torch.outer(places, speeds).view(view).expand(*grid, count))
-    joined = torch.cat(angles, dim=-1).flatten(0, 2)
-    return joined.cos().float(), joined.sin().float()
+    """Cosines and sines [S, D / 2] of tokens in frame, row, column order: Wan's."""
+    table = WanRotaryPosEmbed(head_dim, (1, 1, 1), max(grid))
+    # The library has each number twice, for both of a pair.
+    cosines, sines = (both[0, :, 0, ::2] for both in table(torch.empty(1, 1, *grid)))
+    return cosines, sines
 
 
 def rotated(x_BHSD: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:

@@ -275,7 +275,7 @@ def test_sources_are_encoded_the_same_every_time(bagel: Bagel, golden: dict[str,
     back = bagel.unpack_source(bagel.pack_source(first), "digest")
     assert back.shape == first.shape
     assert all(torch.equal(vars(back.rows)[n], rows) for n, rows in vars(first.rows).items())
-    with pytest.raises(ValueError, match="another image"):
+    with pytest.raises(ValueError, match="another key"):
         bagel.unpack_source(bagel.pack_source(first), "another")
 
 

@@ -55,7 +55,7 @@ def test_pretrain_template_has_no_answer_tag(words: Vocabulary) -> None:
 @pytest.mark.parametrize("bot_task", ["think", "recaption", "think_recaption"])
 def test_a_given_size_stops_at_the_closing_tag(words: Vocabulary, bot_task: Any) -> None:
     script = Script(words, bot_task, False, "instruct", words.ratios)
-    assert script.is_done(script.closing_tag)
+    assert script.is_done(script.end)
     assert not script.is_done(70)
     # Upstream stops plain `think` at either tag, the other tasks at </recaption> alone.
     assert script.is_done(words.end_think) == (bot_task == "think")
