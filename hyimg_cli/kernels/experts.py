@@ -39,7 +39,7 @@ from torch.nn import functional as F
 
 from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.formats import FP8, Fp8Rows, Stack, Stacks, dense, one, round_to_fp8
-from hyimg_cli.kernels.ops import PLAIN, PlainOps, add_onto, ops_of
+from hyimg_cli.kernels.ops import PLAIN, PlainOps, add_onto, has_triton, ops_of
 from hyimg_cli.kernels.rows import group_multiple, pad_rows
 from hyimg_cli.settings.run import Quantization
 
@@ -111,7 +111,7 @@ def experts_of(stacks: Stacks) -> Experts:
 def most_few_rows(capability: Capability, form: Quantization) -> int:
     """Up to how many rows each reads its own experts on such a GPU; 0: none does."""
     # Older GPUs have no instructions for e4m3, and Triton no way around it.
-    if importlib.util.find_spec("triton") is None or (form == "fp8" and capability < (8, 9)):
+    if not has_triton() or (form == "fp8" and capability < (8, 9)):
         return 0
     is_made_dense = form == "nf4" or (form == "fp8" and not takes_scaled(capability))
     return MOST_FEW_QUANTISED if is_made_dense else MOST_FEW_ROWS

@@ -120,11 +120,16 @@ class PlainOps:
 PLAIN = PlainOps()
 
 
+def has_triton() -> bool:
+    """True if Triton is installed."""
+    return importlib.util.find_spec("triton") is not None
+
+
 def ops_of(device: torch.device) -> PlainOps:
     """The kernels for a layer on `device`; asked once, when the model is built."""
     if device.type != "cuda":
         return PLAIN
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         _LOG.warning("triton is not installed: norms, router and experts run unfused, and slower")
         return PLAIN
     from hyimg_cli.kernels.fused_ops import FusedOps

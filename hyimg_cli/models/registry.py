@@ -89,26 +89,19 @@ def _family(folder: Path, makes: Kind | None = None) -> Family:
     return next((family for family in asked if family.is_one(folder)), built_in[-1])
 
 
-def _base(*names: str | None) -> str:
-    """Where these names lead from: by it what is kept of `./model` is that folder's alone."""
-    fixed = (None, EMBEDDED, EMBEDDED_VIDEO)
-    return "" if all(name in fixed or os.path.isabs(name) for name in names) else os.getcwd()
-
-
 def sequences(model: str, revision: str | None = None) -> ImageCheckpoint:
     """A picture checkpoint, read once; its weights need not be there."""
-    return cast(ImageCheckpoint, _opened(_base(model), "pictures", model, revision, None))
+    return cast(ImageCheckpoint, _opened(os.getcwd(), "pictures", model, revision, None))
 
 
 def _films(
     model: str, revision: str | None = None, components: str | None = None
 ) -> VideoCheckpoint:
     """`components`: a folder with the text encoder and VAE of families that let them be there."""
-    base = _base(model, components)
-    return cast(VideoCheckpoint, _opened(base, "videos", model, revision, components))
+    return cast(VideoCheckpoint, _opened(os.getcwd(), "videos", model, revision, components))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=16)  # What is kept of `./model` is that of the folder it leads `_from`.
 def _opened(
     _from: str, makes: Kind, model: str, revision: str | None, components: str | None
 ) -> ImageCheckpoint | VideoCheckpoint:
@@ -139,7 +132,7 @@ def fingerprint(model: str, revision: str | None = None, components: str | None 
 
     A folder of the hub's cache is named by its commit, which is a digest already.
     """
-    return _fingerprint(_base(model, components), model, revision, components)
+    return _fingerprint(os.getcwd(), model, revision, components)
 
 
 @lru_cache(maxsize=8)

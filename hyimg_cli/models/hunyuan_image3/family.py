@@ -15,7 +15,7 @@ from hyimg_cli.diffusion.denoise import Track
 from hyimg_cli.diffusion.guidance import CFG
 from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kernels.attention import warn_of_slow_kernel
-from hyimg_cli.kernels.ops import penalize
+from hyimg_cli.kernels.ops import has_triton, penalize
 from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kernels.transfer import Waiting, sent, to_device
 from hyimg_cli.kv.buffer import Buffer
@@ -24,7 +24,6 @@ from hyimg_cli.models.common.model import DecoderModel, buffer_of, shapes_of
 from hyimg_cli.models.hunyuan_image3.graphs import (
     DecodeGraphs,
     decode_graphs,
-    has_triton,
     is_one_gpu,
     refuse_without_gpu,
 )

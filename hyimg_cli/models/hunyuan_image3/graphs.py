@@ -15,7 +15,6 @@ from the start: no fault, and told once.
 """
 
 # Legend: R row (a job that writes), M model width, L layer
-import importlib.util
 import logging
 import operator
 from collections.abc import Iterator, Sequence
@@ -30,6 +29,7 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.captures import Capture, GpuCapture, Replay
 from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows, decode_attention
 from hyimg_cli.kernels.experts import ANY_ROWS, MOST_FEW_ROWS, rows_unread
+from hyimg_cli.kernels.ops import has_triton
 from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
@@ -255,11 +255,6 @@ def refuse_without_gpu(device_map: str | None) -> None:
 def is_one_gpu(device_map: str | None) -> bool:
     """True if a model is on one GPU: not on the CPU, nor spread over several."""
     return device_map is not None and device_map.startswith("cuda")
-
-
-def has_triton() -> bool:
-    """True if Triton is installed: a graph's steps find K/V by its kernels."""
-    return importlib.util.find_spec("triton") is not None
 
 
 def decode_graphs(network: HunyuanImage3ForCausalMM, form: Quantization) -> DecodeGraphs:
