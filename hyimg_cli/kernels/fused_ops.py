@@ -22,7 +22,6 @@ from hyimg_cli.kernels.fused_moe import FusedMoeOps
 from hyimg_cli.kernels.ops import Pair
 
 _ROWS, _COLUMNS, _FEW_COLUMNS = 64, 64, 2048
-
 # Up to here one program would take all rows at once, and every other multiprocessor would idle:
 # reckoned, programs by (token, expert) are done sooner.
 FEW_ROWS = _ROWS

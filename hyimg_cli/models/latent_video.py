@@ -125,17 +125,20 @@ PromptEncoder = ConditionEncoder[str]
 
 
 class VideoDenoiser(Protocol):
-    """One job's denoising: its own scheduler, guider and step cache, its constants hoisted."""
+    """One job's denoising: its own scheduler, guider and step cache (`velocities`), its constants
+    hoisted.
+    """
+
+    velocities: VelocityCache
 
     @property
     def steps(self) -> int: ...
 
-    @property
-    def velocities(self) -> VelocityCache:
-        """The job's own step cache."""
-
     def is_stop(self, step: int) -> bool:
-        """True if the latents behind so many steps are worth keeping, whatever was asked for."""
+        """True if the latents behind so many steps are worth keeping, whatever was asked for: never
+        where all frames are on their way together.
+        """
+        return False
 
     def initial_latents(self) -> Tensor:
         """Noise from a CPU generator of the job's seed, [1, C, F, Y, X], on the device."""

@@ -25,6 +25,7 @@ from hyimg_cli.models.latent_video import (
     BranchRunner,
     PromptEmbedding,
     SpreadModel,
+    VideoDenoiser,
 )
 from hyimg_cli.models.lora_files import lora_file
 from hyimg_cli.spec.job import VideoJob
@@ -47,8 +48,8 @@ class LocalBranches:
         return [branch(step, latents_BCFYX, timestep_B) for branch in self._branches]
 
 
-class Denoiser:
-    """The `VideoDenoiser` of both families. Made for one job; nothing of it outlives the job.
+class Denoiser(VideoDenoiser):
+    """Denoising of both families. Made for one job; nothing of it outlives the job.
 
     Branches are begun with the first step that runs them: one that the step cache estimates asks no
     rank.
@@ -84,10 +85,6 @@ class Denoiser:
     @property
     def steps(self) -> int:
         return len(self.schedule.levels)
-
-    def is_stop(self, step: int) -> bool:
-        """Never: all frames are on their way together."""
-        return False
 
     def initial_latents(self) -> Tensor:
         return self._noise_1CFYX.clone()
