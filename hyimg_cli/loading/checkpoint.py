@@ -87,24 +87,17 @@ def weight_files(folder: Path, stem: str = STEM) -> tuple[Path, ...]:
 def tensor_index(folder: Path, stem: str = STEM) -> dict[str, TensorInfo]:
     """Every tensor of the checkpoint by name; headers are checked against the files."""
     files = weight_files(folder, stem)
-    found: dict[str, TensorInfo] = {}
-    for file in files:
-        tensors = file_tensors(file)
-        if twice := found.keys() & tensors.keys():
-            name = min(twice)
-            what = f"tensor {name!r} is stored twice, in {found[name].file} and in {file.name}"
-            raise fault("duplicate-tensor", what, folder)
-        found |= tensors
+    found = [pair for file in files for pair in file_tensors(file).items()]
     if files[0].name == f"{stem}.safetensors":
-        return found
+        return dict(found)
     # The index and the shards must say the same: a loader goes by one or by the other.
     index = folder / f"{stem}.safetensors.index.json"
     named = {f"{name} ({file})" for name, file in _weight_map(index).items()}
-    stored = {f"{name} ({info.file})" for name, info in found.items()}
+    stored = {f"{name} ({info.file})" for name, info in found}
     absent, unnamed = sorted(named - stored), sorted(stored - named)
     if parts := _listed({"named but absent": absent, "stored but not named": unnamed}):
         raise fault("index", f"the index and the shards disagree: {parts}", index)
-    return found
+    return dict(found)
 
 
 def metadata_of(data: bytes) -> dict[str, str]:

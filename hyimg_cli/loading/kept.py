@@ -6,9 +6,7 @@ the file that it was made from stands on its disk; so it is found without readin
 
 import logging
 import os
-from collections import Counter
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -46,32 +44,33 @@ class KeptWeights:
         self._store = DiskStore(cache.folder if nbytes <= budget else None, budget)
         self._form = form
 
-    def read(self, stored: StoredTensor, share: str, parts: Sequence[Tensor]) -> bool:
-        """Fill a matrix's `parts` with what is kept of it; False where nothing is."""
-        key, sizes = self._key(stored, share), [part.nbytes for part in parts]
-        data = self._store.read(QUANTIZED_WEIGHTS, key)
-        if data is None:
-            return False
-        if len(data) != sum(sizes):
-            self._store.discard(QUANTIZED_WEIGHTS, key)
-            return False
-        every = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        for part, own in zip(parts, every.split(sizes), strict=True):
-            read = partial(Tensor.copy_, other=own)
-            _bytes(part).copy_(stored.pieces.load(len(own), part.device, read))
-        return True
+    def fill(
+        self,
+        parts: Sequence[Tensor],
+        stored: StoredTensor,
+        share: str,
+        quantise: Callable[[], None],
+    ) -> None:
+        """Fill a matrix's `parts` with what is kept of it; else have it quantised, and kept."""
 
-    def keep(self, stored: StoredTensor, share: str, parts: Sequence[Tensor]) -> None:
-        """Keep the `parts` of a matrix that was just quantised."""
-        if self._store.takes_more:
-            data = b"".join(_bytes(part).cpu().numpy().data for part in parts)
-            self._store.write(QUANTIZED_WEIGHTS, self._key(stored, share), data)
+        def take(data: bytes) -> None:
+            sizes = [part.nbytes for part in parts]
+            if len(data) != sum(sizes):
+                raise ValueError("of another matrix")
+            every = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            for part, own in zip(parts, every.split(sizes), strict=True):
+                _bytes(part).copy_(own)
+
+        def give(_: None) -> bytes:
+            return b"".join(_bytes(part).cpu().numpy().data for part in parts)
+
+        key = self._key(stored, share)
+        self._store.read_through(QUANTIZED_WEIGHTS, key, quantise, pack=give, unpack=take)
 
     def tell(self) -> None:
         """Log what was wrong with the cache since it was asked first."""
-        for note, count in Counter(self._store.take_notes()).items():
-            times = f" ({count} times)" if count > 1 else ""
-            logger.warning("quantised weights: %s%s", note, times)
+        for note in dict.fromkeys(self._store.take_notes()):
+            logger.warning("quantised weights: %s", note)
 
     def _key(self, stored: StoredTensor, share: str) -> str:
         status, info = os.fstat(stored.descriptor), stored.info

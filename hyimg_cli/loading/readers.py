@@ -4,17 +4,15 @@
     file ▸ the room itself, where that is main memory and of the file's dtype
 
 Threads take tensors from all files in turn, so neither one large file nor one slow disk has one
-thread alone. Beside the room each thread holds its pieces, and what is made of one.
+thread alone. Beside the room each thread holds a piece, and what is made of it.
 """
 
 import math
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +25,12 @@ from hyimg_cli.files import descriptor_of
 from hyimg_cli.loading.checkpoint import TensorInfo, readable
 
 READERS = 4
-# On a CPU a piece, and what is made of it, stays in a core's cache, and in memory that malloc does
-# not give back each time; smaller ones cost more calls than they save. A GPU's link wants more.
+# On a CPU a piece, and what is made of it, stays in a core's cache; smaller ones cost more calls
+# than they save. A GPU's link wants more, and torch keeps the memory that is pinned for it.
 PIECE_BYTES, PINNED_BYTES = 1 << 20, 1 << 24
 # Weights of a piece are a multiple: blocks of 4-bit weights run on from one row to the next.
 _BLOCK = 64
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
-
-
-class Pieces(threading.local):
-    """Memory that a thread reads into, by the kind of device that takes it: pinned for a GPU."""
-
-    def __init__(self) -> None:
-        self._memory: dict[str, Tensor] = {}
-
-    def load(self, nbytes: int, device: torch.device, read: Callable[[Tensor], object]) -> Tensor:
-        """`nbytes` bytes on `device`, of no use after the next ones were asked for."""
-        is_pinned, memory = device.type == "cuda", self._memory.get(device.type)
-        if memory is None or len(memory) < nbytes:
-            room = max(nbytes, PINNED_BYTES) if is_pinned else nbytes
-            memory = torch.empty(room, dtype=torch.uint8, pin_memory=is_pinned)
-            self._memory[device.type] = memory
-        read(memory[:nbytes])
-        # The other threads read while this one waits for its copy.
-        return memory[:nbytes].to(device)
 
 
 @dataclass(frozen=True)
@@ -63,7 +43,6 @@ class StoredTensor:
     info: TensorInfo
     descriptor: int
     files: Mapping[str, Any]
-    pieces: Pieces
 
     def whole(self) -> Tensor:
         """All of it in main memory: a view of the file, or a packed matrix in float32."""
@@ -76,16 +55,17 @@ class StoredTensor:
         if self.info.parts:
             yield 0, self.whole().to(device)
             return
-        shape = self.info.shape or (1,)
+        shape, is_gpu = self.info.shape or (1,), device.type == "cuda"
         row_bytes = max(1, self.info.bytes // max(1, shape[0]))
-        most = PINNED_BYTES if device.type == "cuda" else PIECE_BYTES
+        most = PINNED_BYTES if is_gpu else PIECE_BYTES
         whole = _BLOCK // math.gcd(_BLOCK, math.prod(shape[1:]))
         step = max(1, most // row_bytes // whole) * whole
         for first in range(0, shape[0], step):
             count, start = min(step, shape[0] - first), self.info.start + first * row_bytes
-            read = partial(self._read, start=start)
-            data = self.pieces.load(count * row_bytes, device, read)
-            yield first, data.view(_DTYPES[self.info.dtype]).view(count, *shape[1:])
+            # The other threads read while this one waits for its copy to a GPU.
+            piece = torch.empty(count * row_bytes, dtype=torch.uint8, pin_memory=is_gpu)
+            self._read(piece, start)
+            yield first, piece.to(device).view(_DTYPES[self.info.dtype]).view(count, *shape[1:])
 
     def into(self, room: Tensor) -> None:
         """Fill `room`, contiguous and of this shape, on any device and in any dtype."""
@@ -123,10 +103,9 @@ def read_all(
                 descriptors[file] = descriptor_of(path, os.O_RDONLY)
                 inside.callback(os.close, descriptors[file])
                 handles[file] = inside.enter_context(safe_open(path, framework="pt"))
-        pieces = Pieces()
         # From all files in turn, of each in the order in which they lie there.
         tensors = [
-            StoredTensor(name, info, descriptors[info.file], handles, pieces)
+            StoredTensor(name, info, descriptors[info.file], handles)
             for name, info in sorted(stored.items(), key=lambda pair: pair[1].start)
         ]
 

@@ -205,19 +205,20 @@ def _quantise(
     cut: WeightCut | None,
     kept: KeptWeights | None,
 ) -> None:
-    parts = [tensor[expert] for tensor in stack.tensors]
-    share = "" if cut is None else f"{cut.dim} {digest.of_bytes(cut.index.numpy().tobytes())}"
-    if kept is not None and kept.read(stored, share, parts):
-        return
-    if cut is None:
-        for first, rows in stored.rows(stack.device):
-            stack.put(expert, rows, first=first)
-    elif cut.dim == 1:
-        stack.put(expert, stored.whole(), cut.index)
+    def quantise() -> None:
+        if cut is None:
+            for first, rows in stored.rows(stack.device):
+                stack.put(expert, rows, first=first)
+        elif cut.dim == 1:
+            stack.put(expert, stored.whole(), cut.index)
+        else:
+            stack.put(expert, cut.of(stored.whole()))
+
+    if kept is None:
+        quantise()
     else:
-        stack.put(expert, cut.of(stored.whole()))
-    if kept is not None:
-        kept.keep(stored, share, parts)
+        share = "" if cut is None else f"{cut.dim} {digest.of_bytes(cut.index.numpy().tobytes())}"
+        kept.fill([tensor[expert] for tensor in stack.tensors], stored, share, quantise)
 
 
 def balanced(
