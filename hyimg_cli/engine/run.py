@@ -176,7 +176,7 @@ class ManifestRun:
         _, invalid, jobs = self._begin(on_event, replace(config, output=output, batch=batch))
         config = self.request.config
         with TextsFile(path, jobs) as file:
-            left = file.begin(jobs, config, force=self.request.policy.force)
+            left = file.begin(config, force=self.request.policy.force)
             to_write = list[Job]()
             for job in left:
                 if isinstance(job, ImageJob) and job.writes_text:

@@ -1,6 +1,8 @@
 """A redraw on its source: what was edited, and the source with only that changed."""
 
 from dataclasses import dataclass, replace
+from math import hypot
+from typing import Any
 
 import numpy as np
 from scipy import ndimage
@@ -76,6 +78,27 @@ class Edit:
         if not self.seen.is_sure and not is_plain:
             found.append("too little in the picture tells whether it was shifted or zoomed")
         return tuple(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """The `edit` of a result line, as far as a redraw tells it."""
+        moved = zip(self.seen.zoom, self.seen.shift, self.mask.shape, strict=True)
+        # How far the middle of the picture moved, in pixels that were drawn.
+        shift_px = hypot(*((zoom - 1) * side / 2 + shift for zoom, shift, side in moved))
+        zoom = max((round(zoom - 1, 5) for zoom in self.seen.zoom), key=lambda by: abs(by))
+        unseen = max(0.0, self.placement.unseen) if self.measures.moved else 0.0
+        return {
+            "kind": self.kind,
+            "reasons": list(self.reasons),
+            "doubts": list(self.doubts),
+            "area": round(float(self.mask.mean()), 5),
+            "regions": self.measures.regions,
+            "redraw": {"mean_de": round(self.outside[0], 2), "p99_de": round(self.outside[1], 2)},
+            "drift": round(self.measures.drift, 2),
+            "moved": {"zoom": zoom, "shift_px": round(shift_px, 2), "sure": self.seen.is_sure},
+            "scale": round(self.placement.pixels_per_drawn, 2),
+            "unseen": round(unseen, 4),
+            "spill": None if self.spill is None else round(self.spill, 4),
+        }
 
 
 @dataclass(frozen=True)

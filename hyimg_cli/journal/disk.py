@@ -12,28 +12,25 @@ from hyimg_cli.errors import OutputFolderError, StorageError
 from hyimg_cli.files import descriptor_of, storage_error, write_all
 
 
-def take_lock(path: Path, wait_s: float = 0.0) -> int:
-    """A descriptor that holds the lock until it is closed, by us or by the end of the process.
+def take_lock(path: Path, held: contextlib.ExitStack, wait_s: float = 0.0) -> int:
+    """The descriptor of a lock, which is ours until `held` closes it, or the process ends.
 
     Raises OutputFolderError where another process holds it for longer than `wait_s`.
     """
     lock = descriptor_of(path, os.O_RDWR | os.O_CREAT)
+    held.callback(os.close, lock)
     until = time.monotonic() + wait_s
-    try:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    raise in_use(path.parent, find_holder(path)) from None
-                time.sleep(0.02)
-        os.ftruncate(lock, 0)
-        started = time.strftime("%Y-%m-%d %H:%M:%S")
-        write_all(lock, f"process {os.getpid()} on {socket.gethostname()} since {started}".encode())
-    except BaseException:
-        os.close(lock)
-        raise
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise in_use(path.parent, find_holder(path)) from None
+            time.sleep(0.02)
+    os.ftruncate(lock, 0)
+    started = time.strftime("%Y-%m-%d %H:%M:%S")
+    write_all(lock, f"process {os.getpid()} on {socket.gethostname()} since {started}".encode())
     return lock
 
 

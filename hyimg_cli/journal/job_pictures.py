@@ -9,9 +9,8 @@ another region or another gate needs no model.
 """
 
 from collections.abc import Iterator, Mapping
-from math import hypot
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from PIL import Image
 
@@ -27,9 +26,6 @@ from hyimg_cli.settings.run import OutputConfig
 from hyimg_cli.spec.events import OutputFile
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.options import KeepOutside
-
-if TYPE_CHECKING:
-    from hyimg_cli.finishing.outside import Edit
 
 Record = dict[str, Any]
 
@@ -93,7 +89,7 @@ def finish(
     given = region_of(outside, Size(*source.pixels.shape[:2]))
     placement = Placement.stretched(source.pixels.shape[:2], drawn.shape[:2])
     found = edit_of(drawn, reference, placement, given=given, mode=outside.region_mode)
-    edit |= edit_report(found)
+    edit |= found.to_json()
     if found.kind == "global" and outside.on_global == "fail":
         hint = "the redraw is kept; on_global keep takes it, a region limits it"
         what = f"the whole picture was edited: {', '.join(found.reasons)}"
@@ -169,31 +165,6 @@ def _text(job: ImageJob, pixels: images.Pixels, facts: PictureFacts | None) -> P
         return None
     size, sha256 = Size(*pixels.shape[:2]), images.pixel_digest(pixels)
     return picture_text(job, public_line(job), facts, size, sha256)
-
-
-def edit_report(found: "Edit") -> Record:
-    """The line's `edit`, as far as a redraw tells it."""
-    measures, motion = found.measures, found.seen
-    # How far the middle of the picture moved, in pixels that were drawn.
-    moved = zip(motion.zoom, motion.shift, found.mask.shape, strict=True)
-    shift_px = hypot(*((zoom - 1) * side / 2 + shift for zoom, shift, side in moved))
-    return {
-        "kind": found.kind,
-        "reasons": list(found.reasons),
-        "doubts": list(found.doubts),
-        "area": round(float(found.mask.mean()), 5),
-        "regions": measures.regions,
-        "redraw": {"mean_de": round(found.outside[0], 2), "p99_de": round(found.outside[1], 2)},
-        "drift": round(measures.drift, 2),
-        "moved": {
-            "zoom": max((round(zoom - 1, 5) for zoom in motion.zoom), key=lambda by: abs(by)),
-            "shift_px": round(shift_px, 2),
-            "sure": motion.is_sure,
-        },
-        "scale": round(found.placement.pixels_per_drawn, 2),
-        "unseen": round(max(0.0, found.placement.unseen), 4) if measures.moved else 0.0,
-        "spill": None if found.spill is None else round(found.spill, 4),
-    }
 
 
 def list_breaches(edit: Mapping[str, Any], outside: KeepOutside) -> list[str]:

@@ -212,11 +212,9 @@ class RunFolder(JobFolder):
         A whole run keeps `.lock`. A shard holds it while it enters, then its own lock alone.
         """
         with ExitStack() as entering:
-            self._lock = take_lock(self.folder / LOCK, wait_s=_DOOR_S if self.shard else 0.0)
-            (entering if self.shard else held).callback(os.close, self._lock)
             if self.shard:
-                self._lock = take_lock(self.folder / f"{LOCK}{self.shard}")
-                held.callback(os.close, self._lock)
+                take_lock(self.folder / LOCK, entering, _DOOR_S)
+            self._lock = take_lock(self.folder / f"{LOCK}{self.shard}", held)
             others = {
                 path.name: holder
                 for path in self.folder.glob(f"{LOCK}-*-of-*")

@@ -3,13 +3,13 @@ its bytes, which may come from others: files are opened, and removed, by the pat
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import is_dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from hyimg_cli.addresses import shown_place
 from hyimg_cli.errors import JournalError, OutputFolderError
@@ -24,12 +24,11 @@ from hyimg_cli.files import (
     write_all,
 )
 from hyimg_cli.settings.values import shown
-from hyimg_cli.spec.events import Outcome
+from hyimg_cli.spec.events import Outcome, VideoFile
 
 # Of a file that is there already, as much of its end is compared as most lines have.
 _TAIL_BYTES = 4096
-# Beyond any seed, second or count; a float can hold it.
-_LARGEST = 2**64
+_NO_JSON = "it is not JSON of one"
 
 
 class JournalFile:
@@ -108,8 +107,9 @@ def outcomes_in(data: bytes, file: Path, first: int = 1) -> Iterator[dict[str, A
     A last line that a kill cut off is passed over. Raises OutputFolderError for any other line that
     is no outcome.
     """
-    for number, entry in entries_in(whole_lines(data), first):
-        why = "it is not JSON of one" if entry is None else _fault_in(entry)
+    for number, line in lines_in(whole_lines(data), first):
+        entry = entry_of(line)
+        why = _NO_JSON if entry is None else _find_fault(line, entry)
         if entry is None or why:
             raise OutputFolderError(
                 f"this line is no outcome of a job: {why}",
@@ -120,11 +120,9 @@ def outcomes_in(data: bytes, file: Path, first: int = 1) -> Iterator[dict[str, A
         yield entry
 
 
-def entries_in(data: bytes, first: int = 1) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """The lines that are not empty, by number: the outcome in each, or None where it holds none."""
-    for number, line in enumerate(data.split(b"\n"), first):
-        if line.strip():
-            yield number, entry_of(line)
+def lines_in(data: bytes, first: int = 1) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not empty, with their numbers."""
+    return ((n, line) for n, line in enumerate(data.split(b"\n"), first) if line.strip())
 
 
 def entry_of(line: bytes) -> dict[str, Any] | None:
@@ -142,15 +140,19 @@ def whole_lines(data: bytes) -> bytes:
     return data if entry_of(data[end:]) is not None else data[:end]
 
 
-def _fault_in(entry: Mapping[str, Any]) -> str:
-    """Fault of an outcome: its first field that is not of its kind; else empty."""
+def _find_fault(line: bytes, entry: Mapping[str, Any]) -> str:
+    """The first field of an outcome that is not of its kind; empty where all are. Any may be
+    missing: earlier versions had fewer.
+    """
     from pydantic import ValidationError
 
     try:
-        _outcome_adapter().validate_python(entry)
+        # Half a surrogate pair is no JSON to pydantic; what a text says is not looked at.
+        _line_adapter().validate_json(re.sub(rb"\\u[dD]", rb"\\ue", line), strict=True)
     except ValidationError as error:
-        name = str(error.errors()[0]["loc"][0])
-        return f"{name} is {shown(entry[name])}"
+        places = (one["loc"] for one in error.errors() if one["type"] != "missing")
+        if (place := next(places, None)) is not None:
+            return f"{place[0]} is {shown(entry[str(place[0])])}" if place else _NO_JSON
     for output in entry.get("outputs", ()):
         frames = output.get("frames_path")
         for path in (output.get("path", ""), *([] if frames is None else [frames])):
@@ -161,27 +163,13 @@ def _fault_in(entry: Mapping[str, Any]) -> str:
 
 
 @cache
-def _outcome_adapter() -> Any:
-    """pydantic's reader of lines with the fields of `Outcome`, any of which may be missing; built
-    where there is a line to read: it takes 0.2 s.
-    """
-    from pydantic import Field, TypeAdapter, create_model
+def _line_adapter() -> Any:
+    """pydantic's reader of a line; built where there is one to read: it takes 0.2 s."""
+    from pydantic import ConfigDict, TypeAdapter
 
-    def shape_of(kind: Any) -> Any:
-        """A kind as JSON has it: nothing is converted. A dataclass has the fields of what is
-        derived from it too.
-        """
-        if isinstance(kind, type) and is_dataclass(kind):
-            classes = (kind, *kind.__subclasses__())
-            hints = {name: own for one in classes for name, own in get_type_hints(one).items()}
-            fields: dict[str, Any] = {name: (shape_of(own), None) for name, own in hints.items()}
-            return create_model(kind.__name__, **fields)
-        if kind in (int, float):
-            return Annotated[kind, Field(strict=True, gt=-_LARGEST, lt=_LARGEST)]
-        if kind in (str, bool):
-            return Annotated[kind, Field(strict=True)]
-        origin: Any = Union if get_origin(kind) is UnionType else get_origin(kind)
-        is_made_of = origin in (Union, tuple, dict)
-        return origin[tuple(map(shape_of, get_args(kind)))] if is_made_of else kind
+    @dataclass(frozen=True)
+    class Line(Outcome):
+        outputs: tuple[VideoFile, ...] = ()  # of a picture's none of its fields is another's
+        __pydantic_config__ = ConfigDict(allow_inf_nan=False)
 
-    return TypeAdapter(shape_of(Outcome))
+    return TypeAdapter(Line)

@@ -75,11 +75,10 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
                     )
             # Files at an address are read, too: what is copied is what was written.
             whole = (one for one in done if is_intact(RunFolder(one.folder), one.results[name]))
-            rest = [one for one in having if one not in done]
-            if intact := next(whole, None):
-                chosen[name] = intact
-            elif rest:
-                chosen[name] = rest[-1]
+            failed = [one for one in having if one not in done]
+            intact = next(whole, None)
+            if best := intact or next(reversed(failed), None):
+                chosen[name] = best
             if done and not intact:
                 damaged.append(name)
         results = {name: source.results[name] for name, source in chosen.items()}
@@ -117,16 +116,8 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
 
 def _read(folder: Path, into: Path) -> _Source:
     """A folder's results and jobs; the jobs' paths lead from `into`."""
-    try:
-        jobs = dict(resolved_jobs(folder))
-        moved = dict(zip(jobs, lines_moved(jobs.values(), folder, into), strict=True))
-    except (OSError, ValueError):
-        raise OutputFolderError(
-            "its manifest.resolved.jsonl cannot be read",
-            where=folder,
-            hint="plan or generate with this folder writes it again",
-            code="output.damaged-manifest",
-        ) from None
+    jobs = dict(resolved_jobs(folder))
+    moved = dict(zip(jobs, lines_moved(jobs.values(), folder, into), strict=True))
     return _Source(folder, run_folder(folder).results(), moved)
 
 

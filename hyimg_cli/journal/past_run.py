@@ -8,10 +8,12 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.files import JOURNAL_BYTES, SETTINGS_BYTES, json_of, opened, text_of
 from hyimg_cli.journal.journal import OUTPUTS, RESOLVED, RUN, RunFolder, outputs_of
+from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.settings.file_names import fault_of, fill_template, read_template
-from hyimg_cli.settings.values import BadValue, shown
+from hyimg_cli.settings.values import BadValue
 from hyimg_cli.spec.job import BY_ID
 
 _FRAME = " frame "
@@ -34,23 +36,30 @@ def object_in(info: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def resolved_jobs(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The lines of manifest.resolved.jsonl by custom_id, in order; none where there is no such
-    file. Raises ValueError or OSError at the first line that cannot be read.
+    file. Raises OutputFolderError at the first line that cannot be read.
     """
-    with suppress(FileNotFoundError), opened(folder / RESOLVED, JOURNAL_BYTES) as file:
-        for line in file:
-            entry = json_of(line.decode()) if line.strip() else None
-            if isinstance(entry, dict) and isinstance(entry.get("custom_id"), str):
-                images = entry.get("images", [])
-                if not (isinstance(images, list) and all(isinstance(one, str) for one in images)):
-                    raise ValueError(f"images of {entry['custom_id']} is {shown(images)}")
-                yield entry["custom_id"], entry
+    try:
+        with suppress(FileNotFoundError), opened(folder / RESOLVED, JOURNAL_BYTES) as file:
+            for line in file:
+                entry = json_of(line.decode()) if line.strip() else None
+                if isinstance(entry, dict) and isinstance(entry.get("custom_id"), str):
+                    for name in PATH_FIELDS.keys() & entry.keys():
+                        PATH_FIELDS[name].read(entry[name])
+                    yield entry["custom_id"], entry
+    except (OSError, ValueError) as error:
+        raise OutputFolderError(
+            f"{RESOLVED} cannot be read: {error}",
+            where=folder,
+            hint="plan or generate with this folder writes it again",
+            code="output.damaged-manifest",
+        ) from error
 
 
 def readable_jobs(folder: Path) -> dict[str, dict[str, Any]]:
     """The same lines; none where one cannot be read."""
     try:
         return dict(resolved_jobs(folder))
-    except (OSError, ValueError):
+    except OutputFolderError:
         return {}
 
 

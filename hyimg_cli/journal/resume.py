@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -31,9 +31,9 @@ class Resumption:
     to_run: list[Job]
     done: list[str]
     failed_before: list[str]
-    to_finish: list[ImageJob] = field(default_factory=list)
-    former: dict[str, list[str]] = field(default_factory=dict)
-    results: Results = field(default_factory=dict)
+    to_finish: list[ImageJob]
+    former: dict[str, list[str]]
+    results: Results
 
 
 def resume(
@@ -66,71 +66,59 @@ def resume(
             hint="choose another folder, leave out --no-resume, or run all again with --force",
             code="output.not-empty",
         )
-    resumption = Resumption([], [], [], results=results)
-    others: list[Job] = []
-    for job in jobs:
-        entry = results.get(job.custom_id) if resume else None
-        wanted = finishing.get(job.custom_id, "") if finishing else ""
-        if entry is None:
-            resumption.to_run.append(job)
-        elif entry.get("key") != keys.get(job.custom_id, "") or _is_renamed(job, entry):
-            if entry.get("status") == "done":
-                others.append(job)
-            resumption.to_run.append(job)
-        elif wanted and _is_to_finish(folder, entry, wanted, retry_failed):
-            assert isinstance(job, ImageJob), "only pictures are put back on a source"
-            resumption.to_finish.append(job)
-        elif wanted != entry.get("finishing_key", "") and entry.get("edit"):
-            resumption.to_run.append(job)
-        elif entry.get("status") == "done" and is_intact(folder, entry, with_frames=with_frames):
-            resumption.done.append(job.custom_id)
-        elif entry.get("status") == "failed" and not retry_failed:
-            resumption.failed_before.append(job.custom_id)
-        else:
-            resumption.to_run.append(job)
+    done, failed_before = list[str](), list[str]()
+    to_finish, others = list[ImageJob](), list[Job]()
+    for job in jobs if resume else ():
+        if (entry := results.get(job.custom_id)) is None:
+            continue
+        wanted, edit = (finishing or {}).get(job.custom_id, ""), files_of_edit(entry)
+        matte, *redraw = (edit.get(kind, {}) for kind in ("mask", "plain", "shown"))
+        is_finished = wanted == entry.get("finishing_key", "") or not entry.get("edit")
+        is_done = entry.get("status") == "done" and is_finished
+        if entry.get("key") != keys.get(job.custom_id, "") or _is_renamed(job, entry):
+            others += [job] if entry.get("status") == "done" else []
+        elif (
+            is_done
+            and is_intact(folder, entry, with_frames=with_frames)
+            and (not wanted or folder.holds([matte]) or not folder.holds(redraw))
+        ):
+            done.append(job.custom_id)
+        elif entry.get("status") == "failed" and is_finished and not retry_failed:
+            failed_before.append(job.custom_id)
+        elif isinstance(job, ImageJob) and wanted and folder.holds(redraw):
+            to_finish.append(job)
+    settled = {*done, *failed_before, *(job.custom_id for job in to_finish)}
+    to_run = [job for job in jobs if job.custom_id not in settled]
     if others and not force:
-        counts: Counter[str] = Counter()
+        counts = Counter[str]()
         for job in others:
             entry = results[job.custom_id]
             if name_differences and entry.get("key") != keys.get(job.custom_id):
                 counts.update(name_differences(job))
-            counts["name"] += _is_renamed(job, entry)
-        # On the fields that differ, in how many jobs, and on what `--force` would do.
-        named = ", ".join(f"{name}: {count}" for name, count in counts.most_common() if count)
-        rest, done = len(jobs) - len(others), len(resumption.done)
-        kept = f" and keeps the {'other' if done == rest else 'done'} {done}" if done else ""
-        again = f"--force makes {'it' if len(others) == 1 else 'those'} again{kept}"
-        hint = f"{again}; -o names another folder; run.json has the old flags"
+            counts.update(["name"] if _is_renamed(job, entry) else [])
+        named = ", ".join(f"{name}: {count}" for name, count in counts.most_common())
+        hint = (
+            f"--force makes {len(others)} again and keeps {len(done)}; -o names another folder; "
+            "run.json has the old flags"
+        )
         if NOT_FOUND in counts:
             hint = "put the source images back, or name another folder with -o"
-        differ = "differs" if len(jobs) == 1 else "differ"
         raise OutputFolderError(
-            f"{len(others)} of {counted(len(jobs), 'job')} {differ}{f' ({named})' if named else ''}"
-            f' from what is done in this folder, "{others[0].custom_id}" first',
+            f"{len(others)} of {len(jobs)} jobs differ{f' ({named})' if named else ''} from what "
+            f'is done in this folder, "{others[0].custom_id}" first',
             where=folder.place,
             hint=hint,
             code="output.other-job",
         )
-    _refuse_taken_names(folder.folder, jobs, resumption.to_run, results)
+    _refuse_taken_names(folder.folder, jobs, to_run, results)
     # Files that go once a job's new line is on disk: of no other result.
     owners = Counter(file for entry in results.values() for file in files_of_result(entry))
-    for job in resumption.to_run:
-        if entry := results.get(job.custom_id):
-            former = [file for file in files_of_result(entry) if owners[file] == 1]
-            resumption.former[job.custom_id] = former
-    return resumption
-
-
-def _is_to_finish(
-    folder: RunFolder, entry: Mapping[str, Any], finishing_key: str, retry_failed: bool
-) -> bool:
-    """True if a job's redraw is there as it was written, and what was made of it is not wanted."""
-    edit = files_of_edit(entry)
-    if entry.get("finishing_key") == finishing_key:
-        is_whole = is_intact(folder, entry) and folder.holds([edit.get("mask", {})])
-        if is_whole if entry.get("status") == "done" else not retry_failed:
-            return False
-    return folder.holds(edit.get(kind, {}) for kind in ("plain", "shown"))
+    former = {
+        job.custom_id: [file for file in files_of_result(entry) if owners[file] == 1]
+        for job in to_run
+        if (entry := results.get(job.custom_id))
+    }
+    return Resumption(to_run, done, failed_before, to_finish, former, results)
 
 
 def is_intact(folder: RunFolder, entry: Mapping[str, Any], *, with_frames: bool = False) -> bool:

@@ -5,9 +5,8 @@ it. Lines are people's to edit; what is there is never written again.
 """
 
 import glob
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -16,7 +15,7 @@ from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.files import remove, replace_file
 from hyimg_cli.journal.disk import disk_errors, take_lock
 from hyimg_cli.journal.journal import REPLICA, FinishedJob, JobFolder, bytes_if_any, json_line
-from hyimg_cli.journal.journal_file import JournalFile, entries_in, whole_lines
+from hyimg_cli.journal.journal_file import JournalFile, entry_of, lines_in, whole_lines
 from hyimg_cli.journal.keys import job_keys
 from hyimg_cli.manifest.fields import AR_FIELDS
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
@@ -37,60 +36,39 @@ class TextsFile(JobFolder):
         super().__init__(path.parent)
         self._path = path.resolve() if path.is_symlink() else path
         self._jobs = {job.custom_id: job for job in jobs}
+        self._held = ExitStack()
         self._file: JournalFile
 
     def __enter__(self) -> Self:
         with disk_errors(self._path), ExitStack() as held:
             self.folder.mkdir(parents=True, exist_ok=True)
-            held.callback(os.close, take_lock(self._path.with_name(f".{self._path.name}.lock")))
+            take_lock(self._path.with_name(f".{self._path.name}.lock"), held)
             for left in self.folder.glob(f".{glob.escape(self._path.name)}{REPLICA}*"):
                 remove(left)
-            self.lines()  # what is no file of texts is left as it is
-            self._file = JournalFile(self._path)
             self._held = held.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
         self._held.close()
 
     def replica_folder(self, number: int) -> Path:
         return self._path.with_name(f".{self._path.name}{REPLICA}{number}")
 
-    def lines(self) -> dict[str, dict[str, Any]]:
-        """The lines by custom_id; what a kill cut off is passed over. Raises OutputFolderError for
-        any other line that is no job.
-        """
-        with disk_errors(self._path):
-            data = bytes_if_any(self._path)
-        found: dict[str, dict[str, Any]] = {}
-        whole = whole_lines(data)
-        is_cut_off = data.startswith(b'{"custom_id"', len(whole))
-        for number, entry in entries_in(whole if is_cut_off else data):
-            if entry is None:
-                raise OutputFolderError(
-                    "this line is no job",
-                    where=f"{self._path.name}:{number}",
-                    hint="mend it, or take it out: its text is written again",
-                    code="output.damaged-texts",
-                )
-            found[entry["custom_id"]] = entry
-        return found
-
-    def begin(self, jobs: Sequence[Job], config: RunConfig, *, force: bool) -> list[Job]:
-        """The jobs that have no line yet.
+    def begin(self, config: RunConfig, *, force: bool) -> list[Job]:
+        """Opens the file for lines: the jobs that have none yet.
 
         Raises OutputFolderError where a line is of another job of that name, unless `force`: then
         the line is taken out.
         """
-        kept = self.lines()
-        keys = job_keys([job for job in jobs if job.custom_id in kept], config)
-        others = []
-        for job in jobs:
-            written = kept.get(job.custom_id, {}).get("written")
-            # A line without a text names no job by its key.
-            if isinstance(written, dict) and written.get("key") != keys.get(job.custom_id):
-                others.append(job)
+        kept = self._read()
+        keys = job_keys([self._jobs[name] for name in self._jobs if name in kept], config)
+        # A line without a text names no job by its key.
+        notes = {name: kept[name].get("written") for name in keys}
+        others = [
+            self._jobs[name]
+            for name, written in notes.items()
+            if isinstance(written, dict) and written.get("key") != keys[name]
+        ]
         if others and not force:
             raise OutputFolderError(
                 f'"{others[0].custom_id}" has a text in {self._path.name} already, written for '
@@ -101,12 +79,31 @@ class TextsFile(JobFolder):
             )
         for job in others:
             del kept[job.custom_id]
-        if others:
-            with disk_errors(self._path):
-                self._file.close()
+        with disk_errors(self._path):
+            if others:
                 replace_file(self._path, b"".join(map(json_line, kept.values())))
-                self._file = JournalFile(self._path)
-        return [job for job in jobs if job.custom_id not in kept]
+            self._file = self._held.enter_context(closing(JournalFile(self._path)))
+        return [job for name, job in self._jobs.items() if name not in kept]
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        """The lines by custom_id; what a kill cut off is passed over. Raises OutputFolderError for
+        any other line that is no job.
+        """
+        with disk_errors(self._path):
+            data = bytes_if_any(self._path)
+        found: dict[str, dict[str, Any]] = {}
+        whole = whole_lines(data)
+        is_cut_off = data.startswith(b'{"custom_id"', len(whole))
+        for number, line in lines_in(whole if is_cut_off else data):
+            if (entry := entry_of(line)) is None:
+                raise OutputFolderError(
+                    "this line is no job",
+                    where=f"{self._path.name}:{number}",
+                    hint="mend it, or take it out: its text is written again",
+                    code="output.damaged-texts",
+                )
+            found[entry["custom_id"]] = entry
+        return found
 
     def append_as_is(self, job: Job) -> None:
         """Adds the line of a job that has no text to write."""
@@ -114,16 +111,15 @@ class TextsFile(JobFolder):
         self._append(line)
 
     def store(self, finished: Sequence[FinishedJob]) -> None:
-        for one in finished:
-            self._append_text(one.outcome)
-
-    def _append_text(self, outcome: Outcome) -> None:
-        """Adds the job with its text, as a line of a manifest. A job that failed has no line: it is
-        tried again by the next run.
+        """Adds the jobs with their texts, as lines of a manifest. A job that failed has no line: it
+        is tried again by the next run.
         """
-        job = self._jobs[outcome.custom_id]
-        if outcome.status != "done" or not isinstance(job, ImageJob):
-            return
+        for outcome in (one.outcome for one in finished):
+            job = self._jobs[outcome.custom_id]
+            if outcome.status == "done" and isinstance(job, ImageJob):
+                self._append(self._line_of(job, outcome))
+
+    def _line_of(self, job: ImageJob, outcome: Outcome) -> dict[str, Any]:
         text, ids = outcome.cot_text, outcome.cot_token_ids
         assert text is not None, "the job wrote its text"
         assert ids is not None, "and has its tokens"
@@ -137,7 +133,7 @@ class TextsFile(JobFolder):
         sampling = {name: fields[name] for name in fields if name in (*AR_FIELDS, "bot_task")}
         facts = {"key": outcome.key} | sampling | dict(outcome.written or {})
         line["written"] = note(ids, text, facts)
-        self._append({name: line[name] for name in _FIRST if name in line} | line)
+        return {name: line[name] for name in _FIRST if name in line} | line
 
     def _append(self, line: Mapping[str, Any]) -> None:
         with disk_errors(self._path):

@@ -16,7 +16,7 @@ from hyimg_cli.finishing.outside import edit_of
 from hyimg_cli.finishing.placement import AxisMap, Placement, shown
 from hyimg_cli.finishing.planes import Mask, distance_to, scale_of
 from hyimg_cli.finishing.verdict import Change
-from hyimg_cli.journal.job_pictures import edit_report, list_breaches
+from hyimg_cli.journal.job_pictures import list_breaches
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.measure.replay.run_folder import run_of
 from hyimg_cli.media.carried import Bytes, check_region, own_picture, region_of
@@ -72,7 +72,7 @@ def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
         drawn, place = _as_redraw(other, size)
         before = on_white(shown(own, place))
         found = edit_of(drawn, before, place, given=given, mode=outside.region_mode)
-        record = edit_report(found) | {"unseen": round(max(0.0, place.unseen), 4)}
+        record = found.to_json() | {"unseen": round(max(0.0, place.unseen), 4)}
         edited, rows_of, columns = found.mask, _drawn_at(place.y), _drawn_at(place.x)
         if can_count and found.kind == "local":
             edited = _with_blend(own, other, edited, place)

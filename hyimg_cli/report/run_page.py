@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.addresses import address_of
-from hyimg_cli.errors import OutputFolderError, UsageError
+from hyimg_cli.errors import UsageError
 from hyimg_cli.files import (
     JOURNAL_BYTES,
     bytes_of,
@@ -211,14 +211,9 @@ class AskedJobs:
         self.lines: dict[str, tuple[int, bytes]] = {}
         self.shared: Path | None = None
         folders = set[str]()
-        try:
-            for place, (name, entry) in enumerate(resolved_jobs(folder)):
-                self.lines[name] = place, json_line(entry)
-                folders.update(map(os.path.dirname, entry.get("images", ())))
-        except (OSError, ValueError) as error:
-            what = f"{RESOLVED} cannot be read: {error}"
-            hint, code = "run the same command again: it is written anew", "output.damaged-jobs"
-            raise OutputFolderError(what, where=folder, hint=hint, code=code) from error
+        for place, (name, entry) in enumerate(resolved_jobs(folder)):
+            self.lines[name] = place, json_line(entry)
+            folders.update(map(os.path.dirname, entry.get("images", ())))
         with suppress(ValueError):  # there are none, or some are absolute and some not
             self.shared = Path(os.path.commonpath(folders))
 

@@ -274,7 +274,7 @@ def test_a_used_folder_tells_in_what_how_many_jobs_differ(
         ran = run_cli(command, jobs("y"), "-o", "out")
         assert ran.code == 2
         assert "error[output.other-job]: 20 of 40 jobs differ (prompt: 20)" in ran.err
-        assert "--force makes those again and keeps the other 20;" in ran.err
+        assert "--force makes 20 again and keeps 20;" in ran.err
     ran = run_cli("check", jobs("y", guidance_scale=2), "-o", "out")
     assert "(guidance_scale: 20, prompt: 20)" in ran.err
     assert run_cli("check", jobs("y"), "-o", "out", "--force").code == 0
@@ -294,7 +294,7 @@ def test_settings_models_and_sources_are_named_too(
     write_picture("a.png", size=(32, 32))
     told = run_cli("check", manifest, "-o", "out", "--no-kv-reuse").err
     assert "1 of 2 jobs differ (source image: 1)" in told
-    assert "keeps the other 1" in told
+    assert "makes 1 again and keeps 1;" in told
     info = json.loads((tmp_path / "out" / "run.json").read_text())
     info["models"] = {"tiny-image": "0"}
     (tmp_path / "out" / "run.json").write_text(json.dumps(info))

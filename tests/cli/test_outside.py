@@ -228,7 +228,7 @@ def test_a_source_that_was_deleted_since_is_told_as_not_found(
     (home / "in" / "red.png").unlink()
     ran = run_cli(command, home / "jobs.jsonl", "-o", home / "run", *FLAGS[:2])
     assert ran.code == 2
-    assert "1 of 1 job differs (source image not found: 1) from what is done" in ran.err
+    assert "1 of 1 jobs differ (source image not found: 1) from what is done" in ran.err
     assert "hint: put the source images back, or name another folder with -o" in ran.err
 
 
@@ -255,7 +255,7 @@ def test_a_region_implies_keep_outside(home: Path, run_cli: Run) -> None:
         (BARE, ("--recipe", recipe, "--no-keep-outside"), False),
     ):
         plan = run_cli("plan", write(home, line), "-o", home / "run", *flags)
-        assert ("1 job differs" not in plan.err) == keeps
+        assert ("1 of 1 jobs differ" not in plan.err) == keeps
 
 
 @pytest.mark.parametrize("command", ["check", "plan", "generate"])

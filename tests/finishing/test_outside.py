@@ -17,7 +17,6 @@ from hyimg_cli.finishing.planes import blurred, planes
 from hyimg_cli.finishing.region import region, views
 from hyimg_cli.finishing.registration import Motion
 from hyimg_cli.finishing.verdict import Measures, structure_of
-from hyimg_cli.journal.job_pictures import edit_report as line_of
 from hyimg_cli.journal.job_pictures import edit_warnings
 from hyimg_cli.media.images import fit_cover, stretch
 from hyimg_cli.spec.job import Size
@@ -266,7 +265,7 @@ def test_a_redraw_that_moved_too_far_tells_how_far() -> None:
     assert edit.kind == "global"
     assert edit.reasons[-1].startswith("moved"), edit.reasons
     assert edit.motion == Motion()
-    moved = line_of(edit)["moved"]
+    moved = edit.to_json()["moved"]
     assert moved["zoom"] == pytest.approx(256 / 240 - 1, abs=0.01)
 
 
@@ -420,7 +419,7 @@ def test_a_redraw_whose_rest_is_unlike_the_source_is_not_sure() -> None:
         drawn = np.round(levels).clip(0, 255).astype(np.uint8).transpose(1, 2, 0)
         edit = edit_of(drawn, one.reference, Placement.stretched(*[drawn.shape[:2]] * 2))
         assert edit.kind != "global"
-        line = line_of(edit) | {"gates": []}
+        line = edit.to_json() | {"gates": []}
         said = [text for text in edit_warnings(line) if text.startswith("not sure: the rest")]
         assert bool(said) is not is_sure
 
@@ -434,6 +433,6 @@ def test_a_lone_thing_that_was_zoomed_is_told_of() -> None:
 
     place = Placement.stretched((256, 256), (256, 256))
     for zoom, is_sure in ((1.01, True), (1.03, False)):
-        line = line_of(edit_of(dot(50 * zoom), dot(50), place)) | {"gates": []}
+        line = edit_of(dot(50 * zoom), dot(50), place).to_json() | {"gates": []}
         assert line["moved"]["sure"] is is_sure
         assert any("shifted or zoomed" in text for text in edit_warnings(line)) is not is_sure

@@ -26,7 +26,7 @@ def read_resolved(file: Path, custom_id: str) -> dict[str, Any]:
     """The line of a file's job in its run's resolved manifest, paths in it leading from `run_of`;
     empty where there is none.
     """
-    with suppress(OSError, ValueError):  # what stands before the damage can be used
+    with suppress(OutputFolderError):  # what stands before the damage can be used
         entries = resolved_jobs(run_of(file))
         return next((entry for name, entry in entries if name == custom_id), {})
     return {}
