@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.spec.events import Outcome, OutputFile
+from hyimg_cli.spec.events import Outcome, OutputFile, StepCacheReport
 from hyimg_cli.spec.job import Job
 
 OneJob = TypeVar("OneJob", bound=Job, covariant=True)
@@ -18,7 +18,8 @@ class Request(Generic[OneJob]):
 
     `warnings_if_lost` stand there too where it fails: what its next attempt need not do. `edit`:
     what is known of how its picture was put back on its source. `source_digests`: of the images
-    that were read for it. Behind each stage it has another form, with what that stage adds.
+    that were read for it. `denoise_steps` were run for it; `step_cache`: how many were estimated.
+    A pipeline's own kind of request holds what its stages have made, too.
     """
 
     job: OneJob
@@ -28,14 +29,16 @@ class Request(Generic[OneJob]):
     notes: list[str] = field(default_factory=list)
     edit: dict[str, Any] | None = None
     source_digests: tuple[str, ...] = ()
+    denoise_steps: int = 0
+    step_cache: StepCacheReport | None = None
 
-    def as_begun(self) -> "Request[OneJob]":
-        """The request alone: what its stages have made is not held by it."""
-        return Request(*(getattr(self, field.name) for field in fields(Request)))
+    def begun(self) -> dict[str, Any]:
+        """The request alone, by field: what its stages have made is not held by it."""
+        return {field.name: getattr(self, field.name) for field in fields(Request)}
 
     def as_lost(self, error: Exception) -> "Lost[OneJob]":
         """The request that failed by `error`."""
-        return Lost(**vars(self.as_begun()), error=error)
+        return Lost(**self.begun(), error=error)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -73,6 +76,8 @@ def done_outcome(
         outputs=(output,) if output else (),
         metadata=json.loads(work.job.metadata_json),
         extra=json.loads(work.job.extra_json),
+        denoise_steps=work.denoise_steps,
+        step_cache=work.step_cache,
         **line_facts(work, facts, *work.warnings, *warnings),
         **said,
     )

@@ -85,7 +85,7 @@ def test_pictures_go_on_in_less_memory_and_only_what_never_fits_is_lost(
         _refuse_more_than(patch, "feed", 3, refused)
         _refuse_more_than(patch, "velocities", 1, refused)
         _refuse_first(patch, ImageStages, "prefill", {"again": 1}, refused)
-        _refuse_first(patch, ImageStages, "with_branches", {"again": 1}, refused)
+        _refuse_first(patch, ImageStages, "build_branches", {"again": 1}, refused)
         _refuse_first(patch, ImageStages, "decode", {"later": 2, "lost": 99}, refused)
         ran = run_cli("generate", manifest, "-o", "short", *FLAGS)
     lines = _lines(ran)
@@ -97,7 +97,7 @@ def test_pictures_go_on_in_less_memory_and_only_what_never_fits_is_lost(
     assert "a batch of 4 failed (out of memory); it went on in halves" in told["first"]
     assert "it went on when the prefixes kept for other jobs were dropped" in told["again"]
     assert "no memory to decode beside other jobs; it was decoded behind them" in told["later"]
-    assert {"feed", "velocities", "prefill again", "with_branches again"} < refused.keys()
+    assert {"feed", "velocities", "prefill again", "build_branches again"} < refused.keys()
     assert "out of memory" in ran.err
     after = _lines(run_cli("generate", manifest, "-o", "short", "--retry-failed", *FLAGS))
     assert _files(after) == {"lost": plain["lost"]}

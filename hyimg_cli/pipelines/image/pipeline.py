@@ -30,7 +30,7 @@ from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.prewarm import prewarm
 from hyimg_cli.pipelines.image.sources import EncodedSources
-from hyimg_cli.pipelines.image.stages import Decoded, Denoising, Generated, ImageStages, ReadSource
+from hyimg_cli.pipelines.image.stages import ImageStages, ImageWork, ReadSource
 from hyimg_cli.pipelines.image.think import Texts
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import SourcePrefetch
@@ -50,7 +50,7 @@ class LoadModel(Protocol):
     def __call__(self, choice: ModelChoice, *, is_batch_invariant: bool) -> DecoderModel: ...
 
 
-class ImagePipeline(Pipeline[DecoderModel, ImageJob, Generated]):
+class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageWork]):
     """Draws pictures, one model at a time."""
 
     def __init__(self, config: RunConfig, load: LoadModel | None = None) -> None:
@@ -117,7 +117,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, Generated]):
 
     def work(
         self, jobs: Sequence[ImageJob], folder: JobFolder | None, started: float
-    ) -> Iterator[JobStarted | Progress | Generated | Lost[ImageJob]]:
+    ) -> Iterator[JobStarted | Progress | ImageWork | Lost[ImageJob]]:
         model = self._resident()
         self._revive()
         coming = deque(path for job in jobs for path in job.images)
@@ -152,11 +152,11 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, Generated]):
             finally:
                 self._limit(run.memory.most)
 
-    def write(self, done: Generated, folder: JobFolder) -> OutputFile | None:
-        if not isinstance(done, Decoded):
+    def write(self, done: ImageWork, folder: JobFolder) -> OutputFile | None:
+        job, pixels, facts = done.job, done.pixels, None
+        if pixels is None:
             done.release_context()  # a job that ends with its text
             return None
-        job, pixels, facts = done.job, done.pixels, None
         if self._config.output.metadata:
             facts = PictureFacts(
                 model_name=self._resident().card.name,
@@ -164,7 +164,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, Generated]):
                 source_sha256=done.source_digests,
                 cot_text=done.text.text,
                 cot_token_ids=done.text.ids,
-                ratio_index=done.bucket.token_index,
+                ratio_index=done.canvas.bucket.token_index,
             )
         if job.outside is None:
             return write_picture(folder, job, pixels, facts)
@@ -174,7 +174,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, Generated]):
         source = done.source_digests[job.outside.kept_source - 1]
         return finish(folder, job, pixels, done.reference, edit, self._config.output, source)
 
-    def outcome(self, done: Generated, output: OutputFile | None, facts: Facts) -> Outcome:
+    def outcome(self, done: ImageWork, output: OutputFile | None, facts: Facts) -> Outcome:
         text, job, reuse = done.text, done.job, done.reuse
         warnings = [text.cut] if text.cut else []
         if reuse.status == "partial":
@@ -186,14 +186,12 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, Generated]):
             output,
             facts,
             *warnings,
-            denoise_steps=done.denoise_steps,
-            step_cache=done.velocities.report() if isinstance(done, Denoising) else None,
             cot_text=text.text if has_written else job.cot_text,
             cot_token_ids=text.ids if has_written else job.cot_token_ids,
             cot_from=done.cot_from,
-            written=None if isinstance(done, Decoded) else done.cached.note,
+            written=done.cached.note if done.cached and done.pixels is None else None,
             think_truncated=bool(text.cut),
-            ratio_index=done.bucket.token_index,
+            ratio_index=done.canvas.bucket.token_index,
             kv_reuse=reuse,
             batch=done.batch,
             parallel=None if self._ranks is None else self._ranks.report(),

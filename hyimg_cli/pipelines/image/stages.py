@@ -1,16 +1,15 @@
 """One picture from job to pixels, a stage a call.
 
-    prefill ─▶ Prefilled ─ text decoded ─▶ with_text ─▶ Generated ─▶ with_branches ─▶ Denoising
-            ─ all denoise steps ─▶ decode ─▶ Decoded
+    prefill ─▶ text decoded ─▶ end_text ─▶ build_branches ─▶ all denoise steps ─▶ decode
 
-Each form holds the one before it and what its own stage adds. `batch.py` runs decode steps and
+An `ImageWork` goes through them, and holds what they have made. `batch.py` runs decode steps and
 denoise steps for several jobs together. A stage raises JobError for what is wrong with its job
 alone.
 """
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.diffusion.denoise import Track
-from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import OutputError
 from hyimg_cli.kv.segments import Segment, TextSegment
 from hyimg_cli.manifest.planner import TextIdentity, text_identity
@@ -44,27 +42,35 @@ RoundTrip = Callable[[SourceImage, Size], tuple[np.ndarray, str]]
 _SAME_RATIO = 0.01
 
 
-@dataclass(eq=False, kw_only=True)
-class Prefilled(Request[ImageJob]):
-    """Its AR prompt is in its context; `decoding` is None where there is no text to write.
+class ImageWork(Request[ImageJob]):
+    """A picture on its way; what a stage makes is there from that stage on.
 
-    `computed`, `shared`: rows of the prompt that were computed, and that other jobs had left.
-    `prompt`: all but its last token, as others may share it. `cached`: the text where it had been
-    written before: its rows are in the context, and count like the prompt's. `reference`: what the
-    picture will be compared with, where it is put back on its source. `batch`: how many jobs
-    were at work together at most, by stage.
+    `decoding` is None where there is no text to write. `computed`, `shared`: rows of the prompt
+    that were computed, and that other jobs had left. `prompt`: all but its last token, as others
+    may share it. `cached`: the text, once it is whole; where it had been written before, from the
+    start, and its rows are in the context and count like the prompt's. `reference`: what the
+    picture will be compared with, where it is put back on its source. `batch`: how many jobs were
+    at work together at most, by stage. `latents_CYX` are those behind its latest denoise step;
+    without `pixels`, uint8 [H, W, 3], the job ends with its text.
     """
 
     sources: list[Encoded]
     source_sizes: tuple[Size, ...]
     context: Context
-    decoding: DecodeRequest | None
+    decoding: DecodeRequest | None = None
     computed: int
     shared: int
     prompt: list[Segment]
     cached: CachedText | None
     reference: np.ndarray | None
-    batch: dict[str, int] = field(default_factory=lambda: {"think": 1, "denoise": 1})
+    batch: dict[str, int]
+    text: GeneratedText
+    canvas: Canvas
+    reuse: ReuseReport
+    branches: tuple[Any, ...]
+    track: Track
+    latents_CYX: Tensor
+    pixels: Pixels | None = None
 
     @property
     def cot_from(self) -> str | None:
@@ -73,26 +79,6 @@ class Prefilled(Request[ImageJob]):
             return None
         return self.cached.writer
 
-    def release_context(self) -> None:
-        """Give the context's K/V and the sources' rows back: the branches stand."""
-        self.context.buffer = None
-        self.sources = []
-
-
-@dataclass(eq=False, kw_only=True)
-class Generated(Prefilled):
-    """It waits to be drawn, or ends here: its text is there, its K/V are the AR stage's alone."""
-
-    cached: CachedText
-    text: GeneratedText
-    canvas: Canvas
-    reuse: ReuseReport
-    denoise_steps: int = 0
-
-    @property
-    def bucket(self) -> Bucket:
-        return self.canvas.bucket
-
     @property
     def draws_with(self) -> tuple[Bucket, int, StepCache | None]:
         """Jobs of which this is equal are denoised together: as many steps, and the same ones in
@@ -100,25 +86,10 @@ class Generated(Prefilled):
         """
         return self.canvas.bucket, self.job.num_inference_steps, self.job.step_cache
 
-
-@dataclass(eq=False, kw_only=True)
-class Denoising(Generated):
-    """Its branches stand; `latents_CYX` are those behind its latest step, number `denoise_steps`.
-
-    `velocities`: the step cache's, of the latest attempt.
-    """
-
-    branches: tuple[Any, ...]
-    track: Track
-    latents_CYX: Tensor
-    velocities: VelocityCache
-
-
-@dataclass(eq=False, kw_only=True)
-class Decoded(Denoising):
-    """A picture, uint8 [H, W, 3]."""
-
-    pixels: np.ndarray
+    def release_context(self) -> None:
+        """Give the context's K/V and the sources' rows back: the branches stand."""
+        self.context.buffer = None
+        self.sources = []
 
 
 @dataclass(frozen=True)
@@ -142,19 +113,19 @@ class ImageStages:
         """The identity of a text that others may have too; None where each job writes its own."""
         return None if self.texts is None else text_identity(job, self.model.card)
 
-    def prefill(self, request: Request[ImageJob]) -> Prefilled:
+    def prefill(self, work: ImageWork) -> None:
         """Read and encode the sources, once for both stages; prefill the AR stage's prompt, and its
         text where that is known.
         """
-        job, clock, model = request.job, request.clock, self.model
+        job, clock, model = work.job, work.clock, self.model
         clock.enter("read")
         images: list[SourceImage] = []
         for path in job.images:
             image, overlapped_s = self.read(path)
             clock.overlapped_s["read"] += overlapped_s
-            request.notes += image.notes
+            work.notes += image.notes
             images.append(image)
-        request.source_digests = tuple(image.digest for image in images)
+        work.source_digests = tuple(image.digest for image in images)
         clock.enter("encode")
         sources: list[Encoded] = []
         for image in images:
@@ -162,32 +133,26 @@ class ImageStages:
             encoded, overlapped_s = self.encode(shown)
             if overlapped_s:
                 clock.overlapped_s["encode"] += overlapped_s
-            request.notes += encoded.notes
-            request.warnings += encoded.warnings
+            work.notes += encoded.notes
+            work.warnings += encoded.warnings
             sources.append(encoded)
         clock.enter("prefill")
         before = model.rows_seen
         writing, cached = self._replayed(job, sources) or (job, None)
         identity = self.shared_text(job)
         if cached is None and identity is not None and self.texts is not None:
-            cached = self.texts.find((identity, request.source_digests))
-        context, prompt, shared = self._context(writing, sources, cached)
-        is_writing = job.writes_text and cached is None and context.buffer is not None
+            cached = self.texts.find((identity, work.source_digests))
+        work.context, work.prompt, work.shared = self._context(writing, sources, cached)
+        work.computed = model.rows_seen - before
+        is_writing = job.writes_text and cached is None and work.context.buffer is not None
+        work.decoding = DecodeRequest(job, model, work.context) if is_writing else None
+        work.sources, work.cached = sources, cached
+        work.source_sizes = tuple(Size(*image.pixels.shape[:2]) for image in images)
+        work.reference = self._reference(work, images)
+        work.batch = {"think": 1, "denoise": 1}
         clock.enter("queue")
-        return Prefilled(
-            **vars(request),
-            sources=sources,
-            source_sizes=tuple(Size(*image.pixels.shape[:2]) for image in images),
-            context=context,
-            decoding=DecodeRequest(job, model, context) if is_writing else None,
-            computed=model.rows_seen - before,
-            shared=shared,
-            prompt=prompt,
-            cached=cached,
-            reference=self._reference(request, images),
-        )
 
-    def with_text(self, work: Prefilled, *, is_repeated: bool) -> Generated:
+    def end_text(self, work: ImageWork, *, is_repeated: bool) -> None:
         """Lay out the sequence of the diffusion stage; nothing is computed for it yet. A text that
         `is_repeated` is left to the jobs that would write or feed the same.
         """
@@ -200,13 +165,13 @@ class ImageStages:
             # No decode step: what is left to decide follows from the prompt's own last logits.
             ending = () if work.context.buffer is None else model.ending(work.context)
             written = CachedText(GeneratedText(ending=ending), (), (), work.job.custom_id)
-        canvas = model.canvas(work.job, work.sources, written.text)
-        work.notes += canvas.notes
-        work.warnings += canvas.warnings
+        work.text, work.canvas = written.text, model.canvas(work.job, work.sources, written.text)
+        work.notes += work.canvas.notes
+        work.warnings += work.canvas.warnings
         if decoding is not None and model.graphs is not None:
             work.warnings += filter(None, [model.graphs.degraded(work.batch["think"])])
         work.clock.enter("queue")
-        reuse = ReuseReport(
+        work.reuse = ReuseReport(
             "none",
             work.computed,
             work.shared,
@@ -216,50 +181,41 @@ class ImageStages:
             ar_surplus_tokens=decoding.overdecoded if decoding else 0,
             ar_taken_tokens=len(work.cached.fed) if work.cached else 0,
         )
-        held = vars(work) | {"cached": written}
-        return Generated(**held, text=written.text, canvas=canvas, reuse=reuse)
+        work.cached = written
 
-    def with_branches(self, work: Generated) -> Denoising:
+    def build_branches(self, work: ImageWork) -> None:
         """Build the branches on the prefix that the AR stage left, and release that; draw the
         noise.
         """
         prefixes = self.prefixes if self.reuse.kv_reuse else None
         builder = BranchBuilder(self.model, work.canvas, work.sources, prefixes, work.clock)
-        branches, tokens = builder.build(work.context)
+        work.branches, tokens = builder.build(work.context)
         work.reuse = reuse_of(tokens, work.context, of_text=work.reuse, reuse=self.reuse)
         work.release_context()
         work.clock.enter("queue")
-        track = self.model.track(work.job, work.canvas, len(branches))
-        return Denoising(
-            **vars(work),
-            branches=branches,
-            track=track,
-            latents_CYX=track.noise_CYX,
-            velocities=track.velocity_cache(work.job.step_cache),
-        )
+        work.track = self.model.track(work.job, work.canvas, len(work.branches))
+        work.latents_CYX = work.track.noise_CYX
 
-    def decode(self, work: Denoising) -> Decoded:
+    def decode(self, work: ImageWork) -> None:
         """Decode the last latents. Raises OutputError for a picture that shows nothing."""
         work.clock.enter("decode_latents")
         if not torch.isfinite(work.latents_CYX).all():
             raise OutputError("the latents are not finite", code="output-image.not-finite")
         pixels = _pixels(self.model.decode_latents(work.latents_CYX))
         if work.job.infer_align_image_size and work.job.outside is None:
-            pixels = aligned(pixels, work.bucket, work.source_sizes, self.model.card)
+            pixels = aligned(pixels, work.canvas.bucket, work.source_sizes, self.model.card)
+        work.pixels = pixels
         work.clock.enter("queue")
-        return Decoded(**vars(work), pixels=pixels)
 
-    def _reference(
-        self, request: Request[ImageJob], images: Sequence[SourceImage]
-    ) -> np.ndarray | None:
+    def _reference(self, work: ImageWork, images: Sequence[SourceImage]) -> np.ndarray | None:
         """The kept source as the model would give it back, in the size that is drawn."""
-        job = request.job
+        job = work.job
         if job.outside is None or not self.draws or self.round_trip is None:
             return None
         bucket = self.model.card.bucket_of(job.size)
         assert bucket is not None, "an edit that keeps its source is drawn in its size"
         pixels, note = self.round_trip(images[job.outside.kept_source - 1], bucket.size)
-        request.warnings += [note] if note else []
+        work.warnings += [note] if note else []
         return pixels
 
     def _replayed(
@@ -311,7 +267,7 @@ class ImageStages:
             buffer.withdraw(len(context.ids))
         return context, segments, shared
 
-    def _share(self, work: Prefilled, written: CachedText) -> None:
+    def _share(self, work: ImageWork, written: CachedText) -> None:
         """Give a job's own text, and its K/V, to the jobs that would write or feed the same."""
         if written.writer != work.job.custom_id:
             return

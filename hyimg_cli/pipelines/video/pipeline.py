@@ -184,8 +184,6 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, VideoWork]):
             done,
             output,
             facts,
-            denoise_steps=done.denoise_steps,
-            step_cache=done.step_cache,
             kv_reuse=ReuseReport("none", 0, 0, 0, (), reason=f"{done.job.task} has no text stage"),
             batch={"denoise": done.together},
             sigmas=self._resident().sigmas(done.job) if done.job.scheduler else None,

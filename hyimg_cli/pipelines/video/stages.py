@@ -46,7 +46,7 @@ from hyimg_cli.pipelines.video.encodings import Encodings
 from hyimg_cli.pipelines.video.latents_checkpoint import Kept, LatentsCheckpoint
 from hyimg_cli.settings.run import DecodeTiles
 from hyimg_cli.spec.card import TileRule
-from hyimg_cli.spec.events import ParallelReport, Progress, StepCacheReport
+from hyimg_cli.spec.events import ParallelReport, Progress
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.work import video_work
 
@@ -85,8 +85,6 @@ class VideoWork(Request[VideoJob]):
     start: Mapping[str, Tensor] = field(default_factory=dict)
     latents_BCFYX: Tensor | None = None
     first_step: int = 0
-    denoise_steps: int = 0
-    step_cache: StepCacheReport | None = None
     together: int = 1
     writer: "VideoWriter | None" = None
     parallel: ParallelReport | None = None

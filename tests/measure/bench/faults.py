@@ -177,12 +177,11 @@ def _mark_forks(
 
 
 def _change_tracks(patch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
-    original = ImageStages.with_branches
+    original = ImageStages.build_branches
 
-    def drawing(studio: Any, waiting: Any) -> Any:
-        made = original(studio, waiting)
+    def drawing(studio: Any, work: Any) -> None:
+        original(studio, work)
         if studio.reuse.kv_reuse:
-            made.track = change(made.track)
-        return made
+            work.track = change(work.track)
 
-    patch.setattr(ImageStages, "with_branches", drawing)
+    patch.setattr(ImageStages, "build_branches", drawing)
