@@ -110,9 +110,10 @@ def probe_sources(
     """
     named = dict.fromkeys(path for job in jobs for path in job.images)
     paths = [path for path in named if fetches or not address_of(path)]
-    known = _WholePictures(config or CacheConfig())
-    sizes = {path: size for path in paths if (size := known.size_of(path))}
-    errors: dict[str, SourceImageError] = {}
+    known, errors = _WholePictures(config or CacheConfig()), dict[str, SourceImageError]()
+    # As they were before anybody read them.
+    marks = {path: _marks(path) for path in paths}
+    sizes = {path: size for path in paths if (size := known.size_of(path, marks[path]))}
     left, began, is_told = [path for path in paths if path not in sizes], time.monotonic(), False
     pool = ThreadPoolExecutor(_AT_ONCE)
     try:
@@ -123,7 +124,7 @@ def probe_sources(
             for path, probe in probes:
                 try:
                     sizes[path], _ = probe.result()
-                    known.add(path, sizes[path])
+                    known.add(path, marks[path], sizes[path])
                 except SourceImageError as error:
                     errors[path] = error
                 if not is_told and time.monotonic() - began > _TOLD_AFTER_S:
@@ -142,39 +143,37 @@ class _WholePictures:
 
     def __init__(self, config: CacheConfig) -> None:
         self._store = DiskStore(config.folder, config.budget_bytes)
-        self._folders: dict[str, dict[str, list[int]]] = {}
-        self._changed: set[str] = set()
-        # By path, what changes with the file, as it was before anybody read it.
-        self._marks: dict[str, list[int]] = {}
+        self._read, self._changed = cache(self._entry), set[str]()
 
-    def size_of(self, path: str) -> Size | None:
-        """The size of a picture that is as it was; None of others, and of one in a store."""
-        try:
-            status = os.stat(path)
-        except (OSError, ValueError):
-            return None
-        mark = [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-        self._marks[path] = mark
+    def size_of(self, path: str, marks: Sequence[int]) -> Size | None:
+        """The size of a picture that is as it was."""
         folder, name = os.path.split(path)
-        known = self._of(folder).get(name, [])
-        return Size(*known[4:]) if known[:4] == mark else None
+        known = self._read(folder).get(name, [])
+        return Size(*known[4:]) if marks and known[:4] == marks else None
 
-    def add(self, path: str, size: Size) -> None:
-        if path in self._marks:
-            folder, name = os.path.split(path)
-            self._of(folder)[name] = [*self._marks[path], size.height, size.width]
+    def add(self, path: str, marks: Sequence[int], size: Size) -> None:
+        folder, name = os.path.split(path)
+        if marks:
+            self._read(folder)[name] = [*marks, size.height, size.width]
             self._changed.add(folder)
 
     def keep(self) -> None:
         for folder in self._changed:
-            data = json.dumps(self._of(folder)).encode()
+            data = json.dumps(self._read(folder)).encode()
             self._store.write(CHECKED_SOURCES, _key(folder), data)
 
-    def _of(self, folder: str) -> dict[str, list[int]]:
-        if folder not in self._folders:
-            data = self._store.read(CHECKED_SOURCES, _key(folder))
-            self._folders[folder] = json.loads(data) if data else {}
-        return self._folders[folder]
+    def _entry(self, folder: str) -> dict[str, list[int]]:
+        data = self._store.read(CHECKED_SOURCES, _key(folder))
+        return json.loads(data) if data else {}
+
+
+def _marks(path: str) -> list[int]:
+    """What changes with a file; none of one in a store, or that is not there."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return []
+    return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _key(folder: str) -> str:
