@@ -105,7 +105,6 @@ WITHOUT_TORCH = (
     "engine.runner",
     "engine.eta",
     "engine.sources",
-    "engine.weights_read",
     "engine.replicas.job_queue",
     "engine.replicas.local",
     "engine.replicas.messages",

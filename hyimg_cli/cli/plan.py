@@ -1,6 +1,6 @@
 """`hyimg plan`: what `generate` would do: groups, tokens, steps, tiles and bytes, without torch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +12,7 @@ from hyimg_cli.cli.request import request_of
 from hyimg_cli.cli.shard import remark_unsplit
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.eta import Eta, KeptRates
-from hyimg_cli.engine.forecast import PictureForecast, VideoForecast, forecast, video_forecast
+from hyimg_cli.engine.forecast import PlanForecast, VideoForecast, forecast
 from hyimg_cli.engine.sources import inspect_sources
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.bucket import run_folder
@@ -59,7 +59,6 @@ def show_plan(given: Mapping[str, Any]) -> int:
     cards = runner.cards(config.model.revision)
     order = make_plan(to_run, cards)
     costs = forecast(order, config, assumed_think=given["assume_think"])
-    videos = tuple(video_forecast(order, config))
     components = _components(order, config)
     memory = footprints(order, config, shared_kv_bytes=costs.shared_kv_bytes)
     replicas = runner.replicas_of(order, config)
@@ -73,7 +72,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
         if not eta.unknown:
             stages = eta.stages_s
             time = {"seconds": sum(stages.values()), "runs": eta.runs, "stages": stages}
-        facts = _as_json(order, costs, videos) | _memory_as_json(memory, components)
+        facts = _as_json(order, costs) | _memory_as_json(memory, components)
         facts |= {"replicas": replicas, "time": time, "too_large": too_large}
         if config.model.cpu_offload != "none":
             facts |= {"on_gpu_bytes": {name: _at_a_time(name, config) for name in components}}
@@ -94,7 +93,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
     before = f", {len(rest.done)} done before" if rest.done else ""
     before += f", {len(rest.to_finish)} finished again without a model" if rest.to_finish else ""
     for text in (
-        *_lines(order, costs, videos, think=given["assume_think"]),
+        *_lines(order, costs, think=given["assume_think"]),
         f"all: {counted(len(order.groups), 'group')}{before}",
         *(_time_lines(eta) if to_run else ["time: nothing is left to run"]),
         *_memory_lines(memory, components),
@@ -242,40 +241,35 @@ def _at_a_time(model: str, config: RunConfig) -> int:
     return video_need(card, config).weights
 
 
-def _as_json(
-    order: Plan, costs: PictureForecast, videos: Sequence[VideoForecast]
-) -> dict[str, Any]:
-    pictures, films = iter(costs.groups), iter(videos)
+def _as_json(order: Plan, costs: PlanForecast) -> dict[str, Any]:
     groups: list[dict[str, Any]] = []
-    for group in order.groups:
+    for group, cost in zip(order.groups, costs.groups, strict=True):
         facts: dict[str, Any] = {"model": group.model, "size_class": group.size_class}
-        facts["custom_ids"] = [job.custom_id for job in group.jobs]
-        if isinstance(group, Group):
-            facts |= asdict(next(pictures))
-        else:
-            video = next(films)
-            facts |= asdict(video)
-            facts["decode"]["received_bytes"] = video.decode.received_bytes
+        facts |= {"custom_ids": [job.custom_id for job in group.jobs]} | asdict(cost)
+        if isinstance(cost, VideoForecast):
+            facts["decode"]["received_bytes"] = cost.decode.received_bytes
+            facts["tiles"] = cost.decode.down, cost.decode.across
             del facts["tokens"], facts["heads"]
         groups.append(facts)
     shared = {"shared_kv_bytes": costs.shared_kv_bytes}
     return {"groups": groups, "total": asdict(costs.total)} | shared
 
 
-def _lines(
-    order: Plan, costs: PictureForecast, videos: Sequence[VideoForecast], *, think: int
-) -> Iterator[str]:
+def _lines(order: Plan, costs: PlanForecast, *, think: int) -> Iterator[str]:
     """The plan as text: one paragraph for each group, then all pictures together."""
-    pictures, films = iter(costs.groups), iter(videos)
-    for number, group in enumerate(order.groups, 1):
+    videos = list[VideoForecast]()
+    for number, (group, cost) in enumerate(zip(order.groups, costs.groups, strict=True), 1):
         yield f"group {number}: {group.model}, size {group.size_class}"
-        is_image = isinstance(group, Group)
-        yield from _cost_lines(next(pictures)) if is_image else _video_lines(next(films))
+        if isinstance(cost, VideoForecast):
+            videos.append(cost)
+            yield from _video_lines(cost)
+        else:
+            yield from _cost_lines(cost)
     if len(videos) > 1:
         flops = sum(video.denoise_flops for video in videos)
         yield f"all videos: {counted(sum(video.jobs for video in videos), 'job')}"
         yield f"  denoise: {_floor_text(flops)}"
-    if costs.groups:
+    if costs.total.jobs:
         yield "all pictures:"
         yield from _cost_lines(costs.total)
         yield f"  shared between jobs: {bytes_text(costs.shared_kv_bytes)} of KV"
@@ -291,8 +285,8 @@ def _video_lines(video: VideoForecast) -> Iterator[str]:
     yield f"  denoise: {_floor_text(video.denoise_flops)}"
     yield f"  text: {counted(video.prompts, 'distinct prompt')} to embed, once"
     shapes = " ".join(f"{height}x{width}" for height, width in video.tile_shapes)
-    down, across = video.tiles
-    yield f"  decode: {down} x {across} tiles a video, in latents {shapes}"
+    tiles = f"{video.decode.down} x {video.decode.across}"
+    yield f"  decode: {tiles} tiles a video, in latents {shapes}"
     yield from _rank_lines(video)
     latents = f"up to {bytes_text(video.latents_bytes)} of latents until a video's file is written"
     yield (

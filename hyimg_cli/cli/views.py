@@ -20,8 +20,8 @@ from hyimg_cli.cli.sentences import (
     read_text,
     status,
 )
+from hyimg_cli.cli.weights_read import WeightsRead
 from hyimg_cli.engine.run import RunPlanned
-from hyimg_cli.engine.weights_read import WeightsRead
 from hyimg_cli.spec.events import (
     Event,
     JobEnded,

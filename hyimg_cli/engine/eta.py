@@ -11,10 +11,13 @@ them and goes on with a moving mean of its own. No torch.
 """
 
 import json
+import re
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 from hyimg_cli.cache.disk import RATES, DiskStore
@@ -121,7 +124,7 @@ class Eta:
         self._earlier = {model: _medians(of_model) for model, of_model in runs.items()}
         # Jobs that take the text which an earlier one of their group writes.
         self._takers: set[str] = set()
-        self._stages = {(model, name): _Stage() for model in models for name in STAGES}
+        self._stages = defaultdict[tuple[str, str], _Stage](_Stage)
         for group in plan.groups:
             self._stages[group.model, "load"].left = 1.0
             texts: set[int] = set()
@@ -133,8 +136,8 @@ class Eta:
                     texts.add(text)
                 for name, units in self._units(job).items():
                     self._stages[job.model, name].left += units
-        for (model, name), stage in self._stages.items():
-            stage.expect(self._earlier[model].get(name))
+        for model, name in product(models, STAGES):
+            self._stages[model, name].expect(self._earlier[model].get(name))
         self._at_work: dict[str, _JobAtWork] = {}
         self._made: set[str] = set()
         # Lengths of texts by model and bot task: how many, and tokens together.
@@ -233,10 +236,9 @@ class Eta:
     def _load(self, model: str, passed: float, *, is_ready: bool = False) -> None:
         """Time of no job goes to a model, which is ready or not."""
         self._model = model
-        stage = self._stages.get((model, "load"))
-        if stage is not None:
-            stage.add(passed, stage.left if is_ready else 0.0)
-            stage.left = 0.0 if is_ready else stage.left
+        stage = self._stages[model, "load"]
+        stage.add(passed, stage.left if is_ready else 0.0)
+        stage.left = 0.0 if is_ready else stage.left
 
     def _move(
         self, custom_id: str, stage: str, passed: float, parts: Mapping[str, float]
@@ -344,11 +346,8 @@ def _processor(device: str) -> str:
     """The processor that a kind of device, cpu or cuda, stands for here; without torch."""
     if device == "cpu":
         return cpu_name()
-    try:
-        facts = [path.read_text() for path in sorted(_GPUS.glob("*/information"))]
-    except OSError:
-        return device
-    return next((line for text in facts for line in text.splitlines() if "Model:" in line), device)
+    facts = "".join(path.read_text() for path in sorted(_GPUS.glob("*/information")))
+    return next(iter(re.findall("Model:.*", facts)), device)
 
 
 def _kind(job: Job) -> tuple[str, str]:

@@ -6,7 +6,7 @@ the same segments and the same tree as the run itself. What depends on text that
 rests on an assumed length.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.job import ImageJob, Size
-from hyimg_cli.spec.plan import Group, Plan, VideoGroup
+from hyimg_cli.spec.plan import Plan, VideoGroup
 from hyimg_cli.spec.work import film_bytes, video_work
 from hyimg_cli.tiling.tiles import DecodeForecast, tile_plan
 from hyimg_cli.tiling.tiles import forecast as decode_forecast
@@ -46,53 +46,27 @@ class Sized(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PictureForecast:
-    """The cost of each group of pictures in plan order, and of all.
-
-    `shared_kv_bytes`: K/V that jobs may share, held when the last one has been counted.
-    """
-
-    groups: tuple[Cost, ...]
-    total: Cost
-    shared_kv_bytes: int
-
-
-@gc_paused()
-def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PictureForecast:
-    """Forecast the pictures of `plan`; source images are looked at, not decoded."""
-    ahead, groups = Forecast(config, assumed_think), []
-    for group in plan.groups:
-        if isinstance(group, Group):
-            width = registry.model_card(group.model, config.model.revision).kv_bytes_per_token
-            groups.append(total_cost(job_cost(job, ahead.tokens(job), width) for job in group.jobs))
-    return PictureForecast(tuple(groups), total_cost(groups), ahead.tree.held_bytes)
-
-
-@dataclass(frozen=True)
 class VideoForecast:
     """The work of a group of videos.
 
     `latent_grid`: latent frames, rows, columns. Of the `denoise_steps` a step cache leaves
     `full_steps` to the transformer. `denoise_forwards`: the transformer's, every branch counted;
-    `denoise_flops`: of these, the least that they compute. `tiles`: rows and columns of tiles in
-    the VAE's decode; `tile_shapes`: the distinct ones, rows and columns of latents. `prompts`:
-    distinct texts to embed if none is on disk. `disk_bytes`: a rough size of the files;
-    `latents_bytes`: of what is kept of one video until its file is written. `decode`: how it is
-    spread over the run's ranks. `branches`: guidance branches, the most that a job has, on
-    `branch_ranks`; `context_ranks` have a part of each one's `tokens` and `heads` of attention.
-    `memory`: of one video on its device; `cards`: by a GPU's size, the flags with which it fits.
-    `without_negative`: jobs that the model's authors would have given a negative prompt.
+    `denoise_flops`: of these, the least that they compute. `tile_shapes`: the distinct ones of the
+    VAE's decode, rows and columns of latents. `prompts`: distinct texts to embed if none is on
+    disk. `disk_bytes`: a rough size of the files; `latents_bytes`: of what is kept of one video
+    until its file is written. `decode`: its tiles, and how they are spread over the run's ranks.
+    `branches`: guidance branches, the most that a job has, on `branch_ranks`; `context_ranks` have
+    a part of each one's `tokens` and `heads` of attention. `memory`: of one video on its device;
+    `cards`: by a GPU's size, the flags with which it fits. `without_negative`: jobs that the
+    model's authors would have given a negative prompt.
     """
 
-    model: str
-    size_class: str
     jobs: int
     latent_grid: tuple[int, int, int]
     denoise_steps: int
     full_steps: int
     denoise_forwards: int
     denoise_flops: int
-    tiles: tuple[int, int]
     tile_shapes: tuple[tuple[int, int], ...]
     prompts: int
     disk_bytes: int
@@ -108,49 +82,68 @@ class VideoForecast:
     without_negative: int
 
 
-def video_forecast(plan: Plan, config: RunConfig) -> Iterator[VideoForecast]:
-    """Forecast each group of videos in `plan`, in order."""
+@dataclass(frozen=True)
+class PlanForecast:
+    """The cost of each group in plan order, and of all pictures.
+
+    `shared_kv_bytes`: K/V that jobs may share, held when the last one has been counted.
+    """
+
+    groups: tuple[Cost | VideoForecast, ...]
+    total: Cost
+    shared_kv_bytes: int
+
+
+@gc_paused()
+def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanForecast:
+    """Forecast every group of `plan`; source images are looked at, not decoded."""
+    ahead, groups = Forecast(config, assumed_think), list[Cost | VideoForecast]()
     for group in plan.groups:
-        if not isinstance(group, VideoGroup):
-            continue
-        card = registry.video_card(group.model, config.model.revision, config.model.components)
-        is_wide = card.has_float32_vae or precision(config.model)[1] == "float32"
-        branches = max(job.branch_count for job in group.jobs)
-        works = [video_work(job, card) for job in group.jobs]
-        job, first, with_frames = group.jobs[0], works[0], config.output.frames != "none"
-        cell_bytes = job.num_frames * 3 * card.pixels_per_cell**2 * (4 if is_wide else 2)
-        rule, grid = tiles_of(card, config.model), first.grid[1:]
-        if not config.model.tiles_decodes:
-            rule = replace(rule, tile=max(grid), stride=max(grid))
-        shapes = dict.fromkeys(tile.shape for tile in tile_plan(rule, *grid).tiles)
-        decode = decode_forecast(rule, grid, config.parallel.vae_ranks, cell_bytes)
-        yield VideoForecast(
-            model=group.model,
-            size_class=group.size_class,
-            jobs=len(group.jobs),
-            latent_grid=first.grid,
-            denoise_steps=sum(work.steps for work in works),
-            full_steps=sum(work.full_steps for work in works),
-            denoise_forwards=sum(work.forwards for work in works),
-            denoise_flops=sum(work.flops for work in works),
-            tiles=(decode.down, decode.across),
-            tile_shapes=tuple(shapes),
-            prompts=len({text for job in group.jobs for text in job.texts}),
-            disk_bytes=film_bytes(sum(work.pixels for work in works), with_frames=with_frames),
-            latents_bytes=first.latents_bytes,
-            decode=decode,
-            branches=branches,
-            branch_ranks=min(branches, config.parallel.cfg_ranks),
-            context_ranks=config.parallel.context_ranks,
-            tokens=first.tokens,
-            heads=card.context_heads,
-            memory=video_needs(job, card, config),
-            cards={name: fit_flags(job, card, config, room) for name, room in CARDS.items()},
-            without_negative=sum(
-                card.wants_negative and one.branch_count > 1 and not one.negative_prompt
-                for one in group.jobs
-            ),
-        )
+        if isinstance(group, VideoGroup):
+            groups.append(_forecast_videos(group, config))
+        else:
+            width = registry.model_card(group.model, config.model.revision).kv_bytes_per_token
+            costs = (job_cost(job, ahead.tokens(job), width) for job in group.jobs)
+            groups.append(total_cost(costs))
+    total = total_cost(one for one in groups if isinstance(one, Cost))
+    return PlanForecast(tuple(groups), total, ahead.tree.held_bytes)
+
+
+def _forecast_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
+    """Forecast a group of videos; of work that is one job's, the first one's."""
+    card = registry.video_card(group.model, config.model.revision, config.model.components)
+    is_wide = card.has_float32_vae or precision(config.model)[1] == "float32"
+    branches = max(job.branch_count for job in group.jobs)
+    works = [video_work(job, card) for job in group.jobs]
+    job, first, with_frames = group.jobs[0], works[0], config.output.frames != "none"
+    cell_bytes = job.num_frames * 3 * card.pixels_per_cell**2 * (4 if is_wide else 2)
+    rule, grid = tiles_of(card, config.model), first.grid[1:]
+    if not config.model.tiles_decodes:
+        rule = replace(rule, tile=max(grid), stride=max(grid))
+    return VideoForecast(
+        jobs=len(group.jobs),
+        latent_grid=first.grid,
+        denoise_steps=sum(work.steps for work in works),
+        full_steps=sum(work.full_steps for work in works),
+        denoise_forwards=sum(work.forwards for work in works),
+        denoise_flops=sum(work.flops for work in works),
+        tile_shapes=tuple(dict.fromkeys(tile.shape for tile in tile_plan(rule, *grid).tiles)),
+        prompts=len({text for job in group.jobs for text in job.texts}),
+        disk_bytes=film_bytes(sum(work.pixels for work in works), with_frames=with_frames),
+        latents_bytes=first.latents_bytes,
+        decode=decode_forecast(rule, grid, config.parallel.vae_ranks, cell_bytes),
+        branches=branches,
+        branch_ranks=min(branches, config.parallel.cfg_ranks),
+        context_ranks=config.parallel.context_ranks,
+        tokens=first.tokens,
+        heads=card.context_heads,
+        memory=video_needs(job, card, config),
+        cards={name: fit_flags(job, card, config, room) for name, room in CARDS.items()},
+        without_negative=sum(
+            card.wants_negative and one.branch_count > 1 and not one.negative_prompt
+            for one in group.jobs
+        ),
+    )
 
 
 class Forecast:

@@ -655,7 +655,7 @@ def test_memory_that_cannot_hold_them_all_is_said_before_any_starts(
     with_main_memory(monkeypatch, 100_000_000)  # a tiny model has 39 MB
     with pytest.raises(MachineError, match=r"5 replicas hold 0\.0 GB of weights each") as raised:
         floor.run(some(9), 5)
-    assert (raised.value.code, raised.value.hint) == ("machine.memory", "--replicas 2")
+    assert (raised.value.code, raised.value.hint) == ("machine.memory", "fewer --replicas, or none")
     assert floor.started == []
     assert len(outcomes(floor.run(some(9), 2))) == 9
 

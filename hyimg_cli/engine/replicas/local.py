@@ -2,7 +2,6 @@
 
 import os
 from contextlib import suppress
-from functools import partial
 from queue import Empty, Queue
 
 from hyimg_cli.engine.replicas.messages import Assign, Exited, FromReplica, Setup, Stop
@@ -30,9 +29,7 @@ class LocalProcesses:
         if precision(config.model)[0] == "cuda":
             from hyimg_cli.parallel import devices
 
-            ranks = config.parallel.of_session
-            fit = devices.gpu_count() // ranks
-            hint = f"--replicas {fit}" if fit > 1 else "leave --replicas out, or --device cpu"
+            ranks, hint = config.parallel.of_session, "fewer --replicas, or --device cpu"
             what = "replicas" if ranks == 1 else "ranks of all replicas"
             devices.refuse_missing_gpus(count * ranks, what, hint, code="machine.replicas")
         _refuse_little_memory(config, plan, count)
@@ -89,11 +86,9 @@ class LocalProcesses:
             found["OMP_NUM_THREADS"] = str(max(1, cores() // self._count))
         if precision(self.config.model)[0] == "cuda":
             ranks = self.config.parallel.of_session
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            every = range(self._count * ranks)
-            names = visible.split(",") if visible is not None else [str(n) for n in every]
-            own = names[number * ranks : (number + 1) * ranks]
-            found["CUDA_VISIBLE_DEVICES"] = ",".join(name.strip() for name in own)
+            every = ",".join(map(str, range(self._count * ranks)))
+            names = os.environ.get("CUDA_VISIBLE_DEVICES", every).replace(" ", "").split(",")
+            found["CUDA_VISIBLE_DEVICES"] = ",".join(names[number * ranks : (number + 1) * ranks])
         return found
 
 
@@ -105,15 +100,12 @@ def _refuse_little_memory(config: RunConfig, plan: Plan, count: int) -> None:
     if copies_of(config, count) == 1:
         return
     for model in dict.fromkeys(group.model for group in plan.groups):
-        judge = partial(check_fit, model, plan.jobs_of_model(model), config)
-        found = judge(available_memory(config, replicas=count))
+        part = available_memory(config, replicas=count)
+        found = check_fit(model, plan.jobs_of_model(model), config, part)
         if not found.is_enough:
-            fit = count - 1
-            while fit > 1 and not judge(available_memory(config, replicas=fit)).is_enough:
-                fit -= 1
             raise MachineError(
                 f"{count} replicas hold {found.needed.weights / 1e9:.1f} GB of weights each; main "
                 f"memory has {available_bytes() / 1e9:.1f} GB free",
-                hint=f"--replicas {fit}" if fit > 1 else "leave --replicas out",
+                hint="fewer --replicas, or none",
                 code="machine.memory",
             )

@@ -23,7 +23,7 @@ from hyimg_cli.journal.journal import OUTPUTS, FinishedJob, JobFolder
 from hyimg_cli.journal.keys import replica_facts
 from hyimg_cli.parallel.launch import Parent
 from hyimg_cli.parallel.watch import AwakeClock, Steps
-from hyimg_cli.spec.events import Event, GroupStarted, JobEnded, JobStarted, Outcome, Progress
+from hyimg_cli.spec.events import Event, GroupStarted, JobEnded, JobStarted, Progress
 from hyimg_cli.spec.printed import log_printable
 
 
@@ -51,16 +51,15 @@ def main(parent: Parent) -> None:
 class ReplicaFolder(JobFolder):
     """`OUT/.replica-N`, with files named as in OUT; an unfinished video's latents are in OUT.
 
-    `untold`: outcomes of which no event has left the session yet.
+    The run writes the lines, once it has the files.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, run=folder.parent)
         (folder / OUTPUTS).mkdir(parents=True, exist_ok=True)
-        self.untold: dict[str, Outcome] = {}
 
     def store(self, finished: Sequence[FinishedJob]) -> None:
-        self.untold.update({one.outcome.custom_id: one.outcome for one in finished})
+        """Nothing: a job's event tells of its line and its files."""
 
 
 class PieceWorker:
@@ -105,19 +104,13 @@ class PieceWorker:
         except Exception:
             ended = PieceDone(trace=traceback.format_exc())
         self.steps.begin()
-        # A session that was cut short has lines of which it tells nothing more.
-        if untold := tuple(self._folder.untold.values()):
-            self._folder.untold.clear()
-            yield EventBatch(tuple(map(JobEnded, untold)))
         yield ended
 
     def _report(self, event: Event) -> Iterator[EventBatch]:
-        now, is_progress = time.monotonic(), isinstance(event, Progress)
-        if isinstance(event, JobEnded):
-            self._folder.untold.pop(event.outcome.custom_id, None)
+        now, job = time.monotonic(), event.custom_id if isinstance(event, Progress) else None
         # The next progress of a job says all that this one says.
-        self._events[event.custom_id if isinstance(event, Progress) else None] = event
-        if not is_progress or now - self._told_at >= self._progress_s:
+        self._events[job] = event
+        if job is None or now - self._told_at >= self._progress_s:
             yield EventBatch(tuple(self._events.values()))
             self._events, self._told_at = {}, now
 
