@@ -89,7 +89,7 @@ class Carried:
 
     def count_differing(self, data: bytes, matte: Pixels) -> int:
         """Pixels outside the matte that a result's file, decoded again, has otherwise."""
-        with Image.open(io.PixelsIO(data)) as image:
+        with Image.open(io.BytesIO(data)) as image:
             found, own = (
                 np.asarray(one.convert("RGBA")) for one in (image, Image.fromarray(self.own))
             )
