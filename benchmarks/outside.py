@@ -34,7 +34,7 @@ from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.provenance import hardware, versions
 from hyimg_cli.media.formats import encode
 from hyimg_cli.settings.run import OutputConfig
-from hyimg_cli.spec.job import Encoding, ImageJob, SizeRequest
+from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.options import KeepOutside, TextSampling
 
 # Of the embedded model: what it was trained to do, and a background, which is an edit of the whole.
