@@ -5,6 +5,7 @@ are read, no weights.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any
@@ -116,13 +117,14 @@ def _incomplete(model: str, error: CheckpointError, card: Callable[[], Card]) ->
 
 def image_memory(config: RunConfig) -> Check:
     """Free memory against one edit and a full batch, and which quantizations would fit."""
+    config = replace(config, model=replace(config.model, cpu_offload="none"))  # of videos alone
     name = config.model.model
     there, size, revision = _available(config), config.batch.max_size, config.model.revision
     try:
-        refusals.refuse_unsplit(config.model, config.parallel)
         edit = _sample(_EDIT, model=name, revision=revision)
+        refusals.refuse_conflicts(edit, config)
         found = check_fit(name, edit, config, there)
-        forms = {form: need(name, edit, one) for form, one in in_forms(config).items()}
+        forms = {form: need(name, edit, one) for form, one in in_forms(edit, config).items()}
         full = need(name, [*edit] * size, config, together=size)
         card, (kind, dtype) = registry.model_card(name, revision), precision(config.model)
     except CheckpointError:
@@ -183,7 +185,7 @@ def video_memory(config: RunConfig) -> Check:
         line |= {"task": "i2v", "images": ["picture.png"] * card.start.fewest}
         line |= {"camera": "none-1"} if card.has_camera else {}
     sample = _sample(line, revision=revision, **parts)
-    refusals.refuse_unsplit_context(sample, config)
+    refusals.refuse_conflicts(sample, config)
     found = check_fit(name, sample, config, there)
     copies = copies_of(config, config.parallel.replicas)
     said = f"{model_name(name)}: "
@@ -208,7 +210,7 @@ def video_memory(config: RunConfig) -> Check:
 
 def _available(config: RunConfig) -> AvailableMemory:
     """Memory for a model where the run puts it. Raises MachineError where there is no GPU."""
-    refusals.refuse_in_session(config)
+    refusals.refuse_gpu_part(config)
     there = available_memory(config, replicas=config.parallel.replicas)
     if precision(config.model)[0] == "cuda" and not there.gpus:
         raise MachineError("there is no GPU to put it on", hint="run with --device cpu")

@@ -19,8 +19,9 @@ from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.manifest.cost import Cost, JobTokens, job_cost, total_cost
 from hyimg_cli.manifest.planner import TextIdentity, text_identity
 from hyimg_cli.media.images import size_of, stretched_digest
+from hyimg_cli.memory.fit import CARDS, flags_for_gpu
 from hyimg_cli.memory.footprint import Need, kv_bytes_per_token
-from hyimg_cli.memory.videos import CARDS, fit_flags, tiles_of, video_needs
+from hyimg_cli.memory.videos import tiles_of, video_needs
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.gc_paused import gc_paused
@@ -138,7 +139,7 @@ def _forecast_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
         tokens=first.tokens,
         heads=card.context_heads,
         memory=video_needs(job, card, config),
-        cards={name: fit_flags(job, card, config, room) for name, room in CARDS.items()},
+        cards={name: flags_for_gpu(job, card, config, room) for name, room in CARDS.items()},
         without_negative=sum(
             card.wants_negative and one.branch_count > 1 and not one.negative_prompt
             for one in group.jobs

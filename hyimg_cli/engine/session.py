@@ -19,6 +19,7 @@ from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import finishing_key, key_of, source_digest
 from hyimg_cli.memory.available import available_memory, limit_gpu_memory
 from hyimg_cli.memory.fit import fits, need_of_second
+from hyimg_cli.memory.refusals import refuse_conflicts
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline, LoadModel
 from hyimg_cli.pipelines.pipeline import Pipeline
@@ -95,6 +96,7 @@ class Session:
         Without a `folder` pixels are made and dropped: outcomes name no files. `whole`: the plan
         that `plan` is a piece of; what all of its jobs need at once is made ready with the model.
         """
+        refuse_conflicts(plan.jobs, self._config)
         limit_gpu_memory(self._config)
         self._folder = folder
         self._attempts = folder.attempts.copy() if folder else Counter()

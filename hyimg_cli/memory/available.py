@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.footprint import Together, held_weights, needs, usable_bytes
-from hyimg_cli.memory.refusals import UTILIZATION, refuse_in_session
+from hyimg_cli.memory.refusals import UTILIZATION, refuse_gpu_part
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.units import bytes_text
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from hyimg_cli.models.common.model import DecoderModel
 
-_GB = 1_000_000_000
 _MEMORY_GB = "[batch] memory_gb"
 
 
@@ -54,7 +53,7 @@ def available_memory(config: RunConfig, *, replicas: int = 1) -> AvailableMemory
     Raises MachineError where a GPU was asked for and there is none.
     """
     main, copies = available_bytes(), copies_of(config, replicas)
-    found = AvailableMemory(_part(main, copies), main=main)
+    found = AvailableMemory(main // copies, main=main)
     if precision(config.model)[0] == "cuda":
         from hyimg_cli.parallel.devices import gpu_count, gpus_of
 
@@ -65,13 +64,13 @@ def available_memory(config: RunConfig, *, replicas: int = 1) -> AvailableMemory
                 allowed = sum(gpu_free_bytes(gpu, part) for gpu in gpus)
                 found = found.at_most(allowed, f"{UTILIZATION} {part:g}")
     limit = config.batch.memory_bytes
-    return found if limit is None else found.at_most(_part(limit, copies), _MEMORY_GB)
+    return found if limit is None else found.at_most(limit // copies, _MEMORY_GB)
 
 
 def configured_memory(config: RunConfig, *, replicas: int = 1) -> AvailableMemory | None:
     """The memory that `config` states, for a plan that may be another machine's; None: nothing."""
     nbytes = config.batch.memory_bytes
-    return None if nbytes is None else AvailableMemory(_part(nbytes, copies_of(config, replicas)))
+    return None if nbytes is None else AvailableMemory(nbytes // copies_of(config, replicas))
 
 
 def copies_of(config: RunConfig, replicas: int) -> int:
@@ -86,13 +85,7 @@ def replica_config(config: RunConfig, replicas: int) -> RunConfig:
     if copies_of(config, replicas) == 1:
         return config
     part = available_memory(config, replicas=replicas).free
-    return replace(config, batch=replace(config.batch, memory_gb=max(1, part // _GB)))
-
-
-def _part(nbytes: int, copies: int) -> int:
-    """One of several equal parts, in whole GB as each is told."""
-    part = nbytes // copies
-    return part if copies == 1 or part < _GB else part // _GB * _GB
+    return replace(config, batch=replace(config.batch, memory_gb=part / 1e9))
 
 
 def available_bytes() -> int:
@@ -151,7 +144,7 @@ def limit_gpu_memory(config: RunConfig, *, is_over: bool = False) -> None:
     from hyimg_cli.parallel.devices import gpus_of
 
     if not is_over:
-        refuse_in_session(config)
+        refuse_gpu_part(config)
     part = config.batch.gpu_memory_utilization
     if part is not None and torch.cuda.is_available():
         for gpu in gpus_of(config.model):

@@ -5,21 +5,31 @@ run of a model that does not fit with any of its jobs alone is refused before an
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from hyimg_cli.errors import MachineError, UsageError
 from hyimg_cli.journal.keys import precision
-from hyimg_cli.memory import refusals
 from hyimg_cli.memory.available import AvailableMemory, available_memory
 from hyimg_cli.memory.footprint import Need, picture_need
-from hyimg_cli.memory.refusals import OFFLOAD, OFFLOAD_EXPERTS
-from hyimg_cli.memory.videos import video_need
+from hyimg_cli.memory.refusals import (
+    OFFLOAD,
+    OFFLOAD_EXPERTS,
+    QUANTIZATION,
+    TENSOR,
+    refuse_settings,
+)
+from hyimg_cli.memory.videos import video_need, video_needs
 from hyimg_cli.models.registry import model_card, video_card
-from hyimg_cli.settings.run import OFFLOADS, QUANTIZATIONS, Quantization, RunConfig
+from hyimg_cli.settings.run import OFFLOADS, QUANTIZATIONS, MachineInfo, Quantization, RunConfig
+from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.units import bytes_text
+
+# Bytes of the cards that users ask about; the driver has some of each.
+CARDS = {"24 GB": 24_000_000_000, "48 GB": 48_000_000_000}
 
 
 @dataclass(frozen=True)
@@ -59,16 +69,18 @@ def fits(needed: Need, there: AvailableMemory) -> bool:
 
 
 def check_fit(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableMemory) -> Fit:
-    """Judge a model with one job at work, whichever of `jobs` takes least."""
-    found: list[tuple[Need, Sequence[Job]]] = []
-    # Without jobs, its weights.
+    """Judge a model with one job at work, whichever of `jobs` takes least; without jobs, its
+    weights.
+    """
+    least: Need | None = None
     for alone in (jobs[at : at + 1] for at in range(max(1, len(jobs)))):
         needed = need(model, alone, config)
         if fits(needed, there):
             return Fit(needed, there)
-        found.append((needed, alone))
-    needed, least = min(found, key=lambda pair: pair[0].total)
-    return Fit(needed, there, remedy(model, least, config, there))
+        if least is None or needed.total < least.total:
+            least, smallest = needed, alone
+    assert least is not None, "there is a job, or none is asked for"
+    return Fit(least, there, remedy(model, smallest, config, there))
 
 
 def need_of_second(model: str, jobs: Sequence[Job], config: RunConfig) -> Need:
@@ -98,53 +110,55 @@ def memory_guard(model: str, jobs: Sequence[Job], config: RunConfig) -> Iterator
 
 
 def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableMemory) -> str:
-    """Which settings make it fit, the one that changes least first; else how much is wanted."""
+    """Which settings make it fit, those that change least; else how much is wanted."""
+    hints = [f"raise {there.limit}"] if there.limit else []
+    held: dict[str, Need] = {}
     # A line may name another model than the run does.
     config = _changed(config, model=model)
-    own, are_pictures = need(model, jobs, config), _are_pictures(jobs)
-    sizes = {flag: need(model, jobs, one) for flag, one in _smaller(jobs, config).items()}
-    hints = [f"raise {there.limit}"] if there.limit else []
-    if fitting := [flag for flag, one in sizes.items() if fits(one, there)]:
-        hints.append(f"{fitting[0]} would fit with {bytes_text(sizes[fitting[0]].total)}")
-    elif own.total <= there.free:
-        hints.append("main memory is too small for the networks that wait there")
-    else:
-        main = there.main
-        held = {f: one for f, one in sizes.items() if main is None or one.waiting <= main}
-        flag, least = min([("", own), *held.items()], key=lambda pair: pair[1].total)
-        which = f" for {flag}" if flag else ""
-        hints.append(f"free some, or use a machine with {bytes_text(least.total)}{which}")
-        if own.waiting:
-            on = OFFLOAD_EXPERTS if are_pictures else f"{OFFLOAD} {config.model.cpu_offload}"
-            hints.append(f"{on} is on already")
-    if are_pictures and precision(config.model)[0] == "cuda":
-        hints.append(_over_gpus(model, jobs, config, there))
-    elif own.work and not are_pictures:
+    for flags, one in _alternatives(jobs, config, there.gpus):
+        needed = need(model, jobs, one)
+        if flags and fits(needed, there):
+            return "; ".join([*hints, f"{flags} would fit with {bytes_text(needed.total)}"])
+        if not flags or there.main is None or needed.waiting <= there.main:
+            held[flags] = needed
+    own, are_videos = held[""], any(isinstance(job, VideoJob) for job in jobs)
+    if own.total <= there.free:
+        return "; ".join([*hints, "main memory is too small for the networks that wait there"])
+    flags, least = min(held.items(), key=lambda pair: pair[1].total)
+    which = f" for {flags}" if flags else ""
+    hints.append(f"free some, or use a machine with {bytes_text(least.total)}{which}")
+    if own.waiting:
+        on = f"{OFFLOAD} {config.model.cpu_offload}" if are_videos else OFFLOAD_EXPERTS
+        hints.append(f"{on} is on already")
+    if are_videos and own.work:
         fewer = "--clips-together 1, " if config.batch.clips > 1 else ""
         hints.append(f"{fewer}fewer frames, or a smaller size, hold less K/V")
+    elif not are_videos and precision(config.model)[0] == "cuda":
+        hints.append(f"more GPUs share it by {TENSOR} or --device balanced")
     return "; ".join(hints)
 
 
-def can_follow(jobs: Sequence[Job], config: RunConfig) -> bool:
-    """True if a run of these jobs, or without any of its picture model, does not refuse its
-    settings on this machine.
+def flags_for_gpu(job: VideoJob, card: VideoCard, config: RunConfig, free: int) -> str | None:
+    """The settings that change least with which a GPU of so many bytes takes a video: flags, empty
+    where none is needed; None where none is enough.
     """
-    config = replace(config, parallel=replace(config.parallel, ray_address=None))
-    with suppress(UsageError):
-        if _are_pictures(jobs):
-            refusals.refuse_unsplit(config.model, config.parallel)
-            if config.model.offloads_experts:
-                refusals.refuse_experts(config)
-        else:
-            refusals.refuse_settings(jobs, config)
-        return True
-    return False
+    plain = _changed(
+        config,
+        device="cuda",
+        quantization="none",
+        cpu_offload="none",
+        machine=MachineInfo(has_gpu=True, has_triton=True),
+    )
+    for flags, one in _alternatives([job], plain):
+        if all(needed.total <= free for needed in video_needs(job, card, one).values()):
+            return flags
+    return None
 
 
-def in_forms(config: RunConfig) -> dict[Quantization, RunConfig]:
-    """The run with each quantization that its ranks could share."""
+def in_forms(jobs: Sequence[Job], config: RunConfig) -> dict[Quantization, RunConfig]:
+    """The run with each quantization that its jobs' model can have."""
     found = {form: _changed(config, quantization=form) for form in QUANTIZATIONS}
-    return {form: one for form, one in found.items() if can_follow((), one)}
+    return {form: one for form, one in found.items() if _can_follow(jobs, one)}
 
 
 def _changed(config: RunConfig, **choice: Any) -> RunConfig:
@@ -152,33 +166,38 @@ def _changed(config: RunConfig, **choice: Any) -> RunConfig:
     return replace(config, model=replace(config.model, **choice))
 
 
-def _smaller(jobs: Sequence[Job], config: RunConfig) -> dict[str, RunConfig]:
-    """The run with each of the settings by which a model takes less, unless it refuses them."""
-    choice, found = config.model, dict[str, RunConfig]()
-    if not _are_pictures(jobs):
-        for how in OFFLOADS[OFFLOADS.index(choice.cpu_offload) + 1 :]:
-            found[f"{OFFLOAD} {how}"] = _changed(config, cpu_offload=how)
-    for form in QUANTIZATIONS[QUANTIZATIONS.index(choice.quantization) + 1 :]:
-        found[f"--quantization {form}"] = _changed(config, quantization=form)
-    if _are_pictures(jobs) and not choice.offloads_experts:
-        for flag, one in [("", config), *found.items()]:
-            found[f"{flag} {OFFLOAD_EXPERTS}".lstrip()] = _changed(one, offloads_experts=True)
-    if precision(choice) == ("cpu", "float32"):
-        found["--dtype bfloat16"] = _changed(config, dtype="bfloat16")
-    return {flag: one for flag, one in found.items() if can_follow(jobs, one)}
+def _can_follow(jobs: Sequence[Job], config: RunConfig) -> bool:
+    """True if a run of these jobs does not refuse its settings on this machine."""
+    try:
+        refuse_settings(jobs, replace(config, parallel=replace(config.parallel, ray_address=None)))
+    except UsageError:
+        return False
+    return True
 
 
-def _over_gpus(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableMemory) -> str:
-    """How more GPUs would hold it."""
-    if config.parallel.tensor_ranks > 1 or config.model.device == "balanced":
-        return "more GPUs hold less each"
-    for ranks in range(2, there.gpus // config.parallel.cfg_ranks + 1):
-        split = replace(config, parallel=replace(config.parallel, tensor_ranks=ranks))
-        if can_follow(jobs, split) and fits(need(model, jobs, split), there):
-            flags = f"--tensor-parallel-size {ranks} or --device balanced"
-            return f"{flags} spreads it over the {there.gpus} GPUs here"
-    return "more GPUs share it by --tensor-parallel-size or --device balanced"
-
-
-def _are_pictures(jobs: Sequence[Job]) -> bool:
-    return all(isinstance(job, ImageJob) for job in jobs)
+def _alternatives(
+    jobs: Sequence[Job], config: RunConfig, gpus: int = 0
+) -> Iterator[tuple[str, RunConfig]]:
+    """The run as it is, then with each of the settings by which a model takes less, as flags, what
+    changes least first; without those that the run refuses.
+    """
+    choice, parallel = config.model, config.parallel
+    forms = QUANTIZATIONS[QUANTIZATIONS.index(choice.quantization) + 1 :]
+    turns = OFFLOADS[OFFLOADS.index(choice.cpu_offload) + 1 :]
+    counts = range(parallel.tensor_ranks + 1, gpus // parallel.cfg_ranks + 1)
+    is_wide = precision(choice)[1] == "float32"
+    # By the setting, from the one that is changed last.
+    options: tuple[list[tuple[str, dict[str, Any]]], ...] = (
+        [("--dtype bfloat16", {"dtype": "bfloat16"})] if is_wide else [],
+        [(OFFLOAD_EXPERTS, {"offloads_experts": True})],
+        [(f"{QUANTIZATION} {form}", {"quantization": form}) for form in forms],
+        [(f"{OFFLOAD} {turn}", {"cpu_offload": turn}) for turn in turns],
+        [(f"{TENSOR} {count}", {"tensor_ranks": count}) for count in counts],
+    )
+    for picked in product(*([("", {}), *some] for some in options)):
+        flags = " ".join(flag for flag, _ in reversed(picked) if flag)
+        changes = {name: value for _, change in picked for name, value in change.items()}
+        ranks = changes.pop("tensor_ranks", parallel.tensor_ranks)
+        one = replace(_changed(config, **changes), parallel=replace(parallel, tensor_ranks=ranks))
+        if not flags or _can_follow(jobs, one):
+            yield flags, one

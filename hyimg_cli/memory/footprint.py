@@ -27,15 +27,16 @@ from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.manifest.written import Replay
 from hyimg_cli.models.registry import model_card, sequences
 from hyimg_cli.settings.run import Quantization, RunConfig
-from hyimg_cli.spec.card import ModelCard, Working
+from hyimg_cli.spec.card import ModelCard, RankBytes, Working
 from hyimg_cli.spec.gc_paused import gc_paused
-from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
+from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.plan import Group, Plan
+from hyimg_cli.spec.work import picture_work
 
-# Behind a context's text: its closing tag and what opens the picture, up to the ratio token.
-_BEHIND_TEXT = 8
 # Around a text that was cut at its limit; they are not of the limit's tokens.
 _TAGS = 2
+# Behind both: what opens the picture, up to the ratio token.
+_BEHIND_TEXT = 6
 # Of encoded source images, as many as a session keeps in memory.
 ENCODED_BYTES = 2_000_000_000
 # Of the memory that weights leave free: the rest is for what is not counted.
@@ -169,26 +170,21 @@ def kv_bytes_per_token(card: ModelCard, config: RunConfig) -> int:
     return card.kv_bytes_per_token * number_width(config)
 
 
-def _share(job: ImageJob, card: ModelCard, config: RunConfig, kv: int, row: int) -> JobBytes:
+def _share(job: ImageJob, config: RunConfig, kv: int, row: int) -> JobBytes:
     """The bytes of one job on the device and in the dtype of `config`; of several sets of ranks, on
     one. A job whose sequence cannot be built fails later, for its own reason, and takes nothing.
     """
     replay = Replay.of(job)  # a text that is fed again is held as the one that is written
     job = replay.job if replay else job
     tokens = _tokens(job, config.model.revision, job.text.max_new_tokens + _TAGS)
-    room = max(0, tokens.assumed_think - _TAGS) + _BEHIND_TEXT
-    context = tokens.ar_prefill and tokens.ar_prefill + room
+    context = tokens.ar_prefill and tokens.ar_prefill + tokens.assumed_think + _BEHIND_TEXT
     apart = tokens.branches * (tokens.positive + tokens.step_rows)
     rows = tokens.kv_rows if config.reuse.kv_reuse else None
     # Each of two branches is in the memory of its own ranks alone.
     sets = min(tokens.branches, config.parallel.cfg_ranks)
-    velocities = 0
-    if job.step_cache is not None:  # in float32
-        values = _pixels(job.size, card) * card.latent_channels // card.pixels_per_cell**2
-        velocities = job.step_cache.copies(tokens.branches) * values * 4
     return JobBytes(
         context=context * kv,
-        branches=(rows or apart) // sets * kv + velocities,
+        branches=(rows or apart) // sets * kv,
         step=tokens.branches * tokens.step_rows * row,
         prefill=tokens.positive * row,
     )
@@ -237,8 +233,9 @@ def needs(
     """
     choice, kind = config.model, precision(config.model)[0]
     # Asked for once: there may be many jobs.
-    forward, kv, largest = working(card, config), kv_bytes_per_token(card, config), _largest(card)
-    shares = Counter(_share(job, card, config, kv, forward.row) for job in jobs)  # few differ
+    forward, kv = working(card, config), kv_bytes_per_token(card, config)
+    shares = Counter(_share(job, config, kv, forward.row) for job in jobs)  # few differ
+    largest = max(bucket.size.height * bucket.size.width for bucket in card.buckets)
     share = JobBytes(*map(max, zip(*shares, strict=True)))
     if prefixes is None:
         most = sum(one.branches * count for one, count in shares.items())
@@ -248,7 +245,7 @@ def needs(
     halves = (card.encoder_bytes, card.decoder_bytes) if choice.offloads_experts else (0, 0)
     images = {path for job in jobs for path in job.images}
     encode = halves[0] + card.vae_bytes(largest, kind) if images else 0
-    pixels = max(_pixels(size, card) for size in {job.size for job in jobs})
+    pixels = max(picture_work(job, card).pixels for job in jobs)
     decode = halves[1] + card.vae_bytes(pixels, kind, in_tiles=bool(choice.vae_use_tiling))
     # Rows of the source images are held by the jobs, and by a bounded memo.
     rows = len(images) * (1 + largest // card.pixels_per_cell**2 + card.source_vit_tokens)
@@ -278,8 +275,8 @@ def held_weights(card: ModelCard, config: RunConfig) -> int:
     """Bytes of a model's weights in the memory that has most of them: a GPU's, where ranks have
     one each; in main memory those of all ranks.
     """
-    weights, _ = _by_rank(card, config)
-    return sum(weights[: _ranks_together(config)])
+    held = _by_rank(card, config)
+    return held.first + (_ranks_together(config) - 1) * held.other
 
 
 def picture_need(
@@ -300,7 +297,7 @@ def picture_need(
 
 def _in_fullest_memory(whole: Needs, card: ModelCard, config: RunConfig) -> Needs:
     """The same with the part of K/V that lies in that memory, as a session of ranks counts it."""
-    share, part = whole.share, _by_rank(card, config)[1] * _ranks_together(config)
+    share, part = whole.share, _by_rank(card, config).kv_share * _ranks_together(config)
     context, branches = round(share.context * part), round(share.branches * part)
     return replace(whole, share=share._replace(context=context, branches=branches))
 
@@ -310,16 +307,12 @@ def _ranks_together(config: RunConfig) -> int:
     return config.parallel.picture_ranks if precision(config.model)[0] == "cpu" else 1
 
 
-def _by_rank(card: ModelCard, config: RunConfig) -> tuple[list[int], float]:
-    """Bytes of weights on each rank, and which part of all K/V each has. Where experts wait there
-    is one process.
-    """
-    ranks = config.parallel.picture_ranks
-    if ranks == 1 or config.model.offloads_experts:
-        return [_whole(card, config)], 1.0
+def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes:
+    """Bytes of weights on each rank, and which part of all K/V each has."""
+    if config.parallel.picture_ranks == 1:
+        return RankBytes(_whole(card, config), 0, 1.0)
     known = sequences(card.model, config.model.revision)
-    held = known.rank_bytes(config.parallel.tensor_ranks, *held_form(config))
-    return [held.first] + [held.other] * (ranks - 1), held.kv_share
+    return known.rank_bytes(config.parallel.tensor_ranks, *held_form(config))
 
 
 def _whole(card: ModelCard, config: RunConfig) -> int:
@@ -338,7 +331,7 @@ def footprint(
     may: a session that finds less free than that lets fewer work together.
     """
     found, weights = needs(jobs, card, config, prefixes=shared_kv_bytes), _whole(card, config)
-    by_rank, kv_share = _by_rank(card, config)
+    by_rank, count = _by_rank(card, config), config.parallel.picture_ranks
     most, memory = min(config.batch.max_size, len(jobs)), config.batch.memory_bytes
     together = Together(most, most)
     if memory is not None:
@@ -346,13 +339,13 @@ def footprint(
         together = _in_fullest_memory(found, card, config).fitting(room, most)
     least = found.widest(Together(together.thinking, 1), weights).total
     whole = found.widest(together, weights)
-    kv, activations = round(whole.kv * kv_share), whole.activations
+    kv, activations = round(whole.kv * by_rank.kv_share), whole.activations
     ranks = [
         {"rank": rank, "weights": own, "kv": kv, "activations": activations}
         | {"total": own + kv + activations}
-        for rank, own in enumerate(by_rank)
+        for rank, own in enumerate([by_rank.first] + [by_rank.other] * (count - 1))
     ]
-    return replace(whole, least=least, ranks=ranks if len(ranks) > 1 else ())
+    return replace(whole, least=least, ranks=ranks if count > 1 else ())
 
 
 @gc_paused()
@@ -372,13 +365,3 @@ def usable_bytes(free: int) -> int:
     is not counted.
     """
     return free * _USABLE_PERCENT // 100
-
-
-def _pixels(size: SizeRequest, card: ModelCard) -> int:
-    """Pixels of a picture; one whose size is still open is taken to be the largest."""
-    bucket = card.bucket_of(size)
-    return bucket.size.height * bucket.size.width if bucket else _largest(card)
-
-
-def _largest(card: ModelCard) -> int:
-    return max(bucket.size.height * bucket.size.width for bucket in card.buckets)

@@ -6,6 +6,7 @@ go on beside the copies, and take as long as they do on a card of some 100 TFLOP
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from timeit import repeat
 
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.available import AvailableMemory
@@ -55,14 +56,12 @@ def traffic(
     config: RunConfig,
     there: AvailableMemory | None,
     link_bytes_s: float,
-) -> ExpertTraffic | None:
-    """The traffic of a model's experts over a link of so many bytes a second; None where it has
-    none.
-    """
+) -> ExpertTraffic:
+    """The traffic of a model's experts over a link of so many bytes a second."""
     card = model_card(model, config.model.revision)
-    if card.routing is None:
-        return None
-    routing, nbytes = card.routing, card.weights.experts_nbytes(*held_form(config))
+    routing = card.routing
+    assert routing is not None, "there are experts, or it is refused"
+    nbytes = card.weights.experts_nbytes(*held_form(config))
     resident = min(nbytes, spare_bytes(model, jobs, config, there)) if there else 0
     together = max(1, min(config.batch.max_size, sum(job.writes_text for job in jobs)))
     if there:
@@ -83,15 +82,7 @@ def measured_link(config: RunConfig) -> float | None:
 
     if not torch.cuda.is_available():
         return None
-    seconds = []
-    with torch.cuda.device(gpus_of(config.model)[0]):
-        host = torch.empty(_TRIAL_BYTES, dtype=torch.uint8, pin_memory=True)
-        there = torch.empty(_TRIAL_BYTES, dtype=torch.uint8, device="cuda")
-        for _ in range(_TRIALS):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            there.copy_(host, non_blocking=True)
-            end.record()
-            end.synchronize()
-            seconds.append(begin.elapsed_time(end) / 1e3)
-    return float(_TRIAL_BYTES / min(seconds))
+    host = torch.empty(_TRIAL_BYTES, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty_like(host, device=gpus_of(config.model)[0])
+    # A copy that blocks: it ends when all of it is there.
+    return _TRIAL_BYTES / min(repeat(lambda: there.copy_(host), number=1, repeat=_TRIALS))

@@ -1,5 +1,4 @@
-"""Memory that a video takes on its device, moment by moment, and with which settings it fits a GPU;
-no torch.
+"""Memory that a video takes on its device, moment by moment; no torch.
 
     text       the text encoders                        they leave when every prompt is embedded
     denoise    the transformer, activations of a step
@@ -13,19 +12,14 @@ memory goes on in smaller tiles.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import product
 
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.footprint import Need, held_form, number_width
-from hyimg_cli.settings.run import OFFLOADS, QUANTIZATIONS, ModelChoice, RunConfig
+from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.work import video_work
 from hyimg_cli.tiling.tiles import halve_tiles
-
-# Bytes of the cards that users ask about; the driver has some of each.
-CARDS = {"24 GB": 24_000_000_000, "48 GB": 48_000_000_000}
 
 _TRANSFORMERS = ("transformer", "transformer_2")
 # Blocks of a transformer in groups that are on the device while one of them works.
@@ -50,8 +44,9 @@ def video_needs(job: VideoJob, card: VideoCard, config: RunConfig) -> dict[str, 
 
 
 def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()) -> Need:
-    """What a run of a video model is refused by: its weights, and of the one of `jobs` that takes
-    most K/V and what a step cache keeps. The rest of its work is only estimated.
+    """What a run of a video model is refused by: the text encoders, or its other networks with K/V
+    of the one of `jobs` that takes most and what a step cache keeps. The rest of its work is only
+    estimated.
 
     The text encoders go before the other networks come, unless every job embeds its prompt.
     """
@@ -60,14 +55,13 @@ def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()
     kv *= number_width(config) * config.batch.clips
     kept = max((work.velocity_bytes for work in works), default=0)
     text, *others = _weights_by_moment(card, config)
-    rest = max(others)
+    weights, waiting = max(others), 0
     if _takes_turns(config):
         waiting = sum(card.loaded_bytes(*held_form(config)).values())
-        return Need(max(text, rest), kv + kept, waiting)
-    if not config.reuse.prompt_cache:
-        return Need(text + rest, kv + kept)
-    # While texts are embedded there are no K/V yet.
-    return Need(max(text, rest), max(0, kv - max(0, text - rest)) + kept)
+    elif not config.reuse.prompt_cache:
+        weights += text
+    either = Need(text, 0, waiting), Need(weights, kv + kept, waiting)
+    return max(either, key=lambda needed: needed.total)
 
 
 def _takes_turns(config: RunConfig) -> bool:
@@ -112,20 +106,3 @@ def decode_bytes(job: VideoJob, card: VideoCard, choice: ModelChoice) -> int:
 def tiles_of(card: VideoCard, choice: ModelChoice) -> TileRule:
     """The tiles that are asked for."""
     return (choice.decode_tiles == "half" and halve_tiles(card.tiles)) or card.tiles
-
-
-def fit_flags(job: VideoJob, card: VideoCard, config: RunConfig, room: int) -> str | None:
-    """The settings that change least with which a GPU of so many bytes takes the job: flags, empty
-    where none is needed; None where none is enough.
-    """
-    for quantization, offload in product(QUANTIZATIONS, OFFLOADS):
-        if offload == "group" and config.parallel.context_ranks > 1:
-            continue
-        choice = replace(
-            config.model, device="cuda", quantization=quantization, cpu_offload=offload
-        )
-        moments = video_needs(job, card, replace(config, model=choice)).values()
-        if all(need.total <= room for need in moments):
-            flags = {"--quantization": quantization, "--cpu-offload": offload}
-            return " ".join(f"{flag} {word}" for flag, word in flags.items() if word != "none")
-    return None

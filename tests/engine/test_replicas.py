@@ -668,7 +668,7 @@ def test_on_a_cpu_each_plans_for_its_part_of_memory(
     gpu = replace(cpu, model=ModelChoice(device="cuda"))
     asked = replace(cpu, batch=BatchConfig(memory_gb=30))
     parts = [replica_config(one, 4).batch.memory_gb for one in (cpu, asked, gpu)]
-    assert parts == [16, 7, None]
+    assert parts == [16.125, 7.5, None]
     assert replica_config(cpu, 1) == cpu
     # Which jobs are done is known by the run's own configuration.
     assert pixel_settings(job, cpu) == pixel_settings(job, replica_config(cpu, 4))

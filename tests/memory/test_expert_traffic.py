@@ -49,7 +49,6 @@ def test_one_token_moves_an_eighth_of_the_experts(
 ) -> None:
     """By hand: 32 layers x 8 experts x 3 x 3072 x 4096 bytes, with their scales."""
     found = traffic(model, drawn, config, None, STATED_BYTES_S)
-    assert found is not None
     of_experts = 32 * 64 * 3 * 3072 * 4096
     assert found.resident == 0
     assert found.waiting == of_experts + 32 * 64 * 4 * (2 * 3072 + 4096)
@@ -65,7 +64,6 @@ def test_a_text_takes_what_it_does_with_as_many_others_as_have_room(
     jobs = [replace(drawn[0], custom_id=str(n)) for n in range(16)]
     for free, together in ((24 * 2**30, 1), (40 * GB, 11), (80 * GB, 16)):
         found = traffic(model, jobs, config, AvailableMemory(free), STATED_BYTES_S)
-        assert found is not None
         assert found.together == together
         assert sorted({1, together, 16}) == list(found.token_s)
         assert found.text_s(1000) == 1000 * found.token_s[together] / together
@@ -77,7 +75,6 @@ def test_what_the_card_has_left_stays_there(
     for free in (24 * GB, 48 * GB, 80 * GB, 400 * GB):
         there = AvailableMemory(free)
         found = traffic(model, drawn, config, there, STATED_BYTES_S)
-        assert found is not None
         assert found.resident == min(found.waiting, spare_bytes(model, drawn, config, there))
         alone = need(model, drawn, config).total
         assert alone + found.resident <= max(free, alone), "the batch has its room first"
@@ -90,7 +87,6 @@ def test_a_small_card_is_enough_where_main_memory_holds_the_experts(
 ) -> None:
     needed, whole = need(model, drawn, config), model_card(model).loaded_bytes("bfloat16", "fp8")
     found = traffic(model, drawn, config, None, STATED_BYTES_S)
-    assert found is not None
     assert needed.weights + needed.waiting == pytest.approx(
         whole + 2 * found.waiting / 32, abs=32
     ), "two layers' experts are on the card as well"

@@ -210,7 +210,7 @@ def test_a_quantization_that_is_named_fits_and_none_before_it(
     smaller = [one for one in QUANTIZATIONS if QUANTIZATIONS.index(one) > QUANTIZATIONS.index(form)]
     enough = {
         one: check_fit(released, jobs, changed, there).is_enough
-        for one, changed in in_forms(config).items()
+        for one, changed in in_forms(jobs, config).items()
     }
     assume(not enough[form])
     said = check_fit(released, jobs, config, there).remedy
@@ -220,7 +220,7 @@ def test_a_quantization_that_is_named_fits_and_none_before_it(
         check_fit(
             released, jobs, replace(one, model=replace(one.model, offloads_experts=True)), there
         )
-        for one in (config, *(in_forms(config)[form] for form in smaller))
+        for one in (config, *(in_forms(jobs, config)[form] for form in smaller))
     ]
     has_room = any(one.is_enough for one in outside)
     assert ("--offload-experts would fit" in said) == (first is None and has_room)
@@ -237,7 +237,7 @@ def test_a_quantization_that_is_named_fits_and_none_before_it(
         (28, {}, "--quantization fp8 --offload-experts would fit with "),
         (12, {}, "GB for --quantization nf4 --offload-experts; more GPUs share it by --tensor"),
         (12, {"offloads_experts": True}, "--offload-experts is on already"),
-        (39, {"device": "balanced"}, "more GPUs hold less each"),
+        (39, {"device": "balanced"}, "more GPUs share it by --tensor-parallel-size"),
         (75, {"device": "cpu", "dtype": "float32", "quantization": "nf4"}, "--dtype bfloat16"),
         (39, {"device": "cpu", "quantization": "nf4"}, "or use a machine with "),
     ],
@@ -278,7 +278,7 @@ def test_4_bits_of_a_video_are_named_where_its_package_is(
 def test_as_many_ranks_as_are_needed_are_named(released: str, free_gb: int, ranks: int) -> None:
     there = AvailableMemory(free_gb * GB, "cuda:0", gpus=8)
     found = check_fit(released, edits(released), GPU, there)
-    assert f"--tensor-parallel-size {ranks} or --device balanced spreads it over" in found.remedy
+    assert found.remedy.startswith(f"--tensor-parallel-size {ranks} would fit with ")
     split = replace(GPU, parallel=ParallelConfig(tensor_ranks=ranks))
     assert check_fit(released, edits(released), split, there).is_enough
 
@@ -341,9 +341,9 @@ def test_one_job_that_is_too_large_ends_no_run(released: str) -> None:
 def test_present_is_of_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     with_main_memory(monkeypatch, 64.5 * GB)
     assert available_memory(CPU).free == int(64.5 * GB)
-    assert available_memory(CPU, replicas=4).free == 16 * GB
+    assert available_memory(CPU, replicas=4).free == 16.125 * GB
     asked = replace(CPU, batch=BatchConfig(memory_gb=30))
     assert (available_memory(asked).free, available_memory(asked, replicas=4).free) == (
         30 * GB,
-        7 * GB,
+        7.5 * GB,
     )

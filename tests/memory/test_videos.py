@@ -7,7 +7,8 @@ import pytest
 from tiny_video import WAN_CARD
 
 from hyimg_cli.loading.config import Config
-from hyimg_cli.memory.videos import CARDS, decode_bytes, fit_flags, video_needs
+from hyimg_cli.memory.fit import CARDS, flags_for_gpu
+from hyimg_cli.memory.videos import decode_bytes, video_needs
 from hyimg_cli.models.diffusers_video.record import (
     _HUNYUAN_DECODE,
     WAN_DECODE,
@@ -133,5 +134,5 @@ def test_the_flags_that_change_least_are_named(
     card: VideoCard, size: Size, frames: int, fits: tuple[str | None, str | None]
 ) -> None:
     config = _run(ModelChoice(device="cpu"))
-    found = tuple(fit_flags(job(size, frames), card, config, room) for room in CARDS.values())
+    found = tuple(flags_for_gpu(job(size, frames), card, config, room) for room in CARDS.values())
     assert found == fits

@@ -22,7 +22,6 @@ from hyimg_cli.memory.available import available_memory, batch_sizes, peak_memor
 from hyimg_cli.memory.fit import memory_guard
 from hyimg_cli.memory.footprint import Together, prefetches_sources, prompt_tokens
 from hyimg_cli.memory.offload import spare_bytes
-from hyimg_cli.memory.refusals import offload_of_pictures, refuse_unsplit
 from hyimg_cli.models import registry
 from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
@@ -82,8 +81,6 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageWork]):
         if self.model == model:
             return
         self.release()
-        if self._config.model.cpu_offload != "none":
-            raise offload_of_pictures()
         started = time.perf_counter()
         # Judging whether the model fits measures its jobs' texts: that counts too.
         before = registry.sequences(model, self._config.model.revision).memo_counts()
@@ -101,7 +98,6 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageWork]):
     def _read(self, choice: ModelChoice, jobs: Sequence[ImageJob]) -> DecoderModel:
         load: LoadModel = self._load or registry.load
         if self._config.parallel.picture_ranks > 1:
-            refuse_unsplit(choice, self._config.parallel)
             self._ranks = ranks = ImageRanks(choice, self._config.parallel, lost=self.tree.clear)
             load = ranks.load
         if choice.offloads_experts:

@@ -19,7 +19,6 @@ from hyimg_cli.media.metadata import video_text
 from hyimg_cli.media.xmp import EDITED, MADE, mp4_box
 from hyimg_cli.memory.available import peak_memory_mb, synchronize
 from hyimg_cli.memory.fit import memory_guard
-from hyimg_cli.memory.refusals import refuse_unsplit_context
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import ClipsModel, ImageConditioning, LatentVideoModel
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
@@ -73,7 +72,6 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, VideoWork]):
         if is_new:
             self.release()
         left = self._not_denoised(jobs, folder)
-        refuse_unsplit_context(left, self._config)
         needs_room = bool(left) and not self._denoises
         with memory_guard(model, left, self._config) if needs_room else nullcontext():
             # The checkpoint, none of its weights in memory yet.
