@@ -158,8 +158,8 @@ def refuse_full_disk(folder: Path, jobs: Sequence[VideoJob], config: RunConfig) 
     if not jobs:
         return
     # A cache folder that is missing is made later; one that is a file, or below one, never is.
-    cache = nearest_existing(config.cache.folder) if config.cache.folder else folder
-    if not cache.is_dir():
+    cache = nearest_existing(config.cache.folder) if config.cache.folder else None
+    if cache is not None and not cache.is_dir():
         hint = "choose another folder with --cache-dir, or leave it out with --no-disk-cache"
         what = "the disk cache's folder is a file"
         raise StorageError(what, where=cache, hint=hint, code="storage.cache")
