@@ -1,4 +1,4 @@
-"""Layers whose weights are split over ranks: what is split evenly, and sums over all ranks.
+"""Layers whose weights are split over ranks: the sums over all ranks.
 
 Every rank runs the same calls on the same rows; a layer's input is whole on each, its inner part is
 the rank's own, and the ranks' partial outputs are added. Sums over ranks round in another order
@@ -6,7 +6,6 @@ than one product does, so results agree within rounding, not to the bit.
 """
 
 # Legend: T row, M model width
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -14,34 +13,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hyimg_cli.parallel.wire import loopback
-
-
-@dataclass(frozen=True)
-class Share:
-    """Part `number` of `count` equal or nearly equal parts."""
-
-    number: int
-    count: int
-
-    def of_length(self, length: int) -> slice:
-        """This part of `length` things in a row; the first parts are longer where it is uneven."""
-        base, longer = divmod(length, self.count)
-        start = self.number * base + min(self.number, longer)
-        return slice(start, start + base + (self.number < longer))
-
-
-@dataclass(frozen=True, eq=False)
-class WeightCut:
-    """Some rows (`dim` 0) or columns (1) of a matrix: a rank's own outputs, or the inputs of a
-    partial sum.
-    """
-
-    dim: int
-    index: Tensor
-
-    def of(self, weight_OI: Tensor) -> Tensor:
-        """The kept part, which owns its memory; of a matrix in a file no more rows are read."""
-        return weight_OI.index_select(self.dim, self.index.to(weight_OI.device))
 
 
 class Sums:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from tiny_video import WAN_CARD
 
-from hyimg_cli.loading.config import Config
 from hyimg_cli.memory.fit import CARDS, flags_for_gpu
 from hyimg_cli.memory.videos import decode_bytes, video_needs
+from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.diffusers_video.record import (
     _HUNYUAN_DECODE,
     WAN_DECODE,

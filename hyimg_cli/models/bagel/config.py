@@ -17,8 +17,7 @@ from hyimg_cli.loading.checkpoint import (
     promised_bytes,
     tensor_index,
 )
-from hyimg_cli.loading.config import MOST_WIDTH, Config
-from hyimg_cli.models.common.config import VitShape, refuse_unreleased
+from hyimg_cli.models.common.config import MOST_WIDTH, Config, VitShape, refuse_unreleased
 from hyimg_cli.spec.card import (
     PICTURE_BYTES,
     Bucket,

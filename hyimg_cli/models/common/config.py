@@ -1,10 +1,134 @@
-"""What configurations of several families have; no torch."""
+"""Values of a checkpoint's JSON files, each checked as it is read; no torch.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+Who computes with what these return need not look again: a value of another kind, or out of its
+range, ends here with its file and its field.
+"""
 
-from hyimg_cli.loading.config import Config
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_origin, get_type_hints
+
+from pydantic import StrictBool, StrictStr, TypeAdapter, ValidationError, confloat, conint, conlist
+
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.loading.checkpoint import fault, read_json
+from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.settings.values import BadValue
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Facts = TypeVar("Facts", bound="DataclassInstance")
+_MOST_SHOWN = 60
+_MOST_NUMBER = 1e15
+# Keys by which modules are built one by one; by others, tensors are made so wide.
+MODULES = re.compile(r"(layers|blocks|experts|depth)(_per_\w+)?$")
+MOST_MODULES, MOST_WIDTH = 10_000, 1 << 24
+
+
+@dataclass(frozen=True)
+class Config:
+    """A JSON object of a file, or a `part` of one. A null is as if its key were not there.
+
+    Keys without a default must be there. Every method that reads one raises CheckpointError.
+    """
+
+    values: Mapping[str, Any]
+    where: Path | str
+    part: str = ""
+
+    @classmethod
+    def read(cls, path: Path, *, is_optional: bool = False) -> "Config":
+        """The object in a file; an empty one where the file is optional and not there."""
+        return cls({} if is_optional and not path.exists() else read_json(path), path)
+
+    def has(self, name: str) -> bool:
+        """True if there is a value that is not null."""
+        return self.values.get(name) is not None
+
+    def count(self, name: str, default: int | None = None, **bounds: int) -> int:
+        """A whole number within `bounds`, `least` and `most`; by default from 1 to what can be
+        built.
+        """
+        return int(self._of_type(_whole(name, **bounds), name, default))
+
+    def counts(
+        self, name: str, default: tuple[int, ...] | None = None, length: int = 0, **bounds: int
+    ) -> tuple[int, ...]:
+        """A list of such numbers, `length` of them, or one or more."""
+        kind = conlist(_whole(name, **bounds), min_length=length or 1, max_length=length or None)
+        return tuple(self._of_type(kind, name, default))
+
+    def flags(self, name: str, default: tuple[bool, ...]) -> tuple[bool, ...]:
+        """A list of true and false."""
+        return tuple(self._of_type(conlist(StrictBool, min_length=1), name, default))
+
+    def numbers(self, name: str, default: tuple[float, ...] | None = None) -> tuple[float, ...]:
+        """A list of finite numbers."""
+        return tuple(self._of_type(conlist(_number(), min_length=1), name, default))
+
+    def number(
+        self, name: str, default: float | None = None, *, above: float = -_MOST_NUMBER
+    ) -> float:
+        """A finite number."""
+        return float(self._of_type(_number(above), name, default))
+
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        return bool(self._of_type(StrictBool, name, default))
+
+    def text(self, name: str, default: str | None = None) -> str:
+        return str(self._of_type(StrictStr, name, default))
+
+    def table(self, name: str, default: Mapping[str, Any] | None = None) -> "Config":
+        """The object that stands under a key."""
+        return Config(self._of_type(dict, name, default), self.where, f"{self.part}{name}.")
+
+    def setting(self, name: str, key: str = "") -> Any:
+        """The value under `key`, by default `name`, which jobs may set: as that setting's."""
+        try:
+            return SETTINGS[name].kind.read(self.values[key or name])
+        except BadValue as error:
+            what = f"{self.part}{key or name}: {error.what}"
+            raise fault("config", what, self.where, error.hint) from None
+
+    def facts(self, cls: type[Facts], **known: Any) -> Facts:
+        """A dataclass of facts: those `known`, the others by the names and types of its fields.
+
+        Whole numbers are 1 or more, others above 0.
+        """
+        readers: dict[Any, Callable[[str, Any], Any]] = {
+            tuple: self.counts,
+            int: self.count,
+            bool: self.flag,
+            str: self.text,
+            float: partial(self.number, above=0),
+        }
+        read, kinds = {}, get_type_hints(cls)
+        for field in fields(cls):
+            if field.name not in known and (field.default is not None or self.has(field.name)):
+                kind = get_origin(kinds[field.name]) or kinds[field.name]
+                default = None if field.default is MISSING else field.default
+                read[field.name] = readers.get(kind, self.number)(field.name, default)
+        return cls(**read, **known)
+
+    def fault(self, name: str, value: object, expected: str) -> CheckpointError:
+        """The error for a value."""
+        shown = repr(value)
+        shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
+        found = "is missing" if value is None else f"is {shown}"
+        what = f"{self.part}{name} {found}; expected {expected}"
+        return fault("config", what, self.where, "correct the file, or download it again")
+
+    def _of_type(self, kind: Any, name: str, default: Any) -> Any:
+        value = self.values.get(name)
+        try:
+            return _adapter(kind).validate_python(default if value is None else value)
+        except ValidationError as error:
+            expected = error.errors()[0]["msg"].removeprefix("Input should be ")
+            raise self.fault(name, value, expected) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,3 +152,15 @@ def refuse_unreleased(config: Config, released: Mapping[str, Any]) -> None:
         value = config.values.get(key)
         if value is not None and value != only:
             raise config.fault(key, value, f"{only!r}, the only one that was released")
+
+
+def _whole(name: str, least: int = 1, most: int | None = None) -> Any:
+    built = MOST_MODULES if MODULES.search(name) else MOST_WIDTH
+    return conint(strict=True, ge=least, le=built if most is None else most)
+
+
+def _number(above: float = -_MOST_NUMBER) -> Any:
+    return confloat(strict=True, gt=above, lt=_MOST_NUMBER)
+
+
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)

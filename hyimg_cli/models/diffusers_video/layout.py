@@ -21,7 +21,7 @@ from typing import Any
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import checkpoint
-from hyimg_cli.loading.config import Config
+from hyimg_cli.models.common.config import Config
 from hyimg_cli.spec import digest
 
 INDEX = "model_index.json"

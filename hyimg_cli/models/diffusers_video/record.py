@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyimg_cli.errors import JobError, require
 from hyimg_cli.loading.checkpoint import file_digest
-from hyimg_cli.loading.config import Config
+from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.common.tokenizer import read_tokenizer
 from hyimg_cli.models.diffusers_video.layout import (
     HUNYUAN_VIDEO15,

@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from hyimg_cli.errors import HyimgError, MachineError
 from hyimg_cli.loading.checkpoint import check_tensors, fault, refuse_special
-from hyimg_cli.loading.config import MODULES, MOST_WIDTH, Config
+from hyimg_cli.models.common.config import MODULES, MOST_WIDTH, Config
 from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.parallel.devices import device_of
 from hyimg_cli.settings.run import ModelChoice

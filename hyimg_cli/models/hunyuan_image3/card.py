@@ -6,8 +6,8 @@ from pathlib import Path
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading.checkpoint import promised_bytes, read_json, weight_bytes, weight_files
-from hyimg_cli.loading.config import Config
 from hyimg_cli.loading.packed import stored_index
+from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.family import Reading
 from hyimg_cli.models.hunyuan_image3.config import (
     VAE_CHUNK_BYTES,

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.loading.config import Config
-from hyimg_cli.models.common.config import VitShape, refuse_unreleased
+from hyimg_cli.models.common.config import Config, VitShape, refuse_unreleased
 from hyimg_cli.spec.card import SamplingDefaults
 from hyimg_cli.spec.options import BOT_TASKS
 

@@ -37,10 +37,10 @@ from hyimg_cli.kv.mirror import Call, FollowerKV, Mirror, MirroredBuffer
 from hyimg_cli.models.common.attention import QueryBlock
 from hyimg_cli.models.common.spans import QuerySpan
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
-from hyimg_cli.models.hunyuan_image3.sharded import sums_of
+from hyimg_cli.models.hunyuan_image3.sharded import Share, sums_of
 from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.parallel.ranks import Rank, RankPool
-from hyimg_cli.parallel.tensor import Share, broadcast
+from hyimg_cli.parallel.tensor import broadcast
 
 PART = "layers"
 Load = Callable[..., HunyuanImage3ForCausalMM]

@@ -5,20 +5,49 @@ VAE are rank 0's alone. Which share is whose: `split`.
 """
 
 import re
+from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.transformer import Transformer
-from hyimg_cli.parallel.tensor import Share, Summed, Sums, WeightCut
+from hyimg_cli.parallel.tensor import Summed, Sums
 
 _MATRIX = re.compile(
     r"model\.layers\.(?P<layer>\d+)\.(self_attn|mlp)\."
     r"((experts\.\d+|(?P<shared>shared_mlp))\.)?"
     r"(?P<matrix>qkv_proj|o_proj|gate_and_up_proj|down_proj)\.weight"
 )
+
+
+@dataclass(frozen=True)
+class Share:
+    """Part `number` of `count` equal or nearly equal parts."""
+
+    number: int
+    count: int
+
+    def of_length(self, length: int) -> slice:
+        """This part of `length` things in a row; the first parts are longer where it is uneven."""
+        base, longer = divmod(length, self.count)
+        start = self.number * base + min(self.number, longer)
+        return slice(start, start + base + (self.number < longer))
+
+
+@dataclass(frozen=True, eq=False)
+class WeightCut:
+    """Some rows (`dim` 0) or columns (1) of a matrix: a rank's own outputs, or the inputs of a
+    partial sum.
+    """
+
+    dim: int
+    index: Tensor
+
+    def of(self, weight_OI: Tensor) -> Tensor:
+        """The kept part, which owns its memory; of a matrix in a file no more rows are read."""
+        return weight_OI.index_select(self.dim, self.index.to(weight_OI.device))
 
 
 class Cuts:

@@ -32,9 +32,8 @@ from hyimg_cli.models.common.weights import owner_of, refuse_missing, set_weight
 from hyimg_cli.models.hunyuan_image3.card import read_architecture
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
-from hyimg_cli.models.hunyuan_image3.sharded import Cuts, shard, sum_over
+from hyimg_cli.models.hunyuan_image3.sharded import Cuts, Share, WeightCut, shard, sum_over
 from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
-from hyimg_cli.parallel.tensor import Share, WeightCut
 from hyimg_cli.settings.run import CacheConfig, Quantization
 from hyimg_cli.spec import digest
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import checkpoint
-from hyimg_cli.loading.config import Config
+from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.diffusers_video.layout import INDEX, CheckpointLayout, Component, component_of
 from hyimg_cli.models.diffusers_video.record import wan_patch
 

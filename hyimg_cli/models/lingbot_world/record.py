@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyimg_cli.errors import CheckpointError, JobError, require
-from hyimg_cli.loading.config import Config
+from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.record import (
     WAN_DECODE,

@@ -7,7 +7,7 @@ import torch
 from diffusers import HunyuanVideo15Transformer3DModel, WanTransformer3DModel
 from torch.utils.flop_counter import FlopCounterMode
 
-from hyimg_cli.loading.config import Config
+from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.diffusers_video.hunyuan_video15 import MaskFreeAttention, hoisted_forward
 from hyimg_cli.models.diffusers_video.record import hunyuan_forward, wan_forward
 from hyimg_cli.models.latent_video import PromptEmbedding

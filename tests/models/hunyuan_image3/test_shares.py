@@ -13,10 +13,9 @@ from hyimg_cli.errors import CheckpointError
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.card import model_card, read_architecture
 from hyimg_cli.models.hunyuan_image3.config import architecture
-from hyimg_cli.models.hunyuan_image3.sharded import Cuts
+from hyimg_cli.models.hunyuan_image3.sharded import Cuts, Share
 from hyimg_cli.models.hunyuan_image3.split import heads_of_rank, rank_bytes, split_weights
 from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load
-from hyimg_cli.parallel.tensor import Share
 from hyimg_cli.settings.run import Quantization
 
 FOLDER = registry.resolve_model(registry.EMBEDDED)
