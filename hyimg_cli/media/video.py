@@ -101,10 +101,7 @@ class VideoWriter:
     def finish(self) -> WrittenVideo:
         """Put everything in its place. Raises ValueError where there was no frame."""
         with _disk_errors(self.path):
-            if not self._count:
-                raise ValueError("a video needs a frame")
-            self._container.mux(self._stream.encode(None))
-            self._container.close()
+            self._end_stream()
             with open(self._mp4, "ab") as file:
                 file.write(self._box)
             sha256, pixel_sha256 = digest.of_file(self._mp4), self._pixels.hexdigest()
@@ -131,6 +128,12 @@ class VideoWriter:
         context.colorspace = Colorspace.ITU709
         context.color_primaries = context.color_trc = _BT709
 
+    def _end_stream(self) -> None:
+        if not self._count:
+            raise ValueError("a video needs a frame")
+        self._container.mux(self._stream.encode(None))
+        self._container.close()
+
     def _picture(self, frame: Frames) -> VideoFrame:
         height, width, _ = frame.shape
         if height % 2 or width % 2:
@@ -153,7 +156,8 @@ def _disk_errors(path: Path) -> Iterator[None]:
     """Raise StorageError for what the disk refuses; the encoder's own errors pass."""
     try:
         yield
-    except OSError as error:
+    except (OSError, av.FFmpegError) as error:
         if not is_of_the_disk(error.errno):
             raise
-        raise storage_error(error, path.parent) from error
+        refusal = error if isinstance(error, OSError) else OSError(error.errno, error.strerror)
+        raise storage_error(refusal, path.parent) from error
