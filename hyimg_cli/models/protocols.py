@@ -1,4 +1,4 @@
-"""What passes between a loaded model that writes text and draws, and the engine.
+"""What passes between a loaded model that writes text and draws, and the engine; no torch.
 
 The model itself is `common.model.DecoderModel`; what is known before weights are loaded is in
 `family.py`.
@@ -7,13 +7,15 @@ The model itself is `common.model.DecoderModel`; what is known before weights ar
 # Legend: C channel, Y X latent rows and columns, M model width
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
-
-from hyimg_cli.diffusion.schedule import Step
-from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.spec.card import Bucket
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hyimg_cli.diffusion.schedule import Step
+    from hyimg_cli.kv.buffer import Buffer
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,8 @@ class Context:
     """
 
     ids: list[int]
-    buffer: Buffer | None
-    hidden_M: Tensor | None
+    buffer: "Buffer | None"
+    hidden_M: "Tensor | None"
     layout: Any = None
 
 
@@ -58,8 +60,8 @@ class TextPrompt:
 class LivePicture:
     """One picture at one denoise step."""
 
-    latents_CYX: Tensor
-    step: Step
+    latents_CYX: "Tensor"
+    step: "Step"
     guidance: float
     branches: Sequence[Any]
 
