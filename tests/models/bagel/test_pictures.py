@@ -110,7 +110,7 @@ def test_a_step_cache_begins_anew_where_guidance_ends(bagel: Bagel) -> None:
     job = replace(JOB, num_inference_steps=15, flow_shift=1.0, guidance_interval=(0.6, 1.0))
     job = replace(job, step_cache=StepCache(3, 2))
     done = Runs(bagel).one(job)
-    report = done.velocities.report()
+    report = done.step_cache
     assert report is not None
     assert (report.full, report.estimated) == (8, 6)
     assert bagel.network.branch_forwards == 4 * 2 + 4
