@@ -35,8 +35,7 @@ class Prefixes:
     """
 
     def __init__(self, tree: KVTree[Slice], scope: str) -> None:
-        self._tree = tree
-        self._scope = scope
+        self._tree, self._scope = tree, scope
 
     def of_branch(self, number: int) -> "Prefixes":
         """Those of one guidance branch, whose K/V lie where no other branch finds them."""

@@ -15,8 +15,8 @@ from hyimg_cli.cache import disk
 from hyimg_cli.cache.disk import QUANTIZED_WEIGHTS, DiskStore
 from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks
 from hyimg_cli.loading import kept
+from hyimg_cli.models.hunyuan_image3.sharded import Share
 from hyimg_cli.models.hunyuan_image3.weights import load
-from hyimg_cli.parallel.tensor import Share
 from hyimg_cli.settings.run import CacheConfig
 
 
