@@ -22,19 +22,10 @@ from hyimg_cli.spec.job import Size
 
 THINK, END, WIDTH, CELLS = 256, 257, 8, 4
 SQUARE = Bucket(0, Size(32, 32))
-DEFAULTS = SamplingDefaults(
-    num_inference_steps=3,
-    guidance_scale=2.0,
-    flow_shift=1.0,
-    bot_task="think",
-    drop_think=False,
-    use_system_prompt="None",
-    temperature=1.0,
-    top_k=0,
-    top_p=1.0,
-    max_new_tokens=12,
-    has_negative_prompt=True,
-)
+DRAWN: Any = {"num_inference_steps": 3, "guidance_scale": 2.0, "flow_shift": 1.0}
+WRITTEN: Any = {"bot_task": "think", "top_k": 0, "top_p": 1.0, "max_new_tokens": 12}
+SAID: Any = {"drop_think": False, "use_system_prompt": "None", "has_negative_prompt": True}
+DEFAULTS = SamplingDefaults(**DRAWN, **WRITTEN, **SAID, temperature=1.0)
 FACTS = (True, False, (SQUARE,), 8, 0, 64, 8000, 4096, END + 1, DEFAULTS)
 
 
@@ -82,9 +73,7 @@ class ToyModel(DecoderModel):
         return "".join({THINK: "<think>", END: "</think>"}.get(id_) or chr(id_) for id_ in ids)
 
     def opening(self, job: Any, sources: Any) -> TextPrompt | None:
-        ids = prompt_ids(job)
-        prompt = TextPrompt(ids, len(ids) + 64)
-        return prompt if job.writes_text else None
+        return TextPrompt(ids := prompt_ids(job), len(ids) + 64) if job.writes_text else None
 
     def new_buffer(self, capacity: int) -> Buffer:
         kind = {"kv_heads": 1, "head_dim": WIDTH, "dtype": torch.float32}
