@@ -32,9 +32,9 @@ from hyimg_cli.finishing.placement import Placement, mapped_back
 from hyimg_cli.journal.job_pictures import finish
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.provenance import hardware, versions
-from hyimg_cli.media.formats import encode_lossless
+from hyimg_cli.media.formats import encode
 from hyimg_cli.settings.run import OutputConfig
-from hyimg_cli.spec.job import Encoding, ImageJob, SizeRequest
+from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.options import KeepOutside, TextSampling
 
 # Of the embedded model: what it was trained to do, and a background, which is an edit of the whole.
@@ -101,7 +101,7 @@ def _measured(one: Case) -> dict[str, Any]:
     seconds = time.process_time() - started
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "result.png"
-        path.write_bytes(encode_lossless(result.pixels, Encoding(), None))
+        path.write_bytes(encode(result.pixels, compress_level=3))
         pixels = np.array(Image.open(path))
     height, width = one.source.shape[:2]
     mask = np.asarray(Image.fromarray(edit.mask).resize((width, height)))

@@ -48,7 +48,7 @@ def info(
 def _as_json(described: Described) -> dict[str, Any]:
     facts: dict[str, Any] = {"file": shown_place(described.path), "kind": described.kind}
     if described.record is not None:
-        facts["record"] = described.record.raw
+        facts["record"] = described.record.model_dump(exclude_unset=True)
     said = {"parameters": described.parameters, "digital_source_type": described.source_type}
     return facts | {name: text for name, text in said.items() if text}
 
@@ -57,7 +57,7 @@ def _lines(described: Described) -> Iterator[str]:
     file = shown_place(described.path)
     if described.record is not None:
         record = described.record
-        yield f"{file}: made by hyimg {record.provenance.version}"
+        yield f"{file}: made by hyimg {record.version}"
         first = {name: record.job[name] for name in _FIRST if name in record.job}
         yield from _values(first | record.job)
         if record.size and record.size != record.job.get("size"):
@@ -66,8 +66,8 @@ def _lines(described: Described) -> Iterator[str]:
             yield f"  text before the picture: {record.cot_text}"
         for number, digest in enumerate(record.source_sha256, 1):
             yield f"  sha256 of source image {number}: {digest}"
-        yield f"  sha256 of the model: {record.provenance.model_fingerprint}"
-        made = {"made with": record.provenance.settings, "by": record.provenance.packages}
+        yield f"  sha256 of the model: {record.model_fingerprint}"
+        made = {"made with": record.settings, "by": record.packages}
         for title, values in made.items():
             if values:
                 yield f"  {title}: {', '.join(f'{name} {value}' for name, value in values.items())}"

@@ -20,7 +20,7 @@ from hyimg_cli.journal.keys import mask_print
 from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media import formats, images
-from hyimg_cli.media.carried import Bytes, read_carried, region_of
+from hyimg_cli.media.carried import read_carried, region_of
 from hyimg_cli.media.metadata import PictureFacts, PictureText, picture_text, rewrite_metadata
 from hyimg_cli.settings.run import OutputConfig
 from hyimg_cli.spec.events import OutputFile
@@ -140,7 +140,9 @@ def edit_warnings(edit: Mapping[str, Any] | None) -> Iterator[str]:
     yield from (f"gate: {breach}" for breach in edit["gates"])
 
 
-def _save_result(folder: JobFolder, job: ImageJob, pixels: Bytes, data: bytes) -> OutputFile:
+def _save_result(
+    folder: JobFolder, job: ImageJob, pixels: images.Pixels, data: bytes
+) -> OutputFile:
     path, sha256 = folder.save(job, job.encoding.suffix, data)
     height, width = pixels.shape[:2]
     return OutputFile(path, sha256, images.pixel_digest(pixels), width, height, job.seed)
@@ -151,11 +153,11 @@ def _save_beside(
     job: ImageJob,
     edit: Record,
     kind: str,
-    pixels: Bytes,
+    pixels: images.Pixels,
     text: PictureText | None = None,
 ) -> None:
     """Write a PNG beside the result of an edit, and name it in `edit`."""
-    data = formats.encode_lossless(pixels, formats.PNG, text)
+    data = formats.encode(pixels, text=text, compress_level=3)
     edit[kind], edit["sha256"][kind] = folder.save(job, EDIT_SUFFIXES[kind], data)
 
 

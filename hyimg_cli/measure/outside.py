@@ -19,7 +19,7 @@ from hyimg_cli.finishing.verdict import Change
 from hyimg_cli.journal.job_pictures import list_breaches
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.measure.replay.run_folder import run_of
-from hyimg_cli.media.carried import Bytes, check_region, own_picture, region_of
+from hyimg_cli.media.carried import check_region, own_picture, region_of
 from hyimg_cli.media.images import Picture, Pixels, on_white
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Size
@@ -57,7 +57,7 @@ def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
         # The matte of the result itself allows whatever is not 0, as in its run.
         check_region(outside, size)
         matte = np.asarray(own_picture(Path(outside.mask))[0].convert("L"))
-        given: Bytes | None = np.where(matte > 0, np.uint8(255), np.uint8(0))
+        given: Pixels | None = np.where(matte > 0, np.uint8(255), np.uint8(0))
     else:
         given = region_of(outside, size)
     stands = given is not None and outside.region_mode == "instead"
@@ -184,7 +184,7 @@ def _drawn_at(axis: AxisMap) -> np.ndarray:
     return np.asarray(np.clip(at.astype(int), 0, axis.drawn - 1))
 
 
-def _strips(a: Picture, b: Picture) -> Iterator[tuple[slice, Bytes, Bytes, Mask]]:
+def _strips(a: Picture, b: Picture) -> Iterator[tuple[slice, Pixels, Pixels, Mask]]:
     """Some rows of two pictures of one size at a time, as RGBA [Y, X, 4], and where they differ."""
     step = max(1, _STRIP // a.width)
     for top in range(0, a.height, step):

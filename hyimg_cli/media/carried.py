@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageFile, ImageOps
+from PIL import ExifTags, Image, ImageFile
 
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.media import formats
@@ -21,13 +20,9 @@ from hyimg_cli.media.images import (
     Pixels,
     bits_of,
     bytes_of_source,
-    decoder_faults,
-    grey_of,
     on_white,
     open_picture,
-    open_source,
-    own_channels,
-    read_image,
+    read_upright,
     size_of,
 )
 from hyimg_cli.media.metadata import PictureText
@@ -35,7 +30,6 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Encoding, Size
 from hyimg_cli.spec.options import KeepOutside
 
-Bytes = NDArray[np.uint8]
 # Modes whose numbers are 8 bits a channel of RGB, or grey.
 _EXACT = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX"}
 _ORIENTATION, _EXIF, _GPS = ExifTags.Base.Orientation, ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo
@@ -47,8 +41,6 @@ _OLD = {
 }  # fmt: skip
 # Ink of a redraw on white that is no more than noise.
 _CLEAR = 6
-# Rows at a time: what is worked out stays small.
-_STRIP = 256
 
 
 @dataclass(frozen=True)
@@ -58,46 +50,44 @@ class Carried:
     """
 
     pixels: Pixels
-    own: Bytes
+    own: Pixels
     digest: str
     icc: bytes | None
     exif: bytes
 
-    def with_edit(self, result: Pixels, matte: Bytes) -> Bytes:
+    def with_edit(self, result: Pixels, matte: Pixels) -> Pixels:
         """The result in the source's channels; what the matte leaves out is the file's own."""
         if self.own.ndim == 2:
             is_grey = bool((result[..., :1] == result).all())
             return result[..., 0] if is_grey else result
         if self.own.shape[2] == 3:
             return result
-        edited, is_edit = self.own.copy(), matte > 0
-        np.copyto(edited[..., :3], result, where=is_edit[..., None])
-        # Where it was clear, colour is un-mixed from the white that it was drawn on.
-        at = is_edit & (edited[..., 3] < 255)
-        for top in range(0, len(at), _STRIP):
-            rows = slice(top, top + _STRIP)
-            if at[rows].any():
-                # The least clear colour that is this on white: with the ink of it, or the alpha
-                # that was there.
-                drawn = result[rows]
-                ink = 255 - drawn.min(axis=2)
-                alpha = np.maximum(edited[rows][..., 3], np.where(ink > _CLEAR, ink, 0))
-                part = np.maximum(alpha, 1)[..., None].astype(np.float32) / 255
-                colour = np.clip(np.round((drawn - 255 * (1 - part)) / part), 0, 255)
-                unmixed = np.dstack([colour.astype(np.uint8), alpha])
-                np.copyto(edited[rows], unmixed, where=at[rows][..., None])
+        edited = self.own.copy()
+        # A row at a time: what is worked out stays small.
+        for row, drawn_row, is_edit in zip(edited, result, matte > 0, strict=True):
+            np.copyto(row[:, :3], drawn_row, where=is_edit[:, None])
+            # Where it was clear, colour is un-mixed from the white that it was drawn on: the least
+            # clear colour that is this on white, with the ink of it, or the alpha that was there.
+            at = is_edit & (row[:, 3] < 255)
+            drawn = drawn_row[at]
+            ink = 255 - drawn.min(axis=1)
+            alpha = np.maximum(row[at, 3], np.where(ink > _CLEAR, ink, 0))[:, None]
+            part = np.maximum(alpha, 1).astype(np.float32) / 255
+            colour = np.clip(np.round((drawn - 255 * (1 - part)) / part), 0, 255)
+            row[at] = np.hstack([colour.astype(np.uint8), alpha])
         # As of a source: what is clear nowhere has no alpha, which a WebP would drop, too.
         return edited[..., :3] if edited[..., 3].min() == 255 else edited
 
-    def encode(self, pixels: Bytes, encoding: Encoding, text: PictureText | None) -> bytes:
+    def encode(self, pixels: Pixels, encoding: Encoding, text: PictureText | None) -> bytes:
         """A result's file, lossless; `text`: what it says of itself. Without it only the profile
         goes along.
         """
         # A profile of grey is none of colours.
         icc = self.icc if pixels.ndim == self.own.ndim or self.own.ndim != 2 else None
-        return formats.encode_lossless(pixels, encoding, text, icc=icc, exif=self.exif)
+        exif = b"" if text is None else self.exif
+        return formats.encode(pixels, encoding, text, icc=icc, exif=exif, compress_level=3)
 
-    def count_differing(self, data: bytes, matte: Bytes) -> int:
+    def count_differing(self, data: bytes, matte: Pixels) -> int:
         """Pixels outside the matte that a result's file, decoded again, has otherwise."""
         with Image.open(io.BytesIO(data)) as image:
             found, own = (
@@ -111,34 +101,31 @@ def read_carried(path: Path, *, keep_gps: bool = False) -> Carried:
     equal to it.
     """
     data = bytes_of_source(path)
-    with open_picture(path, io.BytesIO(data)) as image:
+    with open_picture(path, data) as image:
         if fault := _depth_fault(path, image):
             raise fault
-        with decoder_faults(path):
-            image.load()  # first: a PNG that was asked for its EXIF hides that it is damaged
+        own = np.asarray(read_upright(path, image)[0])
         icc, exif = image.info.get("icc_profile"), _carry_exif(image, keep_gps=keep_gps)
-        own = np.asarray(_read_upright(path, image))
     return Carried(on_white(own), own, digest.of_bytes(data), icc, exif)
 
 
 def own_picture(path: Path) -> tuple[Picture, bool]:
-    """A picture upright, in its own channels, grey, RGB or RGBA, and true; where these have more
-    than 8 bits, as `read_image` has it, and false. Raises SourceImageError.
+    """A picture upright, in its own channels, grey, RGB or RGBA, and whether 8 bits of these are
+    all there is of it. Raises SourceImageError.
     """
-    with open_source(path) as file, open_picture(path, file) as image:
-        if _depth_fault(path, image) is None:
-            return _read_upright(path, image), True
-    return Image.fromarray(read_image(path).pixels), False
+    with open_picture(path) as image:
+        is_exact = _depth_fault(path, image) is None
+        return read_upright(path, image)[0], is_exact
 
 
 def depth_fault(path: Path) -> SourceImageError | None:
     """Why no result could be equal to a picture, by its head; None also where it cannot be read."""
-    with suppress(SourceImageError), open_source(path) as file, open_picture(path, file) as image:
+    with suppress(SourceImageError), open_picture(path) as image:
         return _depth_fault(path, image)
     return None
 
 
-def region_of(outside: KeepOutside, size: Size) -> Bytes | None:
+def region_of(outside: KeepOutside, size: Size) -> Pixels | None:
     """The region that a user gave of a source of this size [H, W], white where an edit may be; None
     where there is none. Raises SourceImageError.
     """
@@ -151,18 +138,12 @@ def region_of(outside: KeepOutside, size: Size) -> Bytes | None:
     if not outside.mask:
         return None
     path = Path(outside.mask)
-    with open_source(path) as file, open_picture(path, file) as image, decoder_faults(path, "mask"):
-        upright = ImageOps.exif_transpose(image)
-        if upright.mode[0] in "IF":
-            levels = np.asarray(grey_of(upright))
-        elif upright.has_transparency_data:
-            layer = upright.convert("RGBA")
-            grey = layer.convert("L")
-            darkest, brightest = grey.getextrema()
-            # Of one colour, it is drawn in alpha alone.
-            levels = np.asarray(layer.getchannel("A") if darkest == brightest else grey)
-        else:
-            levels = np.asarray(upright.convert("L"))
+    own, _ = own_picture(path)
+    grey = own.convert("L")
+    darkest, brightest = grey.getextrema()
+    # Of one colour, it is drawn in alpha alone.
+    is_alpha = own.mode == "RGBA" and darkest == brightest
+    levels = np.asarray(own.getchannel("A") if is_alpha else grey)
     if not (levels > 127).any():
         what = f"the mask is black: its brightest level is {levels.max()} of 255"
         hint = "paint white where an edit may be"
@@ -200,14 +181,6 @@ def _depth_fault(path: Path, image: ImageFile.ImageFile) -> SourceImageError | N
     what = f"{why}: a result in 8-bit RGB cannot be equal to it"
     hint = "convert it to 8-bit RGB, or leave keep_outside out"
     return SourceImageError(what, where=path, hint=hint, code="source.source-depth")
-
-
-def _read_upright(path: Path, image: ImageFile.ImageFile) -> Picture:
-    """A picture's own channels, upright."""
-    with decoder_faults(path):
-        image.load()
-        ImageOps.exif_transpose(image, in_place=True)
-        return own_channels(image)
 
 
 def _carry_exif(image: Image.Image, *, keep_gps: bool) -> bytes:

@@ -32,44 +32,38 @@ _COMMENT, _PIECE_BYTES = b"hyimg ", 65_000
 
 
 def encode(
-    pixels: NDArray[np.uint8], encoding: Encoding = PNG, text: PictureText | None = None
-) -> bytes:
-    """The picture's file; `text`: what it says about itself."""
-    assert pixels.shape[2:] == (3,), "pixels are RGB"
-    match encoding.format:
-        case "png":
-            return _saved(pixels, format="PNG", pnginfo=_png_chunks(text))
-        case "jpeg":
-            assert encoding.quality is not None, "a JPEG always loses something"
-            colour = "4:4:4" if encoding.quality >= _FULL_COLOUR else "4:2:0"
-            how = {"quality": encoding.quality, "subsampling": colour, "optimize": True}
-            return _saved(pixels, format="JPEG", **how, **_in_jpeg(text))
-        case "webp":
-            how = {"quality": encoding.quality} if encoding.quality else {"lossless": True}
-            return _saved(pixels, format="WEBP", **how, **_in_webp(text))
-
-
-def encode_lossless(
     pixels: NDArray[np.uint8],
-    encoding: Encoding,
-    text: PictureText | None,
+    encoding: Encoding = PNG,
+    text: PictureText | None = None,
     *,
     icc: bytes | None = None,
     exif: bytes = b"",
+    compress_level: int = -1,
 ) -> bytes:
-    """A PNG of grey, RGB or RGBA pixels or a lossless WebP of RGB or RGBA, colours under clear ones
-    included, with a source's profile and EXIF; without `text` with the profile alone.
+    """The picture's file; `text`: what it says about itself; `icc` and `exif` go along.
+
+    A PNG has pixels of any channels, a lossless WebP RGB or RGBA, colours under clear ones
+    included. `compress_level` of a PNG: 3 takes half of the time, for a file that is a few
+    hundredths larger.
     """
-    more: dict[str, Any] = {} if icc is None else {"icc_profile": icc}
-    if encoding.format == "png":
-        if text is not None and exif:
-            more["exif"] = exif
-        # Half the time of Pillow's own level, for a file that is a few hundredths larger.
-        return _saved(pixels, format="PNG", pnginfo=_png_chunks(text), compress_level=3, **more)
-    if text is not None:
-        more |= _in_webp(text) if text.record else {}
-        more["exif"] = _exif(text.parameters, exif) if text.parameters or exif else b""
-    return _saved(pixels, format="WEBP", lossless=True, exact=True, **more)
+    assert pixels.dtype == np.uint8, "pixels are bytes"
+    text, how = text or PictureText(), dict[str, Any](icc_profile=icc, exif=exif)
+    match encoding.format:
+        case "png":
+            how |= {"pnginfo": _png_chunks(text), "compress_level": compress_level}
+        case "jpeg":
+            assert encoding.quality is not None, "a JPEG always loses something"
+            colour = "4:4:4" if encoding.quality >= _FULL_COLOUR else "4:2:0"
+            how |= {"quality": encoding.quality, "subsampling": colour, "optimize": True}
+            how |= _in_jpeg(text)
+        case "webp":
+            is_lossy = encoding.quality is not None
+            how |= {"quality": encoding.quality} if is_lossy else {"lossless": True, "exact": True}
+            how["exif"] = _exif(text.parameters, exif)
+            how["xmp"] = xmp.packet(text.source_type, text.record)
+    data = io.BytesIO()
+    Image.fromarray(pixels).save(data, encoding.format, **how)
+    return data.getvalue()
 
 
 def text_in(image: ImageFile.ImageFile) -> PictureText:
@@ -89,60 +83,42 @@ def text_in(image: ImageFile.ImageFile) -> PictureText:
     return PictureText(parameters, record, xmp.source_type_in(packet))
 
 
-def _png_chunks(text: PictureText | None) -> PngImagePlugin.PngInfo:
+def _png_chunks(text: PictureText) -> PngImagePlugin.PngInfo:
     chunks = PngImagePlugin.PngInfo()
-    if text is not None and text.record:
+    if text.record:
         chunks.add_text(PARAMETERS, text.parameters)
         chunks.add_text(KEYWORD, text.record)
         chunks.add_itxt(xmp.PNG_KEYWORD, xmp.packet(text.source_type).decode())
     return chunks
 
 
-def _in_jpeg(text: PictureText | None) -> dict[str, Any]:
-    if text is None:
-        return {}
+def _in_jpeg(text: PictureText) -> dict[str, bytes]:
     packet, comments = xmp.packet(text.source_type, text.record), b""
     if len(packet) > xmp.MOST_IN_JPEG:
         packet, data = xmp.packet(text.source_type), text.record.encode()
-        pieces = (
-            _COMMENT + data[start : start + _PIECE_BYTES]
-            for start in range(0, len(data), _PIECE_BYTES)
-        )
-        comments = b"".join(b"\xff\xfe" + (len(one) + 2).to_bytes(2) + one for one in pieces)
+        for start in range(0, len(data), _PIECE_BYTES):
+            piece = _COMMENT + data[start : start + _PIECE_BYTES]
+            comments += b"\xff\xfe" + (len(piece) + 2).to_bytes(2) + piece
     prompt, _, settings = text.parameters.rpartition("\n")
     is_long = len(prompt) > _MOST_CHARACTERS
     short = f"{prompt[:_MOST_CHARACTERS]}{_CUT}\n{settings}" if is_long else text.parameters
     return {"exif": _exif(short), "xmp": packet, "extra": comments}
 
 
-def _in_webp(text: PictureText | None) -> dict[str, Any]:
-    if text is None:
-        return {}
-    return {"exif": _exif(text.parameters), "xmp": xmp.packet(text.source_type, text.record)}
-
-
-def _exif(comment: str, carried: bytes = b"") -> Image.Exif:
+def _exif(comment: str, carried: bytes = b"") -> bytes:
+    if not comment:
+        return carried
     exif = Image.Exif()
-    if carried:
-        exif.load(carried)
-    if comment:
-        fields = exif.get_ifd(ExifTags.IFD.Exif)
-        fields[ExifTags.Base.UserComment] = _UNICODE + comment.encode(_COMMENT_CODING)
-    return exif
+    exif.load(carried)
+    coded = _UNICODE + comment.encode(_COMMENT_CODING)
+    exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = coded
+    return exif.tobytes()
 
 
 def _comment(image: ImageFile.ImageFile) -> str:
     """The EXIF UserComment; empty where there is none, or where it cannot be read."""
     with suppress(Exception):  # Pillow reads damaged EXIF with errors of any kind
-        comment = image.getexif().get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.UserComment, b"")
-        if isinstance(comment, bytes) and comment.startswith(_UNICODE):
+        comment: bytes = image.getexif().get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment]
+        if comment.startswith(_UNICODE):
             return comment.removeprefix(_UNICODE).decode(_COMMENT_CODING, "replace")
-        return "" if isinstance(comment, bytes) else str(comment)
     return ""
-
-
-def _saved(pixels: NDArray[np.uint8], **how: Any) -> bytes:
-    assert pixels.dtype == np.uint8, "pixels are bytes"
-    data = io.BytesIO()
-    Image.fromarray(pixels).save(data, **how)
-    return data.getvalue()

@@ -4,37 +4,51 @@ Pixels are uint8 arrays [H, W, 3], RGB. A turn that the container asks for is no
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hyimg_cli.errors import SourceImageError, require
 from hyimg_cli.files import opened
+from hyimg_cli.media.images import file_faults
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
 
 # NOTE: a file may be a list of other files to play (ffconcat, HLS); none of them is opened.
-ALONE = {"protocol_whitelist": ""}
+_ALONE = {"protocol_whitelist": ""}
 VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v")
 
 
 def read_frames(path: Path) -> Iterator[NDArray[np.uint8]]:
-    """Every frame of the first video stream. Raises SourceImageError, at the frame it happens;
-    MachineError without av.
+    """Every frame of the first video stream. Raises as `open_video` does, at the frame it
+    happens.
+    """
+    with open_video(path) as container:
+        for frame in container.decode(video=0):
+            yield np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8)
+
+
+@contextmanager
+def open_video(path: Path, **options: str) -> Iterator["InputContainer"]:
+    """A file with a video stream, to be read in the block; `options`: the container's.
+
+    Raises SourceImageError, also for what reading it raises; MachineError without av.
     """
     require("av")
     import av
 
+    with file_faults(path):
+        file = opened(path)
     try:
-        with opened(path) as file, av.open(file, "r", options=ALONE) as container:
+        with file, av.open(file, "r", options=_ALONE | options) as container:
             if not container.streams.video:
-                raise _fault("it has no pictures in it", path)
-            for frame in container.decode(video=0):
-                yield np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8)
-    except FileNotFoundError:
-        raise _fault("there is no such file", path, slug="missing") from None
+                raise ValueError("it has no pictures in it")
+            yield container
+    # A file that lies about what it is ends in errors of many kinds.
     except (av.error.FFmpegError, OSError, ValueError) as error:
-        raise _fault(f"the video cannot be read: {error}", path) from error
-
-
-def _fault(what: str, path: Path, *, slug: str = "not-a-video") -> SourceImageError:
-    return SourceImageError(what, where=path, code=f"source.{slug}")
+        what = f"the video cannot be read: {error}"
+        raise SourceImageError(what, where=path, code="source.not-a-video") from error

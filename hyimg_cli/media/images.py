@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,28 +36,22 @@ MAX_ASPECT = 200
 _UPRIGHT, _SIDEWAYS = 1, (5, 6, 7, 8)
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO")
 # Names by which files of these formats are known; a test asks Pillow.
-SUFFIXES = frozenset(
-    (
-        *(".apng", ".avif", ".avifs", ".bmp", ".dib", ".gif", ".ico", ".j2c", ".j2k", ".jfif"),
-        *(".jp2", ".jpc", ".jpe", ".jpeg", ".jpf", ".jpg", ".jpx", ".pbm", ".pfm", ".pgm"),
-        *(".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
-        *(".heic", ".heics", ".heif", ".heifs", ".hif"),
-    )
-)
+SUFFIXES = {
+    ".apng", ".avif", ".avifs", ".bmp", ".dib", ".gif", ".ico", ".j2c", ".j2k", ".jfif", ".jp2",
+    ".jpc", ".jpe", ".jpeg", ".jpf", ".jpg", ".jpx", ".pbm", ".pfm", ".pgm", ".png", ".pnm", ".ppm",
+    ".tif", ".tiff", ".webp", ".heic", ".heics", ".heif", ".heifs", ".hif",
+}  # fmt: skip
 # Of cameras: their first picture is a thumbnail, which Pillow would take some for.
-RAW_SUFFIXES = frozenset(
-    (
-        *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dng", ".erf", ".fff", ".iiq", ".kdc", ".mef"),
-        *(".mrw", ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf"),
-        *(".srw", ".x3f"),
-    )
-)
+RAW_SUFFIXES = {
+    ".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dng", ".erf", ".fff", ".iiq", ".kdc", ".mef", ".mrw",
+    ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f",
+}  # fmt: skip
 RAW_HINT = "convert them first, for example: magick {0} {1}.jpg"
 # What phones write, which Pillow reads with a library beside it; some AVIF begins so, too.
 _HEIF = re.compile(rb"....ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
 _MAGIC = re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|II\*\0|MM\0\*", re.DOTALL)
-# Modes that become RGB without a word, and what to call the others.
-_PLAIN_MODES = ("RGB", "L", "1")
+# Modes that become RGB without a word of it, and what to call the others.
+_PLAIN_MODES = {"RGB", "L", "1", "I", "I;16", "I;16B", "I;16L", "I;16N", "F"}
 _MODE_NAMES = {"P": "palette", "PA": "palette", "LA": "grey with alpha"}
 # NOTE: on damaged bytes Pillow's decoders raise nearly anything: SyntaxError, IndexError,
 # zlib.error, RuntimeError. Only calls into Pillow stand under this.
@@ -90,12 +83,12 @@ def probe_image(path: Path, *, decode: bool = True) -> tuple[Size, tuple[str, ..
     `decode` off looks at the header alone: damage further on and notes on pixels stay unseen.
     Raises SourceImageError.
     """
-    with open_source(path) as file, open_picture(path, file) as image:
+    with open_picture(path) as image:
         size, notes = image.size, tuple[str, ...]()
         if decode:
             # All of a JPEG's data are read, for an eighth of its pixels.
             image.draft(image.mode, (1, 1))
-            _, notes = _as_read(path, image)
+            _, notes = read_upright(path, image)
         # A TIFF's size is upright as it is.
         is_on_side = image.format != "TIFF" and _orientation(image) in _SIDEWAYS
         return Size(*(size if is_on_side else size[::-1])), notes
@@ -125,21 +118,9 @@ def read_image(path: Path) -> SourceImage:
     Raises SourceImageError.
     """
     data = bytes_of_source(path)
-    with open_picture(path, io.BytesIO(data)) as image:
-        rgb, notes = _as_read(path, image)
-    return SourceImage(np.array(rgb), digest.of_bytes(data), notes)
-
-
-def grey_of(image: Image.Image) -> Image.Image:
-    """8-bit grey from one wide number per pixel: 16-bit integers, or fractions up to 1 or 255."""
-    numbers = np.asarray(image)
-    highest = np.nan_to_num(numbers).max() if image.mode == "F" else 65535
-    scale = 255.0 if highest <= 1 else 1.0 if highest <= 255 else 255 / 65535
-    levels = np.empty(numbers.shape, np.uint8)
-    # Row by row: as float64 a large picture takes eight bytes a pixel, several times.
-    for row, values in zip(levels, numbers, strict=True):
-        row[:] = np.clip(np.round(np.nan_to_num(values.astype(np.float64)) * scale), 0, 255)
-    return Image.fromarray(levels)
+    with open_picture(path, data) as image:
+        own, notes = read_upright(path, image)
+    return SourceImage(on_white(np.array(own)), digest.of_bytes(data), notes)
 
 
 def read_small(path: Path, side: int) -> Image.Image:
@@ -147,9 +128,9 @@ def read_small(path: Path, side: int) -> Image.Image:
 
     A JPEG is decoded at a fraction of its size. Raises SourceImageError.
     """
-    with open_source(path) as file, open_picture(path, file) as image:
+    with open_picture(path) as image:
         image.draft("RGB", (2 * side, 2 * side))
-        rgb, _ = _as_read(path, image)
+        rgb = Image.fromarray(on_white(np.asarray(read_upright(path, image)[0])))
         rgb.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
         return rgb
 
@@ -159,7 +140,7 @@ def text_of(path: Path) -> PictureText:
 
     Raises SourceImageError for a file that is no picture, or a damaged PNG.
     """
-    with open_source(path) as file, open_picture(path, file) as image, decoder_faults(path):
+    with open_picture(path) as image, _decoder_faults(path):
         return formats.text_in(image)
 
 
@@ -175,8 +156,8 @@ def fit_cover(pixels: Pixels, size: Size) -> Pixels:
         new_height, new_width = round(size.width / width * height), size.width
     top = round((new_height - size.height) / 2)
     left = round((new_width - size.width) / 2)
-    resized = Image.fromarray(pixels).resize((new_width, new_height), Image.Resampling.LANCZOS)
-    return np.array(resized.crop((left, top, left + size.width, top + size.height)))
+    resized = stretch(pixels, Size(new_height, new_width))
+    return np.array(resized[top : top + size.height, left : left + size.width])
 
 
 def cut_off(source: Size, size: Size) -> str:
@@ -194,21 +175,6 @@ def stretch(
     return np.array(Image.fromarray(pixels).resize((size.width, size.height), resample))
 
 
-def crop_to(pixels: Pixels, size: Size) -> Pixels:
-    """`pixels` scaled (Lanczos) until they cover `size`, then cut to it around the centre.
-
-    Source: diffusers, `VaeImageProcessor._resize_and_crop`, which rounds down at each step.
-    """
-    height, width = pixels.shape[:2]
-    is_wider = size.width / size.height > width / height
-    new_width = size.width if is_wider else width * size.height // height
-    new_height = height * size.width // width if is_wider else size.height
-    resized = Image.fromarray(pixels).resize((new_width, new_height), Image.Resampling.LANCZOS)
-    cut = Image.new("RGB", (size.width, size.height))
-    cut.paste(resized, (size.width // 2 - new_width // 2, size.height // 2 - new_height // 2))
-    return np.array(cut)
-
-
 def bicubic(pixels: Pixels, size: Size) -> Pixels:
     """`stretch` as models do that were trained so."""
     return stretch(pixels, size, Image.Resampling.BICUBIC)
@@ -221,18 +187,12 @@ def pixel_digest(pixels: Pixels | Picture) -> str:
 
 def bytes_of_source(path: Path) -> bytes:
     """A picture's file. Raises SourceImageError."""
-    with _file_faults(path):
+    with file_faults(path):
         return bytes_of(path, MAX_SOURCE_BYTES)
 
 
-def open_source(path: Path) -> io.BufferedReader:
-    """The same to be read from. Raises SourceImageError."""
-    with _file_faults(path):
-        return opened(path, MAX_SOURCE_BYTES)
-
-
 @contextlib.contextmanager
-def _file_faults(path: Path) -> Iterator[None]:
+def file_faults(path: Path) -> Iterator[None]:
     """Raises SourceImageError for a file that cannot be read as one."""
     try:
         yield
@@ -253,28 +213,33 @@ def _file_faults(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def open_picture(path: Path, file: IO[bytes]) -> Iterator[ImageFile.ImageFile]:
-    """The picture in `file`, not decoded yet, its size and kind checked."""
-    if path.suffix.lower() in RAW_SUFFIXES:
-        hint = RAW_HINT.format(path.name, path.stem)
-        raise _fault("raw", "RAW pictures of cameras are not read", path, hint)
-    start = file.read(16)
-    if not start:
-        raise _fault("empty", "the file is empty", path, "copy or save it again")
-    file.seek(0)
-    is_heif = _HEIF.match(start) is not None
-    reads_heif = is_heif and _knows_heif()
-    with warnings.catch_warnings():
+def open_picture(path: Path, data: bytes | None = None) -> Iterator[ImageFile.ImageFile]:
+    """A picture, not decoded yet, its size and kind checked; `data`: its file, where it was read.
+
+    Raises SourceImageError.
+    """
+    with file_faults(path):
+        file = opened(path, MAX_SOURCE_BYTES) if data is None else io.BytesIO(data)
+    with file, warnings.catch_warnings():
+        if path.suffix.lower() in RAW_SUFFIXES:
+            hint = RAW_HINT.format(path.name, path.stem)
+            raise _fault("raw", "RAW pictures of cameras are not read", path, hint)
+        start = file.read(16)
+        if not start:
+            raise _fault("empty", "the file is empty", path, "copy or save it again")
+        file.seek(0)
+        is_heif = _HEIF.match(start) is not None
         # Sizes are checked below; what else Pillow warns of is repaired by it or fails later on.
         warnings.simplefilter("ignore")
         try:
-            image = Image.open(file, formats=(*FORMATS, "HEIF") if reads_heif else FORMATS)
+            formats = (*FORMATS, "HEIF") if is_heif and _knows_heif() else FORMATS
+            image = Image.open(file, formats=formats)
         except Image.DecompressionBombError as error:
             # Only Pillow's message tells how many.
             count = re.search(r"[0-9]+", str(error))
             raise _too_large(path, f"{int(count[0]):,}" if count else "too many") from error
         except _DECODER_ERRORS as error:
-            if is_heif and not reads_heif:
+            if is_heif and not _knows_heif():
                 what = "HEIC is read by pillow-heif, which is missing"
                 hint = "pip install 'hyimg-cli[heif]', or convert it to JPEG or PNG"
                 raise _fault("no-heif", what, path, hint) from error
@@ -303,25 +268,30 @@ def _knows_heif() -> bool:
     return True
 
 
-def _as_read(path: Path, image: ImageFile.ImageFile) -> tuple[Image.Image, tuple[str, ...]]:
-    """The first frame as an upright RGB picture, and what was changed on the way. Raises
-    SourceImageError.
+def read_upright(path: Path, image: ImageFile.ImageFile) -> tuple[Picture, tuple[str, ...]]:
+    """The first frame, upright, in its own channels: 8-bit grey, RGB, or RGBA where it is clear
+    somewhere; and what that and RGB on white change. Raises SourceImageError.
     """
-    with decoder_faults(path):
+    with _decoder_faults(path):
         # What will be changed, as far as it shows before decoding.
         count, bits = getattr(image, "n_frames", 1), bits_of(image)
         if image.format == "PNG":
             # NOTE: its EXIF may stand behind its pixels. Asked for it, Pillow decodes; where that
             # fails it passes the damaged picture the next time.
             image.load()
-        notes = {
-            f"first of {count} frames": count > 1,
-            "EXIF orientation applied": _orientation(image) != _UPRIGHT,
-            f"{bits}-bit reduced to 8": bits > 8,
-        }
+        is_turned = _orientation(image) != _UPRIGHT
         image.load()
-        rgb, more = _as_rgb(ImageOps.exif_transpose(image))
-        return rgb, (*(note for note, applies in notes.items() if applies), *more)
+        own = _own_channels(ImageOps.exif_transpose(image) if is_turned else image)
+    mode = image.mode
+    notes = {
+        f"first of {count} frames": count > 1,
+        "EXIF orientation applied": is_turned,
+        f"{bits}-bit reduced to 8": bits > 8,
+        "numbers with fractions reduced to 8 bit": mode == "F",
+        f"{_MODE_NAMES.get(mode, mode)} converted to RGB": mode not in _PLAIN_MODES,
+        "transparency composited on white": own.mode == "RGBA",
+    }
+    return own, tuple(note for note, applies in notes.items() if applies)
 
 
 def bits_of(image: ImageFile.ImageFile) -> int:
@@ -364,20 +334,6 @@ def _orientation(image: Image.Image) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else _UPRIGHT
 
 
-def _as_rgb(image: Image.Image) -> tuple[Image.Image, list[str]]:
-    """`image` as RGB, on white where it was transparent, and what that changed."""
-    if image.mode[0] in "IF":
-        notes = ["numbers with fractions reduced to 8 bit"] if image.mode == "F" else []
-        return grey_of(image).convert("RGB"), notes
-    name = _MODE_NAMES.get(image.mode, image.mode)
-    notes = [] if image.mode in _PLAIN_MODES else [f"{name} converted to RGB"]
-    own = own_channels(image)
-    if own.mode != "RGBA":
-        return own.convert("RGB"), notes
-    composite = Image.fromarray(on_white(np.asarray(own)))
-    return composite, [*notes, "transparency composited on white"]
-
-
 def on_white(own: Pixels) -> Pixels:
     """Grey, RGB or RGBA as a model is shown it: RGB, on white where it is clear."""
     if own.ndim == 2:
@@ -386,11 +342,13 @@ def on_white(own: Pixels) -> Pixels:
         return own
     layer = Image.fromarray(own)
     white = Image.new("RGBA", layer.size, "white")
-    return np.asarray(Image.alpha_composite(white, layer).convert("RGB"))
+    return np.array(Image.alpha_composite(white, layer).convert("RGB"))
 
 
-def own_channels(image: Picture) -> Picture:
-    """8-bit grey, RGB, or RGBA where it is clear somewhere; copied only where it must be."""
+def _own_channels(image: Picture) -> Picture:
+    """As `read_upright` says; copied only where it must be."""
+    if image.mode[0] in "IF":
+        return _grey_of(image)
     if image.has_transparency_data:
         layer = image if image.mode == "RGBA" else image.convert("RGBA")
         is_clear = layer.getchannel("A").getextrema() != (255, 255)
@@ -399,21 +357,33 @@ def own_channels(image: Picture) -> Picture:
     return image if image.mode == kind else image.convert(kind)
 
 
+def _grey_of(image: Image.Image) -> Image.Image:
+    """8-bit grey from one wide number per pixel: 16-bit integers, or fractions up to 1 or 255."""
+    numbers = np.asarray(image)
+    highest = np.nan_to_num(numbers).max() if image.mode == "F" else 65535
+    scale = 255.0 if highest <= 1 else 1.0 if highest <= 255 else 255 / 65535
+    levels = np.empty(numbers.shape, np.uint8)
+    # Row by row: as float64 a large picture takes eight bytes a pixel, several times.
+    for row, values in zip(levels, numbers, strict=True):
+        row[:] = np.clip(np.round(np.nan_to_num(values.astype(np.float64)) * scale), 0, 255)
+    return Image.fromarray(levels)
+
+
 def _fault(slug: str, what: str, path: Path, hint: str = "") -> SourceImageError:
     return SourceImageError(what, where=path, hint=hint, code=f"source.{slug}")
 
 
 @contextlib.contextmanager
-def decoder_faults(path: Path, noun: str = "picture") -> Iterator[None]:
+def _decoder_faults(path: Path) -> Iterator[None]:
     """Raise SourceImageError for whatever calls into Pillow raise."""
     try:
         yield
     except _DECODER_ERRORS as error:
-        raise _truncated(path, noun) from error
+        raise _truncated(path) from error
 
 
-def _truncated(path: Path, noun: str = "picture") -> SourceImageError:
-    what = f"the {noun} is damaged or ends too early"
+def _truncated(path: Path) -> SourceImageError:
+    what = "the picture is damaged or ends too early"
     return _fault("truncated", what, path, "copy or save it again")
 
 

@@ -70,10 +70,10 @@ def picture_text(
         **asdict(facts.provenance),
         # Where the text is given the job has no bot_task, but a dynamic system prompt hangs on it.
         "bot_task": job.bot_task,
-        "source_sha256": list(facts.source_sha256),
+        "source_sha256": facts.source_sha256,
         "ratio_index": facts.ratio_index,
         "cot_text": facts.cot_text,
-        "cot_token_ids": None if facts.cot_token_ids is None else list(facts.cot_token_ids),
+        "cot_token_ids": facts.cot_token_ids,
         "size": str(size),
         "pixel_sha256": pixel_sha256,
     }
@@ -116,7 +116,7 @@ def video_text(
     line: Mapping[str, Any], provenance: Provenance, source_sha256: Sequence[str] = ()
 ) -> str:
     """Contents of an MP4's `comment` and of its sidecar file: the job as JSON, and what made it."""
-    sources = {"source_sha256": list(source_sha256)} if source_sha256 else {}
+    sources = {"source_sha256": source_sha256} if source_sha256 else {}
     return _json({"format": FORMAT, "job": line, **asdict(provenance), **sources})
 
 

@@ -156,8 +156,7 @@ def _disk_errors(path: Path) -> Iterator[None]:
     """Raise StorageError for what the disk refuses; the encoder's own errors pass."""
     try:
         yield
-    except (OSError, av.FFmpegError) as error:
+    except OSError as error:
         if not is_of_the_disk(error.errno):
             raise
-        refusal = error if isinstance(error, OSError) else OSError(error.errno, error.strerror)
-        raise storage_error(refusal, path.parent) from error
+        raise storage_error(error, path.parent) from error

@@ -32,7 +32,11 @@ _BOX = uuid.UUID("be7acfcb-97a9-42e8-9c71-999491e3afac").bytes
 
 
 def packet(source_type: str, record: str = "") -> bytes:
-    """A packet that says how a file came about, and holds `record` (text that XML can hold)."""
+    """A packet that says how a file came about, and holds `record` (text that XML can hold); empty
+    where nothing is said.
+    """
+    if not source_type:
+        return b""
     said = f"<hyimg:record>{escape(record)}</hyimg:record>" if record else ""
     space = _SPACE if record else ""
     return _PACKET.format(space=space, source_type=escape(source_type), record=said).encode()

@@ -1,9 +1,15 @@
 """An edit in a source's own channels."""
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 from PIL import Image
 
-from hyimg_cli.media.carried import Carried
+from hyimg_cli.errors import SourceImageError
+from hyimg_cli.media.carried import Carried, region_of
+from hyimg_cli.spec.job import Size
+from hyimg_cli.spec.options import KeepOutside, Region
 
 
 def test_an_edit_of_clear_pixels_is_on_white_what_was_drawn() -> None:
@@ -23,3 +29,20 @@ def test_an_edit_of_clear_pixels_is_on_white_what_was_drawn() -> None:
     assert away.max() <= 6, "so little ink is noise"
     assert (edited[..., 3] >= own[..., 3]).all()
     assert not edited[:, 9:20][own[:, 9:20, 3] == 0].any(where=[False, False, False, True])
+
+
+def test_a_mask_is_its_brightness_or_where_that_is_one_its_alpha(tmp_path: Path) -> None:
+    path, region = tmp_path / "mask.png", np.zeros((6, 4), np.uint8)
+    region[2:] = 255
+    grey = Image.fromarray(region)
+    in_alpha, opaque = Image.new("RGBA", (4, 6)), Image.merge("RGBA", (grey, grey, grey, grey))
+    in_alpha.putalpha(grey)
+    opaque.putalpha(255)
+    outside = KeepOutside(region=Region(str(path)))
+    for mask in (grey, in_alpha, opaque):
+        mask.save(path)
+        found = region_of(outside, Size(6, 4))
+        assert np.array_equal(found, region), mask.mode
+    Image.new("RGBA", (4, 6), "black").save(path)
+    with pytest.raises(SourceImageError, match="the mask is black"):
+        region_of(outside, Size(6, 4))

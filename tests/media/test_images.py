@@ -634,12 +634,10 @@ def test_a_disk_that_cannot_sync_folders_is_no_fault(
     assert (tmp_path / "cat.png").exists()
 
 
-@pytest.mark.parametrize(
-    "pixels", [PICTURE.astype(np.float32), PICTURE[..., 0], np.zeros((4, 4, 4), np.uint8)]
-)
-def test_only_rgb_bytes_are_written(tmp_path: Path, pixels: Any) -> None:
-    with pytest.raises(AssertionError, match="pixels are"):
-        write(tmp_path / "a.png", pixels)
+def test_only_bytes_are_written(tmp_path: Path) -> None:
+    floats: Any = PICTURE.astype(np.float32)
+    with pytest.raises(AssertionError, match="pixels are bytes"):
+        write(tmp_path / "a.png", floats)
 
 
 def test_reading_leaves_the_warning_filters_alone(save: Save) -> None:

@@ -105,7 +105,7 @@ class _Search:
 
     def find_model(self) -> str:
         """The model that runs, checked against the recorded digest. Raises UsageError."""
-        wishes, expected = self.wishes, self.record.provenance.model_fingerprint
+        wishes, expected = self.wishes, self.record.model_fingerprint
         recorded = str(self.record.job.get("model", ""))
         model = wishes.model or self._located_model(recorded)
         if registry.fingerprint(model, wishes.revision, wishes.components) != expected:
@@ -184,7 +184,7 @@ class _Search:
 
 def _digests(record: Record, field: str) -> Sequence[str]:
     """Recorded digests of a field's files, in order; none where there are none."""
-    recorded = record.provenance.settings.get(field)
+    recorded = record.settings.get(field)
     if field == "images":
         return record.source_sha256
     if field == "lora":
@@ -206,7 +206,7 @@ def _settings(record: Record, device: str) -> tuple[dict[str, Any], list[str]]:
 
     A CPU's picture is made on the CPU again; which GPU, and whether there is one, is the machine's.
     """
-    recorded = record.provenance.settings
+    recorded = record.settings
     if not recorded:
         return {}, []
     is_video = record.job.get("task") in VIDEO_TASKS

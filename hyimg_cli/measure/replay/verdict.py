@@ -100,16 +100,16 @@ def _reasons(original: Record, made: Record) -> Iterator[str]:
         yield "the text before the picture came out otherwise"
     if original.size and original.size != made.size:
         yield f"size {original.size}, now {made.size}"
-    if original.provenance.model_fingerprint != made.provenance.model_fingerprint:
+    if original.model_fingerprint != made.model_fingerprint:
         yield "the model is another"
     if original.source_sha256 and original.source_sha256 != made.source_sha256:
         yield "a source image is another"
-    yield from _changes({"hyimg": original.provenance.version}, {"hyimg": made.provenance.version})
-    yield from _changes(original.provenance.settings, made.provenance.settings)
-    yield from _changes(original.provenance.packages, made.provenance.packages)
-    if not original.provenance.settings:
+    yield from _changes({"hyimg": original.version}, {"hyimg": made.version})
+    yield from _changes(original.settings, made.settings)
+    yield from _changes(original.packages, made.packages)
+    if not original.settings:
         yield "device, dtype and packages of the original are not recorded"
-    elif original.provenance.settings.get("device") == "cuda":
+    elif original.settings.get("device") == "cuda":
         yield "on a GPU sums may be rounded otherwise by another batch or another kernel"
 
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hyimg_cli.errors import SourceImageError, installed_version
-from hyimg_cli.media.images import Pixels, crop_to, read_image, stretch
+from hyimg_cli.media.images import Pixels, read_image, stretch
 from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder
 from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, CheckpointLayout
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
@@ -25,7 +26,7 @@ from hyimg_cli.models.latent_video import (
     PromptEmbedding,
     VideoVae,
 )
-from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.spec.job import Size, VideoJob
 
 _LIBRARIES = ("pillow", "torchvision")
 
@@ -152,3 +153,17 @@ def _fitted(pixels: Pixels, view: ImageConditioning) -> Pixels:
     if view.size is None:
         return pixels
     return (crop_to if view.fit == "crop" else stretch)(pixels, view.size)
+
+
+def crop_to(pixels: Pixels, size: Size) -> Pixels:
+    """`pixels` scaled (Lanczos) until they cover `size`, then cut to it around the centre.
+
+    Source: diffusers, `VaeImageProcessor._resize_and_crop`, which rounds down at each step.
+    """
+    height, width = pixels.shape[:2]
+    is_wider = size.width / size.height > width / height
+    new_width = size.width if is_wider else width * size.height // height
+    new_height = height * size.width // width if is_wider else size.height
+    top, left = new_height // 2 - size.height // 2, new_width // 2 - size.width // 2
+    resized = stretch(pixels, Size(new_height, new_width))
+    return np.array(resized[top : top + size.height, left : left + size.width])

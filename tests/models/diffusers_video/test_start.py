@@ -22,9 +22,10 @@ from tiny_video import START_KINDS, write_start
 from torch import Tensor
 
 from hyimg_cli.journal.keys import source_digest
-from hyimg_cli.media.images import crop_to, read_image
+from hyimg_cli.media.images import read_image
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
+from hyimg_cli.models.diffusers_video.start import crop_to
 from hyimg_cli.models.latent_video import LATENTS, TOKENS, PromptEmbedding
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import Size, VideoJob
