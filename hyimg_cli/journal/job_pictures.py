@@ -19,8 +19,9 @@ from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import mask_print
 from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.manifest.resolved import public_line
-from hyimg_cli.media import formats, images
+from hyimg_cli.media import formats
 from hyimg_cli.media.carried import read_carried, region_of
+from hyimg_cli.media.images import Pixels, pixel_digest, text_of
 from hyimg_cli.media.metadata import PictureFacts, PictureText, picture_text, rewrite_metadata
 from hyimg_cli.settings.run import OutputConfig
 from hyimg_cli.spec.events import OutputFile
@@ -31,7 +32,7 @@ Record = dict[str, Any]
 
 
 def write_picture(
-    folder: JobFolder, job: ImageJob, pixels: images.Pixels, facts: PictureFacts | None
+    folder: JobFolder, job: ImageJob, pixels: Pixels, facts: PictureFacts | None
 ) -> OutputFile:
     """Writes the job's picture in its format under its name; without `facts` it says nothing.
 
@@ -42,11 +43,7 @@ def write_picture(
 
 
 def keep_redraw(
-    folder: JobFolder,
-    job: ImageJob,
-    drawn: images.Pixels,
-    reference: images.Pixels,
-    facts: PictureFacts | None,
+    folder: JobFolder, job: ImageJob, drawn: Pixels, reference: Pixels, facts: PictureFacts | None
 ) -> Record:
     """Write what the model drew and what it is compared with; the line's `edit` as far as it is
     known then. Raises StorageError.
@@ -60,8 +57,8 @@ def keep_redraw(
 def finish(
     folder: JobFolder,
     job: ImageJob,
-    drawn: images.Pixels,
-    reference: images.Pixels,
+    drawn: Pixels,
+    reference: Pixels,
     edit: Record,
     config: OutputConfig,
     source_digest: str = "",
@@ -107,11 +104,11 @@ def finish(
     text = None
     if config.metadata:
         # That of the redraw, rewritten, where any of the result was drawn.
-        text = images.text_of(folder.folder / edit["plain"])
+        text = text_of(folder.folder / edit["plain"])
         if edit["kind"] == "none" or not text.record:
             text = PictureText()
         else:
-            size, sha256 = Size(*pixels.shape[:2]), images.pixel_digest(pixels)
+            size, sha256 = Size(*pixels.shape[:2]), pixel_digest(pixels)
             text = rewrite_metadata(text, public_line(job), mask_print(job), size, sha256)
     data = source.encode(pixels, job.encoding, text)
     differing = None if is_whole else source.count_differing(data, matte)
@@ -140,12 +137,10 @@ def edit_warnings(edit: Mapping[str, Any] | None) -> Iterator[str]:
     yield from (f"gate: {breach}" for breach in edit["gates"])
 
 
-def _save_result(
-    folder: JobFolder, job: ImageJob, pixels: images.Pixels, data: bytes
-) -> OutputFile:
+def _save_result(folder: JobFolder, job: ImageJob, pixels: Pixels, data: bytes) -> OutputFile:
     path, sha256 = folder.save(job, job.encoding.suffix, data)
     height, width = pixels.shape[:2]
-    return OutputFile(path, sha256, images.pixel_digest(pixels), width, height, job.seed)
+    return OutputFile(path, sha256, pixel_digest(pixels), width, height, job.seed)
 
 
 def _save_beside(
@@ -153,7 +148,7 @@ def _save_beside(
     job: ImageJob,
     edit: Record,
     kind: str,
-    pixels: images.Pixels,
+    pixels: Pixels,
     text: PictureText | None = None,
 ) -> None:
     """Write a PNG beside the result of an edit, and name it in `edit`."""
@@ -161,11 +156,11 @@ def _save_beside(
     edit[kind], edit["sha256"][kind] = folder.save(job, EDIT_SUFFIXES[kind], data)
 
 
-def _text(job: ImageJob, pixels: images.Pixels, facts: PictureFacts | None) -> PictureText | None:
+def _text(job: ImageJob, pixels: Pixels, facts: PictureFacts | None) -> PictureText | None:
     """Metadata of a picture that was drawn, where there are `facts`."""
     if facts is None:
         return None
-    size, sha256 = Size(*pixels.shape[:2]), images.pixel_digest(pixels)
+    size, sha256 = Size(*pixels.shape[:2]), pixel_digest(pixels)
     return picture_text(job, public_line(job), facts, size, sha256)
 
 
