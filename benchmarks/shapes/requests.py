@@ -23,7 +23,7 @@ from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
-from hyimg_cli.pipelines.image.stages import ImageStages, ImageWork, encoded_by
+from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages, encoded_by
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
 from hyimg_cli.spec.events import Progress
 from hyimg_cli.spec.job import ImageJob
@@ -123,14 +123,14 @@ def serve(
         new_clock=lambda: PhaseClock(started, partial(synchronize, [device])),
     )
     events: Counter[str] = Counter()
-    drawn: list[ImageWork] = []
+    drawn: list[ImageRequest] = []
     timings: list[dict[str, float]] = []
     failed: list[str] = []
     is_cut = False
     for event in run.run():
         if isinstance(event, Progress) and event.done:
             events[event.phase] += 1
-        if isinstance(event, ImageWork):
+        if isinstance(event, ImageRequest):
             drawn.append(event)
             timings.append(event.clock.timings_s())
         elif (error := getattr(event, "error", None)) is not None:

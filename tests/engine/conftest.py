@@ -25,7 +25,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
-from hyimg_cli.pipelines.image.stages import ImageStages, ImageWork, encoded_by
+from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages, encoded_by
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import ModelChoice, ReuseConfig
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -85,7 +85,7 @@ def sources(tmp_path: Path) -> tuple[str, ...]:
 class Drawn:
     """A finished story: the picture, every step's velocities, the events before it."""
 
-    picture: ImageWork
+    picture: ImageRequest
     velocities: list[torch.Tensor] = field(default_factory=list)
     events: list[Any] = field(default_factory=list)
     timings_s: dict[str, float] = field(default_factory=dict)
@@ -113,7 +113,7 @@ def drawn(family: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Drawn]:
         last = events.pop()
         if isinstance(last, Lost):
             raise last.error
-        assert isinstance(last, ImageWork)
+        assert isinstance(last, ImageRequest)
         return Drawn(last, velocities, events, clock.timings_s())
 
     return tell

@@ -22,7 +22,7 @@ from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
-from hyimg_cli.pipelines.image.stages import ImageWork, aligned
+from hyimg_cli.pipelines.image.stages import ImageRequest, aligned
 from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
@@ -37,14 +37,14 @@ def edit(job: ImageJob, sources: tuple[str, ...]) -> ImageJob:
     return replace(plain, size=SizeRequest(64, 64), infer_align_image_size=True)
 
 
-def _drawn(jobs: list[ImageJob], family: Any, size: int) -> dict[str, ImageWork]:
+def _drawn(jobs: list[ImageJob], family: Any, size: int) -> dict[str, ImageRequest]:
     run = ContinuousBatch(
         jobs,
         studio_of(family, tree=KVTree(10**9)),
         Together(size, size),
         new_clock=lambda: PhaseClock(0.0, lambda: None),
     )
-    return {event.job.custom_id: event for event in run.run() if isinstance(event, ImageWork)}
+    return {event.job.custom_id: event for event in run.run() if isinstance(event, ImageRequest)}
 
 
 def _card(*buckets: tuple[int, int]) -> ModelCard:

@@ -25,7 +25,7 @@ from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.graphs import BUCKETS, DecodeGraphs, DecodeStep, bucket_of
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
-from hyimg_cli.pipelines.image.stages import ImageWork
+from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import ImageJob
 
@@ -158,7 +158,7 @@ def test_a_job_that_is_gone_takes_its_memory_along(family: Any, graphs: DecodeGr
     assert gone() is None
 
 
-def _ends(jobs: list[ImageJob], model: Any, size: int) -> dict[str, ImageWork]:
+def _ends(jobs: list[ImageJob], model: Any, size: int) -> dict[str, ImageRequest]:
     run = ContinuousBatch(
         jobs,
         studio_of(model),
@@ -166,7 +166,7 @@ def _ends(jobs: list[ImageJob], model: Any, size: int) -> dict[str, ImageWork]:
         new_clock=lambda: PhaseClock(0.0, lambda: None),
         read_lag=1,
     )
-    return {end.job.custom_id: end for end in run.run() if isinstance(end, ImageWork)}
+    return {end.job.custom_id: end for end in run.run() if isinstance(end, ImageRequest)}
 
 
 def test_a_group_writes_the_same_texts(family: Any, graphs: DecodeGraphs, job: ImageJob) -> None:

@@ -20,7 +20,7 @@ from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models.hunyuan_image3.vae import TiledPicture
 from hyimg_cli.pipelines.image import sources
 from hyimg_cli.pipelines.image.sources import EncodedSources
-from hyimg_cli.pipelines.image.stages import ImageWork
+from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.settings.run import CacheConfig
 from hyimg_cli.spec.job import SizeRequest
 
@@ -46,7 +46,7 @@ def _ran(bench: Any, jobs: list[Any], *also: str) -> None:
     """The jobs through the engine's loop; what is read and waited for is once a job, or `also`."""
     _noted(bench.gpu)
     bench.model.has_vae = True
-    assert bench._run(jobs, Together(2, 2)) == {ImageWork: len(jobs)}
+    assert bench._run(jobs, Together(2, 2)) == {ImageRequest: len(jobs)}
     assert bench.gpu.reads == {READS: len(jobs)}
     assert set(bench.gpu.waits) == {WAITS, *also}
     assert not bench.gpu.strays

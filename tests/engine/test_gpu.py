@@ -25,7 +25,7 @@ from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
-from hyimg_cli.pipelines.image.stages import ImageWork
+from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.pipelines.image.think import DecodeLoop
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.quality.metrics import psnr
@@ -136,14 +136,14 @@ def _events(jobs: list[ImageJob], model: Any, **options: Any) -> Iterator[Any]:
 
 def _drawn(
     job: ImageJob, model: Any, looping: AbstractContextManager[None] | None = None
-) -> ImageWork:
+) -> ImageRequest:
     """The job's end; all denoise steps but the first are done inside `looping`."""
     events = _events([job], model)
     step = next(event for event in events if is_step(event))
     with looping or nullcontext():
         while step.step < step.total:
             step = next(events)
-    (end,) = (event for event in events if isinstance(event, ImageWork))
+    (end,) = (event for event in events if isinstance(event, ImageRequest))
     return end
 
 
@@ -168,7 +168,7 @@ def test_the_think_loop_waits_for_nothing_but_its_own_copy(
             return step(self, writers)
 
     monkeypatch.setattr(DecodeLoop, "step", watched)
-    ends = [event for event in _events(jobs, on_gpu) if isinstance(event, ImageWork)]
+    ends = [event for event in _events(jobs, on_gpu) if isinstance(event, ImageRequest)]
     assert len(ends) == 3
     assert len(steps) > 5
 
@@ -177,7 +177,7 @@ def test_the_same_text_whether_read_at_once_or_late(on_gpu: Any, job: ImageJob) 
     written = []
     for lag in (0, 1):
         events = _events([replace(job, num_inference_steps=1)], on_gpu, read_lag=lag)
-        (end,) = (event for event in events if isinstance(event, ImageWork))
+        (end,) = (event for event in events if isinstance(event, ImageRequest))
         written.append(end.text)
     assert written[0] == written[1]
 

@@ -24,7 +24,7 @@ from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.graphs import BUCKETS, DecodeGraphs, buckets_up_to
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
-from hyimg_cli.pipelines.image.stages import ImageWork
+from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobStarted, Prewarmed
 from hyimg_cli.spec.job import ImageJob
@@ -85,7 +85,7 @@ def ends(jobs: list[ImageJob], model: Any) -> list[Any]:
         Together(len(jobs), len(jobs)),
         new_clock=lambda: PhaseClock(0.0, lambda: None),
     )
-    found = [event for event in run.run() if isinstance(event, ImageWork)]
+    found = [event for event in run.run() if isinstance(event, ImageRequest)]
     assert len(found) == len(jobs)
     return found
 

@@ -19,7 +19,7 @@ from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.memory.footprint import Together, needs
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
-from hyimg_cli.pipelines.image.stages import ImageStages, ImageWork
+from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages
 from hyimg_cli.pipelines.image.think import DecodeRequest
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
@@ -35,7 +35,7 @@ def _run(
     size: int,
     read_lag: int = 0,
     draw_size: int | None = None,
-) -> dict[str, ImageWork | Lost]:
+) -> dict[str, ImageRequest | Lost]:
     run = ContinuousBatch(
         jobs,
         studio,
@@ -43,13 +43,15 @@ def _run(
         new_clock=lambda: PhaseClock(0.0, lambda: None),
         read_lag=read_lag,
     )
-    ends = [event for event in run.run() if isinstance(event, ImageWork | Lost)]
+    ends = [event for event in run.run() if isinstance(event, ImageRequest | Lost)]
     assert sorted(end.job.custom_id for end in ends) == sorted(job.custom_id for job in jobs)
     return {end.job.custom_id: end for end in ends}
 
 
-def _pixels(ends: dict[str, ImageWork | Lost]) -> dict[str, bytes]:
-    return {name: end.pixels.tobytes() for name, end in ends.items() if isinstance(end, ImageWork)}
+def _pixels(ends: dict[str, ImageRequest | Lost]) -> dict[str, bytes]:
+    return {
+        name: end.pixels.tobytes() for name, end in ends.items() if isinstance(end, ImageRequest)
+    }
 
 
 @pytest.fixture
@@ -132,8 +134,8 @@ def test_same_pixels_with_prefixes_spilled_to_main_memory(
     assert _pixels(_run(mixed, studio, 4)) == alone
 
 
-def _drawn(ends: dict[str, ImageWork | Lost]) -> dict[str, ImageWork]:
-    return {name: end for name, end in ends.items() if isinstance(end, ImageWork)}
+def _drawn(ends: dict[str, ImageRequest | Lost]) -> dict[str, ImageRequest]:
+    return {name: end for name, end in ends.items() if isinstance(end, ImageRequest)}
 
 
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.thorough), 5])
@@ -203,7 +205,7 @@ def test_shared_prefixes_are_computed_once(
         for n in range(16)
     ]
     ends = _run(jobs, studio_of(family, tree=KVTree(10**9)), 8)
-    reports = [end.reuse for end in ends.values() if isinstance(end, ImageWork)]
+    reports = [end.reuse for end in ends.values() if isinstance(end, ImageRequest)]
     lengths = [r.ar_prefill_tokens + r.ar_shared_tokens for r in reports]
     prefix = max(r.ar_shared_tokens for r in reports)
     computed = sum(r.ar_prefill_tokens for r in reports)
@@ -259,7 +261,7 @@ def test_rows_counted_by_a_hook_are_those_of_the_lines(
     hook.remove()
     told = 0
     for end in ends.values():
-        assert isinstance(end, ImageWork)
+        assert isinstance(end, ImageRequest)
         report, steps = end.reuse, end.denoise_steps
         told += report.ar_prefill_tokens + report.ar_decode_tokens + report.ar_surplus_tokens
         told += sum(branch.computed + steps * branch.per_step for branch in report.branches)
@@ -288,7 +290,7 @@ def test_a_batch_that_does_not_fit_goes_on_in_halves(
     monkeypatch.setattr(family.network, "feed", small(3, feed))
     ends = _run(mixed, studio_of(family), 8, read_lag)
     assert _pixels(ends) == alone
-    noted = [e for e in ends.values() if isinstance(e, ImageWork) and e.warnings]
+    noted = [e for e in ends.values() if isinstance(e, ImageRequest) and e.warnings]
     assert any("out of memory" in note for end in noted for note in end.warnings)
 
 
@@ -392,7 +394,7 @@ def test_a_token_that_cannot_be_written_fails_its_own_job(
 
 def test_lines_name_their_batch(family: Any, mixed: list[ImageJob]) -> None:
     ends = _run(mixed, studio_of(family), 16)
-    batches = {name: end.batch for name, end in ends.items() if isinstance(end, ImageWork)}
+    batches = {name: end.batch for name, end in ends.items() if isinstance(end, ImageRequest)}
     assert batches["writes-0"]["think"] == 6
     assert batches["plain-0"]["denoise"] == batches["plain-1"]["denoise"] > 1
     assert batches["five-steps"]["denoise"] == 1

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
-from hyimg_cli.pipelines.image.stages import ImageWork
+from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.pipelines.image.think import DecodeLoop
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
@@ -122,7 +122,7 @@ def test_the_think_loop_reads_one_copy_of_all_new_ids_a_step(
     monkeypatch.setattr(DecodeLoop, "_launch", launched)
     monkeypatch.setattr(torch.Tensor, "tolist", told)
     with watch:
-        ends = [e for e in _group(jobs, family, lag).run() if isinstance(e, ImageWork)]
+        ends = [e for e in _group(jobs, family, lag).run() if isinstance(e, ImageRequest)]
     assert len(ends) == 5
     launches = order.count("launch")
     assert launches > 10

@@ -27,7 +27,7 @@ from hyimg_cli.models.hunyuan_image3.config import architecture
 from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
-from hyimg_cli.pipelines.image.stages import ImageWork
+from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.quality.metrics import psnr
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.card import PICTURE_BYTES
@@ -76,7 +76,7 @@ def _pixels(jobs: list[ImageJob], model: Any, *, size: int) -> dict[str, bytes]:
         Together(size, size),
         new_clock=lambda: PhaseClock(0.0, lambda: None),
     )
-    ends = [end for end in run.run() if isinstance(end, ImageWork)]
+    ends = [end for end in run.run() if isinstance(end, ImageRequest)]
     return {end.job.custom_id: end.pixels.tobytes() for end in ends}
 
 

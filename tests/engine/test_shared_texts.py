@@ -19,14 +19,14 @@ from hyimg_cli.memory.footprint import Together
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image import stages as stages_of
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
-from hyimg_cli.pipelines.image.stages import ImageStages, ImageWork
+from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages
 from hyimg_cli.pipelines.image.think import Texts
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.events import JobStarted
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
 SQUARE = SizeRequest(64, 64)
-Ends = dict[str, ImageWork | Lost[ImageJob]]
+Ends = dict[str, ImageRequest | Lost[ImageJob]]
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def run(
     )
     ends: Ends = {}
     for event in batch.run():
-        if isinstance(event, ImageWork | Lost):
+        if isinstance(event, ImageRequest | Lost):
             ends[event.job.custom_id] = event
         elif events is not None:
             events.append(event)
@@ -83,11 +83,11 @@ def told(ends: Ends) -> dict[str, tuple[bytes, Any, Any]]:
     return {
         name: (_bits(end), end.text, end.reuse.status)
         for name, end in ends.items()
-        if isinstance(end, ImageWork)
+        if isinstance(end, ImageRequest)
     }
 
 
-def _bits(end: ImageWork) -> bytes:
+def _bits(end: ImageRequest) -> bytes:
     latents: bytes = end.latents_CYX.numpy().tobytes()
     return latents + end.pixels.tobytes()
 
@@ -108,12 +108,12 @@ def decoded(ends: Ends) -> dict[str, int]:
     return {
         name: end.reuse.ar_decode_tokens
         for name, end in ends.items()
-        if isinstance(end, ImageWork) and end.reuse.ar_decode_tokens
+        if isinstance(end, ImageRequest) and end.reuse.ar_decode_tokens
     }
 
 
 def writers(ends: Ends) -> dict[str, str | None]:
-    return {n: end.cot_from for n, end in ends.items() if isinstance(end, ImageWork)}
+    return {n: end.cot_from for n, end in ends.items() if isinstance(end, ImageRequest)}
 
 
 @pytest.mark.parametrize(("size", "budget"), diagonal((1, 4, 16), (0, 150_000, 10**9)))
@@ -131,7 +131,7 @@ def test_each_text_is_written_once_and_nothing_differs_to_the_bit(
         assert found[own] is None
     for name, writer in found.items():
         end = ends[name]
-        assert isinstance(end, ImageWork)
+        assert isinstance(end, ImageRequest)
         expected = decoded(ends)[writer] if writer else 0
         assert end.reuse.ar_taken_tokens == expected
         if writer and budget == 10**9:
@@ -169,7 +169,7 @@ def test_rows_counted_by_a_hook_are_those_of_the_lines(
     hook.remove()
     lines = 0
     for end in ends.values():
-        assert isinstance(end, ImageWork)
+        assert isinstance(end, ImageRequest)
         report = end.reuse
         lines += report.ar_prefill_tokens + report.ar_decode_tokens + report.ar_surplus_tokens
         lines += sum(b.computed + end.denoise_steps * b.per_step for b in report.branches)
@@ -271,7 +271,7 @@ def test_a_job_that_ends_with_its_text_has_the_same(
     family: Any, jobs: list[ImageJob], each: dict[str, Any]
 ) -> None:
     ends = run(jobs, sharing(family, KVTree(10**9), draws=False), 4)
-    texts = {name: end.text for name, end in ends.items() if isinstance(end, ImageWork)}
+    texts = {name: end.text for name, end in ends.items() if isinstance(end, ImageRequest)}
     assert texts == {name: text for name, (_, text, _) in each.items()}
     assert len(decoded(ends)) == 4
 
@@ -308,7 +308,7 @@ def test_a_text_that_was_written_before_is_fed_again_to_the_bit(
     given = []
     for one in [*jobs, *hot]:
         end = ends[one.custom_id]
-        assert isinstance(end, ImageWork)
+        assert isinstance(end, ImageRequest)
         assert end.text.ids is not None
         assert end.text.text is not None
         facts = {"bot_task": one.bot_task, **end.cached.note}

@@ -18,7 +18,7 @@ from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
-from hyimg_cli.pipelines.image.stages import ImageWork
+from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobEnded, Outcome
@@ -224,6 +224,6 @@ def test_jobs_that_cannot_begin_wait_and_those_in_the_way_begin_anew(
     ends = _run(jobs, studio_of(family, tree=KVTree(10**9)), 4)
     assert not [end for end in ends.values() if isinstance(end, Lost)]
     assert _pixels(ends) == expected
-    notes = str([end.warnings for end in ends.values() if isinstance(end, ImageWork)])
+    notes = str([end.warnings for end in ends.values() if isinstance(end, ImageRequest)])
     assert ("began anew" in notes) == (room < 7), notes
     assert "no memory" in notes

@@ -13,7 +13,7 @@ from short_tasks import held_parts, refuse_buffers, short, short_here
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.ranks import RankPool
-from hyimg_cli.pipelines.image.stages import ImageWork
+from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -80,7 +80,7 @@ def test_a_short_rank_halves_its_batches(
         if lift:
             lift()
     assert _pixels(ends) == expected
-    batches = [end.batch["denoise"] for end in ends.values() if isinstance(end, ImageWork)]
+    batches = [end.batch["denoise"] for end in ends.values() if isinstance(end, ImageRequest)]
     assert batches == [2, 2, 2, 2]
     notes = [note for end in ends.values() for note in end.warnings]  # type: ignore[union-attr]
     assert any("out of memory" in note for note in notes)

@@ -13,7 +13,7 @@ from engine.test_video_tiny import run as run_videos
 from engine.test_video_tiny import tiny_job
 
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
-from hyimg_cli.pipelines.image.stages import ImageWork
+from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.step_cache import StepCache
@@ -35,12 +35,12 @@ def jobs(job: ImageJob) -> list[ImageJob]:
 
 
 @pytest.fixture(scope="module")
-def together(family: Any, jobs: list[ImageJob]) -> dict[str, ImageWork | Lost]:
+def together(family: Any, jobs: list[ImageJob]) -> dict[str, ImageRequest | Lost]:
     return _run(jobs, studio_of(family), 16)
 
 
 def test_same_pixels_in_any_batch(
-    family: Any, jobs: list[ImageJob], together: dict[str, ImageWork | Lost]
+    family: Any, jobs: list[ImageJob], together: dict[str, ImageRequest | Lost]
 ) -> None:
     """To the bit: 16 = 2 = 1; jobs of other full steps are drawn apart."""
     expected = _pixels(together)
@@ -53,12 +53,12 @@ def test_same_pixels_in_any_batch(
 
 
 def test_the_line_tells_what_the_transformer_saw(
-    family: Any, jobs: list[ImageJob], together: dict[str, ImageWork | Lost]
+    family: Any, jobs: list[ImageJob], together: dict[str, ImageRequest | Lost]
 ) -> None:
     """Counts of the loop, against the rows that entered the network at each step."""
     before = family.rows_seen
     (done,) = _run(jobs[:1], studio_of(family), 1).values()
-    assert isinstance(done, ImageWork)
+    assert isinstance(done, ImageRequest)
     prefix = sum(branch.computed for branch in done.reuse.branches)
     per_step = sum(branch.per_step for branch in done.reuse.branches)
     assert family.rows_seen - before == prefix + len(FULL) * per_step
@@ -73,7 +73,7 @@ def test_the_line_tells_what_the_transformer_saw(
 def test_a_batch_that_fails_half_way_leaves_nothing(
     family: Any,
     jobs: list[ImageJob],
-    together: dict[str, ImageWork | Lost],
+    together: dict[str, ImageRequest | Lost],
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
 ) -> None:

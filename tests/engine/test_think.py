@@ -14,7 +14,7 @@ from hyimg_cli.errors import JobError
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
-from hyimg_cli.pipelines.image.stages import ImageWork
+from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
@@ -128,7 +128,7 @@ def _texts(model: Any, jobs: list[ImageJob], size: int) -> dict[str, tuple[int, 
     batch = ContinuousBatch(
         jobs, stages, Together(size, size), new_clock=lambda: PhaseClock(0.0, lambda: None)
     )
-    return {one.job.custom_id: one.text.ids for one in batch.run() if isinstance(one, ImageWork)}
+    return {one.job.custom_id: one.text.ids for one in batch.run() if isinstance(one, ImageRequest)}
 
 
 def test_the_size_of_a_source_counts_as_said_before(

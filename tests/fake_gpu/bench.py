@@ -30,7 +30,7 @@ from hyimg_cli.pipelines.image import stages
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.sampling import Draw, choose
-from hyimg_cli.pipelines.image.stages import ImageStages, ImageWork
+from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
 from hyimg_cli.spec.job import ImageJob
 
@@ -124,7 +124,7 @@ class Bench:
         planned = self.weights().planned + found.widest(together).total
         self.gpu.rebase()
         ends = self._run(jobs, together)
-        assert ends == {ImageWork: count}, ends
+        assert ends == {ImageRequest: count}, ends
         name = f"{count} requests, {together.thinking} thinking, {together.drawing} drawing"
         name += "" if has_vae else ", no VAE"
         return Counted(name, planned, self.gpu.peak)

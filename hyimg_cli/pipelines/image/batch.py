@@ -22,14 +22,14 @@ from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models.protocols import LivePicture
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.stages import ImageStages, ImageWork
+from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages
 from hyimg_cli.pipelines.image.think import DecodeLoop, DecodeRequest, repeated_texts
 from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy, Remedy
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.events import JobStarted, Progress
 from hyimg_cli.spec.job import ImageJob
 
-Events = Iterator[JobStarted | Progress | ImageWork | Lost[ImageJob]]
+Events = Iterator[JobStarted | Progress | ImageRequest | Lost[ImageJob]]
 
 
 class ContinuousBatch:
@@ -51,10 +51,10 @@ class ContinuousBatch:
         # By text that is being written, the jobs that wait for it.
         self._awaited: dict[Hashable, list[ImageJob]] = {}
         # Begun, and without K/V again: they come before those that wait.
-        self._preempted: deque[ImageWork] = deque()
-        self._thinking: dict[DecodeRequest, ImageWork] = {}
-        self._ready: deque[ImageWork] = deque()
-        self._undecoded: deque[ImageWork] = deque()
+        self._preempted: deque[ImageRequest] = deque()
+        self._thinking: dict[DecodeRequest, ImageRequest] = {}
+        self._ready: deque[ImageRequest] = deque()
+        self._undecoded: deque[ImageRequest] = deque()
         self._new_clock = new_clock
         if read_lag is None:
             # A GPU works on while the host reads; on a CPU ids are there when the step is done.
@@ -117,13 +117,13 @@ class ContinuousBatch:
                 if (text := self._text_of(job)) in self._awaited:
                     self._awaited[text].append(job)
                     continue
-                work = ImageWork(job, self._new_clock())
+                work = ImageRequest(job, self._new_clock())
                 yield JobStarted(job.custom_id)
                 yield Progress(job.custom_id, "prefill")
             requeue = self._requeue if self._holds_memory else None
             yield from self.memory.attempt([work], self._prefill, self._lose, requeue=requeue)
 
-    def _prefill(self, work: ImageWork) -> Events:
+    def _prefill(self, work: ImageRequest) -> Events:
         self._stages.prefill(work)
         if work.decoding is None:
             yield from self._make_ready(work)
@@ -134,15 +134,15 @@ class ContinuousBatch:
             if (text := self._text_of(work.job)) is not None:
                 self._awaited.setdefault(text, [])
 
-    def _requeue(self, work: ImageWork) -> None:
+    def _requeue(self, work: ImageRequest) -> None:
         self._preempt(work, "prefill")
         if self._thinking:
             self.memory.limit("thinking", len(self._thinking))
 
-    def _preempt(self, work: ImageWork, lacking: str) -> None:
+    def _preempt(self, work: ImageRequest, lacking: str) -> None:
         """It begins anew when some have drawn, and writes the same text: its draws are its own."""
         self.memory.put_off(work, lacking)
-        self._preempted.appendleft(ImageWork(**work.begun()))
+        self._preempted.appendleft(ImageRequest(**work.begun()))
         self._is_full = True
 
     def _decode_text(self) -> Events:
@@ -156,7 +156,7 @@ class ContinuousBatch:
             yield from self.memory.attempt([work], self._make_ready, self._lose)
             self._wake(work)
 
-    def _decode_step(self, *batch: ImageWork) -> Events:
+    def _decode_step(self, *batch: ImageRequest) -> Events:
         going = self._unfinished(batch)
         for decoding in going:
             counts = self._thinking[decoding].batch
@@ -173,11 +173,11 @@ class ContinuousBatch:
         if tried.error is not None and self._unfinished(batch):
             raise tried.error
 
-    def _unfinished(self, batch: Sequence[ImageWork]) -> list[DecodeRequest]:
+    def _unfinished(self, batch: Sequence[ImageRequest]) -> list[DecodeRequest]:
         going = self._thinking.items()
         return [decoding for decoding, work in going if work in batch and not decoding.is_done]
 
-    def _make_ready(self, work: ImageWork) -> Events:
+    def _make_ready(self, work: ImageRequest) -> Events:
         text = self._text_of(work.job)
         is_repeated = text is not None and hash(text) in self._repeated
         self._stages.end_text(work, is_repeated=is_repeated)
@@ -186,7 +186,7 @@ class ContinuousBatch:
         else:
             yield work
 
-    def _next_batch(self) -> deque[ImageWork]:
+    def _next_batch(self) -> deque[ImageRequest]:
         """The jobs that can draw together with the one that has waited longest."""
         key = self._ready[0].draws_with
         fits = [work for work in self._ready if work.draws_with == key]
@@ -194,9 +194,9 @@ class ContinuousBatch:
         self._ready = deque(work for work in self._ready if work not in batch)
         return deque(batch)
 
-    def _draw(self, batch: deque[ImageWork]) -> Events:
+    def _draw(self, batch: deque[ImageRequest]) -> Events:
         """Branches for as many as there is memory for, then their pictures; the others wait on."""
-        standing: list[ImageWork] = []
+        standing: list[ImageRequest] = []
         while batch:
             # Each leaves the batch: nothing holds a context whose branches stand.
             work = batch.popleft()
@@ -221,7 +221,7 @@ class ContinuousBatch:
         if standing:
             yield from self.memory.attempt(standing, self._denoise, self._lose)
 
-    def _denoise(self, *batch: ImageWork) -> Events:
+    def _denoise(self, *batch: ImageRequest) -> Events:
         for work in batch:
             work.batch["denoise"] = len(batch)
             yield Progress(work.job.custom_id, "denoise", 0, work.track.schedule.count)
@@ -252,25 +252,25 @@ class ContinuousBatch:
         for work in batch:
             yield from self._finish(work)
 
-    def _finish(self, work: ImageWork) -> Events:
+    def _finish(self, work: ImageRequest) -> Events:
         requeue = self._finish_later if self._is_waiting or self._holds_memory else None
         yield from self.memory.attempt([work], self._decode, self._lose, requeue=requeue)
 
-    def _decode(self, work: ImageWork) -> Events:
+    def _decode(self, work: ImageRequest) -> Events:
         self._stages.decode(work)
         yield work
 
-    def _finish_later(self, work: ImageWork) -> None:
+    def _finish_later(self, work: ImageRequest) -> None:
         self.memory.put_off(work, "decode")
         self._undecoded.append(work)
 
-    def _lose(self, lost: ImageWork, error: Exception) -> Events:
+    def _lose(self, lost: ImageRequest, error: Exception) -> Events:
         if lost.decoding in self._thinking:
             del self._thinking[lost.decoding]
             self._wake(lost)
         yield lost.as_lost(error)
 
-    def _wake(self, writer: ImageWork) -> None:
+    def _wake(self, writer: ImageRequest) -> None:
         """The jobs that waited for a job's text are next."""
         waited = self._awaited.pop(self._text_of(writer.job), [])
         self._waiting.extendleft(reversed(waited))
@@ -280,6 +280,6 @@ class ContinuousBatch:
         return self._stages.shared_text(job) or job.cot_token_ids
 
 
-def _enter(batch: Sequence[ImageWork], phase: str) -> None:
+def _enter(batch: Sequence[ImageRequest], phase: str) -> None:
     for work in batch:
         work.clock.enter(phase)

@@ -29,7 +29,7 @@ from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.prewarm import prewarm
 from hyimg_cli.pipelines.image.sources import EncodedSources
-from hyimg_cli.pipelines.image.stages import ImageStages, ImageWork, ReadSource
+from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages, ReadSource
 from hyimg_cli.pipelines.image.think import Texts
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import SourcePrefetch
@@ -49,7 +49,7 @@ class LoadModel(Protocol):
     def __call__(self, choice: ModelChoice, *, is_batch_invariant: bool) -> DecoderModel: ...
 
 
-class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageWork]):
+class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
     """Draws pictures, one model at a time."""
 
     def __init__(self, config: RunConfig, load: LoadModel | None = None) -> None:
@@ -113,7 +113,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageWork]):
 
     def work(
         self, jobs: Sequence[ImageJob], folder: JobFolder | None, started: float
-    ) -> Iterator[JobStarted | Progress | ImageWork | Lost[ImageJob]]:
+    ) -> Iterator[JobStarted | Progress | ImageRequest | Lost[ImageJob]]:
         model = self._resident()
         self._revive()
         coming = deque(path for job in jobs for path in job.images)
@@ -148,7 +148,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageWork]):
             finally:
                 self._limit(run.memory.most)
 
-    def write(self, done: ImageWork, folder: JobFolder) -> OutputFile | None:
+    def write(self, done: ImageRequest, folder: JobFolder) -> OutputFile | None:
         job, pixels, facts = done.job, done.pixels, None
         if pixels is None:
             done.release_context()  # a job that ends with its text
@@ -170,7 +170,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageWork]):
         source = done.source_digests[job.outside.kept_source - 1]
         return finish(folder, job, pixels, done.reference, edit, self._config.output, source)
 
-    def outcome(self, done: ImageWork, output: OutputFile | None, facts: Facts) -> Outcome:
+    def outcome(self, done: ImageRequest, output: OutputFile | None, facts: Facts) -> Outcome:
         text, job, reuse = done.text, done.job, done.reuse
         warnings = [text.cut] if text.cut else []
         if reuse.status == "partial":

@@ -2,7 +2,7 @@
 
     prefill ─▶ text decoded ─▶ end_text ─▶ build_branches ─▶ all denoise steps ─▶ decode
 
-An `ImageWork` goes through them, and holds what they have made. `batch.py` runs decode steps and
+An `ImageRequest` goes through them, and holds what they have made. `batch.py` runs decode steps and
 denoise steps for several jobs together. A stage raises JobError for what is wrong with its job
 alone.
 """
@@ -42,7 +42,7 @@ RoundTrip = Callable[[SourceImage, Size], tuple[np.ndarray, str]]
 _SAME_RATIO = 0.01
 
 
-class ImageWork(Request[ImageJob]):
+class ImageRequest(Request[ImageJob]):
     """A picture on its way; what a stage makes is there from that stage on.
 
     `decoding` is None where there is no text to write. `computed`, `shared`: rows of the prompt
@@ -113,7 +113,7 @@ class ImageStages:
         """The identity of a text that others may have too; None where each job writes its own."""
         return None if self.texts is None else text_identity(job, self.model.card)
 
-    def prefill(self, work: ImageWork) -> None:
+    def prefill(self, work: ImageRequest) -> None:
         """Read and encode the sources, once for both stages; prefill the AR stage's prompt, and its
         text where that is known.
         """
@@ -152,7 +152,7 @@ class ImageStages:
         work.batch = {"think": 1, "denoise": 1}
         clock.enter("queue")
 
-    def end_text(self, work: ImageWork, *, is_repeated: bool) -> None:
+    def end_text(self, work: ImageRequest, *, is_repeated: bool) -> None:
         """Lay out the sequence of the diffusion stage; nothing is computed for it yet. A text that
         `is_repeated` is left to the jobs that would write or feed the same.
         """
@@ -183,7 +183,7 @@ class ImageStages:
         )
         work.cached = written
 
-    def build_branches(self, work: ImageWork) -> None:
+    def build_branches(self, work: ImageRequest) -> None:
         """Build the branches on the prefix that the AR stage left, and release that; draw the
         noise.
         """
@@ -196,7 +196,7 @@ class ImageStages:
         work.track = self.model.track(work.job, work.canvas, len(work.branches))
         work.latents_CYX = work.track.noise_CYX
 
-    def decode(self, work: ImageWork) -> None:
+    def decode(self, work: ImageRequest) -> None:
         """Decode the last latents. Raises OutputError for a picture that shows nothing."""
         work.clock.enter("decode_latents")
         if not torch.isfinite(work.latents_CYX).all():
@@ -207,7 +207,7 @@ class ImageStages:
         work.pixels = pixels
         work.clock.enter("queue")
 
-    def _reference(self, work: ImageWork, images: Sequence[SourceImage]) -> np.ndarray | None:
+    def _reference(self, work: ImageRequest, images: Sequence[SourceImage]) -> np.ndarray | None:
         """The kept source as the model would give it back, in the size that is drawn."""
         job = work.job
         if job.outside is None or not self.draws or self.round_trip is None:
@@ -267,7 +267,7 @@ class ImageStages:
             buffer.withdraw(len(context.ids))
         return context, segments, shared
 
-    def _share(self, work: ImageWork, written: CachedText) -> None:
+    def _share(self, work: ImageRequest, written: CachedText) -> None:
         """Give a job's own text, and its K/V, to the jobs that would write or feed the same."""
         if written.writer != work.job.custom_id:
             return

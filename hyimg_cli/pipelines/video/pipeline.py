@@ -27,7 +27,7 @@ from hyimg_cli.pipelines.ranks import VideoRanks
 from hyimg_cli.pipelines.request import Facts, Lost, done_outcome
 from hyimg_cli.pipelines.video.encodings import Encodings
 from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
-from hyimg_cli.pipelines.video.stages import VideoStages, VideoWork
+from hyimg_cli.pipelines.video.stages import VideoRequest, VideoStages
 from hyimg_cli.settings.run import DecodeTiles, RunConfig
 from hyimg_cli.spec.events import (
     Event,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from hyimg_cli.media.video import VideoWriter
 
 
-class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, VideoWork]):
+class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, VideoRequest]):
     """Makes videos one at a time, one model at a time."""
 
     def __init__(self, config: RunConfig, forget_pictures: Callable[[], object] = int) -> None:
@@ -108,7 +108,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, VideoWork]):
 
     def work(
         self, jobs: Sequence[VideoJob], folder: JobFolder | None, started: float
-    ) -> Iterator[JobStarted | Progress | VideoWork | Lost[VideoJob]]:
+    ) -> Iterator[JobStarted | Progress | VideoRequest | Lost[VideoJob]]:
         stages, shares = self._stages(), Shares()
         synchronized = partial(synchronize, [stages.model.device])
         most = self._config.batch.clips if isinstance(stages.model, ClipsModel) else 1
@@ -122,7 +122,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, VideoWork]):
             works = []
             for job in part:
                 clock = PhaseClock(started, synchronized, shares)
-                work = VideoWork(job, clock, source_digests=self._digests(job))
+                work = VideoRequest(job, clock, source_digests=self._digests(job))
                 if folder is not None:
                     work.checkpoint = self._checkpoint(job, folder, work.warnings)
                     work.new_writer = partial(self._new_writer, job, folder)
@@ -130,7 +130,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, VideoWork]):
                 yield JobStarted(job.custom_id)
             yield from stages.make_videos(works)
 
-    def write(self, done: VideoWork, folder: JobFolder) -> VideoFile:
+    def write(self, done: VideoRequest, folder: JobFolder) -> VideoFile:
         """The sidecar, the frames, then the video: whoever sees the video sees the others."""
         job, writer = done.job, done.writer
         assert writer is not None, "where there is a folder there is a file"
@@ -177,7 +177,7 @@ class VideoPipeline(Pipeline[LatentVideoModel, VideoJob, VideoWork]):
             box = mp4_box(EDITED if job.images else MADE)
         return VideoWriter(path, fps=job.fps, comment=text, box=box, frames_folder=frames)
 
-    def outcome(self, done: VideoWork, output: OutputFile | None, facts: Facts) -> Outcome:
+    def outcome(self, done: VideoRequest, output: OutputFile | None, facts: Facts) -> Outcome:
         return done_outcome(
             done,
             output,

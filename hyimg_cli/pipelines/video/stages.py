@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 # Begins a new file; given the tiles of a decode that was short of memory, None for the model's own.
 NewWriter = Callable[[DecodeTiles | None], "VideoWriter"]
-Events = Iterator["Progress | VideoWork | Lost[VideoJob]"]
+Events = Iterator["Progress | VideoRequest | Lost[VideoJob]"]
 # What a job's forwards depend on but for the length of its text, which is trimmed to each prompt:
 # model, size, frames, branches.
 VideoShape = tuple[str, Size, int, int]
@@ -65,7 +65,7 @@ _KEPT = "its denoised latents are kept: the next attempt only decodes them"
 
 
 @dataclass(eq=False)
-class VideoWork(Request[VideoJob]):
+class VideoRequest(Request[VideoJob]):
     """A video on its way, and what its stages have made of it.
 
     `checkpoint`: the place for its latents; `new_writer`: begins its file; None where nothing is
@@ -103,7 +103,7 @@ class VideoStages:
     forget_pictures: Callable[[], object] = int
     compiles: bool = False
 
-    def make_videos(self, works: Sequence[VideoWork]) -> Events:
+    def make_videos(self, works: Sequence[VideoRequest]) -> Events:
         """Make videos but for the end of their files, those that have no step behind them denoised
         together; each stage is tried as `out_of_memory` says.
         """
@@ -120,7 +120,7 @@ class VideoStages:
             if work.latents_BCFYX is not None:
                 yield from self._decode_anyhow(work)
 
-    def encode(self, work: VideoWork, *, is_counted: bool = True) -> Events:
+    def encode(self, work: VideoRequest, *, is_counted: bool = True) -> Events:
         """Embed every string and picture the job reads; mostly it is in memory. Latents that are
         kept from behind its last step need none of it.
         """
@@ -158,7 +158,7 @@ class VideoStages:
         work.texts = texts
         work.clock.enter("queue")
 
-    def denoise(self, *works: VideoWork) -> Events:
+    def denoise(self, *works: VideoRequest) -> Events:
         """Every denoise step of one video, behind its kept latents, or of several new clips
         together; none is read on the host unless it is kept.
         """
@@ -205,7 +205,7 @@ class VideoStages:
             one.clock.enter("queue")
 
     def decode(
-        self, work: VideoWork, tiles: DecodeTiles | None = None, tiling: TileRule | None = None
+        self, work: VideoRequest, tiles: DecodeTiles | None = None, tiling: TileRule | None = None
     ) -> Events:
         """Decode the last latents into frames, which are encoded as they come: then it is done.
         `tiles`, and the `tiling` that they are: instead of the model's own.
@@ -250,7 +250,7 @@ class VideoStages:
             with Attempt() as tried:
                 digests = tuple(map(source_digest, stand_in.images))
                 clock = PhaseClock(0.0, lambda: None)
-                work = VideoWork(stand_in, clock, source_digests=digests)
+                work = VideoRequest(stand_in, clock, source_digests=digests)
                 deque(chain(self.encode(work, is_counted=False), self.denoise(work)), maxlen=0)
             ran += tried.error is None
         return ran
@@ -261,11 +261,11 @@ class VideoStages:
         self.model.pictures.release()
         self.forget_pictures()
 
-    def _attempt(self, works: Sequence[VideoWork], stage: Callable[..., Events]) -> Events:
+    def _attempt(self, works: Sequence[VideoRequest], stage: Callable[..., Events]) -> Events:
         memory = MemoryPolicy(self.drop, "the text encoders and the prefixes of pictures")
         return memory.attempt(works, stage, lambda work, error: [work.as_lost(error)])
 
-    def _decode_anyhow(self, work: VideoWork) -> Events:
+    def _decode_anyhow(self, work: VideoRequest) -> Events:
         """The decode where memory may be short: once more without any rank's transformer on the
         device, the same pixels; then in smaller tiles. Each time the file begins anew.
         """
@@ -281,7 +281,7 @@ class VideoStages:
         memory = MemoryPolicy(drop, kept)
         tilings = iter(self.model.smaller_tilings(work.latents_BCFYX))
 
-        def decode_smaller(work: VideoWork, error: Exception) -> Events:
+        def decode_smaller(work: VideoRequest, error: Exception) -> Events:
             is_short = isinstance(error, torch.OutOfMemoryError)
             tiles, tiling = next(tilings, (None, None)) if is_short else (None, None)
             if tiling is None:

@@ -25,7 +25,7 @@ from hyimg_cli.models.bagel.sequence import Size
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
-from hyimg_cli.pipelines.image.stages import ImageStages, ImageWork
+from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import ModelChoice, ReuseConfig
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -110,7 +110,7 @@ class Runs:
             lambda image: (model.encode_source(image.pixels, image.digest), 0.0),
         )
 
-    def all(self, jobs: Sequence[ImageJob], batch_size: int = 8) -> dict[str, ImageWork]:
+    def all(self, jobs: Sequence[ImageJob], batch_size: int = 8) -> dict[str, ImageRequest]:
         """What each job became, by name."""
         batch = ContinuousBatch(
             jobs,
@@ -122,16 +122,16 @@ class Runs:
         for event in self.events:
             if isinstance(event, Lost):
                 raise event.error
-        return {one.job.custom_id: one for one in self.events if isinstance(one, ImageWork)}
+        return {one.job.custom_id: one for one in self.events if isinstance(one, ImageRequest)}
 
-    def one(self, job: ImageJob) -> ImageWork:
+    def one(self, job: ImageJob) -> ImageRequest:
         return self.all([job])[job.custom_id]
 
     def _read(self, path: str) -> SourceImage:
         return self._images.setdefault(path, read_image(Path(path)))
 
 
-def latents(done: ImageWork) -> torch.Tensor:
+def latents(done: ImageRequest) -> torch.Tensor:
     return done.latents_CYX
 
 
