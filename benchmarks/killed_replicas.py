@@ -29,11 +29,12 @@ import psutil
 from hyimg_cli.engine.replicas.cluster import RayCluster
 from hyimg_cli.engine.replicas.local import LocalProcesses
 from hyimg_cli.engine.replicas.run import Replicas
-from hyimg_cli.engine.runner import ResumePolicy, accept, sift
+from hyimg_cli.engine.runner import accept
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.provenance import hardware
+from hyimg_cli.journal.resume import ResumePolicy, resume
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
@@ -94,7 +95,7 @@ def _tried(given: argparse.Namespace, place: Path, address: str | None) -> dict[
         rounds += 1
         assert rounds < 20, "it never ends"
         with RunFolder(config.output.folder) as folder:
-            left = sift(folder, jobs, config, ResumePolicy(retry_failed=True)).to_run
+            left = resume(folder, jobs, config, ResumePolicy(retry_failed=True)).to_run
             if not left:
                 break
             try:
@@ -128,12 +129,8 @@ def _node_lost(given: argparse.Namespace, place: Path, cluster: Any, how: int) -
     """
     jobs = _jobs(place, given.jobs)
     config = _config(given, place / f"node-{how}", cluster.address)
-    node, began, deaths, done = (
-        next(iter(cluster.worker_nodes)),
-        time.monotonic(),
-        Counter[str](),
-        0,
-    )
+    node, began = next(iter(cluster.worker_nodes)), time.monotonic()
+    deaths, done = Counter[str](), 0
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
     there = raylet.children(recursive=True)
     struck = 0.0

@@ -10,6 +10,7 @@ from hyimg_cli.engine import runner
 from hyimg_cli.engine.sources import faults, probe_sources, refuse_hopeless, turned_sizes
 from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.journal.bucket import run_folder
+from hyimg_cli.journal.resume import resume
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.spec.units import counted
 
@@ -43,7 +44,7 @@ def check(ctx: typer.Context) -> None:
         try:
             refuse_hopeless(found, chosen, run)
             if settings["output_dir"].value is not None:
-                runner.sift(run, chosen, config, request.policy)
+                resume(run, chosen, config, request.policy)
         except UsageError as error:
             in_folder.append(error)
     _show(in_folder, style)

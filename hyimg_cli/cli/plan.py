@@ -17,6 +17,7 @@ from hyimg_cli.engine.sources import inspect_sources
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.keys import precision
+from hyimg_cli.journal.resume import resume
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.cost import Cost
 from hyimg_cli.manifest.planner import make_plan
@@ -54,7 +55,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
         render.remarks(without_effect(request.settings, every), style)
     jobs, shard = request.selection.of(every, config.model.revision)
     found = inspect_sources(jobs, config, lambda it: show_remark(it, style), fetches=True)
-    rest = runner.sift(run_folder(config.output.folder), jobs, config, request.policy)
+    rest = resume(run_folder(config.output.folder), jobs, config, request.policy)
     to_run = [job for job in rest.to_run if not found.error_of(job)]
     cards = runner.cards(config.model.revision)
     order = make_plan(to_run, cards)

@@ -16,9 +16,10 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.cli.progress import show_run
 from hyimg_cli.engine.run import ManifestRun
-from hyimg_cli.engine.runner import ResumePolicy, RunRequest
+from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import Interrupted
 from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.resume import ResumePolicy
 from hyimg_cli.measure.replay.restored import Restored, Wishes, restore_job
 from hyimg_cli.measure.replay.run_folder import refuse_folder
 from hyimg_cli.measure.replay.verdict import ReplayVerdict, answer_to, compared_file, verdict

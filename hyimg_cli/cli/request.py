@@ -7,7 +7,8 @@ from typing import Any
 from hyimg_cli.cli import inputs
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli.shard import shard_named
-from hyimg_cli.engine.runner import ResumePolicy, RunRequest, Selection
+from hyimg_cli.engine.runner import RunRequest, Selection
+from hyimg_cli.journal.resume import ResumePolicy
 
 
 def request_of(given: Mapping[str, Any], folder: Path | None = None) -> RunRequest:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from hyimg_cli.addresses import address_of
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.eta import Eta, KeptRates
-from hyimg_cli.engine.runner import ResumePolicy, RunRequest, Selection, Summary, replicas_of
+from hyimg_cli.engine.runner import RunRequest, Selection, Summary, replicas_of
 from hyimg_cli.engine.sources import inspect_sources
 from hyimg_cli.errors import HyimgError, Interrupted, require
 from hyimg_cli.journal.bucket import run_folder
@@ -23,6 +23,7 @@ from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import here
 from hyimg_cli.journal.past_run import read_run_info
 from hyimg_cli.journal.provenance import run_info
+from hyimg_cli.journal.resume import ResumePolicy
 from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest, read_manifest

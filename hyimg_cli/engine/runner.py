@@ -15,8 +15,7 @@ from hyimg_cli.engine.failures import FailureLimit, failed_job, failed_line
 from hyimg_cli.engine.sources import SourcesSeen
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
 from hyimg_cli.journal.journal import RunFolder
-from hyimg_cli.journal.keys import finishing_key, job_keys, name_differences
-from hyimg_cli.journal.resume import Resumption, resume
+from hyimg_cli.journal.resume import ResumePolicy, resume
 from hyimg_cli.manifest import planner
 from hyimg_cli.manifest.file_names import name_files
 from hyimg_cli.manifest.line import fault
@@ -63,15 +62,6 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class ResumePolicy:
-    """Policy towards results of an earlier run in the same folder."""
-
-    resume: bool = True
-    retry_failed: bool = False
-    force: bool = False
-
-
-@dataclass(frozen=True)
 class RunRequest:
     """What one run was asked to do: manifest, settings, selection, resume policy."""
 
@@ -79,7 +69,7 @@ class RunRequest:
     config: RunConfig
     settings: Mapping[str, Setting]
     selection: Selection = Selection()
-    policy: ResumePolicy = ResumePolicy()
+    policy: ResumePolicy = field(default_factory=ResumePolicy)
 
 
 @dataclass
@@ -251,29 +241,6 @@ def replicas_of(plan: Plan, config: RunConfig) -> int:
     return max(1, min(config.parallel.replicas, len(plan.jobs)))
 
 
-def sift(
-    folder: RunFolder, jobs: Sequence[Job], config: RunConfig, policy: ResumePolicy
-) -> Resumption:
-    """Find what an earlier run in `folder` leaves to do. Raises OutputFolderError on a clash.
-
-    Weights are looked at only where the folder has results to compare with.
-    """
-    results = folder.results()
-    there = [job for job in jobs if job.custom_id in results]
-    return resume(
-        folder,
-        results,
-        jobs,
-        job_keys(there, config),
-        finishing={job.custom_id: finishing_key(job, config.output) for job in there},
-        resume=policy.resume,
-        retry_failed=policy.retry_failed,
-        force=policy.force,
-        with_frames=config.output.frames != "none",
-        name_differences=name_differences(folder.place, config),
-    )
-
-
 @gc_paused()
 def prepare(
     folder: RunFolder,
@@ -292,7 +259,7 @@ def prepare(
     for model in sorted({job.model for job in jobs}):
         # A checkpoint that is not all there is told of before anything is written.
         registry.fingerprint(model, config.model.revision)
-    rest = sift(folder, jobs, config, request.policy)
+    rest = resume(folder, jobs, config, request.policy)
     to_run = [job for job in rest.to_run if not found.error_of(job)]
     videos = [job for job in to_run if isinstance(job, VideoJob)]
     refuse_full_disk(folder.folder, videos, config)

@@ -3,7 +3,8 @@ in what it differs where it is not.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -25,11 +26,9 @@ from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.options import FINISHING
-from hyimg_cli.spec.plan import Plan
 
 UNREADABLE = "unreadable"
 NOT_FOUND = "source image not found"
-UNKNOWN = "what this folder does not say"
 # The word of clips that are denoised together: of models that can.
 CLIPS = "clips"
 _DEVICES = Path("/dev")
@@ -165,37 +164,6 @@ def here() -> MachineInfo:
     return MachineInfo(has_gpu, _has_triton())
 
 
-def replica_facts(config: RunConfig, plan: Plan) -> dict[str, object]:
-    """What all who make one folder's results have in common, by name, as it is where this is asked
-    or at the place that `config` names.
-
-    What decides keys and pixels of jobs, the digest of the first source picture, fingerprints of
-    models and versions of packages. Raises CheckpointError.
-    """
-    choice, parallel = config.model, config.parallel
-    device, dtype = precision(choice)
-    names = dict.fromkeys(group.model for group in plan.groups)
-    sources = (path for job in plan.jobs for path in job.images)
-    return {
-        "device": device,
-        "dtype": dtype,
-        "decode_graphs": by_graphs(choice, parallel.picture_ranks),
-        "tensor ranks": parallel.tensor_ranks,
-        "source picture": next((source_digest(path) for path in sources), None),
-        **{name: registry.fingerprint(name, choice.revision) for name in names},
-        **versions(),
-    }
-
-
-def describe_differences(expected: Mapping[str, object], found: Mapping[str, object]) -> str:
-    """In words, which of the expected facts are `found` otherwise."""
-    return ", ".join(
-        f"{name} {found.get(name)} instead of {value}"
-        for name, value in expected.items()
-        if found.get(name) != value
-    )
-
-
 def confirm_dtype(choice: ModelChoice, dtype: str) -> None:
     """Raises MachineError where a model has another dtype than the keys of its jobs say: one
     folder would mix two precisions.
@@ -268,32 +236,35 @@ def source_key(image_digest: str, model_print: str, *, device: str, dtype: str) 
     return digest.of_json(facts)
 
 
-def name_differences(folder: Path, config: RunConfig) -> Callable[[Job], list[str]]:
-    """Names in what a job differs from the recorded one of its id: fields, `model`, settings,
-    `source image`, or that one is not found; where nothing is recorded, `UNKNOWN`.
+def count_differences(folder: Path, jobs: Iterable[Job], config: RunConfig) -> Counter[str]:
+    """In what jobs differ from the recorded ones of their ids, with the number of jobs: fields,
+    `model`, settings, `source image`, or that one is not found; where nothing is recorded, what
+    the folder does not say.
 
-    The result's key tells that it does; `manifest.resolved.jsonl` and `run.json` tell in what, as
-    far as they are of that result's run.
+    A result's key tells that its job differs; `manifest.resolved.jsonl` and `run.json` tell in
+    what, as far as they are of that result's run.
     """
-    lines, run_info = cache(lambda: readable_jobs(folder)), cache(lambda: read_run_info(folder))
+    lines, info = readable_jobs(folder), read_run_info(folder)
+    models, flags = object_in(info, "models").values(), object_in(info, "flags")
     fingerprint = cache(lambda model: registry.fingerprint(model, config.model.revision))
-
-    def names_of(job: Job) -> list[str]:
+    settings = [
+        name
+        for name, row in SETTINGS.items()
+        if isinstance(row.pixels, InKey)
+        and (flag := object_in(flags, name))
+        and flag.get("value") != portable(in_config(name, config))
+    ]
+    counts = Counter[str]()
+    for job in jobs:
         if any(source_digest(one) == UNREADABLE and not os.path.exists(one) for one in job.images):
-            return [NOT_FOUND]
-        before, info = lines().get(job.custom_id, {}), run_info()
-        old, new = shaping_fields(before), shaping_fields(job_to_json(job))
-        names = [name for name in old.keys() | new.keys() if old and old.get(name) != new.get(name)]
-        models, flags = object_in(info, "models"), object_in(info, "flags")
-        if models and fingerprint(job.model) not in models.values():
-            names.append("model")
-        for name, row in SETTINGS.items():
-            flag = object_in(flags, name)
-            if isinstance(row.pixels, InKey) and flag:
-                is_same = flag.get("value") == portable(in_config(name, config))
-                names += [] if is_same else [name]
+            counts[NOT_FOUND] += 1
+            continue
+        old, new = shaping_fields(lines.get(job.custom_id, {})), shaping_fields(job_to_json(job))
+        fields = old.keys() | new.keys() if old else set[str]()
+        names = {name for name in fields if old.get(name) != new.get(name)}.union(settings)
+        if models and fingerprint(job.model) not in models:
+            names.add("model")
         if not names and job.images:
-            names.append("source image")
-        return sorted(names) or [UNKNOWN]
-
-    return names_of
+            names.add("source image")
+        counts.update(sorted(names) or ["what this folder does not say"])
+    return counts

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -10,13 +10,23 @@ from typing import Any
 
 from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.journal.journal import OUTPUTS, RunFolder, files_of_edit, files_of_result, outputs_of
-from hyimg_cli.journal.keys import NOT_FOUND
+from hyimg_cli.journal.keys import NOT_FOUND, count_differences, finishing_key, job_keys
 from hyimg_cli.manifest.file_names import name_of, path_of
 from hyimg_cli.settings.file_names import clashes
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.units import counted
 
 Results = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class ResumePolicy:
+    """Policy towards results of an earlier run in the same folder."""
+
+    resume: bool = True
+    retry_failed: bool = False
+    force: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,45 +47,36 @@ class Resumption:
 
 
 def resume(
-    folder: RunFolder,
-    results: Results,
-    jobs: Sequence[Job],
-    keys: Mapping[str, str],
-    *,
-    resume: bool = True,
-    retry_failed: bool = False,
-    force: bool = False,
-    with_frames: bool = False,
-    name_differences: Callable[[Job], Iterable[str]] | None = None,
-    finishing: Mapping[str, str] | None = None,
+    folder: RunFolder, jobs: Sequence[Job], config: RunConfig, policy: ResumePolicy
 ) -> Resumption:
-    """Sorts `jobs` by the `results` in `folder`; `keys` has the `job_key` of each custom_id with a
-    result there.
+    """Sorts `jobs` by the results in `folder`; weights are looked at only where there are some.
 
-    Done: same key, and every file there with its sha256, `with_frames` a video's PNG files too.
-    Raises OutputFolderError, unless `force`, where a picture would be replaced by one of another
-    key or name, and, with `resume` off, where the folder holds results at all; in any case where a
-    file of another job would be. A job that failed under another key is a new job: it runs.
-    `name_differences`: of a job and the recorded one. `finishing`: the `finishing_key` of each such
-    id; where that alone differs, or its file is gone, and the redraw is there, that is enough.
+    Done: same key, and every file there with its sha256, a video's PNG files too where the run
+    writes such. Raises OutputFolderError, unless forced, where a picture would be replaced by one
+    of another key or name, and, without resume, where the folder holds results at all; in any case
+    where a file of another job would be. A job that failed under another key is a new job: it runs.
+    Where the finishing key alone differs, or its file is gone, and the redraw is there, that is
+    enough.
     """
-    if not resume and results and not force:
+    results = folder.results()
+    if not policy.resume and results and not policy.force:
         raise OutputFolderError(
             f"the folder holds {counted(len(results), 'result')} already",
             where=folder.place,
             hint="choose another folder, leave out --no-resume, or run all again with --force",
             code="output.not-empty",
         )
+    known = [job for job in jobs if policy.resume and job.custom_id in results]
+    keys, with_frames = job_keys(known, config), config.output.frames != "none"
     done, failed_before = list[str](), list[str]()
     to_finish, others = list[ImageJob](), list[Job]()
-    for job in jobs if resume else ():
-        if (entry := results.get(job.custom_id)) is None:
-            continue
-        wanted, edit = (finishing or {}).get(job.custom_id, ""), files_of_edit(entry)
+    for job in known:
+        entry, wanted = results[job.custom_id], finishing_key(job, config.output)
+        edit = files_of_edit(entry)
         matte, *redraw = (edit.get(kind, {}) for kind in ("mask", "plain", "shown"))
         is_finished = wanted == entry.get("finishing_key", "") or not entry.get("edit")
         is_done = entry.get("status") == "done" and is_finished
-        if entry.get("key") != keys.get(job.custom_id, "") or _is_renamed(job, entry):
+        if entry.get("key") != keys[job.custom_id] or _is_renamed(job, entry):
             others += [job] if entry.get("status") == "done" else []
         elif (
             is_done
@@ -83,19 +84,16 @@ def resume(
             and (not wanted or folder.holds([matte]) or not folder.holds(redraw))
         ):
             done.append(job.custom_id)
-        elif entry.get("status") == "failed" and is_finished and not retry_failed:
+        elif entry.get("status") == "failed" and is_finished and not policy.retry_failed:
             failed_before.append(job.custom_id)
         elif isinstance(job, ImageJob) and wanted and folder.holds(redraw):
             to_finish.append(job)
     settled = {*done, *failed_before, *(job.custom_id for job in to_finish)}
     to_run = [job for job in jobs if job.custom_id not in settled]
-    if others and not force:
-        counts = Counter[str]()
-        for job in others:
-            entry = results[job.custom_id]
-            if name_differences and entry.get("key") != keys.get(job.custom_id):
-                counts.update(name_differences(job))
-            counts.update(["name"] if _is_renamed(job, entry) else [])
+    if others and not policy.force:
+        by_key = (job for job in others if keys[job.custom_id] != results[job.custom_id].get("key"))
+        counts = count_differences(folder.place, by_key, config)
+        counts.update("name" for job in others if _is_renamed(job, results[job.custom_id]))
         named = ", ".join(f"{name}: {count}" for name, count in counts.most_common())
         hint = (
             f"--force makes {len(others)} again and keeps {len(done)}; -o names another folder; "
@@ -104,8 +102,8 @@ def resume(
         if NOT_FOUND in counts:
             hint = "put the source images back, or name another folder with -o"
         raise OutputFolderError(
-            f"{len(others)} of {len(jobs)} jobs differ{f' ({named})' if named else ''} from what "
-            f'is done in this folder, "{others[0].custom_id}" first',
+            f"{len(others)} of {len(jobs)} jobs differ ({named}) from what is done in this folder, "
+            f'"{others[0].custom_id}" first',
             where=folder.place,
             hint=hint,
             code="output.other-job",
@@ -114,9 +112,9 @@ def resume(
     # Files that go once a job's new line is on disk: of no other result.
     owners = Counter(file for entry in results.values() for file in files_of_result(entry))
     former = {
-        job.custom_id: [file for file in files_of_result(entry) if owners[file] == 1]
+        job.custom_id: [one for one in files_of_result(results[job.custom_id]) if owners[one] == 1]
         for job in to_run
-        if (entry := results.get(job.custom_id))
+        if job.custom_id in results
     }
     return Resumption(to_run, done, failed_before, to_finish, former, results)
 

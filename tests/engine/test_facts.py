@@ -17,17 +17,12 @@ from hyimg_cli.engine.replicas.messages import (
     Ready,
     Setup,
 )
-from hyimg_cli.engine.replicas.run import Replicas
+from hyimg_cli.engine.replicas.replica import replica_facts
+from hyimg_cli.engine.replicas.run import Replicas, describe_differences
 from hyimg_cli.engine.run import find_place
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import RunFolder
-from hyimg_cli.journal.keys import (
-    by_graphs,
-    describe_differences,
-    job_keys,
-    precision,
-    replica_facts,
-)
+from hyimg_cli.journal.keys import by_graphs, job_keys, precision
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.watch import Beat, Limits

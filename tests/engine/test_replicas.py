@@ -27,7 +27,6 @@ from hyimg_cli.engine.replicas.local import LocalProcesses
 from hyimg_cli.engine.replicas.messages import Setup, Transport
 from hyimg_cli.engine.replicas.parcels import Packer
 from hyimg_cli.engine.replicas.run import Replicas
-from hyimg_cli.engine.runner import ResumePolicy, sift
 from hyimg_cli.errors import (
     CheckpointError,
     ConsecutiveErrors,
@@ -39,6 +38,7 @@ from hyimg_cli.errors import (
 from hyimg_cli.files import replace_file
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import pixel_settings
+from hyimg_cli.journal.resume import ResumePolicy, resume
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.available import replica_config
 from hyimg_cli.models import registry
@@ -111,7 +111,7 @@ class Floor:
         """The events of what is left to do of the jobs; `each` sees them one by one."""
         config, events = self.config(count, **failure), []
         with RunFolder(self.out) as folder:
-            rest = sift(folder, jobs, config, ResumePolicy())
+            rest = resume(folder, jobs, config, ResumePolicy())
             several = self.replicas(config)
             with closing(several), closing(several.run(self.plan(rest.to_run), folder)) as told:
                 for event in told:
@@ -547,7 +547,7 @@ def test_attempts_count_on_from_the_journal(floor: Floor, some: Some) -> None:
     config = floor.config(2)
     with RunFolder(floor.out) as folder:
         jobs = some(3, j0="fail")
-        rest = sift(folder, jobs, config, ResumePolicy(retry_failed=True))
+        rest = resume(folder, jobs, config, ResumePolicy(retry_failed=True))
         assert [job.custom_id for job in rest.to_run] == ["j0"]
         (event,) = [
             event

@@ -20,13 +20,13 @@ from machines import with_main_memory
 from PIL import Image
 from torch._dynamo.callback import CallbackTrigger, callback_handler
 
-from hyimg_cli.engine.runner import ResumePolicy, RunPlan, RunRequest, Summary, prepare
+from hyimg_cli.engine.runner import RunPlan, RunRequest, Summary, prepare
 from hyimg_cli.engine.session import Session
 from hyimg_cli.engine.sources import SourcesSeen
 from hyimg_cli.errors import Interrupted, StorageError
 from hyimg_cli.journal.journal import RunFolder, outcome_to_json
 from hyimg_cli.journal.keys import job_keys
-from hyimg_cli.journal.resume import resume
+from hyimg_cli.journal.resume import ResumePolicy, resume
 from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.media import video
@@ -450,14 +450,14 @@ def test_frames_without_loss_and_no_metadata(tmp_path: Path) -> None:
 def test_what_is_done_is_skipped_until_frames_are_asked_for(tmp_path: Path) -> None:
     job, config = video_job(), RunConfig(OutputConfig(tmp_path))
     run([job], tmp_path)
-    keys = job_keys([job], config)
-    folder = RunFolder(tmp_path)
-    assert resume(folder, folder.results(), [job], keys).done == ["job"]
-    assert resume(folder, folder.results(), [job], keys, with_frames=True).to_run == [job]
-    run([job], tmp_path, output=OutputConfig(tmp_path, frames="png"))
-    assert resume(folder, folder.results(), [job], keys, with_frames=True).done == ["job"]
+    folder, policy = RunFolder(tmp_path), ResumePolicy()
+    assert resume(folder, [job], config, policy).done == ["job"]
+    with_frames = RunConfig(OutputConfig(tmp_path, frames="png"))
+    assert resume(folder, [job], with_frames, policy).to_run == [job]
+    run([job], tmp_path, output=with_frames.output)
+    assert resume(folder, [job], with_frames, policy).done == ["job"]
     (tmp_path / "outputs/job.frames/0003.png").unlink()
-    assert resume(folder, folder.results(), [job], keys, with_frames=True).to_run == [job]
+    assert resume(folder, [job], with_frames, policy).to_run == [job]
 
 
 def test_keys_hold_what_changes_the_file(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from journal.test_job_pictures import SIZE, job, opened, saved
+from journal.test_journal import resume
 from store_server import Endpoint, s3_endpoint
 
 from hyimg_cli import remote
@@ -23,7 +24,6 @@ from hyimg_cli.journal.job_pictures import finish, keep_redraw
 from hyimg_cli.journal.journal import RESOLVED, FinishedJob, RunFolder
 from hyimg_cli.journal.keys import finishing_key
 from hyimg_cli.journal.past_run import recorded_names
-from hyimg_cli.journal.resume import resume
 from hyimg_cli.media.carried import read_carried
 from hyimg_cli.media.images import stretch
 from hyimg_cli.settings.run import OutputConfig, RunConfig
@@ -415,13 +415,10 @@ def test_an_edit_is_finished_again_from_the_redraw_in_the_store(
         folder.append(Outcome("a", "done", key="k", outputs=(file,), edit=edit, finishing_key=key))
     endpoint.requests.clear()
     with run_folder(PLACE) as folder:
-        finishing = {"a": finishing_key(second, config.output)}
-        assert resume(
-            folder, folder.results(), [second], {"a": "k"}, finishing=finishing
-        ).to_finish == [second]
+        assert resume(folder, [second], {"a": "k"}, config).to_finish == [second]
         (outcome,) = recomposite(folder, [second], config)
         assert outcome.status == "done", outcome.error
-        again = resume(folder, folder.results(), [second], {"a": "k"}, finishing=finishing)
+        again = resume(folder, [second], {"a": "k"}, config)
         assert (again.done, again.to_finish) == (["a"], [])
     read = [path.rpartition("/")[2] for method, path in endpoint.requests if method == "GET"]
     assert {name for name in read if name.startswith("a.")} == {"a.redraw.png", "a.reference.png"}

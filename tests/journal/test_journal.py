@@ -6,19 +6,22 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hyimg_cli.errors import JournalError, OutputFolderError, StorageError
+from hyimg_cli.journal import resume as resuming
 from hyimg_cli.journal.journal import RunFolder, files_of, outcome_to_json
 from hyimg_cli.journal.keys import job_key
-from hyimg_cli.journal.resume import Resumption, resume
+from hyimg_cli.journal.resume import ResumePolicy, Resumption
+from hyimg_cli.settings.run import OutputConfig, RunConfig
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import BranchTokens, Failure, Outcome, OutputFile, ReuseReport
 from hyimg_cli.spec.job import Encoding, ImageJob, SizeRequest
@@ -38,6 +41,19 @@ def done(folder: RunFolder, custom_id: str, key: str = "key") -> Outcome:
 
 def failed(custom_id: str, key: str = "key") -> Outcome:
     return Outcome(custom_id, "failed", key, error=Failure("source.missing", "no", "look", False))
+
+
+def resume(
+    run: RunFolder,
+    jobs: Sequence[ImageJob],
+    keys: Mapping[str, str],
+    config: RunConfig | None = None,
+    **policy: bool,
+) -> Resumption:
+    """What is left of jobs that have these keys."""
+    config = config or RunConfig(OutputConfig(run.place))
+    with patch.object(resuming, "job_keys", return_value=keys):
+        return resuming.resume(run, jobs, config, ResumePolicy(**policy))
 
 
 def results_file(folder: Path) -> Path:
@@ -589,13 +605,7 @@ def sorted_out(tmp_path: Path, make_job: MakeJob) -> Callable[..., Resumption]:
 
     def sort(**options: Any) -> Resumption:
         keys = dict.fromkeys("abcde", "key") | options.pop("keys", {})
-        return resume(
-            RunFolder(tmp_path),
-            RunFolder(tmp_path).results(),
-            [make_job(name) for name in "abcde"],
-            keys,
-            **options,
-        )
+        return resume(RunFolder(tmp_path), [make_job(name) for name in "abcde"], keys, **options)
 
     return sort
 
@@ -648,13 +658,7 @@ def test_without_resume_a_folder_with_results_is_refused_unless_forced(
         sorted_out(resume=False)
     assert caught.value.code == "output.not-empty"
     assert ids(sorted_out(resume=False, force=True)) == ("abcde", "", "")
-    fresh = resume(
-        RunFolder(tmp_path / "new"),
-        RunFolder(tmp_path / "new").results(),
-        [make_job("a")],
-        {"a": "key"},
-        resume=False,
-    )
+    fresh = resume(RunFolder(tmp_path / "new"), [make_job("a")], {"a": "key"}, resume=False)
     assert ids(fresh) == ("a", "", "")
 
 
@@ -664,10 +668,7 @@ STATES = st.sampled_from(["new", "done", "failed", "torn"])
 @settings(max_examples=40)
 @given(states=st.lists(STATES, max_size=6), retry=st.booleans())
 def test_every_job_is_sorted_exactly_once(
-    states: list[str],
-    retry: bool,
-    tmp_path_factory: pytest.TempPathFactory,
-    make_job: MakeJob,
+    states: list[str], retry: bool, tmp_path_factory: pytest.TempPathFactory, make_job: MakeJob
 ) -> None:
     folder = tmp_path_factory.mktemp("out")
     jobs = [make_job(f"job-{index}") for index in range(len(states))]
@@ -679,9 +680,7 @@ def test_every_job_is_sorted_exactly_once(
                 run.path_for(job.custom_id).write_bytes(b"half a pict")
             if state == "failed":
                 run.append(failed(job.custom_id))
-    found = resume(
-        run, run.results(), jobs, {job.custom_id: "key" for job in jobs}, retry_failed=retry
-    )
+    found = resume(run, jobs, {job.custom_id: "key" for job in jobs}, retry_failed=retry)
     names = [*(job.custom_id for job in found.to_run), *found.done, *found.failed_before]
     assert sorted(names) == sorted(job.custom_id for job in jobs)
     by_state = dict(zip((job.custom_id for job in jobs), states, strict=True))
@@ -713,9 +712,9 @@ def test_a_file_is_found_by_its_line(tmp_path: Path, make_job: MakeJob) -> None:
     with RunFolder(tmp_path) as run:
         made(run, job)
     assert outputs_in(tmp_path) == {"in/a-0007.png"}
-    assert resume(run, run.results(), [job], {"a": "key"}).done == ["a"]
+    assert resume(run, [job], {"a": "key"}).done == ["a"]
     (tmp_path / "outputs/in/a-0007.png").unlink()
-    assert resume(run, run.results(), [job], {"a": "key"}).to_run == [job]
+    assert resume(run, [job], {"a": "key"}).to_run == [job]
 
 
 def test_another_name_in_a_used_folder_is_told(tmp_path: Path, make_job: MakeJob) -> None:
@@ -726,11 +725,11 @@ def test_another_name_in_a_used_folder_is_told(tmp_path: Path, make_job: MakeJob
     named = [replace(job, file_name="new-{custom_id}") for job in jobs]
     keys = dict.fromkeys("ab", "key")
     with pytest.raises(OutputFolderError) as caught:
-        resume(run, run.results(), named, keys)
+        resume(run, named, keys)
     assert caught.value.code == "output.other-job"
     assert "1 of 3 jobs differ (name: 1)" in caught.value.what
     assert "--force" in caught.value.hint
-    found = resume(run, run.results(), named, keys, force=True)
+    found = resume(run, named, keys, force=True)
     assert (found.to_run, found.failed_before) == ([named[0], named[2]], ["b"])
     assert found.former == {"a": ["outputs/a.png"]}
 
@@ -746,26 +745,26 @@ def test_what_is_replaced_goes_once_the_new_line_is_there(
     swapped = [replace(jobs[0], file_name="2"), replace(jobs[1], file_name="3"), jobs[2]]
     keys = dict.fromkeys("abc", "key")
     with RunFolder(tmp_path) as run:
-        found = resume(run, run.results(), swapped, keys, force=True)
+        found = resume(run, swapped, keys, force=True)
         assert found.done == ["c"]
         run.supersede(found.former)
         made(run, swapped[0])
         assert outputs_in(tmp_path) == {"2.png", "c.png"}
     # Killed here: the line of b still names a file that is a's by now.
     with RunFolder(tmp_path) as run:
-        found = resume(run, run.results(), swapped, keys, force=True)
+        found = resume(run, swapped, keys, force=True)
         assert (found.to_run, found.former) == ([swapped[1]], {"b": []})
         run.supersede(found.former)
         made(run, swapped[1])
     assert outputs_in(tmp_path) == {"2.png", "3.png", "c.png"}
-    assert resume(run, run.results(), swapped, keys).done == ["a", "b", "c"]
+    assert resume(run, swapped, keys).done == ["a", "b", "c"]
 
 
 def test_a_job_made_again_under_its_name_keeps_its_file(tmp_path: Path, make_job: MakeJob) -> None:
     job = make_job("a")
     for key in ("key", "another"):
         with RunFolder(tmp_path) as run:
-            run.supersede(resume(run, run.results(), [job], {"a": key}, force=True).former)
+            run.supersede(resume(run, [job], {"a": key}, force=True).former)
             made(run, job, key)
     assert outputs_in(tmp_path) == {"a.png"}
 
@@ -774,11 +773,7 @@ def test_a_failed_attempt_takes_no_file_with_it(tmp_path: Path, make_job: MakeJo
     job = make_job("a")
     with RunFolder(tmp_path) as run:
         made(run, job)
-        run.supersede(
-            resume(
-                run, run.results(), [replace(job, file_name="b")], {"a": "key"}, force=True
-            ).former
-        )
+        run.supersede(resume(run, [replace(job, file_name="b")], {"a": "key"}, force=True).former)
         run.append(failed("a"))
         assert outputs_in(tmp_path) == {"a.png"}
 
@@ -806,7 +801,7 @@ def test_a_line_of_a_stranger_removes_nothing_elsewhere(
     results_file(tmp_path).write_text(json.dumps(entry) + "\n")
     what = f"no outcome of a job: (outputs|{name}) is"
     with pytest.raises(OutputFolderError, match=what) as caught:
-        resume(run, run.results(), [make_job("a")], {"a": "key"}, force=True)
+        resume(run, [make_job("a")], {"a": "key"}, force=True)
     assert (caught.value.code, caught.value.where) == (
         "output.damaged-journal",
         f"{results_file(tmp_path)}:1",
@@ -818,23 +813,11 @@ def test_only_files_below_outputs_are_removed(tmp_path: Path, make_job: MakeJob,
     output = {"path": path, "frames_path": path}
     entry = {"custom_id": "a", "status": "done", "key": "k", "outputs": [output]}
     results_file(tmp_path).write_text(json.dumps(entry) + "\n")
-    found = resume(
-        RunFolder(tmp_path),
-        RunFolder(tmp_path).results(),
-        [make_job("a")],
-        {"a": "key"},
-        force=True,
-    )
+    found = resume(RunFolder(tmp_path), [make_job("a")], {"a": "key"}, force=True)
     assert found.former == {"a": []}
     entry["outputs"] = [output | {"path": "outputs/a.mp4"}]
     results_file(tmp_path).write_text(json.dumps(entry) + "\n")
-    found = resume(
-        RunFolder(tmp_path),
-        RunFolder(tmp_path).results(),
-        [make_job("a")],
-        {"a": "key"},
-        force=True,
-    )
+    found = resume(RunFolder(tmp_path), [make_job("a")], {"a": "key"}, force=True)
     assert found.former == {"a": ["outputs/a.mp4", "outputs/a.json"]}
 
 
@@ -848,12 +831,12 @@ def test_the_file_of_another_manifests_job_is_not_written_over(
         job = make_job("b", file_name=name)
         for force in (False, True):
             with pytest.raises(OutputFolderError) as caught:
-                resume(run, run.results(), [job], {}, force=force)
+                resume(run, [job], {}, force=force)
             assert caught.value.code == "output.other-file"
             assert 'outputs/Cat-64.png would be the file of "b"; it is that of "a"' in (
                 caught.value.what
             )
-    assert resume(run, run.results(), [make_job("b", file_name="cat-65")], {}).to_run
+    assert resume(run, [make_job("b", file_name="cat-65")], {}).to_run
 
 
 def test_formats_are_of_the_key_and_png_is_as_before(make_job: MakeJob) -> None:

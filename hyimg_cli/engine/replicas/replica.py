@@ -20,10 +20,14 @@ from queue import SimpleQueue
 from hyimg_cli.engine.replicas.messages import Assign, EventBatch, PieceDone, Ready, Setup, Stop
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.journal.journal import OUTPUTS, FinishedJob, JobFolder
-from hyimg_cli.journal.keys import replica_facts
+from hyimg_cli.journal.keys import by_graphs, precision, source_digest
+from hyimg_cli.journal.provenance import versions
+from hyimg_cli.models import registry
 from hyimg_cli.parallel.launch import Parent
 from hyimg_cli.parallel.watch import AwakeClock, Steps
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Event, GroupStarted, JobEnded, JobStarted, Progress
+from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.printed import log_printable
 
 
@@ -46,6 +50,27 @@ def main(parent: Parent) -> None:
             parent.send(message)
             if isinstance(message, PieceDone) and (message.error or message.trace):
                 os._exit(1)
+
+
+def replica_facts(config: RunConfig, plan: Plan) -> dict[str, object]:
+    """What all who make one folder's results have in common, by name, as it is where this is asked
+    or at the place that `config` names.
+
+    What decides keys and pixels of jobs, the digest of the first source picture, fingerprints of
+    models and versions of packages. Raises CheckpointError.
+    """
+    choice, parallel = config.model, config.parallel
+    device, dtype = precision(choice)
+    sources = (path for job in plan.jobs for path in job.images)
+    return {
+        "device": device,
+        "dtype": dtype,
+        "decode_graphs": by_graphs(choice, parallel.picture_ranks),
+        "tensor ranks": parallel.tensor_ranks,
+        "source picture": next((source_digest(path) for path in sources), None),
+        **{one.model: registry.fingerprint(one.model, choice.revision) for one in plan.groups},
+        **versions(),
+    }
 
 
 class ReplicaFolder(JobFolder):

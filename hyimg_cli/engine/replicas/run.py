@@ -28,11 +28,11 @@ from hyimg_cli.engine.replicas.messages import (
     Setup,
     Transport,
 )
+from hyimg_cli.engine.replicas.replica import replica_facts
 from hyimg_cli.engine.runner import replicas_of
 from hyimg_cli.errors import CheckpointError, HyimgError, Interrupted, MachineError, StorageError
 from hyimg_cli.files import remove
 from hyimg_cli.journal.journal import FinishedJob, JobFolder
-from hyimg_cli.journal.keys import describe_differences, replica_facts
 from hyimg_cli.journal.provenance import versions
 from hyimg_cli.parallel.watch import LIMITS, AwakeClock, Beat, Limits, StepWatch
 from hyimg_cli.settings.run import RunConfig
@@ -89,8 +89,7 @@ class Replicas:
         folder.make_places(plan.jobs)
         transport = self._transport(self._config, plan, count)
         level = logging.getLogger().getEffectiveLevel()
-        place = folder.replica_folder(0)
-        setup = Setup(0, transport.config, plan, place, level, **self._setup)
+        setup = Setup(0, transport.config, plan, folder.replica_folder(0), level, **self._setup)
         dispatcher = _Dispatcher(setup, count, folder, transport, self._limits)
         try:
             yield from dispatcher.run(self._stop_if_asked)
@@ -350,3 +349,12 @@ class _Dispatcher:
             outcome = failed_job(job, self._config, self._folder.attempts[job.custom_id] + 1, error)
             self._folder.append(outcome)
             yield JobEnded(outcome)
+
+
+def describe_differences(expected: Mapping[str, object], found: Mapping[str, object]) -> str:
+    """In words, which of the expected facts are `found` otherwise."""
+    return ", ".join(
+        f"{name} {found.get(name)} instead of {value}"
+        for name, value in expected.items()
+        if found.get(name) != value
+    )
