@@ -16,8 +16,9 @@ import torch
 from random_network import quantization_of
 from workload import Scale, Workload, source
 
+from hyimg_cli.kernels.devices import synchronize
 from hyimg_cli.kv.tree import KVTree
-from hyimg_cli.memory.available import batch_sizes, synchronize
+from hyimg_cli.memory.available import batch_sizes
 from hyimg_cli.memory.footprint import Together, needs
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.pipelines.clock import PhaseClock

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hyimg_cli.errors import StorageError
-from hyimg_cli.files import UnfitFile, opened, refuse_links
+from hyimg_cli.files import UnfitFile, nearest_existing, opened, refuse_links
 
 Value = TypeVar("Value")
 SOURCE_IMAGES = "source-images"
@@ -236,6 +236,17 @@ class DiskStore:
             reason = error.strerror or type(error).__name__
             self._notes.append(f"the disk cache takes nothing more in this run: {reason}")
         self.takes_more = False
+
+
+def refuse_cache_file(folder: Path | None) -> None:
+    """Raise StorageError for a cache folder that can be none: it is a file, or below one. One that
+    is missing is made later.
+    """
+    above = nearest_existing(folder) if folder else None
+    if above is not None and not above.is_dir():
+        hint = "choose another folder with --cache-dir, or leave it out with --no-disk-cache"
+        what = "the disk cache's folder is a file"
+        raise StorageError(what, where=above, hint=hint, code="storage.cache")
 
 
 def _read_header(file: io.BufferedReader) -> tuple[bytes, int] | None:

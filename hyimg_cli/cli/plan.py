@@ -218,7 +218,7 @@ def _expert_lines(order: Plan, config: RunConfig, *, think: int) -> Iterator[str
     there = configured_memory(config) or (available_memory(config) if link else None)
     for model in dict.fromkeys(group.model for group in order.groups if isinstance(group, Group)):
         jobs = [job for job in order.jobs_of_model(model) if isinstance(job, ImageJob)]
-        found = traffic(model, jobs, config, there, link or STATED_BYTES_S)
+        found = traffic(jobs, config, there, link or STATED_BYTES_S)
         rate = f"{(link or STATED_BYTES_S) / 1e9:.1f} GB/s, {'measured' if link else 'assumed'}"
         yield (
             f"  experts of {model}: {bytes_text(found.waiting)} in main memory, "

@@ -1,10 +1,8 @@
-"""Memory that one model of a run may have: main memory, a GPU's, a part of it, or all. How many
-jobs work together in it, and what was used.
+"""Memory that one model of a run may have: main memory, a GPU's, a part of it, or all; and how many
+jobs work together in it.
 """
 
-import resource
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -95,7 +93,7 @@ def available_bytes() -> int:
     return int(psutil.virtual_memory().available)
 
 
-def gpu_free_bytes(device: "torch.device | int", part: float | None = None) -> int:
+def gpu_free_bytes(device: "torch.device", part: float | None = None) -> int:
     """Memory of a GPU that new tensors can have: what the driver has, and what this process keeps.
 
     Of tensors that are gone torch's allocator keeps the memory, for the next ones. `part`: of all
@@ -119,7 +117,8 @@ def batch_sizes(
     if config.batch.memory_bytes is not None:
         taken = held_weights(model.card, config) + held_prefixes
         room = min(room, config.batch.memory_bytes - taken)
-    found = needs(jobs, model.card, config, held_prefixes=held_prefixes)
+    kept = max(0, config.batch.prefix_cache_mb * 1_000_000 - held_prefixes)
+    found = needs(jobs, model.card, config, prefixes=kept)
     return found.fitting(usable_bytes(room), config.batch.max_size)
 
 
@@ -128,7 +127,9 @@ def free_bytes(model: "DecoderModel", part: float | None = None) -> int:
 
     `part`: of each GPU's memory the run may use no more, weights and all.
     """
-    if gpus := _gpus(model.layer_devices):
+    from hyimg_cli.kernels.devices import gpus_among
+
+    if gpus := gpus_among(model.layer_devices):
         return len(gpus) * min(gpu_free_bytes(gpu, part) for gpu in gpus)
     return available_bytes()
 
@@ -149,27 +150,3 @@ def limit_gpu_memory(config: RunConfig, *, is_over: bool = False) -> None:
     if part is not None and torch.cuda.is_available():
         for gpu in gpus_of(config.model):
             torch.cuda.set_per_process_memory_fraction(1.0 if is_over else part, gpu)
-
-
-def peak_memory_mb(devices: Iterable["torch.device"]) -> float:
-    """The largest allocation on a model's GPUs together, or the process's size, in MB."""
-    import torch
-
-    if gpus := _gpus(devices):
-        return sum(torch.cuda.max_memory_allocated(gpu) for gpu in gpus) / 1e6
-    # Linux counts in KiB, macOS in bytes.
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
-
-
-def synchronize(devices: Iterable["torch.device"]) -> None:
-    """Wait for a model's GPUs, so that a phase's clock stops when its work is done."""
-    import torch
-
-    for gpu in _gpus(devices):
-        # The work of this thread alone: what runs beside it has streams of its own.
-        torch.cuda.current_stream(gpu).synchronize()
-
-
-def _gpus(devices: Iterable["torch.device"]) -> list["torch.device"]:
-    return sorted({d for d in devices if d.type == "cuda"}, key=str)

@@ -13,7 +13,7 @@ from typing import Any
 from hyimg_cli.errors import MachineError, UsageError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.available import AvailableMemory, available_memory
-from hyimg_cli.memory.footprint import Need, picture_need
+from hyimg_cli.memory.footprint import Need, picture_need, usable_bytes
 from hyimg_cli.memory.refusals import (
     OFFLOAD,
     OFFLOAD_EXPERTS,
@@ -44,13 +44,11 @@ class Fit:
     def is_enough(self) -> bool:
         return fits(self.needed, self.available)
 
-    def refusal(self, found: str = "") -> MachineError:
-        """The error of a run that is not begun, or that `found` too little after all."""
-        needed, there = self.needed, self.available
-        if not found and needed.total <= there.free and there.main is not None:
-            found = f"main memory has {bytes_text(there.main)} free for those that wait"
+    def refusal(self, why: str = "") -> MachineError:
+        """The error of a run that is not begun, or that found too little after all."""
+        needed = self.needed
         work = f", one job beside them {bytes_text(needed.work)}" if needed.work else ""
-        what = f"the weights take {bytes_text(needed.weights)}{work}; {found or there}"
+        what = f"the weights take {bytes_text(needed.weights)}{work}; {why or self.available}"
         return MachineError(what, hint=self.remedy, code="machine.memory")
 
 
@@ -72,14 +70,12 @@ def check_fit(model: str, jobs: Sequence[Job], config: RunConfig, there: Availab
     """Judge a model with one job at work, whichever of `jobs` takes least; without jobs, its
     weights.
     """
-    least: Need | None = None
+    tried: list[tuple[Need, Sequence[Job]]] = []
     for alone in (jobs[at : at + 1] for at in range(max(1, len(jobs)))):
-        needed = need(model, alone, config)
-        if fits(needed, there):
-            return Fit(needed, there)
-        if least is None or needed.total < least.total:
-            least, smallest = needed, alone
-    assert least is not None, "there is a job, or none is asked for"
+        tried.append((need(model, alone, config), alone))
+        if fits(tried[-1][0], there):
+            return Fit(tried[-1][0], there)
+    least, smallest = min(tried, key=lambda one: one[0].total)
     return Fit(least, there, remedy(model, smallest, config, there))
 
 
@@ -89,6 +85,12 @@ def need_of_second(model: str, jobs: Sequence[Job], config: RunConfig) -> Need:
     """
     found = need(model, jobs, config, together=config.batch.max_size)
     return found if found.work else replace(found, work=found.weights)
+
+
+def spare_bytes(jobs: Sequence[ImageJob], config: RunConfig, there: AvailableMemory) -> int:
+    """Bytes for experts that may stay on the GPU beside a full batch of one model's jobs."""
+    full = need(jobs[0].model, jobs, config, together=config.batch.max_size)
+    return max(0, usable_bytes(there.free - full.total))
 
 
 @contextmanager
@@ -105,8 +107,8 @@ def memory_guard(model: str, jobs: Sequence[Job], config: RunConfig) -> Iterator
         yield
     except torch.OutOfMemoryError:
         less = found.available.at_most(found.needed.total - 1, found.available.limit)
-        hint = remedy(model, jobs[:1], config, less)
-        raise replace(found, remedy=hint).refusal("the GPU ran out of memory") from None
+        short = check_fit(model, jobs[:1], config, less)
+        raise short.refusal("the GPU ran out of memory") from None
 
 
 def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableMemory) -> str:
@@ -123,7 +125,8 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableM
             held[flags] = needed
     own, are_videos = held[""], any(isinstance(job, VideoJob) for job in jobs)
     if own.total <= there.free:
-        return "; ".join([*hints, "main memory is too small for the networks that wait there"])
+        waiting = f"the networks that wait there, {bytes_text(own.waiting)}"
+        return "; ".join([*hints, f"main memory is too small for {waiting}"])
     flags, least = min(held.items(), key=lambda pair: pair[1].total)
     which = f" for {flags}" if flags else ""
     hints.append(f"free some, or use a machine with {bytes_text(least.total)}{which}")
@@ -142,13 +145,8 @@ def flags_for_gpu(job: VideoJob, card: VideoCard, config: RunConfig, free: int) 
     """The settings that change least with which a GPU of so many bytes takes a video: flags, empty
     where none is needed; None where none is enough.
     """
-    plain = _changed(
-        config,
-        device="cuda",
-        quantization="none",
-        cpu_offload="none",
-        machine=MachineInfo(has_gpu=True, has_triton=True),
-    )
+    gpu = MachineInfo(has_gpu=True, has_triton=True)
+    plain = _changed(config, device="cuda", quantization="none", cpu_offload="none", machine=gpu)
     for flags, one in _alternatives([job], plain):
         if all(needed.total <= free for needed in video_needs(job, card, one).values()):
             return flags

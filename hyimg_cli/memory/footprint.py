@@ -221,15 +221,10 @@ def working(card: ModelCard, config: RunConfig) -> Working:
 
 
 def needs(
-    jobs: Sequence[ImageJob],
-    card: ModelCard,
-    config: RunConfig,
-    *,
-    prefixes: int | None = None,
-    held_prefixes: int = 0,
+    jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig, *, prefixes: int | None = None
 ) -> Needs:
-    """Needs of a group; `prefixes`: bytes of shared K/V, by default as many as may be kept beside
-    the `held_prefixes` that are there already.
+    """Needs of a group; `prefixes`: bytes of shared K/V that may be kept at most, by default as
+    many as the run says.
     """
     choice, kind = config.model, precision(config.model)[0]
     # Asked for once: there may be many jobs.
@@ -237,10 +232,8 @@ def needs(
     shares = Counter(_share(job, config, kv, forward.row) for job in jobs)  # few differ
     largest = max(bucket.size.height * bucket.size.width for bucket in card.buckets)
     share = JobBytes(*map(max, zip(*shares, strict=True)))
-    if prefixes is None:
-        most = sum(one.branches * count for one, count in shares.items())
-        room = max(0, config.batch.prefix_cache_mb * 1_000_000 - held_prefixes)
-        prefixes = min(room, most)
+    branches = sum(one.branches * count for one, count in shares.items())
+    room = config.batch.prefix_cache_mb * 1_000_000 if prefixes is None else prefixes
     # Where experts wait in main memory the VAE does, too: a half of it comes for each turn.
     halves = (card.encoder_bytes, card.decoder_bytes) if choice.offloads_experts else (0, 0)
     images = {path for job in jobs for path in job.images}
@@ -256,7 +249,7 @@ def needs(
         decode=decode,
         prefetch=encode if prefetches_sources(config) else 0,
         forward=forward,
-        kept=prefixes + min(ENCODED_BYTES, rows * card.row_bytes * number_width(config)),
+        kept=min(room, branches) + min(ENCODED_BYTES, rows * card.row_bytes * number_width(config)),
         has_graphs=by_graphs(replace(choice, model=card.model), config.parallel.picture_ranks),
     )
 
@@ -317,9 +310,8 @@ def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes:
 
 def _whole(card: ModelCard, config: RunConfig) -> int:
     """Bytes of weights that one process loads; of experts that wait, what is on the device."""
-    if config.model.offloads_experts and card.routing is not None:
-        return card.offloaded_bytes(*held_form(config))
-    return card.loaded_bytes(*held_form(config))
+    count = card.offloaded_bytes if config.model.offloads_experts else card.loaded_bytes
+    return count(*held_form(config))
 
 
 def footprint(
@@ -330,7 +322,8 @@ def footprint(
     As many work together as fit into `config.batch.memory_gb`; where that is not said, as many as
     may: a session that finds less free than that lets fewer work together.
     """
-    found, weights = needs(jobs, card, config, prefixes=shared_kv_bytes), _whole(card, config)
+    found, weights = needs(jobs, card, config, prefixes=0), _whole(card, config)
+    found = replace(found, kept=found.kept + shared_kv_bytes)
     by_rank, count = _by_rank(card, config), config.parallel.picture_ranks
     most, memory = min(config.batch.max_size, len(jobs)), config.batch.memory_bytes
     together = Together(most, most)

@@ -6,11 +6,10 @@ go on beside the copies, and take as long as they do on a card of some 100 TFLOP
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from timeit import repeat
 
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.available import AvailableMemory
-from hyimg_cli.memory.fit import need
+from hyimg_cli.memory.fit import spare_bytes
 from hyimg_cli.memory.footprint import held_form, held_weights, needs, usable_bytes
 from hyimg_cli.models.registry import model_card
 from hyimg_cli.settings.run import RunConfig
@@ -22,7 +21,6 @@ STATED_BYTES_S = 25e9
 ROWS = (1, 16)
 # A text that takes a job longer than this is better written elsewhere.
 HOPELESS_TEXT_S = 60.0
-_TRIAL_BYTES, _TRIALS = 1 << 28, 3
 
 
 @dataclass(frozen=True)
@@ -42,27 +40,15 @@ class ExpertTraffic:
         return tokens * self.token_s[self.together] / self.together
 
 
-def spare_bytes(
-    model: str, jobs: Sequence[ImageJob], config: RunConfig, there: AvailableMemory
-) -> int:
-    """Bytes for experts that may stay on the GPU beside a full batch."""
-    full = need(model, jobs, config, together=config.batch.max_size)
-    return max(0, usable_bytes(there.free - full.total))
-
-
 def traffic(
-    model: str,
-    jobs: Sequence[ImageJob],
-    config: RunConfig,
-    there: AvailableMemory | None,
-    link_bytes_s: float,
+    jobs: Sequence[ImageJob], config: RunConfig, there: AvailableMemory | None, link_bytes_s: float
 ) -> ExpertTraffic:
-    """The traffic of a model's experts over a link of so many bytes a second."""
-    card = model_card(model, config.model.revision)
+    """The traffic of experts over a link of so many bytes a second, for one model's jobs."""
+    card = model_card(jobs[0].model, config.model.revision)
     routing = card.routing
     assert routing is not None, "there are experts, or it is refused"
     nbytes = card.weights.experts_nbytes(*held_form(config))
-    resident = min(nbytes, spare_bytes(model, jobs, config, there)) if there else 0
+    resident = min(nbytes, spare_bytes(jobs, config, there)) if there else 0
     together = max(1, min(config.batch.max_size, sum(job.writes_text for job in jobs)))
     if there:
         room = usable_bytes(there.free - held_weights(card, config))
@@ -76,13 +62,7 @@ def measured_link(config: RunConfig) -> float | None:
     """Bytes a second to this machine's GPU by a few copies of locked memory; None without one."""
     if precision(config.model)[0] != "cuda":
         return None
-    import torch
+    from hyimg_cli.kernels.devices import measure_link
+    from hyimg_cli.parallel.devices import gpu_count, gpus_of
 
-    from hyimg_cli.parallel.devices import gpus_of
-
-    if not torch.cuda.is_available():
-        return None
-    host = torch.empty(_TRIAL_BYTES, dtype=torch.uint8, pin_memory=True)
-    there = torch.empty_like(host, device=gpus_of(config.model)[0])
-    # A copy that blocks: it ends when all of it is there.
-    return _TRIAL_BYTES / min(repeat(lambda: there.copy_(host), number=1, repeat=_TRIALS))
+    return measure_link(gpus_of(config.model)[0]) if gpu_count() else None

@@ -8,8 +8,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from hyimg_cli.cache.disk import refuse_cache_file
 from hyimg_cli.errors import StorageError, UsageError
-from hyimg_cli.files import nearest_existing
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.models.registry import model_card, sequences, video_card
 from hyimg_cli.settings.run import CONTEXT_BACKENDS, ModelChoice, ParallelConfig, RunConfig
@@ -38,8 +38,8 @@ def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
     if choice.offloads_experts and any(isinstance(job, ImageJob) for job in jobs):
         refuse_offload_on_cpu(choice, OFFLOAD_EXPERTS)
     if choice.quantization == "nf4" and any(isinstance(job, VideoJob) for job in jobs):
-        lacks_package = choice.machine is None and find_spec("bitsandbytes") is None
-        if (is_on_cpu := precision(choice)[0] == "cpu") or lacks_package:
+        is_on_cpu = precision(choice)[0] == "cpu"
+        if is_on_cpu or (choice.machine is None and find_spec("bitsandbytes") is None):
             why = "this run is on the CPU" if is_on_cpu else "bitsandbytes is not installed"
             what = f"a video's transformer is held in 4 bits by bitsandbytes on a GPU, and {why}"
             hint = f"pip install 'hyimg-cli[nf4]' there; {QUANTIZATION} fp8 needs neither"
@@ -94,13 +94,11 @@ def _refuse_of_pictures(choice: ModelChoice, parallel: ParallelConfig) -> None:
     """
     ranks, flag = parallel.picture_ranks, TENSOR if parallel.tensor_ranks > 1 else _CFG
     card, wants_graphs = model_card(choice.model, choice.revision), choice.decode_graphs == "on"
-    if choice.quantization != "none" and not card.weights.experts:
-        what = f"{choice.model} has no routed experts, which alone are held in fewer bits"
-        raise _refused(what, "leave it out", QUANTIZATION)
+    if card.routing is None and (choice.offloads_experts or choice.quantization != "none"):
+        what = f"{choice.model} has no routed experts, which alone can wait in main memory or be "
+        asked = OFFLOAD_EXPERTS if choice.offloads_experts else QUANTIZATION
+        raise _refused(f"{what}held in fewer bits", "leave it out", asked)
     if choice.offloads_experts:
-        if card.routing is None:
-            what = f"{choice.model} has no routed experts, which alone can wait in main memory"
-            raise _refused(what, "leave it out", OFFLOAD_EXPERTS)
         if choice.device == "balanced" or ranks > 1:
             hint = "leave it out: several GPUs share the layers"
             raise _refused("experts are fetched to one GPU", hint, OFFLOAD_EXPERTS)
@@ -157,12 +155,7 @@ def refuse_full_disk(folder: Path, jobs: Sequence[VideoJob], config: RunConfig) 
     """
     if not jobs:
         return
-    # A cache folder that is missing is made later; one that is a file, or below one, never is.
-    cache = nearest_existing(config.cache.folder) if config.cache.folder else None
-    if cache is not None and not cache.is_dir():
-        hint = "choose another folder with --cache-dir, or leave it out with --no-disk-cache"
-        what = "the disk cache's folder is a file"
-        raise StorageError(what, where=cache, hint=hint, code="storage.cache")
+    refuse_cache_file(config.cache.folder)
     choice = config.model
     works = [
         video_work(one, video_card(one.model, choice.revision, choice.components)) for one in jobs

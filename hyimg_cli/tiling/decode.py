@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hyimg_cli.kernels.devices import synchronize
 from hyimg_cli.parallel.ranks import Rank, RankPool
 from hyimg_cli.spec.card import TileRule
 from hyimg_cli.spec.events import DecodeReport, RankReport
@@ -125,7 +126,7 @@ def decode_share(rank: Rank, job: TiledJob) -> RankReport:
     for tile in share:
         started = perf_counter()
         pixels = _decoded_tile(vae, latents, tile, job)
-        _synchronize(rank)
+        synchronize([rank.device])  # so that a rank is charged for its own tiles
         busy_s += perf_counter() - started
         sending.append((dist.isend(pixels, 0, tag=tile.index), pixels))
         sent_bytes += pixels.nbytes
@@ -158,7 +159,7 @@ class _Gathering:
         started = perf_counter()
         for tile in share:
             self._own[tile.index] = _decoded_tile(self._vae, self._latents, tile, self._job)
-        _synchronize(self._rank)
+        synchronize([self._rank.device])
         busy_s = round(perf_counter() - started, 6)
         started = perf_counter()
         merged = merge(self._job.plan, self._tile)
@@ -192,12 +193,6 @@ def _decoded_tile(vae: TiledVae, latents_1CFYX: Tensor, tile: Tile, job: TiledJo
         f"a tile of {tuple(pixels.shape)} {pixels.dtype} where {expected} {job.dtype} was announced"
     )
     return pixels
-
-
-def _synchronize(rank: Rank) -> None:
-    """Wait for the GPU, so that a rank is charged for its own tiles."""
-    if rank.device.type == "cuda":
-        torch.cuda.current_stream(rank.device).synchronize()
 
 
 def latents_of(latents_BCFYX: Tensor, tile: Tile) -> Tensor:

@@ -18,7 +18,7 @@ from special import MAKE, put, within
 
 from hyimg_cli.cache import disk
 from hyimg_cli.cache.disk import SOURCE_IMAGES as KIND
-from hyimg_cli.cache.disk import DiskStore
+from hyimg_cli.cache.disk import DiskStore, refuse_cache_file
 from hyimg_cli.errors import StorageError
 
 
@@ -208,7 +208,7 @@ def test_what_killed_processes_left_is_removed_in_time(tmp_path: Path) -> None:
 CROWD = """
 import hashlib, random, sys
 from pathlib import Path
-from hyimg_cli.cache.disk import DiskStore
+from hyimg_cli.cache.disk import DiskStore, refuse_cache_file
 
 store = DiskStore(Path(sys.argv[1]), 3000)
 draw = random.Random(int(sys.argv[2]))
@@ -241,3 +241,15 @@ def test_processes_share_a_folder_that_is_too_small_for_them(tmp_path: Path) -> 
         assert int(out) > 0
     assert 0 < DiskStore(tmp_path, 3000).size_bytes <= 3000
     assert not [file for file in (tmp_path / KIND).iterdir() if file.name.startswith(".")]
+
+
+def test_a_folder_that_can_be_none_is_refused_and_a_missing_one_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (file, file / "deeper"):
+        with pytest.raises(StorageError, match="the disk cache's folder is a file") as raised:
+            refuse_cache_file(folder)
+        assert (raised.value.code, raised.value.where) == ("storage.cache", str(file))
+    refuse_cache_file(None)
+    refuse_cache_file(tmp_path / "missing" / "deeper")
+    assert not (tmp_path / "missing").exists()

@@ -10,6 +10,7 @@ import torch
 
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import UsageError
+from hyimg_cli.kernels.devices import peak_memory_mb
 from hyimg_cli.memory import available as memory
 from hyimg_cli.memory.available import available_memory, batch_sizes
 from hyimg_cli.memory.footprint import (
@@ -119,7 +120,7 @@ def test_a_session_chooses_by_what_is_free(
 def test_a_job_that_cannot_be_counted_takes_nothing(family: Any, job: ImageJob) -> None:
     assert needs([replace(job, prompt="<img>")], family.card, CONFIG).share == JobBytes()
     assert memory.free_bytes(family) > 0
-    assert memory.peak_memory_mb(family.layer_devices) > 10
+    assert peak_memory_mb(family.layer_devices) > 10
 
 
 def test_what_torch_keeps_of_earlier_tensors_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +247,7 @@ def test_prefixes_that_are_held_are_counted_once(
     card = replace(family.card, vae_bytes_per_pixel=0, kv_bytes_per_token=400_000)
     model: Any = SimpleNamespace(card=card)
     first = needs(jobs, card, config)
-    assert first.kept - needs(jobs, card, config, held_prefixes=held).kept == held
+    assert first.kept - needs(jobs, card, config, prefixes=0).kept == held
     room = int(first.widest(Together(16, 3)).total / 0.85) + 2
     monkeypatch.setattr(memory, "free_bytes", lambda *_: room)
     assert batch_sizes(jobs, model, config) == Together(16, 3)

@@ -13,9 +13,9 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.journal import keys
 from hyimg_cli.memory import footprint
 from hyimg_cli.memory.available import AvailableMemory
-from hyimg_cli.memory.fit import fits, need, remedy
+from hyimg_cli.memory.fit import fits, need, remedy, spare_bytes
 from hyimg_cli.memory.footprint import working
-from hyimg_cli.memory.offload import STATED_BYTES_S, spare_bytes, traffic
+from hyimg_cli.memory.offload import STATED_BYTES_S, traffic
 from hyimg_cli.memory.refusals import refuse_settings
 from hyimg_cli.models.registry import model_card
 from hyimg_cli.settings.run import MachineInfo, ModelChoice, OutputConfig, ParallelConfig, RunConfig
@@ -48,7 +48,7 @@ def test_one_token_moves_an_eighth_of_the_experts(
     model: str, config: RunConfig, drawn: list[ImageJob]
 ) -> None:
     """By hand: 32 layers x 8 experts x 3 x 3072 x 4096 bytes, with their scales."""
-    found = traffic(model, drawn, config, None, STATED_BYTES_S)
+    found = traffic(drawn, config, None, STATED_BYTES_S)
     of_experts = 32 * 64 * 3 * 3072 * 4096
     assert found.resident == 0
     assert found.waiting == of_experts + 32 * 64 * 4 * (2 * 3072 + 4096)
@@ -63,7 +63,7 @@ def test_a_text_takes_what_it_does_with_as_many_others_as_have_room(
 ) -> None:
     jobs = [replace(drawn[0], custom_id=str(n)) for n in range(16)]
     for free, together in ((24 * 2**30, 1), (40 * GB, 11), (80 * GB, 16)):
-        found = traffic(model, jobs, config, AvailableMemory(free), STATED_BYTES_S)
+        found = traffic(jobs, config, AvailableMemory(free), STATED_BYTES_S)
         assert found.together == together
         assert sorted({1, together, 16}) == list(found.token_s)
         assert found.text_s(1000) == 1000 * found.token_s[together] / together
@@ -74,8 +74,8 @@ def test_what_the_card_has_left_stays_there(
 ) -> None:
     for free in (24 * GB, 48 * GB, 80 * GB, 400 * GB):
         there = AvailableMemory(free)
-        found = traffic(model, drawn, config, there, STATED_BYTES_S)
-        assert found.resident == min(found.waiting, spare_bytes(model, drawn, config, there))
+        found = traffic(drawn, config, there, STATED_BYTES_S)
+        assert found.resident == min(found.waiting, spare_bytes(drawn, config, there))
         alone = need(model, drawn, config).total
         assert alone + found.resident <= max(free, alone), "the batch has its room first"
         part = 1 - found.resident / found.waiting
@@ -86,7 +86,7 @@ def test_a_small_card_is_enough_where_main_memory_holds_the_experts(
     model: str, config: RunConfig, drawn: list[ImageJob]
 ) -> None:
     needed, whole = need(model, drawn, config), model_card(model).loaded_bytes("bfloat16", "fp8")
-    found = traffic(model, drawn, config, None, STATED_BYTES_S)
+    found = traffic(drawn, config, None, STATED_BYTES_S)
     assert needed.weights + needed.waiting == pytest.approx(
         whole + 2 * found.waiting / 32, abs=32
     ), "two layers' experts are on the card as well"

@@ -13,15 +13,15 @@ from typing import Protocol
 from hyimg_cli.journal.job_pictures import edit_warnings, finish, keep_redraw, write_picture
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs, file_provenance
+from hyimg_cli.kernels.devices import peak_memory_mb, synchronize
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.manifest.planner import size_class_of
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.media.metadata import PictureFacts
-from hyimg_cli.memory.available import available_memory, batch_sizes, peak_memory_mb, synchronize
-from hyimg_cli.memory.fit import memory_guard
+from hyimg_cli.memory.available import available_memory, batch_sizes
+from hyimg_cli.memory.fit import memory_guard, spare_bytes
 from hyimg_cli.memory.footprint import Together, prefetches_sources, prompt_tokens
-from hyimg_cli.memory.offload import spare_bytes
 from hyimg_cli.models import registry
 from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
@@ -101,7 +101,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             self._ranks = ranks = ImageRanks(choice, self._config.parallel, lost=self.tree.clear)
             load = ranks.load
         if choice.offloads_experts:
-            room = spare_bytes(choice.model, jobs, self._config, available_memory(self._config))
+            room = spare_bytes(jobs, self._config, available_memory(self._config))
             choice = replace(choice, expert_room=room)
         # What the session is handed has its room already.
         is_handed = load is self._load

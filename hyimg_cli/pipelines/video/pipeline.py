@@ -14,10 +14,10 @@ from hyimg_cli.errors import JobError
 from hyimg_cli.files import remove, replace_file, storage_error
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import confirm_dtype, file_provenance, key_of, source_digest
+from hyimg_cli.kernels.devices import peak_memory_mb, synchronize
 from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media.metadata import video_text
 from hyimg_cli.media.xmp import EDITED, MADE, mp4_box
-from hyimg_cli.memory.available import peak_memory_mb, synchronize
 from hyimg_cli.memory.fit import memory_guard
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent_video import ClipsModel, ImageConditioning, LatentVideoModel
