@@ -24,7 +24,7 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.available import available_memory, configured_memory
 from hyimg_cli.memory.fit import check_fit
 from hyimg_cli.memory.footprint import Footprint, footprints
-from hyimg_cli.memory.offload import HOPELESS_TEXT_S, STATED_BYTES_S, measured_link, traffic
+from hyimg_cli.memory.offload import STATED_BYTES_S, measured_link, traffic
 from hyimg_cli.memory.videos import video_need
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
@@ -34,6 +34,8 @@ from hyimg_cli.spec.units import bytes_text, counted, time_text
 
 # Dense bfloat16, by NVIDIA's data sheets of H100 SXM and H200.
 _H100_FLOPS = 989e12
+# A text that takes a job longer than this is better written elsewhere.
+_HOPELESS_TEXT_S = 60.0
 # The stages of a run in words.
 _STAGES = {"load": "start and load", "decode": "decode and write"}
 
@@ -227,7 +229,7 @@ def _expert_lines(order: Plan, config: RunConfig, *, think: int) -> Iterator[str
         tokens = ", ".join(f"{s:.2g} s with {n}" for n, s in found.token_s.items())
         yield f"    fetched for a denoise step {found.step_s:.2g} s, for a token {tokens} together"
         text_s = found.text_s(think)
-        if any(job.writes_text for job in jobs) and text_s > HOPELESS_TEXT_S:
+        if any(job.writes_text for job in jobs) and text_s > _HOPELESS_TEXT_S:
             yield (
                 f"    a text takes {time_text(text_s)} a job: --bot-task none writes none, and "
                 "`hyimg think` on a machine that holds the model writes them for this one"

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from hyimg_cli.models.common.model import DecoderModel
 
-_MEMORY_GB = "[batch] memory_gb"
-
 
 @dataclass(frozen=True)
 class AvailableMemory:
@@ -62,7 +60,7 @@ def available_memory(config: RunConfig, *, replicas: int = 1) -> AvailableMemory
                 allowed = sum(gpu_free_bytes(gpu, part) for gpu in gpus)
                 found = found.at_most(allowed, f"{UTILIZATION} {part:g}")
     limit = config.batch.memory_bytes
-    return found if limit is None else found.at_most(limit // copies, _MEMORY_GB)
+    return found if limit is None else found.at_most(limit // copies, "[batch] memory_gb")
 
 
 def configured_memory(config: RunConfig, *, replicas: int = 1) -> AvailableMemory | None:
@@ -114,9 +112,8 @@ def batch_sizes(
     fit; at least one of each. `held_prefixes`: bytes of shared K/V that are no longer free.
     """
     room = free_bytes(model, config.batch.gpu_memory_utilization)
-    if config.batch.memory_bytes is not None:
-        taken = held_weights(model.card, config) + held_prefixes
-        room = min(room, config.batch.memory_bytes - taken)
+    if (limit := config.batch.memory_bytes) is not None:
+        room = min(room, limit - held_weights(model.card, config) - held_prefixes)
     kept = max(0, config.batch.prefix_cache_mb * 1_000_000 - held_prefixes)
     found = needs(jobs, model.card, config, prefixes=kept)
     return found.fitting(usable_bytes(room), config.batch.max_size)

@@ -5,7 +5,7 @@ run of a model that does not fit with any of its jobs alone is refused before an
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -14,13 +14,7 @@ from hyimg_cli.errors import MachineError, UsageError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.available import AvailableMemory, available_memory
 from hyimg_cli.memory.footprint import Need, picture_need, usable_bytes
-from hyimg_cli.memory.refusals import (
-    OFFLOAD,
-    OFFLOAD_EXPERTS,
-    QUANTIZATION,
-    TENSOR,
-    refuse_settings,
-)
+from hyimg_cli.memory.refusals import refuse_settings
 from hyimg_cli.memory.videos import video_need, video_needs
 from hyimg_cli.models.registry import model_card, video_card
 from hyimg_cli.settings.run import OFFLOADS, QUANTIZATIONS, MachineInfo, Quantization, RunConfig
@@ -70,11 +64,12 @@ def check_fit(model: str, jobs: Sequence[Job], config: RunConfig, there: Availab
     """Judge a model with one job at work, whichever of `jobs` takes least; without jobs, its
     weights.
     """
-    tried: list[tuple[Need, Sequence[Job]]] = []
+    tried = list[tuple[Need, Sequence[Job]]]()
     for alone in (jobs[at : at + 1] for at in range(max(1, len(jobs)))):
-        tried.append((need(model, alone, config), alone))
-        if fits(tried[-1][0], there):
-            return Fit(tried[-1][0], there)
+        needed = need(model, alone, config)
+        if fits(needed, there):
+            return Fit(needed, there)
+        tried.append((needed, alone))
     least, smallest = min(tried, key=lambda one: one[0].total)
     return Fit(least, there, remedy(model, smallest, config, there))
 
@@ -131,13 +126,13 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableM
     which = f" for {flags}" if flags else ""
     hints.append(f"free some, or use a machine with {bytes_text(least.total)}{which}")
     if own.waiting:
-        on = f"{OFFLOAD} {config.model.cpu_offload}" if are_videos else OFFLOAD_EXPERTS
+        on = f"--cpu-offload {config.model.cpu_offload}" if are_videos else "--offload-experts"
         hints.append(f"{on} is on already")
     if are_videos and own.work:
         fewer = "--clips-together 1, " if config.batch.clips > 1 else ""
         hints.append(f"{fewer}fewer frames, or a smaller size, hold less K/V")
     elif not are_videos and precision(config.model)[0] == "cuda":
-        hints.append(f"more GPUs share it by {TENSOR} or --device balanced")
+        hints.append("more GPUs share it by --tensor-parallel-size or --device balanced")
     return "; ".join(hints)
 
 
@@ -166,11 +161,10 @@ def _changed(config: RunConfig, **choice: Any) -> RunConfig:
 
 def _can_follow(jobs: Sequence[Job], config: RunConfig) -> bool:
     """True if a run of these jobs does not refuse its settings on this machine."""
-    try:
+    with suppress(UsageError):
         refuse_settings(jobs, replace(config, parallel=replace(config.parallel, ray_address=None)))
-    except UsageError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _alternatives(
@@ -187,10 +181,10 @@ def _alternatives(
     # By the setting, from the one that is changed last.
     options: tuple[list[tuple[str, dict[str, Any]]], ...] = (
         [("--dtype bfloat16", {"dtype": "bfloat16"})] if is_wide else [],
-        [(OFFLOAD_EXPERTS, {"offloads_experts": True})],
-        [(f"{QUANTIZATION} {form}", {"quantization": form}) for form in forms],
-        [(f"{OFFLOAD} {turn}", {"cpu_offload": turn}) for turn in turns],
-        [(f"{TENSOR} {count}", {"tensor_ranks": count}) for count in counts],
+        [("--offload-experts", {"offloads_experts": True})],
+        [(f"--quantization {form}", {"quantization": form}) for form in forms],
+        [(f"--cpu-offload {turn}", {"cpu_offload": turn}) for turn in turns],
+        [(f"--tensor-parallel-size {count}", {"tensor_ranks": count}) for count in counts],
     )
     for picked in product(*([("", {}), *some] for some in options)):
         flags = " ".join(flag for flag, _ in reversed(picked) if flag)

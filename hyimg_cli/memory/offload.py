@@ -17,10 +17,6 @@ from hyimg_cli.spec.job import ImageJob
 
 # Of locked memory over PCIe 4.0 x16; what is not measured is taken to be so.
 STATED_BYTES_S = 25e9
-# Numbers of rows whose tokens are told in any case.
-ROWS = (1, 16)
-# A text that takes a job longer than this is better written elsewhere.
-HOPELESS_TEXT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,9 @@ def traffic(
     if there:
         room = usable_bytes(there.free - held_weights(card, config))
         together = needs(jobs, card, config).fitting(room, together).thinking
-    step_s, counts = (nbytes - resident) / link_bytes_s, sorted({*ROWS, together})
+    step_s = (nbytes - resident) / link_bytes_s
+    # Of 1 and 16 in any case.
+    counts = sorted({1, together, 16})
     token_s = {rows: routing.distinct(rows) / routing.experts * step_s for rows in counts}
     return ExpertTraffic(nbytes, resident, step_s, token_s, together)
 

@@ -23,7 +23,6 @@ QUANTIZATION = "--quantization"
 TENSOR, _CFG, _CONTEXT = (f"--{name}-parallel-size" for name in ("tensor", "cfg", "context"))
 # Slugs that are not named after their flag.
 _SLUGS = {UTILIZATION: "gpu-memory", OFFLOAD_EXPERTS: "cpu-offload", _CFG: "tensor-parallel"}
-_DEVICES = ("auto", "cpu", "cuda", "cuda:0")
 
 
 def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
@@ -53,23 +52,19 @@ def refuse_conflicts(jobs: Sequence[Job], config: RunConfig) -> None:
     choice, parallel = config.model, config.parallel
     pictures = dict.fromkeys(job.model for job in jobs if isinstance(job, ImageJob))
     if choice.cpu_offload != "none" and pictures:
-        raise _refused(
-            "one network makes a picture from its first token to its last step: none of it can "
-            "wait in main memory",
-            f"{QUANTIZATION} nf4 (or fp8) holds it in less, {OFFLOAD_EXPERTS} lets experts wait; "
-            "videos of the same manifest have a run of their own",
-            OFFLOAD,
-        )
+        what = "one network makes a picture from first token to last step: none of it can wait in "
+        hint = f"{QUANTIZATION} nf4 (or fp8) holds it in less, {OFFLOAD_EXPERTS} lets experts wait"
+        hint += "; videos of the same manifest have a run of their own"
+        raise _refused(f"{what}main memory", hint, OFFLOAD)
     if choice.cpu_offload != "none" and parallel.vae_ranks > 1 and parallel.step_ranks > 1:
         flag = _CFG if parallel.cfg_ranks > 1 else _CONTEXT
         what = f"with --vae-patch-parallel-size and {flag} together a rank holds a VAE beside its"
         raise _refused(f"{what} transformer", "give one of the two", OFFLOAD)
     for model in pictures:
         _refuse_of_pictures(replace(choice, model=model), parallel)
-    if parallel.context_ranks > 1:
-        for job in jobs:
-            if isinstance(job, VideoJob):
-                _refuse_unsplit_tokens(job, config)
+    for job in jobs:
+        if isinstance(job, VideoJob) and parallel.context_ranks > 1:
+            _refuse_unsplit_tokens(job, config)
 
 
 def refuse_gpu_part(config: RunConfig) -> None:
@@ -107,7 +102,7 @@ def _refuse_of_pictures(choice: ModelChoice, parallel: ParallelConfig) -> None:
             raise _refused(what, "leave decode_graphs out", OFFLOAD_EXPERTS)
     if ranks == 1:
         return
-    if choice.device not in _DEVICES:
+    if choice.device not in ("auto", "cpu", "cuda", "cuda:0"):
         what = f"device {choice.device} and {ranks} ranks exclude each other: each rank has its own"
         hint = "leave out --device, and choose the GPUs by CUDA_VISIBLE_DEVICES"
         raise _refused(f"{what} GPU, counted from the first", hint, flag)
@@ -156,23 +151,16 @@ def refuse_full_disk(folder: Path, jobs: Sequence[VideoJob], config: RunConfig) 
     if not jobs:
         return
     refuse_cache_file(config.cache.folder)
-    choice = config.model
-    works = [
-        video_work(one, video_card(one.model, choice.revision, choice.components)) for one in jobs
-    ]
-    needed = film_bytes(
-        sum(work.pixels for work in works), with_frames=config.output.frames != "none"
-    )
+    chosen = config.model.revision, config.model.components
+    works = [video_work(job, video_card(job.model, *chosen)) for job in jobs]
+    pixels = sum(work.pixels for work in works)
     # Latents of the one that is under way, beside the copy that replaces them.
-    needed += 2 * max(work.latents_bytes for work in works)
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise StorageError(
-            f"the videos will take about {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free",
-            where=folder,
-            hint="free some space, choose another folder with -o, or run a part with --limit",
-            code="storage.full",
-        )
+    latents_bytes = 2 * max(work.latents_bytes for work in works)
+    needed = film_bytes(pixels, with_frames=config.output.frames != "none") + latents_bytes
+    if needed > (free := shutil.disk_usage(folder).free):
+        what = f"the videos will take about {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
+        hint = "free some space, choose another folder with -o, or run a part with --limit"
+        raise StorageError(what, where=folder, hint=hint, code="storage.full")
 
 
 def _refused(what: str, hint: str, flag: str) -> UsageError:

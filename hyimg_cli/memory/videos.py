@@ -50,9 +50,8 @@ def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()
 
     The text encoders go before the other networks come, unless every job embeds its prompt.
     """
-    works = [video_work(job, card) for job in jobs]
-    kv = max((work.kv_bytes for work in works), default=0)
-    kv *= number_width(config) * config.batch.clips
+    works, width = [video_work(job, card) for job in jobs], number_width(config)
+    kv = max((work.kv_bytes for work in works), default=0) * width * config.batch.clips
     kept = max((work.velocity_bytes for work in works), default=0)
     text, *others = _weights_by_moment(card, config)
     weights, waiting = max(others), 0
@@ -60,8 +59,7 @@ def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()
         waiting = sum(card.loaded_bytes(*held_form(config)).values())
     elif not config.reuse.prompt_cache:
         weights += text
-    either = Need(text, 0, waiting), Need(weights, kv + kept, waiting)
-    return max(either, key=lambda needed: needed.total)
+    return max(Need(text, 0, waiting), Need(weights, kv + kept, waiting), key=lambda it: it.total)
 
 
 def _takes_turns(config: RunConfig) -> bool:
