@@ -15,52 +15,39 @@ from hyimg_cli.settings.kinds import TEXT, Kind, read_text
 from hyimg_cli.settings.values import BadValue, nearest, shown
 
 FIELDS = ("custom_id", "stem", "folder", "index", "seed")
-_TEXTS, _NUMBERS = FIELDS[:3], FIELDS[3:]
-_ANY: Mapping[str, str | int] = dict.fromkeys(_TEXTS, "x") | dict.fromkeys(_NUMBERS, 1)
-# Fields of earlier versions; of a picture they are known only once it is drawn.
-_SIDES = ("width", "height")
+_TEXT = re.compile(
+    r"([^{}]|\{\{|\}\}|\{(custom_id|stem|folder)\}|\{(index|seed)(:0?[1-9]?[0-9]?d?)?\})*"
+)
+_HINT = f"its fields are {', '.join(f'{{{name}}}' for name in FIELDS)}; numbers: {{index:04}}"
 # Below the 255 of most disks: a suffix, a process's number and ".tmp" stand around it for a while.
-MAX_PART_BYTES = 200
+_MAX_PART = 200
 _MAX_BYTES = 1000
 _RESERVED = set('<>:"|?*\\')
-# What a run itself puts beside a file, and what a folder would hide.
-_OF_FILES = (".png", ".jpg", ".webp", ".mp4", ".json", ".frames", ".tmp")
-_SPEC = re.compile(r"0?[1-9]?[0-9]?d?")
-_HINT = f"its fields are {', '.join(f'{{{name}}}' for name in FIELDS)}"
+# What no name may match. A folder must not hide what a run itself puts beside a file.
+_FAULTS = {
+    "^$|^/|//|/$": "a part of it is empty",
+    r"(^|/)\.": "a part of it begins with a dot",
+    "[. ]/": "a folder in it ends with a dot or a space",
+    r"(?i)\.(png|jpg|webp|mp4|json|frames|tmp)/": "a folder in it ends like a file of a run",
+}
 
 
 def read_template(value: object) -> str:
     """A template of names. What it gives for a job may still be none: `fault_of` tells."""
     template = read_text("name", value)
-    what, hint = _fault_of_template(template)
-    if what:
-        raise BadValue(f"{shown(template)}: {what}", hint, "bad-name")
+    if rest := _TEXT.sub("", template, count=1):
+        bad = rest[: rest.find("}") + 1] or rest
+        close = nearest(bad.strip("{}"), FIELDS)
+        guess = f"did you mean {{{close}}}? " if close else ""
+        hint = f"{guess}{_HINT}; {{{{ and }}}} for braces themselves"
+        raise BadValue(f"{shown(template)}: {bad} is no field", hint, "bad-name")
+    if fault := fault_of(template.format_map(dict.fromkeys(FIELDS, 1))):
+        hint = "it is a path below the run's outputs: {folder}/{stem}"
+        raise BadValue(f"{shown(template)}: {fault}", hint, "bad-name")
     return template
 
 
 NAME_TEMPLATE = Kind(read_template, TEXT)
-
-
-def _fault_of_template(template: str) -> tuple[str, str]:
-    """Fault of a template and the way out; the fault is empty where it may be used."""
-    try:
-        parts = list(Formatter().parse(template))
-    except ValueError as error:
-        return str(error).rstrip("."), "write {{ and }} for braces themselves"
-    for _, name, spec, conversion in parts:
-        if name in _SIDES:
-            hint = f"leave it out: each result line has the size; {_HINT}"
-            return f"{{{name}}} is no longer a field", hint
-        if name is not None and name not in FIELDS:
-            close = nearest(name, FIELDS)
-            guess = f"did you mean {{{close}}}? " if close else ""
-            return f"{{{name}}} is no field", guess + _HINT
-        if conversion or (spec and not (name in _NUMBERS and _SPEC.fullmatch(spec))):
-            return f"{{{name}}} has a format that is not read", "numbers: {index:04}"
-    fault = fault_of(fill_template(template, _ANY))
-    if template.startswith("/") or template.endswith("/"):
-        fault = "it begins or ends with a slash"
-    return fault, "it is a path below the run's outputs: {folder}/{stem}"
 
 
 def fill_template(template: str, values: Mapping[str, str | int]) -> str:
@@ -85,20 +72,13 @@ def fit(text: str) -> str:
 
 def fault_of(name: str) -> str:
     """Fault of a finished name; empty where it may be used."""
-    parts = name.split("/")
-    folders = parts[:-1]
-    if not all(parts):
-        return "a part of it is empty"
-    if any(part.startswith(".") for part in parts):
-        return "a part of it begins with a dot"
-    if any(folder.endswith((".", " ")) for folder in folders):
-        return "a folder in it ends with a dot or a space"
-    if odd := sorted({c for c in name if c in _RESERVED or not c.isprintable()}):
-        return f"it holds {shown(odd[0])}, which not every disk takes"
-    if any(folder.casefold().endswith(_OF_FILES) for folder in folders):
-        return "a folder in it ends like a file of a run"
-    if len(name.encode()) > _MAX_BYTES or any(len(p.encode()) > MAX_PART_BYTES for p in parts):
-        return f"it is too long: {MAX_PART_BYTES} bytes for a part, {_MAX_BYTES} for all"
+    for pattern, fault in _FAULTS.items():
+        if re.search(pattern, name):
+            return fault
+    if odd := min((c for c in name if c in _RESERVED or not c.isprintable()), default=""):
+        return f"it holds {shown(odd)}, which not every disk takes"
+    if len(name.encode()) > _MAX_BYTES or max(len(p.encode()) for p in name.split("/")) > _MAX_PART:
+        return f"it is too long: {_MAX_PART} bytes for a part, {_MAX_BYTES} for all"
     return ""
 
 
