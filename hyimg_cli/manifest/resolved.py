@@ -90,8 +90,6 @@ def lines_moved(
     """
     from_folder = leading_from(folder)
     for line in lines:
-        for name in PATH_FIELDS.keys() & line.keys():
-            PATH_FIELDS[name].read(line[name])
         yield map_paths(line, lambda path: from_folder(joined(former, path)))
 
 
@@ -112,9 +110,9 @@ def public_line(job: Job) -> dict[str, Any]:
 
 
 def map_paths(line: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """A line, each path in it changed."""
+    """A line, each path in it changed. Raises BadValue."""
     return dict(line) | {
-        name: kind.to_json(kind.map_paths(line[name], change))
+        name: kind.to_json(kind.map_paths(kind.read(line[name]), change))
         for name, kind in PATH_FIELDS.items()
         if name in line
     }

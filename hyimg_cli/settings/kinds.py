@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -98,8 +98,6 @@ def plain(annotation: Any, aliases: Mapping[Any, str] | None = None) -> Kind:
     base, *limits = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     choices: tuple[str, ...] = get_args(base) if get_origin(base) is Literal else ()
     adapter = cache(partial(_adapter, annotation))
-    # Types whose values are only out of range, or not known.
-    types = {int: (int,), float: (int, float), bool: (bool,)}.get(base, (str,))
     noun = {int: "a whole number", float: "a number", bool: "true or false"}.get(base, "text")
     allowed, hint = ", ".join(choices), f"give {noun}"
     if choices:
@@ -117,30 +115,24 @@ def plain(annotation: Any, aliases: Mapping[Any, str] | None = None) -> Kind:
             return adapter().validate_python(value)
         except ValueError:
             what = shown(value)
-        if type(value) not in types:
-            raise BadValue(f"{what} is not {noun}", hint, "wrong-type")
-        if not choices:
+        if choices and type(value) is str:
+            close = nearest(value, choices)
+            guess = f'did you mean "{close}"? ' if close else ""
+            raise BadValue(f"{what} is not known", guess + hint)
+        if type(value) is base or (type(value), base) == (int, float):
             raise BadValue(f"{what} is out of range", hint, "out-of-range")
-        close = nearest(value, choices)
-        guess = f'did you mean "{close}"? ' if close else ""
-        raise BadValue(f"{what} is not known", guess + hint)
+        raise BadValue(f"{what} is not {noun}", hint, "wrong-type")
 
     def split(text: str) -> Any:
         text = text.strip()
-        if base is bool or "on" in choices:
-            return _TRUTHS.get(text.lower(), text)
-        with suppress(ValueError):
-            return text if choices else base(text)
-        return text
+        if base in (int, float):
+            with suppress(ValueError):
+                return base(text)
+        return _TRUTHS.get(text.lower(), text) if base is bool or "on" in choices else text
 
-    return Kind(
-        read,
-        Literal[(*choices, *named)] if named else annotation,
-        metavar=base.__name__ if base in (int, float) else "str",
-        allowed=allowed,
-        choices=choices,
-        split=split,
-    )
+    metavar = base.__name__ if base in (int, float) else "str"
+    schema = Literal[(*choices, *named)] if named else annotation
+    return Kind(read, schema, metavar, allowed, choices, split)
 
 
 def _adapter(annotation: Any) -> "TypeAdapter[Any]":
@@ -166,10 +158,9 @@ def read_text(noun: str, value: Any, *, may_be_empty: bool = False) -> str:
     """Text with something in it; `noun` names it in messages. Raises BadValue."""
     if type(value) is not str:
         raise BadValue(f"{shown(value)} is not text", f"give the {noun} as text", "wrong-type")
-    if not value.strip() and not (may_be_empty and value == ""):
-        raise BadValue(f"the {noun} is empty", f"write the {noun}", "empty-text")
-    if "\0" in value:
-        raise BadValue(f"the {noun} holds a NUL character", "take it out")
+    if "\0" in value or not (value.strip() or (may_be_empty and value == "")):
+        what, hint = f"the {noun} is empty, or holds a NUL character", f"write the {noun}"
+        raise BadValue(what, hint, "empty-text")
     return value
 
 
@@ -193,8 +184,9 @@ def pattern_kind(
     *,
     slug: str = "bad-value",
     split: Callable[[str], str] = str.strip,
+    of: type[Kind] = Kind,
     **more: Any,
-) -> Kind:
+) -> Any:
     """The kind of a text that all of a pattern matches. Of another one `fault` is said."""
     whole = re.compile(pattern, re.ASCII)
 
@@ -205,7 +197,7 @@ def pattern_kind(
             raise BadValue(f"{shown(value)} {fault}", hint, ends_with)
         return value_of(match)
 
-    return Kind(read, matching(pattern), split=split, **more)
+    return of(read, matching(pattern), split=split, **more)
 
 
 def _step_cache(text: re.Match[str]) -> StepCache | None:
@@ -243,33 +235,36 @@ def as_json(value: Any) -> str:
 
 def _matrix(value: Any) -> dict[str, list[Any]]:
     hint = 'for example {"guidance_scale": [2.5, 5], "seed": [1, 2, 3]}'
-    if type(value) is not dict:
+    if type(value) is not dict or not value:
         raise BadValue(f"{shown(value)} is not an object of lists", hint, "wrong-type")
-    if not value:
-        raise BadValue("the matrix is empty", hint, "out-of-range")
     return value
 
 
 def numbers(
-    one: Any, fewest: int, most: int, *, is_distinct: bool = False, allowed: str = ""
+    one: Any, fewest: int, most: int, *, is_distinct: bool = False, is_span: bool = False
 ) -> Kind:
-    """The kind of a list of `fewest` to `most` numbers, read as a tuple."""
+    """The kind of a list of `fewest` to `most` numbers, read as a tuple. `is_span`: of the two
+    bounds of a part.
+    """
     each = plain(one)
     split_one = each.split or str
     adapter = cache(partial(_adapter, list[one]))
     noun = "whole numbers" if each.metavar == "int" else "numbers"
-    allowed = allowed or f"{fewest} to {most} {noun} from {each.allowed}"
+    allowed = f"{fewest} to {most} {noun} from {each.allowed}"
+    if is_span:
+        allowed = f"two {noun} from {each.allowed}, the smaller one first"
     hint = f"give a list of {allowed}"
 
     def read(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple):
             raise BadValue(f"{shown(value)} is not a list", hint, "wrong-type")
-        if not fewest <= len(value) <= most:
-            raise BadValue(f"{shown(value)} is too short or too long", hint, "out-of-range")
         try:  # at once in a fifth of the time; one by one, the first bad one is named
             found = tuple(adapter().validate_python(list(value)))
         except ValueError:
             found = tuple(map(each.read, value))
+        is_empty = is_span and found != tuple(sorted(set(found)))
+        if is_empty or not fewest <= len(found) <= most:
+            raise BadValue(f"{shown(value)} is empty, too short or too long", hint, "out-of-range")
         if is_distinct and len(set(found)) < len(found):
             raise BadValue(f"{shown(value)} names a number twice", "give each of them once")
         return found
@@ -278,15 +273,8 @@ def numbers(
         return [split_one(part) for part in re.split(r"[\s,;]+", text.strip(" []"))]
 
     # JSON Schema knows a set as a list of things that differ.
-    many: Any = set[one] if is_distinct else list[one]
-    return Kind(read, Annotated[many, Len(fewest, most)], allowed=allowed, split=split)
-
-
-def _span(value: Any) -> tuple[float, float]:
-    first, last = _BOUNDS.read(value)
-    if first >= last:
-        raise BadValue(f"{shown(value)} is empty", f"give {_BOUNDS.allowed}", "out-of-range")
-    return first, last
+    many: Any = Annotated[set[one] if is_distinct else list[one], Len(fewest, most)]
+    return Kind(read, many, "low,high" if is_span else "str", allowed, split=split)
 
 
 _DEVICES = "auto, cpu, cuda, cuda:N, balanced"
@@ -330,6 +318,4 @@ SIZE = pattern_kind(
 )
 ANYTHING = Kind(as_json, {})
 MATRIX = Kind(_matrix, {"type": "object"})
-_ORDERED = "two numbers from 0 to 1, the smaller one first"
-_BOUNDS = numbers(Annotated[float, Interval(ge=0, le=1)], 2, 2, allowed=_ORDERED)
-SPAN = replace(_BOUNDS, read=_span, metavar="low,high")
+SPAN = numbers(Annotated[float, Interval(ge=0, le=1)], 2, 2, is_span=True)

@@ -2,20 +2,20 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hyimg_cli.addresses import FOREIGN_PATTERN, joined, scheme_of, shown_place
-from hyimg_cli.settings.kinds import ANY_TEXT, NO_STORE, TEXT, Kind, matching, read_text
+from hyimg_cli.settings.kinds import NO_STORE, TEXT, Kind, pattern_kind, read_text
 from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec.job import POSES_SUFFIX
 from hyimg_cli.spec.options import MAX_SOURCE_IMAGES, KeepOutside, Lora, Region
 
-REGION_PATTERN = r"\s*" + r"\s*,\s*".join([r"([0-9]{1,6})"] * 4) + r"\s*"
-_LORA = r"(?:(high|low)=)?(none|[^\0]*\.safetensors)(?:@(-?[0-9]+(?:\.[0-9]+)?))?"
+_BOX = r"\s*" + r"\s*,\s*".join([r"([0-9]{1,6})"] * 4) + r"\s*"
+_LORA = r"(?:(high|low)=)?([^\x00;\s][^\x00;]*\.safetensors|none)(?:@(-?[0-9]+(?:\.[0-9]+)?))?"
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,14 +81,14 @@ class Camera(PathKind):
 class Loras(PathKind):
     """LoRA files, `;` between them: `[high=|low=]FILE[@WEIGHT]`; comes back as a tuple of Lora."""
 
-    def names(self, value: str | tuple[Lora, ...]) -> list[str]:
-        return [one.file for one in _typed(value) if one.file]
+    def names(self, value: tuple[Lora, ...]) -> list[str]:
+        return [one.file for one in value if one.file]
 
-    def with_names(self, value: str | tuple[Lora, ...], names: Sequence[str]) -> tuple[Lora, ...]:
+    def with_names(self, value: tuple[Lora, ...], names: Sequence[str]) -> tuple[Lora, ...]:
         left = iter(names)
-        return tuple(replace(one, file=next(left)) if one.file else one for one in _typed(value))
+        return tuple(replace(one, file=next(left)) if one.file else one for one in value)
 
-    def to_json(self, value: Iterable[Lora]) -> str:
+    def to_json(self, value: tuple[Lora, ...]) -> str:
         return ";".join(map(str, value))
 
     def resolve_name(self, name: str, folder: Path) -> str:
@@ -104,96 +104,73 @@ def is_hub_file(name: str) -> bool:
     return name.count("/") >= 2 and first not in ("", ".", "..", "~") and not scheme_of(name)
 
 
-def _typed(value: str | tuple[Lora, ...]) -> tuple[Lora, ...]:
-    return _loras(value) if isinstance(value, str) else value
-
-
-def _own_path(text: str) -> str:
-    """The text. Raises BadValue for a path that only a shell or Windows understands."""
-    if not re.match(FOREIGN_PATTERN, text):
-        return text
-    if text.startswith("~"):
-        raise BadValue(f"{shown(text)}: ~ is not expanded here", "write the whole path")
-    hint = "write the path that it has on this machine, with forward slashes"
-    raise BadValue(f"{shown(text)} is a path of Windows", hint)
-
-
-def _path(value: Any) -> str:
-    hint = "give a path, relative to the manifest; of a web page, save the picture first"
-    if type(value) is not str:
-        raise BadValue(f"{shown(value)} is not a path", hint, "wrong-type")
-    if not re.fullmatch(_PICTURE, _own_path(value)):
-        raise BadValue(f"{shown(value)} is not a path", hint)
-    return value
-
-
 def _paths(value: Any) -> tuple[str, ...]:
     paths = value if type(value) is list else [value]
     if len(paths) > MAX_SOURCE_IMAGES:
         what, hint = f"{len(paths)} images", f"give 1 to {MAX_SOURCE_IMAGES} images"
         raise BadValue(what, hint, "too-many-images")
-    return tuple(_path(path) for path in paths)
+    return tuple(map(_PICTURE.read, paths))
 
 
 def _region(value: Any) -> str:
-    hint = 'give a box "LEFT,TOP,RIGHT,BOTTOM" in pixels of the source, or the path of a mask'
-    if type(value) is list and len(value) == 4 and all(type(side) is int for side in value):
+    if type(value) is list and all(type(side) is int for side in value):
         value = ",".join(map(str, value))
-    if type(value) is not str:
-        raise BadValue(f"{shown(value)} is not a region", hint, "wrong-type")
-    if not re.fullmatch(r"[\d\s,.+-]*", value, re.ASCII):
-        return _path(value)
-    sides = re.fullmatch(REGION_PATTERN, value, re.ASCII)
-    if sides is None:
-        raise BadValue(f"{shown(value)} is not a region", hint)
-    left, top, right, bottom = map(int, sides.groups())
-    if left >= right or top >= bottom:
-        raise BadValue(f"{shown(value)} is empty: right is beyond left, bottom below top", hint)
-    return f"{left},{top},{right},{bottom}"
+    text: str = _BOX_OR_MASK.read(value)
+    if sides := re.fullmatch(_BOX, text, re.ASCII):
+        left, top, right, bottom = map(int, sides.groups())
+        if left >= right or top >= bottom:
+            what = f"{shown(text)} is empty: right is beyond left, bottom below top"
+            raise BadValue(what, _REGION_HINT)
+        return f"{left},{top},{right},{bottom}"
+    return text
 
 
-def _loras(value: Any) -> tuple[Lora, ...]:
-    hint = "write FILE or FILE@WEIGHT; for a model of two transformers high=FILE;low=FILE"
-    if type(value) is not str:
-        raise BadValue(f"{shown(value)} is not a LoRA", hint, "wrong-type")
-    found = []
-    for part in filter(None, map(str.strip, value.split(";"))):
-        match = re.fullmatch(_LORA, part)
-        if match is None:
-            what = f"{shown(part)} is not a LoRA: only safetensors files are read"
-            raise BadValue(what, hint)
-        on, file, weight = match[1] or "", match[2], float(match[3] or 1)
-        if file == "none":
-            file, weight = "", 0.0
-        elif not file.startswith("~"):
-            _own_path(file)
-        found.append(Lora(file, weight, on))
-    return tuple(found)
+def _loras(text: re.Match[str]) -> tuple[Lora, ...]:
+    return tuple(
+        Lora("", 0.0, on) if file == "none" else Lora(file, float(weight or 1), on)
+        for on, file, weight in re.findall(_LORA, text[0])
+    )
 
 
-_PICTURE = rf"(?!(?:{NO_STORE}):/|[Dd][Aa][Tt][Aa]:|~/|[A-Za-z]:[\\/])[^\x00]+"
-_IS_PATH = matching(_PICTURE)
-_ARE_PATHS = {"type": "array", "items": _IS_PATH, "maxItems": MAX_SOURCE_IMAGES}
+_REGION_HINT = (
+    'write the box as "LEFT,TOP,RIGHT,BOTTOM" in pixels of the source, or the path of a mask with '
+    "forward slashes; ~ is not expanded"
+)
+_PATH = rf"(?!(?:{NO_STORE}):/|[Dd][Aa][Tt][Aa]:|{FOREIGN_PATTERN})[^\x00]+"
+_PICTURE = pattern_kind(
+    _PATH,
+    "is not a path of this machine",
+    "write the path relative to the manifest, with forward slashes; ~ is not expanded; of a web "
+    "page, save the picture first",
+    split=str,
+)
+_PICTURES = {"type": "array", "items": _PICTURE.schema, "maxItems": MAX_SOURCE_IMAGES}
+_BOX_OR_MASK = pattern_kind(rf"{_BOX}|(?![0-9\s,.+-]*$){_PATH}", "is not a region", _REGION_HINT)
 _PIXEL = {"type": "integer", "minimum": 0}
-_BOX = {"type": "array", "items": _PIXEL, "minItems": 4, "maxItems": 4}
-_ANY_REGION = matching(r"(?!https?://|data:)[^\x00]+")
+_BOX_LIST = {"type": "array", "items": _PIXEL, "minItems": 4, "maxItems": 4}
 MODEL_NAME = ModelName(
     partial(read_text, "model"), TEXT, is_path=lambda name: name.split("/")[0] in ("", ".", "..")
 )
 CAMERA = Camera(
-    lambda value: _own_path(read_text("camera", value)),
-    TEXT,
-    is_path=lambda name: name.endswith(POSES_SUFFIX),
+    partial(read_text, "camera"), TEXT, is_path=lambda name: name.endswith(POSES_SUFFIX)
 )
 REGION = PathKind(
     _region,
-    {"anyOf": [_ANY_REGION, _BOX]},
+    {"anyOf": [_BOX_OR_MASK.schema, _BOX_LIST]},
     "box|path",
     is_path=lambda name: bool(KeepOutside(region=Region(name)).mask),
 )
 SOURCES = PathKind(
     _paths,
-    {"anyOf": [_IS_PATH, _ARE_PATHS]},
+    {"anyOf": [_PICTURE.schema, _PICTURES]},
     split=lambda cell: [path.strip() for path in cell.split(";") if path.strip()],
 )
-LORAS = Loras(_loras, ANY_TEXT, "text", is_path=lambda name: not is_hub_file(name))
+LORAS = pattern_kind(
+    rf"\s*(?:{_LORA}\s*(?:;\s*{_LORA}\s*)*)?",
+    "is not a LoRA: only safetensors files are read",
+    "write FILE or FILE@WEIGHT; for a model of two transformers high=FILE;low=FILE",
+    _loras,
+    of=Loras,
+    metavar="text",
+    is_path=lambda name: not is_hub_file(name),
+)

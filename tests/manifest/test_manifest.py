@@ -177,7 +177,7 @@ def test_bad_sizes(size: str) -> None:
         ({"sede": 1}, "unknown-field", "sede"),
         ({"messages": [{"role": "user", "content": "a"}]}, "unknown-field", "messages"),
         ({"prompt": "  "}, "empty-text", "prompt"),
-        ({"prompt": "a\0b"}, "bad-value", "prompt"),
+        ({"prompt": "a\0b"}, "empty-text", "prompt"),
         ({"prompt": 5}, "wrong-type", "prompt"),
         ({"seed": True}, "wrong-type", "seed"),
         ({"seed": 1.0}, "wrong-type", "seed"),

@@ -93,7 +93,7 @@ def test_n_and_seeds_apply_to_each_job(
     ("fields", "code", "place"),
     [
         ({"matrix": 5}, "wrong-type", "matrix"),
-        ({"matrix": {}}, "out-of-range", "matrix"),
+        ({"matrix": {}}, "wrong-type", "matrix"),
         ({"matrix": {"sede": [1]}}, "unknown-field", "matrix.sede"),
         ({"matrix": {"custom_id": ["a"]}}, "unknown-field", "matrix.custom_id"),
         ({"matrix": {"prompt": ["a"]}}, "unknown-field", "matrix.prompt"),

@@ -298,7 +298,8 @@ def other(described: Describe, source: Path, tmp_path: Path) -> Callable[[str], 
     def describe(field: str) -> Described:
         job, settings, paths = OTHERS[field]
         kind = PATH_FIELDS[field]
-        (name,) = kind.names(paths[field])
+        value = kind.read(paths[field])
+        (name,) = kind.names(value)
         path = tmp_path / name
         path.parent.mkdir()
         files = [path, path.with_name("intrinsics.npy")]
@@ -306,9 +307,9 @@ def other(described: Describe, source: Path, tmp_path: Path) -> Callable[[str], 
             file.write_bytes(file.name.encode())
         digests = map(digest.of_file, files)
         known = {name: text.format(*digests) for name, text in settings.items()}
-        public = kind.to_json(kind.with_names(paths[field], [path.name]))
+        public = kind.to_json(kind.with_names(value, [path.name]))
         line = {"custom_id": "cat", "images": ["../in/a.png"]}
-        line |= {field: kind.to_json(kind.with_names(paths[field], [f"../{name}"]))}
+        line |= {field: kind.to_json(kind.with_names(value, [f"../{name}"]))}
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "manifest.resolved.jsonl").write_text(json.dumps(line))
         fingerprint = registry.fingerprint(job["model"])
