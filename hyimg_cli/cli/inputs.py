@@ -3,20 +3,25 @@
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.errors import HyimgError, ManifestError, UsageError
 from hyimg_cli.journal.bucket import run_folder
-from hyimg_cli.journal.past_run import recorded_names
+from hyimg_cli.journal.journal import OUTPUTS, RunFolder, outputs_of
+from hyimg_cli.journal.past_run import readable_jobs
 from hyimg_cli.manifest.edits import manifest_of_prompts, prompts_of
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.manifest.sources import Sources, is_pattern, is_picture_name, is_raw_name, sources
 from hyimg_cli.media.images import RAW_HINT
 from hyimg_cli.settings.config import Setting
+from hyimg_cli.settings.file_names import fault_of, fill_template, read_template
+from hyimg_cli.settings.values import BadValue
+from hyimg_cli.spec.job import BY_ID
 
 _WITH_PROMPT = 'say what to do with them: --prompt "make the background white"'
 
@@ -55,6 +60,20 @@ def _recorded_names(
     if not settings or "output_dir" not in given:  # no run: a shell completes, or texts are written
         return {}
     return recorded_names(run_folder(o.output_folder(given, settings, manifest_name)))
+
+
+def recorded_names(run: RunFolder) -> dict[str, str]:
+    """What each job's file is called in a run's folder, or will be, by custom_id."""
+    names = {}
+    for custom_id, entry in readable_jobs(run.place).items():
+        with suppress(BadValue, KeyError):
+            template = read_template(entry.get("name", BY_ID))
+            names[custom_id] = fill_template(template, {"custom_id": custom_id})
+    for custom_id, entry in run.results().items():
+        for output in outputs_of(entry):
+            path = PurePosixPath(output["path"]).relative_to(OUTPUTS)
+            names[custom_id] = str(path.with_suffix(""))
+    return {custom_id: name for custom_id, name in names.items() if not fault_of(name)}
 
 
 def pictures_and_prompts(given: Mapping[str, Any]) -> tuple[Sources | None, list[str]]:

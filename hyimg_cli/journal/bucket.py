@@ -31,7 +31,7 @@ from typing import Any, Self
 
 from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import MachineError, OutputFolderError, StorageError
-from hyimg_cli.files import json_of, opened
+from hyimg_cli.files import json_of, opened, replace_file
 from hyimg_cli.journal.disk import disk_errors, in_use, is_process, taken_over
 from hyimg_cli.journal.journal import OUTPUTS, RESOLVED, RunFolder, files_of_result, json_line
 from hyimg_cli.journal.journal_file import outcomes_in
@@ -166,8 +166,8 @@ class BucketFolder(RunFolder):
 
     def outcomes(self) -> Iterator[Iterator[dict[str, Any]]]:
         with self._open_store() as store:
-            names = [match[0] for match in _list_names(store, "", _JOURNAL)]
-            journals = {name: _read_parts(store, name) for name in names}
+            found = _list_names(store, "", _JOURNAL)
+            journals = {name[0]: _read_parts(store, name[0]) for name in found}
         for name, data in journals.items():
             yield outcomes_in(data, self.place / name)
 
@@ -213,10 +213,9 @@ class BucketFolder(RunFolder):
         for folder, entry in made:
             for name in files_of_result(entry):
                 local = folder / name
-                if local.exists():
-                    of_name = sorted(local.rglob("*")) if local.is_dir() else [local]
-                    files |= {file: file.relative_to(folder).as_posix() for file in of_name}
-                elif name in self._former.get(entry["custom_id"], ()):
+                for file in filter(Path.is_file, (local, *local.glob("*"))):
+                    files[file] = file.relative_to(folder).as_posix()
+                if not local.exists() and name in self._former.get(entry["custom_id"], ()):
                     self._remove(name)  # a film that says nothing: it has no sidecar any more
         with self._open_store() as store, ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(store.put_file, map(str, files), files.values()))
@@ -229,11 +228,9 @@ class BucketFolder(RunFolder):
 
     def _replace(self, name: str, data: Iterable[bytes]) -> None:
         # Through a file: a manifest of a million lines is not held twice.
-        with tempfile.NamedTemporaryFile(dir=self.folder) as local:
-            local.writelines(data)
-            local.flush()
-            with self._open_store() as store:
-                store.put_file(local.name, name)
+        replace_file(self.folder / name, data, is_lasting=False)
+        with self._open_store() as store:
+            store.put_file(str(self.folder / name), name)
 
     @contextmanager
     def _open_store(self) -> Iterator[Any]:
@@ -267,8 +264,7 @@ class BucketFolder(RunFolder):
 
     def _leases_in_the_way(self, store: Any) -> dict[str, dict[str, Any]]:
         """Such leases by name, but those of a process that ended here, or that are long past."""
-        names = [match[0] for match in _list_names(store, "", _LEASE)]
-        leases = {name: _read_lease(store, name) for name in names}
+        leases = {one[0]: _read_lease(store, one[0]) for one in _list_names(store, "", _LEASE)}
         return {
             name: lease
             for name, lease in leases.items()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hyimg_cli.errors import OutputFolderError, StorageError
-from hyimg_cli.files import descriptor_of, storage_error, write_all
+from hyimg_cli.files import descriptor_of, opened, storage_error, write_all
 
 
 def take_lock(path: Path, held: contextlib.ExitStack, wait_s: float = 0.0) -> int:
@@ -57,16 +57,11 @@ def taken_over(folder: Path, holder: str = "") -> StorageError:
 
 def find_holder(lock: Path) -> str:
     """The run that holds a lock, as it wrote there; empty while none does."""
-    try:
-        descriptor = descriptor_of(lock, os.O_RDONLY)
-    except OSError:
-        return ""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
-    finally:
-        os.close(descriptor)
+    with contextlib.suppress(OSError), opened(lock) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read(200).decode(errors="replace") or "another process"
     return ""
 
 

@@ -49,8 +49,9 @@ def keep_redraw(
     known then. Raises StorageError.
     """
     edit: Record = {"kind": "unfinished", "sha256": {}}
-    _save_beside(folder, job, edit, "plain", drawn, _text(job, drawn, facts))
-    _save_beside(folder, job, edit, "shown", reference)
+    data = formats.encode(drawn, text=_text(job, drawn, facts), compress_level=3)
+    _save_beside(folder, job, edit, "plain", data)
+    _save_beside(folder, job, edit, "shown", formats.encode(reference, compress_level=3))
     return edit
 
 
@@ -118,7 +119,7 @@ def finish(
     edit["outside_equal"] = None if is_whole else True
     box = Image.fromarray(matte).getbbox()
     edit |= {"outside_differing_pixels": differing, "box": None if box is None else list(box)}
-    _save_beside(folder, job, edit, "mask", matte)
+    _save_beside(folder, job, edit, "mask", formats.encode(matte, compress_level=3))
     return _save_result(folder, job, pixels, data)
 
 
@@ -143,16 +144,8 @@ def _save_result(folder: JobFolder, job: ImageJob, pixels: Pixels, data: bytes) 
     return OutputFile(path, sha256, pixel_digest(pixels), width, height, job.seed)
 
 
-def _save_beside(
-    folder: JobFolder,
-    job: ImageJob,
-    edit: Record,
-    kind: str,
-    pixels: Pixels,
-    text: PictureText | None = None,
-) -> None:
+def _save_beside(folder: JobFolder, job: ImageJob, edit: Record, kind: str, data: bytes) -> None:
     """Write a PNG beside the result of an edit, and name it in `edit`."""
-    data = formats.encode(pixels, text=text, compress_level=3)
     edit[kind], edit["sha256"][kind] = folder.save(job, EDIT_SUFFIXES[kind], data)
 
 

@@ -214,16 +214,13 @@ class RunFolder(JobFolder):
         with ExitStack() as entering:
             if self.shard:
                 take_lock(self.folder / LOCK, entering, _DOOR_S)
-            self._lock = take_lock(self.folder / f"{LOCK}{self.shard}", held)
-            others = {
-                path.name: holder
-                for path in self.folder.glob(f"{LOCK}-*-of-*")
-                if path.name != f"{LOCK}{self.shard}" and (holder := find_holder(path))
-            }
-            for name, holder in others.items():
-                if not self.writes_beside(name):
+            own = self.folder / f"{LOCK}{self.shard}"
+            self._lock = take_lock(own, held)
+            others = [path for path in self.folder.glob(f"{LOCK}-*-of-*") if path != own]
+            for path in others:
+                if (holder := find_holder(path)) and not self.writes_beside(path.name):
                     raise in_use(self.folder, holder)
-            if not others:
+            if not any(map(find_holder, others)):
                 self._clear()
 
     def writes_beside(self, other: str) -> bool:
@@ -283,14 +280,13 @@ class RunFolder(JobFolder):
     def bring(self, name: str, source: Path) -> None:
         """Puts a file from elsewhere under a name in the folder, by a link where the disk can."""
         path = self.inside(name)
-        with disk_errors(self.folder), opened(source) as file:
+        with disk_errors(self.folder), opened(source) as file, replacing(path) as temporary:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as temporary:
-                try:
-                    os.link(file.name, temporary)
-                except OSError:
-                    with open(temporary, "xb") as copy:
-                        shutil.copyfileobj(file, copy)
+            try:
+                os.link(file.name, temporary)
+            except OSError:
+                with open(temporary, "xb") as copy:
+                    shutil.copyfileobj(file, copy)
 
     def fetch(self, name: str) -> Path:
         """A file of the folder, on this machine. Raises OSError."""

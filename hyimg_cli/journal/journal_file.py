@@ -19,6 +19,7 @@ from hyimg_cli.files import (
     bytes_of,
     descriptor_of,
     json_of,
+    opened,
     refuse_constant,
     sync,
     write_all,
@@ -46,14 +47,13 @@ class JournalFile:
             os.ftruncate(self._file, len(whole))
             if whole and not whole.endswith(b"\n"):
                 write_all(self._file, b"\n")
+                whole += b"\n"
             sync(path.parent)
         except BaseException:
             self.close()
             raise
-        self._end = os.fstat(self._file).st_size
         # What an earlier run wrote last is looked at as what this one did.
-        length = min(self._end, _TAIL_BYTES)
-        self._last = os.pread(self._file, length, self._end - length)
+        self._end, self._last = len(whole), whole[-_TAIL_BYTES:]
 
     def close(self) -> None:
         os.close(self._file)
@@ -81,15 +81,12 @@ class JournalFile:
         """Raises JournalError where the file is no longer as this run left it, OSError where its
         folder is gone.
         """
-        with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError, UnfitFile):
-            found = descriptor_of(self._path, os.O_RDONLY)
-            try:
-                # The file of this name must end with the last line, where that was put.
-                last = os.pread(found, len(self._last), self._end - len(self._last))
-                if os.fstat(found).st_size == self._end and last == self._last:
-                    return
-            finally:
-                os.close(found)
+        gone = FileNotFoundError, NotADirectoryError, IsADirectoryError, UnfitFile
+        with suppress(*gone), opened(self._path) as file:
+            # The file of this name must end with the last line, where that was put.
+            file.seek(self._end - len(self._last))
+            if file.read(len(self._last) + 1) == self._last:
+                return
         os.stat(self._path.parent)
         is_there = os.path.lexists(self._path)
         happened = "changed or replaced by another program" if is_there else "removed"

@@ -32,6 +32,8 @@ NOT_FOUND = "source image not found"
 # The word of clips that are denoised together: of models that can.
 CLIPS = "clips"
 _DEVICES = Path("/dev")
+# Looked for once: it is asked for each job, several times.
+_find_package = cache(find_spec)
 # Of a resolved job, what never changes its file.
 _NOT_IN_KEY = ("custom_id", "metadata", "name", "written", *PATH_FIELDS, *FINISHING)
 # Counts up when the same image, weights and packages lead to other rows, or notes on them.
@@ -161,7 +163,7 @@ def here() -> MachineInfo:
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     is_shown = first not in ("", "-1") and _DEVICES.exists()
     has_gpu = is_shown and _has_gpu_files(_DEVICES, _DEVICES.stat().st_mtime_ns)
-    return MachineInfo(has_gpu, _has_triton())
+    return MachineInfo(has_gpu, _find_package("triton") is not None)
 
 
 def confirm_dtype(choice: ModelChoice, dtype: str) -> None:
@@ -198,12 +200,6 @@ def confirm_graphs(choice: ModelChoice, ranks: int, has_graphs: bool) -> None:
             "in a recipe",
             code="machine.graphs",
         )
-
-
-@cache
-def _has_triton() -> bool:
-    """Looked for once: it is asked for each job, several times."""
-    return find_spec("triton") is not None
 
 
 @cache

@@ -5,16 +5,13 @@ Any part may be missing, damaged, or of another run: who asks checks.
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.files import JOURNAL_BYTES, SETTINGS_BYTES, json_of, opened, text_of
-from hyimg_cli.journal.journal import OUTPUTS, RESOLVED, RUN, RunFolder, outputs_of
+from hyimg_cli.journal.journal import RESOLVED, RUN, RunFolder
 from hyimg_cli.manifest.fields import PATH_FIELDS
-from hyimg_cli.settings.file_names import fault_of, fill_template, read_template
-from hyimg_cli.settings.values import BadValue
-from hyimg_cli.spec.job import BY_ID
 
 _FRAME = " frame "
 
@@ -61,20 +58,6 @@ def readable_jobs(folder: Path) -> dict[str, dict[str, Any]]:
         return dict(resolved_jobs(folder))
     except OutputFolderError:
         return {}
-
-
-def recorded_names(run: RunFolder) -> dict[str, str]:
-    """What each job's file is called in a run's folder, or will be, by custom_id."""
-    names = {}
-    for custom_id, entry in readable_jobs(run.place).items():
-        with suppress(BadValue, KeyError):
-            template = read_template(entry.get("name", BY_ID))
-            names[custom_id] = fill_template(template, {"custom_id": custom_id})
-    for custom_id, entry in run.results().items():
-        for output in outputs_of(entry):
-            path = PurePosixPath(output["path"]).relative_to(OUTPUTS)
-            names[custom_id] = str(path.with_suffix(""))
-    return {custom_id: name for custom_id, name in names.items() if not fault_of(name)}
 
 
 def output_files(folder: Path, *, by_frame: bool = False) -> dict[str, Path]:

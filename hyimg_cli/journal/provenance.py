@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -60,18 +61,14 @@ def hardware() -> dict[str, Any]:
 
 def cpu_name() -> str:
     """The processor's marketing name where the system tells it."""
-    if CPU_FACTS.is_file():
-        for line in CPU_FACTS.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    facts = CPU_FACTS.read_text(errors="replace") if CPU_FACTS.is_file() else ""
+    named = re.search(r"^model name\s*:(.*)", facts, re.MULTILINE)
+    return named[1].strip() if named else platform.processor() or platform.machine()
 
 
 def cores() -> int:
     """Cores that this process may use."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def portable(value: Any) -> Any:

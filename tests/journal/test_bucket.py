@@ -15,6 +15,7 @@ from journal.test_journal import resume
 from store_server import Endpoint, s3_endpoint
 
 from hyimg_cli import remote
+from hyimg_cli.cli.inputs import recorded_names
 from hyimg_cli.engine.recomposite import recomposite
 from hyimg_cli.errors import MachineError, OutputFolderError, StorageError, UsageError
 from hyimg_cli.files import bytes_of
@@ -23,7 +24,6 @@ from hyimg_cli.journal.bucket import BucketFolder, PartJournal, run_folder
 from hyimg_cli.journal.job_pictures import finish, keep_redraw
 from hyimg_cli.journal.journal import RESOLVED, FinishedJob, RunFolder
 from hyimg_cli.journal.keys import finishing_key
-from hyimg_cli.journal.past_run import recorded_names
 from hyimg_cli.media.carried import read_carried
 from hyimg_cli.media.images import stretch
 from hyimg_cli.settings.run import OutputConfig, RunConfig
