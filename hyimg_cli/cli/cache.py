@@ -20,7 +20,7 @@ cache = typer.Typer(
 
 
 @cache.command("list", cls=Command)
-@o.takes(*o.settings_for("cache"))
+@o.takes("cache_dir")
 def list_kinds(ctx: typer.Context, as_json: o.AsJson = False) -> None:
     """Entries and bytes of each kind."""
     entries = _store(ctx.params).entries()
@@ -30,7 +30,7 @@ def list_kinds(ctx: typer.Context, as_json: o.AsJson = False) -> None:
 
 
 @cache.command(cls=Command)
-@o.takes(*o.settings_for("cache"))
+@o.takes("cache_dir")
 def size(ctx: typer.Context, as_json: o.AsJson = False) -> None:
     """Entries and bytes of all kinds together, and their folder."""
     folder = str(o.cache_folder(o.settings_of(ctx.params)) or "")
@@ -38,7 +38,7 @@ def size(ctx: typer.Context, as_json: o.AsJson = False) -> None:
 
 
 @cache.command(cls=Command)
-@o.takes(*o.settings_for("cache"))
+@o.takes("cache_dir")
 def clear(
     ctx: typer.Context,
     kind: Annotated[

@@ -22,12 +22,13 @@ from hyimg_cli.cli.help import show_all
 from hyimg_cli.cli.recipe import FOLDERS_OWN, read_recipe
 from hyimg_cli.cli.render import PROGRESS
 from hyimg_cli.cli.shard import folder_of, shard_named
+from hyimg_cli.errors import UsageError
 from hyimg_cli.remote import keep_copies_in
 from hyimg_cli.settings.config import Setting, build_run_config, settle
 from hyimg_cli.settings.kinds import FOLDER, RUN_FOLDER, Kind, plain
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.settings.table import SETTINGS, Declaration
-from hyimg_cli.settings.values import BadValue
+from hyimg_cli.settings.table import BY_NAME, PREFIX, SETTINGS, Declaration
+from hyimg_cli.settings.values import BadValue, nearest, shown
 from hyimg_cli.spec.job import AnyTask
 from hyimg_cli.spec.options import CHECKPOINT, RUN
 
@@ -237,9 +238,22 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
     """Every setting with its value and origin, from flags, environment and recipe; of a command
     that may leave out `hyimg.toml`, from that file as well, which is told.
     """
+    refuse_misspelt(os.environ)
     recipe = read_recipe(Path(given["recipe"])) if given.get("recipe") else {}
     flags = {name: given[name] for name in SETTINGS if name in given}
     return settle(flags, os.environ, recipe, _folders_own(given))
+
+
+def refuse_misspelt(environ: Mapping[str, str]) -> None:
+    """Raise UsageError for a HYIMG_ variable that looks like a typing error: others with this
+    prefix may belong to others.
+    """
+    for variable in sorted(environ.keys() - {row.variable for row in SETTINGS.values()}):
+        name = variable.removeprefix(PREFIX)
+        if name != variable and (close := nearest(name, BY_NAME, cutoff=0.75)):
+            what = f"{shown(variable)} is not known"
+            hint = f"did you mean {BY_NAME[close].variable}?"
+            raise UsageError(what, where="environment", hint=hint, code="usage.unknown-variable")
 
 
 def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -126,6 +126,7 @@ def _run(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
 
 def _settings(given: Mapping[str, Any], source: Restored) -> dict[str, Setting]:
     """Recorded settings below those of the user; which model runs stands in the job."""
+    o.refuse_misspelt(os.environ)
     of_jobs = {row.variable for row in SETTINGS.values() if row.in_line}
     environ = {name: value for name, value in os.environ.items() if name not in of_jobs}
     flags = {name: given[name] for name in _SETTINGS if given[name] is not None}

@@ -28,9 +28,10 @@ from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest, read_manifest
 from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.models.registry import TOYS
 from hyimg_cli.report.run_page import Follower
 from hyimg_cli.settings.config import Setting, settings_of
-from hyimg_cli.settings.run import TOYS, MachineInfo, RunConfig
+from hyimg_cli.settings.run import MachineInfo, RunConfig
 from hyimg_cli.spec.events import Event, JobEnded, Outcome, Remark, RemarkKind
 from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob

@@ -33,6 +33,13 @@ _BUILT_IN = ("bagel", "lingbot_world", "hunyuan_image3", "diffusers_video")
 _REGISTERED: list[Family] = []
 EMBEDDED = "tiny-image"
 EMBEDDED_VIDEO = "tiny-video"
+# What a newcomer must know of results, by the setting whose default made them.
+TOYS = {
+    "model": "tiny-image is a toy that ships with hyimg: one coloured shape in 64x64 pixels; "
+    "for real pictures name a checkpoint with --model",
+    "video_model": "tiny-video is a toy that ships with hyimg: one moving shape in 9 frames; "
+    "for real videos name a checkpoint with --video-model",
+}
 _ASSETS = Path(__file__).parent.parent / "assets"
 Kind = Literal["pictures", "videos"]
 

@@ -34,10 +34,10 @@ from hyimg_cli.journal.journal import RESOLVED, RESULTS, RUN, RunFolder, attempt
 from hyimg_cli.journal.journal_file import outcomes_in, whole_lines
 from hyimg_cli.journal.past_run import object_in, read_run_info, resolved_jobs
 from hyimg_cli.journal.provenance import cores
+from hyimg_cli.models.registry import TOYS
 from hyimg_cli.report.page import render
 from hyimg_cli.report.records import Entry, Pictures, Record, record
 from hyimg_cli.report.thumbnails import LinkedPictures
-from hyimg_cli.settings.run import TOYS
 from hyimg_cli.spec.events import Event, JobEnded
 
 NAME, DATA = "report.html", "report"

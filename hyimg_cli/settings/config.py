@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.run import InKey, JobKind, RunConfig
-from hyimg_cli.settings.table import BY_NAME, PARTS, PREFIX, REMOVED, SETTINGS, Declaration
-from hyimg_cli.settings.values import BadValue, nearest, shown
+from hyimg_cli.settings.table import PARTS, REMOVED, SETTINGS, Declaration
+from hyimg_cli.settings.values import BadValue
 from hyimg_cli.spec.job import SizeRequest
 from hyimg_cli.spec.options import CHECKPOINT
 from hyimg_cli.spec.step_cache import StepCache
@@ -43,18 +43,15 @@ def settle(
     """Every setting and what set it: flag (None: unset) > HYIMG_<NAME> > recipe > the settings of
     the working folder's `hyimg.toml` > default. `origin`: of what is given as flags.
 
-    Raises UsageError for a bad value, for a HYIMG_ variable that looks like a typing error, and for
-    settings that do not go together.
+    Raises UsageError for a bad value, and for settings that do not go together.
     """
-    for name in flags:
-        assert name in SETTINGS, f"no setting is called {name}"
-    _refuse_misspelt(environ)
+    assert flags.keys() <= SETTINGS.keys(), f"no settings: {flags.keys() - SETTINGS.keys()}"
 
     def settle_one(row: Declaration) -> Setting:
         """The setting by the strongest origin that says it."""
         name = row.name
         if (flag := flags.get(name)) is not None:
-            where = row.flag if origin == "flag" else row.field
+            where = as_given(Setting(name, flag, origin))
             return Setting(name, _typed(row, flag, where=where), origin)
         for variable in (row.variable, row.also_variable):
             if text := environ.get(variable):
@@ -100,8 +97,7 @@ def _refuse_conflicts(settings: Mapping[str, Setting]) -> None:
     count, device = settings["replicas"].value, settings["device"].value
     if count > 1 and (device == "balanced" or device.startswith("cuda:")):
         what = f"--replicas {count} does not go with --device {device}"
-        hint = "give --device cuda: GPUs of its own for each"
-        raise UsageError(what, hint=hint, code="usage.replicas")
+        raise UsageError(what, hint="give --device cuda: GPUs for each", code="usage.replicas")
 
 
 def _conflict(one: Setting, other: Setting, why: str, slug: str) -> UsageError:
@@ -121,24 +117,11 @@ def _typed(row: Declaration, value: Any, *, where: str) -> Any:
         raise UsageError(bad.what, where=where, hint=bad.hint, code=code) from None
 
 
-def _refuse_misspelt(environ: Mapping[str, str]) -> None:
-    # Other variables with this prefix may belong to others; only a near miss is refused.
-    known = {row.variable for row in SETTINGS.values()}
-    for variable in environ:
-        name = variable.removeprefix(PREFIX).lower()
-        if variable in known or not variable.startswith(PREFIX):
-            continue
-        if close := nearest(name, BY_NAME, cutoff=0.75):
-            hint = f"did you mean {BY_NAME[close].variable}?"
-            what = f"{shown(variable)} is not known"
-            raise UsageError(what, where="environment", hint=hint, code="usage.unknown-variable")
-
-
 def as_given(setting: Setting) -> str:
-    """The setting as the user wrote it: the flag, the variable, or the recipe's key."""
+    """The setting as the user wrote it: the flag, the field, the variable, or the recipe's key."""
     row = SETTINGS[setting.name]
     if setting.origin == "RunConfig":
-        return row.field
+        return f"{row.table}.{row.attribute}"
     if setting.origin == "environment":
         return row.variable
     if setting.origin in ("recipe", "hyimg.toml"):
@@ -182,12 +165,11 @@ def in_key(config: RunConfig, kind: JobKind, decided: Mapping[str, Any]) -> dict
 
     `decided` has the values that a machine decides for "auto".
     """
-    words: dict[str, str] = {}
-    for row, name, word_of in _key_parts(kind):
-        value = decided[row.name] if row.name in decided else in_config(row.name, config)
-        if value in word_of:
-            words[name] = word_of[value]
-    return words
+    return {
+        name: word_of[value]
+        for row, name, word_of in _key_parts(kind)
+        if (value := decided.get(row.name, in_config(row.name, config))) in word_of
+    }
 
 
 def read_key(words: Mapping[str, str], kind: JobKind) -> tuple[dict[str, Any], list[str]]:

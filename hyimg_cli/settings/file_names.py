@@ -11,13 +11,11 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from string import Formatter
 
-from hyimg_cli.settings.kinds import TEXT, Kind, read_text
+from hyimg_cli.settings.kinds import TEXT, Kind, text
 from hyimg_cli.settings.values import BadValue, nearest, shown
 
 FIELDS = ("custom_id", "stem", "folder", "index", "seed")
-_TEXT = re.compile(
-    r"([^{}]|\{\{|\}\}|\{(custom_id|stem|folder)\}|\{(index|seed)(:0?[1-9]?[0-9]?d?)?\})*"
-)
+_TEXT = r"([^{}]|\{\{|\}\}|\{(custom_id|stem|folder)\}|\{(index|seed)(:0?[1-9]?[0-9]?d?)?\})*"
 _HINT = f"its fields are {', '.join(f'{{{name}}}' for name in FIELDS)}; numbers: {{index:04}}"
 # Below the 255 of most disks: a suffix, a process's number and ".tmp" stand around it for a while.
 _MAX_PART = 200
@@ -34,8 +32,8 @@ _FAULTS = {
 
 def read_template(value: object) -> str:
     """A template of names. What it gives for a job may still be none: `fault_of` tells."""
-    template = read_text("name", value)
-    if rest := _TEXT.sub("", template, count=1):
+    template: str = text("name").read(value)
+    if rest := re.sub(_TEXT, "", template, count=1):
         bad = rest[: rest.find("}") + 1] or rest
         close = nearest(bad.strip("{}"), FIELDS)
         guess = f"did you mean {{{close}}}? " if close else ""
@@ -98,6 +96,6 @@ def clashes(paths: Sequence[str]) -> Iterator[tuple[int, int]]:
             yield index, twin
 
 
-def template_of(text: str) -> str:
+def template_of(name: str) -> str:
     """The template of a name that has no fields."""
-    return text.replace("{", "{{").replace("}", "}}")
+    return name.replace("{", "{{").replace("}", "}}")

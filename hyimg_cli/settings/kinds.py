@@ -44,14 +44,8 @@ WRITTEN = r"[^\x00]*[^\s\x00][^\x00]*"
 TEXT, ANY_TEXT = matching(WRITTEN), matching(f"|{WRITTEN}")
 _TRUTHS = dict.fromkeys(("1", "true", "yes", "on"), True)
 _TRUTHS |= dict.fromkeys(("0", "false", "no", "off"), False)
-_SIZE_HINT = (
-    f'give "auto", "WxH" with sides from {MIN_SIDE} to {MAX_SIDE}, or a ratio "W:H"; '
-    f"one side may be at most {MAX_RATIO} times the other"
-)
-_ID_HINT = (
-    "use 1 to 128 letters, digits, dots, dashes or underscores, and no dot in front; "
-    "a / makes a folder, whose name has no dot"
-)
+_SIZE_HINT = f'give "auto", "W:H", or "WxH" of {MIN_SIDE} to {MAX_SIDE}, at most {MAX_RATIO} to 1'
+_ID_HINT = "use 1 to 128 of A-Z a-z 0-9 . _ -, no dot in front; a / ends a folder, which has no dot"
 
 
 def is_custom_id(text: str) -> bool:
@@ -145,35 +139,31 @@ def _adapter(annotation: Any) -> "TypeAdapter[Any]":
 def _json_in(cell: str) -> Any:
     """The JSON value of a text; what begins with neither { nor [ is itself."""
     cell = cell.strip()
-    if not cell.startswith(("{", "[")):
-        return cell
     try:
-        return json_of(cell)
+        return json_of(cell) if cell.startswith(("{", "[")) else cell
     except ValueError:
         hint = "a cell that begins with { or [ is read as JSON"
         raise BadValue(f"{shown(cell)} is not valid JSON", hint, "bad-json") from None
 
 
-def read_text(noun: str, value: Any, *, may_be_empty: bool = False) -> str:
-    """Text with something in it; `noun` names it in messages. Raises BadValue."""
-    if type(value) is not str:
-        raise BadValue(f"{shown(value)} is not text", f"give the {noun} as text", "wrong-type")
-    if "\0" in value or not (value.strip() or (may_be_empty and value == "")):
-        what, hint = f"the {noun} is empty, or holds a NUL character", f"write the {noun}"
-        raise BadValue(what, hint, "empty-text")
-    return value
-
-
 def text(noun: str, *, may_be_empty: bool = False) -> Kind:
-    """The kind of a text that is named so in messages."""
-    read = partial(read_text, noun, may_be_empty=may_be_empty)
+    """The kind of a text with something in it, which is named so in messages."""
+
+    def read(value: Any) -> str:
+        if type(value) is not str:
+            raise BadValue(f"{shown(value)} is not text", f"give the {noun} as text", "wrong-type")
+        if "\0" in value or not (value.strip() or (may_be_empty and value == "")):
+            what, hint = f"the {noun} is empty, or holds a NUL character", f"write the {noun}"
+            raise BadValue(what, hint, "empty-text")
+        return value
+
     return Kind(read, ANY_TEXT if may_be_empty else TEXT)
 
 
 def _names(value: Any) -> tuple[str, ...]:
     if type(value) not in (list, tuple):
         raise BadValue(f"{shown(value)} is not a list", "give a list of names", "wrong-type")
-    return tuple(read_text("name", name) for name in value)
+    return tuple(map(text("name").read, value))
 
 
 def pattern_kind(
@@ -183,10 +173,8 @@ def pattern_kind(
     value_of: Callable[[re.Match[str]], Any] = re.Match.group,
     *,
     slug: str = "bad-value",
-    split: Callable[[str], str] = str.strip,
-    of: type[Kind] = Kind,
     **more: Any,
-) -> Any:
+) -> Kind:
     """The kind of a text that all of a pattern matches. Of another one `fault` is said."""
     whole = re.compile(pattern, re.ASCII)
 
@@ -197,7 +185,7 @@ def pattern_kind(
             raise BadValue(f"{shown(value)} {fault}", hint, ends_with)
         return value_of(match)
 
-    return of(read, matching(pattern), split=split, **more)
+    return Kind(read, matching(pattern), **{"split": str.strip} | more)
 
 
 def _step_cache(text: re.Match[str]) -> StepCache | None:
@@ -224,13 +212,11 @@ def as_json(value: Any) -> str:
     """Any JSON value of at most `MAX_DEPTH` levels as its JSON text, which takes a fraction of the
     memory. Raises BadValue.
     """
-    if is_deeper(value, MAX_DEPTH):
-        hint = f"{MAX_DEPTH} levels are kept; write it as text"
-        raise BadValue("it is nested too deeply", hint, "out-of-range")
-    try:
-        return json.dumps(value, allow_nan=False)
-    except ValueError:
-        raise BadValue("a number in it is too large", "write it as text", "out-of-range") from None
+    with suppress(ValueError):
+        if not is_deeper(value, MAX_DEPTH):
+            return json.dumps(value, allow_nan=False)
+    what = f"it is nested too deeply ({MAX_DEPTH} levels), or a number in it is too large"
+    raise BadValue(what, "write it as text", "out-of-range")
 
 
 def _matrix(value: Any) -> dict[str, list[Any]]:
@@ -247,12 +233,10 @@ def numbers(
     bounds of a part.
     """
     each = plain(one)
-    split_one = each.split or str
     adapter = cache(partial(_adapter, list[one]))
-    noun = "whole numbers" if each.metavar == "int" else "numbers"
-    allowed = f"{fewest} to {most} {noun} from {each.allowed}"
+    allowed = f"{fewest} to {most} numbers from {each.allowed}"
     if is_span:
-        allowed = f"two {noun} from {each.allowed}, the smaller one first"
+        allowed = f"two numbers from {each.allowed}, the smaller one first"
     hint = f"give a list of {allowed}"
 
     def read(value: Any) -> tuple[Any, ...]:
@@ -270,7 +254,7 @@ def numbers(
         return found
 
     def split(text: str) -> list[Any]:
-        return [split_one(part) for part in re.split(r"[\s,;]+", text.strip(" []"))]
+        return [(each.split or str)(part) for part in re.split(r"[\s,;]+", text.strip(" []"))]
 
     # JSON Schema knows a set as a list of things that differ.
     many: Any = Annotated[set[one] if is_distinct else list[one], Len(fewest, most)]

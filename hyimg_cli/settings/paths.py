@@ -4,12 +4,11 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hyimg_cli.addresses import FOREIGN_PATTERN, joined, scheme_of, shown_place
-from hyimg_cli.settings.kinds import NO_STORE, TEXT, Kind, pattern_kind, read_text
+from hyimg_cli.settings.kinds import NO_STORE, TEXT, Kind, pattern_kind, text
 from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec.job import POSES_SUFFIX
 from hyimg_cli.spec.options import MAX_SOURCE_IMAGES, KeepOutside, Lora, Region
@@ -107,53 +106,46 @@ def is_hub_file(name: str) -> bool:
 def _paths(value: Any) -> tuple[str, ...]:
     paths = value if type(value) is list else [value]
     if len(paths) > MAX_SOURCE_IMAGES:
-        what, hint = f"{len(paths)} images", f"give 1 to {MAX_SOURCE_IMAGES} images"
-        raise BadValue(what, hint, "too-many-images")
+        raise BadValue(f"{len(paths)} images", f"give 1 to {MAX_SOURCE_IMAGES}", "too-many-images")
     return tuple(map(_PICTURE.read, paths))
 
 
 def _region(value: Any) -> str:
     if type(value) is list and all(type(side) is int for side in value):
         value = ",".join(map(str, value))
-    text: str = _BOX_OR_MASK.read(value)
-    if sides := re.fullmatch(_BOX, text, re.ASCII):
+    region: str = _BOX_OR_MASK.read(value)
+    if sides := re.fullmatch(_BOX, region, re.ASCII):
         left, top, right, bottom = map(int, sides.groups())
         if left >= right or top >= bottom:
-            what = f"{shown(text)} is empty: right is beyond left, bottom below top"
-            raise BadValue(what, _REGION_HINT)
+            raise BadValue(f"{shown(region)} is empty", _REGION_HINT)
         return f"{left},{top},{right},{bottom}"
-    return text
+    return region
 
 
-def _loras(text: re.Match[str]) -> tuple[Lora, ...]:
+def _loras(written: re.Match[str]) -> tuple[Lora, ...]:
     return tuple(
         Lora("", 0.0, on) if file == "none" else Lora(file, float(weight or 1), on)
-        for on, file, weight in re.findall(_LORA, text[0])
+        for on, file, weight in re.findall(_LORA, written[0])
     )
 
 
 _REGION_HINT = (
-    'write the box as "LEFT,TOP,RIGHT,BOTTOM" in pixels of the source, or the path of a mask with '
-    "forward slashes; ~ is not expanded"
+    "write the box LEFT,TOP,RIGHT,BOTTOM, or a mask's path with forward slashes; ~ is not expanded"
 )
 _PATH = rf"(?!(?:{NO_STORE}):/|[Dd][Aa][Tt][Aa]:|{FOREIGN_PATTERN})[^\x00]+"
 _PICTURE = pattern_kind(
     _PATH,
     "is not a path of this machine",
-    "write the path relative to the manifest, with forward slashes; ~ is not expanded; of a web "
-    "page, save the picture first",
-    split=str,
+    "write the path with forward slashes; ~ is not expanded; of a web page, save the picture first",
 )
 _PICTURES = {"type": "array", "items": _PICTURE.schema, "maxItems": MAX_SOURCE_IMAGES}
 _BOX_OR_MASK = pattern_kind(rf"{_BOX}|(?![0-9\s,.+-]*$){_PATH}", "is not a region", _REGION_HINT)
 _PIXEL = {"type": "integer", "minimum": 0}
 _BOX_LIST = {"type": "array", "items": _PIXEL, "minItems": 4, "maxItems": 4}
 MODEL_NAME = ModelName(
-    partial(read_text, "model"), TEXT, is_path=lambda name: name.split("/")[0] in ("", ".", "..")
+    text("model").read, TEXT, is_path=lambda name: name.split("/")[0] in ("", ".", "..")
 )
-CAMERA = Camera(
-    partial(read_text, "camera"), TEXT, is_path=lambda name: name.endswith(POSES_SUFFIX)
-)
+CAMERA = Camera(text("camera").read, TEXT, is_path=lambda name: name.endswith(POSES_SUFFIX))
 REGION = PathKind(
     _region,
     {"anyOf": [_BOX_OR_MASK.schema, _BOX_LIST]},
@@ -165,12 +157,12 @@ SOURCES = PathKind(
     {"anyOf": [_PICTURE.schema, _PICTURES]},
     split=lambda cell: [path.strip() for path in cell.split(";") if path.strip()],
 )
-LORAS = pattern_kind(
+_LORAS = pattern_kind(
     rf"\s*(?:{_LORA}\s*(?:;\s*{_LORA}\s*)*)?",
     "is not a LoRA: only safetensors files are read",
     "write FILE or FILE@WEIGHT; for a model of two transformers high=FILE;low=FILE",
     _loras,
-    of=Loras,
-    metavar="text",
-    is_path=lambda name: not is_hub_file(name),
+)
+LORAS = Loras(
+    _LORAS.read, _LORAS.schema, "text", split=str.strip, is_path=lambda name: not is_hub_file(name)
 )

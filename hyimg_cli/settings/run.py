@@ -21,41 +21,25 @@ from hyimg_cli.spec.job import BY_ID, Format, SizeRequest
 JobKind = Literal["pictures", "videos"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "fp8", "nf4"]
-Graphs = Literal["auto", "on", "off"]
 VaeDtype = Literal["auto", "float32", "float16"]
 Offloading = Literal["none", "model", "group"]
 DecodeTiles = Literal["auto", "own", "half"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 OFFLOADS: tuple[Offloading, ...] = get_args(Offloading)
 DECODE_TILES: tuple[DecodeTiles, ...] = get_args(DecodeTiles)
-# By the names of the library's AttentionBackendName; not those of NPUs and XLA.
-_Native = Literal["native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math"]
-_Flash = Literal["flash", "flash_hub", "flash_varlen", "flash_varlen_hub", "aiter_fa2_hub"]
-_Flash3 = Literal["_flash_3", "_flash_varlen_3", "_flash_3_hub", "_flash_3_varlen_hub"]
-_Sage = Literal["sage", "sage_hub", "sage_blackwell_hub", "sage_varlen"]
-_SageByWidth = Literal[
-    "_sage_qk_int8_pv_fp8_cuda",
-    "_sage_qk_int8_pv_fp8_cuda_sm90",
-    "_sage_qk_int8_pv_fp16_cuda",
-    "_sage_qk_int8_pv_fp16_triton",
-]
-AttentionBackend = Literal[
-    _Native, "flex", _Flash, _Flash3, "flash_4_hub", _Sage, _SageByWidth, "xformers"
-]
-# Those of them that can split a video's tokens over ranks.
-CONTEXT_BACKENDS = (
-    *("native", "_native_cudnn", "_native_flash", "flash", "flash_hub"),
-    *("flash_varlen_hub", "_flash_3_hub", "_flash_3_varlen_hub", "sage", "sage_hub"),
-)
+# By the names of the library's AttentionBackendName; not those of NPUs and XLA. First those that
+# can split a video's tokens over ranks.
+_Split = Literal["native", "_native_cudnn", "_native_flash", "flash", "flash_hub"]
+_SplitHub = Literal["flash_varlen_hub", "_flash_3_hub", "_flash_3_varlen_hub", "sage", "sage_hub"]
+_Native = Literal["_native_efficient", "_native_math", "flex", "xformers"]
+_Flash = Literal["flash_varlen", "aiter_fa2_hub", "_flash_3", "_flash_varlen_3", "flash_4_hub"]
+_Sage = Literal["sage_blackwell_hub", "sage_varlen"]
+_SageFp8 = Literal["_sage_qk_int8_pv_fp8_cuda", "_sage_qk_int8_pv_fp8_cuda_sm90"]
+_SageFp16 = Literal["_sage_qk_int8_pv_fp16_cuda", "_sage_qk_int8_pv_fp16_triton"]
+AttentionBackend = Literal[_Split, _SplitHub, _Native, _Flash, _Sage, _SageFp8, _SageFp16]
+CONTEXT_BACKENDS: tuple[str, ...] = get_args(Literal[_Split, _SplitHub])
 
 
-# What a newcomer must know of results, by the setting whose default made them.
-TOYS = {
-    "model": "tiny-image is a toy that ships with hyimg: one coloured shape in 64x64 pixels; "
-    "for real pictures name a checkpoint with --model",
-    "video_model": "tiny-video is a toy that ships with hyimg: one moving shape in 9 frames; "
-    "for real videos name a checkpoint with --video-model",
-}
 # Of processes, and of clips, that share work.
 MOST_TOGETHER = 64
 Together = Annotated[int, Interval(ge=1, le=MOST_TOGETHER)]
@@ -65,12 +49,16 @@ Megabytes = Annotated[int, Interval(ge=0, le=10**7)]
 _run, _model = partial(o.option, panel=o.RUN), partial(o.option, panel=o.MODEL)
 # What every command that loads a model asks.
 _each_model = partial(_model, commands=("doctor", "bench", "replay"))
+_kept = partial(_run, commands=("doctor", "replay"))
 _run_of_pictures = partial(_run, only="pictures")
+_replayed_of_pictures = partial(_run_of_pictures, commands=("replay",))
+_checked_run = partial(_run, commands=("doctor",))
 _model_of_pictures = partial(_model, only="pictures")
 _weights = partial(_model, pixels="checkpoint", commands=("doctor", "bench"))
 _encoding = partial(_run_of_pictures, in_line=True, pixels="job")
 _video = partial(o.option, panel=o.VIDEO, only="videos")
 _ranks = partial(_model, 1, commands=("doctor", "replay"))
+_video_without_flag = partial(o.option, only="videos")
 _video_ranks = partial(_video, 1, commands=("replay",))
 
 
@@ -102,20 +90,13 @@ class CacheConfig:
     `keeps_weights`: experts' weights are kept there as they were quantised.
     """
 
-    folder: Annotated[Path, FOLDER] | None = _run(
-        None,
-        "Folder of the disk cache. Default: ~/.cache/hyimg.",
-        name="cache_dir",
-        commands=("doctor", "replay", "cache"),
+    folder: Annotated[Path, FOLDER] | None = _kept(
+        None, "Folder of the disk cache. Default: ~/.cache/hyimg.", name="cache_dir"
     )
     _: KW_ONLY
-    disk_cache: bool = _run(
-        True,
-        "Keep encoded source images and prompts on disk for later runs.",
-        commands=("doctor", "replay"),
-    )
-    budget_mb: Annotated[int, Interval(ge=0, le=10**9)] = _run(
-        10240, "Most that the disk cache may hold.", name="disk_cache_mb", commands=("doctor",)
+    disk_cache: bool = _kept(True, "Keep encoded source images and prompts on disk for later runs.")
+    budget_mb: Annotated[int, Interval(ge=0, le=10**9)] = _checked_run(
+        10240, "Most that the disk cache may hold.", name="disk_cache_mb"
     )
     keeps_weights: bool = _run_of_pictures(
         False,
@@ -192,8 +173,7 @@ class ModelChoice:
     )
     offloads_experts: bool = _model_of_pictures(
         False,
-        "Experts in main memory, fetched as they are chosen, and the VAE between its turns: for "
-        "GPUs that cannot hold them.",
+        "Experts, and the VAE between its turns, in main memory: for GPUs that cannot hold them.",
         name="offload_experts",
         commands=("doctor",),
     )
@@ -205,10 +185,9 @@ class ModelChoice:
     enable_cpu_offload: bool = _video(
         False, "The same as --cpu-offload model.", commands=("doctor",)
     )
-    attention_backend: AttentionBackend = o.option(
+    attention_backend: AttentionBackend = _video_without_flag(
         "native",
         "The library's kernel of a video transformer's attention.",
-        only="videos",
         also_variable="DIFFUSERS_ATTN_BACKEND",
         pixels=InKey("attention"),
     )
@@ -217,13 +196,12 @@ class ModelChoice:
         "Compile a transformer's blocks by torch.compile, at each shape's first step.",
         pixels=InKey("blocks", {True: "compiled"}),
     )
-    decode_tiles: DecodeTiles = o.option(
+    decode_tiles: DecodeTiles = _video_without_flag(
         "auto",
         "Tiles of a video's decode: the model's own, or half of them each way in less memory.",
-        only="videos",
         pixels=InKey("decode"),
     )
-    decode_graphs: Graphs = o.option(
+    decode_graphs: Literal["auto", "on", "off"] = o.option(
         "auto",
         "Decode text by CUDA graphs, by default where they can be. They round differently.",
         spellings={True: "on", False: "off"},
@@ -272,8 +250,10 @@ class ModelChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _LineOptions:
-    """What decides which jobs a line becomes."""
+class Sampling(o.VideoOptions, o.TextSampling, o.PictureOptions, o.JobOptions):
+    """Which jobs a line becomes, and how each is sampled. None of what a checkpoint may say: as
+    that says.
+    """
 
     size: Annotated[SizeRequest, SIZE] = o.sampling_option(
         SizeRequest(), "Of the result.", is_basic=True
@@ -287,24 +267,12 @@ class _LineOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling(o.VideoOptions, o.TextSampling, o.PictureOptions, o.JobOptions, _LineOptions):
-    """How a job is sampled. None of what a checkpoint may say: as that says."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Switch:
-    """Whether an edit keeps its source outside."""
-
-    __slots__ = ()
+class Outside(o.KeepOutside):
+    """Whether and how an edit keeps its source outside."""
 
     keep_outside: bool = o.outside_option(
         False, "Edits in their source's size, every pixel outside the edit equal to it."
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outside(o.KeepOutside, _Switch):
-    """Whether and how an edit keeps its source outside."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,11 +281,10 @@ class ReuseConfig:
     fails. `prompt_cache`: a video prompt is embedded once, not for each job.
     """
 
-    kv_reuse: bool = _run_of_pictures(
+    kv_reuse: bool = _replayed_of_pictures(
         True,
         "Denoise from the keys and values of the text stage, or compute them again.",
         pixels=InKey("kv_reuse", {True: "reuse", False: "recompute"}),
-        commands=("replay",),
     )
     required: bool = _run_of_pictures(
         False,
@@ -346,18 +313,17 @@ class BatchConfig:
     memory is not short of experts.
     """
 
-    max_size: Annotated[int, Interval(ge=1, le=1024)] = _run_of_pictures(
+    max_size: Annotated[int, Interval(ge=1, le=1024)] = _checked_run(
         16,
         "Jobs that think, and jobs that draw, together at most.",
         name="batching_max_size",
-        commands=("doctor",),
+        only="pictures",
     )
-    is_invariant: bool = _run_of_pictures(
+    is_invariant: bool = _replayed_of_pictures(
         True,
         "Keep a job's pixels equal to the bit in any batch (CPU).",
         name="batch_invariant",
         pixels=InKey("batch", {False: "variant"}),
-        commands=("replay",),
     )
     prefix_cache_mb: Megabytes = _run_of_pictures(4096, "K/V kept for prefixes that jobs share.")
     prefix_cache_host_mb: Megabytes = _run_of_pictures(0, "More of them, kept in main memory.")
@@ -464,10 +430,8 @@ class ParallelConfig:
         flags=("--tensor-parallel-size", "--tp-size"),
         pixels=InKey("layers", {n: f"{n} ranks" for n in range(2, MOST_TOGETHER + 1)}),
     )
-    replicas: Annotated[int, Interval(ge=1, le=4096)] = _run(
-        1,
-        "Processes with a model each, GPUs of its own each, that share the jobs. Same pixels.",
-        commands=("doctor",),
+    replicas: Annotated[int, Interval(ge=1, le=4096)] = _checked_run(
+        1, "Processes with a model each, GPUs of its own each, that share the jobs. Same pixels."
     )
     ray_address: str | None = _run(
         None, "Replicas on a Ray cluster: its address, auto, or local for one that is started here."
@@ -517,12 +481,10 @@ class FailurePolicy:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """One run: everything that is not part of a job."""
 
-    output: OutputConfig
-    _: KW_ONLY
     model: ModelChoice = field(default_factory=ModelChoice)
     sampling: Sampling = field(default_factory=Sampling)
     outside: Outside = field(default_factory=Outside)
@@ -530,4 +492,5 @@ class RunConfig:
     batch: BatchConfig = field(default_factory=BatchConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    output: OutputConfig = field(kw_only=False)
     failure: FailurePolicy = field(default_factory=FailurePolicy)

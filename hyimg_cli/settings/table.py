@@ -62,19 +62,16 @@ class Declaration:
         return self.flags or ((f"{self.flag}/--no-{self.flag[2:]}",) if is_truth else (self.flag,))
 
     @property
-    def field(self) -> str:
-        """The field of `RunConfig` that holds it."""
-        return f"{self.table}.{self.attribute}"
-
-    @property
     def variable(self) -> str:
         """Its environment variable."""
         return PREFIX + self.name.upper()
 
 
 def _declarations(part: Any, table: str) -> Iterator[Declaration]:
-    """The settings among the fields of a part of `RunConfig`, which is a recipe's `table`."""
-    for one in fields(part):
+    """The settings among the fields of a part of `RunConfig`, which is a recipe's `table`: its own
+    before those that it has of jobs.
+    """
+    for one in sorted(fields(part), key=lambda one: one.name not in part.__annotations__):
         if declared := one.metadata.get("setting"):
             own = {"name": one.name} | declared
             aliases = own.pop("spellings", None)
@@ -87,8 +84,7 @@ def _declarations(part: Any, table: str) -> Iterator[Declaration]:
             yield Declaration(**own, kind=kind, table=table, attribute=one.name)
 
 
-_output, *_parts, _failure = fields(RunConfig)
-PARTS: dict[str, Any] = {part.name: part.type for part in (*_parts, _output, _failure)}
+PARTS: dict[str, Any] = {part.name: part.type for part in fields(RunConfig)}
 TABLES: dict[str, dict[str, Declaration]] = {
     table: {row.name: row for row in _declarations(part, table)} for table, part in PARTS.items()
 }

@@ -25,5 +25,4 @@ def shown(value: Any, width: int = 60) -> str:
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known name most like `word`, or None where nothing comes close."""
-    matches = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=cutoff)
-    return matches[0] if matches else None
+    return next(iter(difflib.get_close_matches(word.lower(), list(known), 1, cutoff)), None)

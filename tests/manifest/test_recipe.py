@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hyimg_cli.cli.options import settings_of
 from hyimg_cli.cli.recipe import read_recipe
 from hyimg_cli.errors import CheckpointError, RecipeError, UsageError
 from hyimg_cli.manifest.fields import AR_FIELDS
@@ -150,11 +151,16 @@ def test_a_bad_flag_is_named_as_it_is_typed() -> None:
     assert caught.value.where == "--num-inference-steps"
 
 
-def test_a_misspelt_variable_is_refused_and_a_foreign_one_is_not() -> None:
+def test_a_misspelt_variable_is_refused_and_a_foreign_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("HYIMG_GOLDENS", "HYIMG_PROGRESS", "SEDE"):
+        monkeypatch.setenv(name, "1")
+    settings_of({})
+    monkeypatch.setenv("HYIMG_SEDE", "1")
     with pytest.raises(UsageError, match="SEDE") as caught:
-        settle({}, {"HYIMG_SEDE": "1"}, {})
+        settings_of({})
     assert "HYIMG_SEED" in caught.value.hint
-    settle({}, {"HYIMG_GOLDENS": "a", "HYIMG_PROGRESS": "none", "SEDE": "1"}, {})
 
 
 def test_flags_that_are_no_settings_are_our_own_mistake() -> None:
@@ -385,7 +391,10 @@ def test_every_picture_asked_for_is_one_job(
     assert len({job.custom_id for job in jobs}) == len(jobs)
 
 
-def test_a_variable_named_by_an_alias_is_refused_with_its_name() -> None:
+def test_a_variable_named_by_an_alias_is_refused_with_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HYIMG_STEPS", "3")
     with pytest.raises(UsageError) as caught:
-        settle({}, {"HYIMG_STEPS": "3"}, {})
+        settings_of({})
     assert "HYIMG_NUM_INFERENCE_STEPS" in caught.value.hint
