@@ -248,9 +248,8 @@ class ManifestRun:
                     raise Interrupted(self._stop_signal)
         finally:
             self._is_patient = False
-        self._remark(
-            [f"{counted(count, 'edit')} finished again from the redraws that are kept"], "info"
-        )
+        text = f"{counted(count, 'edit')} finished again from the redraws that are kept"
+        self._remark([text], "info")
 
     def _end(self, outcomes: Iterable[Outcome]) -> None:
         """Tell of jobs that ended without a session."""

@@ -39,7 +39,7 @@ def read_template(value: object) -> str:
         guess = f"did you mean {{{close}}}? " if close else ""
         hint = f"{guess}{_HINT}; {{{{ and }}}} for braces themselves"
         raise BadValue(f"{shown(template)}: {bad} is no field", hint, "bad-name")
-    if fault := fault_of(template.format_map(dict.fromkeys(FIELDS, 1))):
+    if fault := fault_of(re.sub("//+", "/", template.format_map(dict.fromkeys(FIELDS, 1)))):
         hint = "it is a path below the run's outputs: {folder}/{stem}"
         raise BadValue(f"{shown(template)}: {fault}", hint, "bad-name")
     return template

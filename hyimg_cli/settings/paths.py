@@ -158,7 +158,7 @@ SOURCES = PathKind(
     split=lambda cell: [path.strip() for path in cell.split(";") if path.strip()],
 )
 _LORAS = pattern_kind(
-    rf"\s*(?:{_LORA}\s*(?:;\s*{_LORA}\s*)*)?",
+    rf"[\s;]*(?:{_LORA}\s*(?:;[\s;]*|$))*",
     "is not a LoRA: only safetensors files are read",
     "write FILE or FILE@WEIGHT; for a model of two transformers high=FILE;low=FILE",
     _loras,

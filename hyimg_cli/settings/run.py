@@ -21,6 +21,7 @@ from hyimg_cli.spec.job import BY_ID, Format, SizeRequest
 JobKind = Literal["pictures", "videos"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "fp8", "nf4"]
+Graphs = Literal["auto", "on", "off"]
 VaeDtype = Literal["auto", "float32", "float16"]
 Offloading = Literal["none", "model", "group"]
 DecodeTiles = Literal["auto", "own", "half"]
@@ -201,7 +202,7 @@ class ModelChoice:
         "Tiles of a video's decode: the model's own, or half of them each way in less memory.",
         pixels=InKey("decode"),
     )
-    decode_graphs: Literal["auto", "on", "off"] = o.option(
+    decode_graphs: Graphs = o.option(
         "auto",
         "Decode text by CUDA graphs, by default where they can be. They round differently.",
         spellings={True: "on", False: "off"},
