@@ -1,14 +1,16 @@
 """An edit in a source's own channels."""
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image, ImageCms
 
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.media.carried import Carried, region_of
-from hyimg_cli.spec.job import Size
+from hyimg_cli.media.metadata import PictureText
+from hyimg_cli.spec.job import Encoding, Size
 from hyimg_cli.spec.options import KeepOutside, Region
 
 
@@ -31,6 +33,22 @@ def test_an_edit_of_clear_pixels_is_on_white_what_was_drawn() -> None:
     assert not edited[:, 9:20][own[:, 9:20, 3] == 0].any(where=[False, False, False, True])
 
 
+def test_what_goes_along_and_stays_under_clear_pixels() -> None:
+    """The profile always, EXIF with the metadata; a lossless WebP keeps colours that are clear."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Artist] = "somebody"
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    own = np.random.default_rng(0).integers(0, 256, (8, 9, 4), np.uint8)
+    own[:4, :, 3] = 0
+    source = Carried(own[..., :3], own, "", profile, exif.tobytes())
+    for encoding in (Encoding("png"), Encoding("webp")):
+        for text in (None, PictureText("", "", "")):
+            with Image.open(io.BytesIO(source.encode(own, encoding, text))) as found:
+                assert found.info["icc_profile"] == profile
+                assert (ExifTags.Base.Artist in found.getexif()) == (text is not None)
+                assert np.array_equal(np.asarray(found), own)
+
+
 def test_a_mask_is_its_brightness_or_where_that_is_one_its_alpha(tmp_path: Path) -> None:
     path, region = tmp_path / "mask.png", np.zeros((6, 4), np.uint8)
     region[2:] = 255
@@ -38,8 +56,10 @@ def test_a_mask_is_its_brightness_or_where_that_is_one_its_alpha(tmp_path: Path)
     in_alpha, opaque = Image.new("RGBA", (4, 6)), Image.merge("RGBA", (grey, grey, grey, grey))
     in_alpha.putalpha(grey)
     opaque.putalpha(255)
+    both = opaque.copy()
+    both.putpixel((0, 0), (0, 0, 0, 0))
     outside = KeepOutside(region=Region(str(path)))
-    for mask in (grey, in_alpha, opaque):
+    for mask in (grey, in_alpha, opaque, both):
         mask.save(path)
         found = region_of(outside, Size(6, 4))
         assert np.array_equal(found, region), mask.mode

@@ -23,7 +23,7 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory import refusals
 from hyimg_cli.memory.available import AvailableMemory, available_memory
 from hyimg_cli.memory.fit import check_fit, fits, in_forms, memory_guard, need, need_of_second
-from hyimg_cli.memory.footprint import Need, footprint
+from hyimg_cli.memory.footprint import Need, footprint, needs
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image import pipeline as pictures
 from hyimg_cli.settings.run import (
@@ -81,6 +81,16 @@ def test_the_margin_is_of_the_work(released: str) -> None:
     assert [one.is_enough for one in verdicts] == [True, False]
     assert verdicts[0].needed.total == enough
     assert not check_fit(released, jobs, CPU, AvailableMemory(weights - 1)).is_enough
+
+
+def test_no_more_is_kept_of_prefixes_than_the_jobs_have(released: str) -> None:
+    jobs, card = edits(released), registry.model_card(released)
+    config = replace(CPU, batch=replace(CPU.batch, prefix_cache_mb=10**6))
+    all_of_them = needs(jobs, card, config).kept  # type: ignore[arg-type]
+    assert all_of_them < 10**12
+    for most in (0, 10**6):
+        kept = needs(jobs, card, config, prefixes=most).kept  # type: ignore[arg-type]
+        assert all_of_them - kept > most
 
 
 def test_a_second_model_needs_room_for_a_full_batch(released: str) -> None:

@@ -42,6 +42,7 @@ READ = read_template
         ("{seed}/é {stem}", "42/é IMG_12"),
         ("{{{stem}}}", "{IMG_12}"),
         ("night", "night"),
+        ("night//{stem}", "night/IMG_12"),
     ],
 )
 def test_what_a_template_gives(template: str, name: str) -> None:
