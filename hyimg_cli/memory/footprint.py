@@ -310,7 +310,8 @@ def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes:
 
 def _whole(card: ModelCard, config: RunConfig) -> int:
     """Bytes of weights that one process loads; of experts that wait, what is on the device."""
-    count = card.offloaded_bytes if config.model.offloads_experts else card.loaded_bytes
+    waits = config.model.offloads_experts and card.routing is not None
+    count = card.offloaded_bytes if waits else card.loaded_bytes
     return count(*held_form(config))
 
 

@@ -14,7 +14,9 @@ from hyimg_cli.spec.job import POSES_SUFFIX
 from hyimg_cli.spec.options import MAX_SOURCE_IMAGES, KeepOutside, Lora, Region
 
 _BOX = r"\s*" + r"\s*,\s*".join([r"([0-9]{1,6})"] * 4) + r"\s*"
-_LORA = r"(?:(high|low)=)?([^\x00;\s][^\x00;]*\.safetensors|none)(?:@(-?[0-9]+(?:\.[0-9]+)?))?"
+# A part is read in one way only: of two, a long list with a fault at its end would take forever.
+_ON = r"(?:(high|low)=\s*|(?!high=|low=))"
+_LORA = _ON + r"([^\x00;\s][^\x00;]*\.safetensors|none)(?:@(-?[0-9]+(?:\.[0-9]+)?))?"
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,15 +142,14 @@ _PICTURE = pattern_kind(
 )
 _PICTURES = {"type": "array", "items": _PICTURE.schema, "maxItems": MAX_SOURCE_IMAGES}
 _BOX_OR_MASK = pattern_kind(rf"{_BOX}|(?![0-9\s,.+-]*$){_PATH}", "is not a region", _REGION_HINT)
-_PIXEL = {"type": "integer", "minimum": 0}
-_BOX_LIST = {"type": "array", "items": _PIXEL, "minItems": 4, "maxItems": 4}
+_SIDES = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 4, "maxItems": 4}
 MODEL_NAME = ModelName(
     text("model").read, TEXT, is_path=lambda name: name.split("/")[0] in ("", ".", "..")
 )
 CAMERA = Camera(text("camera").read, TEXT, is_path=lambda name: name.endswith(POSES_SUFFIX))
 REGION = PathKind(
     _region,
-    {"anyOf": [_BOX_OR_MASK.schema, _BOX_LIST]},
+    {"anyOf": [_BOX_OR_MASK.schema, _SIDES]},
     "box|path",
     is_path=lambda name: bool(KeepOutside(region=Region(name)).mask),
 )

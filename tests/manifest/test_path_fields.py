@@ -16,9 +16,11 @@ from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.resolved import lines_beside, lines_moved, public_line
 from hyimg_cli.settings.config import settle
+from hyimg_cli.settings.paths import LORAS
 from hyimg_cli.settings.values import BadValue
 from hyimg_cli.spec.card import ModelCard, StartRule, VideoDefaults
 from hyimg_cli.spec.job import Job, Size
+from hyimg_cli.spec.options import Lora
 
 VIDEO = replace(
     WAN_CARD,
@@ -220,4 +222,22 @@ def test_a_lora_that_is_not_there_is_told_with_what_named_it(
     assert found.hint.startswith(hint)
     assert found.where == (
         "jobs.jsonl:1: lora" if own else f"{'flag' if flags else 'environment'}: lora"
+    )
+
+
+@pytest.mark.timeout(60)
+def test_a_long_list_of_loras_with_a_fault_at_its_end_is_refused_at_once() -> None:
+    many = "high=a.safetensors;" * 40
+    with pytest.raises(BadValue, match="is not a LoRA"):
+        LORAS.read(f"{many}b.ckpt")
+    assert LORAS.read(many) == (Lora("a.safetensors", 1.0, "high"),) * 40
+
+
+def test_blanks_around_a_lora_are_none_of_its_name() -> None:
+    found = LORAS.read(" low= a b.safetensors@-0.5 ;; none ; high=none; high=low=c.safetensors\n")
+    assert found == (
+        Lora("a b.safetensors", -0.5, "low"),
+        Lora("", 0.0, ""),
+        Lora("", 0.0, "high"),
+        Lora("low=c.safetensors", 1.0, "high"),
     )

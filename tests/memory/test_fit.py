@@ -20,7 +20,7 @@ from hyimg_cli.engine.runner import replicas_of
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError
 from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.memory import refusals
+from hyimg_cli.memory import fit, refusals
 from hyimg_cli.memory.available import AvailableMemory, available_memory
 from hyimg_cli.memory.fit import check_fit, fits, in_forms, memory_guard, need, need_of_second
 from hyimg_cli.memory.footprint import Need, footprint, needs
@@ -336,6 +336,17 @@ def test_memory_that_runs_out_while_loading_names_what_helps(released: str) -> N
     with pytest.raises(MachineError) as raised, memory_guard(released, edits(released), least):
         raise torch.OutOfMemoryError("CUDA out of memory")
     assert raised.value.hint.startswith("free some, or use a machine with")
+
+
+def test_a_model_without_experts_is_refused_in_words_before_there_are_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A benchmark has none: no job says what the model cannot do."""
+    card = replace(registry.model_card("tiny-image"), routing=None)
+    monkeypatch.setattr(fit, "model_card", lambda *_: card)
+    found = check_fit("tiny-image", (), CPU, AvailableMemory(1))
+    assert not found.is_enough
+    assert "free some, or use a machine with" in found.remedy
 
 
 def test_one_job_that_is_too_large_ends_no_run(released: str) -> None:
