@@ -141,6 +141,7 @@ class ModelCard:
     edit_defaults: SamplingDefaults | None = None
     size_multiple: int = 0
     has_graphs: bool = True
+    denoises_latents: bool = False
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> int:
         """Bytes of all weights once loaded."""

@@ -11,7 +11,7 @@ import inspect
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -22,6 +22,7 @@ from diffusers.hooks.group_offloading import apply_group_offloading
 from diffusers.utils import logging as diffusers_logging
 from pydantic import ConfigDict, Field, FiniteFloat, PositiveFloat, TypeAdapter, ValidationError
 from torch import Tensor, nn
+from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import logging as transformers_logging
 
 from hyimg_cli.errors import HyimgError, MachineError
@@ -172,11 +173,14 @@ def check_weights(component: Component) -> int:
     # Without tensors that the library itself says its class leaves in the file.
     ignored = getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()
     stored = component.tensors()
-    found = {n: stored[n] for n in stored if not any(re.search(one, n) for one in ignored)}
+    kept = {n: stored[n] for n in stored if not any(re.search(one, n) for one in ignored)}
     # Even without memory for their weights, modules that are not there take their time to build.
-    _refuse_many(component.config(), max(len(found), _FEW))
-    with torch.device("meta"):
-        module = _empty(cls, component)
+    _refuse_many(component.config(), max(len(kept), _FEW))
+    module = empty_module(component)
+    # Released files may have names that the library's class had before.
+    is_of_texts = component.library == "transformers"
+    renamings = get_model_conversion_mapping(module) if is_of_texts else ()
+    found = {_renamed(name, renamings): tensor for name, tensor in kept.items()}
     expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     tied = getattr(module, "_tied_weights_keys", None)
     for copy, source in tied.items() if isinstance(tied, dict) else ():
@@ -185,6 +189,12 @@ def check_weights(component: Component) -> int:
             expected.pop(copy if source in found else source)
     check_tensors(found, expected, component.folder, component.name, any_dtype=True)
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _renamed(name: str, renamings: Iterable[Any]) -> str:
+    for one in renamings:
+        name, _ = one.rename_source_key(name)
+    return name
 
 
 def _refuse_many(own: Config, most_modules: int) -> None:
@@ -295,13 +305,14 @@ def component_class(component: Component) -> type[Any]:
     return cls
 
 
-def _empty(cls: Any, component: Component) -> nn.Module:
+def empty_module(component: Component) -> Any:
     """The module without memory for its weights."""
     refuse_special(component.folder)
+    cls: Any = component_class(component)
     own = component.config()
     if component.library == "diffusers":
         check_arguments(own, cls)
-        with _described(component):
+        with _described(component), torch.device("meta"):
             return cls.from_config(own.values)
     # Values that transformers takes and cannot compute with.
     own.text("model_type", "")
@@ -312,7 +323,8 @@ def _empty(cls: Any, component: Component) -> nn.Module:
             raise rope.fault("mrope_section", sections, f"numbers that add up to {half}")
     with _described(component):
         config = cls.config_class.from_pretrained(component.folder, local_files_only=True)
-        return cls(config)
+        with torch.device("meta"):
+            return cls(config)
 
 
 @contextmanager

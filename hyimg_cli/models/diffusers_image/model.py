@@ -1,0 +1,330 @@
+"""Picture editors of diffusers, run by the library's own modular blocks.
+
+A checkpoint's blocks are a list that its inputs choose, named by stage:
+
+    text_encoder.resize ▸ text_encoder.encode      one condition: of texts and what they are shown
+    vae_encoder.preprocess ▸ vae_encoder.encode    another: of source pictures
+    denoise.input ▸ .. ▸ denoise.denoise           the last one is the loop over timesteps
+    denoise.after_denoise ▸ decode.decode ▸ ..     latents to pixels
+
+Nothing here names a family. What a condition depends on are the inputs that its blocks declare; the
+loop is run one timestep at a time, each time as a loop of one. Both give the bits of the classic
+pipeline.
+"""
+
+# Legend: H W pixels
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import torch
+from diffusers.modular_pipelines.modular_pipeline import PipelineState
+from PIL import Image
+from torch import Tensor
+
+from hyimg_cli.diffusion.step_cache import VelocityCache
+from hyimg_cli.errors import SourceImageError
+from hyimg_cli.media.images import Pixels, read_image
+from hyimg_cli.models.diffusers_image.record import Kind
+from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder
+from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
+from hyimg_cli.models.diffusers_video.weights import (
+    check_weights,
+    configured,
+    empty_module,
+    load_target,
+    load_weights,
+)
+from hyimg_cli.models.latent_video import PromptEmbedding, VideoDenoiser
+from hyimg_cli.settings.run import ModelChoice
+from hyimg_cli.spec.card import ModelCard
+from hyimg_cli.spec.job import ImageJob
+
+_DENOISE, _DECODE = "denoise", "decode"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a job's denoising reads, made by one stage of its blocks: of the texts and the pictures
+    (path and sha256) that the stage's blocks declare.
+    """
+
+    stage: str
+    texts: tuple[tuple[str, str], ...]
+    images: tuple[tuple[str, str], ...]
+    is_guided: bool
+
+
+class BlockEncoder(CheckpointEncoder):
+    """The stages in front of the denoising, as a `ConditionEncoder` of conditions."""
+
+    def __init__(self, model: "LatentImageModel") -> None:
+        super().__init__(model.layout, model.place)
+        self._model = model
+
+    def key(self, condition: Condition) -> str:
+        """By texts and files' bytes, whatever they are called."""
+        blocks = self._model.blocks(condition)
+        parts = {one.name for block in blocks.values() for one in block.expected_components}
+        return self.digest_of(
+            stage=condition.stage,
+            texts=condition.texts,
+            images=[sha256 for _, sha256 in condition.images],
+            guided=condition.is_guided,
+            files=self.identity(*sorted(parts & self.layout.components.keys())),
+        )
+
+    @torch.no_grad()
+    def encode(self, condition: Condition) -> PromptEmbedding:
+        model, notes = self._model, list[str]()
+        inputs: dict[str, Any] = dict(condition.texts)
+        if condition.images:
+            pictures = []
+            for path, expected in condition.images:
+                picture = read_image(Path(path))
+                if picture.digest != expected:
+                    what, hint = "the picture changed while the run went on", "run again"
+                    raise SourceImageError(what, where=path, hint=hint, code="source.changed")
+                pictures.append(Image.fromarray(picture.pixels))
+                notes += picture.notes
+            inputs["image"] = pictures if len(pictures) > 1 else pictures[0]
+        blocks = model.blocks(condition)
+        self.encoder_runs[condition.stage] += 1
+        model.guide(condition.is_guided)
+        state = model.run(blocks.values(), model.new_state(inputs))
+        made = dict[str, Tensor]()
+        for name in {out.name for block in blocks.values() for out in block.intermediate_outputs}:
+            value = state.get(name)
+            for number, one in enumerate(value if isinstance(value, list) else [value]):
+                if isinstance(one, Tensor):
+                    made[f"{name}.{number}" if isinstance(value, list) else name] = one.cpu()
+        return PromptEmbedding(self.key(condition), made, tuple(dict.fromkeys(notes)))
+
+    def release(self) -> None:
+        self._model.release("text_encoder")
+        super().release()
+
+
+class BlockDenoiser(VideoDenoiser):
+    """One job's denoising: its own scheduler, and a state of the blocks that is nobody else's."""
+
+    def __init__(self, model: "LatentImageModel", job: ImageJob, found: Sequence[Any]) -> None:
+        """`found`: the job's conditions with their embeddings."""
+        self._model = model
+        blocks = model.all_blocks(job)
+        names = [name for name in blocks if name.startswith(_DENOISE)]
+        loop = next(name for name in names if hasattr(blocks[name], "loop_step"))
+        at = names.index(loop)
+        self._loop, self._after = blocks[loop], [blocks[name] for name in names[at + 1 :]]
+        self._loop.set_progress_bar_config(disable=True)
+        self.scheduler = configured(model.layout.components["scheduler"])
+        self._scale = job.guidance_scale
+        self._use()
+        inputs = {
+            "generator": torch.Generator().manual_seed(job.seed),
+            "num_inference_steps": job.num_inference_steps,
+        }
+        if not job.size.is_auto:
+            bucket = model.card.bucket_of(job.size)
+            assert bucket is not None, "a size was asked for"
+            inputs |= {"height": bucket.size.height, "width": bucket.size.width}
+        self._state = model.new_state(inputs)
+        for condition, embedding in found:
+            model.put(self._state, condition, embedding)
+        model.run((blocks[name] for name in names[:at]), self._state)
+        self._timesteps: Tensor = self._state.get("timesteps")
+        self.velocities = VelocityCache(None, range(self.steps))
+        self.scheduler.set_begin_index(0)
+
+    @property
+    def steps(self) -> int:
+        return len(self._timesteps)
+
+    def initial_latents(self) -> Tensor:
+        latents: Tensor = self._state.get("latents")
+        return latents
+
+    @torch.no_grad()
+    def step(self, index: int, latents: Tensor) -> Tensor:
+        self._use()
+        self._state.set("latents", latents)
+        self._state.set("timesteps", self._timesteps[index : index + 1])
+        is_last = index + 1 == self.steps
+        self._model.run([self._loop, *(self._after if is_last else ())], self._state)
+        moved: Tensor = self._state.get("latents")
+        return moved
+
+    def state(self) -> Mapping[str, Tensor]:
+        return self.velocities.state()
+
+    def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
+        self.scheduler.set_begin_index(index)
+
+    def _use(self) -> None:
+        self._model.pipe.scheduler = self.scheduler
+        self._model.guide(self._scale > 1, self._scale)
+
+
+class Absent:
+    """A network that is not read yet, as other stages' blocks ask it for its configuration. It is no
+    module, so it does not tell a device.
+    """
+
+    def __init__(self, component: Component) -> None:
+        self._module = empty_module(component)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+class LatentImageModel:
+    """A loaded checkpoint: its networks are read at their first use. Methods raise JobError for what
+    a job asks wrongly.
+    """
+
+    def __init__(
+        self, card: ModelCard, layout: CheckpointLayout, kind: Kind, choice: ModelChoice
+    ) -> None:
+        self.card, self.layout, self.kind, self.choice = card, layout, kind, choice
+        self.place = load_target(choice)
+        parts = [part for part in layout.components.values() if part.has_weights]
+        self.parameter_count = sum(map(check_weights, parts))
+        name = layout.family.replace("Pipeline", "ModularPipeline")
+        self.pipe: Any = getattr(diffusers, name)()
+        self._absent = {name: Absent(layout.components[name]) for name in ("transformer", "vae")}
+        self.pipe.transformer, self.pipe.vae = self._absent.values()
+        self.conditions = BlockEncoder(self)
+
+    @property
+    def device(self) -> torch.device:
+        return self.place.device
+
+    @property
+    def device_name(self) -> str:
+        return str(self.device)
+
+    @property
+    def dtype_name(self) -> str:
+        return self.place.dtype_name
+
+    def conditions_of(self, job: ImageJob, digests: Sequence[str]) -> list[Condition]:
+        """What the job's denoising reads. `digests`: of its source pictures' files."""
+        is_guided = job.guidance_scale > 1
+        texts = {"prompt": job.prompt}
+        if is_guided:
+            texts["negative_prompt"] = job.negative_prompt or self.kind.negative
+        images = tuple(zip(job.images, digests, strict=True))
+        found = []
+        for stage in dict.fromkeys(name.split(".")[0] for name in self.all_blocks(job)):
+            if stage in (_DENOISE, _DECODE):
+                continue
+            blocks = self._stage(stage, bool(images))
+            declared = {one.name for block in blocks.values() for one in block.inputs}
+            own = tuple((name, text) for name, text in texts.items() if name in declared)
+            reads = images if "image" in declared else ()
+            found.append(Condition(stage, own, reads, is_guided and bool(own)))
+        return found
+
+    def denoiser(
+        self, job: ImageJob, found: Sequence[tuple[Condition, PromptEmbedding]]
+    ) -> BlockDenoiser:
+        """A fresh denoiser of the job, from its conditions."""
+        with torch.no_grad():
+            return BlockDenoiser(self, job, found)
+
+    @torch.no_grad()
+    def decode_latents(self, job: ImageJob, latents: Tensor) -> Pixels:
+        """The picture of latents behind the last step, RGB uint8 [H, W, 3]."""
+        blocks = [
+            block for name, block in self.all_blocks(job).items() if name.startswith(_DECODE)
+        ]
+        state = self.new_state({"latents": latents, "output_type": "pil"})
+        picture: Image.Image = self.run(blocks, state).get("images")[0]
+        return np.asarray(picture.convert("RGB"))
+
+    # --- the library's blocks
+
+    def all_blocks(self, job: ImageJob) -> dict[str, Any]:
+        """The blocks of a job by name, in order."""
+        return self._blocks[bool(job.images)]
+
+    def blocks(self, condition: Condition) -> dict[str, Any]:
+        """Those that make a condition."""
+        return self._stage(condition.stage, bool(self.kind.fewest or condition.images))
+
+    def run(self, blocks: Any, state: PipelineState) -> PipelineState:
+        """Run blocks in turn, their networks read where they are not there yet."""
+        for block in blocks:
+            for one in block.expected_components:
+                self._have(one.name)
+            _, state = block(self.pipe, state)
+        return state
+
+    def new_state(self, inputs: Mapping[str, Any]) -> PipelineState:
+        """A state that holds inputs and nothing else."""
+        state = PipelineState()
+        for name, value in inputs.items():
+            state.set(name, value)
+        return state
+
+    def put(self, state: PipelineState, condition: Condition, found: PromptEmbedding) -> None:
+        """Have a condition in a state as its blocks would leave it there."""
+        kinds = {
+            out.name: out.kwargs_type
+            for block in self.blocks(condition).values()
+            for out in block.intermediate_outputs
+        }
+        lists: dict[str, list[Tensor]] = {}
+        for name, tensor in sorted(found.tensors.items()):
+            own, _, number = name.partition(".")
+            value: Any = tensor.to(self.device)
+            if number:
+                value = lists.setdefault(own, [])
+                value.append(tensor.to(self.device))
+            state.set(own, value, kinds[own])
+
+    def guide(self, is_on: bool, scale: float = 4.0) -> None:
+        """Have guidance on or off: the blocks' own default is another than the classic's."""
+        self.pipe.guider = diffusers.ClassifierFreeGuidance(guidance_scale=scale, enabled=is_on)
+
+    def release(self, name: str) -> None:
+        """Let a network go; its next use reads it again."""
+        if getattr(self.pipe, name, None) is not None:
+            self.place.release()
+            setattr(self.pipe, name, None)
+
+    def load_weights(self) -> None:
+        """Read the transformer and the VAE now."""
+        for name in ("transformer", "vae"):
+            self._have(name)
+
+    @cached_property
+    def _blocks(self) -> dict[bool, dict[str, Any]]:
+        """By whether there are source pictures."""
+        given = {False: {"prompt": ""}, True: {"prompt": "", "image": True}}
+        return {
+            has_images: dict(self.pipe.blocks.get_execution_blocks(**inputs).sub_blocks)
+            for has_images, inputs in given.items()
+            if has_images or not self.kind.fewest
+        }
+
+    def _stage(self, stage: str, has_images: bool) -> dict[str, Any]:
+        blocks = self._blocks[has_images].items()
+        return {name: block for name, block in blocks if name.split(".")[0] == stage}
+
+    def _have(self, name: str) -> None:
+        part = self.layout.components.get(name)
+        if part is None or name == "scheduler":
+            return
+        if getattr(self.pipe, name, None) in (None, self._absent.get(name)):
+            made = load_weights(part, self.place) if part.has_weights else self._reader(name)
+            setattr(self.pipe, name, made)
+        if part.has_weights:
+            self.place.bring(getattr(self.pipe, name))
+
+    def _reader(self, name: str) -> Any:
+        return self.conditions.tokenizer(name)

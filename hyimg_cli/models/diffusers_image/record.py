@@ -1,0 +1,184 @@
+"""Picture editors of diffusers as a family: which of the library's pipelines, and what each takes; by
+a checkpoint's JSON files and safetensors headers, no torch.
+
+A pipeline that is not in the table is refused by its name. Defaults are those of the checkpoints'
+own pages, told where the library's are others.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hyimg_cli.errors import JobError, require
+from hyimg_cli.loading import checkpoint
+from hyimg_cli.loading.checkpoint import file_digest
+from hyimg_cli.manifest.cost import JobTokens
+from hyimg_cli.models.common.config import Config
+from hyimg_cli.models.diffusers_video.layout import (
+    INDEX,
+    CheckpointLayout,
+    component_of,
+    is_video_checkpoint,
+)
+from hyimg_cli.models.family import Family, ImageCheckpoint
+from hyimg_cli.settings.run import ModelChoice
+from hyimg_cli.spec.card import Bucket, ModelCard, SamplingDefaults, WeightCounts
+from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.units import counted
+
+if TYPE_CHECKING:
+    from hyimg_cli.models.diffusers_image.model import LatentImageModel
+
+_QWEN_TOKENIZERS = frozenset({"Qwen2Tokenizer", "Qwen2TokenizerFast"})
+_QWEN = {
+    "transformer": frozenset({"QwenImageTransformer2DModel"}),
+    "vae": frozenset({"AutoencoderKLQwenImage"}),
+    "text_encoder": frozenset({"Qwen2_5_VLForConditionalGeneration"}),
+    "tokenizer": _QWEN_TOKENIZERS,
+    "scheduler": frozenset({"FlowMatchEulerDiscreteScheduler"}),
+}
+_QWEN_EDIT = _QWEN | {"processor": frozenset({"Qwen2VLProcessor"})}
+# Latent cells of a side that are one token, and pixels of a cell.
+_PATCH, _CELL = 2, 8
+_STEP = _PATCH * _CELL
+# Height and width of the ratios of Qwen-Image's own page, of about a million pixels.
+_SIDES = (
+    *((1024, 1024), (768, 1344), (1344, 768), (896, 1184), (1184, 896)),
+    *((832, 1248), (1248, 832)),
+)
+# Rows of a prompt, template and all, where nothing has counted them.
+_TEXT_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of the library's pipelines: its parts, how many source pictures it takes, and what its
+    checkpoints' pages sample with. `negative`: the text that its guidance draws away from, where
+    the job names none.
+    """
+
+    parts: dict[str, frozenset[str]]
+    fewest: int
+    most: int
+    steps: int
+    guidance: float
+    negative: str = " "
+
+
+KINDS = {
+    "QwenImagePipeline": Kind(_QWEN, 0, 0, steps=50, guidance=4.0),
+    "QwenImageEditPipeline": Kind(_QWEN_EDIT, 1, 1, steps=50, guidance=4.0),
+    "QwenImageEditPlusPipeline": Kind(_QWEN_EDIT, 1, 3, steps=40, guidance=4.0),
+}
+
+
+def pipeline_name(folder: Path) -> str:
+    """The pipeline that a checkpoint's index names; empty where it has none."""
+    if not is_video_checkpoint(folder):
+        return ""
+    return Config.read(folder / INDEX).text("_class_name", "")
+
+
+def read_layout(folder: Path) -> CheckpointLayout:
+    """The checkpoint in `folder`. Raises CheckpointError for another pipeline or foreign code."""
+    name, index = pipeline_name(folder), Config.read(folder / INDEX)
+    if name not in KINDS:
+        what = f"{INDEX} names the pipeline {name!r}"
+        raise checkpoint.fault("family", what, folder, f"known are {', '.join(KINDS)}")
+    components = {
+        part: component_of(folder, part, index.values.get(part), classes)
+        for part, classes in KINDS[name].parts.items()
+    }
+    return CheckpointLayout(folder, name, components, index)
+
+
+class EditorFolder(ImageCheckpoint):
+    """A checkpoint folder, its weights unread."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        self.layout = read_layout(folder)
+        self.kind = KINDS[self.layout.family]
+        self.card = _card(self.layout, self.kind, model)
+
+    def check(self, job: ImageJob) -> None:
+        least, most, count = self.kind.fewest, self.kind.most, len(job.images)
+        if not least <= count <= most:
+            takes = "none" if not most else counted(most, "source image")
+            takes = f"{least} to {takes}" if least < most else takes
+            raise JobError(
+                f"{counted(count, 'source image')} for {self.card.name}, which takes {takes}",
+                where="images",
+                hint="give another --model, or other images",
+                code="job.sources",
+            )
+
+    def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
+        bucket = self.card.bucket_of(job.size) or self.card.nearest_bucket(1, 1)
+        pixels = bucket.size.height * bucket.size.width
+        # References are brought to the area of the squares, whatever their size.
+        beside = len(source_sizes) * self.card.base_size**2
+        return JobTokens(
+            step_rows=(pixels + beside) // _STEP**2 + _TEXT_ROWS,
+            branches=1 + (job.guidance_scale > 1),
+            image_encodes=len(source_sizes),
+        )
+
+    def prefixes(
+        self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
+    ) -> list[list]:
+        return []
+
+    def load(self, choice: ModelChoice, **_: object) -> "LatentImageModel":  # type: ignore[override]
+        require("diffusers")
+        from hyimg_cli.models.diffusers_image.model import LatentImageModel
+
+        return LatentImageModel(self.card, self.layout, self.kind, choice)
+
+
+def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
+    own = Config.read(layout.folder / "card.json", is_optional=True)
+    parts = [part for part in layout.components.values() if part.has_weights]
+    scheduler = layout.components["scheduler"].config()
+    return ModelCard(
+        model=model,
+        family="diffusers_image",
+        name=own.text("name", layout.folder.name),
+        is_trained=own.flag("trained", True),
+        is_distilled=False,
+        buckets=tuple(Bucket(number, Size(*sides)) for number, sides in enumerate(_SIDES)),
+        pixels_per_cell=_CELL,
+        source_vit_tokens=0,
+        kv_bytes_per_token=0,
+        weight_bytes=sum(part.stored_bytes() or 0 for part in parts),
+        max_positions=1 << 20,
+        vocab_size=0,
+        weights=WeightCounts(rest=sum(part.parameters() or 0 for part in parts)),
+        size_multiple=_STEP,
+        has_graphs=False,
+        denoises_latents=True,
+        defaults=SamplingDefaults(
+            num_inference_steps=kind.steps,
+            guidance_scale=kind.guidance,
+            flow_shift=scheduler.number("shift", 1.0, above=0),
+            bot_task="none",
+            drop_think=False,
+            use_system_prompt="None",
+            temperature=0.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=1,
+            negative_prompt=kind.negative,
+            has_negative_prompt=True,
+        ),
+    )
+
+
+FAMILY = Family(
+    name="diffusers_image",
+    makes="pictures",
+    marks=lambda folder: pipeline_name(folder) in KINDS,
+    open=EditorFolder,
+    fingerprint=lambda folder: read_layout(folder).fingerprint(file_digest(folder / INDEX)),
+    tensors=lambda folder: read_layout(folder).tensors(),
+)
