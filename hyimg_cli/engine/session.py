@@ -22,6 +22,7 @@ from hyimg_cli.memory.fit import fits, need_of_second
 from hyimg_cli.memory.refusals import refuse_conflicts
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline, LoadModel
+from hyimg_cli.pipelines.latent_image import LatentImagePipeline
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import WriteBehind
 from hyimg_cli.pipelines.request import Facts, Lost, Request, line_facts
@@ -60,7 +61,9 @@ class Session:
         self._config = config
         self._folder: JobFolder | None = None
         self._images = ImagePipeline(config, load)
+        self._edits = LatentImagePipeline(config)
         self._videos = VideoPipeline(config, self._images.forget)
+        self._pipelines: tuple[AnyPipeline, ...] = (self._images, self._edits, self._videos)
         self._pipeline: AnyPipeline = self._images
         self._attempts = Counter[str]()
         self._limit = FailureLimit(config.failure)
@@ -72,8 +75,8 @@ class Session:
 
     def close(self) -> None:
         """Let the models go, and end the processes that work with them; `run` loads anew."""
-        self._images.release()
-        self._videos.release()
+        for pipeline in self._pipelines:
+            pipeline.release()
         limit_gpu_memory(self._config, is_over=True)
 
     def __enter__(self) -> Self:
@@ -84,8 +87,8 @@ class Session:
 
     def forget(self) -> None:
         """Drop what earlier plans left in memory for later ones; the models stay loaded."""
-        self._images.forget()
-        self._videos.forget()
+        for pipeline in self._pipelines:
+            pipeline.forget()
 
     def run(
         self, plan: Plan, folder: JobFolder | None = None, *, whole: Plan | None = None
@@ -123,21 +126,26 @@ class Session:
 
     def _prepare_group(self, group: Group | VideoGroup, plan: Plan) -> Iterator[Event]:
         """The group's pipeline with its model, its shared work and its shapes behind it."""
-        pipeline: AnyPipeline = self._images if isinstance(group, Group) else self._videos
-        other: AnyPipeline = self._videos if isinstance(group, Group) else self._images
+        choice = self._config.model
+        pipeline: AnyPipeline = self._videos
+        if isinstance(group, Group):
+            drawn_by = registry.model_card(group.model, choice.revision)
+            pipeline = self._edits if drawn_by.denoises_latents else self._images
         self._pipeline = pipeline
-        if pipeline.model != group.model and other.model is not None:
-            # The other model stays where the group's fits beside it with a full batch.
+        for other in self._pipelines:
+            if other is pipeline or other.model is None or pipeline.model == group.model:
+                continue
+            # Another model stays where the group's fits beside it with a full batch.
             needed = need_of_second(group.model, group.jobs, self._config)
             name, there = other.model, available_memory(self._config)
             if not fits(needed, there):
                 other.release()
                 yield ModelReleased(name, needed.total, there.free)
-        beside = () if other.model is None else (other.model,)
+        others = (other.model for other in self._pipelines if other is not pipeline)
+        beside = tuple(filter(None, others))
         if pipeline.model != group.model:
-            choice = self._config.model
             if isinstance(group, Group):
-                nbytes = registry.model_card(group.model, choice.revision).weight_bytes
+                nbytes = drawn_by.weight_bytes
             else:
                 card = registry.video_card(group.model, choice.revision, choice.components)
                 nbytes = sum(size for _, size in card.component_bytes)

@@ -24,12 +24,13 @@ from hyimg_cli.spec.job import Job, VideoJob
 
 if TYPE_CHECKING:
     from hyimg_cli.models.common.model import DecoderModel
+    from hyimg_cli.models.diffusers_image.model import LatentImageModel
     from hyimg_cli.models.latent_video import LatentVideoModel
     from hyimg_cli.parallel.ranks import RankPool
 
 # In the order in which they are asked; a folder of no family is taken for the last of its kind,
 # which says what is missing.
-_BUILT_IN = ("bagel", "lingbot_world", "hunyuan_image3", "diffusers_video")
+_BUILT_IN = ("bagel", "lingbot_world", "diffusers_image", "hunyuan_image3", "diffusers_video")
 _REGISTERED: list[Family] = []
 EMBEDDED = "tiny-image"
 EMBEDDED_VIDEO = "tiny-video"
@@ -197,6 +198,11 @@ def load(
     known = sequences(choice.model, choice.revision)
     _refuse_unfollowed(_family(folder, "pictures"), choice, known.card.name)
     return known.load(choice, is_batch_invariant=is_batch_invariant, pool=pool)
+
+
+def load_editor(choice: ModelChoice) -> "LatentImageModel":
+    """The loaded model of a checkpoint that `denoises_latents`. Imports torch."""
+    return cast("LatentImageModel", load(choice))
 
 
 @gc_paused()

@@ -9,18 +9,21 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.models.common.model import DecoderModel
-from hyimg_cli.models.latent_video import LatentVideoModel
 from hyimg_cli.pipelines.ranks import ModelRanks
 from hyimg_cli.pipelines.request import Facts, Lost, Request
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Event, ModelLoaded, Outcome, OutputFile, Prewarmed
 from hyimg_cli.spec.job import Job
 
-Model = TypeVar("Model", bound=DecoderModel | LatentVideoModel)
+if TYPE_CHECKING:
+    from hyimg_cli.models.common.model import DecoderModel
+    from hyimg_cli.models.diffusers_image.model import LatentImageModel
+    from hyimg_cli.models.latent_video import LatentVideoModel
+
+Model = TypeVar("Model", bound="DecoderModel | LatentImageModel | LatentVideoModel")
 OneJob = TypeVar("OneJob", bound=Job)
 Done = TypeVar("Done", bound=Request[Any])
 

@@ -4,9 +4,14 @@ import json
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
+from hyimg_cli.journal.job_pictures import finish, keep_redraw, write_picture
+from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.media.images import Pixels
+from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.settings.run import OutputConfig
 from hyimg_cli.spec.events import Outcome, OutputFile, StepCacheReport
-from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.job import ImageJob, Job
 
 OneJob = TypeVar("OneJob", bound=Job, covariant=True)
 
@@ -81,6 +86,27 @@ def done_outcome(
         **line_facts(work, facts, *work.warnings, *warnings),
         **said,
     )
+
+
+def write_drawn(
+    done: Request[ImageJob],
+    folder: JobFolder,
+    pixels: Pixels,
+    reference: Pixels | None,
+    facts: PictureFacts | None,
+    config: OutputConfig,
+) -> OutputFile:
+    """Write a picture that was drawn, put back on its source where the job keeps that: then it is
+    compared with `reference`, what the model was shown.
+    """
+    job = done.job
+    if job.outside is None:
+        return write_picture(folder, job, pixels, facts)
+    # An edit on its source; its line tells of the redraw whatever becomes of that.
+    assert reference is not None, "it is made where the source is read"
+    done.edit = edit = keep_redraw(folder, job, pixels, reference, facts)
+    source = done.source_digests[job.outside.kept_source - 1]
+    return finish(folder, job, pixels, reference, edit, config, source)
 
 
 def line_facts(work: Request[Job], facts: Facts, *warnings: str) -> dict[str, Any]:

@@ -107,6 +107,8 @@ class ModelCard:
     is a `size_multiple`, those that ratios lead to: any sides of such multiples may be asked then,
     up to `base_size`.
 
+    `denoises_latents`: all it does; it has no text stage and no K/V.
+
     `base_size` is the side of the square that all sizes have about the area of. `edit_defaults`:
     of jobs with source images, where they are others. `has_graphs`: text may be decoded by them.
     `activations`: what a forward works with on a CPU (`cpu`), else by its experts' quantization.

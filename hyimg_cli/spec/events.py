@@ -256,7 +256,7 @@ class Remark:
     kind: RemarkKind = "note"
 
 
-Embedded = Literal["prompts", "start pictures"]
+Embedded = Literal["prompts", "start pictures", "source pictures"]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ pipeline.
 """
 
 # Legend: H W pixels
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -136,7 +136,7 @@ class BlockDenoiser(VideoDenoiser):
         for condition, embedding in found:
             model.put(self._state, condition, embedding)
         model.run((blocks[name] for name in names[:at]), self._state)
-        self._timesteps: Tensor = self._state.get("timesteps")
+        self._timesteps = self._tensor("timesteps")
         self.velocities = VelocityCache(None, range(self.steps))
         self.scheduler.set_begin_index(0)
 
@@ -145,8 +145,7 @@ class BlockDenoiser(VideoDenoiser):
         return len(self._timesteps)
 
     def initial_latents(self) -> Tensor:
-        latents: Tensor = self._state.get("latents")
-        return latents
+        return self._tensor("latents")
 
     @torch.no_grad()
     def step(self, index: int, latents: Tensor) -> Tensor:
@@ -155,8 +154,7 @@ class BlockDenoiser(VideoDenoiser):
         self._state.set("timesteps", self._timesteps[index : index + 1])
         is_last = index + 1 == self.steps
         self._model.run([self._loop, *(self._after if is_last else ())], self._state)
-        moved: Tensor = self._state.get("latents")
-        return moved
+        return self._tensor("latents")
 
     def state(self) -> Mapping[str, Tensor]:
         return self.velocities.state()
@@ -164,14 +162,19 @@ class BlockDenoiser(VideoDenoiser):
     def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
         self.scheduler.set_begin_index(index)
 
+    def _tensor(self, name: str) -> Tensor:
+        value: Any = self._state.get(name)
+        assert isinstance(value, Tensor), f"the blocks make {name}"
+        return value
+
     def _use(self) -> None:
         self._model.pipe.scheduler = self.scheduler
         self._model.guide(self._scale > 1, self._scale)
 
 
 class Absent:
-    """A network that is not read yet, as other stages' blocks ask it for its configuration. It is no
-    module, so it does not tell a device.
+    """A network that is not read yet: blocks of other stages ask it for its configuration. It is no
+    module, so that nobody asks it for a device.
     """
 
     def __init__(self, component: Component) -> None:
@@ -182,9 +185,7 @@ class Absent:
 
 
 class LatentImageModel:
-    """A loaded checkpoint: its networks are read at their first use. Methods raise JobError for what
-    a job asks wrongly.
-    """
+    """A loaded checkpoint, its networks read at their first use."""
 
     def __init__(
         self, card: ModelCard, layout: CheckpointLayout, kind: Kind, choice: ModelChoice
@@ -226,7 +227,9 @@ class LatentImageModel:
             declared = {one.name for block in blocks.values() for one in block.inputs}
             own = tuple((name, text) for name, text in texts.items() if name in declared)
             reads = images if "image" in declared else ()
-            found.append(Condition(stage, own, reads, is_guided and bool(own)))
+            # Pictures that no text is read with are encoded one by one, as the blocks do.
+            sets = [reads] if own else [(one,) for one in reads]
+            found += [Condition(stage, own, one, is_guided and bool(own)) for one in sets]
         return found
 
     def denoiser(
@@ -239,12 +242,10 @@ class LatentImageModel:
     @torch.no_grad()
     def decode_latents(self, job: ImageJob, latents: Tensor) -> Pixels:
         """The picture of latents behind the last step, RGB uint8 [H, W, 3]."""
-        blocks = [
-            block for name, block in self.all_blocks(job).items() if name.startswith(_DECODE)
-        ]
-        state = self.new_state({"latents": latents, "output_type": "pil"})
-        picture: Image.Image = self.run(blocks, state).get("images")[0]
-        return np.asarray(picture.convert("RGB"))
+        blocks = [block for name, block in self.all_blocks(job).items() if name.startswith(_DECODE)]
+        state = self.run(blocks, self.new_state({"latents": latents, "output_type": "pil"}))
+        pictures: Any = state.get("images")
+        return np.asarray(pictures[0].convert("RGB"))
 
     # --- the library's blocks
 
@@ -278,13 +279,11 @@ class LatentImageModel:
             for block in self.blocks(condition).values()
             for out in block.intermediate_outputs
         }
-        lists: dict[str, list[Tensor]] = {}
         for name, tensor in sorted(found.tensors.items()):
             own, _, number = name.partition(".")
             value: Any = tensor.to(self.device)
-            if number:
-                value = lists.setdefault(own, [])
-                value.append(tensor.to(self.device))
+            if number:  # of a list, which several conditions of a stage make together
+                value = [*(state.get(own) or ()), value]
             state.set(own, value, kinds[own])
 
     def guide(self, is_on: bool, scale: float = 4.0) -> None:
@@ -305,7 +304,9 @@ class LatentImageModel:
     @cached_property
     def _blocks(self) -> dict[bool, dict[str, Any]]:
         """By whether there are source pictures."""
-        given = {False: {"prompt": ""}, True: {"prompt": "", "image": True}}
+        given: dict[bool, dict[str, Any]] = {
+            False: {"prompt": ""}, True: {"prompt": "", "image": True},
+        }  # fmt: skip
         return {
             has_images: dict(self.pipe.blocks.get_execution_blocks(**inputs).sub_blocks)
             for has_images, inputs in given.items()

@@ -1,16 +1,17 @@
-"""Picture editors of diffusers as a family: which of the library's pipelines, and what each takes; by
-a checkpoint's JSON files and safetensors headers, no torch.
+"""Picture editors of diffusers as a family: which of the library's pipelines, and what each takes,
+by a checkpoint's JSON files and safetensors headers; no torch.
 
-A pipeline that is not in the table is refused by its name. Defaults are those of the checkpoints'
-own pages, told where the library's are others.
+A pipeline that is not in the table is refused by its name.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyimg_cli.errors import JobError, require
+from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.checkpoint import file_digest
 from hyimg_cli.manifest.cost import JobTokens
@@ -25,7 +26,6 @@ from hyimg_cli.models.family import Family, ImageCheckpoint
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import Bucket, ModelCard, SamplingDefaults, WeightCounts
 from hyimg_cli.spec.job import ImageJob, Size
-from hyimg_cli.spec.units import counted
 
 if TYPE_CHECKING:
     from hyimg_cli.models.diffusers_image.model import LatentImageModel
@@ -47,6 +47,8 @@ _SIDES = (
     *((1024, 1024), (768, 1344), (1344, 768), (896, 1184), (1184, 896)),
     *((832, 1248), (1248, 832)),
 )
+# What the texts' template writes itself; the tokenizer would read one from a prompt, too.
+_CONTROL_TOKEN = re.compile(r"<\|[a-z_]+\|>")
 # Rows of a prompt, template and all, where nothing has counted them.
 _TEXT_ROWS = 256
 
@@ -104,14 +106,23 @@ class EditorFolder(ImageCheckpoint):
     def check(self, job: ImageJob) -> None:
         least, most, count = self.kind.fewest, self.kind.most, len(job.images)
         if not least <= count <= most:
-            takes = "none" if not most else counted(most, "source image")
-            takes = f"{least} to {takes}" if least < most else takes
-            raise JobError(
-                f"{counted(count, 'source image')} for {self.card.name}, which takes {takes}",
-                where="images",
-                hint="give another --model, or other images",
-                code="job.sources",
-            )
+            takes = f"{least} to {most}" if least < most else f"{most or 'none'}"
+            what = f"{self.card.name} takes {takes} source images; here are {count}"
+            raise JobError(what, where="images", hint="name another model", code="job.sources")
+        if job.step_cache is not None:
+            raise self._unfollowed("step_cache")
+        if job.flow_shift != self.card.defaults.flow_shift:
+            raise self._unfollowed("flow_shift")
+        if job.writes_text or job.has_given_text or job.use_system_prompt != "None":
+            raise self._unfollowed("bot_task" if job.writes_text else "system_prompt")
+        for name in ("prompt", "negative_prompt"):
+            if found := _CONTROL_TOKEN.search(getattr(job, name)):
+                what = f"the text has the control token {found[0]}"
+                raise JobError(what, where=name, hint="take it out", code="job.control-token")
+
+    def _unfollowed(self, name: str) -> JobError:
+        what = f"{self.card.name} does not follow {name}"
+        return JobError(what, where=name, hint="leave it out", code="job.not-followed")
 
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
         bucket = self.card.bucket_of(job.size) or self.card.nearest_bucket(1, 1)
@@ -126,8 +137,8 @@ class EditorFolder(ImageCheckpoint):
 
     def prefixes(
         self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
-    ) -> list[list]:
-        return []
+    ) -> list[list[Segment]]:
+        return [[]]  # nothing of a job's rows outlives a step
 
     def load(self, choice: ModelChoice, **_: object) -> "LatentImageModel":  # type: ignore[override]
         require("diffusers")
@@ -168,7 +179,6 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
             top_k=0,
             top_p=1.0,
             max_new_tokens=1,
-            negative_prompt=kind.negative,
             has_negative_prompt=True,
         ),
     )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from hyimg_cli.journal.job_pictures import edit_warnings, finish, keep_redraw, write_picture
+from hyimg_cli.journal.job_pictures import edit_warnings
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs, file_provenance
 from hyimg_cli.kernels.devices import peak_memory_mb, synchronize
@@ -34,7 +34,7 @@ from hyimg_cli.pipelines.image.think import Texts
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import SourcePrefetch
 from hyimg_cli.pipelines.ranks import ImageRanks
-from hyimg_cli.pipelines.request import Facts, Lost, done_outcome
+from hyimg_cli.pipelines.request import Facts, Lost, done_outcome, write_drawn
 from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.events import JobStarted, ModelLoaded, Outcome, OutputFile, Prewarmed, Progress
 from hyimg_cli.spec.job import ImageJob
@@ -162,13 +162,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
                 cot_token_ids=done.text.ids,
                 ratio_index=done.canvas.bucket.token_index,
             )
-        if job.outside is None:
-            return write_picture(folder, job, pixels, facts)
-        # An edit on its source; its line tells of the redraw whatever becomes of that.
-        assert done.reference is not None, "it is made where the source is read"
-        done.edit = edit = keep_redraw(folder, job, pixels, done.reference, facts)
-        source = done.source_digests[job.outside.kept_source - 1]
-        return finish(folder, job, pixels, done.reference, edit, self._config.output, source)
+        return write_drawn(done, folder, pixels, done.reference, facts, self._config.output)
 
     def outcome(self, done: ImageRequest, output: OutputFile | None, facts: Facts) -> Outcome:
         text, job, reuse = done.text, done.job, done.reuse

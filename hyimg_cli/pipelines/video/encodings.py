@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from hyimg_cli.cache.disk import START_PICTURES, DiskStore
+from hyimg_cli.cache.disk import SOURCE_IMAGES, START_PICTURES, DiskStore
 from hyimg_cli.cache.memo import Memo
 from hyimg_cli.errors import MachineError
 from hyimg_cli.models.latent_video import ConditionEncoder, PromptEmbedding
@@ -21,6 +21,9 @@ from hyimg_cli.spec.events import Embedded, Progress, PromptsReady
 Item = TypeVar("Item")
 logger = logging.getLogger(__name__)
 _MEMO_BYTES = 2_000_000_000
+_WHAT: dict[str, Embedded] = {
+    START_PICTURES: "start pictures", SOURCE_IMAGES: "source pictures",
+}  # fmt: skip
 
 
 class Encodings(Generic[Item]):
@@ -33,7 +36,7 @@ class Encodings(Generic[Item]):
     def __init__(self, cache: CacheConfig, kind: str, *, is_on: bool = True) -> None:
         """`kind`: of the disk cache."""
         self._is_on, self._kind = is_on, kind
-        self._what: Embedded = "start pictures" if kind == START_PICTURES else "prompts"
+        self._what: Embedded = _WHAT.get(kind, "prompts")
         self._memo: Memo[str, PromptEmbedding] = Memo(
             _MEMO_BYTES, lambda one: sum(tensor.nbytes for tensor in one.tensors.values())
         )

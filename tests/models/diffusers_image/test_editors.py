@@ -1,0 +1,239 @@
+"""Picture editors of the library: the classic pipelines' pixels, whatever a run shares."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import tiny_editors
+import torch
+from PIL import Image
+
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.models.diffusers_image.record import KINDS, EditorFolder
+from hyimg_cli.pipelines import latent_image
+from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
+
+SIZE = {"width": 96, "height": 64}
+STEPS = 3
+Line = dict[str, Any]
+Checkpoint = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A tiny checkpoint of a kind, written once."""
+    folder = tmp_path_factory.mktemp("editors")
+
+    def of(kind: str) -> Path:
+        made = folder / kind
+        return made if made.is_dir() else tiny_editors.write(made, kind)
+
+    return of
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[str]:
+    numbers = np.random.default_rng(1)
+    for number, (height, width) in enumerate(((64, 96), (80, 70))):
+        pixels = numbers.integers(0, 256, (height, width, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"s{number}.png")
+    return ["s0.png", "s1.png"]
+
+
+def line(custom_id: str, prompt: str, *images: str, **more: Any) -> Line:
+    task = "it2i" if images else "t2i"
+    size = {"size": "{width}x{height}".format(**SIZE)}
+    own = {"custom_id": custom_id, "task": task, "prompt": prompt, "num_inference_steps": STEPS}
+    return {"seed": 7} | own | size | ({"images": list(images)} if images else {}) | more
+
+
+def drawn_by_library(folder: Path, one: Line, root: Path) -> np.ndarray:
+    """The classic pipeline's picture of a line."""
+    name = json.loads((folder / "model_index.json").read_text())["_class_name"]
+    pipeline = getattr(diffusers, name).from_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    pictures = [Image.open(root / path).convert("RGB") for path in one.get("images", ())]
+    given: dict[str, Any] = {}
+    if pictures:
+        given["image"] = pictures if len(pictures) > 1 else pictures[0]
+    scale = one.get("guidance_scale", 4.0)
+    made = pipeline(
+        prompt=one["prompt"],
+        negative_prompt=(one.get("negative_prompt") or " ") if scale > 1 else None,
+        true_cfg_scale=scale,
+        num_inference_steps=STEPS,
+        generator=torch.Generator().manual_seed(one["seed"]),
+        **SIZE,
+        **given,
+    )
+    return np.asarray(made.images[0])
+
+
+def pixels_of(folder: Path) -> dict[str, np.ndarray]:
+    return {file.stem: np.asarray(Image.open(file)) for file in folder.glob("outputs/*.png")}
+
+
+def results(folder: Path) -> dict[str, Line]:
+    return {one["custom_id"]: one for one in RunFolder(folder).results().values()}
+
+
+@pytest.mark.parametrize("kind", tiny_editors.PIPELINES)
+def test_pixels_are_the_librarys_whatever_is_shared(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],
+    kind: str,
+) -> None:  # fmt: skip
+    """In one run, in the other order, and by the classic pipeline called job by job."""
+    folder = checkpoint(kind)
+    taken = {"qwen-image": 0, "qwen-image-edit": 1, "qwen-image-edit-plus": 2}[kind]
+    sets = {0: [()], 1: [("s0.png",), ("s1.png",)]}.get(taken, [("s0.png",), ("s1.png", "s0.png")])
+    lines = [line(f"{number}", "red", *images) for number, images in enumerate(sets)]
+    lines.append(line("plain", "blue", *sets[0], guidance_scale=1, seed=8))
+    lines.append(line("negative", "red", *sets[0], negative_prompt="green"))
+    out, back = tmp_path / "out", tmp_path / "back"
+    manifest = str(write_manifest(*lines))
+    first = run_cli("generate", manifest, "--model", str(folder), "-o", str(out))
+    assert f"{len(lines)} done, 0 failed" in first.err
+    turned = str(write_manifest(*lines[::-1]))
+    run_cli("generate", turned, "--model", str(folder), "-o", str(back), "--no-disk-cache")
+    found, again = pixels_of(out), pixels_of(back)
+    for one in lines:
+        name = one["custom_id"]
+        assert np.array_equal(found[name], drawn_by_library(folder, one, tmp_path)), name
+        assert np.array_equal(found[name], again[name]), name
+
+
+def test_each_text_and_each_source_is_encoded_once(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str]
+) -> None:
+    """Two sources, two instructions, two seeds: four texts, two sources; a second run: none."""
+    lines = [
+        line(f"{path[:2]}-{prompt}-{seed}", prompt, path, seed=seed, num_inference_steps=1)
+        for path in sources
+        for prompt in ("red", "blue")
+        for seed in (1, 2)
+    ]
+    manifest, model = str(write_manifest(*lines)), str(checkpoint("qwen-image-edit-plus"))
+    cache = ("--cache-dir", str(tmp_path / "cache"))
+    plan = run_cli("plan", manifest, "--model", model, "--json").json_lines[0]
+    assert plan["total"]["denoise_steps"] == len(lines)
+    run_cli("generate", manifest, "--model", model, "-o", str(tmp_path / "a"), *cache)
+    first = list(results(tmp_path / "a").values())[-1]["cache"]
+    assert first["encoder_runs"] == {"text_encoder": 4, "vae_encoder": 2}
+    run_cli("generate", manifest, "--model", model, "-o", str(tmp_path / "b"), *cache)
+    second = list(results(tmp_path / "b").values())[-1]["cache"]
+    assert second["encoder_runs"] == {}
+    assert second["prompt_embeddings"]["disk_hits"] == 4
+    ours, theirs = pixels_of(tmp_path / "a"), pixels_of(tmp_path / "b")
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("stop", [1, STEPS])
+def test_a_run_that_ends_behind_any_step_goes_on_there(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],
+    monkeypatch: pytest.MonkeyPatch, stop: int,
+) -> None:  # fmt: skip
+    manifest = str(write_manifest(line("a", "red", "s0.png", num_inference_steps=STEPS)))
+    model, whole = str(checkpoint("qwen-image-edit")), tmp_path / "whole"
+    often = ("--checkpoint-every", "1", "--cache-dir", str(tmp_path / "cache"))
+    run_cli("generate", manifest, "--model", model, "-o", str(whole), *often)
+    out, keep = tmp_path / "out", LatentsCheckpoint.keep
+
+    def keep_and_end(self: LatentsCheckpoint, kept: Any) -> None:
+        keep(self, kept)
+        if kept.step == stop:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LatentsCheckpoint, "keep", keep_and_end)
+        run_cli("generate", manifest, "--model", model, "-o", str(out), *often)
+    assert not list(out.glob("outputs/*.png"))
+    run_cli("generate", manifest, "--model", model, "-o", str(out), *often)
+    found, expected = pixels_of(out), pixels_of(whole)
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    done = results(out)["a"]
+    assert done["denoise_steps"] == STEPS - stop
+    assert not list(out.glob("latents/*"))
+
+
+def test_an_edit_keeps_its_source_outside_and_is_replayed(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str]
+) -> None:
+    box = {"keep_outside": True, "region": "10,10,40,40", "region_mode": "instead"}
+    kept = line("kept", "red", "s1.png") | box
+    del kept["size"]
+    manifest, model = str(write_manifest(kept)), str(checkpoint("qwen-image-edit-plus"))
+    out = tmp_path / "out"
+    run_cli("generate", manifest, "--model", model, "-o", str(out))
+    made, source = pixels_of(out)["kept"], np.asarray(Image.open(tmp_path / "s1.png"))
+    assert made.shape == source.shape
+    outside = np.ones(source.shape[:2], bool)
+    outside[10:40, 10:40] = False
+    assert np.array_equal(made[outside], source[outside])
+    assert not np.array_equal(made, source)
+    picture = str(out / "outputs" / "kept.png")
+    again = run_cli(
+        "replay", picture, "--model", model, "--expect-equal", "--images-from", str(tmp_path)
+    )
+    assert again.code == 0, again.err
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "code"),
+    [
+        ("qwen-image", {"images": ["s0.png"], "task": "it2i"}, "sources"),
+        ("qwen-image-edit", {}, "sources"),
+        ("qwen-image-edit", {"images": ["s0.png", "s1.png"], "task": "it2i"}, "sources"),
+        ("qwen-image", {"flow_shift": 2.0}, "not-followed"),
+        ("qwen-image", {"bot_task": "think"}, "not-followed"),
+        (
+            "qwen-image",
+            {"step_cache": "taylor:interval=3", "num_inference_steps": 20},
+            "not-followed",
+        ),
+        ("qwen-image", {"prompt": "a <|image_pad|>"}, "control-token"),
+    ],
+)
+def test_what_a_model_does_not_take_is_refused_by_name(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],
+    kind: str, more: Line, code: str,
+) -> None:  # fmt: skip
+    manifest = str(write_manifest(line("a", "red") | more))
+    found = run_cli("check", manifest, "--model", str(checkpoint(kind)), "--json")
+    assert found.json_lines[0]["fault"]["code"] == f"manifest.{code}"
+
+
+def test_a_picture_of_one_colour_is_no_picture() -> None:
+    with pytest.raises(latent_image.OutputError, match="the same"):
+        latent_image.checked(np.zeros((4, 4, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"_class_name": "FluxPipeline"}, "checkpoint.family"),
+        ({"vae": ["my_code", "Vae"]}, "checkpoint.component"),
+        ({"transformer": ["diffusers", "FluxTransformer2DModel"]}, "checkpoint.component"),
+    ],
+)
+def test_another_pipeline_and_foreign_code_are_refused(
+    tmp_path: Path, checkpoint: Checkpoint, change: Line, code: str
+) -> None:
+    index = json.loads((checkpoint("qwen-image") / "model_index.json").read_text())
+    folder = tmp_path / "changed"
+    shutil.copytree(checkpoint("qwen-image"), folder)
+    (folder / "model_index.json").write_text(json.dumps(index | change))
+    with pytest.raises(CheckpointError) as caught:
+        EditorFolder(folder, "x")
+    assert caught.value.code == code
+
+
+def test_the_library_has_every_pipeline_of_the_table() -> None:
+    for name in KINDS:
+        assert hasattr(diffusers, name)
+        assert hasattr(diffusers, name.replace("Pipeline", "ModularPipeline"))
