@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -44,12 +44,6 @@ from hyimg_cli.spec.events import (
 )
 from hyimg_cli.spec.job import ImageJob
 
-if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
-    pass
-
 TEXTS = "text_encoder"
 
 
@@ -69,7 +63,7 @@ class EditRequest(Request[ImageJob]):
 Events = Iterator[Progress | EditRequest | Lost[ImageJob]]
 
 
-class LatentImagePipeline(Pipeline["LatentImageModel", ImageJob, EditRequest]):
+class LatentImagePipeline(Pipeline[Any, ImageJob, EditRequest]):
     """Draws and edits pictures, one at a time, by a `LatentImageModel`."""
 
     def __init__(self, config: RunConfig) -> None:

@@ -107,7 +107,7 @@ class ModelCard:
     is a `size_multiple`, those that ratios lead to: any sides of such multiples may be asked then,
     up to `base_size`.
 
-    `denoises_latents`: all it does; it has no text stage and no K/V.
+    `denoises_latents`: all it does; it has no text stage and no K/V, and takes any sides.
 
     `base_size` is the side of the square that all sizes have about the area of. `edit_defaults`:
     of jobs with source images, where they are others. `has_graphs`: text may be decoded by them.
@@ -192,13 +192,20 @@ class ModelCard:
             return None
         if not self.size_multiple or request.is_ratio:
             return self.nearest_bucket(request.height, request.width)
-        scale = min(1.0, self.base_size / max(request.height, request.width))
+        most = self.base_size / max(request.height, request.width)
+        scale = 1.0 if self.denoises_latents else min(1.0, most)
+        return self._scaled(Size(request.height, request.width), scale)
+
+    def _scaled(self, size: Size, scale: float) -> Bucket:
         step = self.size_multiple
-        sides = (round(side * scale / step) * step for side in (request.height, request.width))
+        sides = (round(side * scale / step) * step for side in (size.height, size.width))
         return Bucket(NO_RATIO, Size(*(max(step, side) for side in sides)))
 
     def kept_size(self, source: Size) -> Size:
         """The size in which a source that is to be kept is drawn: the nearest to its shape."""
+        if self.denoises_latents:
+            scale = self.base_size / math.sqrt(source.height * source.width)
+            return self._scaled(source, scale).size
         found = self.bucket_of(SizeRequest(source.height, source.width))
         assert found is not None, "a size was asked for"
         return found.size

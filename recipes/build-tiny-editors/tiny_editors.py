@@ -8,6 +8,7 @@ exist.
 """
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,8 @@ def write(folder: Path, kind: str) -> Path:
             chat_template="{% for message in messages %}{{ message['content'] }}{% endfor %}",
         )
     getattr(diffusers, PIPELINES[kind])(**parts).save_pretrained(folder)
+    card = {"name": f"tiny-{kind}", "trained": False, "base_size": 96}
+    (folder / "card.json").write_text(json.dumps(card) + "\n")
     return folder
 
 

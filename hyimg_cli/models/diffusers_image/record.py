@@ -49,6 +49,8 @@ _SIDES = (
 )
 # What the texts' template writes itself; the tokenizer would read one from a prompt, too.
 _CONTROL_TOKEN = re.compile(r"<\|[a-z_]+\|>")
+# To which references are brought, whatever their size.
+_REFERENCE_PIXELS = 1024**2
 # Rows of a prompt, template and all, where nothing has counted them.
 _TEXT_ROWS = 256
 
@@ -127,8 +129,7 @@ class EditorFolder(ImageCheckpoint):
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
         bucket = self.card.bucket_of(job.size) or self.card.nearest_bucket(1, 1)
         pixels = bucket.size.height * bucket.size.width
-        # References are brought to the area of the squares, whatever their size.
-        beside = len(source_sizes) * self.card.base_size**2
+        beside = len(source_sizes) * _REFERENCE_PIXELS
         return JobTokens(
             step_rows=(pixels + beside) // _STEP**2 + _TEXT_ROWS,
             branches=1 + (job.guidance_scale > 1),
@@ -167,6 +168,7 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
         weights=WeightCounts(rest=sum(part.parameters() or 0 for part in parts)),
         size_multiple=_STEP,
         has_graphs=False,
+        base_size=own.count("base_size", 1024),
         denoises_latents=True,
         defaults=SamplingDefaults(
             num_inference_steps=kind.steps,
