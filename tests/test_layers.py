@@ -147,7 +147,7 @@ def imported(path: Path) -> Iterator[tuple[int, str]]:
 
 
 # LingBot-World is a Wan with a camera: its layout, VAE, text encoder and picture are Wan's.
-BUILDS_ON = {"lingbot_world": "diffusers_video"}
+BUILDS_ON = dict.fromkeys(("lingbot_world", "diffusers_image"), "diffusers_video")
 
 
 def family_of(name: str) -> str:

@@ -1,7 +1,6 @@
 """Writes tiny picture editors with random weights, in diffusers' layout, into a folder.
 
-    python recipes/build-tiny-editors/tiny_editors.py OUT      OUT/qwen-image, OUT/qwen-image-edit,
-                                                               OUT/qwen-image-edit-plus
+    python recipes/build-tiny-editors/tiny_editors.py OUT      OUT/qwen-image, OUT/klein, ..
 
 Their pictures are noise; their parts, names and files are those of the released ones. OUT must not
 exist.
@@ -15,9 +14,13 @@ from typing import Any
 import diffusers
 import torch
 from diffusers import (
+    AutoencoderKL,
+    AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
     FlowMatchEulerDiscreteScheduler,
+    Flux2Transformer2DModel,
     QwenImageTransformer2DModel,
+    ZImageTransformer2DModel,
 )
 from tokenizers import AddedToken
 from transformers import (
@@ -26,6 +29,9 @@ from transformers import (
     Qwen2VLImageProcessor,
     Qwen2VLProcessor,
     Qwen2VLVideoProcessor,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3Model,
 )
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.qwen2 import Qwen2Tokenizer
@@ -38,17 +44,32 @@ PIPELINES = {
     "qwen-image": "QwenImagePipeline",
     "qwen-image-edit": "QwenImageEditPipeline",
     "qwen-image-edit-plus": "QwenImageEditPlusPipeline",
+    "klein": "Flux2KleinPipeline",
+    "klein-base": "Flux2KleinPipeline",
+    "z-image": "ZImagePipeline",
 }
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 WIDTH = 16
 
 
 def write(folder: Path, kind: str) -> Path:
     """One checkpoint: a kind of PIPELINES."""
     torch.manual_seed(0)
+    make = {"klein": _klein, "z-image": _z_image}.get(kind.removesuffix("-base"), _qwen)
+    getattr(diffusers, PIPELINES[kind])(**make(kind)).save_pretrained(folder)
+    card = {"name": f"tiny-{kind}", "trained": False, "base_size": 96}
+    (folder / "card.json").write_text(json.dumps(card) + "\n")
+    return folder
+
+
+def _qwen(kind: str) -> dict[str, Any]:
     tokenizer = _tokenizer()
     parts: dict[str, Any] = {
         "tokenizer": tokenizer,
-        "text_encoder": _text_encoder(tokenizer),
+        "text_encoder": _qwen25_vl(tokenizer),
         "vae": AutoencoderKLQwenImage(
             base_dim=4,
             z_dim=4,
@@ -83,10 +104,78 @@ def write(folder: Path, kind: str) -> Path:
             tokenizer=tokenizer,
             chat_template="{% for message in messages %}{{ message['content'] }}{% endfor %}",
         )
-    getattr(diffusers, PIPELINES[kind])(**parts).save_pretrained(folder)
-    card = {"name": f"tiny-{kind}", "trained": False, "base_size": 96}
-    (folder / "card.json").write_text(json.dumps(card) + "\n")
-    return folder
+    return parts
+
+
+def _klein(kind: str) -> dict[str, Any]:
+    tokenizer, width = _tokenizer(), 8
+    return {
+        "tokenizer": tokenizer,
+        # Layers 9, 18 and 27 are read.
+        "text_encoder": Qwen3ForCausalLM(_qwen3(tokenizer, layers=28, width=width)),
+        "vae": AutoencoderKLFlux2(
+            block_out_channels=(8, 8, 8, 8),
+            layers_per_block=1,
+            latent_channels=4,
+            norm_num_groups=4,
+        ),
+        "transformer": Flux2Transformer2DModel(
+            in_channels=16,
+            num_layers=1,
+            num_single_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=3 * width,
+            axes_dims_rope=(4, 4, 4, 4),
+            guidance_embeds=False,
+            timestep_guidance_channels=16,
+        ),
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        "is_distilled": kind == "klein",
+    }
+
+
+def _z_image(kind: str) -> dict[str, Any]:
+    tokenizer, blocks = _tokenizer(), 4
+    return {
+        "tokenizer": tokenizer,
+        "text_encoder": Qwen3Model(_qwen3(tokenizer, layers=3, width=WIDTH)),
+        "vae": AutoencoderKL(
+            down_block_types=("DownEncoderBlock2D",) * blocks,
+            up_block_types=("UpDecoderBlock2D",) * blocks,
+            block_out_channels=(8,) * blocks,
+            latent_channels=4,
+            norm_num_groups=4,
+            scaling_factor=0.3611,
+            shift_factor=0.1159,
+        ),
+        "transformer": ZImageTransformer2DModel(
+            in_channels=4,
+            dim=32,
+            n_layers=2,
+            n_refiner_layers=1,
+            n_heads=2,
+            n_kv_heads=2,
+            cap_feat_dim=WIDTH,
+            axes_dims=[8, 4, 4],
+            axes_lens=[512, 128, 128],
+        ),
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
+    }
+
+
+def _qwen3(tokenizer: Qwen2Tokenizer, *, layers: int, width: int) -> Qwen3Config:
+    return Qwen3Config(
+        hidden_size=width,
+        intermediate_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=len(tokenizer),
+        bos_token_id=0,
+        eos_token_id=0,
+    )
 
 
 def _tokenizer() -> Qwen2Tokenizer:
@@ -95,10 +184,11 @@ def _tokenizer() -> Qwen2Tokenizer:
     vocabulary = {character: index for index, character in enumerate(characters)}
     tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[])
     tokenizer.add_tokens([AddedToken(token, special=True) for token in SPECIAL[1:]])
+    tokenizer.pad_token, tokenizer.chat_template = SPECIAL[0], CHAT_TEMPLATE
     return tokenizer
 
 
-def _text_encoder(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLForConditionalGeneration:
+def _qwen25_vl(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLForConditionalGeneration:
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL}
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 2]}
     config = Qwen2_5_VLConfig(

@@ -23,8 +23,8 @@ import diffusers
 import numpy as np
 import torch
 from diffusers.modular_pipelines.modular_pipeline import PipelineState
-from PIL import Image
 from torch import Tensor
+from torchvision.transforms.functional import to_pil_image
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import SourceImageError
@@ -89,7 +89,7 @@ class BlockEncoder(CheckpointEncoder):
                 if picture.digest != expected:
                     what, hint = "the picture changed while the run went on", "run again"
                     raise SourceImageError(what, where=path, hint=hint, code="source.changed")
-                pictures.append(Image.fromarray(picture.pixels))
+                pictures.append(to_pil_image(picture.pixels))
                 notes += picture.notes
             inputs["image"] = pictures if len(pictures) > 1 else pictures[0]
         blocks = model.blocks(condition)
@@ -122,7 +122,7 @@ class BlockDenoiser(VideoDenoiser):
         self._loop, self._after = blocks[loop], [blocks[name] for name in names[at + 1 :]]
         self._loop.set_progress_bar_config(disable=True)
         self.scheduler = configured(model.layout.components["scheduler"])
-        self._scale = job.guidance_scale
+        self._guidance = model.kind.is_guided(job), job.guidance_scale
         self._use()
         inputs = {
             "generator": torch.Generator().manual_seed(job.seed),
@@ -169,7 +169,7 @@ class BlockDenoiser(VideoDenoiser):
 
     def _use(self) -> None:
         self._model.pipe.scheduler = self.scheduler
-        self._model.guide(self._scale > 1, self._scale)
+        self._model.guide(*self._guidance)
 
 
 class Absent:
@@ -194,8 +194,7 @@ class LatentImageModel:
         self.place = load_target(choice)
         parts = [part for part in layout.components.values() if part.has_weights]
         self.parameter_count = sum(map(check_weights, parts))
-        name = layout.family.replace("Pipeline", "ModularPipeline")
-        self.pipe: Any = getattr(diffusers, name)()
+        self.pipe: Any = getattr(diffusers, kind.blocks)()
         self._absent = {name: Absent(layout.components[name]) for name in ("transformer", "vae")}
         self.pipe.transformer, self.pipe.vae = self._absent.values()
         self.conditions = BlockEncoder(self)
@@ -214,9 +213,9 @@ class LatentImageModel:
 
     def conditions_of(self, job: ImageJob, digests: Sequence[str]) -> list[Condition]:
         """What the job's denoising reads. `digests`: of its source pictures' files."""
-        is_guided = job.guidance_scale > 1
+        is_guided = self.kind.is_guided(job)
         texts = {"prompt": job.prompt}
-        if is_guided:
+        if is_guided and self.kind.negative is not None:
             texts["negative_prompt"] = job.negative_prompt or self.kind.negative
         images = tuple(zip(job.images, digests, strict=True))
         found = []
@@ -288,7 +287,12 @@ class LatentImageModel:
 
     def guide(self, is_on: bool, scale: float = 4.0) -> None:
         """Have guidance on or off: the blocks' own default is another than the classic's."""
-        self.pipe.guider = diffusers.ClassifierFreeGuidance(guidance_scale=scale, enabled=is_on)
+        if "guider" in self.pipe.component_names:
+            self.pipe.guider = diffusers.ClassifierFreeGuidance(
+                guidance_scale=scale,
+                use_original_formulation=self.kind.adds_guidance,
+                enabled=is_on,
+            )
 
     def release(self, name: str) -> None:
         """Let a network go; its next use reads it again."""

@@ -6,7 +6,7 @@ A pipeline that is not in the table is refused by its name.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,17 +26,33 @@ from hyimg_cli.models.family import Family, ImageCheckpoint
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import Bucket, ModelCard, SamplingDefaults, WeightCounts
 from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.options import MAX_SOURCE_IMAGES
 
 if TYPE_CHECKING:
     from hyimg_cli.models.diffusers_image.model import LatentImageModel
 
+_EULER = frozenset({"FlowMatchEulerDiscreteScheduler"})
 _QWEN_TOKENIZERS = frozenset({"Qwen2Tokenizer", "Qwen2TokenizerFast"})
 _QWEN = {
     "transformer": frozenset({"QwenImageTransformer2DModel"}),
     "vae": frozenset({"AutoencoderKLQwenImage"}),
     "text_encoder": frozenset({"Qwen2_5_VLForConditionalGeneration"}),
     "tokenizer": _QWEN_TOKENIZERS,
-    "scheduler": frozenset({"FlowMatchEulerDiscreteScheduler"}),
+    "scheduler": _EULER,
+}
+_KLEIN_PARTS = {
+    "transformer": frozenset({"Flux2Transformer2DModel"}),
+    "vae": frozenset({"AutoencoderKLFlux2"}),
+    "text_encoder": frozenset({"Qwen3ForCausalLM"}),
+    "tokenizer": _QWEN_TOKENIZERS,
+    "scheduler": _EULER,
+}
+_Z_IMAGE = {
+    "transformer": frozenset({"ZImageTransformer2DModel"}),
+    "vae": frozenset({"AutoencoderKL"}),
+    "text_encoder": frozenset({"Qwen3Model", "Qwen3ForCausalLM"}),
+    "tokenizer": _QWEN_TOKENIZERS,
+    "scheduler": _EULER,
 }
 _QWEN_EDIT = _QWEN | {"processor": frozenset({"Qwen2VLProcessor"})}
 # Latent cells of a side that are one token, and pixels of a cell.
@@ -57,24 +73,59 @@ _TEXT_ROWS = 256
 
 @dataclass(frozen=True)
 class Kind:
-    """One of the library's pipelines: its parts, how many source pictures it takes, and what its
-    checkpoints' pages sample with. `negative`: the text that its guidance draws away from, where
-    the job names none.
+    """One of the library's pipelines: its modular blocks and parts, how many source pictures it
+    takes, and what its checkpoints' pages sample with.
+
+    `negative`: the text that its guidance draws away from where the job names none; None for a
+    pipeline that takes none. Guidance is on where its scale is above `guides_above`;
+    `is_distilled`: there is none. `adds_guidance`: a scale of s weighs the difference to the
+    negative by s, not by s - 1.
     """
 
+    blocks: str
     parts: dict[str, frozenset[str]]
     fewest: int
     most: int
     steps: int
     guidance: float
-    negative: str = " "
+    negative: str | None = " "
+    guides_above: float = 1.0
+    is_distilled: bool = False
+    adds_guidance: bool = False
+
+    def is_guided(self, job: ImageJob) -> bool:
+        """True if the job's steps evaluate a second branch."""
+        return not self.is_distilled and job.guidance_scale > self.guides_above
 
 
+_KLEIN = Kind(
+    "Flux2KleinModularPipeline", _KLEIN_PARTS, 0, MAX_SOURCE_IMAGES, steps=4, guidance=1.0,
+    negative=None, is_distilled=True,
+)  # fmt: skip
 KINDS = {
-    "QwenImagePipeline": Kind(_QWEN, 0, 0, steps=50, guidance=4.0),
-    "QwenImageEditPipeline": Kind(_QWEN_EDIT, 1, 1, steps=50, guidance=4.0),
-    "QwenImageEditPlusPipeline": Kind(_QWEN_EDIT, 1, 3, steps=40, guidance=4.0),
-}
+    "QwenImagePipeline": Kind("QwenImageModularPipeline", _QWEN, 0, 0, steps=50, guidance=4.0),
+    "QwenImageEditPipeline": Kind(
+        "QwenImageEditModularPipeline", _QWEN_EDIT, 1, 1, steps=50, guidance=4.0
+    ),
+    "QwenImageEditPlusPipeline": Kind(
+        "QwenImageEditPlusModularPipeline", _QWEN_EDIT, 1, 3, steps=40, guidance=4.0
+    ),
+    "Flux2KleinPipeline": _KLEIN,
+    "ZImagePipeline": Kind(
+        "ZImageModularPipeline", _Z_IMAGE, 0, 0, steps=50, guidance=5.0, negative="",
+        guides_above=0.0, adds_guidance=True,
+    ),
+}  # fmt: skip
+_KLEIN_BASE = replace(
+    _KLEIN, blocks="Flux2KleinBaseModularPipeline", steps=50, guidance=4.0, is_distilled=False
+)
+
+
+def kind_of(layout: CheckpointLayout) -> Kind:
+    """The pipeline's row, of a klein that is not distilled the base one's."""
+    kind = KINDS[layout.family]
+    is_base = kind is _KLEIN and not layout.index.flag("is_distilled", False)
+    return _KLEIN_BASE if is_base else kind
 
 
 def pipeline_name(folder: Path) -> str:
@@ -102,7 +153,7 @@ class EditorFolder(ImageCheckpoint):
 
     def __init__(self, folder: Path, model: str) -> None:
         self.layout = read_layout(folder)
-        self.kind = KINDS[self.layout.family]
+        self.kind = kind_of(self.layout)
         self.card = _card(self.layout, self.kind, model)
 
     def check(self, job: ImageJob) -> None:
@@ -113,6 +164,8 @@ class EditorFolder(ImageCheckpoint):
             raise JobError(what, where="images", hint="name another model", code="job.sources")
         if job.step_cache is not None:
             raise self._unfollowed("step_cache")
+        if self.kind.is_distilled and job.guidance_scale != self.kind.guidance:
+            raise self._unfollowed("guidance_scale")
         if job.flow_shift != self.card.defaults.flow_shift:
             raise self._unfollowed("flow_shift")
         if job.writes_text or job.has_given_text or job.use_system_prompt != "None":
@@ -132,7 +185,7 @@ class EditorFolder(ImageCheckpoint):
         beside = len(source_sizes) * _REFERENCE_PIXELS
         return JobTokens(
             step_rows=(pixels + beside) // _STEP**2 + _TEXT_ROWS,
-            branches=1 + (job.guidance_scale > 1),
+            branches=1 + self.kind.is_guided(job),
             image_encodes=len(source_sizes),
         )
 
@@ -157,7 +210,7 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
         family="diffusers_image",
         name=own.text("name", layout.folder.name),
         is_trained=own.flag("trained", True),
-        is_distilled=False,
+        is_distilled=kind.is_distilled,
         buckets=tuple(Bucket(number, Size(*sides)) for number, sides in enumerate(_SIDES)),
         pixels_per_cell=_CELL,
         source_vit_tokens=0,
@@ -181,7 +234,7 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
             top_k=0,
             top_p=1.0,
             max_new_tokens=1,
-            has_negative_prompt=True,
+            has_negative_prompt=kind.negative is not None,
         ),
     )
 

@@ -62,11 +62,17 @@ def drawn_by_library(folder: Path, one: Line, root: Path) -> np.ndarray:
     given: dict[str, Any] = {}
     if pictures:
         given["image"] = pictures if len(pictures) > 1 else pictures[0]
-    scale = one.get("guidance_scale", 4.0)
+    if "qwen" in folder.name:
+        scale = one.get("guidance_scale", 4.0)
+        given["true_cfg_scale"] = scale
+        given["negative_prompt"] = (one.get("negative_prompt") or " ") if scale > 1 else None
+    else:
+        default = {"klein": 1.0, "klein-base": 4.0, "z-image": 5.0}[folder.name]
+        given["guidance_scale"] = one.get("guidance_scale", default)
+        if "negative_prompt" in one:
+            given["negative_prompt"] = one["negative_prompt"]
     made = pipeline(
         prompt=one["prompt"],
-        negative_prompt=(one.get("negative_prompt") or " ") if scale > 1 else None,
-        true_cfg_scale=scale,
         num_inference_steps=STEPS,
         generator=torch.Generator().manual_seed(one["seed"]),
         **SIZE,
@@ -90,11 +96,16 @@ def test_pixels_are_the_librarys_whatever_is_shared(
 ) -> None:  # fmt: skip
     """In one run, in the other order, and by the classic pipeline called job by job."""
     folder = checkpoint(kind)
-    taken = {"qwen-image": 0, "qwen-image-edit": 1, "qwen-image-edit-plus": 2}[kind]
-    sets = {0: [()], 1: [("s0.png",), ("s1.png",)]}.get(taken, [("s0.png",), ("s1.png", "s0.png")])
+    sets: list[tuple[str, ...]] = {
+        "qwen-image-edit": [("s0.png",), ("s1.png",)],
+        "qwen-image-edit-plus": [("s0.png",), ("s1.png", "s0.png")],
+        "klein": [(), ("s0.png",), ("s1.png", "s0.png")],
+        "klein-base": [(), ("s0.png", "s1.png")],
+    }.get(kind, [()])
     lines = [line(f"{number}", "red", *images) for number, images in enumerate(sets)]
-    lines.append(line("plain", "blue", *sets[0], guidance_scale=1, seed=8))
-    if not taken:
+    if kind != "klein":
+        lines.append(line("plain", "blue", *sets[0], guidance_scale=1, seed=8))
+    if kind in ("qwen-image", "z-image"):
         lines.append(line("negative", "red", negative_prompt="green"))
     out, back = tmp_path / "out", tmp_path / "back"
     manifest = str(write_manifest(*lines))
@@ -190,6 +201,8 @@ def test_an_edit_keeps_its_source_outside_and_is_replayed(
         ("qwen-image", {"images": ["s0.png"], "task": "it2i"}, "sources"),
         ("qwen-image-edit", {}, "sources"),
         ("qwen-image-edit", {"images": ["s0.png", "s1.png"], "task": "it2i"}, "sources"),
+        ("klein", {"guidance_scale": 3.0}, "not-followed"),
+        ("klein", {"negative_prompt": "green"}, "not-followed"),
         ("qwen-image", {"flow_shift": 2.0}, "not-followed"),
         ("qwen-image", {"bot_task": "think"}, "not-followed"),
         (
@@ -237,4 +250,4 @@ def test_another_pipeline_and_foreign_code_are_refused(
 def test_the_library_has_every_pipeline_of_the_table() -> None:
     for name in KINDS:
         assert hasattr(diffusers, name)
-        assert hasattr(diffusers, name.replace("Pipeline", "ModularPipeline"))
+        assert hasattr(diffusers, KINDS[name].blocks)
