@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from diffusers.modular_pipelines.modular_pipeline import PipelineState
 from torch import Tensor
-from torchvision.transforms.functional import to_pil_image
+from torchvision.transforms.functional import to_pil_image  # type: ignore[import-untyped]
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import SourceImageError

@@ -280,7 +280,8 @@ def configured(component: Component, **changes: Any) -> Any:
 
 def check_arguments(own: Config, cls: Any) -> None:
     """Raise CheckpointError for a value of another kind than the class's constructor declares."""
-    parameters = inspect.signature(cls.__init__, eval_str=True).parameters.values()
+    every = inspect.signature(cls.__init__, eval_str=True).parameters.values()
+    parameters = [one for one in every if one.annotation is not one.empty]
     kinds = {one.name: one.annotation for one in parameters if one.name in own.values}
     defaults = [one.name for one in parameters if own.values.get(one.name) == one.default]
     check_values(own, {name: kinds[name] for name in kinds.keys() - defaults})

@@ -202,7 +202,7 @@ def test_an_edit_keeps_its_source_outside_and_is_replayed(
         ("qwen-image-edit", {}, "sources"),
         ("qwen-image-edit", {"images": ["s0.png", "s1.png"], "task": "it2i"}, "sources"),
         ("klein", {"guidance_scale": 3.0}, "not-followed"),
-        ("klein", {"negative_prompt": "green"}, "not-followed"),
+        ("klein", {"negative_prompt": "green"}, "foreign-field"),
         ("qwen-image", {"flow_shift": 2.0}, "not-followed"),
         ("qwen-image", {"bot_task": "think"}, "not-followed"),
         (
