@@ -22,7 +22,7 @@ from hyimg_cli.memory.fit import fits, need_of_second
 from hyimg_cli.memory.refusals import refuse_conflicts
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline, LoadModel
-from hyimg_cli.pipelines.latent_image import LatentImagePipeline
+from hyimg_cli.pipelines.latent.pictures import EditPipeline
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import WriteBehind
 from hyimg_cli.pipelines.request import Facts, Lost, Request, line_facts
@@ -61,7 +61,7 @@ class Session:
         self._config = config
         self._folder: JobFolder | None = None
         self._images = ImagePipeline(config, load)
-        self._edits = LatentImagePipeline(config)
+        self._edits = EditPipeline(config)
         self._videos = VideoPipeline(config, self._images.forget)
         self._pipelines: tuple[AnyPipeline, ...] = (self._images, self._edits, self._videos)
         self._pipeline: AnyPipeline = self._images

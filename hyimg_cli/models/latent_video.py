@@ -1,23 +1,20 @@
-"""A video model: embed prompts and pictures, denoise latents, decode frames.
-
-What families have in common is `LatentVideoModel`. Everything that one job leaves behind lives in
-its `VideoDenoiser`, which is made anew for each job, so no job can be hurt by the one before.
-"""
+"""A video model: a latent model that decodes frames, and may be spread over ranks."""
 
 # Legend: C channel, F latent frames, Y X latent rows and columns, H W pixels, T frames
 import gc
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hyimg_cli.diffusion.step_cache import VelocityCache
+from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, START_PICTURES
 from hyimg_cli.errors import OutputError
+from hyimg_cli.models.latent import ConditionEncoder, LatentDenoiser, LatentModel, PromptEmbedding
 from hyimg_cli.settings.run import DECODE_TILES, DecodeTiles, ModelChoice
 from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import Size, VideoJob
@@ -58,24 +55,6 @@ class ImageConditioning:
     num_frames: int = 0
 
 
-Item = TypeVar("Item", contravariant=True)
-
-
-@dataclass(frozen=True)
-class PromptEmbedding:
-    """One string, or view of a picture, as the transformer reads it: named tensors on the CPU,
-    valid tokens only.
-
-    A negative prompt is embedded like a positive one. Read-only. `notes` and `warnings` go into the
-    job's line: notes of a prompt (that it was cut) as warnings, too.
-    """
-
-    key: str
-    tensors: Mapping[str, Tensor]
-    notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True)
 class BranchInputs:
     """Inputs of a guidance branch: picklable, so that it can be made in another process."""
@@ -96,63 +75,6 @@ class BranchRunner(Protocol):
         """Every branch's velocity at a step, in the order of `begin`."""
 
 
-class ConditionEncoder(Protocol[Item]):
-    """Encoders of a checkpoint, of strings or of views of pictures; no weight is read before the
-    first `encode`.
-    """
-
-    def key(self, item: Item, /) -> str:
-        """A digest of everything that shapes the embedding; needs no encoder weights in memory."""
-
-    def encode(self, item: Item, /) -> PromptEmbedding:
-        """The embedding, computed under no_grad; loads the encoders that it really needs."""
-
-    def pack(self, embedding: PromptEmbedding) -> bytes:
-        """An embedding as bytes that any process can keep (safetensors)."""
-
-    def unpack(self, data: bytes, key: str) -> PromptEmbedding:
-        """Undo `pack`. Raises ValueError for other bytes."""
-
-    def release(self) -> None:
-        """Free the encoders' memory; a later `encode` loads them again."""
-
-    @property
-    def encoder_runs(self) -> Mapping[str, int]:
-        """Count how often each encoder ran since the checkpoint was opened."""
-
-
-PromptEncoder = ConditionEncoder[str]
-
-
-class VideoDenoiser(Protocol):
-    """One job's denoising: its own scheduler, guider and step cache (`velocities`), its constants
-    hoisted.
-    """
-
-    velocities: VelocityCache
-
-    @property
-    def steps(self) -> int: ...
-
-    def is_stop(self, step: int) -> bool:
-        """True if the latents behind so many steps are worth keeping, whatever was asked for: never
-        where all frames are on their way together.
-        """
-        return False
-
-    def initial_latents(self) -> Tensor:
-        """Noise from a CPU generator of the job's seed, [1, C, F, Y, X], on the device."""
-
-    def step(self, index: int, latents_BCFYX: Tensor) -> Tensor:
-        """The latents after denoise step `index` (from 0). No host read of device values."""
-
-    def state(self) -> Mapping[str, Tensor]:
-        """Memory of the scheduler and the step cache between steps, for a checkpoint."""
-
-    def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
-        """Stand behind step `index - 1` as `state` was taken there."""
-
-
 class VideoVae(TiledVae, Protocol):
     """A VAE in the pieces that a tiled decode is made of; `module`: the library's autoencoder."""
 
@@ -169,11 +91,8 @@ class VideoVae(TiledVae, Protocol):
         """Frames in -1..1 as latents in the denoiser's scale."""
 
 
-class LatentVideoModel(ABC):
-    """A loaded checkpoint: its networks are read at their first use, or when it is asked. Methods
-    raise JobError for what a job asks wrongly. `decoder`, of one process by default, may be
-    replaced from outside.
-    """
+class LatentVideoModel(LatentModel):
+    """A video model; `decoder`, of one process by default, may be replaced from outside."""
 
     # Whether a decode is cut into tiles where the settings do not say.
     is_tiled_by_default = False
@@ -196,22 +115,10 @@ class LatentVideoModel(ABC):
         self.decoder: LatentDecoder = self._decode_here
         self._is_off_device = False
 
-    @property
-    def device(self) -> torch.device:
-        return self.place.device
-
-    @property
-    def device_name(self) -> str:
-        return str(self.device)
-
-    @property
-    def dtype_name(self) -> str:
-        return self.place.dtype_name
-
     # Subclasses compute each of these four once, at its first use.
     @property
     @abstractmethod
-    def prompts(self) -> PromptEncoder:
+    def prompts(self) -> ConditionEncoder[str]:
         """The text encoders; no weight is read."""
 
     @property
@@ -237,23 +144,21 @@ class LatentVideoModel(ABC):
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         """The strings whose embeddings the job needs: its prompt, and under CFG the negative."""
 
-    @abstractmethod
-    def denoiser(
-        self,
-        job: VideoJob,
-        embeddings: Mapping[str, PromptEmbedding],
-        start: Mapping[str, Tensor] = ...,
-    ) -> VideoDenoiser:
-        """A fresh denoiser; `embeddings` by text, as `texts` names them, `start` by kind."""
+    @property
+    def encoders(self) -> dict[str, ConditionEncoder[Any]]:
+        found: dict[str, ConditionEncoder[Any]] = {PROMPT_EMBEDDINGS: self.prompts}
+        return found if self.card.start is None else found | {START_PICTURES: self.pictures}
 
-    def notes(self, job: VideoJob) -> tuple[str, ...]:
-        """What the job's line is to tell of its inputs, prompts and pictures apart."""
-        return ()
+    def conditions(self, job: VideoJob, digests: Sequence[str]) -> dict[Any, str]:
+        texts = dict.fromkeys(self.texts(job), PROMPT_EMBEDDINGS)
+        return texts | dict.fromkeys(self.pictures.views(job, digests), START_PICTURES)
+
+    def load_decoder(self) -> None:
+        _ = self.vae
 
     def load_weights(self) -> None:
-        """Read the transformer and the VAE now; without it, the first job does."""
         self.load_transformer()
-        _ = self.vae
+        self.load_decoder()
 
     def load_transformer(self) -> None:
         """Read the transformer alone: all that a branch needs."""
@@ -337,14 +242,20 @@ def frames(pixels_BCTHW: Tensor) -> Iterator[np.ndarray]:
     return map(levels, pixels_BCTHW[0].split(PIECE_FRAMES, dim=1))
 
 
+def start_of(embeddings: Mapping[Any, PromptEmbedding]) -> dict[str, Tensor]:
+    """What is embedded of a job's start pictures, by kind."""
+    views = ((one, made) for one, made in embeddings.items() if isinstance(one, ImageConditioning))
+    return {view.kind: made.tensors[view.kind] for view, made in views}
+
+
 class ClipsModel(LatentVideoModel):
     """A video model that denoises several clips of one size, length and schedule together."""
 
     @abstractmethod
     def denoiser_of(
-        self, clips: Sequence[tuple[VideoJob, PromptEmbedding, Tensor]]
-    ) -> VideoDenoiser:
-        """Of clips, each with its text and its picture's latents; steps take [B, C, F, Y, X]."""
+        self, clips: Sequence[tuple[VideoJob, Mapping[Any, PromptEmbedding]]]
+    ) -> LatentDenoiser:
+        """Of clips, each with its conditions' embeddings; steps take [B, C, F, Y, X]."""
 
 
 class SpreadModel(LatentVideoModel):

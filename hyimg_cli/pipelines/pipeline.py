@@ -20,10 +20,9 @@ from hyimg_cli.spec.job import Job
 
 if TYPE_CHECKING:
     from hyimg_cli.models.common.model import DecoderModel
-    from hyimg_cli.models.diffusers_image.model import LatentImageModel
-    from hyimg_cli.models.latent_video import LatentVideoModel
+    from hyimg_cli.models.latent import LatentModel
 
-Model = TypeVar("Model", bound="DecoderModel | LatentImageModel | LatentVideoModel")
+Model = TypeVar("Model", bound="DecoderModel | LatentModel")
 OneJob = TypeVar("OneJob", bound=Job)
 Done = TypeVar("Done", bound=Request[Any])
 

@@ -15,11 +15,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.models import registry
-from hyimg_cli.models.latent_video import PromptEmbedding
+from hyimg_cli.models.latent import PromptEmbedding
 from hyimg_cli.pipelines.video import stages
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec import digest
@@ -90,17 +91,6 @@ class FakeEncoder:
         self.log.append("release")
 
 
-class NoPictures:
-    """Of a checkpoint that starts from none."""
-
-    def views(self, job: VideoJob, digests: object) -> tuple[()]:
-        assert not job.images
-        return ()
-
-    def release(self) -> None:
-        pass
-
-
 class FakeDenoiser:
     def __init__(self, job: VideoJob, embeddings: Mapping[str, PromptEmbedding], card: VideoCard):
         self.job = job
@@ -150,29 +140,27 @@ class FakeVideo:
         self.name = model
         self.log: list[str] = []
         self.prompts = FakeEncoder(template, log=self.log)
-        self.pictures = NoPictures()
+        self.encoders = {PROMPT_EMBEDDINGS: self.prompts}
         self.denoisers: list[FakeDenoiser] = []
 
     @property
     def card(self) -> VideoCard:
         return self._card
 
-    @property
-    def vae(self) -> None:
+    def load_decoder(self) -> None:
         self.log.append("vae")
 
     def load_weights(self) -> None:
         self.log.append("load")
 
-    def texts(self, job: VideoJob) -> tuple[str, ...]:
-        return texts(job)
+    def conditions(self, job: VideoJob, digests: object) -> dict[str, str]:
+        assert not job.images
+        return dict.fromkeys(texts(job), PROMPT_EMBEDDINGS)
 
     def notes(self, job: VideoJob) -> tuple[str, ...]:
         return ()
 
-    def denoiser(
-        self, job: VideoJob, embeddings: Mapping[str, PromptEmbedding], start: object
-    ) -> FakeDenoiser:
+    def denoiser(self, job: VideoJob, embeddings: Mapping[str, PromptEmbedding]) -> FakeDenoiser:
         self.denoisers.append(FakeDenoiser(job, embeddings, self._card))
         return self.denoisers[-1]
 

@@ -114,8 +114,8 @@ def test_a_failing_job_in_the_middle_leaves_no_trace(
 ) -> None:
     denoiser = DiffusersVideo.denoiser
 
-    def faulty(self: Any, job: VideoJob, embeddings: Any, start: Any) -> Any:
-        made = denoiser(self, job, embeddings, start)
+    def faulty(self: Any, job: VideoJob, embeddings: Any) -> Any:
+        made = denoiser(self, job, embeddings)
         step = made.step
 
         def fails(index: int, latents: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ from hyimg_cli.models.diffusers_video.hunyuan_video15 import (
 )
 from hyimg_cli.models.diffusers_video.layout import read_layout
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
-from hyimg_cli.models.latent_video import PromptEmbedding
+from hyimg_cli.models.latent import PromptEmbedding
 
 PROMPTS = ("a red circle moves left", 'the blue square that says "hi" slides up', "", "blurred")
 PLACE = LoadTarget(torch.device("cpu"), torch.float32)

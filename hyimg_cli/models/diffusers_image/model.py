@@ -26,6 +26,7 @@ from diffusers.modular_pipelines.modular_pipeline import PipelineState
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image  # type: ignore[import-untyped]
 
+from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.media.images import Pixels, read_image
@@ -39,7 +40,7 @@ from hyimg_cli.models.diffusers_video.weights import (
     load_target,
     load_weights,
 )
-from hyimg_cli.models.latent_video import PromptEmbedding, VideoDenoiser
+from hyimg_cli.models.latent import LatentDenoiser, LatentModel, PromptEmbedding
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob
@@ -57,6 +58,11 @@ class Condition:
     texts: tuple[tuple[str, str], ...]
     images: tuple[tuple[str, str], ...]
     is_guided: bool
+
+    @property
+    def kind(self) -> str:
+        """Of the disk cache."""
+        return PROMPT_EMBEDDINGS if self.texts else SOURCE_IMAGES
 
 
 class BlockEncoder(CheckpointEncoder):
@@ -109,11 +115,15 @@ class BlockEncoder(CheckpointEncoder):
         super().release()
 
 
-class BlockDenoiser(VideoDenoiser):
+class BlockDenoiser(LatentDenoiser):
     """One job's denoising: its own scheduler, and a state of the blocks that is nobody else's."""
 
-    def __init__(self, model: "LatentImageModel", job: ImageJob, found: Sequence[Any]) -> None:
-        """`found`: the job's conditions with their embeddings."""
+    def __init__(
+        self,
+        model: "LatentImageModel",
+        job: ImageJob,
+        embeddings: Mapping[Condition, PromptEmbedding],
+    ) -> None:
         self._model = model
         blocks = model.all_blocks(job)
         names = [name for name in blocks if name.startswith(_DENOISE)]
@@ -133,7 +143,7 @@ class BlockDenoiser(VideoDenoiser):
             assert bucket is not None, "a size was asked for"
             inputs |= {"height": bucket.size.height, "width": bucket.size.width}
         self._state = model.new_state(inputs)
-        for condition, embedding in found:
+        for condition, embedding in embeddings.items():
             model.put(self._state, condition, embedding)
         model.run((blocks[name] for name in names[:at]), self._state)
         self._timesteps = self._tensor("timesteps")
@@ -184,8 +194,8 @@ class Absent:
         return getattr(self._module, name)
 
 
-class LatentImageModel:
-    """A loaded checkpoint, its networks read at their first use."""
+class LatentImageModel(LatentModel):
+    """A loaded editor."""
 
     def __init__(
         self, card: ModelCard, layout: CheckpointLayout, kind: Kind, choice: ModelChoice
@@ -197,28 +207,19 @@ class LatentImageModel:
         self.pipe: Any = getattr(diffusers, kind.blocks)()
         self._absent = {name: Absent(layout.components[name]) for name in ("transformer", "vae")}
         self.pipe.transformer, self.pipe.vae = self._absent.values()
-        self.conditions = BlockEncoder(self)
+        self.encoder = BlockEncoder(self)
 
     @property
-    def device(self) -> torch.device:
-        return self.place.device
+    def encoders(self) -> dict[str, BlockEncoder]:
+        return dict.fromkeys((PROMPT_EMBEDDINGS, SOURCE_IMAGES), self.encoder)
 
-    @property
-    def device_name(self) -> str:
-        return str(self.device)
-
-    @property
-    def dtype_name(self) -> str:
-        return self.place.dtype_name
-
-    def conditions_of(self, job: ImageJob, digests: Sequence[str]) -> list[Condition]:
-        """What the job's denoising reads. `digests`: of its source pictures' files."""
+    def conditions(self, job: ImageJob, digests: Sequence[str]) -> dict[Condition, str]:
         is_guided = self.kind.is_guided(job)
         texts = {"prompt": job.prompt}
         if is_guided and self.kind.negative is not None:
             texts["negative_prompt"] = job.negative_prompt or self.kind.negative
         images = tuple(zip(job.images, digests, strict=True))
-        found = []
+        found: list[Condition] = []
         for stage in dict.fromkeys(name.split(".")[0] for name in self.all_blocks(job)):
             if stage in (_DENOISE, _DECODE):
                 continue
@@ -229,14 +230,13 @@ class LatentImageModel:
             # Pictures that no text is read with are encoded one by one, as the blocks do.
             sets = [reads] if own else [(one,) for one in reads]
             found += [Condition(stage, own, one, is_guided and bool(own)) for one in sets]
-        return found
+        return {one: one.kind for one in found}
 
+    @torch.no_grad()
     def denoiser(
-        self, job: ImageJob, found: Sequence[tuple[Condition, PromptEmbedding]]
+        self, job: ImageJob, embeddings: Mapping[Condition, PromptEmbedding]
     ) -> BlockDenoiser:
-        """A fresh denoiser of the job, from its conditions."""
-        with torch.no_grad():
-            return BlockDenoiser(self, job, found)
+        return BlockDenoiser(self, job, embeddings)
 
     @torch.no_grad()
     def decode_latents(self, job: ImageJob, latents: Tensor) -> Pixels:
@@ -300,10 +300,12 @@ class LatentImageModel:
             self.place.release()
             setattr(self.pipe, name, None)
 
+    def load_decoder(self) -> None:
+        self._have("vae")
+
     def load_weights(self) -> None:
-        """Read the transformer and the VAE now."""
-        for name in ("transformer", "vae"):
-            self._have(name)
+        self._have("transformer")
+        self.load_decoder()
 
     @cached_property
     def _blocks(self) -> dict[bool, dict[str, Any]]:
@@ -332,4 +334,4 @@ class LatentImageModel:
             self.place.bring(getattr(self.pipe, name))
 
     def _reader(self, name: str) -> Any:
-        return self.conditions.tokenizer(name)
+        return self.encoder.tokenizer(name)

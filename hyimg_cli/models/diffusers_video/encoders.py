@@ -29,7 +29,7 @@ from hyimg_cli.models.common.packing import pack, unpack
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.record import HUNYUAN_MAX_TOKENS, WAN_MAX_TOKENS
 from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_tokenizer, load_weights
-from hyimg_cli.models.latent_video import PromptEmbedding
+from hyimg_cli.models.latent import PromptEmbedding
 from hyimg_cli.spec import digest
 
 FORMAT = 1
@@ -121,7 +121,7 @@ def cut_note(count: int, limit: int, what: str) -> tuple[str, ...]:
 
 
 class HunyuanPrompts(CheckpointEncoder):
-    """The checkpoint's `PromptEncoder`: `text` [N, W] always, `glyph` [M, W] for quoted text."""
+    """The checkpoint's `ConditionEncoder` of texts: `text` [N, W] always, `glyph` [M, W] for quoted text."""
 
     max_tokens = HUNYUAN_MAX_TOKENS
 
@@ -188,7 +188,7 @@ def _valid(states_1NW: Tensor, mask_1N: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class WanPrompts(CheckpointEncoder):
-    """The checkpoint's `PromptEncoder`: `text` [N, W].
+    """The checkpoint's `ConditionEncoder` of texts: `text` [N, W].
 
     Called directly the library would cut at 226 tokens; its pipeline asks for 512.
     """

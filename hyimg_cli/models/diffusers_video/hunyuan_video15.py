@@ -22,7 +22,8 @@ from hyimg_cli.models.diffusers_video.model import DiffusersVideo, Guide
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.vaes import HunyuanVae
 from hyimg_cli.models.diffusers_video.weights import configured, load_weights
-from hyimg_cli.models.latent_video import LATENTS, TOKENS, Branch, BranchInputs, PromptEmbedding
+from hyimg_cli.models.latent import PromptEmbedding
+from hyimg_cli.models.latent_video import LATENTS, TOKENS, Branch, BranchInputs
 from hyimg_cli.spec.job import VideoJob
 
 # Model input [B, 2C + 1, F, Y, X], timestep [B], and the next one where the network wants it.

@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,14 +18,8 @@ from hyimg_cli.models.diffusers_video.lora import Adapters, unapplied_tensors
 from hyimg_cli.models.diffusers_video.networks import SplitTokens, load_network
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.start import StartEncoder
-from hyimg_cli.models.latent_video import (
-    Branch,
-    BranchInputs,
-    BranchRunner,
-    PromptEmbedding,
-    SpreadModel,
-    VideoDenoiser,
-)
+from hyimg_cli.models.latent import LatentDenoiser, PromptEmbedding
+from hyimg_cli.models.latent_video import Branch, BranchInputs, BranchRunner, SpreadModel, start_of
 from hyimg_cli.models.lora_files import lora_file
 from hyimg_cli.spec.job import VideoJob
 
@@ -48,7 +41,7 @@ class LocalBranches:
         return [branch(step, latents_BCFYX, timestep_B) for branch in self._branches]
 
 
-class Denoiser(VideoDenoiser):
+class Denoiser(LatentDenoiser):
     """Denoising of both families. Made for one job; nothing of it outlives the job.
 
     Branches are begun with the first step that runs them: one that the step cache estimates asks no
@@ -59,10 +52,9 @@ class Denoiser(VideoDenoiser):
         self,
         model: "DiffusersVideo",
         job: VideoJob,
-        embeddings: Mapping[str, PromptEmbedding],
-        start: Mapping[str, Tensor],
+        embeddings: Mapping[Any, PromptEmbedding],
     ) -> None:
-        self._model, self._start = model, start
+        self._model, self._start = model, start_of(embeddings)
         self._dtype: torch.dtype = model.networks[0].dtype
         self.schedule = model.schedule(job)
         self.velocities = VelocityCache(job.step_cache, model.network_of(self.schedule))
@@ -76,7 +68,7 @@ class Denoiser(VideoDenoiser):
         )
         # A branch for each text: the conditional one, and under CFG that of the negative prompt.
         self._inputs = [
-            BranchInputs(job, embeddings[text], start=dict(start)) for text in model.texts(job)
+            BranchInputs(job, embeddings[text], start=self._start) for text in model.texts(job)
         ]
         runner = model.branch_runner
         self._runner: BranchRunner = runner() if runner else LocalBranches(model.branch)
@@ -182,13 +174,8 @@ class DiffusersVideo(SpreadModel):
         )
 
     @torch.no_grad()
-    def denoiser(
-        self,
-        job: VideoJob,
-        embeddings: Mapping[str, PromptEmbedding],
-        start: Mapping[str, Tensor] = MappingProxyType({}),
-    ) -> Denoiser:
-        return Denoiser(self, job, embeddings, start)
+    def denoiser(self, job: VideoJob, embeddings: Mapping[Any, PromptEmbedding]) -> Denoiser:
+        return Denoiser(self, job, embeddings)
 
     @torch.no_grad()
     def branch(self, inputs: BranchInputs) -> Branch:

@@ -56,7 +56,7 @@ class ClipInputs:
 
 
 class ChunkDenoiser:
-    """The `VideoDenoiser` of clips of one size, one or several together. Made for them; nothing of
+    """The `LatentDenoiser` of clips of one size, one or several together. Made for them; nothing of
     it outlives them.
     """
 

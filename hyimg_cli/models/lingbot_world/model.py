@@ -4,7 +4,7 @@
 # T H W pixels
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.nn.functional as fun
@@ -17,7 +17,8 @@ from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.start import StartEncoder, add_frame_mask
 from hyimg_cli.models.diffusers_video.vaes import WanVae
 from hyimg_cli.models.diffusers_video.weights import check_weights, load_target, load_weights
-from hyimg_cli.models.latent_video import LATENTS, ClipsModel, ImageConditioning, PromptEmbedding
+from hyimg_cli.models.latent import PromptEmbedding
+from hyimg_cli.models.latent_video import LATENTS, ClipsModel, ImageConditioning, start_of
 from hyimg_cli.models.lingbot_world.denoising import ChunkDenoiser, ClipInputs, drawn
 from hyimg_cli.models.lingbot_world.layout import TRANSFORMER, NetworkShape, network_shape
 from hyimg_cli.models.lingbot_world.network import LingBotNetwork
@@ -96,21 +97,14 @@ class LingBotWorld(ClipsModel):
     def texts(self, job: VideoJob) -> tuple[str, ...]:
         return (job.prompt,)
 
-    def denoiser(
-        self,
-        job: VideoJob,
-        embeddings: Mapping[str, PromptEmbedding],
-        start: Mapping[str, Tensor] = MappingProxyType({}),
-    ) -> ChunkDenoiser:
-        return self.denoiser_of([(job, embeddings[job.prompt], start[LATENTS])])
+    def denoiser(self, job: VideoJob, embeddings: Mapping[Any, PromptEmbedding]) -> ChunkDenoiser:
+        return self.denoiser_of([(job, embeddings)])
 
     @torch.no_grad()
     def denoiser_of(
-        self, clips: Sequence[tuple[VideoJob, PromptEmbedding, Tensor]]
+        self, clips: Sequence[tuple[VideoJob, Mapping[Any, PromptEmbedding]]]
     ) -> ChunkDenoiser:
-        """Of clips of one size, length and schedule together: each with its text and its picture's
-        latents. Raises JobError.
-        """
+        """Of clips of one size, length and schedule together. Raises JobError."""
         first = clips[0][0]
         check_shape(first, self.card, self.shape.rope_max_seq_len)
         self.bring_back_transformer()
@@ -122,11 +116,12 @@ class LingBotWorld(ClipsModel):
         return ChunkDenoiser(network, inputs, used, first.size)
 
     def _inputs(
-        self, job: VideoJob, text: PromptEmbedding, latents_CFYX: Tensor, *, levels: int
+        self, job: VideoJob, embeddings: Mapping[Any, PromptEmbedding], *, levels: int
     ) -> ClipInputs:
         shape, path = self.shape, camera_path(job)
         grid, stride = self.card.latent_grid(job.size, job.num_frames), self.card.frame_stride
-        valid_NM = text.tensors[TEXT]
+        valid_NM = embeddings[job.prompt].tensors[TEXT]
+        latents_CFYX = start_of(embeddings)[LATENTS]
         return ClipInputs(
             *drawn(job.seed, (shape.out_channels, *grid), shape.num_frames_per_block, levels),
             add_frame_mask(latents_CFYX, job.num_frames, stride, has_last=False),

@@ -17,7 +17,7 @@ from diffusers.models.embeddings import apply_rotary_emb
 from torch import Tensor, nn
 
 from hyimg_cli.models.diffusers_video.encoders import GLYPH, TEXT
-from hyimg_cli.models.latent_video import PromptEmbedding
+from hyimg_cli.models.latent import PromptEmbedding
 
 _HIDDEN = -1e9
 

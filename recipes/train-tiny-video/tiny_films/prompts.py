@@ -23,7 +23,7 @@ from hyimg_cli.models.diffusers_video.encoders import (
 )
 from hyimg_cli.models.diffusers_video.layout import read_layout
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
-from hyimg_cli.models.latent_video import PromptEmbedding
+from hyimg_cli.models.latent import PromptEmbedding
 from tiny_films.captions import partial_prompt, random_prompt, unknown_prompt
 from tiny_films.world import TRAINABLE, Scene
 

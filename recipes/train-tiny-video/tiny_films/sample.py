@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hyimg_cli.models.latent_video import PromptEmbedding
+from hyimg_cli.models.latent import PromptEmbedding
 from tiny_films.captions import plain_prompt
 from tiny_films.draw import to_bytes
 from tiny_films.forward import texts_of, velocity

@@ -13,11 +13,11 @@ import tiny_editors
 import torch
 from PIL import Image
 
-from hyimg_cli.errors import CheckpointError
+from hyimg_cli.errors import CheckpointError, OutputError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.models.diffusers_image.record import KINDS, EditorFolder
-from hyimg_cli.pipelines import latent_image
-from hyimg_cli.pipelines.video.latents_checkpoint import LatentsCheckpoint
+from hyimg_cli.pipelines.latent.latents_checkpoint import LatentsCheckpoint
+from hyimg_cli.pipelines.latent.pictures import checked
 
 SIZE = {"width": 96, "height": 64}
 STEPS = 3
@@ -223,8 +223,8 @@ def test_what_a_model_does_not_take_is_refused_by_name(
 
 
 def test_a_picture_of_one_colour_is_no_picture() -> None:
-    with pytest.raises(latent_image.OutputError, match="the same"):
-        latent_image.checked(np.zeros((4, 4, 3), np.uint8))
+    with pytest.raises(OutputError, match="the same"):
+        checked(np.zeros((4, 4, 3), np.uint8))
 
 
 @pytest.mark.parametrize(

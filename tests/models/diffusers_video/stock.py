@@ -11,7 +11,7 @@ from hyimg_cli.models.diffusers_video.encoders import GLYPH, MAX_GLYPH_TOKENS, T
 from hyimg_cli.models.diffusers_video.hunyuan_video15 import Forward, HunyuanVideo15
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.diffusers_video.record import HUNYUAN_MAX_TOKENS
-from hyimg_cli.models.latent_video import PromptEmbedding
+from hyimg_cli.models.latent import PromptEmbedding
 
 IMAGE_TOKENS = 729
 

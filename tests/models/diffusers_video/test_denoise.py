@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo, LocalBranches
-from hyimg_cli.models.latent_video import BranchInputs, VideoDenoiser
+from hyimg_cli.models.latent import LatentDenoiser
+from hyimg_cli.models.latent_video import BranchInputs
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import VideoJob
 
@@ -28,7 +29,7 @@ Draw = Callable[[DiffusersVideo, VideoJob], Tensor]
 FAST_TOLERANCE = 5e-5
 
 
-def embedded(model: DiffusersVideo, job: VideoJob) -> VideoDenoiser:
+def embedded(model: DiffusersVideo, job: VideoJob) -> LatentDenoiser:
     return model.denoiser(job, {text: model.prompts.encode(text) for text in model.texts(job)})
 
 
@@ -371,7 +372,7 @@ class HostReads(TorchDispatchMode):
 
 
 def host_reads(
-    denoiser: VideoDenoiser, monkeypatch: pytest.MonkeyPatch, steps: Sequence[int]
+    denoiser: LatentDenoiser, monkeypatch: pytest.MonkeyPatch, steps: Sequence[int]
 ) -> list[str]:
     watch = HostReads()
 

@@ -26,7 +26,8 @@ from hyimg_cli.media.images import read_image
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.models.diffusers_video.start import crop_to
-from hyimg_cli.models.latent_video import LATENTS, TOKENS, PromptEmbedding
+from hyimg_cli.models.latent import PromptEmbedding
+from hyimg_cli.models.latent_video import LATENTS, TOKENS
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.options import Lora
@@ -107,9 +108,10 @@ def encoded(model: DiffusersVideo, job: VideoJob) -> dict[str, PromptEmbedding]:
 
 
 def latents_of(model: DiffusersVideo, job: VideoJob) -> Tensor:
-    embeddings = {text: model.prompts.encode(text) for text in model.texts(job)}
-    start = {kind: view.tensors[kind] for kind, view in encoded(model, job).items()}
-    denoiser = model.denoiser(job, embeddings, start)
+    found = model.conditions(job, [source_digest(path) for path in job.images])
+    denoiser = model.denoiser(
+        job, {one: model.encoders[kind].encode(one) for one, kind in found.items()}
+    )
     latents = denoiser.initial_latents()
     for index in range(denoiser.steps):
         latents = denoiser.step(index, latents)

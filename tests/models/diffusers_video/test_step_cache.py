@@ -13,7 +13,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
-from hyimg_cli.models.latent_video import BranchInputs, VideoDenoiser
+from hyimg_cli.models.latent import LatentDenoiser
+from hyimg_cli.models.latent_video import BranchInputs
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.step_cache import StepCache
 from hyimg_cli.spec.work import video_work
@@ -111,7 +112,7 @@ def test_nothing_is_left_for_the_next_job(tiny: DiffusersVideo, job: VideoJob) -
 def test_the_loop_reads_nothing_back(
     models: dict[str, DiffusersVideo], job: VideoJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    denoiser: VideoDenoiser = embedded(models["wan22"], job)
+    denoiser: LatentDenoiser = embedded(models["wan22"], job)
     assert host_reads(denoiser, monkeypatch, range(1, 12)) == []
 
 
@@ -130,7 +131,7 @@ class Ranks:
         return [latents_BCFYX, 2 * latents_BCFYX]
 
 
-def begun_at(ranks: Ranks, model: DiffusersVideo, job: VideoJob) -> VideoDenoiser:
+def begun_at(ranks: Ranks, model: DiffusersVideo, job: VideoJob) -> LatentDenoiser:
     """A denoiser whose branches are elsewhere."""
     before, model.branch_runner = model.branch_runner, lambda: ranks
     try:

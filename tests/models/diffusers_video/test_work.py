@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.diffusers_video.hunyuan_video15 import MaskFreeAttention, hoisted_forward
 from hyimg_cli.models.diffusers_video.record import hunyuan_forward, wan_forward
-from hyimg_cli.models.latent_video import PromptEmbedding
+from hyimg_cli.models.latent import PromptEmbedding
 
 # The released widths, two of the layers.
 HUNYUAN: dict[str, Any] = {

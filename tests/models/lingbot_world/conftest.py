@@ -68,9 +68,8 @@ def denoiser_of(model: LingBotWorld, jobs: Sequence[VideoJob]) -> ChunkDenoiser:
     """With what the jobs' prompts and pictures come to."""
     clips = []
     for job in jobs:
-        view, *_ = model.pictures.views(job, [source_digest(path) for path in job.images])
-        latents = model.pictures.encode(view).tensors["latents"]
-        clips.append((job, model.prompts.encode(job.prompt), latents))
+        found = model.conditions(job, [source_digest(path) for path in job.images])
+        clips.append((job, {one: model.encoders[kind].encode(one) for one, kind in found.items()}))
     return model.denoiser_of(clips)
 
 

@@ -16,8 +16,8 @@ from hyimg_cli.models.lingbot_world.model import LingBotWorld
 from hyimg_cli.models.lingbot_world.network import patches, plucker, rope, rotated
 from hyimg_cli.models.lingbot_world.schedule import levels
 from hyimg_cli.models.lingbot_world.weights import load_network, original_name
+from hyimg_cli.pipelines.latent.encodings import Encodings
 from hyimg_cli.pipelines.video import stages as stages_of
-from hyimg_cli.pipelines.video.encodings import Encodings
 from hyimg_cli.pipelines.video.stages import VideoStages
 from hyimg_cli.settings.run import CacheConfig
 from hyimg_cli.spec.card import StartRule
@@ -182,7 +182,7 @@ def test_a_prewarm_leaves_nothing_behind(
     jobs = [replace(JOB, images=(image,), seed=seed) for seed in range(3)]
     before, state = run(denoiser_of(golden, jobs[:1])), torch.random.get_rng_state()
     kinds = (PROMPT_EMBEDDINGS, START_PICTURES)
-    stages = VideoStages(golden, *(Encodings(CacheConfig(), kind) for kind in kinds))
+    stages = VideoStages(golden, {kind: Encodings(CacheConfig(), kind) for kind in kinds})
     monkeypatch.setattr(stages_of, "starts_slowly", lambda device: True)
     assert stages.prewarm(jobs, set()) == 1
     assert torch.equal(torch.random.get_rng_state(), state)

@@ -1,5 +1,6 @@
-"""The latents of a video that is not on disk yet: those behind the last denoise step in any case,
-those on the way every few steps where that was asked for. A killed or failed job goes on there.
+"""The latents of a job whose file is not on disk yet: those behind the last denoise step in any
+case, those on the way every few steps where that was asked for. A killed or failed job goes on
+there.
 
     OUT/latents/<custom_id>.safetensors     a line with a checksum, then the tensors
 
@@ -36,7 +37,7 @@ class Kept:
 
     step: int
     steps: int
-    latents_BCFYX: Tensor
+    latents: Tensor
     state: Mapping[str, Tensor]
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -70,7 +71,7 @@ class LatentsCheckpoint:
 
         Latents that are not finite are not kept: every later attempt would fail by them.
         """
-        tensors = {_LATENTS: kept.latents_BCFYX}
+        tensors = {_LATENTS: kept.latents}
         tensors |= {_STATE + name: value for name, value in kept.state.items()}
         stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
         if not torch.isfinite(stored[_LATENTS]).all():
@@ -124,11 +125,11 @@ class LatentsCheckpoint:
         if facts["key"] != self.key:
             return None
         tensors = safetensors.torch.load(payload)
-        latents_BCFYX = tensors.pop(_LATENTS)
+        latents = tensors.pop(_LATENTS)
         state = {name.removeprefix(_STATE): value for name, value in tensors.items()}
         # Earlier versions kept nothing behind the last step, and wrote neither count nor texts.
         texts = (tuple(json_of(facts.get(name, "[]"))) for name in ("warnings", "notes"))
-        return Kept(int(facts["step"]), int(facts.get("steps", 0)), latents_BCFYX, state, *texts)
+        return Kept(int(facts["step"]), int(facts.get("steps", 0)), latents, state, *texts)
 
 
 def _checksum(data: bytes) -> bytes:

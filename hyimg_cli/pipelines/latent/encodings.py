@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from hyimg_cli.cache.disk import SOURCE_IMAGES, START_PICTURES, DiskStore
 from hyimg_cli.cache.memo import Memo
 from hyimg_cli.errors import MachineError
-from hyimg_cli.models.latent_video import ConditionEncoder, PromptEmbedding
+from hyimg_cli.models.latent import ConditionEncoder, PromptEmbedding
 from hyimg_cli.settings.run import CacheConfig
 from hyimg_cli.spec.events import Embedded, Progress, PromptsReady
 

@@ -1,0 +1,105 @@
+"""Pictures by editors that denoise latents, one at a time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES
+from hyimg_cli.errors import OutputError
+from hyimg_cli.journal.job_pictures import edit_warnings
+from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.journal.keys import file_provenance
+from hyimg_cli.media.images import Pixels, read_image, stretch
+from hyimg_cli.media.metadata import PictureFacts
+from hyimg_cli.models import registry
+from hyimg_cli.models.diffusers_image.model import LatentImageModel
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.latent.pipeline import LatentPipeline
+from hyimg_cli.pipelines.latent.stages import Events, LatentRequest, LatentStages
+from hyimg_cli.pipelines.request import Facts, done_outcome, write_drawn
+from hyimg_cli.settings.run import ModelChoice, RunConfig
+from hyimg_cli.spec.events import Outcome, OutputFile, Prewarmed, Progress, ReuseReport
+from hyimg_cli.spec.job import ImageJob
+
+
+@dataclass(eq=False)
+class EditRequest(LatentRequest[ImageJob]):
+    """A picture on its way. `reference`: what it will be compared with, where it is put back on its
+    source.
+    """
+
+    reference: Pixels | None = None
+    pixels: Pixels | None = None
+
+
+class EditStages(LatentStages[LatentImageModel, EditRequest]):
+    """A loaded editor's stages."""
+
+    def encode(self, work: EditRequest, *, is_counted: bool = True) -> Events[EditRequest]:
+        yield from super().encode(work, is_counted=is_counted)
+        job = work.job
+        if job.outside is not None:
+            bucket = self.model.card.bucket_of(job.size)
+            assert bucket is not None, "an edit that keeps its source is drawn in its size"
+            work.reference = stretch(read_image(Path(job.kept_image)).pixels, bucket.size)
+
+    def decode(self, work: EditRequest) -> Events[EditRequest]:
+        assert work.latents is not None, "it is denoised"
+        yield Progress(work.job.custom_id, "decode_latents")
+        work.clock.enter("decode_latents")
+        work.pixels = checked(self.model.decode_latents(work.job, work.latents))
+        work.embeddings, work.latents = {}, None
+        work.clock.enter("queue")
+        yield work
+
+
+class EditPipeline(LatentPipeline[LatentImageModel, ImageJob, EditRequest]):
+    """Draws and edits pictures, one at a time."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config, PROMPT_EMBEDDINGS, SOURCE_IMAGES)
+
+    def _open(self, choice: ModelChoice) -> LatentImageModel:
+        return registry.load_editor(choice)
+
+    def _stages(self) -> EditStages:
+        return EditStages(self._resident(), self._encodings)
+
+    def _new_request(
+        self, job: ImageJob, clock: PhaseClock, folder: JobFolder | None
+    ) -> EditRequest:
+        return EditRequest(job, clock, source_digests=self._digests(job))
+
+    def write(self, done: EditRequest, folder: JobFolder) -> OutputFile | None:
+        assert done.pixels is not None, "it is decoded"
+        facts = None
+        if self._config.output.metadata:
+            facts = PictureFacts(
+                model_name=self._resident().card.name,
+                provenance=file_provenance(done.job, self._config),
+                source_sha256=done.source_digests,
+            )
+        return write_drawn(done, folder, done.pixels, done.reference, facts, self._config.output)
+
+    def outcome(self, done: EditRequest, output: OutputFile | None, facts: Facts) -> Outcome:
+        reason = f"{self._resident().card.name} has no text stage"
+        return done_outcome(
+            done,
+            output,
+            facts,
+            *edit_warnings(done.edit),
+            kv_reuse=ReuseReport("none", 0, 0, 0, (), reason=reason),
+            batch={"denoise": done.together},
+        )
+
+    def _prewarm(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Prewarmed:
+        return Prewarmed(0, 0.0)
+
+
+def checked(pixels: Pixels) -> Pixels:
+    """`pixels`; raises OutputError where they show nothing."""
+    if np.ptp(pixels) == 0:
+        raise OutputError("every pixel of the picture is the same", code="output-image.constant")
+    return pixels

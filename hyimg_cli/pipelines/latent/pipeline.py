@@ -1,0 +1,162 @@
+"""Models that denoise latents, at work: a model, what it has encoded, and the latents of what is
+not done yet.
+"""
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.errors import JobError
+from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.journal.keys import confirm_dtype, key_of, source_digest
+from hyimg_cli.kernels.devices import peak_memory_mb, synchronize
+from hyimg_cli.memory.fit import memory_guard
+from hyimg_cli.pipelines.clock import PhaseClock, Shares
+from hyimg_cli.pipelines.latent.encodings import Encodings
+from hyimg_cli.pipelines.latent.latents_checkpoint import LatentsCheckpoint
+from hyimg_cli.pipelines.latent.stages import Done, LatentStages, Model
+from hyimg_cli.pipelines.pipeline import OneJob, Pipeline
+from hyimg_cli.pipelines.request import Lost
+from hyimg_cli.settings.run import ModelChoice, RunConfig
+from hyimg_cli.spec.events import Event, JobStarted, Progress
+
+
+class LatentPipeline(Pipeline[Model, OneJob, Done]):
+    """Makes what jobs ask for one at a time, one model at a time."""
+
+    def __init__(self, config: RunConfig, *kinds: str) -> None:
+        """`kinds`: of the disk cache, what the texts' encoder makes, then the pictures'."""
+        super().__init__(config)
+        self._is_loaded = self._denoises = False
+        texts, *others = kinds
+        self._encodings = {
+            texts: Encodings[Any](config.cache, texts, is_on=config.reuse.prompt_cache)
+        }
+        self._encodings |= {kind: Encodings[Any](config.cache, kind) for kind in others}
+        self._digest_of = cache(source_digest)
+        self._denoised: set[tuple[Path, str]] = set()
+
+    def use(self, model: str, jobs: Sequence[OneJob], folder: JobFolder | None) -> Iterator[Event]:
+        """Every distinct string and picture is encoded before the transformer comes: the encoders,
+        often larger than it, never lie beside it. Where every job is denoised already, neither
+        comes.
+        """
+        # A load that was cut short, by a signal or a closed generator, begins again.
+        is_new = self.model != model or not self._is_loaded
+        if is_new:
+            self.release()
+        left = self._not_denoised(jobs, folder)
+        needs_room = bool(left) and not self._denoises
+        with memory_guard(model, left, self._config) if needs_room else nullcontext():
+            # The checkpoint, none of its weights in memory yet.
+            started = time.perf_counter()
+            if is_new:
+                choice = replace(self._config.model, model=model)
+                self._model = self._open(choice)
+                confirm_dtype(choice, self._model.dtype_name)
+            resident = self._resident()
+            opened_s = time.perf_counter() - started
+            # What the encoders make of all jobs' texts and pictures; then they go.
+            wanted: dict[Any, str] = {}
+            for job in left:
+                with suppress(JobError):  # one that will fail encodes nothing
+                    wanted |= resident.conditions(job, self._digests(job))
+            for kind, encoder in resident.encoders.items():
+                own = [one for one, kind_of_it in wanted.items() if kind_of_it == kind]
+                yield from self._encodings[kind].ready(encoder, own)
+            # The weights that denoise and decode, or the VAE alone.
+            if is_new or needs_room:
+                started = time.perf_counter()
+                self._load(with_transformer=bool(left))
+                self._is_loaded, self._denoises = True, bool(left)
+                load_s = opened_s + time.perf_counter() - started
+                yield self._loaded(load_s, self._config.parallel.ranks)
+
+    def work(
+        self, jobs: Sequence[OneJob], folder: JobFolder | None, started: float
+    ) -> Iterator[JobStarted | Progress | Done | Lost[OneJob]]:
+        stages, shares = self._stages(), Shares()
+        synchronized = partial(synchronize, [stages.model.device])
+        for part in self._parts(jobs):
+            self._revive()
+            works = []
+            for job in part:
+                work = self._new_request(job, PhaseClock(started, synchronized, shares), folder)
+                if folder is not None:
+                    work.checkpoint = self._checkpoint(job, folder, work.warnings)
+                works.append(work)
+                yield JobStarted(job.custom_id)
+            yield from stages.make(works)
+
+    def forget(self) -> None:
+        for encodings in self._encodings.values():
+            encodings.clear()
+        self._digest_of.cache_clear()
+        self._denoised.clear()
+
+    def release(self) -> None:
+        super().release()
+        self._is_loaded = self._denoises = False
+
+    def cache_counts(self) -> dict[str, dict[str, int]]:
+        encoders, runs = self._resident().encoders, dict[str, int]()
+        for encoder in encoders.values():
+            runs |= encoder.encoder_runs
+        counts = {kind.replace("-", "_"): self._encodings[kind].counts() for kind in encoders}
+        return counts | {"encoder_runs": runs}
+
+    def peak_memory_mb(self) -> float:
+        return peak_memory_mb([self._resident().device])
+
+    @abstractmethod
+    def _open(self, choice: ModelChoice) -> Model:
+        """Open a checkpoint, none of its weights in memory yet."""
+
+    def _load(self, *, with_transformer: bool) -> None:
+        """Read the weights that denoise and decode, or those alone that decode."""
+        resident = self._resident()
+        if with_transformer:
+            resident.load_weights()
+        else:
+            resident.load_decoder()
+
+    @abstractmethod
+    def _stages(self) -> LatentStages[Model, Done]:
+        """What is done with the jobs of a group."""
+
+    @abstractmethod
+    def _new_request(self, job: OneJob, clock: PhaseClock, folder: JobFolder | None) -> Done:
+        """A job that begins."""
+
+    def _parts(self, jobs: Sequence[OneJob]) -> Iterable[Sequence[OneJob]]:
+        """Jobs that are denoised together: each alone, unless a kind of model takes more."""
+        return [[job] for job in jobs]
+
+    def _digests(self, job: OneJob) -> tuple[str, ...]:
+        return tuple(map(self._digest_of, job.images))
+
+    def _not_denoised(self, jobs: Sequence[OneJob], folder: JobFolder | None) -> list[OneJob]:
+        """Those that need more than their decode: whose last latents neither are kept nor were,
+        until they were done.
+        """
+        if folder is None:
+            return list(jobs)
+        left: list[OneJob] = []
+        for job in jobs:
+            checkpoint = self._checkpoint(job, folder, [])
+            place = (checkpoint.path, checkpoint.key)
+            if place not in self._denoised and checkpoint.found() and checkpoint.holds_last:
+                self._denoised.add(place)
+            if place not in self._denoised:
+                left.append(job)
+        return left
+
+    def _checkpoint(self, job: OneJob, folder: JobFolder, notes: list[str]) -> LatentsCheckpoint:
+        key = key_of(job, self._digests(job), self._config)
+        every = self._config.output.checkpoint_every
+        return LatentsCheckpoint(folder.latents_for(job.custom_id), key, every, notes)
