@@ -126,33 +126,35 @@ class Session:
 
     def _prepare_group(self, group: Group | VideoGroup, plan: Plan) -> Iterator[Event]:
         """The group's pipeline with its model, its shared work and its shapes behind it."""
-        choice = self._config.model
-        pipeline: AnyPipeline = self._videos
-        if isinstance(group, Group):
-            drawn_by = registry.model_card(group.model, choice.revision)
-            pipeline = self._edits if drawn_by.denoises_latents else self._images
+        choice, pipeline = self._config.model, self._pipeline_of(group)
         self._pipeline = pipeline
-        for other in self._pipelines:
-            if other is pipeline or other.model is None or pipeline.model == group.model:
-                continue
-            # Another model stays where the group's fits beside it with a full batch.
-            needed = need_of_second(group.model, group.jobs, self._config)
-            name, there = other.model, available_memory(self._config)
-            if not fits(needed, there):
-                other.release()
-                yield ModelReleased(name, needed.total, there.free)
-        others = (other.model for other in self._pipelines if other is not pipeline)
-        beside = tuple(filter(None, others))
+        others = [one for one in self._pipelines if one is not pipeline]
         if pipeline.model != group.model:
+            for other in others:
+                if (name := other.model) is None:
+                    continue
+                # Another model stays where the group's fits beside it with a full batch.
+                needed = need_of_second(group.model, group.jobs, self._config)
+                there = available_memory(self._config)
+                if not fits(needed, there):
+                    other.release()
+                    yield ModelReleased(name, needed.total, there.free)
             if isinstance(group, Group):
-                nbytes = drawn_by.weight_bytes
+                nbytes = registry.model_card(group.model, choice.revision).weight_bytes
             else:
                 card = registry.video_card(group.model, choice.revision, choice.components)
                 nbytes = sum(size for _, size in card.component_bytes)
             yield ModelLoading(group.model, nbytes)
+        beside = tuple(one.model for one in others if one.model is not None)
         for event in pipeline.use(group.model, plan.jobs_of_model(group.model), self._folder):
             yield replace(event, beside=beside) if isinstance(event, ModelLoaded) else event
         yield from pipeline.prepare(group.jobs, self._folder)
+
+    def _pipeline_of(self, group: Group | VideoGroup) -> AnyPipeline:
+        if isinstance(group, VideoGroup):
+            return self._videos
+        card = registry.model_card(group.model, self._config.model.revision)
+        return self._edits if card.denoises_latents else self._images
 
     def _run_group(self, jobs: Sequence[Job], plan: Plan, started: float) -> Iterator[Event]:
         """A group's events; failures that may pass are tried again behind the others."""

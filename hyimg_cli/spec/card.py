@@ -192,8 +192,11 @@ class ModelCard:
             return None
         if not self.size_multiple or request.is_ratio:
             return self.nearest_bucket(request.height, request.width)
-        most = self.base_size / max(request.height, request.width)
-        scale = 1.0 if self.denoises_latents else min(1.0, most)
+        if self.denoises_latents:  # the library's own rule
+            step = self.size_multiple
+            sides = (max(step, side // step * step) for side in (request.height, request.width))
+            return Bucket(NO_RATIO, Size(*sides))
+        scale = min(1.0, self.base_size / max(request.height, request.width))
         return self._scaled(Size(request.height, request.width), scale)
 
     def _scaled(self, size: Size, scale: float) -> Bucket:

@@ -121,7 +121,7 @@ def cut_note(count: int, limit: int, what: str) -> tuple[str, ...]:
 
 
 class HunyuanPrompts(CheckpointEncoder):
-    """The checkpoint's `ConditionEncoder` of texts: `text` [N, W] always, `glyph` [M, W] for quoted text."""
+    """The `ConditionEncoder` of texts: `text` [N, W] always, `glyph` [M, W] for quoted text."""
 
     max_tokens = HUNYUAN_MAX_TOKENS
 
@@ -188,7 +188,7 @@ def _valid(states_1NW: Tensor, mask_1N: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class WanPrompts(CheckpointEncoder):
-    """The checkpoint's `ConditionEncoder` of texts: `text` [N, W].
+    """The `ConditionEncoder` of texts: `text` [N, W].
 
     Called directly the library would cut at 226 tokens; its pipeline asks for 512.
     """
