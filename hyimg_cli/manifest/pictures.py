@@ -56,6 +56,14 @@ class PictureLine(ResolvedLine):
             if why := idle_fields(self.values, given, self.values["bot_task"]).get("ar_seed"):
                 what = f"vary text would give {len(self.child_ids)} equal pictures: {why}"
                 yield self.fault("vary", what, "vary", "vary the picture")
+        count, most = len(self.images), self.card.most_images
+        if count > most:
+            what = f"{counted(count, 'source image')}; {self.card.name} takes {most or 'none'}"
+            hint = "take the others out" if most else "name a model that edits pictures"
+            yield self.fault("too-many-images", what, "images", hint)
+        elif count < self.card.fewest_images:
+            what = f"{self.card.name} edits pictures, and the line has none"
+            yield self.fault("task", what, "task", "set task it2i and images")
         own = sampling_defaults(self.card, is_edit=bool(self.images))
         for name in GUIDANCE_FIELDS:
             if getattr(own, name) is None and self.values[name] is not None:

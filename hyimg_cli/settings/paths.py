@@ -108,7 +108,8 @@ def is_hub_file(name: str) -> bool:
 def _paths(value: Any) -> tuple[str, ...]:
     paths = value if type(value) is list else [value]
     if len(paths) > MAX_SOURCE_IMAGES:
-        raise BadValue(f"{len(paths)} images", f"give 1 to {MAX_SOURCE_IMAGES}", "too-many-images")
+        hint = f"give 1 to {MAX_SOURCE_IMAGES}: no model takes more"
+        raise BadValue(f"{len(paths)} images", hint, "too-many-images")
     return tuple(map(_PICTURE.read, paths))
 
 

@@ -109,6 +109,8 @@ class ModelCard:
 
     `denoises_latents`: all it does; it has no text stage and no K/V, and takes any sides.
 
+    `fewest_images` and `most_images`: source pictures that a job may have.
+
     `base_size` is the side of the square that all sizes have about the area of. `edit_defaults`:
     of jobs with source images, where they are others. `has_graphs`: text may be decoded by them.
     `activations`: what a forward works with on a CPU (`cpu`), else by its experts' quantization.
@@ -144,6 +146,8 @@ class ModelCard:
     size_multiple: int = 0
     has_graphs: bool = True
     denoises_latents: bool = False
+    fewest_images: int = 0
+    most_images: int = 3
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> int:
         """Bytes of all weights once loaded."""

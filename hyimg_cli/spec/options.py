@@ -39,7 +39,8 @@ Fit = Literal["stretch", "crop"]
 # A box in pixels of the source, or the path of a mask.
 Region = NewType("Region", str)
 BOT_TASKS: tuple[BotTask, ...] = get_args(BotTask)
-MAX_SOURCE_IMAGES = 3
+# Of the model that takes most; each one's own are its card's.
+MAX_SOURCE_IMAGES = 12
 MAX_SEED = 2**63 - 1
 Seed = Annotated[int, Interval(ge=0, le=MAX_SEED)]
 Scale = Annotated[float, Interval(ge=0, le=100)]

@@ -206,7 +206,7 @@ def test_bad_sizes(size: str) -> None:
         ({"use_system_prompt": "none"}, "bad-value", "use_system_prompt"),
         ({"drop_think": 1}, "wrong-type", "drop_think"),
         ({"metadata": {"a": [1e300 * 1e300]}}, "bad-json", ""),
-        ({"images": ["a.png"] * 4}, "too-many-images", "images"),
+        ({"images": ["a.png"] * 13}, "too-many-images", "images"),
         ({"images": [1]}, "wrong-type", "images"),
         ({"images": [""]}, "bad-value", "images"),
         ({"images": ["https://example.org/a.png"]}, "bad-value", "images"),

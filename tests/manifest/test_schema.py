@@ -63,7 +63,7 @@ BAD: tuple[dict[str, Any], ...] = (
     A | {"custom_id": ".hidden"},
     A | {"custom_id": "a\n"},
     A | {"custom_id": "a" * 129},
-    A | {"images": ["a", "b", "c", "d"]},
+    A | {"images": ["a"] * 13},
     A | {"images": "https://example.com/cat.png"},
     A | {"images": "HTTP://example.com/cat.png"},
     A | {"images": ["file:///cat.png"]},

@@ -26,7 +26,6 @@ from hyimg_cli.models.family import Family, ImageCheckpoint
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import Bucket, ModelCard, SamplingDefaults, WeightCounts
 from hyimg_cli.spec.job import ImageJob, Size
-from hyimg_cli.spec.options import MAX_SOURCE_IMAGES
 
 if TYPE_CHECKING:
     from hyimg_cli.models.diffusers_image.model import LatentImageModel
@@ -99,7 +98,7 @@ class Kind:
 
 
 _KLEIN = Kind(
-    "Flux2KleinModularPipeline", _KLEIN_PARTS, 0, MAX_SOURCE_IMAGES, steps=4, guidance=1.0,
+    "Flux2KleinModularPipeline", _KLEIN_PARTS, 0, 12, steps=4, guidance=1.0,
     negative=None, is_distilled=True,
 )  # fmt: skip
 KINDS = {
@@ -108,7 +107,7 @@ KINDS = {
         "QwenImageEditModularPipeline", _QWEN_EDIT, 1, 1, steps=50, guidance=4.0
     ),
     "QwenImageEditPlusPipeline": Kind(
-        "QwenImageEditPlusModularPipeline", _QWEN_EDIT, 1, 3, steps=40, guidance=4.0
+        "QwenImageEditPlusModularPipeline", _QWEN_EDIT, 1, 5, steps=40, guidance=4.0
     ),
     "Flux2KleinPipeline": _KLEIN,
     "ZImagePipeline": Kind(
@@ -157,11 +156,6 @@ class EditorFolder(ImageCheckpoint):
         self.card = _card(self.layout, self.kind, model)
 
     def check(self, job: ImageJob) -> None:
-        least, most, count = self.kind.fewest, self.kind.most, len(job.images)
-        if not least <= count <= most:
-            takes = f"{least} to {most}" if least < most else f"{most or 'none'}"
-            what = f"{self.card.name} takes {takes} source images; here are {count}"
-            raise JobError(what, where="images", hint="name another model", code="job.sources")
         if job.step_cache is not None:
             raise self._unfollowed("step_cache")
         if self.kind.is_distilled and job.guidance_scale != self.kind.guidance:
@@ -223,6 +217,8 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
         has_graphs=False,
         base_size=own.count("base_size", 1024),
         denoises_latents=True,
+        fewest_images=kind.fewest,
+        most_images=kind.most,
         defaults=SamplingDefaults(
             num_inference_steps=kind.steps,
             guidance_scale=kind.guidance,

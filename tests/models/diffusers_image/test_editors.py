@@ -200,9 +200,10 @@ def test_an_edit_keeps_its_source_outside_and_is_replayed(
 @pytest.mark.parametrize(
     ("kind", "more", "code"),
     [
-        ("qwen-image", {"images": ["s0.png"], "task": "it2i"}, "sources"),
-        ("qwen-image-edit", {}, "sources"),
-        ("qwen-image-edit", {"images": ["s0.png", "s1.png"], "task": "it2i"}, "sources"),
+        ("qwen-image", {"images": ["s0.png"], "task": "it2i"}, "too-many-images"),
+        ("qwen-image-edit", {}, "task"),
+        ("qwen-image-edit", {"images": ["s0.png", "s1.png"], "task": "it2i"}, "too-many-images"),
+        ("qwen-image-edit-plus", {"images": ["s0.png"] * 6, "task": "it2i"}, "too-many-images"),
         ("klein", {"guidance_scale": 3.0}, "not-followed"),
         ("klein", {"negative_prompt": "green"}, "foreign-field"),
         ("qwen-image", {"flow_shift": 2.0}, "not-followed"),
