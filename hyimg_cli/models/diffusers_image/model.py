@@ -16,7 +16,6 @@ pipeline.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -28,11 +27,11 @@ from torchvision.transforms.functional import to_pil_image  # type: ignore[impor
 
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES
 from hyimg_cli.diffusion.step_cache import VelocityCache
-from hyimg_cli.errors import SourceImageError
-from hyimg_cli.media.images import Pixels, read_image
+from hyimg_cli.media.images import Pixels
 from hyimg_cli.models.diffusers_image.record import Kind
 from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
+from hyimg_cli.models.diffusers_video.start import read_given
 from hyimg_cli.models.diffusers_video.weights import (
     check_weights,
     configured,
@@ -86,17 +85,10 @@ class BlockEncoder(CheckpointEncoder):
 
     @torch.no_grad()
     def encode(self, condition: Condition) -> PromptEmbedding:
-        model, notes = self._model, list[str]()
-        inputs: dict[str, Any] = dict(condition.texts)
+        model, inputs, notes = self._model, dict[str, Any](condition.texts), ()
         if condition.images:
-            pictures = []
-            for path, expected in condition.images:
-                picture = read_image(Path(path))
-                if picture.digest != expected:
-                    what, hint = "the picture changed while the run went on", "run again"
-                    raise SourceImageError(what, where=path, hint=hint, code="source.changed")
-                pictures.append(to_pil_image(picture.pixels))
-                notes += picture.notes
+            given, notes = read_given(condition.images)
+            pictures = [to_pil_image(picture.pixels) for picture in given]
             inputs["image"] = pictures if len(pictures) > 1 else pictures[0]
         blocks = model.blocks(condition)
         self.encoder_runs[condition.stage] += 1
@@ -108,7 +100,7 @@ class BlockEncoder(CheckpointEncoder):
             for number, one in enumerate(value if isinstance(value, list) else [value]):
                 if isinstance(one, Tensor):
                     made[f"{name}.{number}" if isinstance(value, list) else name] = one.cpu()
-        return PromptEmbedding(self.key(condition), made, tuple(dict.fromkeys(notes)))
+        return PromptEmbedding(self.key(condition), made, notes)
 
     def release(self) -> None:
         self._model.release("text_encoder")
@@ -143,8 +135,9 @@ class BlockDenoiser(LatentDenoiser):
             assert bucket is not None, "a size was asked for"
             inputs |= {"height": bucket.size.height, "width": bucket.size.width}
         self._state = model.new_state(inputs)
-        for condition, embedding in embeddings.items():
-            model.put(self._state, condition, embedding)
+        digests = dict(image for condition in embeddings for image in condition.images)
+        for condition in model.list_conditions(job, [digests[path] for path in job.images]):
+            model.put(self._state, condition, embeddings[condition])
         model.run((blocks[name] for name in names[:at]), self._state)
         self._timesteps = self._tensor("timesteps")
         self.velocities = VelocityCache(None, range(self.steps))
@@ -214,6 +207,10 @@ class LatentImageModel(LatentModel):
         return dict.fromkeys((PROMPT_EMBEDDINGS, SOURCE_IMAGES), self.encoder)
 
     def conditions(self, job: ImageJob, digests: Sequence[str]) -> dict[Condition, str]:
+        return {one: one.kind for one in self.list_conditions(job, digests)}
+
+    def list_conditions(self, job: ImageJob, digests: Sequence[str]) -> list[Condition]:
+        """What the job's denoising reads, in order; of a picture that is given twice, twice."""
         is_guided = self.kind.is_guided(job)
         texts = {"prompt": job.prompt}
         if is_guided and self.kind.negative is not None:
@@ -230,7 +227,7 @@ class LatentImageModel(LatentModel):
             # Pictures that no text is read with are encoded one by one, as the blocks do.
             sets = [reads] if own else [(one,) for one in reads]
             found += [Condition(stage, own, one, is_guided and bool(own)) for one in sets]
-        return {one: one.kind for one in found}
+        return found
 
     @torch.no_grad()
     def denoiser(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.errors import SourceImageError, installed_version
-from hyimg_cli.media.images import Pixels, read_image, stretch
+from hyimg_cli.media.images import Pixels, SourceImage, read_image, stretch
 from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder
 from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, CheckpointLayout
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
@@ -82,18 +82,7 @@ class StartEncoder(CheckpointEncoder):
 
     @torch.no_grad()
     def encode(self, view: ImageConditioning) -> PromptEmbedding:
-        pictures = []
-        for path, expected in view.images:
-            picture = read_image(Path(path))
-            if picture.digest != expected:
-                raise SourceImageError(
-                    "the picture changed while the run went on",
-                    where=path,
-                    hint="run again",
-                    code="source.changed",
-                )
-            pictures.append(picture)
-        notes = tuple(dict.fromkeys(note for picture in pictures for note in picture.notes))
+        pictures, notes = read_given(view.images)
         pixels = [picture.pixels for picture in pictures]
         made = (self._tokens if view.kind == TOKENS else self._latents)(pixels, view)
         return PromptEmbedding(self.key(view), {view.kind: made.cpu()}, notes)
@@ -128,6 +117,17 @@ class StartEncoder(CheckpointEncoder):
         return vae.encoded(torch.cat([first, grey, *last], dim=2), is_tiled=self.is_tiled)[
             0
         ].clone()
+
+
+def read_given(images: Sequence[tuple[str, str]]) -> tuple[list[SourceImage], tuple[str, ...]]:
+    """Pictures by path and sha256, with what reading them changed. Raises SourceImageError."""
+    pictures = []
+    for path, expected in images:
+        pictures.append(read_image(Path(path)))
+        if pictures[-1].digest != expected:
+            what, hint = "the picture changed while the run went on", "run again"
+            raise SourceImageError(what, where=path, hint=hint, code="source.changed")
+    return pictures, tuple(dict.fromkeys(note for one in pictures for note in one.notes))
 
 
 def add_frame_mask(latents_CFYX: Tensor, frames: int, stride: int, *, has_last: bool) -> Tensor:
