@@ -85,9 +85,9 @@ class BlockEncoder(CheckpointEncoder):
 
     @torch.no_grad()
     def encode(self, condition: Condition) -> PromptEmbedding:
-        model, inputs, notes = self._model, dict[str, Any](condition.texts), ()
-        if condition.images:
-            given, notes = read_given(condition.images)
+        model, inputs = self._model, dict[str, Any](condition.texts)
+        given, notes = read_given(condition.images)
+        if given:
             pictures = [to_pil_image(picture.pixels) for picture in given]
             inputs["image"] = pictures if len(pictures) > 1 else pictures[0]
         blocks = model.blocks(condition)
