@@ -22,15 +22,16 @@ import diffusers
 import numpy as np
 import torch
 from diffusers.modular_pipelines.modular_pipeline import PipelineState
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image  # type: ignore[import-untyped]
 
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.media.images import Pixels
-from hyimg_cli.models.diffusers_image.record import Kind
+from hyimg_cli.models.diffusers_image.record import Kind, shifted
 from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
+from hyimg_cli.models.diffusers_video.networks import load_network
 from hyimg_cli.models.diffusers_video.start import read_given
 from hyimg_cli.models.diffusers_video.weights import (
     check_weights,
@@ -81,6 +82,7 @@ class BlockEncoder(CheckpointEncoder):
             images=[sha256 for _, sha256 in condition.images],
             guided=condition.is_guided,
             files=self.identity(*sorted(parts & self.layout.components.keys())),
+            **({"tiled": True} if "vae" in parts and self._model.choice.vae_use_tiling else {}),
         )
 
     @torch.no_grad()
@@ -123,7 +125,8 @@ class BlockDenoiser(LatentDenoiser):
         at = names.index(loop)
         self._loop, self._after = blocks[loop], [blocks[name] for name in names[at + 1 :]]
         self._loop.set_progress_bar_config(disable=True)
-        self.scheduler = configured(model.layout.components["scheduler"])
+        scheduler = model.layout.components["scheduler"]
+        self.scheduler = configured(scheduler, **shifted(scheduler.config(), job.flow_shift))
         self._guidance = model.kind.is_guided(job), job.guidance_scale
         self._use()
         inputs = {
@@ -140,8 +143,9 @@ class BlockDenoiser(LatentDenoiser):
             model.put(self._state, condition, embeddings[condition])
         model.run((blocks[name] for name in names[:at]), self._state)
         self._timesteps = self._tensor("timesteps")
-        self.velocities = VelocityCache(None, range(self.steps))
+        self.velocities = VelocityCache(job.step_cache, [0] * self.steps)
         self.scheduler.set_begin_index(0)
+        self._index = 0
 
     @property
     def steps(self) -> int:
@@ -153,6 +157,7 @@ class BlockDenoiser(LatentDenoiser):
     @torch.no_grad()
     def step(self, index: int, latents: Tensor) -> Tensor:
         self._use()
+        self._index = index
         self._state.set("latents", latents)
         self._state.set("timesteps", self._timesteps[index : index + 1])
         is_last = index + 1 == self.steps
@@ -164,6 +169,19 @@ class BlockDenoiser(LatentDenoiser):
 
     def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
         self.scheduler.set_begin_index(index)
+        self.velocities.restore(state, self._model.device)
+
+    def _loop_step(self, pipe: Any, state: Any, **at: Any) -> tuple[Any, Any]:
+        """The library's, in which a step that the step cache leaves out asks no transformer."""
+        for block in self._loop.sub_blocks.values():
+            evaluates = any(one.name == "transformer" for one in block.expected_components)
+            if evaluates and not self.velocities.steps[self._index]:
+                (state.noise_pred,) = self.velocities.estimate(self._index)
+                continue
+            pipe, state = block(pipe, state, **at)
+            if evaluates:
+                self.velocities.keep(self._index, [state.noise_pred])
+        return pipe, state
 
     def _tensor(self, name: str) -> Tensor:
         value: Any = self._state.get(name)
@@ -171,6 +189,7 @@ class BlockDenoiser(LatentDenoiser):
         return value
 
     def _use(self) -> None:
+        self._loop.loop_step = self._loop_step
         self._model.pipe.scheduler = self.scheduler
         self._model.guide(*self._guidance)
 
@@ -197,7 +216,10 @@ class LatentImageModel(LatentModel):
         self.place = load_target(choice)
         parts = [part for part in layout.components.values() if part.has_weights]
         self.parameter_count = sum(map(check_weights, parts))
-        self.pipe: Any = getattr(diffusers, kind.blocks)()
+        library: Any = getattr(diffusers, kind.blocks)
+        # By itself it would work where the first of its networks lies, which may wait there.
+        at_work = {"_execution_device": property(lambda _: self.device)}
+        self.pipe: Any = type(library.__name__, (library,), at_work)()
         self._absent = {name: Absent(layout.components[name]) for name in ("transformer", "vae")}
         self.pipe.transformer, self.pipe.vae = self._absent.values()
         self.encoder = BlockEncoder(self)
@@ -256,8 +278,9 @@ class LatentImageModel(LatentModel):
     def run(self, blocks: Any, state: PipelineState) -> PipelineState:
         """Run blocks in turn, their networks read where they are not there yet."""
         for block in blocks:
-            for one in block.expected_components:
-                self._have(one.name)
+            parts = [self._have(one.name) for one in block.expected_components]
+            if networks := [part for part in parts if isinstance(part, nn.Module)]:
+                self.place.bring(*networks)
             _, state = block(self.pipe, state)
         return state
 
@@ -320,15 +343,20 @@ class LatentImageModel(LatentModel):
         blocks = self._blocks[has_images].items()
         return {name: block for name, block in blocks if name.split(".")[0] == stage}
 
-    def _have(self, name: str) -> None:
-        part = self.layout.components.get(name)
-        if part is None or name == "scheduler":
-            return
-        if getattr(self.pipe, name, None) in (None, self._absent.get(name)):
-            made = load_weights(part, self.place) if part.has_weights else self._reader(name)
-            setattr(self.pipe, name, made)
-        if part.has_weights:
-            self.place.bring(getattr(self.pipe, name))
+    def _have(self, name: str) -> Any:
+        """A part of the pipeline, read where it is not there yet."""
+        found, part = getattr(self.pipe, name, None), self.layout.components.get(name)
+        if part is not None and found in (None, self._absent.get(name)):
+            found = self._read(part)
+            setattr(self.pipe, name, found)
+        return found
 
-    def _reader(self, name: str) -> Any:
-        return self.encoder.tokenizer(name)
+    def _read(self, part: Component) -> Any:
+        if not part.has_weights:
+            return self.encoder.tokenizer(part.name)
+        if part.name == "transformer":
+            return load_network(part, self.place, self.choice)
+        network = load_weights(part, self.place)
+        if part.name == "vae" and self.choice.vae_use_tiling:
+            network.enable_tiling()
+        return network

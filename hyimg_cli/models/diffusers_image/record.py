@@ -4,6 +4,7 @@ by a checkpoint's JSON files and safetensors headers; no torch.
 A pipeline that is not in the table is refused by its name.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -66,6 +67,8 @@ _SIDES = (
 _CONTROL_TOKEN = re.compile(r"<\|[a-z_]+\|>")
 # To which references are brought, whatever their size.
 _REFERENCE_PIXELS = 1024**2
+# The flow shift of a scheduler that shifts by the picture's size.
+_BY_SIZE = 1.0
 # Rows of a prompt, template and all, where nothing has counted them.
 _TEXT_ROWS = 256
 
@@ -78,7 +81,8 @@ class Kind:
     `negative`: the text that its guidance draws away from where the job names none; None for a
     pipeline that takes none. Guidance is on where its scale is above `guides_above`;
     `is_distilled`: there is none. `adds_guidance`: a scale of s weighs the difference to the
-    negative by s, not by s - 1.
+    negative by s, not by s - 1. `has_own_shift`: of its schedule, by size and steps, whatever the
+    scheduler says.
     """
 
     blocks: str
@@ -91,6 +95,7 @@ class Kind:
     guides_above: float = 1.0
     is_distilled: bool = False
     adds_guidance: bool = False
+    has_own_shift: bool = False
 
     def is_guided(self, job: ImageJob) -> bool:
         """True if the job's steps evaluate a second branch."""
@@ -99,7 +104,7 @@ class Kind:
 
 _KLEIN = Kind(
     "Flux2KleinModularPipeline", _KLEIN_PARTS, 0, 12, steps=4, guidance=1.0,
-    negative=None, is_distilled=True,
+    negative=None, is_distilled=True, has_own_shift=True,
 )  # fmt: skip
 KINDS = {
     "QwenImagePipeline": Kind("QwenImageModularPipeline", _QWEN, 0, 0, steps=50, guidance=4.0),
@@ -156,11 +161,9 @@ class EditorFolder(ImageCheckpoint):
         self.card = _card(self.layout, self.kind, model)
 
     def check(self, job: ImageJob) -> None:
-        if job.step_cache is not None:
-            raise self._unfollowed("step_cache")
         if self.kind.is_distilled and job.guidance_scale != self.kind.guidance:
             raise self._unfollowed("guidance_scale")
-        if job.flow_shift != self.card.defaults.flow_shift:
+        if self.kind.has_own_shift and job.flow_shift != self.card.defaults.flow_shift:
             raise self._unfollowed("flow_shift")
         if job.writes_text or job.has_given_text or job.use_system_prompt != "None":
             raise self._unfollowed("bot_task" if job.writes_text else "system_prompt")
@@ -195,6 +198,18 @@ class EditorFolder(ImageCheckpoint):
         return LatentImageModel(self.card, self.layout, self.kind, choice)
 
 
+def shifted(scheduler: Config, shift: float) -> dict[str, float | None]:
+    """What a flow shift changes of a scheduler's configuration: of one that shifts by the picture's
+    size, the same at every size, down to no end of its own. So do the authors of Qwen-Image's
+    Lightning.
+    """
+    if not scheduler.flag("use_dynamic_shifting", False):
+        return {"shift": shift}
+    if shift == _BY_SIZE:
+        return {}
+    return dict.fromkeys(("base_shift", "max_shift"), math.log(shift)) | {"shift_terminal": None}
+
+
 def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
     own = Config.read(layout.folder / "card.json", is_optional=True)
     parts = [part for part in layout.components.values() if part.has_weights]
@@ -222,7 +237,9 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
         defaults=SamplingDefaults(
             num_inference_steps=kind.steps,
             guidance_scale=kind.guidance,
-            flow_shift=scheduler.number("shift", 1.0, above=0),
+            flow_shift=_BY_SIZE
+            if scheduler.flag("use_dynamic_shifting", False)
+            else scheduler.number("shift", 1.0, above=0),
             bot_task="none",
             drop_think=False,
             use_system_prompt="None",

@@ -31,7 +31,10 @@ _MESH = ("ring", "ulysses")
 
 
 def load_network(
-    component: Component, place: LoadTarget, choice: ModelChoice, prepare: Callable[[Any], None]
+    component: Component,
+    place: LoadTarget,
+    choice: ModelChoice,
+    prepare: Callable[[Any], object] = id,
 ) -> Any:
     """A transformer ready for inference; `prepare` is what the family does to one just read.
 

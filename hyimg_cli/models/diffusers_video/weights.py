@@ -59,7 +59,8 @@ class Offload:
     """CPU offload: brings one network at a time to the device, at the borders of stages.
 
         main memory   text encoders, transformers, VAE: every weight, for as long as it is loaded
-        device        a copy of the weights of one network; the next one's takes its place
+        device        a copy of the weights of one network, or of those that work together; the next
+                      one's takes its place
 
     In groups a transformer's blocks come one at a time, by the library's group offload, and the
     rest of it as a network of its own. Weights are only read: copies have the same bits, so have
@@ -68,7 +69,7 @@ class Offload:
 
     def __init__(self, device: torch.device, *, in_groups: bool = False) -> None:
         self._device, self._in_groups = device, in_groups
-        self._network: nn.Module | None = None
+        self._networks: tuple[nn.Module, ...] = ()
         # Its tensors, and what they held in main memory.
         self._at_home: list[tuple[Tensor, Tensor]] = []
 
@@ -85,19 +86,20 @@ class Offload:
                 alone, self._device, offload_type="block_level", num_blocks_per_group=1
             )
 
-    def bring(self, network: nn.Module) -> None:
-        """Have a network on the device; called before each of its forwards. Raises
-        torch.OutOfMemoryError where it does not fit, and leaves it in main memory then.
+    def bring(self, *networks: nn.Module) -> None:
+        """Have networks on the device; called before each of their forwards. Raises
+        torch.OutOfMemoryError where they do not fit, and leaves them in main memory then.
         """
-        if network is self._network:
+        if networks == self._networks:
             return
         self.release()
-        self._network = network
+        self._networks = networks
         try:
-            # All of it but blocks that come by themselves.
-            blocks = _blocks(network) if self._in_groups else []
+            # All of them but blocks that come by themselves.
+            blocks = chain(*map(_blocks, networks)) if self._in_groups else ()
             alone = {id(tensor) for block in blocks for tensor in _tensors(block)}
-            for tensor in (one for one in _tensors(network) if id(one) not in alone):
+            every = chain(*map(_tensors, networks))
+            for tensor in (one for one in every if id(one) not in alone):
                 away = tensor.data.to(self._device, copy=True)
                 self._at_home.append((tensor, tensor.data))
                 tensor.data = away
@@ -110,13 +112,14 @@ class Offload:
         for tensor, at_home in self._at_home:
             tensor.data = at_home
         self._at_home.clear()
-        self._network = None
+        self._networks = ()
 
 
 def _blocks(network: nn.Module) -> list[nn.Module]:
-    """The blocks of a transformer; other networks have none."""
-    found = getattr(network, "transformer_blocks", getattr(network, "blocks", None))
-    return list(found) if isinstance(found, nn.ModuleList) else []
+    """The blocks of a transformer, by the library's own names; other networks have none."""
+    kinds = getattr(network, "_repeated_blocks", None) or ()
+    lists = (one for one in network.children() if isinstance(one, nn.ModuleList))
+    return [block for one in lists for block in one if type(block).__name__ in kinds]
 
 
 def _tensors(network: nn.Module) -> chain[Tensor]:
@@ -140,10 +143,10 @@ class LoadTarget:
         """The same place for a network that is wide whatever the others are."""
         return replace(self, dtype=torch.float32)
 
-    def bring(self, network: nn.Module) -> None:
-        """Have a network on the device; called before each of its forwards."""
+    def bring(self, *networks: nn.Module) -> None:
+        """Have networks on the device; called before each of their forwards."""
         if self.offload is not None:
-            self.offload.bring(network)
+            self.offload.bring(*networks)
 
     def release(self) -> None:
         """Free what on the device can be brought again."""

@@ -1,0 +1,65 @@
+"""Lines of a manifest, what hyimg makes of them, and what the library's classic pipelines do."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import torch
+from PIL import Image
+
+from hyimg_cli.journal.journal import RunFolder
+
+STEPS = 3
+Line = dict[str, Any]
+Checkpoint = Callable[[str], Path]
+
+
+def line(custom_id: str, prompt: str, *images: str, **more: Any) -> Line:
+    task = "it2i" if images else "t2i"
+    size = {"size": "96x64"}
+    own = {"custom_id": custom_id, "task": task, "prompt": prompt, "num_inference_steps": STEPS}
+    return {"seed": 7} | own | size | ({"images": list(images)} if images else {}) | more
+
+
+def drawn_by_library(
+    folder: Path, one: Line, root: Path, prepare: Callable[[Any], object] = id
+) -> np.ndarray:
+    """The classic pipeline's picture of a line; `prepare` changes the pipeline before."""
+    name = json.loads((folder / "model_index.json").read_text())["_class_name"]
+    pipeline = getattr(diffusers, name).from_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    prepare(pipeline)
+    pictures = [Image.open(root / path).convert("RGB") for path in one.get("images", ())]
+    given: dict[str, Any] = {}
+    if pictures:
+        given["image"] = pictures if len(pictures) > 1 else pictures[0]
+    if "qwen" in folder.name:
+        scale = one.get("guidance_scale", 4.0)
+        given["true_cfg_scale"] = scale
+        given["negative_prompt"] = (one.get("negative_prompt") or " ") if scale > 1 else None
+    else:
+        default = {"klein": 1.0, "klein-base": 4.0, "z-image": 5.0}[folder.name]
+        given["guidance_scale"] = one.get("guidance_scale", default)
+        if "negative_prompt" in one:
+            given["negative_prompt"] = one["negative_prompt"]
+    width, height = map(int, one["size"].split("x"))
+    made = pipeline(
+        prompt=one["prompt"],
+        width=width,
+        height=height,
+        num_inference_steps=one["num_inference_steps"],
+        generator=torch.Generator().manual_seed(one["seed"]),
+        **given,
+    )
+    return np.asarray(made.images[0])
+
+
+def pixels_of(folder: Path) -> dict[str, np.ndarray]:
+    return {file.stem: np.asarray(Image.open(file)) for file in folder.glob("outputs/*.png")}
+
+
+def results(folder: Path) -> dict[str, Line]:
+    return {one["custom_id"]: one for one in RunFolder(folder).results().values()}
