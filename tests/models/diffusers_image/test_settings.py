@@ -1,0 +1,287 @@
+"""Settings of memory, of the transformer and of the schedule, on editors: the library's bits where
+they promise them.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageTransformer2DModel
+from models.diffusers_image.classic import (
+    Checkpoint,
+    drawn_by_library,
+    line,
+    pixels_of,
+    results,
+)
+from torch import Tensor, nn
+
+from hyimg_cli.journal.keys import source_digest
+from hyimg_cli.models import registry
+from hyimg_cli.models.diffusers_image import model as editors
+from hyimg_cli.models.diffusers_image.model import BlockDenoiser, LatentImageModel
+from hyimg_cli.pipelines.latent.latents_checkpoint import LatentsCheckpoint
+from hyimg_cli.settings.run import ModelChoice
+from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.options import TextSampling
+from hyimg_cli.spec.step_cache import StepCache
+
+# What the authors of Qwen-Image's Lightning set: a shift of 3 at every size.
+LIGHTNING = {
+    "base_shift": math.log(3),
+    "max_shift": math.log(3),
+    "shift": 1.0,
+    "shift_terminal": None,
+    "use_dynamic_shifting": True,
+    "time_shift_type": "exponential",
+}
+# Z-Image's two branches are one batch in the library's pipeline, which rounds differently.
+UNGUIDED = {"qwen-image": 1, "klein": 1, "z-image": 0}
+Draw = Callable[[LatentImageModel, ImageJob], Tensor]
+
+
+def editor(folder: Path, **how: Any) -> LatentImageModel:
+    return registry.load_editor(ModelChoice(str(folder), dtype="float32", device="cpu", **how))
+
+
+def begun(model: LatentImageModel, job: ImageJob) -> BlockDenoiser:
+    conditions = model.conditions(job, [source_digest(path) for path in job.images])
+    return model.denoiser(job, {one: model.encoder.encode(one) for one in conditions})
+
+
+def draw(model: LatentImageModel, job: ImageJob) -> Tensor:
+    denoiser = begun(model, job)
+    latents = denoiser.initial_latents()
+    for index in range(denoiser.steps):
+        latents = denoiser.step(index, latents)
+    return latents
+
+
+@pytest.fixture
+def job(sources: list[str], tmp_path: Path) -> ImageJob:
+    return ImageJob(
+        custom_id="a",
+        task="it2i",
+        prompt="red",
+        model="",
+        images=(str(tmp_path / sources[0]),),
+        seed=7,
+        size=SizeRequest(64, 96),
+        text=TextSampling(),
+        num_inference_steps=2,
+        guidance_scale=4.0,
+        flow_shift=1.0,
+    )
+
+
+def fitting(job: ImageJob, kind: str) -> ImageJob:
+    return job if "klein" in kind else replace(job, task="t2i", images=())
+
+
+@pytest.mark.parametrize("how", ["model", "group"])
+@pytest.mark.parametrize("kind", ["qwen-image", "klein-base", "z-image"])
+def test_the_same_bits_with_one_network_on_the_device_at_a_time(
+    checkpoint: Checkpoint, job: ImageJob, monkeypatch: pytest.MonkeyPatch, kind: str, how: Any
+) -> None:
+    """Never two of them there: each is seen at work away from home, the others at home."""
+    job = fitting(job, kind)
+    expected = draw(plain := editor(checkpoint(kind)), job)
+    expected_pixels = plain.decode_latents(job, expected)
+    homes: dict[str, tuple[nn.Module, dict[int, int]]] = {}
+    seen: list[str] = []
+
+    def away(name: str) -> bool:
+        module, home = homes[name]
+        return any(one.data_ptr() != home[id(one)] for one in module.parameters() if one.numel())
+
+    def at_work(name: str) -> None:
+        seen.append(name)
+        assert [one for one in homes if away(one)] == [name]
+
+    for origin in ("load_weights", "load_network"):
+        load = getattr(editors, origin)
+
+        def watched(part: Any, *given: Any, load: Any = load) -> Any:
+            module = load(part, *given)
+            homes[part.name] = module, {id(one): one.data_ptr() for one in module.parameters()}
+            for inner in module.modules():
+                inner.register_forward_pre_hook(lambda *_: at_work(part.name))
+            return module
+
+        monkeypatch.setattr(editors, origin, watched)
+    model = editor(checkpoint(kind), cpu_offload=how)
+    model.load_weights()
+    assert not any(map(away, homes)), "nothing is brought before its work"
+    found = draw(model, job)
+    assert torch.equal(found, expected)
+    assert np.array_equal(model.decode_latents(job, found), expected_pixels)
+    turns = [name for name, _ in groupby(seen)]
+    encoders = ["text_encoder", "vae"] if job.images else ["text_encoder"]
+    assert turns == [*encoders, "transformer", "vae"]
+
+
+def test_where_work_is_done_is_never_where_networks_wait(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library would ask the first of its networks."""
+    model = editor(checkpoint("qwen-image"), cpu_offload="model")
+    model.load_weights()
+    place = replace(model.place, device=torch.device("meta"))
+    monkeypatch.setattr(model, "place", place)
+    assert model.pipe._execution_device == torch.device("meta")
+
+
+@pytest.mark.parametrize("kind", ["qwen-image", "klein", "z-image"])
+def test_fp8_holds_the_blocks_in_8_bits(checkpoint: Checkpoint, job: ImageJob, kind: str) -> None:
+    job = fitting(job, kind)
+    exact, model = draw(editor(checkpoint(kind)), job), editor(checkpoint(kind), quantization="fp8")
+    found = draw(model, job)
+    held = {one.dtype for one in model.pipe.transformer.parameters()}
+    assert torch.float8_e4m3fn in held
+    assert not torch.equal(found, exact)
+    assert (found - exact).abs().mean() < 0.2 * exact.abs().mean()
+
+
+def test_blocks_are_compiled_and_kernels_chosen_where_that_is_asked_for(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    cls = QwenImageTransformer2DModel
+    monkeypatch.setattr(cls, "compile_repeated_blocks", lambda self: told.append("compiled"))
+    monkeypatch.setattr(cls, "set_attention_backend", lambda self, name: told.append(name))
+    how = {"compile_blocks": True, "attention_backend": "_native_math"}
+    model = editor(checkpoint("qwen-image"), **how)
+    assert not told
+    model.load_weights()
+    assert told == ["_native_math", "compiled"]
+
+
+@pytest.mark.parametrize("kind", ["qwen-image", "klein", "z-image"])
+def test_tiles_are_the_librarys(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],
+    monkeypatch: pytest.MonkeyPatch, kind: str,
+) -> None:  # fmt: skip
+    """Of sources, too: what was encoded whole is not taken for it."""
+    from diffusers.models import autoencoders
+
+    for name in ("AutoencoderKLQwenImage", "AutoencoderKLFlux2", "AutoencoderKL"):
+        # Tiles smaller than the picture.
+        cls, sizes = (
+            getattr(autoencoders, name),
+            {"tile_sample_min_size": 32, "tile_latent_min_size": 4},
+        )
+        if "Qwen" in name:
+            sizes = {
+                f"tile_sample_{what}_{side}": n
+                for what, n in (("min", 32), ("stride", 24))
+                for side in ("height", "width")
+            }
+        enable = cls.enable_tiling
+
+        def small(self: Any, *given: Any, enable: Any = enable, sizes: Any = sizes) -> None:
+            enable(self, *given)
+            for one, value in sizes.items():
+                assert hasattr(self, one)
+                setattr(self, one, value)
+
+        monkeypatch.setattr(cls, "enable_tiling", small)
+    folder, images = checkpoint(kind), ["s0.png"] if kind == "klein" else []
+    one = line("a", "red", *images, guidance_scale=UNGUIDED[kind])
+    manifest, cache = str(write_manifest(one)), ("--cache-dir", str(tmp_path / "cache"))
+    run_cli("generate", manifest, "--model", str(folder), "-o", str(tmp_path / "whole"), *cache)
+    out = tmp_path / "out"
+    run_cli(
+        "generate", manifest, "--model", str(folder), "-o", str(out), *cache, "--vae-use-tiling"
+    )
+    expected = drawn_by_library(folder, one, tmp_path, lambda pipe: pipe.vae.enable_tiling())
+    assert np.array_equal(pixels_of(out)["a"], expected)
+    assert not np.array_equal(pixels_of(tmp_path / "whole")["a"], expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shift", "steps"),
+    [("qwen-image", 3, 4), ("qwen-image", 3, 8), ("z-image", 6, 3)],
+)
+def test_a_flow_shift_is_the_schedule_of_few_step_models(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],
+    kind: str, shift: float, steps: int,
+) -> None:  # fmt: skip
+    how = {"guidance_scale": UNGUIDED[kind], "num_inference_steps": steps, "flow_shift": shift}
+    one = line("a", "red", **how)
+    out, folder = tmp_path / "out", checkpoint(kind)
+    run_cli("generate", str(write_manifest(one)), "--model", str(folder), "-o", str(out))
+
+    def as_published(pipe: Any) -> None:
+        change = {"shift": shift} if kind == "z-image" else LIGHTNING
+        pipe.scheduler = FlowMatchEulerDiscreteScheduler.from_config(
+            pipe.scheduler.config, **change
+        )
+
+    expected = drawn_by_library(folder, one, tmp_path, as_published)
+    assert np.array_equal(pixels_of(out)["a"], expected)
+    assert not np.array_equal(expected, drawn_by_library(folder, one, tmp_path))
+    assert results(out)["a"]["status"] == "done"
+
+
+CACHED = StepCache(interval=2, first=2)
+
+
+@pytest.mark.parametrize("kind", ["qwen-image", "klein-base", "z-image"])
+def test_a_step_that_is_left_out_asks_no_transformer(
+    checkpoint: Checkpoint, job: ImageJob, kind: str
+) -> None:
+    """A cache that leaves out none changes none; a job goes on anywhere as it was."""
+    model, job = editor(checkpoint(kind)), replace(fitting(job, kind), num_inference_steps=8)
+    plain, every = draw(model, job), replace(job, step_cache=StepCache(first=8))
+    assert torch.equal(draw(model, every), plain)
+    cached, runs = replace(job, step_cache=CACHED), list[int]()
+    model.pipe.transformer.register_forward_pre_hook(lambda *_: runs.append(at))
+    denoiser, kept = begun(model, cached), list[tuple[Tensor, dict[str, Tensor]]]()
+    latents = denoiser.initial_latents()
+    for at in range(8):
+        kept.append((latents, dict(denoiser.state())))
+        latents = denoiser.step(at, latents)
+    assert sorted(set(runs)) == [0, 1, 3, 5, 7]
+    report = denoiser.velocities.report()
+    assert report is not None
+    assert (report.full, report.estimated) == (5, 3)
+    assert not torch.equal(latents, plain)
+    assert (latents - plain).abs().mean() < 0.2 * plain.abs().mean()
+    for first in (1, 3, 4, 7):
+        again, (found, state) = begun(model, cached), kept[first]
+        again.restore(first, state)
+        for at in range(first, 8):
+            found = again.step(at, found)
+        assert torch.equal(found, latents), first
+        assert again.velocities.report() == report
+
+
+def test_a_step_cache_is_told_in_the_line_and_kept_with_the_latents(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    one = line("a", "red", num_inference_steps=12, step_cache=str(CACHED))
+    manifest, model = str(write_manifest(one)), str(checkpoint("qwen-image"))
+    how = ("--checkpoint-every", "1", "--no-disk-cache")
+    run_cli("generate", manifest, "--model", model, "-o", str(tmp_path / "whole"), *how)
+    told, keep = results(tmp_path / "whole")["a"]["step_cache"], LatentsCheckpoint.keep
+    assert (told["full"], told["estimated"]) == (7, 5)
+
+    def keep_and_end(self: LatentsCheckpoint, kept: Any) -> None:
+        keep(self, kept)
+        if kept.step == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LatentsCheckpoint, "keep", keep_and_end)
+        run_cli("generate", manifest, "--model", model, "-o", str(tmp_path / "out"), *how)
+    run_cli("generate", manifest, "--model", model, "-o", str(tmp_path / "out"), *how)
+    found, expected = pixels_of(tmp_path / "out")["a"], pixels_of(tmp_path / "whole")["a"]
+    assert np.array_equal(found, expected)
+    assert results(tmp_path / "out")["a"]["step_cache"] == told
