@@ -175,8 +175,11 @@ class PictureLine(ResolvedLine):
         values["use_system_prompt"] = kind
         values["system_prompt"] = text if kind == "custom" else None
         # A setting may be meant for other models.
-        if not sampling_defaults(self.card, is_edit=bool(self.images)).has_negative_prompt:
+        known = sampling_defaults(self.card, is_edit=bool(self.images))
+        if not known.has_negative_prompt:
             values["negative_prompt"] = ""
+        elif not values["negative_prompt"] and "negative_prompt" not in self.line.given:
+            values["negative_prompt"] = known.negative_prompt
         size, outside = self._size(), None
         if self._keeps_outside:
             values["infer_align_image_size"], outside = True, self._outside()

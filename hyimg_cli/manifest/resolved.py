@@ -47,6 +47,8 @@ def job_to_json(job: Job) -> dict[str, Any]:
         if job.camera:
             entry["camera"] = job.camera
     else:
+        if "negative_prompt" in job.user_fields:
+            entry["negative_prompt"] = job.negative_prompt  # an empty one is another than none
         if not job.guidance_renorm_min:
             entry.pop("guidance_renorm_min", None)  # as if there were no such field
         if not job.images:

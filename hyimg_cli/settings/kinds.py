@@ -41,7 +41,7 @@ DEVICE_PATTERN = r"auto|cpu|cuda(:(0|[1-9][0-9]?))?|balanced"
 NO_STORE = "|".join("".join(f"[{c.upper()}{c}]" for c in name) for name in NO_STORES)
 # Text with something in it.
 WRITTEN = r"[^\x00]*[^\s\x00][^\x00]*"
-TEXT, ANY_TEXT = matching(WRITTEN), matching(f"|{WRITTEN}")
+TEXT, ANY_TEXT = matching(WRITTEN), matching(r"[^\x00]*")
 _TRUTHS = dict.fromkeys(("1", "true", "yes", "on"), True)
 _TRUTHS |= dict.fromkeys(("0", "false", "no", "off"), False)
 _SIZE_HINT = f'give "auto", "W:H", or "WxH" of {MIN_SIDE} to {MAX_SIDE}, at most {MAX_RATIO} to 1'
@@ -152,7 +152,7 @@ def text(noun: str, *, may_be_empty: bool = False) -> Kind:
     def read(value: Any) -> str:
         if type(value) is not str:
             raise BadValue(f"{shown(value)} is not text", f"give the {noun} as text", "wrong-type")
-        if "\0" in value or not (value.strip() or (may_be_empty and value == "")):
+        if "\0" in value or not (may_be_empty or value.strip()):
             what, hint = f"the {noun} is empty, or holds a NUL character", f"write the {noun}"
             raise BadValue(what, hint, "empty-text")
         return value

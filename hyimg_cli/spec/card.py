@@ -109,7 +109,8 @@ class ModelCard:
 
     `denoises_latents`: all it does; it has no text stage and no K/V, and takes any sides.
 
-    `fewest_images` and `most_images`: source pictures that a job may have.
+    `fewest_images` and `most_images`: source pictures that a job may have. `rounds_up`: an edit has
+    its source's shape, each side at the next multiple.
 
     `base_size` is the side of the square that all sizes have about the area of. `edit_defaults`:
     of jobs with source images, where they are others. `has_graphs`: text may be decoded by them.
@@ -148,6 +149,7 @@ class ModelCard:
     denoises_latents: bool = False
     fewest_images: int = 0
     most_images: int = 3
+    rounds_up: bool = False
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> int:
         """Bytes of all weights once loaded."""
@@ -211,8 +213,11 @@ class ModelCard:
     def kept_size(self, source: Size) -> Size:
         """The size in which a source that is to be kept is drawn: the nearest to its shape."""
         if self.denoises_latents:
-            scale = self.base_size / math.sqrt(source.height * source.width)
-            return self._scaled(source, scale).size
+            # NOTE: in the library's order: another one may round up to another multiple.
+            ratio, step = source.width / source.height, self.size_multiple
+            width = math.sqrt(self.base_size**2 * ratio)
+            rounded = math.ceil if self.rounds_up else round
+            return Size(*(max(1, rounded(side / step)) * step for side in (width / ratio, width)))
         found = self.bucket_of(SizeRequest(source.height, source.width))
         assert found is not None, "a size was asked for"
         return found.size

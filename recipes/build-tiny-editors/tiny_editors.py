@@ -19,11 +19,16 @@ from diffusers import (
     AutoencoderKLQwenImage,
     FlowMatchEulerDiscreteScheduler,
     Flux2Transformer2DModel,
+    FluxTransformer2DModel,
+    LongCatImageTransformer2DModel,
     QwenImageTransformer2DModel,
     ZImageTransformer2DModel,
 )
 from tokenizers import AddedToken
 from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTokenizer,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLImageProcessor,
@@ -32,6 +37,9 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3Model,
+    T5Config,
+    T5EncoderModel,
+    T5Tokenizer,
 )
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.qwen2 import Qwen2Tokenizer
@@ -47,6 +55,9 @@ PIPELINES = {
     "klein": "Flux2KleinPipeline",
     "klein-base": "Flux2KleinPipeline",
     "z-image": "ZImagePipeline",
+    "kontext": "FluxKontextPipeline",
+    "longcat": "LongCatImagePipeline",
+    "longcat-edit": "LongCatImageEditPipeline",
 }
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
@@ -58,7 +69,8 @@ WIDTH = 16
 def write(folder: Path, kind: str) -> Path:
     """One checkpoint: a kind of PIPELINES."""
     torch.manual_seed(0)
-    make = {"klein": _klein, "z-image": _z_image}.get(kind.removesuffix("-base"), _qwen)
+    makers = {"qwen": _qwen, "klein": _klein, "z": _z_image, "kontext": _kontext}
+    make = (makers | {"longcat": _longcat})[kind.split("-")[0]]
     getattr(diffusers, PIPELINES[kind])(**make(kind)).save_pretrained(folder)
     card = {"name": f"tiny-{kind}", "trained": False, "base_size": 96}
     (folder / "card.json").write_text(json.dumps(card) + "\n")
@@ -98,12 +110,7 @@ def _qwen(kind: str) -> dict[str, Any]:
         ),
     }
     if kind != "qwen-image":
-        parts["processor"] = Qwen2VLProcessor(
-            image_processor=Qwen2VLImageProcessor(min_pixels=28 * 28, max_pixels=512 * 512),
-            video_processor=Qwen2VLVideoProcessor(),
-            tokenizer=tokenizer,
-            chat_template="{% for message in messages %}{{ message['content'] }}{% endfor %}",
-        )
+        parts["processor"] = _processor(tokenizer)
     return parts
 
 
@@ -135,20 +142,76 @@ def _klein(kind: str) -> dict[str, Any]:
     }
 
 
+def _kontext(kind: str) -> dict[str, Any]:
+    bytes_, letters = bytes_to_unicode().values(), map(chr, range(33, 127))
+    ends = ("<|startoftext|>", "<|endoftext|>")
+    clip = {one: at for at, one in enumerate([*bytes_, *(f"{b}</w>" for b in bytes_), *ends])}
+    sentence = [(one, 0.0) for one in ("<pad>", "</s>", "<unk>")] + [("▁", -2.0)]
+    sentence += [(one, -3.0) for one in letters]
+    sentence += [(f"<extra_id_{number}>", 0.0) for number in reversed(range(100))]
+    return {
+        "tokenizer": CLIPTokenizer(vocab=clip, merges=[], model_max_length=77),
+        "text_encoder": CLIPTextModel(
+            CLIPTextConfig(
+                vocab_size=len(clip),
+                hidden_size=WIDTH,
+                intermediate_size=32,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                bos_token_id=clip[ends[0]],
+                eos_token_id=clip[ends[1]],
+            )
+        ),
+        "tokenizer_2": T5Tokenizer(vocab=sentence, model_max_length=512),
+        "text_encoder_2": T5EncoderModel(
+            T5Config(
+                vocab_size=len(sentence), d_model=WIDTH, d_kv=8, d_ff=32, num_layers=2, num_heads=2
+            )
+        ),
+        "vae": _flux_vae(4),
+        "transformer": FluxTransformer2DModel(
+            in_channels=16,
+            num_layers=1,
+            num_single_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=WIDTH,
+            pooled_projection_dim=WIDTH,
+            axes_dims_rope=(4, 6, 6),
+            guidance_embeds=True,
+        ),
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+    }
+
+
+def _longcat(kind: str) -> dict[str, Any]:
+    tokenizer = _tokenizer()
+    return {
+        "tokenizer": tokenizer,
+        "text_encoder": _qwen25_vl(tokenizer),
+        "text_processor": _processor(tokenizer),
+        # As many channels as its pipelines take for granted.
+        "vae": _flux_vae(16),
+        "transformer": LongCatImageTransformer2DModel(
+            in_channels=64,
+            num_layers=1,
+            num_single_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=WIDTH,
+            pooled_projection_dim=WIDTH,
+            axes_dims_rope=[4, 6, 6],
+        ),
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+    }
+
+
 def _z_image(kind: str) -> dict[str, Any]:
-    tokenizer, blocks = _tokenizer(), 4
+    tokenizer = _tokenizer()
     return {
         "tokenizer": tokenizer,
         "text_encoder": Qwen3Model(_qwen3(tokenizer, layers=3, width=WIDTH)),
-        "vae": AutoencoderKL(
-            down_block_types=("DownEncoderBlock2D",) * blocks,
-            up_block_types=("UpDecoderBlock2D",) * blocks,
-            block_out_channels=(8,) * blocks,
-            latent_channels=4,
-            norm_num_groups=4,
-            scaling_factor=0.3611,
-            shift_factor=0.1159,
-        ),
+        "vae": _flux_vae(4),
         "transformer": ZImageTransformer2DModel(
             in_channels=4,
             dim=32,
@@ -175,6 +238,28 @@ def _qwen3(tokenizer: Qwen2Tokenizer, *, layers: int, width: int) -> Qwen3Config
         vocab_size=len(tokenizer),
         bos_token_id=0,
         eos_token_id=0,
+    )
+
+
+def _flux_vae(channels: int) -> AutoencoderKL:
+    blocks = 4
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * blocks,
+        up_block_types=("UpDecoderBlock2D",) * blocks,
+        block_out_channels=(8,) * blocks,
+        latent_channels=channels,
+        norm_num_groups=4,
+        scaling_factor=0.3611,
+        shift_factor=0.1159,
+    )
+
+
+def _processor(tokenizer: Qwen2Tokenizer) -> Qwen2VLProcessor:
+    return Qwen2VLProcessor(
+        image_processor=Qwen2VLImageProcessor(min_pixels=28 * 28, max_pixels=512 * 512),
+        video_processor=Qwen2VLVideoProcessor(),
+        tokenizer=tokenizer,
+        chat_template="{% for message in messages %}{{ message['content'] }}{% endfor %}",
     )
 
 

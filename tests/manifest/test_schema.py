@@ -35,6 +35,7 @@ GOOD: tuple[dict[str, Any], ...] = (
     A | {"task": "t2v", "name": "film-{seed}"},
     A | {"use_system_prompt": "None", "top_p": 1, "temperature": 0.5, "n": 3},
     A | {"cot_token_ids": [1, 2, 3], "drop_think": True},
+    A | {"negative_prompt": " "},
     A | {"task": "t2v", "negative_prompt": "", "num_frames": 9, "fps": 8, "guidance_scale_2": 1},
     {"url": "/v1/images/generations", "body": A, "custom_id": "b", "method": "POST"},
     {"url": "/v1/videos", "body": A | {"num_frames": 5}},

@@ -28,8 +28,9 @@ from torchvision.transforms.functional import to_pil_image  # type: ignore[impor
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.media.images import Pixels
+from hyimg_cli.models.diffusers_image import longcat
 from hyimg_cli.models.diffusers_image.record import Kind, shifted
-from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder
+from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder, cut_note
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
 from hyimg_cli.models.diffusers_video.networks import load_network
 from hyimg_cli.models.diffusers_video.start import read_given
@@ -58,6 +59,7 @@ class Condition:
     texts: tuple[tuple[str, str], ...]
     images: tuple[tuple[str, str], ...]
     is_guided: bool
+    options: tuple[tuple[str, Any], ...] = ()
 
     @property
     def kind(self) -> str:
@@ -71,6 +73,13 @@ class BlockEncoder(CheckpointEncoder):
     def __init__(self, model: "LatentImageModel") -> None:
         super().__init__(model.layout, model.place)
         self._model = model
+        self._cuts: list[str] = []
+
+    def tokenizer(self, name: str) -> Any:
+        is_new, made = name not in self._tokenizers, super().tokenizer(name)
+        if is_new and name.startswith("tokenizer"):
+            tell_cuts(made, f"the text for {name}", self._cuts)
+        return made
 
     def key(self, condition: Condition) -> str:
         """By texts and files' bytes, whatever they are called."""
@@ -81,13 +90,16 @@ class BlockEncoder(CheckpointEncoder):
             texts=condition.texts,
             images=[sha256 for _, sha256 in condition.images],
             guided=condition.is_guided,
+            options=condition.options,
             files=self.identity(*sorted(parts & self.layout.components.keys())),
             **({"tiled": True} if "vae" in parts and self._model.choice.vae_use_tiling else {}),
         )
 
     @torch.no_grad()
     def encode(self, condition: Condition) -> PromptEmbedding:
-        model, inputs = self._model, dict[str, Any](condition.texts)
+        model, inputs = self._model, dict[str, Any](condition.options)
+        # An empty text alone is one that some blocks take for none.
+        inputs |= {name: text or [text] for name, text in condition.texts}
         given, notes = read_given(condition.images)
         if given:
             pictures = [to_pil_image(picture.pixels) for picture in given]
@@ -95,6 +107,7 @@ class BlockEncoder(CheckpointEncoder):
         blocks = model.blocks(condition)
         self.encoder_runs[condition.stage] += 1
         model.guide(condition.is_guided)
+        self._cuts.clear()
         state = model.run(blocks.values(), model.new_state(inputs))
         made = dict[str, Tensor]()
         for name in {out.name for block in blocks.values() for out in block.intermediate_outputs}:
@@ -102,11 +115,28 @@ class BlockEncoder(CheckpointEncoder):
             for number, one in enumerate(value if isinstance(value, list) else [value]):
                 if isinstance(one, Tensor):
                     made[f"{name}.{number}" if isinstance(value, list) else name] = one.cpu()
-        return PromptEmbedding(self.key(condition), made, notes)
+        return PromptEmbedding(self.key(condition), made, (*notes, *self._cuts))
 
     def release(self) -> None:
-        self._model.release("text_encoder")
+        for name in self.layout.components:
+            if name.startswith("text_encoder"):
+                self._model.release(name)
         super().release()
+
+
+def tell_cuts(tokenizer: Any, what: str, told: list[str]) -> None:
+    """Have a tokenizer add to `told` where it was made to cut a text: the blocks do it silently."""
+    encode = tokenizer._encode_plus
+
+    def encode_and_tell(*texts: Any, **options: Any) -> Any:
+        made = encode(*texts, **options)
+        for one in made.encodings or ():
+            # Without what stands for a text's ends, which each part has.
+            counts = [part.special_tokens_mask.count(0) for part in (one, *one.overflowing)]
+            told.extend(cut_note(sum(counts), counts[0], what))
+        return made
+
+    tokenizer._encode_plus = encode_and_tell
 
 
 class BlockDenoiser(LatentDenoiser):
@@ -132,6 +162,8 @@ class BlockDenoiser(LatentDenoiser):
         inputs = {
             "generator": torch.Generator().manual_seed(job.seed),
             "num_inference_steps": job.num_inference_steps,
+            "guidance_scale": job.guidance_scale,
+            **model.kind.own_inputs(job, model.card),
         }
         if not job.size.is_auto:
             bucket = model.card.bucket_of(job.size)
@@ -216,7 +248,8 @@ class LatentImageModel(LatentModel):
         self.place = load_target(choice)
         parts = [part for part in layout.components.values() if part.has_weights]
         self.parameter_count = sum(map(check_weights, parts))
-        library: Any = getattr(diffusers, kind.blocks)
+        source: Any = diffusers if hasattr(diffusers, kind.blocks) else longcat
+        library: Any = getattr(source, kind.blocks)
         # By itself it would work where the first of its networks lies, which may wait there.
         at_work = {"_execution_device": property(lambda _: self.device)}
         self.pipe: Any = type(library.__name__, (library,), at_work)()
@@ -236,8 +269,9 @@ class LatentImageModel(LatentModel):
         is_guided = self.kind.is_guided(job)
         texts = {"prompt": job.prompt}
         if is_guided and self.kind.negative is not None:
-            texts["negative_prompt"] = job.negative_prompt or self.kind.negative
+            texts["negative_prompt"] = job.negative_prompt
         images = tuple(zip(job.images, digests, strict=True))
+        others = self.kind.own_inputs(job, self.card)
         found: list[Condition] = []
         for stage in dict.fromkeys(name.split(".")[0] for name in self.all_blocks(job)):
             if stage in (_DENOISE, _DECODE):
@@ -248,7 +282,9 @@ class LatentImageModel(LatentModel):
             reads = images if "image" in declared else ()
             # Pictures that no text is read with are encoded one by one, as the blocks do.
             sets = [reads] if own else [(one,) for one in reads]
-            found += [Condition(stage, own, one, is_guided and bool(own)) for one in sets]
+            guided = is_guided and bool(own)
+            options = tuple((name, value) for name, value in others.items() if name in declared)
+            found += [Condition(stage, own, one, guided, options) for one in sets]
         return found
 
     @torch.no_grad()

@@ -6,16 +6,17 @@ A pipeline that is not in the table is refused by its name.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hyimg_cli.errors import JobError, require
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.checkpoint import file_digest
 from hyimg_cli.manifest.cost import JobTokens
+from hyimg_cli.media.images import size_of
 from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.diffusers_video.layout import (
     INDEX,
@@ -54,6 +55,21 @@ _Z_IMAGE = {
     "tokenizer": _QWEN_TOKENIZERS,
     "scheduler": _EULER,
 }
+_FLUX_VAE = frozenset({"AutoencoderKL"})
+_KONTEXT_PARTS = {
+    "transformer": frozenset({"FluxTransformer2DModel"}),
+    "vae": _FLUX_VAE,
+    "text_encoder": frozenset({"CLIPTextModel"}),
+    "tokenizer": frozenset({"CLIPTokenizer", "CLIPTokenizerFast"}),
+    "text_encoder_2": frozenset({"T5EncoderModel"}),
+    "tokenizer_2": frozenset({"T5Tokenizer", "T5TokenizerFast"}),
+    "scheduler": _EULER,
+}
+_LONGCAT_PARTS = _QWEN | {
+    "transformer": frozenset({"LongCatImageTransformer2DModel"}),
+    "vae": _FLUX_VAE,
+    "text_processor": frozenset({"Qwen2VLProcessor", "Qwen2_5_VLProcessor"}),
+}
 _QWEN_EDIT = _QWEN | {"processor": frozenset({"Qwen2VLProcessor"})}
 # Latent cells of a side that are one token, and pixels of a cell.
 _PATCH, _CELL = 2, 8
@@ -71,6 +87,8 @@ _REFERENCE_PIXELS = 1024**2
 _BY_SIZE = 1.0
 # Rows of a prompt, template and all, where nothing has counted them.
 _TEXT_ROWS = 256
+# Pixels of a picture that is far from what models are trained on.
+_SMALL = 512**2
 
 
 @dataclass(frozen=True)
@@ -82,7 +100,8 @@ class Kind:
     pipeline that takes none. Guidance is on where its scale is above `guides_above`;
     `is_distilled`: there is none. `adds_guidance`: a scale of s weighs the difference to the
     negative by s, not by s - 1. `has_own_shift`: of its schedule, by size and steps, whatever the
-    scheduler says.
+    scheduler says. `takes_size`: False where an edit has its source's shape, its sides rounded up.
+    `own_inputs`: what a job gives its blocks beside what every kind's are given.
     """
 
     blocks: str
@@ -96,10 +115,27 @@ class Kind:
     is_distilled: bool = False
     adds_guidance: bool = False
     has_own_shift: bool = False
+    takes_size: bool = True
+    own_inputs: Callable[[ImageJob, ModelCard], dict[str, Any]] = lambda job, card: {}
 
     def is_guided(self, job: ImageJob) -> bool:
         """True if the job's steps evaluate a second branch."""
         return not self.is_distilled and job.guidance_scale > self.guides_above
+
+
+def _area(job: ImageJob, card: ModelCard) -> int:
+    bucket = card.bucket_of(job.size)
+    return bucket.size.height * bucket.size.width if bucket else card.base_size**2
+
+
+def _kontext_inputs(job: ImageJob, card: ModelCard) -> dict[str, Any]:
+    """The library brings results to a million pixels, whatever is asked for, and sources to sizes
+    of its own list, of as many: of small results, small sources stay as they are.
+    """
+    area = _area(job, card)
+    sources = (size_of(path) for path in job.images)
+    is_small = max(area, *(one.height * one.width for one in sources), 0) < _SMALL
+    return {"max_area": area, "_auto_resize": not is_small}
 
 
 _KLEIN = Kind(
@@ -118,6 +154,19 @@ KINDS = {
     "ZImagePipeline": Kind(
         "ZImageModularPipeline", _Z_IMAGE, 0, 0, steps=50, guidance=5.0, negative="",
         guides_above=0.0, adds_guidance=True,
+    ),
+    # Its guidance is embedded: never a second branch.
+    "FluxKontextPipeline": Kind(
+        "FluxKontextModularPipeline", _KONTEXT_PARTS, 0, 1, steps=28, guidance=2.5, negative=None,
+        guides_above=math.inf, own_inputs=_kontext_inputs,
+    ),
+    "LongCatImagePipeline": Kind(
+        "LongCatImageModularPipeline", _LONGCAT_PARTS, 0, 0, steps=50, guidance=4.0, negative="",
+    ),
+    "LongCatImageEditPipeline": Kind(
+        "LongCatImageEditModularPipeline", _LONGCAT_PARTS, 1, 1, steps=50, guidance=4.5,
+        negative="", takes_size=False,
+        own_inputs=lambda job, card: {"max_area": card.base_size**2},
     ),
 }  # fmt: skip
 _KLEIN_BASE = replace(
@@ -163,6 +212,8 @@ class EditorFolder(ImageCheckpoint):
     def check(self, job: ImageJob) -> None:
         if self.kind.is_distilled and job.guidance_scale != self.kind.guidance:
             raise self._unfollowed("guidance_scale")
+        if not self.kind.takes_size and not (job.size.is_auto or job.outside):
+            raise self._unfollowed("size")
         if self.kind.has_own_shift and job.flow_shift != self.card.defaults.flow_shift:
             raise self._unfollowed("flow_shift")
         if job.writes_text or job.has_given_text or job.use_system_prompt != "None":
@@ -234,6 +285,7 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
         denoises_latents=True,
         fewest_images=kind.fewest,
         most_images=kind.most,
+        rounds_up=not kind.takes_size,
         defaults=SamplingDefaults(
             num_inference_steps=kind.steps,
             guidance_scale=kind.guidance,
@@ -248,6 +300,7 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
             top_p=1.0,
             max_new_tokens=1,
             has_negative_prompt=kind.negative is not None,
+            negative_prompt=kind.negative or "",
         ),
     )
 

@@ -34,7 +34,7 @@ _CONFIGS = {
     "image_processor": "preprocessor_config.json",
     "feature_extractor": "preprocessor_config.json",
 }
-_WITHOUT_WEIGHTS = ("tokenizer", "tokenizer_2", "processor", *_CONFIGS)
+_WITHOUT_WEIGHTS = ("tokenizer", "tokenizer_2", "processor", "text_processor", *_CONFIGS)
 _TOKENIZER_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 _WAN_NETWORK = frozenset({"WanTransformer3DModel"})
 _KNOWN = {

@@ -13,6 +13,10 @@ from PIL import Image
 from hyimg_cli.journal.journal import RunFolder
 
 STEPS = 3
+GUIDANCE = {
+    "klein": 1.0, "klein-base": 4.0, "z-image": 5.0, "kontext": 2.5, "longcat": 4.0,
+    "longcat-edit": 4.5,
+}  # fmt: skip
 Line = dict[str, Any]
 Checkpoint = Callable[[str], Path]
 
@@ -39,17 +43,20 @@ def drawn_by_library(
     if "qwen" in folder.name:
         scale = one.get("guidance_scale", 4.0)
         given["true_cfg_scale"] = scale
-        given["negative_prompt"] = (one.get("negative_prompt") or " ") if scale > 1 else None
+        given["negative_prompt"] = one.get("negative_prompt", " ") if scale > 1 else None
     else:
-        default = {"klein": 1.0, "klein-base": 4.0, "z-image": 5.0}[folder.name]
-        given["guidance_scale"] = one.get("guidance_scale", default)
+        given["guidance_scale"] = one.get("guidance_scale", GUIDANCE[folder.name])
         if "negative_prompt" in one:
             given["negative_prompt"] = one["negative_prompt"]
-    width, height = map(int, one["size"].split("x"))
+    if "size" in one:
+        given |= zip(("width", "height"), map(int, one["size"].split("x")), strict=True)
+    if folder.name == "kontext" and "size" in one:
+        area = given["width"] // 16 * (given["height"] // 16) * 16**2
+        given |= {"max_area": area, "_auto_resize": False}
+    if folder.name == "longcat":
+        given["enable_prompt_rewrite"] = False
     made = pipeline(
         prompt=one["prompt"],
-        width=width,
-        height=height,
         num_inference_steps=one["num_inference_steps"],
         generator=torch.Generator().manual_seed(one["seed"]),
         **given,

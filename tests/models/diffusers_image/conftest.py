@@ -1,12 +1,37 @@
 """Picture editors of the library, tiny ones, written once; sources for them."""
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tiny_editors
 from PIL import Image
+
+# Modules of diffusers that bring pictures to a size.
+FITTING = (
+    "modular_pipelines.qwenimage.encoders",
+    "pipelines.qwenimage.pipeline_qwenimage_edit",
+    "pipelines.qwenimage.pipeline_qwenimage_edit_plus",
+    "pipelines.longcat_image.pipeline_longcat_image_edit",
+)
+MOST_PIXELS = 96**2
+
+
+@pytest.fixture(autouse=True)
+def small_references(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """References have few pixels, ours as the classic pipelines'; in thorough tests a million."""
+    if request.node.get_closest_marker("thorough"):
+        return
+    for name in FITTING:
+        module: Any = importlib.import_module(f"diffusers.{name}")
+
+        def fit(area: int, ratio: float, fit: Any = module.calculate_dimensions) -> Any:
+            return fit(min(area, MOST_PIXELS), ratio)
+
+        monkeypatch.setattr(module, "calculate_dimensions", fit)
 
 
 @pytest.fixture(scope="session")

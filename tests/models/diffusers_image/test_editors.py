@@ -21,6 +21,7 @@ from models.diffusers_image.classic import (
 from PIL import Image
 
 from hyimg_cli.errors import CheckpointError, OutputError
+from hyimg_cli.models.diffusers_image import longcat
 from hyimg_cli.models.diffusers_image.record import KINDS, EditorFolder
 from hyimg_cli.pipelines.latent.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.pipelines.latent.pictures import checked
@@ -38,13 +39,20 @@ def test_pixels_are_the_librarys_whatever_is_shared(
         "qwen-image-edit-plus": [("s0.png",), ("s1.png", "s0.png", "s1.png")],
         "klein": [(), ("s0.png",), ("s1.png", "s0.png")],
         "klein-base": [(), ("s0.png", "s1.png")],
+        "kontext": [(), ("s0.png",), ("s1.png",)],
+        "longcat-edit": [("s0.png",), ("s1.png",)],
     }.get(kind, [()])
     lines = [line(f"{number}", "red", *images) for number, images in enumerate(sets)]
     if kind != "klein":
         odd = "96x64" if kind == "z-image" else "107x90"  # Z-Image refuses it
         lines.append(line("plain", "blue", *sets[0], guidance_scale=1, seed=8, size=odd))
-    if kind in ("qwen-image", "z-image"):
-        lines.append(line("negative", "red", negative_prompt="green"))
+    if not kind.startswith(("klein", "kontext")):
+        lines += [
+            line(f"away-{text}", "red", *sets[0], negative_prompt=text) for text in ("", "green")
+        ]
+    if kind == "longcat-edit":
+        for one in lines:
+            del one["size"]
     out, back = tmp_path / "out", tmp_path / "back"
     manifest = str(write_manifest(*lines))
     first = run_cli("generate", manifest, "--model", str(folder), "-o", str(out))
@@ -56,6 +64,24 @@ def test_pixels_are_the_librarys_whatever_is_shared(
         name = one["custom_id"]
         assert np.array_equal(found[name], drawn_by_library(folder, one, tmp_path)), name
         assert np.array_equal(found[name], again[name]), name
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["qwen-image-edit", "kontext", "longcat-edit", "klein"])
+def test_an_edit_without_a_size_has_the_librarys_own(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],
+    kind: str,
+) -> None:  # fmt: skip
+    """A million pixels, whatever the checkpoint's card says of practice."""
+    folder = tmp_path / kind
+    shutil.copytree(checkpoint(kind), folder)
+    (folder / "card.json").unlink()
+    one = line("a", "red", "s1.png")
+    del one["size"]
+    manifest = str(write_manifest(one))
+    run_cli("generate", manifest, "--model", str(folder), "-o", str(tmp_path / "out"))
+    expected = drawn_by_library(folder, one, tmp_path)
+    assert np.array_equal(pixels_of(tmp_path / "out")["a"], expected)
 
 
 def test_each_text_and_each_source_is_encoded_once(
@@ -184,4 +210,4 @@ def test_another_pipeline_and_foreign_code_are_refused(
 def test_the_library_has_every_pipeline_of_the_table() -> None:
     for name in KINDS:
         assert hasattr(diffusers, name)
-        assert hasattr(diffusers, KINDS[name].blocks)
+        assert hasattr(diffusers, KINDS[name].blocks) or hasattr(longcat, KINDS[name].blocks)

@@ -1,0 +1,232 @@
+"""LongCat-Image as modular blocks: the library has its classic pipelines alone, whose own functions
+these blocks call, and takes the rest from Flux, whose latents it has.
+
+    text_encoder ▸ vae_encoder.preprocess ▸ vae_encoder.encode      the second stage of edits alone
+    ▸ denoise.input ▸ denoise.denoise ▸ denoise.after_denoise ▸ decode
+
+The library has the text encoder rewrite the prompt of a new picture unless it is told not to; here
+a prompt is what the line says.
+"""
+
+# Legend: H W pixels
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import FluxModularPipeline, LongCatImageEditPipeline, LongCatImagePipeline
+from diffusers.image_processor import VaeImageProcessor
+from diffusers.modular_pipelines.flux.decoders import FluxDecodeStep, FluxUnpackLatentsStep
+from diffusers.modular_pipelines.flux.denoise import FluxDenoiseLoopWrapper, FluxLoopAfterDenoiser
+from diffusers.modular_pipelines.flux.encoders import FluxVaeEncoderStep
+from diffusers.modular_pipelines.modular_pipeline import (
+    ModularPipelineBlocks,
+    SequentialPipelineBlocks,
+)
+from diffusers.modular_pipelines.modular_pipeline_utils import (
+    ComponentSpec,
+    InputParam,
+    OutputParam,
+)
+from diffusers.pipelines.longcat_image import pipeline_longcat_image_edit as library
+from diffusers.utils.torch_utils import randn_tensor
+
+from hyimg_cli.errors import JobError
+
+_TEXT = ("prompt_embeds", "txt_ids", "negative_prompt_embeds", "negative_txt_ids")
+
+
+class _Block(ModularPipelineBlocks):
+    """A block that says by name what it reads and makes."""
+
+    parts: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    makes: tuple[str, ...] = ()
+
+    @property
+    def expected_components(self) -> list[ComponentSpec]:
+        return [ComponentSpec(name, object) for name in self.parts]
+
+    @property
+    def inputs(self) -> list[InputParam]:
+        return [InputParam(name) for name in self.reads]
+
+    @property
+    def intermediate_outputs(self) -> list[OutputParam]:
+        return [OutputParam(name) for name in self.makes]
+
+    def __call__(self, components: Any, state: Any) -> Any:
+        block: Any = self.get_block_state(state)
+        self.work(components, block)
+        self.set_block_state(state, block)
+        return components, state
+
+    def work(self, components: Any, block: Any) -> None:
+        raise NotImplementedError
+
+
+def _fitted(block: Any, halves: int = 1) -> Any:
+    """The source in the size that the library edits in, or in a part of it."""
+    sizer, image = VaeImageProcessor(vae_scale_factor=16), block.image
+    width, height = library.calculate_dimensions(block.max_area, image.width / image.height)
+    image = sizer.resize(image, height, width)
+    return image if halves == 1 else sizer.resize(image, height // halves, width // halves)
+
+
+class _Texts(_Block):
+    parts = ("text_encoder", "tokenizer", "text_processor")
+    reads: tuple[str, ...] = ("prompt", "negative_prompt")
+    makes = _TEXT
+    pipeline: Any = LongCatImagePipeline
+
+    def work(self, components: Any, block: Any) -> None:
+        known = {name: getattr(components, name) for name in self.parts}
+        pipeline = self.pipeline(scheduler=None, vae=None, transformer=None, **known)
+        shown = {"image": _fitted(block, 2)} if "image" in self.reads else {}
+        for name, made in (("prompt", _TEXT[:2]), ("negative_prompt", _TEXT[2:])):
+            text, found = getattr(block, name), (None, None)
+            if text is not None:
+                self._refuse_long(pipeline, name, "".join(text))
+                found = pipeline.encode_prompt(text, **shown)
+            for one, value in zip(made, found, strict=True):
+                setattr(block, one, value)
+
+    def _refuse_long(self, pipeline: Any, name: str, text: str) -> None:
+        """Passes a text that is read to its end: the library's edit cannot even cut it."""
+        # A quoted part is read by characters.
+        parts = [
+            part for text, is_quoted in library.split_quotation(text)
+            for part in (text if is_quoted else [text])
+        ]  # fmt: skip
+        count = sum(len(pipeline.tokenizer(one, add_special_tokens=False)[0]) for one in parts)
+        if count > (most := pipeline.tokenizer_max_length):
+            what = f"the text has {count} tokens, of which its encoder reads {most}"
+            raise JobError(what, where=name, hint="shorten it", code="job.too-long")
+
+
+class _EditTexts(_Texts):
+    reads = ("prompt", "negative_prompt", "image", "max_area")
+    pipeline = LongCatImageEditPipeline
+
+
+class _Preprocess(_Block):
+    reads, makes = ("image", "max_area"), ("processed_image",)
+
+    def work(self, components: Any, block: Any) -> None:
+        sizer, image = VaeImageProcessor(vae_scale_factor=16), _fitted(block)
+        block.processed_image = sizer.preprocess(image, image.height, image.width)
+
+
+class _Inputs(_Block):
+    """Noise, positions and timesteps, as the classic calls make them."""
+
+    parts = ("scheduler",)
+    reads = (
+        "prompt_embeds",
+        "image_latents",
+        "height",
+        "width",
+        "num_inference_steps",
+        "generator",
+    )
+    makes = ("latents", "image_latents", "height", "width", "img_ids", "timesteps")
+
+    def work(self, components: Any, block: Any) -> None:
+        cell, source = components.vae_scale_factor, block.image_latents
+        device, dtype = block.prompt_embeds.device, block.prompt_embeds.dtype
+        if source is not None:
+            block.height, block.width = (side * cell for side in source.shape[2:])
+        block.height, block.width = block.height or 128 * cell, block.width or 128 * cell
+        shape = (1, components.num_channels_latents, block.height // cell, block.width // cell)
+        start = (block.prompt_embeds.shape[1],) * 2
+        rows, columns = shape[2] // 2, shape[3] // 2
+
+        def positions(modality: int) -> torch.Tensor:
+            found = library.prepare_pos_ids(modality, "image", start, None, rows, columns)
+            return found.to(device)
+
+        def pack(latents: torch.Tensor) -> torch.Tensor:
+            return LongCatImagePipeline._pack_latents(latents, *shape)
+
+        # Noise of a new picture is float32 before it is rounded.
+        kind = torch.float32 if source is None else dtype
+        noise = randn_tensor(shape, generator=block.generator, device=device, dtype=kind)
+        block.latents, block.img_ids = pack(noise.to(dtype)), positions(1)
+        if source is not None:
+            block.image_latents = pack(source)
+            block.img_ids = torch.cat([block.img_ids, positions(2).to(torch.float64)])
+        own, steps = components.scheduler.config, block.num_inference_steps
+        sigmas: Any = np.linspace(1.0, 1.0 / steps, steps)
+        names = ("base_image_seq_len", "max_image_seq_len", "base_shift", "max_shift")
+        defaults = (256, 4096, 0.5, 1.15)
+        shifts = [own.get(name, value) for name, value in zip(names, defaults, strict=True)]
+        block.timesteps, _ = library.retrieve_timesteps(
+            components.scheduler,
+            steps,
+            device,
+            sigmas=sigmas,
+            mu=library.calculate_shift(block.latents.shape[1], *shifts),
+        )
+
+
+class _Denoiser(_Block):
+    parts = ("transformer",)
+    reads = (*_TEXT, "latents", "image_latents", "img_ids", "guidance_scale")
+
+    @torch.no_grad()
+    def __call__(  # type: ignore[override]
+        self, components: Any, block: Any, i: int, t: torch.Tensor
+    ) -> Any:
+        latents, source = block.latents, block.image_latents
+        shown = latents if source is None else torch.cat([latents, source], dim=1)
+
+        def predict(branch: str, embeds: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+            with components.transformer.cache_context(branch):
+                found = components.transformer(
+                    hidden_states=shown,
+                    timestep=t.expand(1).to(latents.dtype) / 1000,
+                    encoder_hidden_states=embeds,
+                    txt_ids=ids,
+                    img_ids=block.img_ids,
+                    return_dict=False,
+                )[0]
+            return found[:, : latents.shape[1]]
+
+        block.noise_pred = towards = predict("cond", block.prompt_embeds, block.txt_ids)
+        if block.negative_prompt_embeds is not None:
+            away = predict("uncond", block.negative_prompt_embeds, block.negative_txt_ids)
+            found = away + block.guidance_scale * (towards - away)
+            if source is None:  # new pictures are never pushed beyond what was predicted
+                norms = [torch.norm(one, dim=-1, keepdim=True) for one in (towards, found)]
+                found = found * (norms[0] / (norms[1] + 1e-8)).clamp(min=0.0, max=1.0)
+            block.noise_pred = found
+        return components, block
+
+
+class _Loop(FluxDenoiseLoopWrapper):
+    block_classes = [_Denoiser, FluxLoopAfterDenoiser]
+    block_names = ["denoiser", "after_denoiser"]
+
+
+class LongCatImageModularPipeline(FluxModularPipeline):
+    """For new pictures."""
+
+    encoders: dict[str, Any] = {"text_encoder": _Texts}
+
+    def __init__(self) -> None:
+        blocks = self.encoders | {
+            "denoise.input": _Inputs,
+            "denoise.denoise": _Loop,
+            "denoise.after_denoise": FluxUnpackLatentsStep,
+            "decode": FluxDecodeStep,
+        }
+        super().__init__(blocks=SequentialPipelineBlocks.from_blocks_dict(blocks))
+
+
+class LongCatImageEditModularPipeline(LongCatImageModularPipeline):
+    """For edits."""
+
+    encoders = {
+        "text_encoder": _EditTexts,
+        "vae_encoder.preprocess": _Preprocess,
+        "vae_encoder.encode": FluxVaeEncoderStep(sample_mode="argmax"),
+    }
