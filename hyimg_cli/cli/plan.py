@@ -270,9 +270,11 @@ def _lines(order: Plan, costs: PlanForecast, *, think: int) -> Iterator[str]:
         flops = sum(video.denoise_flops for video in videos)
         yield f"all videos: {counted(sum(video.jobs for video in videos), 'job')}"
         yield f"  denoise: {_floor_text(flops)}"
-    if costs.total.jobs:
+    total = costs.total
+    if total.kv_bytes_peak or len(order.groups) - len(videos) > 1:
         yield "all pictures:"
-        yield from _cost_lines(costs.total)
+        yield from _cost_lines(total)
+    if total.kv_bytes_peak:
         yield f"  shared between jobs: {bytes_text(costs.shared_kv_bytes)} of KV"
         length = f"{think} tokens a job, or its max_new_tokens"
         yield f"  estimated: what depends on written text, taken to be {length}"
@@ -343,8 +345,16 @@ def _rank_lines(video: VideoForecast) -> Iterator[str]:
 
 
 def _cost_lines(cost: Cost) -> Iterator[str]:
-    saved = cost.prefix_rows_unshared - cost.prefix_rows
     jobs, steps = counted(cost.jobs, "job"), _steps_text(cost)
+    if not cost.kv_bytes_peak:
+        forwards = counted(cost.forwards, "forward")
+        yield f"  {jobs}, {steps}, {forwards} over about {cost.denoise_rows} tokens"
+        texts, images = (counted(n, what) for n, what in (
+            (cost.prompt_encodes, "prompt"), (cost.image_encodes, "source image"),
+        ))  # fmt: skip
+        yield f"  to encode: {texts}, {images}; found in the disk cache: {cost.kept_encodes}"
+        return
+    saved = cost.prefix_rows_unshared - cost.prefix_rows
     yield f"  {jobs}, {steps} over {cost.denoise_rows} tokens"
     read = f"{cost.ar_prefill_rows} tokens read, {cost.ar_shared_rows} shared with earlier jobs"
     yield f"  text stage: {read}, {cost.think_rows} estimated to be written"

@@ -1,7 +1,9 @@
 """How long a plan takes and a run has left: by stage, units of work times seconds of one.
 
     load      once a model: start, weights, prompts embedded ahead, shapes run beforehand, the end
-    prompts   a prompt or source picture that is read
+    prompts   a prompt or source picture that is read; of a model that only denoises latents, a
+              prompt that is encoded ahead of all jobs
+    pictures  a source picture that is encoded there
     text      a token that is written
     denoise   a latent cell in a denoise step; of a video, operations where its card counts them
     decode    a pixel that is decoded and written
@@ -21,6 +23,7 @@ from itertools import product
 from pathlib import Path
 
 from hyimg_cli.cache.disk import RATES, DiskStore
+from hyimg_cli.engine.forecast import count_encodes
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.journal.provenance import cpu_name
@@ -30,18 +33,27 @@ from hyimg_cli.settings.config import in_config
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.events import Event, GroupStarted, JobEnded, JobStarted, ModelLoading, Progress
+from hyimg_cli.spec.events import (
+    Event,
+    GroupStarted,
+    JobEnded,
+    JobStarted,
+    ModelLoading,
+    Progress,
+    PromptsReady,
+)
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 from hyimg_cli.spec.work import picture_work, video_work
 
 # Of one model in one run: seconds of a unit by stage, tokens of a text by bot task.
 Rates = Mapping[str, float]
-STAGES = ("load", "prompts", "text", "denoise", "decode")
+STAGES = ("load", "prompts", "pictures", "text", "denoise", "decode")
 # Parts of a job's stages that are left, where an event tells.
 _WHOLE = dict.fromkeys(STAGES[1:], 1.0)
+_ENCODED = {"prompts": "prompts", "source pictures": "pictures"}
 _READ, _WRITTEN, _OVER = {"prompts": 0.0}, {"text": 0.0}, dict.fromkeys(STAGES[1:], 0.0)
-_FORMAT = 2
+_FORMAT = 3
 _RUNS_KEPT = 9
 # Part of all units that a moving mean spans; at first earlier runs count as much.
 _SPAN = 0.2
@@ -136,6 +148,9 @@ class Eta:
                     texts.add(text)
                 for name, units in self._units(job).items():
                     self._stages[job.model, name].left += units
+        self._encodes = count_encodes(plan, config)
+        for key, count in self._encodes.items():
+            self._stages[key].left = float(count)
         for model, name in product(models, STAGES):
             self._stages[model, name].expect(self._earlier[model].get(name))
         self._at_work: dict[str, _JobAtWork] = {}
@@ -193,6 +208,8 @@ class Eta:
                 self._end(event, passed)
             case ModelLoading():
                 self._load(event.model, passed)
+            case PromptsReady():
+                self._ready(event, passed)
             case GroupStarted():
                 self._load(event.model, passed, is_ready=True)
             case _:
@@ -218,11 +235,13 @@ class Eta:
     def _units(self, job: Job) -> dict[str, float]:
         """A job's units by stage."""
         revision, components = self._config.model.revision, self._config.model.components
-        units = {"prompts": 1.0 + len(job.images), "text": self._length(job)}
+        units = {"prompts": 1.0 + len(job.images), "pictures": 0.0, "text": self._length(job)}
         if self._config.output.only_texts:
             return units | {"denoise": 0.0, "decode": 0.0}
         if isinstance(job, ImageJob):
-            work = picture_work(job, registry.model_card(job.model, revision))
+            card = registry.model_card(job.model, revision)
+            work = picture_work(job, card)
+            units |= {"prompts": 0.0} if card.denoises_latents else {}
         else:
             work = video_work(job, registry.video_card(job.model, revision, components))
         return units | {"denoise": work.denoise, "decode": work.pixels}
@@ -239,6 +258,16 @@ class Eta:
         stage = self._stages[model, "load"]
         stage.add(passed, stage.left if is_ready else 0.0)
         stage.left = 0.0 if is_ready else stage.left
+
+    def _ready(self, event: PromptsReady, passed: float) -> None:
+        """Time of encoding ahead of all jobs goes to what was encoded, where that is counted."""
+        self._load(self._model, passed)
+        key, load = (self._model, _ENCODED.get(event.what, "")), self._stages[self._model, "load"]
+        if key in self._encodes:
+            seconds = min(event.encode_s, load.seconds)
+            load.add(-seconds)
+            self._stages[key].add(seconds, event.encoded)
+            self._stages[key].left = 0.0
 
     def _move(
         self, custom_id: str, stage: str, passed: float, parts: Mapping[str, float]

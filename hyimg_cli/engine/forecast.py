@@ -6,14 +6,21 @@ the same segments and the same tree as the run itself. What depends on text that
 rests on an assumed length.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from hyimg_cli.cache.disk import SOURCE_IMAGES, DiskStore
+from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES, DiskStore
 from hyimg_cli.errors import CheckpointError, HyimgError, SourceImageError
-from hyimg_cli.journal.keys import UNREADABLE, precision, source_digest, source_key
+from hyimg_cli.journal.keys import (
+    UNREADABLE,
+    device_name,
+    precision,
+    source_digest,
+    source_key,
+)
 from hyimg_cli.kv.segments import Segment, TextSegment
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.manifest.cost import Cost, JobTokens, job_cost, total_cost
@@ -26,7 +33,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.job import ImageJob, Size
-from hyimg_cli.spec.plan import Plan, VideoGroup
+from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 from hyimg_cli.spec.work import film_bytes, video_work
 from hyimg_cli.tiling.tiles import DecodeForecast, tile_plan
 from hyimg_cli.tiling.tiles import forecast as decode_forecast
@@ -147,12 +154,28 @@ def _forecast_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
     )
 
 
+def count_encodes(plan: Plan, config: RunConfig) -> Counter[tuple[str, str]]:
+    """Prompts and pictures that are yet to be encoded ahead of all jobs, by model that does so with
+    either, and stage of `engine.eta`.
+    """
+    ahead, digest_of = Forecast(config, 0), cache(source_digest)
+    found = Counter[tuple[str, str]]()
+    for group in plan.groups:
+        if isinstance(group, Group):
+            card = registry.model_card(group.model, config.model.revision)
+            for job in group.jobs if card.denoises_latents else ():
+                counts = ahead.encodes(job, [*map(digest_of, job.images)])
+                found[job.model, "prompts"] += counts["prompt_encodes"]
+                found[job.model, "pictures"] += counts["image_encodes"]
+    return found
+
+
 class Forecast:
     """Counts jobs in the order in which they will run; each sees what those before it left."""
 
     def __init__(self, config: RunConfig, assumed_think: int) -> None:
         self._config, self._assumed_think = config, assumed_think
-        self._seen: set[tuple[str, str]] = set()
+        self._seen: set[tuple[str, str, Any]] = set()
         self._digest_of, self._size_of = cache(source_digest), cache(_source_size)
         card_of = partial(registry.model_card, revision=config.model.revision)
         self._kv_bytes = cache(lambda model: kv_bytes_per_token(card_of(model), config))
@@ -173,26 +196,45 @@ class Forecast:
         try:
             sequences = registry.sequences(job.model, self._config.model.revision)
             tokens = sequences.count(job, sizes, think)
-            encodes = self._encodes(job.model, digests)
+            encodes = self.encodes(job, digests)
             text = None if UNREADABLE in files else text_identity(job, sequences.card)
             shared = self._shared(job, tokens, sequences.prefixes(job, sizes, digests), text)
         except HyimgError:
             return JobTokens()
-        return tokens._replace(image_encodes=encodes, **shared)
+        return tokens._replace(**encodes, **shared)
 
-    def _encodes(self, model: str, digests: Sequence[str]) -> int:
-        """Number of the images that no earlier job had, and no earlier run left on disk."""
-        new = {(model, digest) for digest in digests} - self._seen
+    def encodes(self, job: ImageJob, digests: Sequence[str]) -> dict[str, int]:
+        """Number of the texts and images that no earlier job had, and no earlier run left on disk;
+        of those that one did.
+        """
+        known = registry.sequences(job.model, self._config.model.revision)
+        asked = {(job.model, *one) for one in known.encodings(job, digests)}
+        if not self._config.reuse.prompt_cache:  # each job has its own
+            self._seen = {one for one in self._seen if one[1] != PROMPT_EMBEDDINGS}
+        new = asked - self._seen
         self._seen |= new
-        if not self._store.takes_more:
-            return len(new)
-        device, dtype = precision(self._config.model)
+        left = Counter(kind for _, kind, item in new if not self._is_kept(job.model, kind, item))
+        texts, images = left[PROMPT_EMBEDDINGS], left[SOURCE_IMAGES]
+        kept = len(new) - texts - images
+        return {"prompt_encodes": texts, "image_encodes": images, "kept_encodes": kept}
+
+    def _is_kept(self, model: str, kind: str, item: Any) -> bool:
+        """True if an earlier run has left an encoding on disk."""
+        config = self._config
+        if not self._store.takes_more or (
+            kind == PROMPT_EMBEDDINGS and not config.reuse.prompt_cache
+        ):
+            return False
+        device, dtype = precision(config.model)
+        known = registry.sequences(model, config.model.revision)
         try:
-            weights = registry.fingerprint(model, self._config.model.revision)
+            key = known.encoding_key(item, config.model, dtype, device_name(config.model))
+            if not key:
+                weights = registry.fingerprint(model, config.model.revision)
+                key = source_key(item, weights, device=device, dtype=dtype)
         except CheckpointError:  # weights that are not here have encoded nothing here
-            return len(new)
-        keys = (source_key(digest, weights, device=device, dtype=dtype) for _, digest in new)
-        return sum(not self._store.has(SOURCE_IMAGES, key) for key in keys)
+            return False
+        return self._store.has(kind, key)
 
     def _shared(
         self,

@@ -202,6 +202,17 @@ def confirm_graphs(choice: ModelChoice, ranks: int, has_graphs: bool) -> None:
         )
 
 
+def device_name(choice: ModelChoice) -> str:
+    """The CPU, or the name of the GPU that the run is on, which imports torch."""
+    kind = precision(choice)[0]
+    if kind == "cpu" or choice.machine is not None:
+        return kind
+    import torch
+
+    name = choice.device if choice.device.startswith("cuda") else None
+    return torch.cuda.get_device_name(name) if torch.cuda.is_available() else kind
+
+
 @cache
 def _has_gpu_files(devices: Path, changed_ns: int) -> bool:
     """Looked at once, until something comes or goes: it is asked for each job, several times."""

@@ -20,7 +20,8 @@ class JobTokens(NamedTuple):
     which is part of what it is fed then, and `spared_think` what it need not write. `steps`:
     denoise steps, where they are not as many as the job says; `forwards`: of branches in all of
     them, where not every step has every branch. `kv_rows`: of keys and values of all branches
-    while they draw, where one lies in another's memory.
+    while they draw, where one lies in another's memory. `prompt_encodes`: texts that are encoded
+    before anything is drawn, like `image_encodes`; `kept_encodes`: those of both that are on disk.
     """
 
     ar_prefill: int = 0
@@ -39,13 +40,16 @@ class JobTokens(NamedTuple):
     steps: int | None = None
     forwards: int | None = None
     kv_rows: int | None = None
+    prompt_encodes: int = 0
+    kept_encodes: int = 0
 
 
 @dataclass(frozen=True)
 class Cost:
     """Sums over jobs. `kv_bytes_peak` is the largest of any one job, all branches together.
 
-    Of the `denoise_steps` a step cache leaves `full_steps` to the model.
+    Of the `denoise_steps` a step cache leaves `full_steps` to the model, which `forwards` counts
+    for each branch.
 
     `ar_prefill_rows` are computed, `ar_shared_rows` were there from earlier jobs. `texts` are
     written, in `think_rows`; `shared_texts` are not, for they are earlier jobs', which spares
@@ -67,6 +71,9 @@ class Cost:
     prefix_rows: int = 0
     prefix_rows_unshared: int = 0
     denoise_rows: int = 0
+    forwards: int = 0
+    prompt_encodes: int = 0
+    kept_encodes: int = 0
     kv_bytes_peak: int = 0
 
 
@@ -96,6 +103,9 @@ def job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int) -> Cost:
         prefix_rows=unshared - from_ar - from_positive,
         prefix_rows_unshared=unshared,
         denoise_rows=forwards * tokens.step_rows,
+        forwards=forwards,
+        prompt_encodes=tokens.prompt_encodes,
+        kept_encodes=tokens.kept_encodes,
         kv_bytes_peak=kv_rows * kv_bytes_per_token,
     )
 

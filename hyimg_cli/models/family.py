@@ -8,8 +8,9 @@ knows a family's name.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from hyimg_cli.cache.disk import SOURCE_IMAGES
 from hyimg_cli.errors import CheckpointError, UsageError
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading import checkpoint
@@ -47,6 +48,18 @@ class ImageCheckpoint(Protocol):
         """Segments that jobs may share: of the AR prompt, or of each guidance branch where the job
         has no AR stage.
         """
+
+    def encodings(self, job: ImageJob, digests: Sequence[str]) -> list[tuple[str, Any]]:
+        """What is encoded before the job draws, each with its kind of the disk cache; `digests`: of
+        its pictures' files.
+        """
+        return [(SOURCE_IMAGES, one) for one in digests]
+
+    def encoding_key(self, item: Any, choice: ModelChoice, dtype: str, device: str) -> str:
+        """The place of one of `encodings` in the disk cache; empty where it is that of a source
+        image. Raises CheckpointError where the weights are not here.
+        """
+        return ""
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
         """By kind, hits and misses of what is kept of texts and sequences."""

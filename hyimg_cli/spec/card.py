@@ -3,10 +3,10 @@ defaults.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from hyimg_cli.spec.job import Size, SizeRequest
+from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
 from hyimg_cli.spec.options import Fit, JobOptions, PictureOptions, TextSampling, VideoOptions
 
 # Of a pixel in float32.
@@ -107,7 +107,9 @@ class ModelCard:
     is a `size_multiple`, those that ratios lead to: any sides of such multiples may be asked then,
     up to `base_size`.
 
-    `denoises_latents`: all it does; it has no text stage and no K/V, and takes any sides.
+    `denoises_latents`: all it does; it has no text stage and no K/V, and takes any sides. Its jobs
+    have a second branch by `guides`; with source pictures of `reference_pixels` each in every step,
+    of 0 as many as the result has.
 
     `fewest_images` and `most_images`: source pictures that a job may have. `rounds_up`: an edit has
     its source's shape, each side at the next multiple.
@@ -147,9 +149,16 @@ class ModelCard:
     size_multiple: int = 0
     has_graphs: bool = True
     denoises_latents: bool = False
+    guides: Callable[[ImageJob], bool] | None = None
+    reference_pixels: int | None = None
     fewest_images: int = 0
     most_images: int = 3
     rounds_up: bool = False
+
+    def branches(self, job: ImageJob) -> int:
+        """Guidance branches of the job's steps."""
+        plain = job.guidance_scale > 1 and not self.is_distilled
+        return 2 if (plain if self.guides is None else self.guides(job)) else 1
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> int:
         """Bytes of all weights once loaded."""

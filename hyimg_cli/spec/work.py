@@ -59,11 +59,14 @@ def picture_work(job: ImageJob, card: ModelCard) -> Work:
     size = (card.bucket_of(job.size) or card.nearest_bucket(1, 1)).size
     cells = math.prod(card.latent_grid(size))
     levels = count_full(job.step_cache, job.num_inference_steps)
-    branches = 2 if job.guidance_scale > 1 and not card.is_distilled else 1
+    pixels = size.height * size.width
+    # Source pictures that are rows of every step, too.
+    each = 0 if card.reference_pixels is None else card.reference_pixels or pixels
+    beside = len(job.images) * each * cells // pixels
     return Work(
         levels=levels,
-        denoise=levels * branches * cells,
-        pixels=size.height * size.width,
+        denoise=levels * card.branches(job) * (cells + beside),
+        pixels=pixels,
         read=len(job.images) * (cells + card.source_vit_tokens),
     )
 

@@ -207,6 +207,7 @@ def test_a_plan_takes_what_runs_of_other_lengths_took_by_unit(job: ImageJob) -> 
         {
             "load": LOAD,
             "prompts": 0,
+            "pictures": 0,
             "text": 40 * TOKENS * TOKEN,
             "denoise": 40 * STEPS * STEP,
             "decode": 40 * FINISH,

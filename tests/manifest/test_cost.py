@@ -35,6 +35,7 @@ def test_one_job_by_hand(make_job: Callable[..., ImageJob]) -> None:
         prefix_rows=(20 - 15) + (20 - 6),
         prefix_rows_unshared=40,
         denoise_rows=7 * 2 * 65,
+        forwards=7 * 2,
         kv_bytes_peak=(40 + 2 * 65) * WIDTH,
     )
 

@@ -7,14 +7,13 @@ A checkpoint's blocks are a list that its inputs choose, named by stage:
     denoise.input ▸ .. ▸ denoise.denoise           the last one is the loop over timesteps
     denoise.after_denoise ▸ decode.decode ▸ ..     latents to pixels
 
-Nothing here names a family. What a condition depends on are the inputs that its blocks declare; the
-loop is run one timestep at a time, each time as a loop of one. Both give the bits of the classic
-pipeline.
+Nothing here names a family. What a condition depends on are the inputs that its blocks declare, as
+`record` lists them; the loop is run one timestep at a time, each time as a loop of one. Both give
+the bits of the classic pipeline.
 """
 
 # Legend: H W pixels
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -29,8 +28,14 @@ from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.media.images import Pixels
 from hyimg_cli.models.diffusers_image import longcat
-from hyimg_cli.models.diffusers_image.record import Kind, shifted
-from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder, cut_note
+from hyimg_cli.models.diffusers_image.record import (
+    Condition,
+    Kind,
+    condition_key,
+    list_conditions,
+    shifted,
+)
+from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder, cut_note, device_class
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
 from hyimg_cli.models.diffusers_video.networks import load_network
 from hyimg_cli.models.diffusers_video.start import read_given
@@ -49,24 +54,6 @@ from hyimg_cli.spec.job import ImageJob
 _DENOISE, _DECODE = "denoise", "decode"
 
 
-@dataclass(frozen=True)
-class Condition:
-    """What a job's denoising reads, made by one stage of its blocks: of the texts and the pictures
-    (path and sha256) that the stage's blocks declare.
-    """
-
-    stage: str
-    texts: tuple[tuple[str, str], ...]
-    images: tuple[tuple[str, str], ...]
-    is_guided: bool
-    options: tuple[tuple[str, Any], ...] = ()
-
-    @property
-    def kind(self) -> str:
-        """Of the disk cache."""
-        return PROMPT_EMBEDDINGS if self.texts else SOURCE_IMAGES
-
-
 class BlockEncoder(CheckpointEncoder):
     """The stages in front of the denoising, as a `ConditionEncoder` of conditions."""
 
@@ -82,18 +69,9 @@ class BlockEncoder(CheckpointEncoder):
         return made
 
     def key(self, condition: Condition) -> str:
-        """By texts and files' bytes, whatever they are called."""
-        blocks = self._model.blocks(condition)
-        parts = {one.name for block in blocks.values() for one in block.expected_components}
-        return self.digest_of(
-            stage=condition.stage,
-            texts=condition.texts,
-            images=[sha256 for _, sha256 in condition.images],
-            guided=condition.is_guided,
-            options=condition.options,
-            files=self.identity(*sorted(parts & self.layout.components.keys())),
-            **({"tiled": True} if "vae" in parts and self._model.choice.vae_use_tiling else {}),
-        )
+        place, is_tiled = self.place, bool(self._model.choice.vae_use_tiling)
+        device = device_class(place.device)
+        return condition_key(self.layout, condition, place.dtype_name, device, is_tiled=is_tiled)
 
     @torch.no_grad()
     def encode(self, condition: Condition) -> PromptEmbedding:
@@ -171,7 +149,9 @@ class BlockDenoiser(LatentDenoiser):
             inputs |= {"height": bucket.size.height, "width": bucket.size.width}
         self._state = model.new_state(inputs)
         digests = dict(image for condition in embeddings for image in condition.images)
-        for condition in model.list_conditions(job, [digests[path] for path in job.images]):
+        for condition in list_conditions(
+            model.kind, model.card, job, [digests[path] for path in job.images]
+        ):
             model.put(self._state, condition, embeddings[condition])
         model.run((blocks[name] for name in names[:at]), self._state)
         self._timesteps = self._tensor("timesteps")
@@ -262,30 +242,7 @@ class LatentImageModel(LatentModel):
         return dict.fromkeys((PROMPT_EMBEDDINGS, SOURCE_IMAGES), self.encoder)
 
     def conditions(self, job: ImageJob, digests: Sequence[str]) -> dict[Condition, str]:
-        return {one: one.kind for one in self.list_conditions(job, digests)}
-
-    def list_conditions(self, job: ImageJob, digests: Sequence[str]) -> list[Condition]:
-        """What the job's denoising reads, in order; of a picture that is given twice, twice."""
-        is_guided = self.kind.is_guided(job)
-        texts = {"prompt": job.prompt}
-        if is_guided and self.kind.negative is not None:
-            texts["negative_prompt"] = job.negative_prompt
-        images = tuple(zip(job.images, digests, strict=True))
-        others = self.kind.own_inputs(job, self.card)
-        found: list[Condition] = []
-        for stage in dict.fromkeys(name.split(".")[0] for name in self.all_blocks(job)):
-            if stage in (_DENOISE, _DECODE):
-                continue
-            blocks = self._stage(stage, bool(images))
-            declared = {one.name for block in blocks.values() for one in block.inputs}
-            own = tuple((name, text) for name, text in texts.items() if name in declared)
-            reads = images if "image" in declared else ()
-            # Pictures that no text is read with are encoded one by one, as the blocks do.
-            sets = [reads] if own else [(one,) for one in reads]
-            guided = is_guided and bool(own)
-            options = tuple((name, value) for name, value in others.items() if name in declared)
-            found += [Condition(stage, own, one, guided, options) for one in sets]
-        return found
+        return {one: one.kind for one in list_conditions(self.kind, self.card, job, digests)}
 
     @torch.no_grad()
     def denoiser(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES
 from hyimg_cli.errors import JobError, require
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading import checkpoint
@@ -32,6 +33,8 @@ from hyimg_cli.spec.job import ImageJob, Size
 if TYPE_CHECKING:
     from hyimg_cli.models.diffusers_image.model import LatentImageModel
 
+# Stages of the library's blocks in front of the denoising.
+OF_TEXTS, OF_PICTURES = "text_encoder", "vae_encoder"
 _EULER = frozenset({"FlowMatchEulerDiscreteScheduler"})
 _QWEN_TOKENIZERS = frozenset({"Qwen2Tokenizer", "Qwen2TokenizerFast"})
 _QWEN = {
@@ -81,7 +84,7 @@ _SIDES = (
 )
 # What the texts' template writes itself; the tokenizer would read one from a prompt, too.
 _CONTROL_TOKEN = re.compile(r"<\|[a-z_]+\|>")
-# To which references are brought, whatever their size.
+# Of a source picture's latents, in every step.
 _REFERENCE_PIXELS = 1024**2
 # The flow shift of a scheduler that shifts by the picture's size.
 _BY_SIZE = 1.0
@@ -101,7 +104,10 @@ class Kind:
     `is_distilled`: there is none. `adds_guidance`: a scale of s weighs the difference to the
     negative by s, not by s - 1. `has_own_shift`: of its schedule, by size and steps, whatever the
     scheduler says. `takes_size`: False where an edit has its source's shape, its sides rounded up.
-    `own_inputs`: what a job gives its blocks beside what every kind's are given.
+    `own_inputs`: what a job gives its blocks beside what every kind's are given; pictures are
+    encoded by those of them that are `of_pictures`. `shows_pictures`: the text encoder reads the
+    source pictures, too. `scales_pictures`: their latents are of one size, whatever theirs is; else
+    of their own, or of that where it is larger.
     """
 
     blocks: str
@@ -117,6 +123,9 @@ class Kind:
     has_own_shift: bool = False
     takes_size: bool = True
     own_inputs: Callable[[ImageJob, ModelCard], dict[str, Any]] = lambda job, card: {}
+    of_pictures: frozenset[str] = frozenset()
+    shows_pictures: bool = True
+    scales_pictures: bool = True
 
     def is_guided(self, job: ImageJob) -> bool:
         """True if the job's steps evaluate a second branch."""
@@ -140,7 +149,8 @@ def _kontext_inputs(job: ImageJob, card: ModelCard) -> dict[str, Any]:
 
 _KLEIN = Kind(
     "Flux2KleinModularPipeline", _KLEIN_PARTS, 0, 12, steps=4, guidance=1.0,
-    negative=None, is_distilled=True, has_own_shift=True,
+    negative=None, is_distilled=True, has_own_shift=True, shows_pictures=False,
+    scales_pictures=False,
 )  # fmt: skip
 KINDS = {
     "QwenImagePipeline": Kind("QwenImageModularPipeline", _QWEN, 0, 0, steps=50, guidance=4.0),
@@ -159,6 +169,7 @@ KINDS = {
     "FluxKontextPipeline": Kind(
         "FluxKontextModularPipeline", _KONTEXT_PARTS, 0, 1, steps=28, guidance=2.5, negative=None,
         guides_above=math.inf, own_inputs=_kontext_inputs,
+        of_pictures=frozenset({"_auto_resize"}), shows_pictures=False,
     ),
     "LongCatImagePipeline": Kind(
         "LongCatImageModularPipeline", _LONGCAT_PARTS, 0, 0, steps=50, guidance=4.0, negative="",
@@ -167,11 +178,67 @@ KINDS = {
         "LongCatImageEditModularPipeline", _LONGCAT_PARTS, 1, 1, steps=50, guidance=4.5,
         negative="", takes_size=False,
         own_inputs=lambda job, card: {"max_area": card.base_size**2},
+        of_pictures=frozenset({"max_area"}),
     ),
 }  # fmt: skip
 _KLEIN_BASE = replace(
     _KLEIN, blocks="Flux2KleinBaseModularPipeline", steps=50, guidance=4.0, is_distilled=False
 )
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a job's denoising reads, made by one stage of its blocks: of texts and of pictures (path
+    and sha256).
+    """
+
+    stage: str
+    texts: tuple[tuple[str, str], ...]
+    images: tuple[tuple[str, str], ...]
+    is_guided: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """Of the disk cache."""
+        return PROMPT_EMBEDDINGS if self.texts else SOURCE_IMAGES
+
+
+def list_conditions(
+    kind: Kind, card: ModelCard, job: ImageJob, digests: Sequence[str]
+) -> list[Condition]:
+    """What the job's denoising reads, in order; of a picture that is given twice, twice."""
+    is_guided = kind.is_guided(job)
+    texts = [("prompt", job.prompt)]
+    if is_guided and kind.negative is not None:
+        texts.append(("negative_prompt", job.negative_prompt))
+    images = tuple(zip(job.images, digests, strict=True))
+    given = kind.own_inputs(job, card).items() if images else ()
+    options = tuple((name, value) for name, value in given if name in kind.of_pictures)
+    shown = (images, is_guided, options) if kind.shows_pictures else ((), is_guided)
+    # For its latents each picture is encoded alone, as the blocks do.
+    sources = (Condition(OF_PICTURES, (), (one,), options=options) for one in images)
+    return [Condition(OF_TEXTS, tuple(texts), *shown), *sources]
+
+
+def condition_key(
+    layout: CheckpointLayout, one: Condition, dtype: str, device: str, *, is_tiled: bool
+) -> str:
+    """A condition's place in the disk cache, by texts and files' bytes, whatever they are called;
+    `device` as in `CheckpointLayout.encoding_key`, `is_tiled`: the VAE's work.
+    """
+    of_texts = layout.components.keys() - {"transformer", "scheduler", "vae"}
+    return layout.encoding_key(
+        dtype,
+        device,
+        stage=one.stage,
+        texts=one.texts,
+        images=[sha256 for _, sha256 in one.images],
+        guided=one.is_guided,
+        options=one.options,
+        files=[layout.identity_of(name) for name in sorted(of_texts if one.texts else {"vae"})],
+        tiled=is_tiled and not one.texts,
+    )
 
 
 def kind_of(layout: CheckpointLayout) -> Kind:
@@ -230,17 +297,25 @@ class EditorFolder(ImageCheckpoint):
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
         bucket = self.card.bucket_of(job.size) or self.card.nearest_bucket(1, 1)
         pixels = bucket.size.height * bucket.size.width
-        beside = len(source_sizes) * _REFERENCE_PIXELS
+        for size in source_sizes:
+            own = size.height * size.width
+            is_fitted = self.kind.scales_pictures or own == 1  # 1: its size is not known
+            pixels += _REFERENCE_PIXELS if is_fitted else min(own, _REFERENCE_PIXELS)
         return JobTokens(
-            step_rows=(pixels + beside) // _STEP**2 + _TEXT_ROWS,
-            branches=1 + self.kind.is_guided(job),
-            image_encodes=len(source_sizes),
+            step_rows=pixels // _STEP**2 + _TEXT_ROWS, branches=self.card.branches(job)
         )
 
     def prefixes(
         self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
     ) -> list[list[Segment]]:
         return [[]]  # nothing of a job's rows outlives a step
+
+    def encodings(self, job: ImageJob, digests: Sequence[str]) -> list[tuple[str, Any]]:
+        return [(one.kind, one) for one in list_conditions(self.kind, self.card, job, digests)]
+
+    def encoding_key(self, item: Condition, choice: ModelChoice, dtype: str, device: str) -> str:
+        is_tiled = bool(choice.vae_use_tiling)
+        return condition_key(self.layout, item, dtype, device, is_tiled=is_tiled)
 
     def load(self, choice: ModelChoice, **_: object) -> "LatentImageModel":  # type: ignore[override]
         require("diffusers")
@@ -283,6 +358,8 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
         has_graphs=False,
         base_size=own.count("base_size", 1024),
         denoises_latents=True,
+        guides=kind.is_guided,
+        reference_pixels=_REFERENCE_PIXELS if kind.scales_pictures else 0,
         fewest_images=kind.fewest,
         most_images=kind.most,
         rounds_up=not kind.takes_size,

@@ -12,7 +12,7 @@ another attention kernel is picked, and other bits come out.
 import gc
 import inspect
 from collections import Counter
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,10 +30,7 @@ from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.record import HUNYUAN_MAX_TOKENS, WAN_MAX_TOKENS
 from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_tokenizer, load_weights
 from hyimg_cli.models.latent import PromptEmbedding
-from hyimg_cli.spec import digest
 
-FORMAT = 1
-_LIBRARIES = ("torch", "transformers", "diffusers", "tokenizers")
 TEXT, GLYPH = "text", "glyph"
 MAX_GLYPH_TOKENS = 256
 TEMPLATE_TOKENS = 108
@@ -51,9 +48,6 @@ class CheckpointEncoder:
         self.encoder_runs: Counter[str] = Counter()
         self._networks: dict[str, Any] = {}
         self._tokenizers: dict[str, Any] = {}
-        self._libraries = [f"{name} {installed_version(name)}" for name in _LIBRARIES]
-        # Of each component's files, which are read once.
-        self._identity = cache(lambda name: layout.components[name].identity())
 
     def network(self, name: str) -> Any:
         """An encoder about to run once; `encoder_runs` counts it."""
@@ -74,7 +68,7 @@ class CheckpointEncoder:
 
     def identity(self, *names: str) -> list[str]:
         """Digests of components' files."""
-        return [self._identity(name) for name in names]
+        return [self.layout.identity_of(name) for name in names]
 
     def release(self) -> None:
         """Free the networks' memory; tokenizers stay."""
@@ -96,16 +90,8 @@ class CheckpointEncoder:
 
     def digest_of(self, **parts: Any) -> str:
         """A digest of `parts` and of what shapes every embedding: dtype, device, libraries."""
-        return digest.of_json(
-            {
-                "format": FORMAT,
-                "family": self.layout.family,
-                "dtype": self.place.dtype_name,
-                "device": device_class(self.place.device),
-                "libraries": self._libraries,
-                **parts,
-            }
-        )
+        place = self.place
+        return self.layout.encoding_key(place.dtype_name, device_class(place.device), **parts)
 
 
 def device_class(device: torch.device) -> str:

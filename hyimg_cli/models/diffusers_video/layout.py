@@ -14,12 +14,13 @@ are quietly wrong. They are refused by what their JSON files say.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.errors import CheckpointError
+from hyimg_cli.errors import CheckpointError, installed_version
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.models.common.config import Config
 from hyimg_cli.spec import digest
@@ -69,6 +70,9 @@ _FAMILIES = {
     f"Wan{_START}": WAN,
 }
 _OPTIONAL = frozenset({"transformer_2"})
+# What encoders make counts as made otherwise where the format or a version is another.
+_ENCODING_FORMAT = 1
+_LIBRARIES = ("torch", "transformers", "diffusers", "tokenizers")
 # Networks that read the picture a video starts from: of an i2v pipeline alone, Wan 2.2's has none.
 _OF_PICTURES = frozenset({"image_encoder", "image_processor", "feature_extractor"})
 _OF_ANOTHER_LAYOUT = (
@@ -171,9 +175,26 @@ class CheckpointLayout:
         card = checkpoint.file_digest(extra) if extra.exists() else None
         return digest.of_json([first, card, parts])
 
+    @cached_property
+    def identity_of(self) -> Callable[[str], str]:
+        """A component's digest by its name; its files are read once."""
+        return cache(lambda name: self.components[name].identity())
+
+    def encoding_key(self, dtype: str, device: str, **parts: Any) -> str:
+        """A digest of `parts` and of what shapes everything that encoders make. `device`: the CPU,
+        or a GPU's name, which decides a kernel's rounding.
+        """
+        facts = {"format": _ENCODING_FORMAT, "family": self.family, "dtype": dtype}
+        return digest.of_json({**facts, "device": device, "libraries": _libraries(), **parts})
+
     def tensors(self) -> dict[str, dict[str, checkpoint.TensorInfo]]:
         """What the headers of each component's weight files say."""
         return {n: part.tensors() for n, part in self.components.items() if part.has_weights}
+
+
+@cache
+def _libraries() -> list[str]:
+    return [f"{name} {installed_version(name)}" for name in _LIBRARIES]
 
 
 def is_video_checkpoint(folder: Path) -> bool:

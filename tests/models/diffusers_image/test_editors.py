@@ -84,31 +84,6 @@ def test_an_edit_without_a_size_has_the_librarys_own(
     assert np.array_equal(pixels_of(tmp_path / "out")["a"], expected)
 
 
-def test_each_text_and_each_source_is_encoded_once(
-    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str]
-) -> None:
-    """Two sources, two instructions, two seeds: four texts, two sources; a second run: none."""
-    lines = [
-        line(f"{path[:2]}-{prompt}-{seed}", prompt, path, seed=seed, num_inference_steps=1)
-        for path in sources
-        for prompt in ("red", "blue")
-        for seed in (1, 2)
-    ]
-    manifest, model = str(write_manifest(*lines)), str(checkpoint("qwen-image-edit-plus"))
-    cache = ("--cache-dir", str(tmp_path / "cache"))
-    plan = run_cli("plan", manifest, "--model", model, "--json").json_lines[0]
-    assert plan["total"]["denoise_steps"] == len(lines)
-    run_cli("generate", manifest, "--model", model, "-o", str(tmp_path / "a"), *cache)
-    first = list(results(tmp_path / "a").values())[-1]["cache"]
-    assert first["encoder_runs"] == {"text_encoder": 4, "vae_encoder": 2}
-    run_cli("generate", manifest, "--model", model, "-o", str(tmp_path / "b"), *cache)
-    second = list(results(tmp_path / "b").values())[-1]["cache"]
-    assert second["encoder_runs"] == {}
-    assert second["prompt_embeddings"]["disk_hits"] == 4
-    ours, theirs = pixels_of(tmp_path / "a"), pixels_of(tmp_path / "b")
-    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
-
-
 @pytest.mark.parametrize("stop", [1, STEPS])
 def test_a_run_that_ends_behind_any_step_goes_on_there(
     run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save, save_file
 
 from hyimg_cli.models import registry
-from hyimg_cli.models.diffusers_video import encoders
+from hyimg_cli.models.diffusers_video import encoders, layout
 from hyimg_cli.models.diffusers_video.encoders import HunyuanPrompts, WanPrompts
 from hyimg_cli.models.diffusers_video.layout import read_layout
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
@@ -195,7 +195,7 @@ def test_keys_hold_library_versions_and_device(
 ) -> None:
     own = encoder(folders["hunyuan"])
     before = own.key("a ball")
-    monkeypatch.setattr(encoders, "installed_version", lambda _name: "1.0")
+    monkeypatch.setattr(layout, "_libraries", lambda: ["torch 1.0"])
     newer = encoder(folders["hunyuan"])
     versions = newer.key("a ball")
     monkeypatch.setattr(encoders, "device_class", lambda _device: "NVIDIA H200")

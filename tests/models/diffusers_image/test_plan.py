@@ -1,0 +1,150 @@
+"""What `plan` says of picture editors: the run's own counts, by what the library's blocks read."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+from PIL import Image
+
+from hyimg_cli.engine import runner
+from hyimg_cli.engine.eta import Eta, Rates
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.manifest.manifest import manifest_of
+from hyimg_cli.models.diffusers_image import longcat
+from hyimg_cli.models.diffusers_image.record import KINDS, OF_PICTURES, OF_TEXTS
+from hyimg_cli.settings.config import settle
+from hyimg_cli.settings.run import CacheConfig, OutputConfig, RunConfig
+from hyimg_cli.spec.events import (
+    Event,
+    GroupStarted,
+    JobEnded,
+    JobStarted,
+    ModelLoading,
+    Outcome,
+    Progress,
+    PromptsReady,
+)
+from hyimg_cli.spec.plan import Group, Plan
+
+Checkpoint = Callable[[str], Path]
+TEXTS = ("red", "blue", "a green hat")
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, sources: list[str], write_manifest: Any) -> str:
+    """Three sources, three instructions, two seeds."""
+    Image.new("RGB", (96, 64), "red").save(tmp_path / "s2.png")
+    lines = [
+        {"custom_id": f"{source[:2]}-{number}-{seed}", "task": "it2i", "prompt": text}
+        | {"images": [source], "seed": seed, "size": "96x64", "num_inference_steps": 2}
+        for source in (*sources, "s2.png")
+        for number, text in enumerate(TEXTS)
+        for seed in (1, 2)
+    ]
+    return str(write_manifest(*lines))
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts", "branches"), [("qwen-image-edit-plus", 9, 2), ("klein", 3, 1)]
+)
+def test_a_run_encodes_what_its_plan_says(
+    run_cli: Any, jobs: str, tmp_path: Path, checkpoint: Checkpoint, kind: str, texts: int,
+    branches: int, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Texts by prompt and sources where the encoder is shown them, by prompt alone elsewhere."""
+    # The library's own references have a million pixels.
+    monkeypatch.setattr(
+        "diffusers.modular_pipelines.qwenimage.encoders.calculate_dimensions",
+        lambda _area, _ratio: (64, 64, None),
+    )
+    given = (jobs, "--model", str(checkpoint(kind)), "--cache-dir", str(tmp_path / "cache"))
+    for out, wanted in (("first", (texts, 3, 0)), ("second", (0, 0, texts + 3))):
+        plan = run_cli("plan", *given, "-o", str(tmp_path / out), "--json").json_lines[0]
+        total = plan["total"]
+        assert tuple(total[f"{n}_encodes"] for n in ("prompt", "image", "kept")) == wanted
+        assert (total["denoise_steps"], total["forwards"]) == (36, 36 * branches)
+        assert "18 done" in run_cli("generate", *given, "-o", str(tmp_path / out)).err
+        last = [*RunFolder(tmp_path / out).results().values()][-1]
+        runs = last["cache"]["encoder_runs"]
+        assert (runs.get(OF_TEXTS, 0), runs.get(OF_PICTURES, 0)) == wanted[:2]
+    said = run_cli("plan", *given, "-o", str(tmp_path / "third"), "--no-prompt-cache").out
+    assert f"36 denoise steps, {36 * branches} forwards over about" in said
+    assert "to encode: 18 prompts, 0 source images; found in the disk cache: 3" in said
+    for foreign in ("text stage", "prefixes", "estimated"):
+        assert foreign not in said
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_conditions_are_what_the_blocks_declare(name: str) -> None:
+    """The table says of each pipeline what its blocks say, who need torch for it."""
+    kind = KINDS[name]
+    pipe: Any = getattr(diffusers if hasattr(diffusers, kind.blocks) else longcat, kind.blocks)()
+    given = {"prompt": ""} | ({"image": True} if kind.most else {})
+    reads: dict[str, set[str]] = {}
+    parts: dict[str, set[str]] = {}
+    for block_name, block in pipe.blocks.get_execution_blocks(**given).sub_blocks.items():
+        stage = block_name.split(".")[0]
+        parts.setdefault(stage, set()).update(one.name for one in block.expected_components)
+        reads.setdefault(stage, set()).update(one.name for one in block.inputs)
+    stages = [stage for stage in reads if stage not in ("denoise", "decode")]
+    assert stages == ([OF_TEXTS, OF_PICTURES] if kind.most else [OF_TEXTS])
+    assert ("image" in reads[OF_TEXTS]) == (kind.shows_pictures and kind.most > 0)
+    assert ("negative_prompt" in reads[OF_TEXTS]) == (kind.negative is not None)
+    own = {"max_area", "_auto_resize"}
+    assert own & reads.get(OF_PICTURES, set()) == kind.of_pictures
+    assert own & reads[OF_TEXTS] == (kind.of_pictures if kind.shows_pictures else set())
+    assert not parts[OF_TEXTS] & {"vae", "transformer", "scheduler"}
+    assert not (parts.get(OF_PICTURES, set()) & kind.parts.keys()) - {"vae"}
+
+
+def test_time_of_encoding_ahead_is_by_what_is_left_to_encode(
+    tmp_path: Path, checkpoint: Checkpoint, sources: list[str]
+) -> None:
+    """A plan of more texts and fewer sources than an earlier run; loads are the model's own."""
+    load, text, picture, step, end = 30.0, 3.0, 7.0, 0.5, 1.0
+    config = RunConfig(OutputConfig(tmp_path / "out"), cache=CacheConfig(folder=None))
+    model = str(checkpoint("klein-base"))
+
+    def plan_of(texts: int, images: int, scale: float) -> Plan:
+        lines = [
+            {"custom_id": f"{n}-{source}", "task": "it2i", "prompt": f"{n}", "size": "96x64"}
+            | {"images": [str(tmp_path / source)], "num_inference_steps": 4}
+            | {"guidance_scale": scale}
+            for n in range(texts)
+            for source in sources[:images]
+        ]
+        manifest = manifest_of("\n".join(map(json.dumps, lines)).encode(), "test")
+        jobs, _ = runner.examine(manifest, settle({"model": model}, {}, {}))
+        return Plan((Group(model, "96x64", tuple(jobs)),))
+
+    def run(plan: Plan, earlier: Rates | None, texts: int, images: int, step: float) -> Eta:
+        """Followed to its end."""
+        now = 0.0
+        eta = Eta(plan, config, {model: [earlier]} if earlier else {}, clock=lambda: now)
+        said.append(eta.left_s)
+        events: list[tuple[float, Event]] = [
+            (1.0, ModelLoading(model)),
+            (texts * text, Progress("", "embed", texts, texts)),
+            (0, PromptsReady(texts, texts, texts * text)),
+            (images * picture, Progress("", "embed", images, images)),
+            (0, PromptsReady(images, images, images * picture, "source pictures")),
+            (load - 1.0, GroupStarted(model, "96x64")),
+        ]
+        for name in (job.custom_id for job in plan.jobs):
+            events += [(0, JobStarted(name)), (0, Progress(name, "denoise", 0, 4))]
+            events += [(step, Progress(name, "denoise", n + 1, 4)) for n in range(4)]
+            events += [(end, JobEnded(Outcome(name, "done", key="")))]
+        for seconds, event in events:
+            now += seconds
+            eta.add(event)
+        return eta
+
+    said: list[float | None] = []
+    rates = run(plan_of(2, 2, 4.0), None, 2, 2, 2 * step).rates()[model]
+    assert rates["load"] == pytest.approx(load)
+    # Without guidance a step has one branch.
+    run(plan_of(6, 1, 1.0), rates, 6, 1, step)
+    assert said == [None, pytest.approx(load + 6 * text + picture + 6 * (4 * step + end))]
