@@ -25,7 +25,7 @@ def check(ctx: typer.Context) -> None:
     jobs, in_lines = runner.examine(request.manifest, settings)
     _show(in_lines, style)
     if not in_lines:  # a faulty line may be of the other kind
-        render.remarks(without_effect(settings, jobs), style)
+        render.remarks(without_effect(settings, jobs, runner.cards(config.model.revision)), style)
     # A pattern that matches no job ends here, behind the faults that may be why.
     chosen, _ = request.selection.of(jobs, config.model.revision)
     tell = str if style.is_quiet else render.note

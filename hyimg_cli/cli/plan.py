@@ -54,7 +54,8 @@ def show_plan(given: Mapping[str, Any]) -> int:
     config = request.config
     every, invalid = runner.accept(request.manifest, request.settings)
     if not invalid:  # a faulty line may be of the other kind
-        render.remarks(without_effect(request.settings, every), style)
+        cards = runner.cards(config.model.revision)
+        render.remarks(without_effect(request.settings, every, cards), style)
     jobs, shard = request.selection.of(every, config.model.revision)
     found = inspect_sources(jobs, config, lambda it: show_remark(it, style), fetches=True)
     rest = resume(run_folder(config.output.folder), jobs, config, request.policy)

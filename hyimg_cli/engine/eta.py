@@ -30,7 +30,7 @@ from hyimg_cli.journal.provenance import cpu_name
 from hyimg_cli.manifest.planner import text_of
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import in_config
-from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.settings.run import JobKind, RunConfig
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import (
@@ -352,13 +352,13 @@ def _key(group: Group | VideoGroup, config: RunConfig) -> str:
     """Digest of what decides a model's speed: weights, machine, every setting that such jobs read
     and that is not about failures. Empty where the weights are not here.
     """
-    kind = "pictures" if isinstance(group, Group) else "videos"
+    kind: JobKind = "pictures" if isinstance(group, Group) else "videos"
     facts = {}
     for row in SETTINGS.values():
         # Units are counted by what jobs say, and a checkpoint has a fingerprint.
         is_counted = row.in_line or row.pixels == "checkpoint"
         is_other = row.table == "failure" or row.attribute == "folder"
-        if not is_counted and not is_other and row.only in (None, kind):
+        if not is_counted and not is_other and row.concerns(kind, denoises_latents=True):
             facts[row.name] = in_config(row.name, config)
     device, facts["dtype"] = precision(config.model)
     facts["device"] = device if facts["device"] == "auto" else facts["device"]

@@ -134,7 +134,7 @@ class ManifestRun:
         every, invalid, jobs = self._begin(on_event, self.request.config)
         config, settings = self.request.config, self.request.settings
         if not invalid:  # a faulty line may be of the other kind
-            self._remark(without_effect(settings, every))
+            self._remark(without_effect(settings, every, runner.cards(config.model.revision)))
         if not config.output.metadata:
             self._remark([_UNMARKED])
         found = inspect_sources(jobs, config, self._tell)

@@ -109,8 +109,8 @@ def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
     """The settings that change the job's pixels, as they are declared to, by their words."""
     choice = config.model
     decided: dict[str, Any] = {"dtype": precision(choice)[1]}
+    beside = {"lora": lora_files.in_key(job.lora)} if job.lora else {}
     if not isinstance(job, ImageJob):
-        beside = {"lora": lora_files.in_key(job.lora)} if job.lora else {}
         if job.camera:
             beside["camera"] = ",".join(map(source_digest, job.camera_files)) or job.camera
         decided["vae_use_tiling"] = None if choice.tiles_videos else False
@@ -120,7 +120,12 @@ def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
         return words
     graphs = by_graphs(replace(choice, model=job.model), config.parallel.picture_ranks)
     decided |= {"vae_use_tiling": choice.vae_use_tiling or None}
-    return in_key(config, "pictures", decided | {"decode_graphs": "on" if graphs else "off"})
+    decided |= {"decode_graphs": "on" if graphs else "off"}
+    words = in_key(config, "pictures", decided)
+    of_latents = in_key(config, "pictures", decided, denoises_latents=True)
+    if words != of_latents and registry.model_card(job.model, choice.revision).denoises_latents:
+        words = of_latents
+    return words | beside
 
 
 def file_provenance(job: Job, config: RunConfig) -> Provenance:

@@ -1,22 +1,32 @@
 """Settings that one kind of job or format alone reads, and a manifest has none of."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 
 from hyimg_cli.settings.config import Setting, as_given
 from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.options import KeepOutside
 
 
-def without_effect(settings: Mapping[str, Setting], jobs: Sequence[Job]) -> Iterator[str]:
-    """A sentence for each kind of job that settings were given for and `jobs` has none of."""
+def without_effect(
+    settings: Mapping[str, Setting], jobs: Sequence[Job], card_of: Callable[[str], ModelCard]
+) -> Iterator[str]:
+    """A sentence for each kind of job that settings were given for and `jobs` has none of.
+
+    `card_of` is asked for models of pictures, once each.
+    """
     pictures = [job for job in jobs if isinstance(job, ImageJob)]
     films = [job for job in jobs if isinstance(job, VideoJob)]
     if jobs and not (pictures and films):
         noun = "videos" if pictures else "pictures"
         names = [row.name for row in SETTINGS.values() if row.only == noun]
         yield from _concern(settings, names, f"{noun} only; this manifest has none")
+    models = {job.model for job in pictures}
+    if pictures and not films and not any(card_of(model).denoises_latents for model in models):
+        names = [row.name for row in SETTINGS.values() if row.only == "latents"]
+        yield from _concern(settings, names, "videos and models of diffusers only; no job is one")
     if films and not any(job.camera for job in films) and settings["clips_together"].value > 1:
         of_models = "models that follow a camera only; no video is of one"
         yield from _concern(settings, ["clips_together"], of_models)

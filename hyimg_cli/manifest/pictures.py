@@ -84,6 +84,11 @@ class PictureLine(ResolvedLine):
             hint = f"its tokens are 0 to {self.card.vocab_size - 1}"
             yield self.fault("out-of-range", what, "cot_token_ids", hint)
         yield from self.step_cache_faults(is_distilled=self.card.is_distilled)
+        if self.card.denoises_latents:
+            yield from self.lora_faults(has_two=False)
+        elif "lora" in self.line.given:
+            what = f"{self.card.name} reads no LoRA"
+            yield self.fault("foreign-field", what, "lora", "take the field out")
         # Options that the file's format does not take, or implies.
         kind, is_lossless = self.values["format"], self.values["lossless"]
         if kind == "jpeg" and is_lossless:
@@ -174,7 +179,9 @@ class PictureLine(ResolvedLine):
             kind = "None"
         values["use_system_prompt"] = kind
         values["system_prompt"] = text if kind == "custom" else None
-        # A setting may be meant for other models.
+        # Settings may be meant for other models.
+        if not self.card.denoises_latents:
+            values["lora"] = ()
         known = sampling_defaults(self.card, is_edit=bool(self.images))
         if not known.has_negative_prompt:
             values["negative_prompt"] = ""

@@ -68,8 +68,10 @@ def make_plan(jobs: Sequence[Job], card_of: Callable[[str], ModelCard]) -> Plan:
         by_size = _alike(pictures, lambda job: size_class_of(job, card(job.model)))
         for size_class, members in by_size.items():
             in_order = sorted(members, key=lambda job: job.writes_text)
-            by_source = side_by_side(in_order, lambda job: (job.writes_text, job.images))
-            order = side_by_side(by_source, lambda job: (job.writes_text, job.images, text_of(job)))
+            by_source = side_by_side(in_order, lambda job: (job.writes_text, job.lora, job.images))
+            order = side_by_side(
+                by_source, lambda job: (job.writes_text, job.lora, job.images, text_of(job))
+            )
             groups.append(Group(model, size_class, order))
         # A LoRA is read once for all that want it.
         films = [job for job in of_model if isinstance(job, VideoJob)]

@@ -36,14 +36,14 @@ def job_to_json(job: Job) -> dict[str, Any]:
         entry["images"] = list(job.images)
     if job.step_cache is not None:
         entry["step_cache"] = str(job.step_cache)
+    if job.lora:
+        entry["lora"] = PATH_FIELDS["lora"].to_json(job.lora)
     entry["size"] = size_text(job.size) if isinstance(job, ImageJob) else str(job.size)
     if isinstance(job, VideoJob):
         if job.branch_count > 1:
             entry["negative_prompt"] = job.negative_prompt
         else:
             entry.pop("negative_prompt", None)
-        if job.lora:
-            entry["lora"] = PATH_FIELDS["lora"].to_json(job.lora)
         if job.camera:
             entry["camera"] = job.camera
     else:

@@ -4,6 +4,7 @@ What is wrong with it only for this model and these settings, and the jobs that 
 kinds' of jobs: `pictures`, `videos`.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,15 @@ from typing import Any
 from hyimg_cli.errors import HyimgError, SourceImageError
 from hyimg_cli.manifest.line import ManifestLine, fault
 from hyimg_cli.media.images import size_of
-from hyimg_cli.settings.config import Setting
+from hyimg_cli.settings.config import Setting, as_given
+from hyimg_cli.settings.paths import is_hub_file
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import Size
-from hyimg_cli.spec.options import MAX_SEED
+from hyimg_cli.spec.options import MAX_SEED, Lora
 from hyimg_cli.spec.step_cache import FEWEST_STEPS, StepCache, count_full
+
+_LORA_IN_LINE = "paths in a manifest are relative to it"
+_LORA_OF_FLAG = "takes a path from the working folder, or OWNER/REPOSITORY/FILE of the hub"
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,24 @@ class ResolvedLine:
         else:
             return
         yield self.fault("step-cache", what, "step_cache", hint)
+
+    def lora_faults(self, *, has_two: bool) -> Iterator[HyimgError]:
+        """LoRAs for another number of transformers, and files that are not there."""
+        loras: tuple[Lora, ...] = self.values["lora"]
+        places = {one.on for one in loras}
+        if loras and has_two and places != {"high", "low"}:
+            what = "this model has two transformers, and a LoRA of theirs is a pair of files"
+            hint = "write high=FILE;low=FILE; none in the place of a file leaves one without"
+            yield self.fault("lora", what, "lora", hint)
+        if places - {""} and not has_two:
+            what = "this model has one transformer, neither high nor low"
+            yield self.fault("lora", what, "lora", "write the file alone")
+        for one in loras:
+            if one.file and not os.path.isfile(one.file) and not is_hub_file(one.file):
+                what, hint = f"LoRA file not found: {one.file}", _LORA_IN_LINE
+                if "lora" not in self.line.given:
+                    hint = f"{as_given(self.settings['lora'])} {_LORA_OF_FLAG}"
+                yield self.fault("lora", what, "lora", hint)
 
     def fault(self, slug: str, what: str, name: str, hint: str) -> HyimgError:
         """A fault at the line's field, or at the setting that gave the value."""

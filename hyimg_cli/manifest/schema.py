@@ -91,12 +91,12 @@ def _line(
     axes: dict[str, Any] = {
         name: (Annotated[list[field.kind.annotation], Len(1, MOST)], _unset("", uniqueItems=True))  # type: ignore[name-defined]
         for name, field in IN_MATRIX.items()
-        if kind is None or field.only in (None, kind)
+        if kind is None or field.only in (None, kind, "latents")
     }
     matrix = create_model(f"Matrix of {kind or 'any'}", __base__=_Closed, **axes)
     fields: dict[str, Any] = {}
     for field in FIELDS:
-        if field.name not in without and (kind is None or field.only in (None, kind)):
+        if field.name not in without and (kind is None or field.only in (None, kind, "latents")):
             annotation = matrix if field.name == "matrix" else field.kind.annotation
             for name in (field.name, *field.aliases):
                 fields[name] = (annotation, _unset(field.help))

@@ -1,21 +1,15 @@
 """A manifest line that asks for videos: its size and frames by the rules of its model, its jobs."""
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.resolved_line import ResolvedLine
-from hyimg_cli.settings.config import as_given
 from hyimg_cli.settings.kinds import MAX_SIDE
-from hyimg_cli.settings.paths import is_hub_file
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import Size, SizeRequest, VideoJob
-from hyimg_cli.spec.options import VIDEO_OPTIONS, Lora
-
-_LORA_IN_LINE = "paths in a manifest are relative to it"
-_LORA_OF_FLAG = "takes a path from the working folder, or OWNER/REPOSITORY/FILE of the hub"
+from hyimg_cli.spec.options import VIDEO_OPTIONS
 
 
 @dataclass(frozen=True)
@@ -72,22 +66,7 @@ class VideoLine(ResolvedLine):
             yield self.unused("guidance_scale_2", why)
         few_steps = self.card.is_distilled or self.values["scheduler"] is not None
         yield from self.step_cache_faults(is_distilled=few_steps)
-        # LoRAs for another number of transformers, and files that are not there.
-        loras: tuple[Lora, ...] = self.values["lora"]
-        places = {one.on for one in loras}
-        if loras and has_two and places != {"high", "low"}:
-            what = "this model has two transformers, and a LoRA of theirs is a pair of files"
-            hint = "write high=FILE;low=FILE; none in the place of a file leaves one without"
-            yield self.fault("lora", what, "lora", hint)
-        if places - {""} and not has_two:
-            what = "this model has one transformer, neither high nor low"
-            yield self.fault("lora", what, "lora", "write the file alone")
-        for one in loras:
-            if one.file and not os.path.isfile(one.file) and not is_hub_file(one.file):
-                what, hint = f"LoRA file not found: {one.file}", _LORA_IN_LINE
-                if "lora" not in self.line.given:
-                    hint = f"{as_given(self.settings['lora'])} {_LORA_OF_FLAG}"
-                yield self.fault("lora", what, "lora", hint)
+        yield from self.lora_faults(has_two=has_two)
         if "camera" in self.line.given and not self.card.has_camera:
             yield self.unused("camera", "this model follows no camera")
 

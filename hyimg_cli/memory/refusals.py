@@ -11,7 +11,7 @@ from pathlib import Path
 from hyimg_cli.cache.disk import refuse_cache_file
 from hyimg_cli.errors import StorageError, UsageError
 from hyimg_cli.journal.keys import precision
-from hyimg_cli.models.registry import model_card, sequences, video_card
+from hyimg_cli.models.registry import model_card, refuse_unfollowed, sequences, video_card
 from hyimg_cli.settings.run import CONTEXT_BACKENDS, ModelChoice, ParallelConfig, RunConfig
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.work import film_bytes, video_work
@@ -36,11 +36,11 @@ def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
         refuse_offload_on_cpu(choice)
     if choice.offloads_experts and any(isinstance(job, ImageJob) for job in jobs):
         refuse_offload_on_cpu(choice, OFFLOAD_EXPERTS)
-    if choice.quantization == "nf4" and any(isinstance(job, VideoJob) for job in jobs):
+    if choice.quantization == "nf4" and any(_is_latent(job, config) for job in jobs):
         is_on_cpu = precision(choice)[0] == "cpu"
         if is_on_cpu or (choice.machine is None and find_spec("bitsandbytes") is None):
             why = "this run is on the CPU" if is_on_cpu else "bitsandbytes is not installed"
-            what = f"a video's transformer is held in 4 bits by bitsandbytes on a GPU, and {why}"
+            what = f"a diffusers transformer is held in 4 bits by bitsandbytes on a GPU, and {why}"
             hint = f"pip install 'hyimg-cli[nf4]' there; {QUANTIZATION} fp8 needs neither"
             raise _refused(what, hint, QUANTIZATION)
 
@@ -51,7 +51,7 @@ def refuse_conflicts(jobs: Sequence[Job], config: RunConfig) -> None:
     """
     choice, parallel = config.model, config.parallel
     pictures = dict.fromkeys(job.model for job in jobs if isinstance(job, ImageJob))
-    if choice.cpu_offload != "none" and pictures:
+    if choice.cpu_offload != "none" and not all(_is_latent(job, config) for job in jobs):
         what = "one network makes a picture from first token to last step: none of it can wait in "
         hint = f"{QUANTIZATION} nf4 (or fp8) holds it in less, {OFFLOAD_EXPERTS} lets experts wait"
         hint += "; videos of the same manifest have a run of their own"
@@ -62,6 +62,7 @@ def refuse_conflicts(jobs: Sequence[Job], config: RunConfig) -> None:
         raise _refused(f"{what} transformer", "give one of the two", OFFLOAD)
     for model in pictures:
         _refuse_of_pictures(replace(choice, model=model), parallel)
+        refuse_unfollowed(model, config)
     for job in jobs:
         if isinstance(job, VideoJob) and parallel.context_ranks > 1:
             _refuse_unsplit_tokens(job, config)
@@ -89,7 +90,8 @@ def _refuse_of_pictures(choice: ModelChoice, parallel: ParallelConfig) -> None:
     """
     ranks, flag = parallel.picture_ranks, TENSOR if parallel.tensor_ranks > 1 else _CFG
     card, wants_graphs = model_card(choice.model, choice.revision), choice.decode_graphs == "on"
-    if card.routing is None and (choice.offloads_experts or choice.quantization != "none"):
+    is_quantized = choice.quantization != "none" and not card.denoises_latents
+    if card.routing is None and (choice.offloads_experts or is_quantized):
         what = f"{choice.model} has no routed experts, which alone can wait in main memory or be "
         asked = OFFLOAD_EXPERTS if choice.offloads_experts else QUANTIZATION
         raise _refused(f"{what}held in fewer bits", "leave it out", asked)
@@ -111,6 +113,13 @@ def _refuse_of_pictures(choice: ModelChoice, parallel: ParallelConfig) -> None:
         raise _refused(what, f"leave out decode_graphs or {flag}", flag)
     known = sequences(choice.model, choice.revision)
     known.refuse_uneven(parallel.tensor_ranks, choice.quantization)
+
+
+def _is_latent(job: Job, config: RunConfig) -> bool:
+    """True if a job's model denoises latents and nothing else."""
+    if isinstance(job, VideoJob):
+        return True
+    return model_card(job.model, config.model.revision).denoises_latents
 
 
 def _refuse_unsplit_tokens(job: VideoJob, config: RunConfig) -> None:

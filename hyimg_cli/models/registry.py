@@ -7,15 +7,16 @@ needed here.
 
 import math
 import os
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hyimg_cli.errors import CheckpointError, UsageError
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.models.family import Family, ImageCheckpoint, Reading, VideoCheckpoint
-from hyimg_cli.settings.run import ModelChoice
+from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.card import ModelCard, VideoCard
@@ -99,23 +100,23 @@ def _family(folder: Path, makes: Kind | None = None) -> Family:
 
 def sequences(model: str, revision: str | None = None) -> ImageCheckpoint:
     """A picture checkpoint, read once; its weights need not be there."""
-    return cast(ImageCheckpoint, _opened(os.getcwd(), "pictures", model, revision, None))
+    return cast(ImageCheckpoint, _opened(os.getcwd(), "pictures", model, revision, None)[1])
 
 
 def _films(
     model: str, revision: str | None = None, components: str | None = None
 ) -> VideoCheckpoint:
     """`components`: a folder with the text encoder and VAE of families that let them be there."""
-    return cast(VideoCheckpoint, _opened(os.getcwd(), "videos", model, revision, components))
+    return cast(VideoCheckpoint, _opened(os.getcwd(), "videos", model, revision, components)[1])
 
 
 @lru_cache(maxsize=16)  # What is kept of `./model` is that of the folder it leads `_from`.
 def _opened(
     _from: str, makes: Kind, model: str, revision: str | None, components: str | None
-) -> ImageCheckpoint | VideoCheckpoint:
+) -> tuple[Family, ImageCheckpoint | VideoCheckpoint]:
     folder = resolve_model(model, revision, with_weights=False)
     family = _family(folder, makes)
-    return family.open(folder, model, *_components_for(family, components))
+    return family, family.open(folder, model, *_components_for(family, components))
 
 
 def _components_for(family: Family, components: str | None) -> list[Path]:
@@ -196,7 +197,7 @@ def load(
     """The loaded model; see `ImageCheckpoint.load`. Imports torch."""
     folder = resolve_model(choice.model, choice.revision)  # fetches the weights, too
     known = sequences(choice.model, choice.revision)
-    _refuse_unfollowed(_family(folder, "pictures"), choice, known.card.name)
+    _refuse_unfollowed(_family(folder, "pictures"), {"model": choice}, known.card.name)
     return known.load(choice, is_batch_invariant=is_batch_invariant, pool=pool)
 
 
@@ -210,19 +211,27 @@ def load_video(choice: ModelChoice) -> "LatentVideoModel":
     """The loaded video model; see `VideoCheckpoint.load`. Imports torch."""
     folder = resolve_model(choice.model, choice.revision)
     known = _films(choice.model, choice.revision, choice.components)
-    _refuse_unfollowed(_family(folder, "videos"), choice, known.card.name)
+    _refuse_unfollowed(_family(folder, "videos"), {"model": choice}, known.card.name)
     return known.load(choice)
 
 
-def _refuse_unfollowed(family: Family, choice: ModelChoice, model: str) -> None:
-    """Passes settings that the family follows, of those that any of its kind does. Raises
-    UsageError.
+def refuse_unfollowed(model: str, config: RunConfig) -> None:
+    """Passes settings that a picture model's family follows, of those that any of its kind does.
+    Raises UsageError.
     """
+    family, known = _opened(os.getcwd(), "pictures", model, config.model.revision, None)
+    _refuse_unfollowed(family, vars(config), known.card.name)
+
+
+def _refuse_unfollowed(family: Family, parts: Mapping[str, Any], model: str) -> None:
+    """The same of those `parts` of a run's settings."""
     kin = (one.follows for one in families() if one.makes == family.makes)
     for name in sorted(frozenset[str]().union(*kin) - family.follows):
         setting, _, asked = name.partition("=")
         row = SETTINGS[setting]
-        value = getattr(choice, row.attribute)
+        if row.table not in parts:
+            continue
+        value = getattr(parts[row.table], row.attribute)
         if value == asked if asked else value != row.default:
             raise UsageError(
                 f"{setting} {value} is not followed by {model}",

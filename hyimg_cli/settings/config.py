@@ -160,7 +160,9 @@ def in_config(name: str, config: RunConfig) -> Any:
     return getattr(getattr(config, row.table), row.attribute)
 
 
-def in_key(config: RunConfig, kind: JobKind, decided: Mapping[str, Any]) -> dict[str, str]:
+def in_key(
+    config: RunConfig, kind: JobKind, decided: Mapping[str, Any], *, denoises_latents: bool = False
+) -> dict[str, str]:
     """The settings' part of the resume key of a job: each that changes its pixels, by its word.
 
     `decided` has the values that a machine decides for "auto".
@@ -168,6 +170,7 @@ def in_key(config: RunConfig, kind: JobKind, decided: Mapping[str, Any]) -> dict
     return {
         name: word_of[value]
         for row, name, word_of in _key_parts(kind)
+        if row.concerns(kind, denoises_latents=denoises_latents)
         if (value := decided.get(row.name, in_config(row.name, config))) in word_of
     }
 
@@ -189,7 +192,7 @@ def read_key(words: Mapping[str, str], kind: JobKind) -> tuple[dict[str, Any], l
 def _key_parts(kind: JobKind) -> Iterator[tuple[Declaration, str, Mapping[Any, str]]]:
     """The settings in a resume key, each with its name there and its words by value."""
     for row in SETTINGS.values():
-        if isinstance(row.pixels, InKey) and row.only in (None, kind):
+        if isinstance(row.pixels, InKey) and row.concerns(kind, denoises_latents=True):
             name = (row.pixels.of_videos if kind == "videos" else "") or row.pixels.name
             each_its_own = {value: value for value in row.kind.choices if value != row.default}
             yield row, name, row.pixels.words or each_its_own

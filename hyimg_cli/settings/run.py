@@ -19,6 +19,8 @@ from hyimg_cli.spec import options as o
 from hyimg_cli.spec.job import BY_ID, Format, SizeRequest
 
 JobKind = Literal["pictures", "videos"]
+# Who reads a setting; `latents`: videos, and pictures of models that denoise latents alone.
+Readers = Literal[JobKind, "latents"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "fp8", "nf4"]
 Graphs = Literal["auto", "on", "off"]
@@ -58,6 +60,7 @@ _model_of_pictures = partial(_model, only="pictures")
 _weights = partial(_model, pixels="checkpoint", commands=("doctor", "bench"))
 _encoding = partial(_run_of_pictures, in_line=True, pixels="job")
 _video = partial(o.option, panel=o.VIDEO, only="videos")
+_latents = partial(o.option, panel=o.MODEL, only="latents")
 _ranks = partial(_model, 1, commands=("doctor", "replay"))
 _video_without_flag = partial(o.option, only="videos")
 _video_ranks = partial(_video, 1, commands=("replay",))
@@ -168,7 +171,7 @@ class ModelChoice:
     )
     quantization: Quantization = _each_model(
         "none",
-        "Pictures' experts, videos' transformer in 8 or 4 bits.",
+        "Pictures' experts, or the transformer of diffusers' models, in 8 or 4 bits.",
         is_basic=True,
         pixels=InKey("experts", of_videos="transformer"),
     )
@@ -178,21 +181,22 @@ class ModelChoice:
         name="offload_experts",
         commands=("doctor",),
     )
-    cpu_offload: Offloading = _video(
+    cpu_offload: Offloading = _latents(
         "none",
-        "model: one network on the GPU at a time, the others in main memory; group: of the "
-        "transformer one block. Same pixels.",
+        "Of videos and diffusers' pictures. model: one network on the GPU at a time, the others in "
+        "main memory; group: of the transformer one block. Same pixels.",
     )
-    enable_cpu_offload: bool = _video(
+    enable_cpu_offload: bool = _latents(
         False, "The same as --cpu-offload model.", commands=("doctor",)
     )
-    attention_backend: AttentionBackend = _video_without_flag(
+    attention_backend: AttentionBackend = o.option(
         "native",
-        "The library's kernel of a video transformer's attention.",
+        "The library's kernel of a transformer's attention.",
+        only="latents",
         also_variable="DIFFUSERS_ATTN_BACKEND",
-        pixels=InKey("attention"),
+        pixels=InKey("attention_backend", of_videos="attention"),
     )
-    compile_blocks: bool = _video(
+    compile_blocks: bool = _latents(
         False,
         "Compile a transformer's blocks by torch.compile, at each shape's first step.",
         pixels=InKey("blocks", {True: "compiled"}),
@@ -293,8 +297,8 @@ class ReuseConfig:
         name="require_kv_reuse",
         flags=("--require-kv-reuse/--allow-recompute",),
     )
-    prompt_cache: bool = _video(
-        True, "Embed each distinct prompt once, before all jobs, or for each job."
+    prompt_cache: bool = _latents(
+        True, "Embed each distinct prompt once, before all jobs, or for each job.", panel=o.RUN
     )
 
 
@@ -389,10 +393,11 @@ class OutputConfig:
     frames: Literal["none", "png"] = _video(
         "none", "png: write every frame without loss too.", commands=("replay",)
     )
-    checkpoint_every: Annotated[int, Interval(ge=0, le=1000)] = _video(
+    checkpoint_every: Annotated[int, Interval(ge=0, le=1000)] = _latents(
         10,
-        "Keep a video's latents every K denoise steps, so that a killed job goes on; 0: only those "
-        "behind the last step, which are kept in any case until the video is written.",
+        "Keep latents every K denoise steps, so that a killed job goes on; 0: only those behind "
+        "the last step, which are kept in any case until the file is written.",
+        panel=o.RUN,
     )
     report: bool = _run(True, "Keep report.html, a page of all jobs.")
     only_texts: bool = False

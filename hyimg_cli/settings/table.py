@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from hyimg_cli.settings.kinds import SPAN, STEP_CACHE, Kind, plain, text
 from hyimg_cli.settings.paths import LORAS, REGION
-from hyimg_cli.settings.run import InKey, JobKind, RunConfig
+from hyimg_cli.settings.run import InKey, JobKind, Readers, RunConfig
 from hyimg_cli.spec.options import Lora, Region
 from hyimg_cli.spec.step_cache import StepCache
 
@@ -27,11 +27,11 @@ class Declaration:
     `name`: of the setting, where the field has another. `panel`: of the help; without one there is
     no flag. `is_basic`: on the first screen of a run's help. `flags`: as spelled, where they do not
     follow from the name. `also_variable`: of another program, read where its own variable is not
-    set. `only`: the kind of job that reads it, where not both do. `in_line`: a manifest line may
-    say it, too; `aliases`: by these other names. `pixels`: how they depend on it; what is said by
-    the "job" or the "checkpoint" is in the resume key by itself, and None changes none. `commands`:
-    those that run no manifest and take its flag all the same. The field says the rest: its `kind`
-    and its place, `attribute` of `table`, which is a recipe's table and a part of `RunConfig`.
+    set. `only`: the jobs that read it, where not all do. `in_line`: a manifest line may say it,
+    too; `aliases`: by these other names. `pixels`: how they depend on it; what is said by the "job"
+    or the "checkpoint" is in the resume key by itself, and None changes none. `commands`: those
+    that run no manifest and take its flag all the same. The field says the rest: its `kind` and its
+    place, `attribute` of `table`, which is a recipe's table and a part of `RunConfig`.
     """
 
     help: str
@@ -43,7 +43,7 @@ class Declaration:
     attribute: str
     panel: str = ""
     is_basic: bool = False
-    only: JobKind | None = None
+    only: Readers | None = None
     flags: tuple[str, ...] = ()
     also_variable: str = ""
     in_line: bool = False
@@ -60,6 +60,11 @@ class Declaration:
         """Its flags as Typer takes them: `--on/--off` for a truth."""
         is_truth = self.kind.schema is bool
         return self.flags or ((f"{self.flag}/--no-{self.flag[2:]}",) if is_truth else (self.flag,))
+
+    def concerns(self, kind: JobKind, *, denoises_latents: bool = False) -> bool:
+        """True if jobs of a kind read it; `denoises_latents`: and all that their model does."""
+        readers = (None, kind, *(["latents"] if kind == "videos" or denoises_latents else []))
+        return self.only in readers
 
     @property
     def variable(self) -> str:

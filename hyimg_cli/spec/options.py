@@ -97,6 +97,12 @@ class JobOptions:
         "Lossy: between full denoise steps estimate what the model would say: "
         "taylor:interval=3,order=1,first=3,tail=1, or none.",
     )
+    lora: tuple[Lora, ...] = sampling_option(
+        (),
+        "LoRA files: FILE[@WEIGHT], several with ; between them, for two transformers "
+        "high=FILE;low=FILE. Needs peft.",
+        only="latents",
+    )
     seed: Seed = sampling_option(None, "Seed of jobs without one of their own.", is_basic=True)
     negative_prompt: str = _of_job("", "What it should not show.", panel=VIDEO)
 
@@ -162,9 +168,6 @@ class VideoOptions:
     fps: Annotated[int, Interval(ge=1, le=240)] = _video(CHECKPOINT, "Frames a second in the file.")
     fit: Fit | None = _video(
         None, "How an i2v picture gets the video's shape. Default: as the model's authors do it."
-    )
-    lora: tuple[Lora, ...] = _video(
-        (), "LoRA files: FILE[@WEIGHT], for two transformers high=FILE;low=FILE. Needs peft."
     )
     scheduler: Literal["euler"] | None = _video(
         None,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hyimg_cli.manifest.consumed import without_effect
+from hyimg_cli.models.registry import model_card
 from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
@@ -27,10 +28,13 @@ def test_each_setting_is_named_as_it_was_given(make_job: Any) -> None:
     settings = settle(
         {"vae_patch_parallel_size": 2, "quantization": "fp8"}, environ, {"frames": "png"}
     )
-    (sentence,) = without_effect(settings, [make_job()])
-    names = "--vae-patch-parallel-size, frames of the recipe, HYIMG_CHECKPOINT_EVERY"
-    assert sentence == f"{names} concern videos only; this manifest has none"
-    assert list(without_effect(settings, [])) == []
+    names = "--vae-patch-parallel-size, frames of the recipe"
+    both = [f"{names} concern videos only; this manifest has none"]
+    other = "HYIMG_CHECKPOINT_EVERY concerns videos and models of diffusers only; no job is one"
+    assert list(without_effect(settings, [make_job()], model_card)) == [*both, other]
+    card = replace(model_card("tiny-image"), denoises_latents=True)
+    assert list(without_effect(settings, [make_job()], lambda model: card)) == both
+    assert list(without_effect(settings, [], model_card)) == []
 
 
 @pytest.mark.parametrize("command", ["check", "plan"])
@@ -66,9 +70,9 @@ def test_what_only_models_with_a_camera_read_is_told_of_other_videos() -> None:
         guidance_scale=1.0,
         flow_shift=5.0,
     )
-    assert list(without_effect(settings, [film])) == told
-    assert list(without_effect(settings, [film, replace(film, camera="w-9")])) == []
-    assert list(without_effect(settle({}, {}, {}), [film])) == []
+    assert list(without_effect(settings, [film], model_card)) == told
+    assert list(without_effect(settings, [film, replace(film, camera="w-9")], model_card)) == []
+    assert list(without_effect(settle({}, {}, {}), [film], model_card)) == []
 
 
 def test_generate_tells_it_too(

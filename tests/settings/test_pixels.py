@@ -20,7 +20,12 @@ PICTURES: tuple[dict[str, Any], ...] = (
 VIDEOS: tuple[dict[str, Any], ...] = (
     {"custom_id": "video", "task": "t2v", "prompt": "a red square moves left", "num_frames": 5},
 )
-MANIFESTS = {"pictures": PICTURES, "videos": VIDEOS, None: (PICTURES[1], *VIDEOS)}
+MANIFESTS = {
+    "pictures": PICTURES,
+    "videos": VIDEOS,
+    "latents": VIDEOS,
+    None: (PICTURES[1], *VIDEOS),
+}
 COMMON = {
     "device": "cpu",
     "num_inference_steps": "2",

@@ -126,7 +126,8 @@ class _Bench:
     def _jobs(self, variant: Variant) -> list[Job]:
         settings = self._settings(variant)
         jobs = list(runner.accept(self.manifest, settings)[0])
-        self.notes += [note for note in without_effect(settings, jobs) if note not in self.notes]
+        notes = without_effect(settings, jobs, runner.cards(settings["revision"].value))
+        self.notes += [note for note in notes if note not in self.notes]
         models = sorted({job.model for job in jobs})
         if len(models) != 1:
             what = f"the manifest's jobs are of {len(models)} models: {', '.join(models)}"

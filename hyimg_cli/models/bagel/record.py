@@ -34,4 +34,5 @@ FAMILY = Family(
         "vae": checkpoint.tensor_index(folder, VAE_WEIGHTS),
     },
     refuse_wrong=_refuse_wrong,
+    follows=frozenset({"vae_dtype=float32", "keep_quantized", "require_kv_reuse"}),
 )

@@ -37,6 +37,7 @@ from hyimg_cli.models.diffusers_image.record import (
 )
 from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder, cut_note, device_class
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
+from hyimg_cli.models.diffusers_video.lora import Adapters
 from hyimg_cli.models.diffusers_video.networks import load_network
 from hyimg_cli.models.diffusers_video.start import read_given
 from hyimg_cli.models.diffusers_video.weights import (
@@ -50,6 +51,7 @@ from hyimg_cli.models.latent import LatentDenoiser, LatentModel, PromptEmbedding
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.options import Lora
 
 _DENOISE, _DECODE = "denoise", "decode"
 
@@ -135,7 +137,7 @@ class BlockDenoiser(LatentDenoiser):
         self._loop.set_progress_bar_config(disable=True)
         scheduler = model.layout.components["scheduler"]
         self.scheduler = configured(scheduler, **shifted(scheduler.config(), job.flow_shift))
-        self._guidance = model.kind.is_guided(job), job.guidance_scale
+        self._guidance, self._loras = (model.kind.is_guided(job), job.guidance_scale), job.lora
         self._use()
         inputs = {
             "generator": torch.Generator().manual_seed(job.seed),
@@ -204,6 +206,7 @@ class BlockDenoiser(LatentDenoiser):
         self._loop.loop_step = self._loop_step
         self._model.pipe.scheduler = self.scheduler
         self._model.guide(*self._guidance)
+        self._model.wear(self._loras)
 
 
 class Absent:
@@ -307,6 +310,11 @@ class LatentImageModel(LatentModel):
                 enabled=is_on,
             )
 
+    def wear(self, loras: tuple[Lora, ...]) -> None:
+        """Have these LoRAs on the transformer, and no others."""
+        if loras or "_adapters" in self.__dict__:
+            self._adapters.use(loras)
+
     def release(self, name: str) -> None:
         """Let a network go; its next use reads it again."""
         if getattr(self.pipe, name, None) is not None:
@@ -319,6 +327,10 @@ class LatentImageModel(LatentModel):
     def load_weights(self) -> None:
         self._have("transformer")
         self.load_decoder()
+
+    @cached_property
+    def _adapters(self) -> Adapters:
+        return Adapters([self._have("transformer")], self.layout, self.place.release)
 
     @cached_property
     def _blocks(self) -> dict[bool, dict[str, Any]]:

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -289,6 +290,11 @@ class EditorFolder(ImageCheckpoint):
             if found := _CONTROL_TOKEN.search(getattr(job, name)):
                 what = f"the text has the control token {found[0]}"
                 raise JobError(what, where=name, hint="take it out", code="job.control-token")
+
+        if job.lora and find_spec("diffusers"):
+            from hyimg_cli.models.diffusers_video.lora import check_loras  # imports torch
+
+            check_loras(job, self.layout)
 
     def _unfollowed(self, name: str) -> JobError:
         what = f"{self.card.name} does not follow {name}"

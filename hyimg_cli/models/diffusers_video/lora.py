@@ -5,6 +5,8 @@ so that a job without a LoRA has the very bits of a run that never saw one.
     diffusion_model.blocks.0.self_attn.q.lora_down.weight     Wan's own, with alpha; converted there
     lora_unet_blocks_0_self_attn_q.lora_down.weight           musubi's, for Wan; converted there
     diffusion_model.double_blocks.0.img_attn_q...             HunyuanVideo's own; converted here
+    transformer_blocks.0.attn.to_q.lora_down.weight           of pictures, whatever the library's
+                                                              loader of their pipeline takes
 
 A pair that finds no layer of its shape is an error: the library would say nothing, or log it. Files
 that are here are held against the checkpoint's headers before a run, by the same code.
@@ -12,7 +14,8 @@ that are here are held against the checkpoint's headers before a run, by the sam
 
 # Legend: R rank, I O values in and out of a layer
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,9 +26,14 @@ from torch import Tensor
 from hyimg_cli.errors import CheckpointError, JobError, require
 from hyimg_cli.files import json_of
 from hyimg_cli.loading.checkpoint import TensorInfo, readable
-from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, CheckpointLayout, Component
+from hyimg_cli.models.diffusers_video.layout import (
+    HUNYUAN_VIDEO15,
+    WAN,
+    CheckpointLayout,
+    Component,
+)
 from hyimg_cli.models.lora_files import lora_file
-from hyimg_cli.spec.job import VideoJob
+from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.options import Lora
 
 PREFIX = "transformer."
@@ -54,7 +62,7 @@ _HUNYUAN = (
 )
 
 
-def check_loras(job: VideoJob, layout: CheckpointLayout) -> None:
+def check_loras(job: Job, layout: CheckpointLayout) -> None:
     """Passes LoRAs that fit the checkpoint by its headers, and those that are not here. Raises
     JobError.
     """
@@ -87,9 +95,16 @@ def _component(lora: Lora, layout: CheckpointLayout) -> Component | None:
 class Adapters:
     """The LoRAs that are on some transformers: those of one job at a time."""
 
-    def __init__(self, networks: Sequence[Any], layout: CheckpointLayout) -> None:
-        """`networks`: the transformer, or the high-noise one and the low-noise one."""
-        self._networks, self._layout = networks, layout
+    def __init__(
+        self,
+        networks: Sequence[Any],
+        layout: CheckpointLayout,
+        bring_home: Callable[[], object] = int,
+    ) -> None:
+        """`networks`: the transformer, or the high-noise one and the low-noise one. `bring_home`:
+        their weights, before layers come and go.
+        """
+        self._networks, self._layout, self._bring_home = networks, layout, bring_home
         self._now: tuple[Lora, ...] = ()
 
     def use(self, loras: tuple[Lora, ...]) -> None:
@@ -98,6 +113,7 @@ class Adapters:
         """
         if loras == self._now:
             return
+        self._bring_home()
         self.clear()
         require("peft", extra="lora")
         try:
@@ -127,7 +143,11 @@ class Adapters:
         assert part is not None, "only a checkpoint of two transformers takes a LoRA on one of them"
         network = self._networks[-1 if lora.on == "low" else 0]
         pairs, metadata = _read_pairs(file, part, self._layout.family, network)
-        network.load_lora_adapter(pairs, adapter_name=name, metadata=metadata, prefix="transformer")
+        with warnings.catch_warnings():
+            # That there is one already, as is meant.
+            warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)
+            options = {"adapter_name": name, "metadata": metadata, "prefix": "transformer"}
+            network.load_lora_adapter(pairs, **options)
         # Matrices as the file has them: peft gives them the dtype of their layer's weight, which in
         # 8 bits would round them, and which no product is made in.
         for key, tensor in pairs.items():
@@ -147,8 +167,9 @@ def _read_pairs(
     what its header says of alpha. `network`: with zeros for those of its layers that a file for
     text-to-video does not know. Raises CheckpointError.
     """
-    from diffusers import WanPipeline  # slow: its text encoder comes with it
+    import diffusers  # slow: a pipeline's text encoder comes with it
 
+    library: Any = getattr(diffusers, {WAN: "WanPipeline"}.get(family, family), None)
     with readable(file), safetensors.safe_open(file, framework="pt") as opened:
         header = opened.metadata() or {}
         pairs = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
@@ -159,18 +180,20 @@ def _read_pairs(
         why = f"its adapter's metadata is no JSON ({error})"
         raise _misfit(file, (), why) from None
     layers = part.tensors()
-    if not all(name.startswith(PREFIX) for name in pairs):
+    if lost := [name for name in pairs if "dora_scale" in name]:
+        raise _misfit(file, lost, "the library leaves its scales (DoRA) out")
+    if not all(name.startswith(PREFIX) and not name.endswith(".alpha") for name in pairs):
         metadata = None
         if family == HUNYUAN_VIDEO15:
             pairs = _from_hunyuan(pairs, file)
         else:
             try:
-                pairs = WanPipeline.lora_state_dict(pairs)
+                pairs = library.lora_state_dict(pairs)
             except (ValueError, KeyError, RuntimeError, AttributeError) as error:
                 why = f"its names cannot be converted ({error})"
                 raise _misfit(file, list(pairs), why) from error
-            if network is not None:
-                pairs = WanPipeline._maybe_expand_t2v_lora_for_i2v(network, pairs)
+            if network is not None and family == WAN:
+                pairs = library._maybe_expand_t2v_lora_for_i2v(network, pairs)
     wrong = [name for name in pairs if not _is_fitting(name, pairs, layers)]
     if wrong or not pairs:
         why = f"{part.name} has no layer for {len(wrong)} of its {len(pairs)} entries"

@@ -149,7 +149,7 @@ class DiffusersVideo(SpreadModel):
     @cached_property
     def adapters(self) -> Adapters:
         """The LoRAs of the job at work."""
-        return Adapters(self.networks, self.layout)
+        return Adapters(self.networks, self.layout, self.place.release)
 
     @cached_property
     def context(self) -> SplitTokens:
@@ -181,8 +181,6 @@ class DiffusersVideo(SpreadModel):
     def branch(self, inputs: BranchInputs) -> Branch:
         self.bring_back_transformer()
         if inputs.job.lora or "adapters" in self.__dict__:
-            # Layers come and go with the weights in main memory.
-            self.place.release()
             self.adapters.use(inputs.job.lora)
         return self.new_branch(inputs)
 

@@ -29,6 +29,9 @@ FAMILY = Family(
             "device=balanced",
             "decode_graphs=on",
             "vae_dtype=float16",
+            "vae_dtype=float32",
+            "keep_quantized",
+            "require_kv_reuse",
             "offload_experts",
         }
     ),

@@ -3,6 +3,7 @@ they promise them.
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
@@ -20,6 +21,7 @@ from models.diffusers_image.classic import (
     pixels_of,
     results,
 )
+from models.diffusers_video.test_lora import in_librarys_names, matrices, write
 from torch import Tensor, nn
 
 from hyimg_cli.journal.keys import source_digest
@@ -285,3 +287,98 @@ def test_a_step_cache_is_told_in_the_line_and_kept_with_the_latents(
     found, expected = pixels_of(tmp_path / "out")["a"], pixels_of(tmp_path / "whole")["a"]
     assert np.array_equal(found, expected)
     assert results(tmp_path / "out")["a"]["step_cache"] == told
+
+
+LAYERS = {
+    "qwen-image": ["transformer_blocks.0.attn.to_q", "transformer_blocks.1.img_mlp.net.2"],
+    "klein-base": ["transformer_blocks.0.attn.to_q", "single_transformer_blocks.1.attn.to_out"],
+    "z-image": ["layers.0.attention.to_q", "layers.1.feed_forward.w2"],
+}
+
+
+def lora(file: Path, network: nn.Module, layers: list[str], *, published: bool, seed: int) -> str:
+    """A file by the library's own names, or by those of Lightning's authors, with alpha."""
+    tensors = {}
+    for layer, (down, up) in matrices(network, layers, seed).items():
+        names = (f"transformer.{layer}.lora_A", f"transformer.{layer}.lora_B")
+        if published:
+            names = (f"{layer}.lora_down", f"{layer}.lora_up")
+            tensors[f"{layer}.alpha"] = torch.tensor(3.0)
+        tensors |= {f"{name}.weight": one for name, one in zip(names, (down, up), strict=True)}
+    return write(file, tensors).name
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_loras_are_the_librarys_and_leave_no_trace(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, kind: str
+) -> None:
+    """Two in one line, by weights, in a run with others and between jobs that have none."""
+    folder, files = checkpoint(kind), list[str]()
+    network = editor(folder)._have("transformer")
+    for number, published in enumerate((False, kind == "qwen-image")):
+        file = tmp_path / f"{number}.safetensors"
+        files.append(lora(file, network, LAYERS[kind], published=published, seed=number))
+    how = {"guidance_scale": 0 if kind == "z-image" else 1}
+    lines = [
+        line("before", "red", **how),
+        line("both", "red", lora=f"{files[0]}@0.5;{files[1]}", **how),
+        line("one", "red", lora=files[1], **how),
+        line("behind", "blue", **how),
+    ]
+    out = tmp_path / "out"
+    run_cli("generate", write_manifest(*lines), "--model", folder, "-o", out)
+    found = pixels_of(out)
+
+    def styled(names: str) -> Callable[[Any], None]:
+        def load(pipe: Any) -> None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # there is an adapter already
+                for name in names:
+                    file = tmp_path / f"{name}.safetensors"
+                    pipe.load_lora_weights(file, adapter_name=f"of{name}")
+            weights = {"0": 0.5, "1": 1.0}
+            if names:
+                pipe.set_adapters([f"of{name}" for name in names], [weights[n] for n in names])
+
+        return load
+
+    for one, names in zip(lines, ("", "01", "1", ""), strict=True):
+        expected = drawn_by_library(folder, one, tmp_path, styled(names))
+        assert np.array_equal(found[one["custom_id"]], expected), one["custom_id"]
+    assert not np.array_equal(found["one"], found["before"])
+    again = run_cli("generate", write_manifest(*lines), "--model", folder, "-o", out)
+    assert "4 skipped" in again.err
+
+
+@pytest.mark.parametrize("wrong", ["elsewhere", "wide", "alone", "dora", "absent"])
+def test_a_lora_of_another_model_is_refused_before_the_run(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, wrong: str
+) -> None:
+    folder = checkpoint("qwen-image")
+    pairs = in_librarys_names(matrices(editor(folder)._have("transformer"), LAYERS["qwen-image"]))
+    first = next(iter(pairs))
+    match wrong:
+        case "elsewhere":
+            pairs = {name.replace(".0.", ".77."): one for name, one in pairs.items()}
+        case "wide":
+            pairs[first] = torch.cat([pairs[first], pairs[first]], 1)
+        case "alone":
+            del pairs[first]
+        case "dora":
+            pairs[first.replace("lora_A.weight", "dora_scale")] = torch.ones(1)
+    if wrong != "absent":
+        write(tmp_path / "a.safetensors", pairs)
+    manifest = write_manifest(line("a", "red", lora="a.safetensors"))
+    refused = run_cli("check", manifest, "--model", folder, "--json")
+    fault = refused.json_lines[0]["fault"]
+    assert fault["code"] == f"manifest.lora{'' if wrong == 'absent' else '-no-match'}"
+    assert fault["where"].endswith("jobs.jsonl:1: lora")
+
+
+def test_a_model_without_a_loader_reads_no_lora(run_cli: Any, write_manifest: Any) -> None:
+    """One that writes text; a setting may be meant for others, and is told."""
+    named = run_cli("check", write_manifest({"prompt": "x", "lora": "a.safetensors"}), "--json")
+    assert named.json_lines[0]["fault"]["code"] == "manifest.foreign-field"
+    told = run_cli("check", write_manifest({"prompt": "x"}), "--lora", "o/r/a.safetensors")
+    assert told.code == 0
+    assert "--lora concerns videos and models of diffusers only; no job is one" in told.err
