@@ -12,7 +12,7 @@ Nothing here names a family. What a condition depends on are the inputs that its
 the bits of the classic pipeline.
 """
 
-# Legend: H W pixels
+# Legend: H W pixels, C colours
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,11 @@ import numpy as np
 import torch
 from diffusers.modular_pipelines.modular_pipeline import PipelineState
 from torch import Tensor, nn
-from torchvision.transforms.functional import to_pil_image  # type: ignore[import-untyped]
+from torch.nn import functional
+from torchvision.transforms.functional import (  # type: ignore[import-untyped]
+    to_pil_image,
+    to_tensor,
+)
 
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES
 from hyimg_cli.diffusion.step_cache import VelocityCache
@@ -260,6 +264,21 @@ class LatentImageModel(LatentModel):
         state = self.run(blocks, self.new_state({"latents": latents, "output_type": "pil"}))
         pictures: Any = state.get("images")
         return np.asarray(pictures[0].convert("RGB"))
+
+    @torch.no_grad()
+    def round_trip(self, pixels: Pixels, digest: str) -> Pixels:
+        """A picture in a drawn size as the VAE gives it back, for an edit to be compared with."""
+        vae = self._have("vae")
+        self.place.bring(vae)
+        # Some read an opacity, too, and some are VAEs of videos.
+        planes = vae.config.get("in_channels", 3)
+        levels_CHW = to_tensor(pixels).to(self.device, vae.dtype) * 2 - 1
+        levels_CHW = functional.pad(levels_CHW, (0, 0, 0, 0, 0, planes - 3), value=1)
+        is_of_videos = "temperal_downsample" in vae.config
+        seen = levels_CHW[None, :, None] if is_of_videos else levels_CHW[None]
+        made = vae.decode(vae.encode(seen).latent_dist.mode()).sample
+        made_CHW = made.reshape(levels_CHW.shape)[:3].float() / 2 + 0.5
+        return np.asarray((made_CHW.clamp(0, 1).permute(1, 2, 0) * 255).round().byte().cpu())
 
     # --- the library's blocks
 

@@ -20,18 +20,16 @@ import torch
 from hyimg_cli.cache.disk import SOURCE_IMAGES, DiskStore
 from hyimg_cli.cache.memo import Memo
 from hyimg_cli.journal.keys import source_key
-from hyimg_cli.media.images import SourceImage, stretch
+from hyimg_cli.media.images import SourceImage
 from hyimg_cli.memory.footprint import ENCODED_BYTES
 from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.models.protocols import Encoded
 from hyimg_cli.pipelines.image.stages import encoded_by
+from hyimg_cli.pipelines.round_trips import RoundTrips
 from hyimg_cli.settings.run import CacheConfig
 from hyimg_cli.spec.job import Size
 
 logger = logging.getLogger(__name__)
-# Some dozens of round trips.
-_TRIPS_BYTES = 128_000_000
-_NO_ROUND_TRIP = "no memory for the source's round trip: the edit is compared with the source"
 
 
 class EncodedSources:
@@ -50,9 +48,7 @@ class EncodedSources:
         # By key: seconds of what was prefetched and not asked for yet, and what the disk said.
         self._prefetch_s: dict[str, float] = {}
         self._warnings: dict[str, tuple[str, ...]] = {}
-        self._trips: Memo[str, tuple[np.ndarray, str]] = Memo(
-            _TRIPS_BYTES, lambda one: one[0].nbytes
-        )
+        self._trips = RoundTrips()
 
     def use(self, model: DecoderModel, model_print: str) -> None:
         """Encode by `model` from here on, whose checkpoint has the fingerprint `model_print`."""
@@ -106,19 +102,8 @@ class EncodedSources:
         return told, max(0.0, (prefetch_s or 0.0) - waited_s)
 
     def round_trip(self, image: SourceImage, size: Size) -> tuple[np.ndarray, str]:
-        """An image, resized to `size`, as the model's codec gives it back, once for each image; and
-        a note where it cannot.
-        """
-        model = self._in_use(image)[0]
-
-        def make() -> tuple[np.ndarray, str]:
-            shown = stretch(image.pixels, size)
-            try:
-                return model.round_trip(shown, image.digest), ""
-            except torch.OutOfMemoryError:
-                return shown, _NO_ROUND_TRIP
-
-        return self._trips.get(f"{image.digest} {size}", make)
+        """As of `RoundTrips`, by the model in use."""
+        return self._trips.of(image, size, self._in_use(image)[0].round_trip)
 
     def stream_on(self, device: torch.device) -> torch.cuda.Stream:
         """The stream of a GPU on which images are prefetched: one for good, since memory that a

@@ -1,7 +1,7 @@
 """Pictures by editors that denoise latents, one at a time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from hyimg_cli.errors import OutputError
 from hyimg_cli.journal.job_pictures import edit_warnings
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import file_provenance
-from hyimg_cli.media.images import Pixels, read_image, stretch
+from hyimg_cli.media.images import Pixels, read_image
 from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_image.model import LatentImageModel
@@ -19,6 +19,7 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.latent.pipeline import LatentPipeline
 from hyimg_cli.pipelines.latent.stages import Events, LatentRequest, LatentStages
 from hyimg_cli.pipelines.request import Facts, done_outcome, write_drawn
+from hyimg_cli.pipelines.round_trips import RoundTrips
 from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.events import Outcome, OutputFile, Prewarmed, Progress, ReuseReport
 from hyimg_cli.spec.job import ImageJob
@@ -34,22 +35,24 @@ class EditRequest(LatentRequest[ImageJob]):
     pixels: Pixels | None = None
 
 
+@dataclass(frozen=True)
 class EditStages(LatentStages[LatentImageModel, EditRequest]):
-    """A loaded editor's stages."""
+    """A loaded editor's stages. `trips`: of the sources that edits are put back on."""
 
-    def encode(self, work: EditRequest, *, is_counted: bool = True) -> Events[EditRequest]:
-        yield from super().encode(work, is_counted=is_counted)
+    trips: RoundTrips = field(default_factory=RoundTrips)
+
+    def decode(self, work: EditRequest) -> Events[EditRequest]:
         job = work.job
+        assert work.latents is not None, "it is denoised"
+        yield Progress(job.custom_id, "decode_latents")
+        work.clock.enter("decode_latents")
+        work.pixels = checked(self.model.decode_latents(job, work.latents))
         if job.outside is not None:
             bucket = self.model.card.bucket_of(job.size)
             assert bucket is not None, "an edit that keeps its source is drawn in its size"
-            work.reference = stretch(read_image(Path(job.kept_image)).pixels, bucket.size)
-
-    def decode(self, work: EditRequest) -> Events[EditRequest]:
-        assert work.latents is not None, "it is denoised"
-        yield Progress(work.job.custom_id, "decode_latents")
-        work.clock.enter("decode_latents")
-        work.pixels = checked(self.model.decode_latents(work.job, work.latents))
+            source = read_image(Path(job.kept_image))
+            work.reference, note = self.trips.of(source, bucket.size, self.model.round_trip)
+            work.warnings += [note] if note else []
         work.embeddings, work.latents = {}, None
         work.clock.enter("queue")
         yield work
@@ -60,12 +63,17 @@ class EditPipeline(LatentPipeline[LatentImageModel, ImageJob, EditRequest]):
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config, PROMPT_EMBEDDINGS, SOURCE_IMAGES)
+        self._trips = RoundTrips()
+
+    def forget(self) -> None:
+        super().forget()
+        self._trips.clear()
 
     def _open(self, choice: ModelChoice) -> LatentImageModel:
         return registry.load_editor(choice)
 
     def _stages(self) -> EditStages:
-        return EditStages(self._resident(), self._encodings)
+        return EditStages(self._resident(), self._encodings, trips=self._trips)
 
     def _new_request(
         self, job: ImageJob, clock: PhaseClock, folder: JobFolder | None

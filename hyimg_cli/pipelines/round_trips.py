@@ -1,0 +1,40 @@
+"""What an edit that keeps its source outside is compared with: the source as the model's own codec
+gives it back, since what that alone loses is no edit.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from hyimg_cli.cache.memo import Memo
+from hyimg_cli.media.images import SourceImage, stretch
+from hyimg_cli.spec.job import Size
+
+# Some dozens.
+_BYTES = 128_000_000
+_NO_MEMORY = "no memory for the source's round trip: the edit is compared with the source"
+
+
+class RoundTrips:
+    """Sources encoded and decoded again, each once in a size."""
+
+    def __init__(self) -> None:
+        self._memo: Memo[str, tuple[np.ndarray, str]] = Memo(_BYTES, lambda one: one[0].nbytes)
+        self.clear = self._memo.clear
+
+    def of(
+        self, image: SourceImage, size: Size, make: Callable[[np.ndarray, str], np.ndarray]
+    ) -> tuple[np.ndarray, str]:
+        """An image, resized to `size`, as a model's `round_trip` gives it back; and a note where
+        there is no memory for that.
+        """
+
+        def trip() -> tuple[np.ndarray, str]:
+            shown = stretch(image.pixels, size)
+            try:
+                return make(shown, image.digest), ""
+            except torch.OutOfMemoryError:
+                return shown, _NO_MEMORY
+
+        return self._memo.get(f"{image.digest} {size}", trip)
