@@ -101,11 +101,9 @@ class BlockEncoder(CheckpointEncoder):
                     made[f"{name}.{number}" if isinstance(value, list) else name] = one.cpu()
         return PromptEmbedding(self.key(condition), made, (*notes, *self._cuts))
 
-    def release(self) -> None:
-        for name in self.layout.components:
-            if name.startswith("text_encoder"):
-                self._model.release(name)
-        super().release()
+    def _let_go(self) -> bool:
+        own = [name for name in self.layout.components if name.startswith("text_encoder")]
+        return True in [self._model.release(name) for name in own]
 
 
 def tell_cuts(tokenizer: Any, what: str, told: list[str]) -> None:
@@ -334,11 +332,13 @@ class LatentImageModel(LatentModel):
         if loras or "_adapters" in self.__dict__:
             self._adapters.use(loras)
 
-    def release(self, name: str) -> None:
-        """Let a network go; its next use reads it again."""
-        if getattr(self.pipe, name, None) is not None:
-            self.place.release()
-            setattr(self.pipe, name, None)
+    def release(self, name: str) -> bool:
+        """Let a network go, if it is there; its next use reads it again."""
+        if getattr(self.pipe, name, None) is None:
+            return False
+        self.place.release()
+        setattr(self.pipe, name, None)
+        return True
 
     def load_decoder(self) -> None:
         self._have("vae")

@@ -72,12 +72,19 @@ class CheckpointEncoder:
 
     def release(self) -> None:
         """Free the networks' memory; tokenizers stay."""
-        if self._networks:
-            self.place.release()
-        self._networks.clear()
+        if not self._let_go():
+            return  # a collection takes a third of a second
         gc.collect()
         if self.place.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _let_go(self) -> bool:
+        """Hold no network any longer; False where there was none."""
+        if self._networks:
+            self.place.release()
+            self._networks.clear()
+            return True
+        return False
 
     def pack(self, embedding: PromptEmbedding) -> bytes:
         """An embedding as bytes that any process can keep."""

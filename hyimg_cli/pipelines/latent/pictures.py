@@ -22,7 +22,7 @@ from hyimg_cli.pipelines.request import Facts, done_outcome, write_drawn
 from hyimg_cli.pipelines.round_trips import RoundTrips
 from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.events import Outcome, OutputFile, Prewarmed, Progress, ReuseReport
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.job import ImageJob, Size
 
 
 @dataclass(eq=False)
@@ -48,10 +48,8 @@ class EditStages(LatentStages[LatentImageModel, EditRequest]):
         work.clock.enter("decode_latents")
         work.pixels = checked(self.model.decode_latents(job, work.latents))
         if job.outside is not None:
-            bucket = self.model.card.bucket_of(job.size)
-            assert bucket is not None, "an edit that keeps its source is drawn in its size"
-            source = read_image(Path(job.kept_image))
-            work.reference, note = self.trips.of(source, bucket.size, self.model.round_trip)
+            source, drawn = read_image(Path(job.kept_image)), Size(*work.pixels.shape[:2])
+            work.reference, note = self.trips.of(source, drawn, self.model.round_trip)
             work.warnings += [note] if note else []
         work.embeddings, work.latents = {}, None
         work.clock.enter("queue")

@@ -1,0 +1,170 @@
+"""SIGKILL and Ctrl-C in every phase of an edit, then the same command again, in a folder that was
+moved and by other processes: the same files, and nothing made twice that was kept.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_editors
+from models.diffusers_image.classic import Checkpoint, Line, line
+
+STEPS = 3
+MOMENTS = ("embed", "step", "decode", "write", "line")
+KILLS = int(os.environ.get("KILLS", "12"))
+# Runs the command once for each entry of the plan on standard input: [folder, moment, count,
+# signal, flags]; without a moment in this process, which has everything imported then, else in a
+# child that signals itself at the count-th such moment: something is encoded and kept, a denoise
+# step is done, a picture is decoded, a file of it is in its place, its line is to be written.
+# Prints the status, or the signal below 0, and what was made: t for a run of the text encoder, v
+# for one of the VAE's, s for a denoise step, d for a decode.
+DRIVER = """
+import json, os, sys
+import torch, diffusers
+from hyimg_cli.cli import app
+from hyimg_cli.engine.session import Session
+from hyimg_cli.journal.journal import JobFolder, RunFolder
+from hyimg_cli.models.diffusers_image.model import BlockEncoder, LatentImageModel
+from hyimg_cli.spec.events import Progress
+
+torch.set_num_threads(1)
+wanted, left, number = None, 0, 9
+
+def reached(moment):
+    global left
+    left -= moment == wanted
+    if moment == wanted and left == 0:
+        os.kill(os.getpid(), number)
+
+def around(owner, name, moment, told=lambda *given: b""):
+    inner = getattr(owner, name)
+    def method(self, *given, **named):
+        if moment == "line":
+            reached(moment)
+        made = inner(self, *given, **named)
+        os.write(1, told(*given))
+        if moment not in ("", "line"):
+            reached(moment)
+        return made
+    setattr(owner, name, method)
+
+around(BlockEncoder, "encode", "", lambda one: one.stage[:1].encode())
+around(LatentImageModel, "decode_latents", "decode", lambda *_: b"d")
+around(JobFolder, "save", "write")
+around(RunFolder, "append", "line")
+told = Session.run
+
+def run(self, *given):
+    for event in told(self, *given):
+        if isinstance(event, Progress) and event.done:
+            if event.phase == "denoise":
+                os.write(1, b"s")
+            reached({"denoise": "step"}.get(event.phase, event.phase))
+        yield event
+
+Session.run = run
+manifest, *options = sys.argv[1:]
+for folder, wanted, left, number, flags in json.load(sys.stdin):
+    command = ["generate", manifest, "-o", folder, "--no-report", "-q", *options, *flags]
+    if wanted is None:
+        code = app.run(command)
+    elif child := os.fork():
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    else:
+        code = app.run(command)
+        sys.stderr.flush()
+        os._exit(code)
+    print("", code, flush=True)
+    if folder.endswith("first"):
+        os.rename(folder, folder.replace("first", "moved"))
+"""
+Entry = tuple[str, str | None, int, int, list[str]]
+
+
+def driven(manifest: Path, model: Path, plan: list[Entry]) -> list[tuple[int, str]]:
+    """Exit status of each entry, and what it made."""
+    place = manifest.parent
+    options = ["--model", str(model), "--cache-dir", str(place / "cache")]
+    ran = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(manifest), *options],
+        input=json.dumps([(str(place / name), *rest) for name, *rest in plan]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    sys.stderr.write(ran.stderr)
+    told = [row.split(" ") for row in ran.stdout.splitlines()]
+    return [(int(code), made) for made, code in told]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "outputs").iterdir()}
+
+
+def an_edit(custom_id: str, *images: str, **more: Any) -> Line:
+    made = line(custom_id, "red", *images, num_inference_steps=STEPS, **more)
+    del made["size"]
+    return made
+
+
+def test_a_killed_edit_goes_on_where_it_stood(
+    write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str]
+) -> None:
+    manifest = write_manifest(
+        an_edit("plain", *sources), an_edit("kept", sources[0], seed=8, keep_outside=True)
+    )
+    stops = [
+        ("embed", 1, 9), ("embed", 2, 2), ("step", 2, 9), ("decode", 1, 9), ("line", 1, 9),
+        ("step", 2, 2), ("write", 2, 9), ("", 0, 0),
+    ]  # fmt: skip
+    plan: list[Entry] = [("whole", None, 0, 0, ["--no-disk-cache"])]
+    # Behind the first kill the folder has another name.
+    plan += [
+        ("moved" if at else "first", *stop, ["--checkpoint-every", "1"])
+        for at, stop in enumerate(stops)
+    ]
+    # What is encoded is on disk by then.
+    plan += [("seldom", *stop, ["--checkpoint-every", "0"]) for stop in stops[3:9:4]]
+    ran = driven(manifest, checkpoint("klein"), plan)
+    assert ran == [
+        (0, "tvvsssdsssd"),
+        (-9, "t"), (130, "v"), (-9, "vss"), (-9, "sd"), (-9, "d"),
+        (130, "dss"), (-9, "sd"), (0, "d"),
+        (-9, "sssd"), (0, "dsssd"),
+    ]  # fmt: skip
+    for name in ("moved", "seldom"):
+        assert files_of(tmp_path / name) == files_of(tmp_path / "whole")
+        assert not list((tmp_path / name).rglob("*.tmp"))
+        assert not (tmp_path / name / "latents").exists()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", tiny_editors.PIPELINES)
+def test_killed_anywhere_the_same_files(
+    write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str], kind: str
+) -> None:
+    """At random moments, the last ones by two replicas."""
+    edits = kind in ("klein", "klein-base", "kontext") or "edit" in kind
+    lines = [line(f"{seed}", "red", *sources[:edits], seed=seed, num_inference_steps=STEPS)
+             for seed in range(3)]  # fmt: skip
+    if kind == "longcat-edit":
+        for one in lines:
+            del one["size"]
+    manifest, chance = write_manifest(*lines), random.Random(kind)
+    plan: list[Entry] = [("whole", None, 0, 0, ["--no-disk-cache"])]
+    plan += [
+        ("killed", chance.choice(MOMENTS), chance.randrange(1, 5), 9,
+         ["--checkpoint-every", chance.choice("01")])
+        for _ in range(KILLS)
+    ]  # fmt: skip
+    plan += [("killed", "", 0, 0, ["--replicas", "2"])]
+    codes = [code for code, _ in driven(manifest, checkpoint(kind), plan)]
+    assert (codes[0], codes[-1]) == (0, 0)
+    assert set(codes) <= {0, -9}
+    assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
+    assert not list((tmp_path / "killed").rglob("*.tmp"))
