@@ -58,6 +58,7 @@ from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.options import Lora
 
 _DENOISE, _DECODE = "denoise", "decode"
+_SIDES = ("height", "width")
 
 
 class BlockEncoder(CheckpointEncoder):
@@ -99,6 +100,8 @@ class BlockEncoder(CheckpointEncoder):
             for number, one in enumerate(value if isinstance(value, list) else [value]):
                 if isinstance(one, Tensor):
                     made[f"{name}.{number}" if isinstance(value, list) else name] = one.cpu()
+        # Some have a picture decide, where the line does not.
+        made |= {name: torch.tensor(state.get(name)) for name in _SIDES if state.get(name)}
         return PromptEmbedding(self.key(condition), made, (*notes, *self._cuts))
 
     def _let_go(self) -> bool:
@@ -314,6 +317,9 @@ class LatentImageModel(LatentModel):
         for name, tensor in sorted(found.tensors.items()):
             own, _, number = name.partition(".")
             value: Any = tensor.to(self.device)
+            if own in _SIDES:  # of several pictures the first
+                state.set(own, state.get(own) or int(tensor))
+                continue
             if number:  # of a list, which several conditions of a stage make together
                 value = [*(state.get(own) or ()), value]
             state.set(own, value, kinds[own])
