@@ -221,7 +221,7 @@ def _z_image(kind: str) -> dict[str, Any]:
             n_kv_heads=2,
             cap_feat_dim=WIDTH,
             axes_dims=[8, 4, 4],
-            axes_lens=[512, 128, 128],
+            axes_lens=[1024, 128, 128],
         ),
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
     }

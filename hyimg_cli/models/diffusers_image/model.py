@@ -30,6 +30,7 @@ from torchvision.transforms.functional import (  # type: ignore[import-untyped]
 
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES
 from hyimg_cli.diffusion.step_cache import VelocityCache
+from hyimg_cli.errors import JobError
 from hyimg_cli.media.images import Pixels
 from hyimg_cli.models.diffusers_image import longcat
 from hyimg_cli.models.diffusers_image.record import (
@@ -58,6 +59,7 @@ from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.options import Lora
 
 _DENOISE, _DECODE = "denoise", "decode"
+_EMBEDS = frozenset({"prompt_embeds", "negative_prompt_embeds"})
 _SIDES = ("height", "width")
 
 
@@ -72,7 +74,8 @@ class BlockEncoder(CheckpointEncoder):
     def tokenizer(self, name: str) -> Any:
         is_new, made = name not in self._tokenizers, super().tokenizer(name)
         if is_new and name.startswith("tokenizer"):
-            tell_cuts(made, f"the text for {name}", self._cuts)
+            encoder = name.replace("tokenizer", "text_encoder")
+            tell_cuts(made, f"the text for {encoder}", self._cuts)
         return made
 
     def key(self, condition: Condition) -> str:
@@ -102,6 +105,11 @@ class BlockEncoder(CheckpointEncoder):
                     made[f"{name}.{number}" if isinstance(value, list) else name] = one.cpu()
         # Some have a picture decide, where the line does not.
         made |= {name: torch.tensor(state.get(name)) for name in _SIDES if state.get(name)}
+        rows = [made[name].shape[1] for name in _EMBEDS & made.keys()]
+        most = dict(condition.options).get("max_sequence_length")
+        if most in rows:
+            told = f"a text fills the {most} tokens that are read of it: what stands behind is not"
+            self._cuts.append(told)
         return PromptEmbedding(self.key(condition), made, (*notes, *self._cuts))
 
     def _let_go(self) -> bool:
@@ -160,6 +168,7 @@ class BlockDenoiser(LatentDenoiser):
             model.kind, model.card, job, [digests[path] for path in job.images]
         ):
             model.put(self._state, condition, embeddings[condition])
+            _refuse_long(model.kind, embeddings[condition])
         model.run((blocks[name] for name in names[:at]), self._state)
         self._timesteps = self._tensor("timesteps")
         self.velocities = VelocityCache(job.step_cache, [0] * self.steps)
@@ -212,6 +221,17 @@ class BlockDenoiser(LatentDenoiser):
         self._model.pipe.scheduler = self.scheduler
         self._model.guide(*self._guidance)
         self._model.wear(self._loras)
+
+
+def _refuse_long(kind: Kind, found: PromptEmbedding) -> None:
+    """Passes texts that the transformer has positions for."""
+    for name in _EMBEDS & found.tensors.keys():
+        if kind.most_rows < (rows := found.tensors[name].shape[1]):
+            what = (
+                f"the text takes {rows:,} rows with what it is shown; it may be {kind.most_rows:,}"
+            )
+            where = name.removesuffix("_embeds")
+            raise JobError(what, where=where, hint="shorten it", code="job.too-long")
 
 
 class Absent:

@@ -5,15 +5,16 @@ A pipeline that is not in the table is refused by its name.
 """
 
 import math
-import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES
-from hyimg_cli.errors import JobError, require
+from hyimg_cli.errors import JobError, SourceImageError, require
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.checkpoint import file_digest
@@ -83,14 +84,15 @@ _SIDES = (
     *((1024, 1024), (768, 1344), (1344, 768), (896, 1184), (1184, 896)),
     *((832, 1248), (1248, 832)),
 )
-# What the texts' template writes itself; the tokenizer would read one from a prompt, too.
-_CONTROL_TOKEN = re.compile(r"<\|[a-z_]+\|>")
+_TOKENS_FILES = ("tokenizer.json", "tokenizer_config.json")
 # Of a source picture's latents, in every step.
 _REFERENCE_PIXELS = 1024**2
 # The flow shift of a scheduler that shifts by the picture's size.
 _BY_SIZE = 1.0
 # Rows of a prompt, template and all, where nothing has counted them.
 _TEXT_ROWS = 256
+# Positions of Qwen-Image's, less those that a canvas of 8,192 pixels may take.
+_QWEN_ROWS = 4096 - 256
 # Pixels of a picture that is far from what models are trained on.
 _SMALL = 512**2
 
@@ -104,11 +106,12 @@ class Kind:
     pipeline that takes none. Guidance is on where its scale is above `guides_above`;
     `is_distilled`: there is none. `adds_guidance`: a scale of s weighs the difference to the
     negative by s, not by s - 1. `has_own_shift`: of its schedule, by size and steps, whatever the
-    scheduler says. `takes_size`: False where an edit has its source's shape, its sides rounded up.
-    `own_inputs`: what a job gives its blocks beside what every kind's are given; pictures are
-    encoded by those of them that are `of_pictures`. `shows_pictures`: the text encoder reads the
-    source pictures, too. `scales_pictures`: their latents are of one size, whatever theirs is; else
-    of their own, or of that where it is larger.
+    scheduler says. `takes_size`: False where an edit has its source's shape, its sides rounded up;
+    `least_side` and `most_ratio`: of sources, where there are bounds, as `most_rows` of texts with
+    what they are shown. `own_inputs`: what a job gives its blocks beside what all kinds' are given;
+    pictures are encoded by those of them that are `of_pictures`. `shows_pictures`: the text encoder
+    reads the source pictures, too. `scales_pictures`: their latents are of one size, whatever
+    theirs is; else of their own, or of that where it is larger.
     """
 
     blocks: str
@@ -123,6 +126,9 @@ class Kind:
     adds_guidance: bool = False
     has_own_shift: bool = False
     takes_size: bool = True
+    most_rows: int = 1 << 20
+    least_side: int = 0
+    most_ratio: int = 0
     own_inputs: Callable[[ImageJob, ModelCard], dict[str, Any]] = lambda job, card: {}
     of_pictures: frozenset[str] = frozenset()
     shows_pictures: bool = True
@@ -133,33 +139,34 @@ class Kind:
         return not self.is_distilled and job.guidance_scale > self.guides_above
 
 
-def _area(job: ImageJob, card: ModelCard) -> int:
-    bucket = card.bucket_of(job.size)
-    return bucket.size.height * bucket.size.width if bucket else card.base_size**2
-
-
 def _kontext_inputs(job: ImageJob, card: ModelCard) -> dict[str, Any]:
     """The library brings results to a million pixels, whatever is asked for, and sources to sizes
     of its own list, of as many: of small results, small sources stay as they are.
     """
-    area = _area(job, card)
-    sources = (size_of(path) for path in job.images)
-    is_small = max(area, *(one.height * one.width for one in sources), 0) < _SMALL
-    return {"max_area": area, "_auto_resize": not is_small}
+    bucket = card.bucket_of(job.size)
+    made = bucket.size if bucket else Size(card.base_size, card.base_size)
+    areas = [one.height * one.width for one in (made, *map(size_of, job.images))]
+    own = {"height": made.height, "width": made.width, "max_area": areas[0]}
+    return own | {"_auto_resize": max(areas) >= _SMALL}
 
 
 _KLEIN = Kind(
     "Flux2KleinModularPipeline", _KLEIN_PARTS, 0, 12, steps=4, guidance=1.0,
-    negative=None, is_distilled=True, has_own_shift=True, shows_pictures=False,
-    scales_pictures=False,
+    negative=None, is_distilled=True, has_own_shift=True, least_side=64, most_ratio=8,
+    shows_pictures=False, scales_pictures=False,
 )  # fmt: skip
 KINDS = {
-    "QwenImagePipeline": Kind("QwenImageModularPipeline", _QWEN, 0, 0, steps=50, guidance=4.0),
+    "QwenImagePipeline": Kind(
+        "QwenImageModularPipeline", _QWEN, 0, 0, steps=50, guidance=4.0,
+        own_inputs=lambda job, card: {"max_sequence_length": 512},  # of the classic call
+    ),
     "QwenImageEditPipeline": Kind(
-        "QwenImageEditModularPipeline", _QWEN_EDIT, 1, 1, steps=50, guidance=4.0
+        "QwenImageEditModularPipeline", _QWEN_EDIT, 1, 1, steps=50, guidance=4.0,
+        most_rows=_QWEN_ROWS,
     ),
     "QwenImageEditPlusPipeline": Kind(
-        "QwenImageEditPlusModularPipeline", _QWEN_EDIT, 1, 5, steps=40, guidance=4.0
+        "QwenImageEditPlusModularPipeline", _QWEN_EDIT, 1, 5, steps=40, guidance=4.0,
+        most_rows=_QWEN_ROWS,
     ),
     "Flux2KleinPipeline": _KLEIN,
     "ZImagePipeline": Kind(
@@ -286,15 +293,46 @@ class EditorFolder(ImageCheckpoint):
             raise self._unfollowed("flow_shift")
         if job.writes_text or job.has_given_text or job.use_system_prompt != "None":
             raise self._unfollowed("bot_task" if job.writes_text else "system_prompt")
+        if job.num_inference_steps == 1 and self.layout.components["scheduler"].config().has(
+            "shift_terminal"
+        ):
+            what, hint = f"one step of {self.card.name} would have no schedule", "take 2 or more"
+            raise JobError(what, where="num_inference_steps", hint=hint, code="job.one-step")
         for name in ("prompt", "negative_prompt"):
-            if found := _CONTROL_TOKEN.search(getattr(job, name)):
-                what = f"the text has the control token {found[0]}"
+            text = getattr(job, name)
+            if "<" in text and (found := [one for one in self._control_tokens if one in text]):
+                what = f"the text has the control token {max(found, key=len)}"
                 raise JobError(what, where=name, hint="take it out", code="job.control-token")
-
+        for path in job.images if self.kind.least_side else ():
+            with suppress(SourceImageError):  # which is told of the file
+                self._check_source(size_of(path))
         if job.lora and find_spec("diffusers"):
             from hyimg_cli.models.diffusers_video.lora import check_loras  # imports torch
 
             check_loras(job, self.layout)
+
+    def _check_source(self, size: Size) -> None:
+        short, long = sorted((size.height, size.width))
+        least, most = self.kind.least_side, self.kind.most_ratio
+        if short < least or long > most * short:
+            what = f"a source of {size}; {self.card.name} takes sides of {least} and more"
+            what += f", at most {most} to 1"
+            raise JobError(what, where="images", hint="scale or crop it", code="job.source-size")
+
+    @cached_property
+    def _control_tokens(self) -> frozenset[str]:
+        """What the tokenizers would not read as text: it stands in their templates."""
+        found = set[str]()
+        for name, part in self.layout.components.items():
+            for file in _TOKENS_FILES if name.startswith("tokenizer") else ():
+                own = Config.read(part.folder / file, is_optional=True)
+                decoder = own.table("added_tokens_decoder", {}).values.values()
+                listed = own.values.get("added_tokens")
+                for one in (*decoder, *(listed if isinstance(listed, list) else ())):
+                    match one:
+                        case {"content": str(token), "special": True} if token.startswith("<"):
+                            found.add(token)
+        return frozenset(found)
 
     def _unfollowed(self, name: str) -> JobError:
         what = f"{self.card.name} does not follow {name}"

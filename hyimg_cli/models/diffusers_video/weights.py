@@ -350,7 +350,7 @@ def _described(component: Component, name: str = "config") -> Iterator[None]:
 def _is_news(record: logging.LogRecord) -> bool:
     """False for what is said of every released checkpoint, at each load: that guiders, backends of
     attention and parallelism are experimental, and that the VAE of Wan 2.2 5B has a setting
-    (`clip_output`) that the library does not read.
+    (`clip_output`) that the library does not read; and of texts that are cut, which the line tells.
     """
     return not any(text in record.getMessage() for text in _EXPECTED)
 
@@ -360,6 +360,8 @@ _EXPECTED = (
     "Attention backends are an experimental feature",
     "`enable_parallelism` is an experimental feature",
     "{'clip_output': False} were passed to AutoencoderKLWan",
+    "The following part of your input was truncated",
+    "Token indices sequence length is longer",
 )
 # Stderr belongs to the caller's progress.
 transformers_logging.disable_progress_bar()
@@ -368,5 +370,7 @@ for _name in (
     "diffusers.guiders.guider_utils",
     "diffusers.configuration_utils",
     "diffusers.models.modeling_utils",
+    "diffusers.modular_pipelines.flux.encoders",
+    "transformers.tokenization_utils_base",
 ):
     logging.getLogger(_name).addFilter(_is_news)
