@@ -109,9 +109,9 @@ class Kind:
     scheduler says. `takes_size`: False where an edit has its source's shape, its sides rounded up;
     `least_side` and `most_ratio`: of sources, where there are bounds, as `most_rows` of texts with
     what they are shown. `own_inputs`: what a job gives its blocks beside what all kinds' are given;
-    pictures are encoded by those of them that are `of_pictures`. `shows_pictures`: the text encoder
-    reads the source pictures, too. `scales_pictures`: their latents are of one size, whatever
-    theirs is; else of their own, or of that where it is larger.
+    texts and pictures are encoded by those of them that are `of_texts` and `of_pictures`.
+    `shows_pictures`: the text encoder reads the source pictures, too. `scales_pictures`: their
+    latents are of one size, whatever theirs is; else of their own, or of that where it is larger.
     """
 
     blocks: str
@@ -130,6 +130,7 @@ class Kind:
     least_side: int = 0
     most_ratio: int = 0
     own_inputs: Callable[[ImageJob, ModelCard], dict[str, Any]] = lambda job, card: {}
+    of_texts: frozenset[str] = frozenset()
     of_pictures: frozenset[str] = frozenset()
     shows_pictures: bool = True
     scales_pictures: bool = True
@@ -159,6 +160,7 @@ KINDS = {
     "QwenImagePipeline": Kind(
         "QwenImageModularPipeline", _QWEN, 0, 0, steps=50, guidance=4.0,
         own_inputs=lambda job, card: {"max_sequence_length": 512},  # of the classic call
+        of_texts=frozenset({"max_sequence_length"}),
     ),
     "QwenImageEditPipeline": Kind(
         "QwenImageEditModularPipeline", _QWEN_EDIT, 1, 1, steps=50, guidance=4.0,
@@ -186,7 +188,7 @@ KINDS = {
         "LongCatImageEditModularPipeline", _LONGCAT_PARTS, 1, 1, steps=50, guidance=4.5,
         negative="", takes_size=False,
         own_inputs=lambda job, card: {"max_area": card.base_size**2},
-        of_pictures=frozenset({"max_area"}),
+        of_texts=frozenset({"max_area"}), of_pictures=frozenset({"max_area"}),
     ),
 }  # fmt: skip
 _KLEIN_BASE = replace(
@@ -221,12 +223,15 @@ def list_conditions(
     if is_guided and kind.negative is not None:
         texts.append(("negative_prompt", job.negative_prompt))
     images = tuple(zip(job.images, digests, strict=True))
-    given = kind.own_inputs(job, card).items() if images else ()
-    options = tuple((name, value) for name, value in given if name in kind.of_pictures)
-    shown = (images, is_guided, options) if kind.shows_pictures else ((), is_guided)
+    given = kind.own_inputs(job, card).items()
+    of_texts, of_pictures = (
+        tuple((name, value) for name, value in given if name in own)
+        for own in (kind.of_texts, kind.of_pictures)
+    )
+    shown = images if kind.shows_pictures else ()
     # For its latents each picture is encoded alone, as the blocks do.
-    sources = (Condition(OF_PICTURES, (), (one,), options=options) for one in images)
-    return [Condition(OF_TEXTS, tuple(texts), *shown), *sources]
+    sources = (Condition(OF_PICTURES, (), (one,), options=of_pictures) for one in images)
+    return [Condition(OF_TEXTS, tuple(texts), shown, is_guided, of_texts), *sources]
 
 
 def condition_key(
