@@ -40,6 +40,7 @@ from hyimg_cli.models.diffusers_image.record import (
     list_conditions,
     shifted,
 )
+from hyimg_cli.models.diffusers_image.z_image import JoinedBranches
 from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder, cut_note, device_class
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
 from hyimg_cli.models.diffusers_video.lora import Adapters
@@ -347,11 +348,7 @@ class LatentImageModel(LatentModel):
     def guide(self, is_on: bool, scale: float = 4.0) -> None:
         """Have guidance on or off: the blocks' own default is another than the classic's."""
         if "guider" in self.pipe.component_names:
-            self.pipe.guider = diffusers.ClassifierFreeGuidance(
-                guidance_scale=scale,
-                use_original_formulation=self.kind.adds_guidance,
-                enabled=is_on,
-            )
+            self.pipe.guider = diffusers.ClassifierFreeGuidance(guidance_scale=scale, enabled=is_on)
 
     def wear(self, loras: tuple[Lora, ...]) -> None:
         """Have these LoRAs on the transformer, and no others."""
@@ -383,11 +380,15 @@ class LatentImageModel(LatentModel):
         given: dict[bool, dict[str, Any]] = {
             False: {"prompt": ""}, True: {"prompt": "", "image": True},
         }  # fmt: skip
-        return {
+        found: dict[bool, dict[str, Any]] = {
             has_images: dict(self.pipe.blocks.get_execution_blocks(**inputs).sub_blocks)
             for has_images, inputs in given.items()
             if has_images or not self.kind.fewest
         }
+        if self.kind.joins_branches:
+            for blocks in found.values():
+                blocks["denoise.denoise"].sub_blocks["denoiser"] = JoinedBranches()
+        return found
 
     def _stage(self, stage: str, has_images: bool) -> dict[str, Any]:
         blocks = self._blocks[has_images].items()

@@ -104,8 +104,8 @@ class Kind:
 
     `negative`: the text that its guidance draws away from where the job names none; None for a
     pipeline that takes none. Guidance is on where its scale is above `guides_above`;
-    `is_distilled`: there is none. `adds_guidance`: a scale of s weighs the difference to the
-    negative by s, not by s - 1. `has_own_shift`: of its schedule, by size and steps, whatever the
+    `is_distilled`: there is none. `joins_branches`: both are one forward, and a scale
+    of s weighs their difference by s, not by s - 1. `has_own_shift`: of its schedule, by size and steps, whatever the
     scheduler says. `takes_size`: False where an edit has its source's shape, its sides rounded up;
     `least_side` and `most_ratio`: of sources, where there are bounds, as `most_rows` of texts with
     what they are shown. `own_inputs`: what a job gives its blocks beside what all kinds' are given;
@@ -123,7 +123,7 @@ class Kind:
     negative: str | None = " "
     guides_above: float = 1.0
     is_distilled: bool = False
-    adds_guidance: bool = False
+    joins_branches: bool = False
     has_own_shift: bool = False
     takes_size: bool = True
     most_rows: int = 1 << 20
@@ -173,7 +173,7 @@ KINDS = {
     "Flux2KleinPipeline": _KLEIN,
     "ZImagePipeline": Kind(
         "ZImageModularPipeline", _Z_IMAGE, 0, 0, steps=50, guidance=5.0, negative="",
-        guides_above=0.0, adds_guidance=True,
+        guides_above=0.0, joins_branches=True,
     ),
     # Its guidance is embedded: never a second branch.
     "FluxKontextPipeline": Kind(
