@@ -104,9 +104,10 @@ class Kind:
 
     `negative`: the text that its guidance draws away from where the job names none; None for a
     pipeline that takes none. Guidance is on where its scale is above `guides_above`;
-    `is_distilled`: there is none. `joins_branches`: both are one forward, and a scale
-    of s weighs their difference by s, not by s - 1. `has_own_shift`: of its schedule, by size and steps, whatever the
-    scheduler says. `takes_size`: False where an edit has its source's shape, its sides rounded up;
+    `is_distilled`: there is none. `joins_branches`: both are one forward, and a scale of s weighs
+    their difference by s, not by s - 1. `has_own_shift`: of its schedule, by size and steps,
+    whatever the scheduler says. `takes_size`: False where an edit has its source's shape, its sides
+    rounded up;
     `least_side` and `most_ratio`: of sources, where there are bounds, as `most_rows` of texts with
     what they are shown. `own_inputs`: what a job gives its blocks beside what all kinds' are given;
     texts and pictures are encoded by those of them that are `of_texts` and `of_pictures`.
