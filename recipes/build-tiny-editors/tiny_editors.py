@@ -17,10 +17,12 @@ from diffusers import (
     AutoencoderKL,
     AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
+    AutoencoderKLQwenImage21,
     FlowMatchEulerDiscreteScheduler,
     Flux2Transformer2DModel,
     FluxTransformer2DModel,
     LongCatImageTransformer2DModel,
+    QwenImage21Transformer2DModel,
     QwenImageTransformer2DModel,
     ZImageTransformer2DModel,
 )
@@ -40,6 +42,10 @@ from transformers import (
     T5Config,
     T5EncoderModel,
     T5Tokenizer,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLProcessor,
+    Qwen3VLVideoProcessor,
 )
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.qwen2 import Qwen2Tokenizer
@@ -54,6 +60,9 @@ PIPELINES = {
     "qwen-image-edit-plus": "QwenImageEditPlusPipeline",
     "klein": "Flux2KleinPipeline",
     "klein-base": "Flux2KleinPipeline",
+    "klein-kv": "Flux2KleinKVPipeline",
+    "qwen-image-2.1": "QwenImage21Pipeline",
+    "qwen-image-2.1-turbo": "QwenImage21Pipeline",
     "z-image": "ZImagePipeline",
     "kontext": "FluxKontextPipeline",
     "longcat": "LongCatImagePipeline",
@@ -66,12 +75,13 @@ CHAT_TEMPLATE = (
 WIDTH = 16
 
 
-def write(folder: Path, kind: str) -> Path:
-    """One checkpoint: a kind of PIPELINES."""
+def write(folder: Path, kind: str, **others: Any) -> Path:
+    """One checkpoint: a kind of PIPELINES; `others` stand for parts of its own."""
     torch.manual_seed(0)
     makers = {"qwen": _qwen, "klein": _klein, "z": _z_image, "kontext": _kontext}
     make = (makers | {"longcat": _longcat})[kind.split("-")[0]]
-    getattr(diffusers, PIPELINES[kind])(**make(kind)).save_pretrained(folder)
+    make = _qwen21 if "2.1" in kind else make
+    getattr(diffusers, PIPELINES[kind])(**make(kind) | others).save_pretrained(folder)
     card = {"name": f"tiny-{kind}", "trained": False, "base_size": 96}
     (folder / "card.json").write_text(json.dumps(card) + "\n")
     return folder
@@ -114,6 +124,43 @@ def _qwen(kind: str) -> dict[str, Any]:
     return parts
 
 
+def _qwen21(kind: str) -> dict[str, Any]:
+    tokenizer = _tokenizer()
+    image_processor = Qwen2VLImageProcessor(
+        patch_size=16, merge_size=2, min_pixels=32 * 32, max_pixels=1024 * 1024
+    )
+    return {
+        "processor": Qwen3VLProcessor(
+            image_processor=image_processor,
+            video_processor=Qwen3VLVideoProcessor(),
+            tokenizer=tokenizer,
+            # What a message holds is a list of texts.
+            chat_template=CHAT_TEMPLATE.replace("['content']", "['content'][0]['text']"),
+        ),
+        "text_encoder": _qwen3_vl(tokenizer),
+        "vae": AutoencoderKLQwenImage21(
+            base_dim=4,
+            decoder_base_dim=4,
+            z_dim=4,
+            dim_mult=[1, 1, 1, 1, 1],
+            num_res_blocks=1,
+            latents_mean=[0.0] * 4,
+            latents_std=[1.0] * 4,
+        ),
+        "transformer": QwenImage21Transformer2DModel(
+            in_channels=4,
+            out_channels=4,
+            num_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=3,
+            context_in_dim=WIDTH,
+            axes_dims_rope=(8, 4, 4),
+        ),
+        "scheduler": FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        "sample_sigmas": [1.0, 0.75, 0.5, 0.25] if kind.endswith("turbo") else None,
+    }
+
+
 def _klein(kind: str) -> dict[str, Any]:
     tokenizer, width = _tokenizer(), 8
     return {
@@ -138,7 +185,7 @@ def _klein(kind: str) -> dict[str, Any]:
             timestep_guidance_channels=16,
         ),
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
-        "is_distilled": kind == "klein",
+        "is_distilled": kind != "klein-base",
     }
 
 
@@ -303,6 +350,40 @@ def _qwen25_vl(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLForConditionalGeneration:
         vision_end_token_id=ids["<|vision_end|>"],
     )
     return Qwen2_5_VLForConditionalGeneration(config)
+
+
+def _qwen3_vl(tokenizer: Qwen2Tokenizer) -> Qwen3VLForConditionalGeneration:
+    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL}
+    sections = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1]}
+    config = Qwen3VLConfig(
+        text_config={
+            "hidden_size": WIDTH,
+            "intermediate_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "vocab_size": len(tokenizer),
+            "max_position_embeddings": 65536,
+            "rope_parameters": sections | {"mrope_interleaved": True},
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        },
+        vision_config={
+            "depth": 2,
+            "hidden_size": WIDTH,
+            "intermediate_size": WIDTH,
+            "num_heads": 2,
+            "out_hidden_size": WIDTH,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [1],
+        },
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+    )
+    return Qwen3VLForConditionalGeneration(config)
 
 
 def main() -> None:
