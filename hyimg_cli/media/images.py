@@ -52,6 +52,7 @@ _HEIF = re.compile(rb"....ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
 _MAGIC = re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|II\*\0|MM\0\*", re.DOTALL)
 # Modes that become RGB without a word of it, and what to call the others.
 _PLAIN_MODES = {"RGB", "L", "1", "I", "I;16", "I;16B", "I;16L", "I;16N", "F"}
+_ON_WHITE = "transparency composited on white"
 _MODE_NAMES = {"P": "palette", "PA": "palette", "LA": "grey with alpha"}
 # NOTE: on damaged bytes Pillow's decoders raise nearly anything: SyntaxError, IndexError,
 # zlib.error, RuntimeError. Only calls into Pillow stand under this.
@@ -112,15 +113,21 @@ def _size_since(path: str, changed_ns: int, nbytes: int) -> Size:
     return probe_image(Path(path), decode=False)[0]
 
 
-def read_image(path: Path) -> SourceImage:
-    """The first frame of a picture, upright, 8 bit RGB, on white where it was transparent.
+def read_image(path: Path, *, keeps_alpha: bool = False) -> SourceImage:
+    """The first frame of a picture, upright, 8 bit RGB, on white where it was transparent; or RGBA
+    there, if it `keeps_alpha`.
 
     Raises SourceImageError.
     """
     data = bytes_of_source(path)
     with open_picture(path, data) as image:
         own, notes = read_upright(path, image)
-    return SourceImage(on_white(np.array(own)), digest.of_bytes(data), notes)
+    pixels = np.array(own)
+    if keeps_alpha and own.mode == "RGBA":
+        notes = tuple(note for note in notes if note != _ON_WHITE)
+    else:
+        pixels = on_white(pixels)
+    return SourceImage(pixels, digest.of_bytes(data), notes)
 
 
 def read_small(path: Path, side: int) -> Image.Image:
@@ -289,7 +296,7 @@ def read_upright(path: Path, image: ImageFile.ImageFile) -> tuple[Picture, tuple
         f"{bits}-bit reduced to 8": bits > 8,
         "numbers with fractions reduced to 8 bit": mode == "F",
         f"{_MODE_NAMES.get(mode, mode)} converted to RGB": mode not in _PLAIN_MODES,
-        "transparency composited on white": own.mode == "RGBA",
+        _ON_WHITE: own.mode == "RGBA",
     }
     return own, tuple(note for note, applies in notes.items() if applies)
 

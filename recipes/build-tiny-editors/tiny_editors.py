@@ -39,13 +39,13 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3Model,
-    T5Config,
-    T5EncoderModel,
-    T5Tokenizer,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLProcessor,
     Qwen3VLVideoProcessor,
+    T5Config,
+    T5EncoderModel,
+    T5Tokenizer,
 )
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.qwen2 import Qwen2Tokenizer

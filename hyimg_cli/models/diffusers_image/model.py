@@ -14,6 +14,7 @@ the bits of the classic pipeline.
 
 # Legend: H W pixels, C colours
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -31,8 +32,11 @@ from torchvision.transforms.functional import (  # type: ignore[import-untyped]
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import JobError
+from hyimg_cli.kv.buffer import Slice
+from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import Pixels
 from hyimg_cli.models.diffusers_image import longcat
+from hyimg_cli.models.diffusers_image.prefix import PREFIXES, Prefix
 from hyimg_cli.models.diffusers_image.record import (
     Condition,
     Kind,
@@ -56,6 +60,7 @@ from hyimg_cli.models.diffusers_video.weights import (
 from hyimg_cli.models.latent import LatentDenoiser, LatentModel, PromptEmbedding
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import ModelCard
+from hyimg_cli.spec.events import BranchTokens
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.options import Lora
 
@@ -89,7 +94,7 @@ class BlockEncoder(CheckpointEncoder):
         model, inputs = self._model, dict[str, Any](condition.options)
         # An empty text alone is one that some blocks take for none.
         inputs |= {name: text or [text] for name, text in condition.texts}
-        given, notes = read_given(condition.images)
+        given, notes = read_given(condition.images, keeps_alpha=model.kind.reads_alpha)
         if given:
             pictures = [to_pil_image(picture.pixels) for picture in given]
             inputs["image"] = pictures if len(pictures) > 1 else pictures[0]
@@ -173,12 +178,18 @@ class BlockDenoiser(LatentDenoiser):
         model.run((blocks[name] for name in names[:at]), self._state)
         self._timesteps = self._tensor("timesteps")
         self.velocities = VelocityCache(job.step_cache, [0] * self.steps)
+        self._prefix = model.prefix(job)
         self.scheduler.set_begin_index(0)
         self._index = 0
 
     @property
     def steps(self) -> int:
         return len(self._timesteps)
+
+    @property
+    def branches(self) -> list[BranchTokens]:
+        """Rows of each guidance branch, where some of them are kept from step to step."""
+        return self._prefix.branches if self._prefix else []
 
     def initial_latents(self) -> Tensor:
         return self._tensor("latents")
@@ -190,7 +201,8 @@ class BlockDenoiser(LatentDenoiser):
         self._state.set("latents", latents)
         self._state.set("timesteps", self._timesteps[index : index + 1])
         is_last = index + 1 == self.steps
-        self._model.run([self._loop, *(self._after if is_last else ())], self._state)
+        with self._prefix.attached(index) if self._prefix else nullcontext():
+            self._model.run([self._loop, *(self._after if is_last else ())], self._state)
         return self._tensor("latents")
 
     def state(self) -> Mapping[str, Tensor]:
@@ -248,7 +260,7 @@ class Absent:
 
 
 class LatentImageModel(LatentModel):
-    """A loaded editor."""
+    """A loaded editor. `tree`: where prefixes are shared; None: each job has its own."""
 
     def __init__(
         self, card: ModelCard, layout: CheckpointLayout, kind: Kind, choice: ModelChoice
@@ -264,7 +276,10 @@ class LatentImageModel(LatentModel):
         self.pipe: Any = type(library.__name__, (library,), at_work)()
         self._absent = {name: Absent(layout.components[name]) for name in ("transformer", "vae")}
         self.pipe.transformer, self.pipe.vae = self._absent.values()
+        if kind.sigmas:
+            self.pipe.update_components(sample_sigmas=list(kind.sigmas))
         self.encoder = BlockEncoder(self)
+        self.tree: KVTree[Slice] | None = None
 
     @property
     def encoders(self) -> dict[str, BlockEncoder]:
@@ -281,11 +296,21 @@ class LatentImageModel(LatentModel):
 
     @torch.no_grad()
     def decode_latents(self, job: ImageJob, latents: Tensor) -> Pixels:
-        """The picture of latents behind the last step, RGB uint8 [H, W, 3]."""
+        """The picture of latents behind the last step, uint8 [H, W, 3], or 4 of a model that draws
+        RGBA.
+        """
         blocks = [block for name, block in self.all_blocks(job).items() if name.startswith(_DECODE)]
         state = self.run(blocks, self.new_state({"latents": latents, "output_type": "pil"}))
         pictures: Any = state.get("images")
-        return np.asarray(pictures[0].convert("RGB"))
+        return np.asarray(pictures[0])
+
+    def prefix(self, job: ImageJob) -> Prefix | None:
+        """What of a job is the same at each step, and may be another job's: kept in `tree`."""
+        if not self.kind.prefix:
+            return None
+        self._have("transformer")
+        scope = f"{self.card.model} {self.dtype_name} {job.lora}"
+        return PREFIXES[self.kind.prefix](self.pipe.transformer, self.tree, scope)
 
     @torch.no_grad()
     def round_trip(self, pixels: Pixels, digest: str) -> Pixels:

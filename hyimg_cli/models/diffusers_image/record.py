@@ -75,6 +75,13 @@ _LONGCAT_PARTS = _QWEN | {
     "vae": _FLUX_VAE,
     "text_processor": frozenset({"Qwen2VLProcessor", "Qwen2_5_VLProcessor"}),
 }
+_QWEN21_PARTS = {
+    "transformer": frozenset({"QwenImage21Transformer2DModel"}),
+    "vae": frozenset({"AutoencoderKLQwenImage21"}),
+    "text_encoder": frozenset({"Qwen3VLForConditionalGeneration"}),
+    "processor": frozenset({"Qwen3VLProcessor"}),
+    "scheduler": _EULER,
+}
 _QWEN_EDIT = _QWEN | {"processor": frozenset({"Qwen2VLProcessor"})}
 # Latent cells of a side that are one token, and pixels of a cell.
 _PATCH, _CELL = 2, 8
@@ -113,6 +120,9 @@ class Kind:
     texts and pictures are encoded by those of them that are `of_texts` and `of_pictures`.
     `shows_pictures`: the text encoder reads the source pictures, too. `scales_pictures`: their
     latents are of one size, whatever theirs is; else of their own, or of that where it is larger.
+    `reads_alpha`: of a source. `multiple`: of a result's sides. `sigmas`: its own schedule, which
+    no number of steps changes. `prefix`: which of its rows depend on neither step nor noise, by
+    name of `prefix.PREFIXES`; empty where all do.
     """
 
     blocks: str
@@ -135,6 +145,10 @@ class Kind:
     of_pictures: frozenset[str] = frozenset()
     shows_pictures: bool = True
     scales_pictures: bool = True
+    reads_alpha: bool = False
+    multiple: int = _STEP
+    sigmas: tuple[float, ...] = ()
+    prefix: str = ""
 
     def is_guided(self, job: ImageJob) -> bool:
         """True if the job's steps evaluate a second branch."""
@@ -157,6 +171,12 @@ _KLEIN = Kind(
     negative=None, is_distilled=True, has_own_shift=True, least_side=64, most_ratio=8,
     shows_pictures=False, scales_pictures=False,
 )  # fmt: skip
+_QWEN21 = Kind(
+    "QwenImage21ModularPipeline", _QWEN21_PARTS, 0, 10, steps=40, guidance=1.0,
+    own_inputs=lambda job, card: {"output_resolution": card.base_size},
+    of_pictures=frozenset({"output_resolution"}),
+    reads_alpha=True, multiple=32, prefix="pictures, then text",
+)  # fmt: skip
 KINDS = {
     "QwenImagePipeline": Kind(
         "QwenImageModularPipeline", _QWEN, 0, 0, steps=50, guidance=4.0,
@@ -172,6 +192,8 @@ KINDS = {
         most_rows=_QWEN_ROWS,
     ),
     "Flux2KleinPipeline": _KLEIN,
+    "Flux2KleinKVPipeline": replace(_KLEIN, prefix="references"),
+    "QwenImage21Pipeline": _QWEN21,
     "ZImagePipeline": Kind(
         "ZImageModularPipeline", _Z_IMAGE, 0, 0, steps=50, guidance=5.0, negative="",
         guides_above=0.0, joins_branches=True,
@@ -256,10 +278,19 @@ def condition_key(
 
 
 def kind_of(layout: CheckpointLayout) -> Kind:
-    """The pipeline's row, of a klein that is not distilled the base one's."""
-    kind = KINDS[layout.family]
-    is_base = kind is _KLEIN and not layout.index.flag("is_distilled", False)
-    return _KLEIN_BASE if is_base else kind
+    """The pipeline's row, or what the checkpoint makes of it: of a klein that is not distilled the
+    base one's, of a Qwen-Image-2.1 with a schedule of its own the turbo's.
+    """
+    kind, index = KINDS[layout.family], layout.index
+    if kind is _KLEIN and not index.flag("is_distilled", False):
+        return _KLEIN_BASE
+    if kind is _QWEN21 and index.has("sample_sigmas"):
+        sigmas = index.numbers("sample_sigmas")
+        turbo = "QwenImage21TurboModularPipeline"
+        return replace(
+            kind, blocks=turbo, steps=len(sigmas), sigmas=sigmas, negative=None, is_distilled=True
+        )
+    return kind
 
 
 def pipeline_name(folder: Path) -> str:
@@ -295,6 +326,8 @@ class EditorFolder(ImageCheckpoint):
             raise self._unfollowed("guidance_scale")
         if not self.kind.takes_size and not (job.size.is_auto or job.outside):
             raise self._unfollowed("size")
+        if self.kind.sigmas and job.num_inference_steps != self.kind.steps:
+            raise self._unfollowed("num_inference_steps")
         if self.kind.has_own_shift and job.flow_shift != self.card.defaults.flow_shift:
             raise self._unfollowed("flow_shift")
         if job.writes_text or job.has_given_text or job.use_system_prompt != "None":
@@ -404,7 +437,7 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
         max_positions=1 << 20,
         vocab_size=0,
         weights=WeightCounts(rest=sum(part.parameters() or 0 for part in parts)),
-        size_multiple=_STEP,
+        size_multiple=kind.multiple,
         has_graphs=False,
         base_size=own.count("base_size", 1024),
         denoises_latents=True,

@@ -119,11 +119,13 @@ class StartEncoder(CheckpointEncoder):
         ].clone()
 
 
-def read_given(images: Sequence[tuple[str, str]]) -> tuple[list[SourceImage], tuple[str, ...]]:
+def read_given(
+    images: Sequence[tuple[str, str]], *, keeps_alpha: bool = False
+) -> tuple[list[SourceImage], tuple[str, ...]]:
     """Pictures by path and sha256, with what reading them changed. Raises SourceImageError."""
     pictures = []
     for path, expected in images:
-        pictures.append(read_image(Path(path)))
+        pictures.append(read_image(Path(path), keeps_alpha=keeps_alpha))
         if pictures[-1].digest != expected:
             what, hint = "the picture changed while the run went on", "run again"
             raise SourceImageError(what, where=path, hint=hint, code="source.changed")

@@ -14,8 +14,6 @@ from hyimg_cli.journal.job_pictures import edit_warnings
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs, file_provenance
 from hyimg_cli.kernels.devices import peak_memory_mb, synchronize
-from hyimg_cli.kv.buffer import Slice
-from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.manifest.planner import size_class_of
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.media.metadata import PictureFacts
@@ -33,6 +31,7 @@ from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages, ReadSour
 from hyimg_cli.pipelines.image.think import Texts
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import SourcePrefetch
+from hyimg_cli.pipelines.prefix_tree import new_prefix_tree
 from hyimg_cli.pipelines.ranks import ImageRanks
 from hyimg_cli.pipelines.request import Facts, Lost, done_outcome, write_drawn
 from hyimg_cli.settings.run import ModelChoice, RunConfig
@@ -40,7 +39,6 @@ from hyimg_cli.spec.events import JobStarted, ModelLoaded, Outcome, OutputFile, 
 from hyimg_cli.spec.job import ImageJob
 
 logger = logging.getLogger(__name__)
-_MB = 1_000_000
 
 
 class LoadModel(Protocol):
@@ -57,16 +55,8 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         super().__init__(config)
         self._load = load
         self._sources = EncodedSources(config.cache)
-        batch = config.batch
-        host = Host[Slice](
-            batch.prefix_cache_host_mb * _MB,
-            spill=lambda rows: rows.on_host(),
-            restore=lambda rows: rows.on(self._resident().layer_devices),
-        )
-        self.tree = KVTree[Slice](
-            batch.prefix_cache_mb * _MB,
-            splits_text=not batch.is_invariant,
-            host=host if batch.prefix_cache_host_mb else None,
+        self.tree = new_prefix_tree(
+            config.batch, lambda rows: rows.on(self._resident().layer_devices)
         )
         self._texts = Texts()
         self._together = Together(1, 1)

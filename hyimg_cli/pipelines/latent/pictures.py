@@ -11,26 +11,35 @@ from hyimg_cli.errors import OutputError
 from hyimg_cli.journal.job_pictures import edit_warnings
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import file_provenance
-from hyimg_cli.media.images import Pixels, read_image
+from hyimg_cli.media.images import Pixels, on_white, read_image
 from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.models import registry
-from hyimg_cli.models.diffusers_image.model import LatentImageModel
+from hyimg_cli.models.diffusers_image.model import BlockDenoiser, LatentImageModel
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.latent.pipeline import LatentPipeline
 from hyimg_cli.pipelines.latent.stages import Events, LatentRequest, LatentStages
+from hyimg_cli.pipelines.prefix_tree import new_prefix_tree
 from hyimg_cli.pipelines.request import Facts, done_outcome, write_drawn
 from hyimg_cli.pipelines.round_trips import RoundTrips
 from hyimg_cli.settings.run import ModelChoice, RunConfig
-from hyimg_cli.spec.events import Outcome, OutputFile, Prewarmed, Progress, ReuseReport
+from hyimg_cli.spec.events import (
+    BranchTokens,
+    Outcome,
+    OutputFile,
+    Prewarmed,
+    Progress,
+    ReuseReport,
+)
 from hyimg_cli.spec.job import ImageJob, Size
 
 
 @dataclass(eq=False)
 class EditRequest(LatentRequest[ImageJob]):
-    """A picture on its way. `reference`: what it will be compared with, where it is put back on its
-    source.
+    """A picture on its way. `branches`: rows of its prefixes. `reference`: what it will be compared
+    with, where it is put back on its source.
     """
 
+    branches: Sequence[BranchTokens] = ()
     reference: Pixels | None = None
     pixels: Pixels | None = None
 
@@ -41,12 +50,20 @@ class EditStages(LatentStages[LatentImageModel, EditRequest]):
 
     trips: RoundTrips = field(default_factory=RoundTrips)
 
+    def new_denoiser(self, works: Sequence[EditRequest]) -> BlockDenoiser:
+        (work,) = works
+        denoiser = self.model.denoiser(work.job, work.embeddings)
+        work.branches = denoiser.branches
+        return denoiser
+
     def decode(self, work: EditRequest) -> Events[EditRequest]:
         job = work.job
         assert work.latents is not None, "it is denoised"
         yield Progress(job.custom_id, "decode_latents")
         work.clock.enter("decode_latents")
         work.pixels = checked(self.model.decode_latents(job, work.latents))
+        if job.outside is not None or job.encoding.format == "jpeg":
+            work.pixels = on_white(work.pixels)  # neither has an alpha of its own
         if job.outside is not None:
             source, drawn = read_image(Path(job.kept_image)), Size(*work.pixels.shape[:2])
             work.reference, note = self.trips.of(source, drawn, self.model.round_trip)
@@ -62,16 +79,25 @@ class EditPipeline(LatentPipeline[LatentImageModel, ImageJob, EditRequest]):
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config, PROMPT_EMBEDDINGS, SOURCE_IMAGES)
         self._trips = RoundTrips()
+        self.tree = new_prefix_tree(
+            config.batch, lambda rows: rows.on([self._resident().device] * len(rows.keys))
+        )
 
     def forget(self) -> None:
         super().forget()
         self._trips.clear()
 
+    def release(self) -> None:
+        super().release()
+        self.tree.clear()
+
     def _open(self, choice: ModelChoice) -> LatentImageModel:
-        return registry.load_editor(choice)
+        opened = registry.load_editor(choice)
+        opened.tree = self.tree if self._config.reuse.kv_reuse else None
+        return opened
 
     def _stages(self) -> EditStages:
-        return EditStages(self._resident(), self._encodings, trips=self._trips)
+        return EditStages(self._resident(), self._encodings, self.tree.clear, trips=self._trips)
 
     def _new_request(
         self, job: ImageJob, clock: PhaseClock, folder: JobFolder | None
@@ -96,7 +122,7 @@ class EditPipeline(LatentPipeline[LatentImageModel, ImageJob, EditRequest]):
             output,
             facts,
             *edit_warnings(done.edit),
-            kv_reuse=ReuseReport("none", 0, 0, 0, (), reason=reason),
+            kv_reuse=ReuseReport("none", 0, 0, 0, tuple(done.branches), reason=reason),
             batch={"denoise": done.together},
         )
 
@@ -106,6 +132,6 @@ class EditPipeline(LatentPipeline[LatentImageModel, ImageJob, EditRequest]):
 
 def checked(pixels: Pixels) -> Pixels:
     """`pixels`; raises OutputError where they show nothing."""
-    if np.ptp(pixels) == 0:
+    if not np.ptp(pixels, axis=(0, 1)).any():
         raise OutputError("every pixel of the picture is the same", code="output-image.constant")
     return pixels

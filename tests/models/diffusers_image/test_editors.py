@@ -28,7 +28,9 @@ from hyimg_cli.pipelines.latent.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.pipelines.latent.pictures import checked
 
 
-@pytest.mark.parametrize("kind", tiny_editors.PIPELINES)
+@pytest.mark.parametrize(
+    "kind", [one for one in tiny_editors.PIPELINES if "2.1" not in one and not one.endswith("-kv")]
+)
 def test_pixels_are_the_librarys_whatever_is_shared(
     run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],
     kind: str,

@@ -1,0 +1,346 @@
+"""Keys and values that depend on neither step nor noise, of jobs that share what they are of.
+
+    pictures, then text    [ pictures ][ text ][ canvas ]    each sees itself and what is before it
+    references             [ references ][ text, canvas ]    the references see nothing else
+
+What stands in front is a job's prefix. Each of its segments is computed by a forward of its own,
+whether it is kept for other jobs or not, so that a job has the same bits whichever jobs were before
+it. Behind it the library's transformer computes the rest at each step, as it does where it keeps
+the prefix for one job. Without a tree it does just that: the first step computes prefix and canvas
+together, which rounds differently.
+"""
+
+# Legend: S row, H head, D head width, N slot of the text encoder, W its width
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from itertools import accumulate
+from typing import Any
+
+import torch
+from diffusers.models.attention_dispatch import dispatch_attention_fn
+from diffusers.models.transformers import transformer_flux2 as flux2
+from diffusers.models.transformers import transformer_qwenimage21 as qwen21
+from torch import Tensor
+
+from hyimg_cli.kv.buffer import Slice
+from hyimg_cli.kv.segments import ImageSegment
+from hyimg_cli.kv.tree import KVTree
+from hyimg_cli.spec import digest
+from hyimg_cli.spec.events import BranchTokens
+
+Inputs = dict[str, Any]
+Forward = Callable[..., Any]
+# Latent rows of a picture to a slot of the text encoder.
+_ROWS_A_SLOT = 4
+
+
+class Prefix(ABC):
+    """One job's prefixes, one a guidance branch, put before the rest while it is `attached`; each
+    layer's K/V are [1, S, H, D].
+
+    `branches`: rows of each, once it is there.
+    """
+
+    def __init__(self, transformer: Any, tree: KVTree[Slice] | None, scope: str) -> None:
+        """`scope`: what K/V depend on besides what the transformer is given."""
+        self._transformer, self._tree, self._scope = transformer, tree, scope
+        self._held: list[Slice | None] = []
+        self.branches: list[BranchTokens] = []
+
+    @contextmanager
+    def attached(self, step: int) -> Iterator[None]:
+        """Within a step, whose branches come in the same order each time."""
+        network, forward, turns = self._transformer, self._transformer.forward, iter(range(9))
+
+        @wraps(forward)
+        def behind_prefix(**inputs: Any) -> Any:
+            return self._evaluate(forward, next(turns), step, inputs)
+
+        network.forward = behind_prefix
+        try:
+            yield
+        finally:
+            network.forward = forward
+
+    def _evaluate(self, forward: Forward, turn: int, step: int, inputs: Inputs) -> Any:
+        if turn == len(self._held):
+            segments = self.segments(inputs)
+            rows = sum(one.length for one in segments)
+            held, computed, made = None, rows, None
+            if segments and self._tree is None:
+                made, held = self.extracted(forward, inputs, rows)
+            elif segments and self._tree is not None:
+                held, computed = self._shared(self._tree, forward, inputs, segments)
+            self._held.append(held)
+            per_step = self.per_step(inputs, rows)
+            self.branches.append(BranchTokens(0, rows - computed, computed, per_step))
+            if made is not None and step == 0:
+                return made
+        kept = self._held[turn]
+        return forward(**inputs if kept is None else self.behind(inputs, kept))
+
+    def _shared(
+        self,
+        tree: KVTree[Slice],
+        forward: Forward,
+        inputs: Inputs,
+        segments: Sequence[ImageSegment],
+    ) -> tuple[Slice, int]:
+        """The prefix, and how many of its rows were not there."""
+        with tree.pinned(tree.match(self._scope, segments)) as kept:
+            parts = list(kept.payloads)
+        for number in range(len(parts), len(segments)):
+            parts.append(self.computed(forward, inputs, number, parts))
+        ends = list(accumulate(one.length for one in segments))
+        tree.insert(self._scope, segments, lambda start, stop: parts[ends.index(stop)])
+        return _joined(parts), ends[-1] - kept.length
+
+    @abstractmethod
+    def segments(self, inputs: Inputs) -> list[ImageSegment]:
+        """By content: equal ones come to equal K/V, whatever they were read with."""
+
+    @abstractmethod
+    def per_step(self, inputs: Inputs, rows: int) -> int:
+        """Rows of each step behind so many."""
+
+    @abstractmethod
+    def computed(
+        self, forward: Forward, inputs: Inputs, number: int, before: Sequence[Slice]
+    ) -> Slice:
+        """A segment's K/V."""
+
+    @abstractmethod
+    def extracted(self, forward: Forward, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
+        """The library's own step with prefix and canvas, and the prefix's K/V."""
+
+    @abstractmethod
+    def behind(self, inputs: Inputs, held: Slice) -> Inputs:
+        """What the transformer is given for the rest alone."""
+
+
+class PicturesThenText(Prefix):
+    """Of Qwen-Image-2.1, whose text and pictures are modulated at time 0. Two segments: up to the
+    last picture, and the text behind it, which ends where the canvas begins.
+    """
+
+    def segments(self, inputs: Inputs) -> list[ImageSegment]:
+        found = []
+        texts_NW, is_picture_N, latents = self._parts(inputs)
+        for first, stop in self._spans(is_picture_N):
+            mask = is_picture_N[first:stop]
+            pictures = int(mask.sum())
+            content = [mask, *([latents] if pictures else ())]
+            if not pictures or texts_NW.device.type == "cpu":
+                # Words between pictures are read with those behind them, and elsewhere round so.
+                content.append(texts_NW[first:stop][~mask])
+            what = f"{inputs['img_shapes'][0][:-1] if pictures else ''} {_digest(*content)}"
+            rows = len(mask) + (_ROWS_A_SLOT - 1) * pictures
+            found.append(ImageSegment((0,) * rows, what, ()))
+        return found
+
+    def per_step(self, inputs: Inputs, rows: int) -> int:
+        _, height, width = inputs["img_shapes"][0][-1]
+        return int(height * width)
+
+    def computed(
+        self, forward: Forward, inputs: Inputs, number: int, before: Sequence[Slice]
+    ) -> Slice:
+        network, shapes, slots_N = self._transformer, inputs["img_shapes"][0], inputs["img_mask"][0]
+        texts_NW, is_picture_N, latents = self._parts(inputs)
+        first, stop = self._spans(is_picture_N)[number]
+        repeats_N = torch.where(slots_N, _ROWS_A_SLOT, 1)
+        is_picture_S = slots_N.repeat_interleave(repeats_N)
+        start, end = int(repeats_N[:first].sum()), int(repeats_N[:stop].sum())
+        rows = network.txt_in(texts_NW[None, first:stop])
+        rows = rows.repeat_interleave(repeats_N[first:stop], dim=1)
+        if is_picture_N[first:stop].any():
+            rows[:, is_picture_S[start:end]] = network.img_in(latents)
+        rotary = network.pos_embed(shapes, is_picture_S, device=rows.device)[start:end]
+        blocks, _ = network.build_token_metadata(is_picture_S, shapes)
+        runs = qwen21._qwenimage21_prefix_segments(blocks, end)
+        # Two of them, as in a step of one picture: alone it would round differently.
+        times = network.time_text_embed(rows.new_zeros(2), rows)
+        inputs = {
+            "modulation": network.modulation(times)[-1:],
+            "rotary_emb": rotary,
+            "segments": [run for run in runs if run[0] >= start],
+        }
+        layers = qwen21.QwenImage21KVCache(len(network.transformer_blocks)).layer_caches
+        if before:
+            _store(_joined(before), layers)
+        with _processor(network, _BehindProcessor()):
+            for layer, block in zip(layers, network.transformer_blocks, strict=True):
+                rows = block(hidden_states=rows, layer_cache=layer, **inputs)
+        return _held_by(layers)
+
+    def extracted(self, forward: Forward, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
+        made = forward(**inputs | {"kv_cache_mode": "extract"})
+        return made, _held_by(inputs["kv_cache"].layer_caches)
+
+    def behind(self, inputs: Inputs, held: Slice) -> Inputs:
+        cache = qwen21.QwenImage21KVCache(len(held.keys))
+        _store(held, cache.layer_caches)
+        return inputs | {"kv_cache": cache, "kv_cache_mode": "cached"}
+
+    @staticmethod
+    def _parts(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+        """The texts' rows, which of their slots are pictures', and the pictures' latents."""
+        (texts_NW,) = inputs["encoder_hidden_states"]
+        is_picture_N = inputs["img_mask"][0, : len(texts_NW)]
+        return (
+            texts_NW,
+            is_picture_N,
+            inputs["hidden_states"][:, : _ROWS_A_SLOT * int(is_picture_N.sum())],
+        )
+
+    @staticmethod
+    def _spans(is_picture_N: Tensor) -> list[tuple[int, int]]:
+        slots = is_picture_N.nonzero()
+        last = int(slots[-1]) + 1 if len(slots) else 0
+        return [span for span in ((0, last), (last, len(is_picture_N))) if span[0] < span[1]]
+
+
+class _BehindProcessor:
+    """Attention of new rows behind those in a layer's cache, which holds the new ones after it."""
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        *,
+        rotary_emb: Tensor,
+        layer_cache: Any,
+        segments: Sequence[tuple[int, int, bool]],
+        **_: object,
+    ) -> Tensor:
+        past = segments[0][0]
+        query, key, value, _count = qwen21._qwenimage21_prepare_qkv(
+            attn, hidden_states, rotary_emb, layer_cache if past else None, "cached", None
+        )
+        layer_cache.store(key[:, past:].clone(), value[:, past:].clone())
+        made = []
+        for start, stop, is_text in segments:
+            seen = torch.ones(stop - start, stop, dtype=torch.bool, device=query.device)
+            made.append(
+                dispatch_attention_fn(
+                    query[:, start - past : stop - past],
+                    key[:, :stop],
+                    value[:, :stop],
+                    attn_mask=seen.tril(start)[None, None] if is_text else None,
+                )
+            )
+        rows = torch.cat(made, dim=1).flatten(2, 3).type_as(query)
+        return attn.to_out[1](attn.to_out[0](rows))
+
+
+@contextmanager
+def _processor(network: Any, processor: Any) -> Iterator[None]:
+    """Within it every block attends so."""
+    own = [block.attn.processor for block in network.transformer_blocks]
+    for block in network.transformer_blocks:
+        block.attn.processor = processor
+    try:
+        yield
+    finally:
+        for block, one in zip(network.transformer_blocks, own, strict=True):
+            block.attn.processor = one
+
+
+class References(Prefix):
+    """Of FLUX.2 klein KV. All references are one segment: they see each other."""
+
+    def __init__(self, transformer: Any, tree: KVTree[Slice] | None, scope: str) -> None:
+        super().__init__(transformer, tree, scope)
+        for block in transformer.transformer_blocks:
+            block.attn.set_processor(flux2.Flux2KVAttnProcessor())
+        for block in transformer.single_transformer_blocks:
+            block.attn.set_processor(flux2.Flux2KVParallelSelfAttnProcessor())
+
+    def segments(self, inputs: Inputs) -> list[ImageSegment]:
+        # References have places in time behind the canvas, which has the first.
+        count = int((inputs["img_ids"][0, :, 0] != 0).sum())
+        if not count:
+            return []
+        references = self._references(inputs, count)
+        return [ImageSegment((0,) * count, _digest(*references.values()), ())]
+
+    def per_step(self, inputs: Inputs, rows: int) -> int:
+        texts, canvas = inputs["encoder_hidden_states"], inputs["hidden_states"]
+        return int(texts.shape[1] + canvas.shape[1] - rows)
+
+    def computed(
+        self, forward: Forward, inputs: Inputs, number: int, before: Sequence[Slice]
+    ) -> Slice:
+        (segment,) = self.segments(inputs)
+        nothing = {
+            "encoder_hidden_states": inputs["encoder_hidden_states"][:, :0],
+            "txt_ids": inputs["txt_ids"][..., :0, :],
+        }
+        alone = self._references(inputs, segment.length) | nothing
+        return self._extracted(forward, inputs | alone, segment.length)[1]
+
+    def extracted(self, forward: Forward, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
+        own, canvas = self._references(inputs, rows), self._canvas(inputs, rows)
+        # The blocks have them behind the canvas.
+        together = {name: torch.cat([own[name], canvas[name]], dim=1) for name in own}
+        return self._extracted(forward, inputs | together, rows)
+
+    def behind(self, inputs: Inputs, held: Slice) -> Inputs:
+        network = self._transformer
+        blocks = len(network.transformer_blocks), len(network.single_transformer_blocks)
+        cache = flux2.Flux2KVCache(*blocks)
+        cache.num_ref_tokens = held.length
+        _store(held, _layers(cache))
+        canvas = self._canvas(inputs, held.length)
+        return inputs | canvas | {"kv_cache": cache, "kv_cache_mode": "cached"}
+
+    @staticmethod
+    def _extracted(forward: Forward, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
+        *made, cache = forward(**inputs, kv_cache_mode="extract", num_ref_tokens=rows)
+        return made, _held_by(_layers(cache))
+
+    @staticmethod
+    def _references(inputs: Inputs, rows: int) -> Inputs:
+        return {name: inputs[name][:, -rows:] for name in ("hidden_states", "img_ids")}
+
+    @staticmethod
+    def _canvas(inputs: Inputs, rows: int) -> Inputs:
+        return {name: inputs[name][:, :-rows] for name in ("hidden_states", "img_ids")}
+
+
+def _layers(cache: Any) -> list[Any]:
+    return [*cache.double_block_caches, *cache.single_block_caches]
+
+
+def _held_by(layers: Sequence[Any]) -> Slice:
+    """What the library's caches of layers hold."""
+    return Slice(*zip(*(layer.get() for layer in layers), strict=True))
+
+
+def _store(held: Slice, layers: Sequence[Any]) -> None:
+    for layer, keys, values in zip(layers, held.keys, held.values, strict=True):
+        layer.store(keys, values)
+
+
+def _joined(parts: Sequence[Slice]) -> Slice:
+    """Segments one behind the other."""
+    if len(parts) == 1:
+        return parts[0]
+    keys = zip(*(part.keys for part in parts), strict=True)
+    values = zip(*(part.values for part in parts), strict=True)
+    return Slice(
+        tuple(torch.cat(one, dim=1) for one in keys), tuple(torch.cat(one, dim=1) for one in values)
+    )
+
+
+def _digest(*tensors: Tensor) -> str:
+    """Of their bytes."""
+    data = (one.detach().contiguous().view(-1).view(torch.uint8) for one in tensors)
+    return digest.of_bytes(b"".join(one.cpu().numpy().tobytes() for one in data))
+
+
+PREFIXES: dict[str, type[Prefix]] = {
+    "pictures, then text": PicturesThenText, "references": References,
+}  # fmt: skip

@@ -1,0 +1,116 @@
+"""Qwen-Image-2.1 and klein KV: the classic pipeline's pixels, prefixes shared or not."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import tiny_editors
+import torch
+from PIL import Image
+
+Line = dict[str, Any]
+SIDE, STEPS = 96, 3
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    folder = tmp_path_factory.mktemp("prefixes")
+
+    def of(kind: str) -> Path:
+        made = folder / kind
+        return made if made.is_dir() else tiny_editors.write(made, kind)
+
+    return of
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[str]:
+    numbers, names = np.random.default_rng(1), []
+    for number, (height, width, channels) in enumerate(
+        ((64, 96, 3), (80, 70, 3), (96, 64, 4), (64, 64, 3))
+    ):
+        pixels = numbers.integers(0, 256, (height, width, channels), np.uint8)
+        names.append(f"s{number}.png")
+        Image.fromarray(pixels).save(tmp_path / names[-1])
+    return names
+
+
+def line(custom_id: str, prompt: str, images: Sequence[str], **more: Any) -> Line:
+    own = {"custom_id": custom_id, "task": "it2i" if images else "t2i", "prompt": prompt}
+    own |= {"size": "96x64", "seed": 7} | ({"images": list(images)} if images else {})
+    return own | more
+
+
+def classic(folder: Path, lines: Sequence[Line], root: Path) -> dict[str, np.ndarray]:
+    """The classic pipeline's pictures, line by line."""
+    name = tiny_editors.PIPELINES[folder.name]
+    pipeline = getattr(diffusers, name).from_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    made = {}
+    for one in lines:
+        given: dict[str, Any] = {
+            "image": [Image.open(root / path) for path in one.get("images", ())]
+        }
+        if "qwen" in folder.name:
+            scale = one.get("guidance_scale", 1.0)
+            negative = (one.get("negative_prompt") or " ") if scale > 1 else None
+            given |= {"output_resolution": SIDE, "true_cfg_scale": scale}
+            given["negative_prompt"] = negative
+        drawn = pipeline(
+            prompt=one["prompt"],
+            width=96,
+            height=64,
+            num_inference_steps=one.get("num_inference_steps", 4),
+            generator=torch.Generator().manual_seed(one["seed"]),
+            **{key: value for key, value in given.items() if value != []},
+        )
+        made[one["custom_id"]] = np.asarray(drawn.images[0])
+    return made
+
+
+def pixels_of(folder: Path) -> dict[str, np.ndarray]:
+    return {file.stem: np.asarray(Image.open(file)) for file in folder.glob("outputs/*.png")}
+
+
+def lines_of(kind: str, sources: Sequence[str]) -> list[Line]:
+    steps = {} if kind.endswith("turbo") else {"num_inference_steps": STEPS}
+    alike = sources if "qwen" in kind else [*sources[:2], sources[3]]  # klein reads no alpha
+    sets = [(), alike[:1], alike[1:3], (*alike, alike[0])[:4]]
+    lines = [line(f"{number}", "red", images, **steps) for number, images in enumerate(sets)]
+    lines.append(line("again", "a longer text", sets[1], **steps | {"seed": 8}))
+    if kind == "qwen-image-2.1":
+        guided = {"guidance_scale": 3.0, **steps}
+        lines.append(line("none", "red", sets[1], **guided))
+        lines.append(line("empty", "red", (), negative_prompt="", **guided))
+        lines.append(line("given", "red", sets[2], negative_prompt="green", **guided))
+    return lines
+
+
+@pytest.mark.parametrize("kind", ["klein-kv", "qwen-image-2.1", "qwen-image-2.1-turbo"])
+def test_pixels_are_the_librarys_in_any_order_shared_or_not(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoints: Callable[[str], Path],
+    sources: list[str], kind: str,
+) -> None:  # fmt: skip
+    """To the bit without reuse, and nearly so with it; then no order changes a bit."""
+    folder, lines = checkpoints(kind), lines_of(kind, sources)
+    ways = {
+        "as-the-library": (lines, ("--no-kv-reuse",)),
+        "shared": (lines, ()),
+        "turned": (lines[::-1], ()),
+        "apart": (lines, ("--prefix-cache-mb", "0")),
+    }
+    found = {}
+    for name, (ordered, flags) in ways.items():
+        manifest, out = str(write_manifest(*ordered)), tmp_path / name
+        made = run_cli("generate", manifest, "--model", str(folder), "-o", str(out), *flags)
+        assert f"{len(lines)} done, 0 failed" in made.err, made.err
+        found[name] = pixels_of(out)
+    for custom_id, pixels in classic(folder, lines, tmp_path).items():
+        assert np.array_equal(found["as-the-library"][custom_id], pixels), custom_id
+        shared = found["shared"][custom_id]
+        assert np.abs(shared.astype(int) - pixels).max() <= 1, custom_id
+        assert np.array_equal(found["turned"][custom_id], shared), custom_id
+        assert np.array_equal(found["apart"][custom_id], shared), custom_id
