@@ -93,7 +93,7 @@ def test_conditions_are_what_the_blocks_declare(name: str) -> None:
     assert stages == ([OF_TEXTS, OF_PICTURES] if kind.most else [OF_TEXTS])
     assert ("image" in reads[OF_TEXTS]) == (kind.shows_pictures and kind.most > 0)
     assert ("negative_prompt" in reads[OF_TEXTS]) == (kind.negative is not None)
-    own = {"max_area", "_auto_resize"}
+    own = {"max_area", "_auto_resize", "output_resolution"}
     assert own & reads.get(OF_PICTURES, set()) == kind.of_pictures
     assert own & reads[OF_TEXTS] == (kind.of_pictures if kind.shows_pictures else set())
     assert not parts[OF_TEXTS] & {"vae", "transformer", "scheduler"}
