@@ -12,7 +12,7 @@ from hyimg_cli.cli.request import request_of
 from hyimg_cli.cli.shard import remark_unsplit
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.eta import Eta, KeptRates
-from hyimg_cli.engine.forecast import PlanForecast, VideoForecast, forecast
+from hyimg_cli.engine.forecast import LatentCost, PlanForecast, VideoForecast, forecast
 from hyimg_cli.engine.sources import inspect_sources
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.bucket import run_folder
@@ -22,14 +22,15 @@ from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.cost import Cost
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.available import available_memory, configured_memory
-from hyimg_cli.memory.fit import check_fit
+from hyimg_cli.memory.fit import cards_text, check_fit
 from hyimg_cli.memory.footprint import Footprint, footprints
 from hyimg_cli.memory.offload import STATED_BYTES_S, measured_link, traffic
-from hyimg_cli.memory.videos import video_need
+from hyimg_cli.memory.videos import networks_need
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.spec.card import Networks
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.plan import Group, Plan
+from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 from hyimg_cli.spec.units import bytes_text, counted, time_text
 
 # Dense bfloat16, by NVIDIA's data sheets of H100 SXM and H200.
@@ -79,7 +80,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
         facts = _as_json(order, costs) | _memory_as_json(memory, components)
         facts |= {"replicas": replicas, "time": time, "too_large": too_large}
         if config.model.cpu_offload != "none":
-            facts |= {"on_gpu_bytes": {name: _at_a_time(name, config) for name in components}}
+            facts |= {"on_gpu_bytes": _at_a_time(order, config)}
         if shard:
             numbers = {name: getattr(shard, name) for name in ("index", "count", "part", "largest")}
             facts |= {"shard": numbers | {"jobs": len(shard.jobs), "of_jobs": shard.of_jobs}}
@@ -102,7 +103,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
         *(_time_lines(eta) if to_run else ["time: nothing is left to run"]),
         *_memory_lines(memory, components),
         *(f"  {model} does not fit into {why}" for model, why in too_large.items()),
-        *_limit_lines(components, config, replicas, has_pictures=bool(memory)),
+        *_limit_lines(order, components, config, replicas, has_pictures=bool(memory)),
         *_expert_lines(order, config, think=given["assume_think"]),
     ):
         render.line(text)
@@ -124,15 +125,21 @@ def _time_lines(eta: Eta) -> Iterator[str]:
 
 
 def _components(order: Plan, config: RunConfig) -> dict[str, dict[str, int]]:
-    """Bytes of each video model's weights once loaded, by component."""
-    choice, dtype = config.model, precision(config.model)[1]
+    """Bytes of weights once loaded by component, of each model that has some."""
+    found = {group.model: _networks(group, config) for group in order.groups}
     return {
-        group.model: registry.video_card(
-            group.model, choice.revision, choice.components
-        ).loaded_bytes(dtype, choice.quantization)
-        for group in order.groups
-        if not isinstance(group, Group)
+        model: networks.loaded_bytes(precision(config.model)[1], config.model.quantization)
+        for model, networks in found.items()
+        if networks is not None
     }
+
+
+def _networks(group: Group | VideoGroup, config: RunConfig) -> Networks | None:
+    """The networks of a group's model, of one that denoises latents."""
+    choice = config.model
+    if isinstance(group, Group):
+        return registry.model_card(group.model, choice.revision).networks
+    return registry.video_card(group.model, choice.revision, choice.components)
 
 
 def _memory_as_json(
@@ -182,6 +189,7 @@ def _too_large(order: Plan, config: RunConfig, replicas: int) -> Iterator[tuple[
 
 
 def _limit_lines(
+    order: Plan,
     components: Mapping[str, dict[str, int]],
     config: RunConfig,
     replicas: int,
@@ -198,9 +206,9 @@ def _limit_lines(
         if config.model.cpu_offload == "group":
             what += ", or one block of a transformer,"
         for model, sizes in components.items():
+            most = bytes_text(_at_a_time(order, config)[model])
             yield (
-                f"  of {model} {what} at a time is on the GPU: "
-                f"{bytes_text(_at_a_time(model, config))} at most; main memory holds "
+                f"  of {model} {what} at a time is on the GPU: {most} at most; main memory holds "
                 f"{bytes_text(sum(sizes.values()))} or less"
             )
     part = config.batch.gpu_memory_utilization
@@ -237,10 +245,10 @@ def _expert_lines(order: Plan, config: RunConfig, *, think: int) -> Iterator[str
             )
 
 
-def _at_a_time(model: str, config: RunConfig) -> int:
-    """Bytes of weights on the device of a model whose networks take turns there."""
-    card = registry.video_card(model, config.model.revision, config.model.components)
-    return video_need(card, config).weights
+def _at_a_time(order: Plan, config: RunConfig) -> dict[str, int]:
+    """Bytes of weights on the device, of each model whose networks take turns there."""
+    found = {group.model: _networks(group, config) for group in order.groups}
+    return {name: networks_need(one, config).weights for name, one in found.items() if one}
 
 
 def _as_json(order: Plan, costs: PlanForecast) -> dict[str, Any]:
@@ -267,6 +275,8 @@ def _lines(order: Plan, costs: PlanForecast, *, think: int) -> Iterator[str]:
             yield from _video_lines(cost)
         else:
             yield from _cost_lines(cost)
+            if isinstance(cost, LatentCost):
+                yield from _card_lines(cost)
     if len(videos) > 1:
         flops = sum(video.denoise_flops for video in videos)
         yield f"all videos: {counted(sum(video.jobs for video in videos), 'job')}"
@@ -293,21 +303,20 @@ def _video_lines(video: VideoForecast) -> Iterator[str]:
     yield f"  decode: {tiles} tiles a video, in latents {shapes}"
     yield from _rank_lines(video)
     latents = f"up to {bytes_text(video.latents_bytes)} of latents until a video's file is written"
-    yield (
-        f"  memory beside weights: about {bytes_text(video.memory['denoise'].work)} to denoise, "
-        f"{bytes_text(video.memory['decode'].work)} to decode"
-    )
-    cards = []
-    for card, flags in video.cards.items():
-        takes = "is too small" if flags is None else "takes it"
-        cards.append(f"a GPU of {card} {takes}" + (f" with {flags}" if flags else ""))
-    yield f"  {'; '.join(cards)}"
+    yield from _card_lines(video)
     if video.without_negative:
         yield (
             f"  {counted(video.without_negative, 'job')} with guidance and no negative prompt: the "
             "model's authors use a long one (--negative-prompt)"
         )
     yield f"  files: about {bytes_text(video.disk_bytes)}, and {latents}"
+
+
+def _card_lines(cost: VideoForecast | LatentCost) -> Iterator[str]:
+    """What a job takes beside the weights, and which GPUs take it how."""
+    denoise, decode = (bytes_text(cost.memory[moment].work) for moment in ("denoise", "decode"))
+    yield f"  memory beside weights: about {denoise} to denoise, {decode} to decode"
+    yield f"  on a GPU: {cards_text(cost.cards)}"
 
 
 def _steps_text(cost: Cost | VideoForecast) -> str:

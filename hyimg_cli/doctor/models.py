@@ -5,7 +5,9 @@ are read, no weights.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any
@@ -18,13 +20,14 @@ from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.memory import refusals
 from hyimg_cli.memory.available import AvailableMemory, available_memory, copies_of
-from hyimg_cli.memory.fit import check_fit, fits, in_forms, need
-from hyimg_cli.memory.videos import decode_bytes
+from hyimg_cli.memory.fit import cards_for, cards_text, check_fit, fits, in_forms, need
+from hyimg_cli.memory.footprint import Need
+from hyimg_cli.memory.videos import picture_needs, video_needs
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.card import ModelCard, VideoCard
-from hyimg_cli.spec.job import Job, VideoJob
+from hyimg_cli.spec.card import ModelCard, Networks, VideoCard
+from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.units import bytes_text
 
 Card = ModelCard | VideoCard
@@ -82,8 +85,10 @@ def _checkpoint(model: str, config: RunConfig, card_of: CardOf) -> Check:
     count = sum(weights for weights, _ in stored.values())
     found = f"{shown}: complete, {count / 1e6:,.1f} M weights ({parts})"
     # Reading the card also reads the configuration.
-    is_trained = card_of(model, revision).is_trained
-    return Check("ok", found if is_trained else f"{found}; untrained, for trying out only")
+    card = card_of(model, revision)
+    if isinstance(card, ModelCard) and card.licence:
+        found += f"; licence: {card.licence}"
+    return Check("ok", found if card.is_trained else f"{found}; untrained, for trying out only")
 
 
 def _incomplete(model: str, error: CheckpointError, card: Callable[[], Card]) -> Check:
@@ -117,9 +122,17 @@ def _incomplete(model: str, error: CheckpointError, card: Callable[[], Card]) ->
 
 def image_memory(config: RunConfig) -> Check:
     """Free memory against one edit and a full batch, and which quantizations would fit."""
-    config = replace(config, model=replace(config.model, cpu_offload="none"))  # of videos alone
-    name = config.model.model
-    there, size, revision = _available(config), config.batch.max_size, config.model.revision
+    name, revision = config.model.model, config.model.revision
+    with suppress(CheckpointError):
+        card = registry.model_card(name, revision)
+        if card.networks is not None:
+            line = _EDIT if card.most_images else {"prompt": "a picture"}
+            sample = _sample(line, model=name, revision=revision)
+            (job,) = (one for one in sample if isinstance(one, ImageJob))
+            needs = partial(picture_needs, job, card)
+            return _memory_in_turns(name, card.networks, sample, needs, config)
+    config = replace(config, model=replace(config.model, cpu_offload="none"))  # not of decoders
+    there, size = _available(config), config.batch.max_size
     try:
         edit = _sample(_EDIT, model=name, revision=revision)
         refusals.refuse_conflicts(edit, config)
@@ -168,16 +181,10 @@ def video_memory(config: RunConfig) -> Check:
     size, which a run is not refused by.
     """
     name, revision = config.model.video_model, config.model.revision
-    there = _available(config)
-    if config.model.cpu_offload != "none":
-        refusals.refuse_offload_on_cpu(config.model)
     try:
         card = registry.video_card(name, revision, config.model.components)
     except CheckpointError:
         return Check("warning", _UNREAD)
-    loaded = card.loaded_bytes(precision(config.model)[1], config.model.quantization)
-    if not loaded:
-        return Check("warning", _UNCOUNTED)
     parts = {"video_model": name, "video_components": config.model.components}
     # A line of the checkpoint's own task.
     line: dict[str, Any] = {"prompt": "a film", "task": "t2v"}
@@ -185,6 +192,26 @@ def video_memory(config: RunConfig) -> Check:
         line |= {"task": "i2v", "images": ["picture.png"] * card.start.fewest}
         line |= {"camera": "none-1"} if card.has_camera else {}
     sample = _sample(line, revision=revision, **parts)
+    (job,) = (one for one in sample if isinstance(one, VideoJob))
+    return _memory_in_turns(name, card, sample, partial(video_needs, job, card), config)
+
+
+def _memory_in_turns(
+    name: str,
+    networks: Networks,
+    sample: Sequence[Job],
+    needs: Callable[[RunConfig], Mapping[str, Need]],
+    config: RunConfig,
+) -> Check:
+    """The same of a model whose text encoders leave before its other networks come, and which GPUs
+    take the sample how.
+    """
+    there = _available(config)
+    if config.model.cpu_offload != "none":
+        refusals.refuse_offload_on_cpu(config.model)
+    loaded = networks.loaded_bytes(precision(config.model)[1], config.model.quantization)
+    if not loaded:
+        return Check("warning", _UNCOUNTED)
     refusals.refuse_conflicts(sample, config)
     found = check_fit(name, sample, config, there)
     copies = copies_of(config, config.parallel.replicas)
@@ -200,11 +227,9 @@ def video_memory(config: RunConfig) -> Check:
         if found.needed.work:
             each = f", of that {bytes_text(found.needed.work)} of K/V and rows{each}"
         said += f"{bytes_text(encoders)} of text encoders, then {bytes_text(rest)} of weights and "
-        said += f"the video's own{each}; {bytes_text(there.free * copies)} free"
-    decoded = sum(
-        decode_bytes(job, card, config.model) for job in sample if isinstance(job, VideoJob)
-    )
-    said += f"; a decode about {bytes_text(decoded)}"
+        said += f"the job's own{each}; {bytes_text(there.free * copies)} free"
+    said += f"; a decode about {bytes_text(needs(config)['decode'].work)}"
+    said += f"; on a GPU: {cards_text(cards_for(sample[0], needs, config))}"
     return Check("ok" if found.is_enough else "failed", said, found.remedy)
 
 

@@ -8,7 +8,7 @@ rests on an assumed length.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -26,11 +26,12 @@ from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.manifest.cost import Cost, JobTokens, job_cost, total_cost
 from hyimg_cli.manifest.planner import TextIdentity, text_identity
 from hyimg_cli.media.images import size_of, stretched_digest
-from hyimg_cli.memory.fit import CARDS, flags_for_gpu
+from hyimg_cli.memory.fit import cards_for
 from hyimg_cli.memory.footprint import Need, kv_bytes_per_token
-from hyimg_cli.memory.videos import tiles_of, video_needs
+from hyimg_cli.memory.videos import picture_needs, tiles_of, video_needs
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
@@ -91,6 +92,16 @@ class VideoForecast:
 
 
 @dataclass(frozen=True)
+class LatentCost(Cost):
+    """The cost of pictures whose model only denoises latents, with `memory` and `cards` as of a
+    video, of the job that takes most.
+    """
+
+    memory: Mapping[str, Need] = field(default_factory=dict)
+    cards: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class PlanForecast:
     """The cost of each group in plan order, and of all pictures.
 
@@ -110,9 +121,10 @@ def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanForeca
         if isinstance(group, VideoGroup):
             groups.append(_forecast_videos(group, config))
         else:
-            width = registry.model_card(group.model, config.model.revision).kv_bytes_per_token
-            costs = (job_cost(job, ahead.tokens(job), width) for job in group.jobs)
-            groups.append(total_cost(costs))
+            card = registry.model_card(group.model, config.model.revision)
+            width = card.kv_bytes_per_token
+            cost = total_cost(job_cost(job, ahead.tokens(job), width) for job in group.jobs)
+            groups.append(_with_memory(cost, group, card, config) if card.networks else cost)
     total = total_cost(one for one in groups if isinstance(one, Cost))
     return PlanForecast(tuple(groups), total, ahead.tree.held_bytes)
 
@@ -146,12 +158,18 @@ def _forecast_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
         tokens=first.tokens,
         heads=card.context_heads,
         memory=video_needs(job, card, config),
-        cards={name: flags_for_gpu(job, card, config, room) for name, room in CARDS.items()},
+        cards=cards_for(job, partial(video_needs, job, card), config),
         without_negative=sum(
             card.wants_negative and one.branch_count > 1 and not one.negative_prompt
             for one in group.jobs
         ),
     )
+
+
+def _with_memory(cost: Cost, group: Group, card: ModelCard, config: RunConfig) -> LatentCost:
+    job = max(group.jobs, key=lambda job: len(job.images))
+    needs = partial(picture_needs, job, card)
+    return LatentCost(**vars(cost), memory=needs(config), cards=cards_for(job, needs, config))
 
 
 def count_encodes(plan: Plan, config: RunConfig) -> Counter[tuple[str, str]]:

@@ -4,7 +4,7 @@
 run of a model that does not fit with any of its jobs alone is refused before anything is loaded.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -15,15 +15,14 @@ from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.available import AvailableMemory, available_memory
 from hyimg_cli.memory.footprint import Need, picture_need, usable_bytes
 from hyimg_cli.memory.refusals import refuse_settings
-from hyimg_cli.memory.videos import video_need, video_needs
+from hyimg_cli.memory.videos import networks_need, video_need
 from hyimg_cli.models.registry import model_card, video_card
 from hyimg_cli.settings.run import OFFLOADS, QUANTIZATIONS, MachineInfo, Quantization, RunConfig
-from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.units import bytes_text
 
 # Bytes of the cards that users ask about; the driver has some of each.
-CARDS = {"24 GB": 24_000_000_000, "48 GB": 48_000_000_000}
+CARDS = {f"{gb} GB": gb * 1_000_000_000 for gb in (12, 16, 24, 48)}
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,10 @@ def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 
     if videos := [job for job in jobs if isinstance(job, VideoJob)]:
         return video_need(video_card(model, revision, config.model.components), config, videos)
     pictures = [job for job in jobs if isinstance(job, ImageJob)]
-    return picture_need(model_card(model, revision), config, pictures, together)
+    card = model_card(model, revision)
+    if card.networks is not None:
+        return networks_need(card.networks, config)
+    return picture_need(card, config, pictures, together)
 
 
 def fits(needed: Need, there: AvailableMemory) -> bool:
@@ -119,6 +121,8 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableM
         if not flags or there.main is None or needed.waiting <= there.main:
             held[flags] = needed
     own, are_videos = held[""], any(isinstance(job, VideoJob) for job in jobs)
+    turns = config.model.cpu_offload
+    has_layers = not are_videos and not model_card(model, config.model.revision).denoises_latents
     if own.total <= there.free:
         waiting = f"the networks that wait there, {bytes_text(own.waiting)}"
         return "; ".join([*hints, f"main memory is too small for {waiting}"])
@@ -126,24 +130,43 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableM
     which = f" for {flags}" if flags else ""
     hints.append(f"free some, or use a machine with {bytes_text(least.total)}{which}")
     if own.waiting:
-        on = f"--cpu-offload {config.model.cpu_offload}" if are_videos else "--offload-experts"
+        on = "--offload-experts" if turns == "none" else f"--cpu-offload {turns}"
         hints.append(f"{on} is on already")
     if are_videos and own.work:
         fewer = "--clips-together 1, " if config.batch.clips > 1 else ""
         hints.append(f"{fewer}fewer frames, or a smaller size, hold less K/V")
-    elif not are_videos and precision(config.model)[0] == "cuda":
+    elif has_layers and precision(config.model)[0] == "cuda":
         hints.append("more GPUs share it by --tensor-parallel-size or --device balanced")
     return "; ".join(hints)
 
 
-def flags_for_gpu(job: VideoJob, card: VideoCard, config: RunConfig, free: int) -> str | None:
-    """The settings that change least with which a GPU of so many bytes takes a video: flags, empty
-    where none is needed; None where none is enough.
+def cards_for(
+    job: Job, needs: Callable[[RunConfig], Mapping[str, Need]], config: RunConfig
+) -> dict[str, str | None]:
+    """By the size of a GPU, `flags_for_gpu`."""
+    return {name: flags_for_gpu(job, needs, config, room) for name, room in CARDS.items()}
+
+
+def cards_text(cards: Mapping[str, str | None]) -> str:
+    """Those flags in words."""
+    return ", ".join(
+        f"{name} is too small"
+        if flags is None
+        else f"{name} {f'with {flags}' if flags else 'as is'}"
+        for name, flags in cards.items()
+    )
+
+
+def flags_for_gpu(
+    job: Job, needs: Callable[[RunConfig], Mapping[str, Need]], config: RunConfig, free: int
+) -> str | None:
+    """The settings that change least with which a GPU of so many bytes takes a job of these `needs`
+    at each moment: flags, empty where none is needed; None where none is enough.
     """
     gpu = MachineInfo(has_gpu=True, has_triton=True)
     plain = _changed(config, device="cuda", quantization="none", cpu_offload="none", machine=gpu)
     for flags, one in _alternatives([job], plain):
-        if all(needed.total <= free for needed in video_needs(job, card, one).values()):
+        if all(needed.total <= free for needed in needs(one).values()):
             return flags
     return None
 

@@ -349,6 +349,8 @@ def footprints(plan: Plan, config: RunConfig, *, shared_kv_bytes: int) -> dict[s
     for group in plan.groups:
         if isinstance(group, Group):
             card = model_card(group.model, config.model.revision)
+            if card.networks is not None:  # see `memory.videos`
+                continue
             one = footprint(group.jobs, card, config, shared_kv_bytes=shared_kv_bytes)
             found[group.model] = max(found.get(group.model, one), one, key=lambda it: it.total)
     return found

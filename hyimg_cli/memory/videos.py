@@ -1,4 +1,4 @@
-"""Memory that a video takes on its device, moment by moment; no torch.
+"""Memory that a job whose model denoises latents takes on its device, moment by moment; no torch.
 
     text       the text encoders                        they leave when every prompt is embedded
     denoise    the transformer, activations of a step
@@ -15,10 +15,11 @@ from collections.abc import Sequence
 
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.footprint import Need, held_form, number_width
+from hyimg_cli.models.registry import sequences
 from hyimg_cli.settings.run import ModelChoice, RunConfig
-from hyimg_cli.spec.card import TileRule, VideoCard
-from hyimg_cli.spec.job import VideoJob
-from hyimg_cli.spec.work import video_work
+from hyimg_cli.spec.card import ModelCard, Networks, TileRule, VideoCard
+from hyimg_cli.spec.job import ImageJob, Size, VideoJob
+from hyimg_cli.spec.work import picture_work, video_work
 from hyimg_cli.tiling.tiles import halve_tiles
 
 _TRANSFORMERS = ("transformer", "transformer_2")
@@ -43,6 +44,21 @@ def video_needs(job: VideoJob, card: VideoCard, config: RunConfig) -> dict[str, 
     }
 
 
+def picture_needs(job: ImageJob, card: ModelCard, config: RunConfig) -> dict[str, Need]:
+    """The same of a picture of a model that denoises latents; its sources count as squares."""
+    networks, width = card.networks, number_width(config)
+    assert networks is not None, "it denoises latents"
+    text, denoise, decode = _weights_by_moment(networks, config)
+    known = sequences(job.model, config.model.revision)
+    rows = known.count(job, [Size(1, 1)] * len(job.images), 0).step_rows
+    pixels = picture_work(job, card).pixels
+    return {
+        "text": Need(text),
+        "denoise": Need(denoise, rows * networks.token_bytes * width),
+        "decode": Need(decode, pixels * networks.decode.per_pixel * width),
+    }
+
+
 def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()) -> Need:
     """What a run of a video model is refused by: the text encoders, or its other networks with K/V
     of the one of `jobs` that takes most and what a step cache keeps. The rest of its work is only
@@ -53,13 +69,18 @@ def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()
     works, width = [video_work(job, card) for job in jobs], number_width(config)
     kv = max((work.kv_bytes for work in works), default=0) * width * config.batch.clips
     kept = max((work.velocity_bytes for work in works), default=0)
-    text, *others = _weights_by_moment(card, config)
+    return networks_need(card, config, kv + kept)
+
+
+def networks_need(networks: Networks, config: RunConfig, held: int = 0) -> Need:
+    """The same of any model, whose jobs hold so many bytes while they are denoised."""
+    text, *others = _weights_by_moment(networks, config)
     weights, waiting = max(others), 0
     if _takes_turns(config):
-        waiting = sum(card.loaded_bytes(*held_form(config)).values())
+        waiting = sum(networks.loaded_bytes(*held_form(config)).values())
     elif not config.reuse.prompt_cache:
         weights += text
-    return max(Need(text, 0, waiting), Need(weights, kv + kept, waiting), key=lambda it: it.total)
+    return max(Need(text, 0, waiting), Need(weights, held, waiting), key=lambda it: it.total)
 
 
 def _takes_turns(config: RunConfig) -> bool:
@@ -67,7 +88,7 @@ def _takes_turns(config: RunConfig) -> bool:
     return config.model.cpu_offload != "none" and precision(config.model)[0] == "cuda"
 
 
-def _weights_by_moment(card: VideoCard, config: RunConfig) -> tuple[int, int, int]:
+def _weights_by_moment(card: Networks, config: RunConfig) -> tuple[int, int, int]:
     """Bytes of the networks that are on the device while texts are embedded, in a step, and in a
     decode. In main memory those of all ranks lie together.
     """

@@ -246,7 +246,7 @@ def _fetched(model: str, revision: str | None, *, with_weights: bool) -> Path:
 
     # Code files are left where they are: nothing of theirs is ever run.
     # The patterns match in component folders too, where tokenizers have files of other kinds.
-    small = ["*.json", "system_prompt.py", "*.jinja", "*.txt", "*.model"]
+    small = ["README.md", "*.json", "system_prompt.py", "*.jinja", "*.txt", "*.model"]
     patterns = [*small, *(["*.safetensors"] if with_weights else [])]
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))

@@ -102,14 +102,67 @@ class RankBytes:
 
 
 @dataclass(frozen=True)
+class DecodeWork:
+    """Bytes that a VAE works with, in 16 bits: for each pixel of a frame that it decodes at once,
+    and for each pixel of every frame. One of them is 0: of a VAE that goes frame by frame, or
+    takes all frames at once.
+    """
+
+    per_pixel: int = 0
+    per_frame_pixel: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Networks:
+    """Networks of a checkpoint in diffusers' layout, by component: weights as stored in
+    `component_bytes`, their numbers in `component_parameters` where the files are there to count.
+    Encoders are those that can leave once everything is encoded.
+
+    `has_float32_vae`: whatever the dtype asked for, latents are decoded in float32. `blocks`: of
+    the transformer, which may come one by one. `token_bytes`: activations of a token at the widest
+    moment of a picture's forward, in 16 bits; `decode`: those of the VAE.
+    """
+
+    component_bytes: tuple[tuple[str, int], ...]
+    component_parameters: tuple[tuple[str, int], ...] = ()
+    has_float32_vae: bool = False
+    blocks: int = 0
+    token_bytes: int = 0
+    decode: DecodeWork = DecodeWork()
+
+    def loaded_bytes(self, dtype: str, quantization: str = "none") -> dict[str, int]:
+        """Bytes of each component once loaded in `dtype`, transformers quantized; as stored where
+        nothing is counted.
+
+        Released transformers are stored in float32, and take half of that in bfloat16. The few
+        tensors that a class keeps in float32, or as they are beside quantized ones, count like the
+        others.
+        """
+        counts, width = dict(self.component_parameters), 4 if dtype == "float32" else 2
+        held = {"none": float(width), "fp8": 1.0, "nf4": _NF4_BYTES}[quantization]
+
+        def of(name: str) -> float:
+            if name == "vae" and self.has_float32_vae:
+                return 4
+            return held if name.startswith("transformer") else width
+
+        return {
+            name: int(counts[name] * of(name)) if name in counts else stored
+            for name, stored in self.component_bytes
+        }
+
+
+@dataclass(frozen=True)
 class ModelCard:
     """A checkpoint's facts. `buckets` holds only the sizes that may be asked of it, or, where there
     is a `size_multiple`, those that ratios lead to: any sides of such multiples may be asked then,
     up to `base_size`.
 
-    `denoises_latents`: all it does; it has no text stage and no K/V, and takes any sides. Its jobs
-    have a second branch by `guides`; with source pictures of `reference_pixels` each in every step,
-    of 0 as many as the result has.
+    `networks`: of one that `denoises_latents`, which has no text stage and takes any sides. Its
+    jobs have a second branch by `guides`; with source pictures of `reference_pixels` each in every
+    step, of 0 as many as the result has.
+
+    `licence`: in a word, empty where nobody looked.
 
     `fewest_images` and `most_images`: source pictures that a job may have. `rounds_up`: an edit has
     its source's shape, each side at the next multiple.
@@ -148,12 +201,18 @@ class ModelCard:
     edit_defaults: SamplingDefaults | None = None
     size_multiple: int = 0
     has_graphs: bool = True
-    denoises_latents: bool = False
+    networks: Networks | None = None
+    licence: str = ""
     guides: Callable[[ImageJob], bool] | None = None
     reference_pixels: int | None = None
     fewest_images: int = 0
     most_images: int = 3
     rounds_up: bool = False
+
+    @property
+    def denoises_latents(self) -> bool:
+        """True if it does nothing else."""
+        return self.networks is not None
 
     def branches(self, job: ImageJob) -> int:
         """Guidance branches of the job's steps."""
@@ -162,6 +221,8 @@ class ModelCard:
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> int:
         """Bytes of all weights once loaded."""
+        if self.networks is not None:
+            return sum(self.networks.loaded_bytes(dtype, quantization).values())
         return self.weights.nbytes(dtype, quantization)
 
     def offloaded_bytes(self, dtype: str, quantization: str = "none") -> int:
@@ -277,17 +338,6 @@ class ForwardWork:
 
 
 @dataclass(frozen=True)
-class DecodeWork:
-    """Bytes that a VAE works with, in 16 bits: for each pixel of a frame that it decodes at once,
-    and for each pixel of every frame. One of them is 0: of a VAE that goes frame by frame, or
-    takes all frames at once.
-    """
-
-    per_pixel: int = 0
-    per_frame_pixel: int = 0
-
-
-@dataclass(frozen=True)
 class StartRule:
     """How a checkpoint starts from pictures: how many it takes (the second is the last frame), and
     how its authors fit them. The video's size is the nearest of `sizes`, or the largest of `area`
@@ -337,20 +387,17 @@ class ChunkRule:
 
 
 @dataclass(frozen=True)
-class VideoCard:
+class VideoCard(Networks):
     """A video checkpoint's facts, read from its JSON files alone.
 
     `start`: how it starts from pictures, None where it cannot; `needs_start`: whether it must.
 
     Sizes must be multiples of `size_multiple` pixels; frames are `frame_stride * k + 1`.
-    `max_prompt_tokens` is where the main text encoder cuts. `component_bytes` counts weights by
-    component as stored, `component_parameters` their numbers, where the files are there to count;
-    encoders are those that can leave once every prompt is embedded.
-    `has_float32_vae`: whatever the dtype asked for, latents are decoded in float32.
+    `max_prompt_tokens` is where the main text encoder cuts.
     `guides_below_one`: a guidance scale under 1 runs both branches too; otherwise it means none.
     `chunks`: of a causal checkpoint, None where all frames are denoised together. `has_camera`: its
     videos follow a camera's path.
-    `blocks`: of the transformer. `wants_negative`: its authors never guide without a long negative
+    `wants_negative`: its authors never guide without a long negative
     prompt. `cleaner`: the package that mends prompts where it is there, as its authors' pipeline
     does it.
     `is_distilled`: to few steps. `context_heads`: of attention, where ranks can share the tokens of
@@ -367,43 +414,17 @@ class VideoCard:
     latent_channels: int
     max_prompt_tokens: int
     tiles: TileRule
-    component_bytes: tuple[tuple[str, int], ...]
     defaults: VideoDefaults
-    has_float32_vae: bool = False
     guides_below_one: bool = True
-    component_parameters: tuple[tuple[str, int], ...] = ()
     forward: ForwardWork = ForwardWork()
     start: StartRule | None = None
     needs_start: bool = False
     chunks: ChunkRule | None = None
     has_camera: bool = False
-    blocks: int = 0
     wants_negative: bool = False
     cleaner: str = ""
-    decode: DecodeWork = DecodeWork()
     is_distilled: bool = False
     context_heads: int = 0
-
-    def loaded_bytes(self, dtype: str, quantization: str = "none") -> dict[str, int]:
-        """Bytes of each component once loaded in `dtype`, transformers quantized; as stored where
-        nothing is counted.
-
-        Released transformers are stored in float32, and take half of that in bfloat16. The few
-        tensors that a class keeps in float32, or as they are beside quantized ones, count like the
-        others.
-        """
-        counts, width = dict(self.component_parameters), 4 if dtype == "float32" else 2
-        held = {"none": float(width), "fp8": 1.0, "nf4": _NF4_BYTES}[quantization]
-
-        def of(name: str) -> float:
-            if name == "vae" and self.has_float32_vae:
-                return 4
-            return held if name.startswith("transformer") else width
-
-        return {
-            name: int(counts[name] * of(name)) if name in counts else stored
-            for name, stored in self.component_bytes
-        }
 
     def latent_grid(self, size: Size, num_frames: int) -> tuple[int, int, int]:
         """Latent frames, rows and columns of a video."""

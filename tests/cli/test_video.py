@@ -134,7 +134,7 @@ def test_a_plan_says_what_a_whole_decode_takes_and_which_prompt_is_missing(
     )
     said = run_cli("plan", manifest).out
     assert "1 job with guidance and no negative prompt" in said
-    assert "a GPU of 24 GB takes it; a GPU of 48 GB takes it" in said
+    assert "on a GPU: 12 GB as is, 16 GB as is, 24 GB as is, 48 GB as is" in said
 
 
 @pytest.mark.parametrize("flag", [("--frames", "jpg"), ("--checkpoint-every", "-1"),

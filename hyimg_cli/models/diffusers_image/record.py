@@ -21,6 +21,8 @@ from hyimg_cli.loading.checkpoint import file_digest
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.media.images import size_of
 from hyimg_cli.models.common.config import Config
+from hyimg_cli.models.diffusers_image.footprint import networks_of
+from hyimg_cli.models.diffusers_image.licence import licence_of
 from hyimg_cli.models.diffusers_video.layout import (
     INDEX,
     CheckpointLayout,
@@ -29,7 +31,7 @@ from hyimg_cli.models.diffusers_video.layout import (
 )
 from hyimg_cli.models.family import Family, ImageCheckpoint
 from hyimg_cli.settings.run import ModelChoice
-from hyimg_cli.spec.card import Bucket, ModelCard, SamplingDefaults, WeightCounts
+from hyimg_cli.spec.card import Bucket, ModelCard, SamplingDefaults
 from hyimg_cli.spec.job import ImageJob, Size
 
 if TYPE_CHECKING:
@@ -428,6 +430,7 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
         family="diffusers_image",
         name=own.text("name", layout.folder.name),
         is_trained=own.flag("trained", True),
+        licence=licence_of(layout) if own.flag("trained", True) else "",
         is_distilled=kind.is_distilled,
         buckets=tuple(Bucket(number, Size(*sides)) for number, sides in enumerate(_SIDES)),
         pixels_per_cell=_CELL,
@@ -436,11 +439,10 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
         weight_bytes=sum(part.stored_bytes() or 0 for part in parts),
         max_positions=1 << 20,
         vocab_size=0,
-        weights=WeightCounts(rest=sum(part.parameters() or 0 for part in parts)),
         size_multiple=kind.multiple,
         has_graphs=False,
         base_size=own.count("base_size", 1024),
-        denoises_latents=True,
+        networks=networks_of(layout),
         guides=kind.is_guided,
         reference_pixels=_REFERENCE_PIXELS if kind.scales_pictures else 0,
         fewest_images=kind.fewest,

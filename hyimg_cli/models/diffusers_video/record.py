@@ -133,20 +133,22 @@ def stored_facts(layout: CheckpointLayout, defaults: VideoDefaults) -> dict[str,
         name: Size(*values.counts(name, length=2)) if name == "size" else values.setting(name)
         for name in values.values
     }
-    parts = [
-        (name, part.stored_bytes(), part.parameters())
-        for name, part in layout.components.items()
-        if part.has_weights
-    ]
-    return {
+    return stored_networks(layout) | {
         "family": layout.family,
         "name": own.text("name", layout.folder.name),
         "is_trained": own.flag("trained", True),
-        "component_bytes": tuple((name, size) for name, size, _ in parts if size is not None),
-        "component_parameters": tuple(
-            (name, count) for name, _, count in parts if count is not None
-        ),
         "defaults": replace(defaults, **changed),
+    }
+
+
+def stored_networks(layout: CheckpointLayout) -> dict[str, Any]:
+    """Weights of each component, as fields of `Networks`."""
+    parts = [(name, part) for name, part in layout.components.items() if part.has_weights]
+    stored = [(name, part.stored_bytes()) for name, part in parts]
+    counts = [(name, part.parameters()) for name, part in parts]
+    return {
+        "component_bytes": tuple((name, size) for name, size in stored if size is not None),
+        "component_parameters": tuple((name, n) for name, n in counts if n is not None),
     }
 
 

@@ -1,0 +1,177 @@
+"""What released editors take, by their public configurations: header files without weights."""
+
+import json
+import re
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from hyimg_cli.doctor.models import image_checkpoint
+from hyimg_cli.models import registry
+from hyimg_cli.models.diffusers_image.licence import licence_of
+from hyimg_cli.models.diffusers_image.record import KINDS, read_layout
+from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
+
+FACTS = json.loads((Path(__file__).parent / "released.json").read_text())
+CHECKPOINTS: dict[str, list[str]] = FACTS["checkpoints"]
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+WEIGHTS = shutil.ignore_patterns("*.safetensors")
+GPU = ("--device", "cuda", "--dtype", "bfloat16")
+
+
+@cache
+def shapes(name: str) -> dict[str, tuple[int, ...]]:
+    """Every stored tensor of a released network."""
+    class_name, values = FACTS["parts"][name]
+    with torch.device("meta"):
+        if hasattr(diffusers, class_name):
+            module: Any = getattr(diffusers, class_name)(**values)
+        else:
+            cls: Any = getattr(transformers, class_name)
+            module = cls(cls.config_class(**values))
+    found = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    for copy in getattr(module, "_tied_weights_keys", None) or ():
+        if getattr(module.config, "tie_word_embeddings", False):
+            found.pop(copy, None)
+    return found
+
+
+def numbers(name: str) -> int:
+    return sum(torch.Size(shape).numel() for shape in shapes(name).values())
+
+
+def write_network(folder: Path, name: str) -> list[str]:
+    """Configuration and header of a network, its weights a hole in the file."""
+    class_name, values = FACTS["parts"][name]
+    folder.mkdir()
+    is_of_diffusers = hasattr(diffusers, class_name)
+    if is_of_diffusers:
+        (folder / "config.json").write_text(json.dumps({"_class_name": class_name} | values))
+    else:
+        getattr(transformers, class_name).config_class(**values).save_pretrained(folder)
+    header, end = dict[str, Any](), 0
+    for key, shape in shapes(name).items():
+        begin, end = end, end + 2 * torch.Size(shape).numel()
+        header[key] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    stem = "diffusion_pytorch_model" if is_of_diffusers else "model"
+    with (folder / f"{stem}.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    return ["diffusers" if is_of_diffusers else "transformers", class_name]
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    root = tmp_path_factory.mktemp("released")
+
+    @cache
+    def of(model: str) -> Path:
+        pipeline, transformer, vae, *encoders = CHECKPOINTS[model]
+        folder = root / model.split("/")[1]
+        folder.mkdir()
+        index: dict[str, Any] = {"_class_name": pipeline, "is_distilled": True}
+        names = {"transformer": transformer, "vae": vae}
+        names |= dict(zip(("text_encoder", "text_encoder_2"), encoders, strict=False))
+        for part, classes in KINDS[pipeline].parts.items():
+            if part in names:
+                index[part] = write_network(folder / part, names[part])
+            else:
+                is_scheduler = part == "scheduler"
+                index[part] = ["diffusers" if is_scheduler else "transformers", min(classes)]
+                (folder / part).mkdir()
+        scheduler = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
+        (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
+        (folder / "model_index.json").write_text(json.dumps(index))
+        return folder
+
+    return of
+
+
+def plan_of(run_cli: Any, folder: Path, pipeline: str, *flags: str) -> Any:
+    edits = KINDS[pipeline].most > 0
+    line = {"custom_id": "a", "task": "it2i" if edits else "t2i", "prompt": "red"}
+    line |= {"images": ["s.png"]} if edits else {}
+    Image.new("RGB", (1024, 1024), "red").save("s.png")
+    Path("jobs.jsonl").write_text(json.dumps(line))
+    given = ("jobs.jsonl", "--model", str(folder), "-o", "out", *flags)
+    found = run_cli("plan", *given, "--json")
+    assert found.code == 0, found.err
+    return found.json_lines[0]
+
+
+@pytest.mark.parametrize("model", CHECKPOINTS)
+def test_weights_are_counted_by_dtype(run_cli: Any, released: Any, model: str) -> None:
+    pipeline, *parts = CHECKPOINTS[model]
+    forms = {(): (2, 2), ("--dtype", "float32"): (4, 4), ("--quantization", "fp8"): (1, 2)}
+    for flags, (of_transformer, of_others) in forms.items():
+        plan = plan_of(run_cli, released(model), pipeline, *GPU, *flags)
+        (found,) = plan["weight_bytes"].values()
+        transformer, *others = (numbers(name) for name in parts)
+        assert found["transformer"] == pytest.approx(of_transformer * transformer, rel=0.01)
+        expected = of_transformer * transformer + of_others * sum(others)
+        assert sum(found.values()) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("model", CHECKPOINTS)
+def test_the_page_says_what_is_counted(run_cli: Any, released: Any, model: str) -> None:
+    """Parameters of the transformer, bytes of all weights, and flags by a GPU's size."""
+    pipeline, *parts = CHECKPOINTS[model]
+    rows = {row[0]: row[1:] for row in map(_cells, PAGE.read_text().splitlines()) if row}
+    plan = plan_of(run_cli, released(model), pipeline, *GPU)
+    (weights,) = plan["weight_bytes"].values()
+    cards = plan["groups"][0]["cards"]
+    flags = [
+        "too small" if one is None else f"`{one}`" if one else "as is" for one in cards.values()
+    ]
+    size, nbytes = f"{numbers(parts[0]) / 1e9:.1f}B", f"{sum(weights.values()) / 1e9:.1f}"
+    licence = registry.model_card(str(released(model))).licence
+    assert rows[f"`{model}`"] == [f"`{pipeline}`", size, nbytes, licence, *flags]
+
+
+@pytest.mark.parametrize(
+    ("readme", "licence"),
+    [
+        ("---\nlicense: apache-2.0\n---\n", "Apache-2.0"),
+        ("---\nlanguage: en\nlicense: cc-by-nc-4.0\n---\n", "non-commercial"),
+        ("---\nlicense: other\nlicense_name: some-Non-Commercial-licence\n---\n", "non-commercial"),
+        ("---\nlicense: other\nlicense_name: ours\n---\n", "Apache-2.0"),
+        ("---\nlicense: mit\n---\nlicense: cc-by-nc-4.0\n", "mit"),
+        ("license: mit\n", "Apache-2.0"),
+    ],
+)
+def test_a_readme_is_asked_first(released: Any, tmp_path: Path, readme: str, licence: str) -> None:
+    shutil.copytree(released("black-forest-labs/FLUX.2-klein-4B"), tmp_path / "a", ignore=WEIGHTS)
+    (tmp_path / "a" / "README.md").write_text(readme)
+    assert licence_of(read_layout(tmp_path / "a")) == licence
+
+
+def test_a_licence_that_is_not_for_every_use_is_said_once(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Any
+) -> None:
+    """Of a trained checkpoint, at the start; that nobody knows it in `doctor` alone."""
+    one = {"task": "t2i", "prompt": "red", "size": "96x64", "num_inference_steps": 1}
+    manifest = write_manifest(*({"custom_id": name} | one for name in "ab"))
+    for kind, licence in (("kontext", "non-commercial"), ("klein", "unknown")):
+        shutil.copytree(checkpoint(kind), tmp_path / kind)
+        said = run_cli("generate", manifest, "--model", checkpoint(kind), "-o", f"{kind}-tiny").err
+        assert "2 done" in said
+        assert "licence" not in said
+        (tmp_path / kind / "card.json").unlink()
+        said = run_cli("generate", manifest, "--model", tmp_path / kind, "-o", f"{kind}-out").err
+        assert "2 done" in said
+        assert said.count(f"{licence} licence") == (licence == "non-commercial")
+        config = RunConfig(OutputConfig(tmp_path), model=ModelChoice(model=str(tmp_path / kind)))
+        assert f"licence: {licence}" in image_checkpoint(config).found
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
