@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 
+from hyimg_cli.manifest.fields import AR_FIELDS
 from hyimg_cli.settings.config import Setting, as_given
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.card import ModelCard
+from hyimg_cli.spec.few_steps import few_steps_advice
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.options import KeepOutside
 
@@ -13,7 +15,8 @@ from hyimg_cli.spec.options import KeepOutside
 def without_effect(
     settings: Mapping[str, Setting], jobs: Sequence[Job], card_of: Callable[[str], ModelCard]
 ) -> Iterator[str]:
-    """A sentence for each kind of job that settings were given for and `jobs` has none of.
+    """A sentence for each kind of job that settings were given for and `jobs` has none of; and for
+    LoRAs without the settings that go with them.
 
     `card_of` is asked for models of pictures, once each.
     """
@@ -23,10 +26,14 @@ def without_effect(
         noun = "videos" if pictures else "pictures"
         names = [row.name for row in SETTINGS.values() if row.only == noun]
         yield from _concern(settings, names, f"{noun} only; this manifest has none")
-    models = {job.model for job in pictures}
-    if pictures and not films and not any(card_of(model).denoises_latents for model in models):
+    denoising = [card_of(model).denoises_latents for model in {job.model for job in pictures}]
+    if pictures and not films and not any(denoising):
         names = [row.name for row in SETTINGS.values() if row.only == "latents"]
         yield from _concern(settings, names, "videos and models of diffusers only; no job is one")
+    if pictures and not films and all(denoising):
+        what = "models that write text only; no job is of one"
+        yield from _concern(settings, ["drop_think", *AR_FIELDS], what)
+    yield from dict.fromkeys(filter(None, map(few_steps_advice, pictures)))
     if films and not any(job.camera for job in films) and settings["clips_together"].value > 1:
         of_models = "models that follow a camera only; no video is of one"
         yield from _concern(settings, ["clips_together"], of_models)

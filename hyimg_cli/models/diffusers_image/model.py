@@ -61,6 +61,7 @@ from hyimg_cli.models.latent import LatentDenoiser, LatentModel, PromptEmbedding
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.events import BranchTokens
+from hyimg_cli.spec.few_steps import few_steps_advice
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.options import Lora
 
@@ -287,6 +288,9 @@ class LatentImageModel(LatentModel):
 
     def conditions(self, job: ImageJob, digests: Sequence[str]) -> dict[Condition, str]:
         return {one: one.kind for one in list_conditions(self.kind, self.card, job, digests)}
+
+    def notes(self, job: ImageJob) -> tuple[str, ...]:
+        return tuple(filter(None, [few_steps_advice(job)]))
 
     @torch.no_grad()
     def denoiser(

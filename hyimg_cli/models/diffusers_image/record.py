@@ -332,13 +332,23 @@ class EditorFolder(ImageCheckpoint):
             raise self._unfollowed("num_inference_steps")
         if self.kind.has_own_shift and job.flow_shift != self.card.defaults.flow_shift:
             raise self._unfollowed("flow_shift")
-        if job.writes_text or job.has_given_text or job.use_system_prompt != "None":
-            raise self._unfollowed("bot_task" if job.writes_text else "system_prompt")
         if job.num_inference_steps == 1 and self.layout.components["scheduler"].config().has(
             "shift_terminal"
         ):
             what, hint = f"one step of {self.card.name} would have no schedule", "take 2 or more"
             raise JobError(what, where="num_inference_steps", hint=hint, code="job.one-step")
+        is_unguided = self.kind.negative is not None and not self.kind.is_guided(job)
+        for name, is_asked in (
+            ("bot_task", job.writes_text),
+            ("cot_text" if job.cot_text else "cot_token_ids", job.has_given_text),
+            ("system_prompt", job.system_prompt is not None),
+            ("use_system_prompt", job.use_system_prompt != "None"),
+            # An edit that keeps its source has its shape by itself.
+            ("infer_align_image_size", job.infer_align_image_size and not job.outside),
+            ("negative_prompt", is_unguided and "negative_prompt" in job.user_fields),
+        ):
+            if is_asked:
+                raise self._unfollowed(name)
         for name in ("prompt", "negative_prompt"):
             text = getattr(job, name)
             if "<" in text and (found := [one for one in self._control_tokens if one in text]):

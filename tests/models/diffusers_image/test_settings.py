@@ -44,7 +44,14 @@ LIGHTNING = {
     "time_shift_type": "exponential",
 }
 # Z-Image's two branches are one batch in the library's pipeline, which rounds differently.
-UNGUIDED = {"qwen-image": 1, "klein": 1, "z-image": 0}
+UNGUIDED = {
+    "qwen-image": 1,
+    "qwen-image-edit-plus": 1,
+    "klein": 1,
+    "z-image": 0,
+    "longcat": 1,
+    "kontext": 1,
+}
 Draw = Callable[[LatentImageModel, ImageJob], Tensor]
 
 
@@ -87,7 +94,7 @@ def fitting(job: ImageJob, kind: str) -> ImageJob:
 
 
 @pytest.mark.parametrize("how", ["model", "group"])
-@pytest.mark.parametrize("kind", ["qwen-image", "klein-base", "z-image"])
+@pytest.mark.parametrize("kind", ["qwen-image", "klein-base", "z-image", "kontext", "longcat"])
 def test_the_same_bits_with_one_network_on_the_device_at_a_time(
     checkpoint: Checkpoint, job: ImageJob, monkeypatch: pytest.MonkeyPatch, kind: str, how: Any
 ) -> None:
@@ -104,7 +111,11 @@ def test_the_same_bits_with_one_network_on_the_device_at_a_time(
 
     def at_work(name: str) -> None:
         seen.append(name)
-        assert [one for one in homes if away(one)] == [name]
+        # Kontext's texts are encoded by two networks at once.
+        stage = name.removesuffix("_2")
+        assert [one for one in homes if away(one)] == [
+            one for one in homes if one.startswith(stage)
+        ]
 
     for origin in ("load_weights", "load_network"):
         load = getattr(editors, origin)
@@ -124,7 +135,9 @@ def test_the_same_bits_with_one_network_on_the_device_at_a_time(
     assert torch.equal(found, expected)
     assert np.array_equal(model.decode_latents(job, found), expected_pixels)
     turns = [name for name, _ in groupby(seen)]
-    encoders = ["text_encoder", "vae"] if job.images else ["text_encoder"]
+    encoders = (
+        ["text_encoder"] + ["text_encoder_2"] * (kind == "kontext") + ["vae"] * len(job.images)
+    )
     assert turns == [*encoders, "transformer", "vae"]
 
 
@@ -208,19 +221,23 @@ def test_tiles_are_the_librarys(
 
 @pytest.mark.parametrize(
     ("kind", "shift", "steps"),
-    [("qwen-image", 3, 4), ("qwen-image", 3, 8), ("z-image", 6, 3)],
+    [
+        *(("qwen-image", 3, 4), ("qwen-image-edit-plus", 3, 8), ("z-image", 6, 3)),
+        *(("kontext", 5, 3), ("longcat", 5, 3)),
+    ],
 )
 def test_a_flow_shift_is_the_schedule_of_few_step_models(
     run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],
     kind: str, shift: float, steps: int,
 ) -> None:  # fmt: skip
     how = {"guidance_scale": UNGUIDED[kind], "num_inference_steps": steps, "flow_shift": shift}
-    one = line("a", "red", **how)
+    one = line("a", "red", *(["s0.png"] if "edit" in kind else []), **how)
     out, folder = tmp_path / "out", checkpoint(kind)
     run_cli("generate", str(write_manifest(one)), "--model", str(folder), "-o", str(out))
 
     def as_published(pipe: Any) -> None:
-        change = {"shift": shift} if kind == "z-image" else LIGHTNING
+        own = {"base_shift": math.log(shift), "max_shift": math.log(shift)}
+        change = {"shift": shift} if kind == "z-image" else LIGHTNING | own
         pipe.scheduler = FlowMatchEulerDiscreteScheduler.from_config(
             pipe.scheduler.config, **change
         )
@@ -234,7 +251,7 @@ def test_a_flow_shift_is_the_schedule_of_few_step_models(
 CACHED = StepCache(interval=2, first=2)
 
 
-@pytest.mark.parametrize("kind", ["qwen-image", "klein-base", "z-image"])
+@pytest.mark.parametrize("kind", ["qwen-image", "klein-base", "z-image", "kontext", "longcat"])
 def test_a_step_that_is_left_out_asks_no_transformer(
     checkpoint: Checkpoint, job: ImageJob, kind: str
 ) -> None:

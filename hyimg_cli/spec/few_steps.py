@@ -1,0 +1,24 @@
+"""LoRAs by which a picture's model needs few steps, known by their files' names, and the settings
+that their authors give with them.
+"""
+
+import re
+
+from hyimg_cli.spec.job import ImageJob
+
+# Qwen-Image-Edit-2509-Lightning-4steps-V1.0-bf16.safetensors
+_LIGHTNING = re.compile(r"lightning[-_ ]?([0-9]+)[-_ ]?steps", re.IGNORECASE)
+
+
+def few_steps_advice(job: ImageJob) -> str:
+    """A sentence where a job has such a LoRA and other settings; else empty."""
+    for lora in job.lora:
+        name = lora.file.rpartition("/")[2]
+        if found := _LIGHTNING.search(name):
+            wanted = {"num_inference_steps": int(found[1]), "guidance_scale": 1, "flow_shift": 3}
+            others = {one: getattr(job, one) for one in wanted if getattr(job, one) != wanted[one]}
+            if others:
+                asks = ", ".join(f"{one} {wanted[one]}" for one in others)
+                has = ", ".join(f"{value:g}" for value in others.values())
+                return f"{name} was made with {asks}; here it has {has}"
+    return ""
