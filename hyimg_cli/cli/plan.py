@@ -322,7 +322,7 @@ def _card_lines(cost: VideoForecast | LatentCost) -> Iterator[str]:
 def _steps_text(cost: Cost | VideoForecast) -> str:
     steps, left_out = counted(cost.denoise_steps, "denoise step"), cost.denoise_steps
     left_out -= cost.full_steps
-    return f"{steps}, {left_out} of them estimated by a lossy step cache," if left_out else steps
+    return f"{steps} ({left_out} of them estimated by a lossy step cache)" if left_out else steps
 
 
 def _floor_text(flops: int) -> str:

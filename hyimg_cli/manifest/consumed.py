@@ -29,9 +29,11 @@ def without_effect(
     denoising = [card_of(model).denoises_latents for model in {job.model for job in pictures}]
     if pictures and not films and not any(denoising):
         names = [row.name for row in SETTINGS.values() if row.only == "latents"]
-        yield from _concern(settings, names, "videos and models of diffusers only; no job is one")
+        yield from _concern(
+            settings, names, "videos and diffusers image models only; this manifest has none"
+        )
     if pictures and not films and all(denoising):
-        what = "models that write text only; no job is of one"
+        what = "models that write text only; this manifest has none"
         yield from _concern(settings, ["drop_think", *AR_FIELDS], what)
     yield from dict.fromkeys(filter(None, map(few_steps_advice, pictures)))
     if films and not any(job.camera for job in films) and settings["clips_together"].value > 1:

@@ -20,5 +20,5 @@ def few_steps_advice(job: ImageJob) -> str:
             if others:
                 asks = ", ".join(f"{one} {wanted[one]}" for one in others)
                 has = ", ".join(f"{value:g}" for value in others.values())
-                return f"{name} was made with {asks}; here it has {has}"
+                return f"{name} was trained for {asks}; this job uses {has}"
     return ""

@@ -30,7 +30,8 @@ def test_each_setting_is_named_as_it_was_given(make_job: Any) -> None:
     )
     names = "--vae-patch-parallel-size, frames of the recipe"
     both = [f"{names} concern videos only; this manifest has none"]
-    other = "HYIMG_CHECKPOINT_EVERY concerns videos and models of diffusers only; no job is one"
+    of_latents = "videos and diffusers image models only; this manifest has none"
+    other = f"HYIMG_CHECKPOINT_EVERY concerns {of_latents}"
     assert list(without_effect(settings, [make_job()], model_card)) == [*both, other]
     card = replace(model_card("tiny-image"), denoises_latents=True)
     assert list(without_effect(settings, [make_job()], lambda model: card)) == both

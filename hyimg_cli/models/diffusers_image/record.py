@@ -324,21 +324,13 @@ class EditorFolder(ImageCheckpoint):
         self.card = _card(self.layout, self.kind, model)
 
     def check(self, job: ImageJob) -> None:
-        if self.kind.is_distilled and job.guidance_scale != self.kind.guidance:
-            raise self._unfollowed("guidance_scale")
-        if not self.kind.takes_size and not (job.size.is_auto or job.outside):
-            raise self._unfollowed("size")
-        if self.kind.sigmas and job.num_inference_steps != self.kind.steps:
-            raise self._unfollowed("num_inference_steps")
-        if self.kind.has_own_shift and job.flow_shift != self.card.defaults.flow_shift:
-            raise self._unfollowed("flow_shift")
-        if job.num_inference_steps == 1 and self.layout.components["scheduler"].config().has(
-            "shift_terminal"
-        ):
-            what, hint = f"one step of {self.card.name} would have no schedule", "take 2 or more"
-            raise JobError(what, where="num_inference_steps", hint=hint, code="job.one-step")
-        is_unguided = self.kind.negative is not None and not self.kind.is_guided(job)
+        kind, has_own_shift = self.kind, job.flow_shift == self.card.defaults.flow_shift
+        is_unguided = kind.negative is not None and not kind.is_guided(job)
         for name, is_asked in (
+            ("guidance_scale", kind.is_distilled and job.guidance_scale != kind.guidance),
+            ("size", not kind.takes_size and not (job.size.is_auto or job.outside)),
+            ("num_inference_steps", kind.sigmas and job.num_inference_steps != kind.steps),
+            ("flow_shift", kind.has_own_shift and not has_own_shift),
             ("bot_task", job.writes_text),
             ("cot_text" if job.cot_text else "cot_token_ids", job.has_given_text),
             ("system_prompt", job.system_prompt is not None),
@@ -348,7 +340,12 @@ class EditorFolder(ImageCheckpoint):
             ("negative_prompt", is_unguided and "negative_prompt" in job.user_fields),
         ):
             if is_asked:
-                raise self._unfollowed(name)
+                what = f"{self.card.name} does not follow {name}"
+                raise JobError(what, where=name, hint="leave it out", code="job.not-followed")
+        scheduler = self.layout.components["scheduler"].config()
+        if job.num_inference_steps == 1 and has_own_shift and scheduler.has("shift_terminal"):
+            what, hint = f"one step of {self.card.name} would have no schedule", "take 2 or more"
+            raise JobError(what, where="num_inference_steps", hint=hint, code="job.one-step")
         for name in ("prompt", "negative_prompt"):
             text = getattr(job, name)
             if "<" in text and (found := [one for one in self._control_tokens if one in text]):
@@ -384,10 +381,6 @@ class EditorFolder(ImageCheckpoint):
                         case {"content": str(token), "special": True} if token.startswith("<"):
                             found.add(token)
         return frozenset(found)
-
-    def _unfollowed(self, name: str) -> JobError:
-        what = f"{self.card.name} does not follow {name}"
-        return JobError(what, where=name, hint="leave it out", code="job.not-followed")
 
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
         bucket = self.card.bucket_of(job.size) or self.card.nearest_bucket(1, 1)

@@ -97,7 +97,10 @@ class EditPipeline(LatentPipeline[LatentImageModel, ImageJob, EditRequest]):
         return opened
 
     def _stages(self) -> EditStages:
-        return EditStages(self._resident(), self._encodings, self.tree.clear, trips=self._trips)
+        compiles = self._config.model.compile_blocks
+        return EditStages(
+            self._resident(), self._encodings, self.tree.clear, compiles, trips=self._trips
+        )
 
     def _new_request(
         self, job: ImageJob, clock: PhaseClock, folder: JobFolder | None

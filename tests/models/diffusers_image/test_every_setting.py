@@ -155,8 +155,8 @@ def test_a_negative_prompt_without_guidance_is_refused(checked: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({}, "num_inference_steps 4, guidance_scale 1, flow_shift 3; here it has 20, 4, 1"),
-        ({"num_inference_steps": 4, "guidance_scale": 1}, "flow_shift 3; here it has 1"),
+        ({}, "num_inference_steps 4, guidance_scale 1, flow_shift 3; this job uses 20, 4, 1"),
+        ({"num_inference_steps": 4, "guidance_scale": 1}, "flow_shift 3; this job uses 1"),
         ({"num_inference_steps": 4, "guidance_scale": 1, "flow_shift": 3}, ""),
     ],
 )
@@ -173,4 +173,4 @@ def test_lightning_without_its_schedule_is_told(
     )
     ran = checked({"lora": name} | change)
     assert ran.code == 0, ran.err
-    assert (f"note: {name} was made with {told}\n" in ran.err) if told else "note" not in ran.err
+    assert (f"note: {name} was trained for {told}\n" in ran.err) if told else "note" not in ran.err

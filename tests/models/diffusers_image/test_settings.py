@@ -398,4 +398,6 @@ def test_a_model_without_a_loader_reads_no_lora(run_cli: Any, write_manifest: An
     assert named.json_lines[0]["fault"]["code"] == "manifest.foreign-field"
     told = run_cli("check", write_manifest({"prompt": "x"}), "--lora", "o/r/a.safetensors")
     assert told.code == 0
-    assert "--lora concerns videos and models of diffusers only; no job is one" in told.err
+    assert (
+        "--lora concerns videos and diffusers image models only; this manifest has none" in told.err
+    )
