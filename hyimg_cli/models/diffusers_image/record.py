@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES
 from hyimg_cli.errors import JobError, SourceImageError, require
-from hyimg_cli.kv.segments import Segment
+from hyimg_cli.kv.segments import ImageSegment, Segment
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.checkpoint import file_digest
 from hyimg_cli.manifest.cost import JobTokens
@@ -23,6 +23,7 @@ from hyimg_cli.media.images import size_of
 from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.diffusers_image.footprint import networks_of
 from hyimg_cli.models.diffusers_image.licence import licence_of
+from hyimg_cli.models.diffusers_image.rows import COUNTS, CountRows, PrefixRows
 from hyimg_cli.models.diffusers_video.layout import (
     INDEX,
     CheckpointLayout,
@@ -176,7 +177,7 @@ _KLEIN = Kind(
 _QWEN21 = Kind(
     "QwenImage21ModularPipeline", _QWEN21_PARTS, 0, 10, steps=40, guidance=1.0,
     own_inputs=lambda job, card: {"output_resolution": card.base_size},
-    of_pictures=frozenset({"output_resolution"}),
+    of_texts=frozenset({"output_resolution"}), of_pictures=frozenset({"output_resolution"}),
     reads_alpha=True, multiple=32, prefix="pictures, then text",
 )  # fmt: skip
 KINDS = {
@@ -372,7 +373,7 @@ class EditorFolder(ImageCheckpoint):
         """What the tokenizers would not read as text: it stands in their templates."""
         found = set[str]()
         for name, part in self.layout.components.items():
-            for file in _TOKENS_FILES if name.startswith("tokenizer") else ():
+            for file in _TOKENS_FILES if name.startswith(("tokenizer", "processor")) else ():
                 own = Config.read(part.folder / file, is_optional=True)
                 decoder = own.table("added_tokens_decoder", {}).values.values()
                 listed = own.values.get("added_tokens")
@@ -383,6 +384,16 @@ class EditorFolder(ImageCheckpoint):
         return frozenset(found)
 
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
+        if self.kind.prefix:
+            branches = self._branches(job, source_sizes)
+            prefixes = [sum(one.segments) for one in branches]
+            return JobTokens(
+                positive=prefixes[0],
+                negative=sum(prefixes[1:]),
+                step_rows=branches[0].per_step,
+                branches=len(branches),
+                kv_rows=sum(prefixes),
+            )
         bucket = self.card.bucket_of(job.size) or self.card.nearest_bucket(1, 1)
         pixels = bucket.size.height * bucket.size.width
         for size in source_sizes:
@@ -396,7 +407,30 @@ class EditorFolder(ImageCheckpoint):
     def prefixes(
         self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
     ) -> list[list[Segment]]:
-        return [[]]  # nothing of a job's rows outlives a step
+        if not self.kind.prefix:
+            return [[]]  # nothing of a job's rows outlives a step
+        pictures = f"{list(digests)} {job.lora}"
+        found = list[list[Segment]]()
+        for text, rows in zip(self._texts(job), self._branches(job, source_sizes), strict=True):
+            what = (
+                [pictures, text][-len(rows.segments) :] if self.kind.shows_pictures else [pictures]
+            )
+            pairs = zip(rows.segments, what, strict=False)
+            found.append([ImageSegment((0,) * count, one, ()) for count, one in pairs])
+        return found
+
+    def _texts(self, job: ImageJob) -> list[str]:
+        """Of each guidance branch."""
+        return [job.prompt, job.negative_prompt][: self.card.branches(job)]
+
+    def _branches(self, job: ImageJob, source_sizes: Sequence[Size]) -> list[PrefixRows]:
+        bucket = self.card.bucket_of(job.size)
+        size = bucket.size if bucket else None
+        return [self._rows(text, source_sizes, size) for text in self._texts(job)]
+
+    @cached_property
+    def _rows(self) -> CountRows:
+        return COUNTS[self.kind.prefix](self.layout.folder, self.card.base_size)
 
     def encodings(self, job: ImageJob, digests: Sequence[str]) -> list[tuple[str, Any]]:
         return [(one.kind, one) for one in list_conditions(self.kind, self.card, job, digests)]
@@ -424,6 +458,13 @@ def shifted(scheduler: Config, shift: float) -> dict[str, float | None]:
     return dict.fromkeys(("base_shift", "max_shift"), math.log(shift)) | {"shift_terminal": None}
 
 
+def _kv_bytes(layout: CheckpointLayout) -> int:
+    """Of a row's keys and values in bfloat16."""
+    own = layout.components["transformer"].config()
+    layers = own.count("num_layers") + own.count("num_single_layers", 0, least=0)
+    return 2 * 2 * layers * own.count("num_attention_heads") * own.count("attention_head_dim")
+
+
 def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
     own = Config.read(layout.folder / "card.json", is_optional=True)
     parts = [part for part in layout.components.values() if part.has_weights]
@@ -438,7 +479,7 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
         buckets=tuple(Bucket(number, Size(*sides)) for number, sides in enumerate(_SIDES)),
         pixels_per_cell=_CELL,
         source_vit_tokens=0,
-        kv_bytes_per_token=0,
+        kv_bytes_per_token=_kv_bytes(layout) if kind.prefix else 0,
         weight_bytes=sum(part.stored_bytes() or 0 for part in parts),
         max_positions=1 << 20,
         vocab_size=0,

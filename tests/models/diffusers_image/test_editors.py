@@ -88,7 +88,10 @@ def test_an_edit_without_a_size_has_the_librarys_own(
 
 @pytest.mark.parametrize(
     ("kind", "stop"),
-    [("qwen-image-edit", 1), ("qwen-image-edit", STEPS), ("kontext", 2), ("longcat-edit", 1)],
+    [
+        *(("qwen-image-edit", 1), ("qwen-image-edit", STEPS), ("kontext", 2), ("longcat-edit", 1)),
+        *(("qwen-image-2.1", 1), ("klein-kv", 2)),
+    ],
 )
 def test_a_run_that_ends_behind_any_step_goes_on_there(
     run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],

@@ -1,5 +1,6 @@
 """Qwen-Image-2.1 and klein KV: the classic pipeline's pixels, prefixes shared or not."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import tiny_editors
 import torch
 from PIL import Image
 
+from hyimg_cli.journal.journal import RunFolder
+
 Line = dict[str, Any]
-SIDE, STEPS = 96, 3
+SIDE, STEPS, SIZES = 96, 3, ((64, 96), (80, 70), (96, 64), (64, 64))
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +32,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 @pytest.fixture
 def sources(tmp_path: Path) -> list[str]:
     numbers, names = np.random.default_rng(1), []
-    for number, (height, width, channels) in enumerate(
-        ((64, 96, 3), (80, 70, 3), (96, 64, 4), (64, 64, 3))
-    ):
-        pixels = numbers.integers(0, 256, (height, width, channels), np.uint8)
+    for number, size in enumerate(SIZES):
+        # One is clear in places.
+        pixels = numbers.integers(0, 256, (*size, 4 if number == 2 else 3), np.uint8)
         names.append(f"s{number}.png")
         Image.fromarray(pixels).save(tmp_path / names[-1])
     return names
@@ -114,3 +116,55 @@ def test_pixels_are_the_librarys_in_any_order_shared_or_not(
         assert np.abs(shared.astype(int) - pixels).max() <= 1, custom_id
         assert np.array_equal(found["turned"][custom_id], shared), custom_id
         assert np.array_equal(found["apart"][custom_id], shared), custom_id
+
+
+def counted(out: Path) -> tuple[int, int]:
+    """Rows that a run's transformer computed of prefixes, and of canvases."""
+    prefix, canvas = 0, 0
+    for one in RunFolder(out).results().values():
+        for branch in one["kv_reuse"]["branches"]:
+            prefix += branch["computed"]
+            canvas += branch["per_step"] * one["denoise_steps"]
+    return prefix, canvas
+
+
+def rows_of(kind: str, sizes: Sequence[tuple[int, int]], texts: Sequence[str]) -> int:
+    """Of a set of sources once, and of each text behind it."""
+    if kind == "klein-kv":
+        return sum((height // 16) * (width // 16) for height, width in sizes)
+    # Sources are brought to 96 x 96 pixels, sides in multiples of 32; a byte is a token.
+    shapes = [(96 * (h / w) ** 0.5 / 32, 96 * (w / h) ** 0.5 / 32) for h, w in sizes]
+    head, shown = 1 + len("user\n"), len("<image1>") + 1
+    pictures = head + sum(round(h) * round(w) * 4 + shown for h, w in shapes)
+    between = (len(sizes) - 1) * 2
+    tail = 1 + 1 + 1 + 1 + len("assistant\n")
+    return pictures + between + sum(len(text) + tail for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "references", "guided"),
+    [("qwen-image-2.1", 1, False), ("qwen-image-2.1", 4, True), ("klein-kv", 2, False)],
+)
+def test_a_run_computes_the_rows_that_its_plan_counts(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoints: Callable[[str], Path],
+    sources: list[str], kind: str, references: int, guided: bool,
+) -> None:  # fmt: skip
+    """Four sets of sources, four texts, two seeds: each set once, and behind it each text."""
+    steps, texts = 8, ["red", "a blue sky", "snow", "night, with stars"]
+    sets = [(sources * 2)[first : first + references] for first in range(4)]
+    more = {"guidance_scale": 2.0, "negative_prompt": "dull"} if guided else {}
+    lines = [
+        line(f"{a}{b}{seed}", texts[b], sets[a], seed=seed, num_inference_steps=steps, **more)
+        for a, b, seed in itertools.product(range(4), range(4), (1, 2))
+    ]
+    lines = [lines[at] for at in np.random.default_rng(0).permutation(len(lines))]
+    manifest, model = str(write_manifest(*lines)), str(checkpoints(kind))
+    plan = run_cli("plan", manifest, "--model", model, "--json").json_lines[0]["total"]
+    sizes = dict(zip(sources, SIZES, strict=True))
+    read = [*texts, *(["dull"] if guided else ())]
+    prefix = sum(rows_of(kind, [sizes[name] for name in images], read) for images in sets)
+    per_step = (512 if kind == "klein-kv" else 0) + 4 * 6
+    canvas = per_step * steps * len(lines) * (2 if guided else 1)
+    assert (plan["prefix_rows"], plan["denoise_rows"]) == (prefix, canvas)
+    run_cli("generate", manifest, "--model", model, "-o", str(tmp_path / "out"))
+    assert counted(tmp_path / "out") == (prefix, canvas)
