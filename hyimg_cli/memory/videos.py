@@ -103,6 +103,7 @@ def _weights_by_moment(card: Networks, config: RunConfig) -> tuple[int, int, int
         return sum(encoders), sum(transformers) + vae, sum(transformers) + vae
     if config.model.cpu_offload == "group":
         transformers = [size * _BLOCKS // max(card.blocks, _BLOCKS) for size in transformers]
+        encoders = [size * _BLOCKS // max(card.encoder_blocks, _BLOCKS) for size in encoders]
     return max(encoders, default=0), max(transformers, default=0), vae
 
 

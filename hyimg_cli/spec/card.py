@@ -119,7 +119,8 @@ class Networks:
     Encoders are those that can leave once everything is encoded.
 
     `has_float32_vae`: whatever the dtype asked for, latents are decoded in float32. `blocks`: of
-    the transformer, which may come one by one. `token_bytes`: activations of a token at the widest
+    the transformer, which may come one by one, as `encoder_blocks` of the text encoder that has
+    fewest may. `token_bytes`: activations of a token at the widest
     moment of a picture's forward, in 16 bits; `decode`: those of the VAE.
     """
 
@@ -127,6 +128,7 @@ class Networks:
     component_parameters: tuple[tuple[str, int], ...] = ()
     has_float32_vae: bool = False
     blocks: int = 0
+    encoder_blocks: int = 0
     token_bytes: int = 0
     decode: DecodeWork = DecodeWork()
 

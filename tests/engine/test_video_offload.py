@@ -46,10 +46,10 @@ def brought(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     inner = Offload.bring
 
-    def bring(self: Offload, network: Any) -> None:
-        if network is not self._network:
-            seen.append(type(network).__name__)
-        inner(self, network)
+    def bring(self: Offload, *networks: Any) -> None:
+        if networks != self._networks:
+            seen.extend(type(network).__name__ for network in networks)
+        inner(self, *networks)
 
     monkeypatch.setattr(Offload, "bring", bring)
     return seen

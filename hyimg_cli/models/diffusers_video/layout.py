@@ -14,6 +14,8 @@ are quietly wrong. They are refused by what their JSON files say.
 """
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -35,6 +37,8 @@ _CONFIGS = {
     "image_processor": "preprocessor_config.json",
     "feature_extractor": "preprocessor_config.json",
 }
+# What the tensors of one block begin with.
+_BLOCK = re.compile(r"\D+?\.\d+\.")
 _WITHOUT_WEIGHTS = ("tokenizer", "tokenizer_2", "processor", "text_processor", *_CONFIGS)
 _TOKENIZER_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 _WAN_NETWORK = frozenset({"WanTransformer3DModel"})
@@ -129,6 +133,21 @@ class Component:
             return sum(math.prod(tensor.shape) for tensor in self.tensors().values())
         except CheckpointError:
             return None
+
+    def count_blocks(self) -> int:
+        """Number of its blocks, if all were as large as the largest and nothing were beside them; 0
+        where its weights are not here.
+        """
+        sizes = Counter[str]()
+        try:
+            for name, tensor in self.tensors().items():
+                block = _BLOCK.match(name)
+                sizes[block[0] if block else ""] += math.prod(tensor.shape)
+        except CheckpointError:
+            return 0
+        beside = sizes.pop("", 0)
+        largest = max(sizes.values(), default=beside)
+        return (beside + sizes.total()) // max(1, largest + beside // 2)
 
     def stored_bytes(self) -> int | None:
         """Bytes of its weights, by the index's own sum where it has one; None where they are not

@@ -149,6 +149,10 @@ def stored_networks(layout: CheckpointLayout) -> dict[str, Any]:
     return {
         "component_bytes": tuple((name, size) for name, size in stored if size is not None),
         "component_parameters": tuple((name, n) for name, n in counts if n is not None),
+        "encoder_blocks": min(
+            (part.count_blocks() for name, part in parts if name.startswith("text_encoder")),
+            default=0,
+        ),
     }
 
 

@@ -22,6 +22,7 @@ from diffusers.hooks.group_offloading import apply_group_offloading
 from diffusers.utils import logging as diffusers_logging
 from pydantic import ConfigDict, Field, FiniteFloat, PositiveFloat, TypeAdapter, ValidationError
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import logging as transformers_logging
 
@@ -62,9 +63,9 @@ class Offload:
         device        a copy of the weights of one network, or of those that work together; the next
                       one's takes its place
 
-    In groups a transformer's blocks come one at a time, by the library's group offload, and the
-    rest of it as a network of its own. Weights are only read: copies have the same bits, so have
-    the pixels.
+    In groups the blocks of transformers and text encoders come one at a time, by the library's
+    group offload, and the rest of each as a network of its own. Weights are only read: copies have
+    the same bits, so have the pixels.
     """
 
     def __init__(self, device: torch.device, *, in_groups: bool = False) -> None:
@@ -116,9 +117,12 @@ class Offload:
 
 
 def _blocks(network: nn.Module) -> list[nn.Module]:
-    """The blocks of a transformer, by the library's own names; other networks have none."""
-    kinds = getattr(network, "_repeated_blocks", None) or ()
-    lists = (one for one in network.children() if isinstance(one, nn.ModuleList))
+    """The blocks of a transformer or of a text encoder, by the libraries' own names; other networks
+    have none.
+    """
+    of_texts = "_no_split_modules" if isinstance(network, PreTrainedModel) else ""
+    kinds = getattr(network, of_texts or "_repeated_blocks", None) or ()
+    lists = (one for one in network.modules() if isinstance(one, nn.ModuleList))
     return [block for one in lists for block in one if type(block).__name__ in kinds]
 
 
@@ -249,6 +253,8 @@ def load_weights(
         prepare(module)
     if place.offload is None:
         module = module.to(place.device)
+    elif component.library == "transformers":
+        place.offload.group(module)
     module.requires_grad_(False)
     module.eval()
     return module

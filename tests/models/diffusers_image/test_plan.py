@@ -7,6 +7,7 @@ from typing import Any
 
 import diffusers
 import pytest
+import torch
 from PIL import Image
 
 from hyimg_cli.engine import runner
@@ -14,7 +15,8 @@ from hyimg_cli.engine.eta import Eta, Rates
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.models.diffusers_image import longcat
-from hyimg_cli.models.diffusers_image.record import KINDS, OF_PICTURES, OF_TEXTS
+from hyimg_cli.models.diffusers_image.record import KINDS, OF_PICTURES, OF_TEXTS, read_layout
+from hyimg_cli.models.diffusers_video.weights import LoadTarget, Offload, _blocks, load_weights
 from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.run import CacheConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.events import (
@@ -148,3 +150,22 @@ def test_time_of_encoding_ahead_is_by_what_is_left_to_encode(
     # Without guidance a step has one branch.
     run(plan_of(6, 1, 1.0), rates, 6, 1, step)
     assert said == [None, pytest.approx(load + 6 * text + picture + 6 * (4 * step + end))]
+
+
+@pytest.mark.parametrize("kind", ["qwen-image-edit", "klein", "kontext"])
+def test_blocks_of_the_text_encoder_come_one_by_one(checkpoint: Checkpoint, kind: str) -> None:
+    """And its card counts them so: all but two wait."""
+    layout = read_layout(checkpoint(kind))
+    part = layout.components["text_encoder_2" if kind == "kontext" else "text_encoder"]
+    target = LoadTarget(
+        torch.device("cpu"), torch.float32, Offload(torch.device("cpu"), in_groups=True)
+    )
+    module = load_weights(part, target)
+    blocks = _blocks(module)
+    layers = [one for one in module.modules() if hasattr(one, "_diffusers_hook")]
+    assert blocks
+    assert all(any(inner in layers for inner in block.modules()) for block in blocks)
+    numbers = [sum(one.numel() for one in block.parameters()) for block in blocks]
+    whole = sum(one.numel() for one in module.parameters())
+    held = whole - sum(numbers) + 2 * max(numbers)
+    assert 2 * whole / max(2, part.count_blocks()) == pytest.approx(held, rel=0.35)

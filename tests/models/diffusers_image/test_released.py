@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import weakref
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import transformers
 from PIL import Image
 
 from hyimg_cli.doctor.models import image_checkpoint
+from hyimg_cli.errors import MachineError
 from hyimg_cli.models import registry
+from hyimg_cli.models.diffusers_image import model as loaded
 from hyimg_cli.models.diffusers_image.licence import licence_of
 from hyimg_cli.models.diffusers_image.record import KINDS, read_layout
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
@@ -53,7 +56,9 @@ def write_network(folder: Path, name: str) -> list[str]:
     folder.mkdir()
     is_of_diffusers = hasattr(diffusers, class_name)
     if is_of_diffusers:
-        (folder / "config.json").write_text(json.dumps({"_class_name": class_name} | values))
+        with torch.device("meta"):
+            module = getattr(diffusers, class_name)(**values)
+        (folder / "config.json").write_text(module.to_json_string())
     else:
         getattr(transformers, class_name).config_class(**values).save_pretrained(folder)
     header, end = dict[str, Any](), 0
@@ -96,7 +101,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return of
 
 
-def plan_of(run_cli: Any, folder: Path, pipeline: str, *flags: str) -> Any:
+def plan_of(run_cli: Any, folder: Path, pipeline: str, *flags: str, code: int = 0) -> Any:
     edits = KINDS[pipeline].most > 0
     line = {"custom_id": "a", "task": "it2i" if edits else "t2i", "prompt": "red"}
     line |= {"images": ["s.png"]} if edits else {}
@@ -104,7 +109,7 @@ def plan_of(run_cli: Any, folder: Path, pipeline: str, *flags: str) -> Any:
     Path("jobs.jsonl").write_text(json.dumps(line))
     given = ("jobs.jsonl", "--model", str(folder), "-o", "out", *flags)
     found = run_cli("plan", *given, "--json")
-    assert found.code == 0, found.err
+    assert found.code == code, found.err
     return found.json_lines[0]
 
 
@@ -171,6 +176,50 @@ def test_a_licence_that_is_not_for_every_use_is_said_once(
         assert said.count(f"{licence} licence") == (licence == "non-commercial")
         config = RunConfig(OutputConfig(tmp_path), model=ModelChoice(model=str(tmp_path / kind)))
         assert f"licence: {licence}" in image_checkpoint(config).found
+
+
+def test_a_model_that_does_not_fit_is_told_the_flag_that_helps(
+    run_cli: Any, released: Any, tmp_path: Path
+) -> None:
+    """By a recipe's memory, before anything is loaded."""
+    model, recipe = "Qwen/Qwen-Image-Edit-2511", tmp_path / "card.toml"
+    for gb, helps in (
+        (24, "--cpu-offload group"),
+        (41, "--cpu-offload model"),
+        (2, "use a machine"),
+    ):
+        recipe.write_text(f"[batch]\nmemory_gb = {gb}\n")
+        code, flags = MachineError.exit_code, (*GPU, "--recipe", str(recipe))
+        plan = plan_of(run_cli, released(model), CHECKPOINTS[model][0], *flags, code=code)
+        (said,) = plan["too_large"].values()
+        assert helps in said
+
+
+def test_the_text_encoder_is_gone_before_the_transformer_is_read(
+    run_cli: Any, write_manifest: Any, checkpoint: Any, sources: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Of two jobs: both are encoded first."""
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+    found = list[tuple[str, list[str]]]()
+    for origin in ("load_weights", "load_network"):
+        load = getattr(loaded, origin)
+
+        def watched(part: Any, *given: Any, load: Any = load) -> Any:
+            found.append((part.name, sorted(one.part for one in alive)))
+            module = load(part, *given)
+            module.part = part.name
+            alive.add(module)
+            return module
+
+        monkeypatch.setattr(loaded, origin, watched)
+    one = {"task": "it2i", "images": sources[:1], "size": "96x64", "num_inference_steps": 2}
+    manifest = write_manifest(*(one | {"custom_id": text, "prompt": text} for text in ("a", "b")))
+    said = run_cli("generate", manifest, "--model", checkpoint("klein"), "-o", "out").err
+    assert "2 done" in said
+    names = [name for name, _ in found]
+    assert sorted(names) == ["text_encoder", "transformer", "vae"]
+    assert "text_encoder" not in dict(found)["transformer"]
 
 
 def _cells(line: str) -> list[str]:
