@@ -33,7 +33,7 @@ from hyimg_cli.report.run_page import Follower
 from hyimg_cli.settings.config import Setting, settings_of
 from hyimg_cli.settings.run import MachineInfo, RunConfig
 from hyimg_cli.spec.events import Event, JobEnded, Outcome, Remark, RemarkKind
-from hyimg_cli.spec.gc_paused import gc_paused
+from hyimg_cli.spec.gc_paused import freeze_libraries, gc_paused
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.units import counted
@@ -225,6 +225,7 @@ class ManifestRun:
     def _work(self, plan: Plan, folder: JobFolder, eta: Eta) -> None:
         """Run a plan in a session that a signal stops in order."""
         session = self._session = session_for(self.request.config)
+        freeze_libraries()
         try:
             with closing(session.run(plan, folder)) as events:
                 for event in events:

@@ -1,0 +1,144 @@
+"""Processor time of `hyimg generate` beside a plain loop over the library's classic pipeline, which
+loads once and saves each picture: where nothing repeats, where prompts do, where sources do. Every
+run is a process of its own with an empty cache, in turn; the same pixels are asked of both.
+
+    python benchmarks/editors.py CHECKPOINT --jobs 12 --steps 4 --out FILE
+
+CHECKPOINT: a folder, as of recipes/build-tiny-editors. `--layers 8`: its transformer, if it is
+klein's, with so many layers of 256, so that it costs more than the start of Python.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+SIDE = 256
+LOOP = """
+import json, sys, warnings
+from pathlib import Path
+import diffusers, torch
+from PIL import Image
+model, manifest, out = map(Path, sys.argv[1:])
+name = json.loads((model / "model_index.json").read_text())["_class_name"]
+pipe = getattr(diffusers, name).from_pretrained(model)
+pipe.set_progress_bar_config(disable=True)
+out.mkdir()
+for line in map(json.loads, manifest.read_text().splitlines()):
+    pictures = [Image.open(manifest.parent / path).convert("RGB") for path in line["images"]]
+    scale = {"true_cfg_scale": 1.0} if name.startswith("Qwen") else {"guidance_scale": 1.0}
+    made = pipe(prompt=line["prompt"], image=pictures, height=SIDE, width=SIDE,
+                num_inference_steps=line["num_inference_steps"],
+                generator=torch.Generator().manual_seed(line["seed"]), **scale)
+    made.images[0].save(out / (line["custom_id"] + ".png"))
+""".replace("SIDE", str(SIDE))
+
+
+def main() -> None:
+    """Run all, print a table, and write it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--jobs", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--layers", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        place = Path(made)
+        model = widened(given.checkpoint.resolve(), place, given.layers)
+        rows = {}
+        for name, manifest in manifests(place, given.jobs, given.steps).items():
+            row = rows[name] = measured(model, manifest, given.repeats)
+            print(
+                f"{name:10} loop {row['loop_s']:7.2f} s   hyimg {row['hyimg_s']:7.2f} s   "
+                f"{row['ratio']:.2f}x   largest difference {row['levels']} levels",
+                flush=True,
+            )
+    if given.out:
+        facts = {name: value for name, value in vars(given).items() if name != "out"}
+        given.out.write_text(json.dumps(facts | {"rows": rows}, default=str, indent=1) + "\n")
+
+
+def widened(checkpoint: Path, place: Path, layers: int) -> Path:
+    """A copy of the checkpoint with a larger transformer, or itself."""
+    if not layers:
+        return checkpoint
+    import shutil
+
+    from diffusers import Flux2Transformer2DModel
+
+    model = place / "wide"
+    shutil.copytree(checkpoint, model)
+    shape = Flux2Transformer2DModel.load_config(model / "transformer")
+    shape |= {"num_layers": layers // 4, "num_single_layers": layers - layers // 4}
+    shape |= {"num_attention_heads": 16}
+    shutil.rmtree(model / "transformer")
+    Flux2Transformer2DModel.from_config(shape).save_pretrained(model / "transformer")
+    return model
+
+
+def manifests(place: Path, jobs: int, steps: int) -> dict[str, Path]:
+    """Edits of which nothing, the prompt, the source, or both with another seed are the same."""
+    numbers = np.random.default_rng(0)
+    for number in range(jobs):
+        pixels = numbers.integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+        Image.fromarray(pixels).save(place / f"{number}.png")
+    kinds = {
+        "nothing": [(n, n) for n in range(jobs)],
+        "prompts": [(n, 0) for n in range(jobs)],
+        "sources": [(0, n) for n in range(jobs)],
+        "both": [(0, 0)] * jobs,
+    }
+    for name, pairs in kinds.items():
+        lines = [
+            {"custom_id": f"j{seed}", "task": "it2i", "images": [f"{source}.png"], "seed": seed,
+             "prompt": f"paint number {prompt} red", "num_inference_steps": steps,
+             "size": f"{SIDE}x{SIDE}", "guidance_scale": 1.0}
+            for seed, (source, prompt) in enumerate(pairs)
+        ]  # fmt: skip
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return {name: place / f"{name}.jsonl" for name in kinds}
+
+
+def measured(model: Path, manifest: Path, repeats: int) -> dict[str, Any]:
+    """Medians of processor seconds of both, in turn, and how far their pixels are apart."""
+    seconds: dict[str, list[float]] = {"loop": [], "hyimg": []}
+    levels = 0
+    for number in range(repeats):
+        ours, theirs = (manifest.with_suffix(f".{side}{number}") for side in ("hyimg", "loop"))
+        theirs_command = [sys.executable, "-W", "ignore", "-c", LOOP, model, manifest, theirs]
+        seconds["loop"].append(processor_s(theirs_command))
+        cache = manifest.with_suffix(f".cache{number}")
+        ours_command = [sys.executable, "-m", "hyimg_cli", "generate", manifest, "-q", "-o", ours]
+        ours_command += ["--model", model, "--cache-dir", cache, "--device", "cpu"]
+        seconds["hyimg"].append(processor_s(ours_command))
+        for path in theirs.iterdir():
+            pair = [Image.open(path), Image.open(ours / "outputs" / path.name)]
+            one, other = (np.asarray(picture, np.int16) for picture in pair)
+            levels = max(levels, int(np.abs(one - other).max()))
+    loop, hyimg = (median(seconds[side]) for side in ("loop", "hyimg"))
+    return {"loop_s": loop, "hyimg_s": hyimg, "ratio": loop / hyimg, "levels": levels} | seconds
+
+
+def processor_s(command: Sequence[str | Path]) -> float:
+    """Processor seconds, user and system, of a command on one thread."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    subprocess.run(command, env=os.environ | one_thread, check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+if __name__ == "__main__":
+    main()
