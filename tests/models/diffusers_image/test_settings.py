@@ -51,6 +51,7 @@ UNGUIDED = {
     "z-image": 0,
     "longcat": 1,
     "kontext": 1,
+    "qwen-image-2.1": 1,
 }
 Draw = Callable[[LatentImageModel, ImageJob], Tensor]
 
@@ -94,7 +95,10 @@ def fitting(job: ImageJob, kind: str) -> ImageJob:
 
 
 @pytest.mark.parametrize("how", ["model", "group"])
-@pytest.mark.parametrize("kind", ["qwen-image", "klein-base", "z-image", "kontext", "longcat"])
+@pytest.mark.parametrize(
+    "kind",
+    ["qwen-image", "klein-base", "z-image", "kontext", "longcat", "qwen-image-2.1", "klein-kv"],
+)
 def test_the_same_bits_with_one_network_on_the_device_at_a_time(
     checkpoint: Checkpoint, job: ImageJob, monkeypatch: pytest.MonkeyPatch, kind: str, how: Any
 ) -> None:
@@ -223,7 +227,7 @@ def test_tiles_are_the_librarys(
     ("kind", "shift", "steps"),
     [
         *(("qwen-image", 3, 4), ("qwen-image-edit-plus", 3, 8), ("z-image", 6, 3)),
-        *(("kontext", 5, 3), ("longcat", 5, 3)),
+        *(("kontext", 5, 3), ("longcat", 5, 3), ("qwen-image-2.1", 5, 3)),
     ],
 )
 def test_a_flow_shift_is_the_schedule_of_few_step_models(
@@ -251,7 +255,10 @@ def test_a_flow_shift_is_the_schedule_of_few_step_models(
 CACHED = StepCache(interval=2, first=2)
 
 
-@pytest.mark.parametrize("kind", ["qwen-image", "klein-base", "z-image", "kontext", "longcat"])
+@pytest.mark.parametrize(
+    "kind",
+    ["qwen-image", "klein-base", "z-image", "kontext", "longcat", "qwen-image-2.1", "klein-kv"],
+)
 def test_a_step_that_is_left_out_asks_no_transformer(
     checkpoint: Checkpoint, job: ImageJob, kind: str
 ) -> None:
@@ -309,6 +316,7 @@ def test_a_step_cache_is_told_in_the_line_and_kept_with_the_latents(
 LAYERS = {
     "qwen-image": ["transformer_blocks.0.attn.to_q", "transformer_blocks.1.img_mlp.net.2"],
     "klein-base": ["transformer_blocks.0.attn.to_q", "single_transformer_blocks.1.attn.to_out"],
+    "qwen-image-2.1": ["transformer_blocks.0.attn.to_q", "transformer_blocks.1.attn.to_out.0"],
     "z-image": ["layers.0.attention.to_q", "layers.1.feed_forward.w2"],
 }
 
