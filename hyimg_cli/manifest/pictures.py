@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import cast
 
@@ -196,7 +196,7 @@ class PictureLine(ResolvedLine):
         # The note is the ids'; of a text that was edited there is none.
         has_note = {"written", "cot_token_ids"} <= fields.keys()
         written = json.dumps(fields["written"], sort_keys=True) if has_note else ""
-        return ImageJob(
+        job = ImageJob(
             **values,
             size=size,
             text=_text_sampling(**{name: self.values[name] for name in TEXT_OPTIONS}),
@@ -206,6 +206,9 @@ class PictureLine(ResolvedLine):
             outside=outside,
             encoding=self._encoding(),
         )
+        # Without guidance nothing is held against it.
+        is_idle = known.has_negative_prompt and self.card.branches(job) == 1
+        return replace(job, negative_prompt="") if is_idle else job
 
     def _encoding(self) -> Encoding:
         kind = self.values["format"]

@@ -11,6 +11,7 @@ from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.models.registry import model_card
 from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.spec.card import Networks
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
 
 FILM: dict[str, Any] = {"task": "t2v", "prompt": "a dog"}
@@ -33,7 +34,7 @@ def test_each_setting_is_named_as_it_was_given(make_job: Any) -> None:
     of_latents = "videos and diffusers image models only; this manifest has none"
     other = f"HYIMG_CHECKPOINT_EVERY concerns {of_latents}"
     assert list(without_effect(settings, [make_job()], model_card)) == [*both, other]
-    card = replace(model_card("tiny-image"), denoises_latents=True)
+    card = replace(model_card("tiny-image"), networks=Networks(component_bytes=()))
     assert list(without_effect(settings, [make_job()], lambda model: card)) == both
     assert list(without_effect(settings, [], model_card)) == []
 

@@ -142,12 +142,11 @@ class Adapters:
         part, file = _component(lora, self._layout), lora_file(lora.file)
         assert part is not None, "only a checkpoint of two transformers takes a LoRA on one of them"
         network = self._networks[-1 if lora.on == "low" else 0]
-        pairs, metadata = _read_pairs(file, part, self._layout.family, network)
+        pairs, scales = _read_pairs(file, part, self._layout.family, network)
         with warnings.catch_warnings():
             # That there is one already, as is meant.
             warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)
-            options = {"adapter_name": name, "metadata": metadata, "prefix": "transformer"}
-            network.load_lora_adapter(pairs, **options)
+            network.load_lora_adapter(pairs, adapter_name=name, prefix="transformer", **scales)
         # Matrices as the file has them: peft gives them the dtype of their layer's weight, which in
         # 8 bits would round them, and which no product is made in.
         for key, tensor in pairs.items():
@@ -162,10 +161,10 @@ class Adapters:
 
 def _read_pairs(
     file: Path, part: Component, family: str, network: Any = None
-) -> tuple[dict[str, Tensor], Any]:
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """A file's tensors by the library's names, each half of a pair that fits a layer of `part`, and
-    what its header says of alpha. `network`: with zeros for those of its layers that a file for
-    text-to-video does not know. Raises CheckpointError.
+    what it says of alpha, as the library takes it. `network`: with zeros for those of its layers
+    that a file for text-to-video does not know. Raises CheckpointError.
     """
     import diffusers  # slow: a pipeline's text encoder comes with it
 
@@ -179,7 +178,7 @@ def _read_pairs(
     except ValueError as error:
         why = f"its adapter's metadata is no JSON ({error})"
         raise _misfit(file, (), why) from None
-    layers = part.tensors()
+    layers, alphas = part.tensors(), None
     if lost := [name for name in pairs if "dora_scale" in name]:
         raise _misfit(file, lost, "the library leaves its scales (DoRA) out")
     if not all(name.startswith(PREFIX) and not name.endswith(".alpha") for name in pairs):
@@ -188,7 +187,9 @@ def _read_pairs(
             pairs = _from_hunyuan(pairs, file)
         else:
             try:
-                pairs = library.lora_state_dict(pairs)
+                made = library.lora_state_dict(pairs, return_alphas=True)
+                # FLUX.1's loader leaves some alphas apart.
+                pairs, alphas = made if isinstance(made, tuple) else (made, None)
             except (ValueError, KeyError, RuntimeError, AttributeError) as error:
                 why = f"its names cannot be converted ({error})"
                 raise _misfit(file, list(pairs), why) from error
@@ -198,7 +199,7 @@ def _read_pairs(
     if wrong or not pairs:
         why = f"{part.name} has no layer for {len(wrong)} of its {len(pairs)} entries"
         raise _misfit(file, wrong, why)
-    return pairs, metadata
+    return pairs, {"metadata": metadata, "network_alphas": alphas}
 
 
 def _is_fitting(name: str, pairs: Mapping[str, Tensor], layers: Mapping[str, TensorInfo]) -> bool:

@@ -317,6 +317,7 @@ LAYERS = {
     "qwen-image": ["transformer_blocks.0.attn.to_q", "transformer_blocks.1.img_mlp.net.2"],
     "klein-base": ["transformer_blocks.0.attn.to_q", "single_transformer_blocks.1.attn.to_out"],
     "qwen-image-2.1": ["transformer_blocks.0.attn.to_q", "transformer_blocks.1.attn.to_out.0"],
+    "kontext": ["transformer_blocks.0.attn.to_q", "single_transformer_blocks.0.attn.to_v"],
     "z-image": ["layers.0.attention.to_q", "layers.1.feed_forward.w2"],
 }
 
@@ -329,6 +330,8 @@ def lora(file: Path, network: nn.Module, layers: list[str], *, published: bool, 
         if published:
             names = (f"{layer}.lora_down", f"{layer}.lora_up")
             tensors[f"{layer}.alpha"] = torch.tensor(3.0)
+        elif layers is LAYERS["kontext"]:  # whose loader reads these apart
+            tensors[f"transformer.{layer}.alpha"] = torch.tensor(3.0)
         tensors |= {f"{name}.weight": one for name, one in zip(names, (down, up), strict=True)}
     return write(file, tensors).name
 
@@ -373,6 +376,9 @@ def test_loras_are_the_librarys_and_leave_no_trace(
     assert not np.array_equal(found["one"], found["before"])
     again = run_cli("generate", write_manifest(*lines), "--model", folder, "-o", out)
     assert "4 skipped" in again.err
+    picture = out / "outputs" / "both.png"
+    same = ("--expect-equal", "--images-from", tmp_path)
+    assert run_cli("replay", picture, "--model", folder, *same).code == 0
 
 
 @pytest.mark.parametrize("wrong", ["elsewhere", "wide", "alone", "dora", "absent"])
