@@ -1,6 +1,7 @@
 """Every value of every JSON file of a checkpoint replaced: refused with exit 3, or drawn with.
 
-A few of each family in the suite, all of them (an hour) under the mark `thorough`.
+A few of each family in the suite, all of them (an hour) under the mark `thorough`, of each of the
+library's editors 200.
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import tiny_bagel
+import tiny_editors
 from tiny_video import START_KINDS, TINY_VIDEO, write_start, write_wan
 
 from hyimg_cli.models.registry import EMBEDDED, resolve_model
@@ -32,6 +34,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "wan": write_wan,
     "wan22": partial(write_wan, boundary_ratio=0.9),
     **{kind: partial(write_start, kind=kind) for kind in START_KINDS},
+    **{kind: partial(tiny_editors.write, kind=kind) for kind in tiny_editors.PIPELINES},
 }
 FOLDERS = {
     "tiny-image": resolve_model(EMBEDDED),
@@ -39,12 +42,16 @@ FOLDERS = {
     "tiny-video": TINY_VIDEO,
     "lingbot": TESTS / "models" / "lingbot_world" / "golden" / "checkpoint",
 }
-PICTURES = ("tiny-image", "official", "bagel")
+PICTURES = ("tiny-image", "official", "bagel", *tiny_editors.PIPELINES)
 # Of both kinds of layout, those that differ most.
 QUICK = {"tiny-image": 8, "official": 1, "bagel": 20, "tiny-video": 4, "flf": 4, "lingbot": 3}
+QUICK |= {"kontext": 4, "longcat": 2, "klein": 2}
 
 
 def line_of(family: str) -> dict[str, Any]:
+    if family in tiny_editors.PIPELINES:
+        edit = {"task": "it2i", "images": ["in.png"]} if "edit" in family else {"size": "64x64"}
+        return PICTURE | edit | {"steps": 2}
     if family in PICTURES:
         return PICTURE | ({"steps": 2} if family == "bagel" else {"steps": 1, "max_new_tokens": 4})
     if family == "lingbot":
@@ -108,6 +115,11 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         *(
             pytest.param(family, None, marks=[pytest.mark.thorough, pytest.mark.timeout(7200)])
             for family in (*FOLDERS, *WRITERS)
+            if family not in tiny_editors.PIPELINES
+        ),
+        *(
+            pytest.param(family, 200, marks=[pytest.mark.thorough, pytest.mark.timeout(7200)])
+            for family in tiny_editors.PIPELINES
         ),
     ],
 )

@@ -31,7 +31,7 @@ from torchvision.transforms.functional import (  # type: ignore[import-untyped]
 
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES
 from hyimg_cli.diffusion.step_cache import VelocityCache
-from hyimg_cli.errors import JobError
+from hyimg_cli.errors import JobError, OutputError
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import Pixels
@@ -303,6 +303,8 @@ class LatentImageModel(LatentModel):
         """The picture of latents behind the last step, uint8 [H, W, 3], or 4 of a model that draws
         RGBA.
         """
+        if not torch.isfinite(latents).all():
+            raise OutputError("the latents are not finite", code="output-image.not-finite")
         blocks = [block for name, block in self.all_blocks(job).items() if name.startswith(_DECODE)]
         state = self.run(blocks, self.new_state({"latents": latents, "output_type": "pil"}))
         pictures: Any = state.get("images")

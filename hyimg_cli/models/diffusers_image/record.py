@@ -24,11 +24,13 @@ from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.diffusers_image.footprint import networks_of
 from hyimg_cli.models.diffusers_image.licence import licence_of
 from hyimg_cli.models.diffusers_image.rows import COUNTS, CountRows, PrefixRows
+from hyimg_cli.models.diffusers_video.layout import FAMILIES as VIDEO_PIPELINES
 from hyimg_cli.models.diffusers_video.layout import (
     INDEX,
     CheckpointLayout,
     component_of,
     is_video_checkpoint,
+    refuse_quantized,
 )
 from hyimg_cli.models.family import Family, ImageCheckpoint
 from hyimg_cli.settings.run import ModelChoice
@@ -321,6 +323,7 @@ class EditorFolder(ImageCheckpoint):
 
     def __init__(self, folder: Path, model: str) -> None:
         self.layout = read_layout(folder)
+        _refuse_unsupported(self.layout)
         self.kind = kind_of(self.layout)
         self.card = _card(self.layout, self.kind, model)
 
@@ -465,6 +468,29 @@ def _kv_bytes(layout: CheckpointLayout) -> int:
     return 2 * 2 * layers * own.count("num_attention_heads") * own.count("attention_head_dim")
 
 
+def _refuse_unsupported(layout: CheckpointLayout) -> None:
+    """Passes a checkpoint that can be run. Raises CheckpointError."""
+    refuse_quantized(layout)
+    for part in layout.components.values():
+        if part.has_weights and part.config().has("auto_map"):
+            hint = "use an edition without it: code that a checkpoint brings along is never run"
+            raise checkpoint.fault("code", f"the {part.name} wants its own code", part.folder, hint)
+    network = layout.components["transformer"].config()
+    if network.has("axes_dims_rope") and network.has("attention_head_dim"):
+        axes, width = network.counts("axes_dims_rope"), network.count("attention_head_dim")
+        if sum(axes) != width:
+            raise network.fault("axes_dims_rope", list(axes), f"numbers that add up to {width}")
+    network.counts("axes_lens", (1,))
+
+
+def _refuse_wrong(folder: Path) -> None:
+    from hyimg_cli.models.diffusers_video.weights import check_weights  # imports torch
+
+    for part in EditorFolder(folder, "").layout.components.values():
+        if part.has_weights:
+            check_weights(part)
+
+
 def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
     own = Config.read(layout.folder / "card.json", is_optional=True)
     parts = [part for part in layout.components.values() if part.has_weights]
@@ -514,8 +540,10 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
 FAMILY = Family(
     name="diffusers_image",
     makes="pictures",
-    marks=lambda folder: pipeline_name(folder) in KINDS,
+    # Others of the library are refused by their name, unless they make videos.
+    marks=lambda folder: pipeline_name(folder) not in ("", *VIDEO_PIPELINES),
     open=EditorFolder,
     fingerprint=lambda folder: read_layout(folder).fingerprint(file_digest(folder / INDEX)),
     tensors=lambda folder: read_layout(folder).tensors(),
+    refuse_wrong=_refuse_wrong,
 )

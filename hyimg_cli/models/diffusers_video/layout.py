@@ -67,7 +67,7 @@ _KNOWN = {
     },
 }
 _START = "ImageToVideoPipeline"
-_FAMILIES = {
+FAMILIES = {
     "HunyuanVideo15Pipeline": HUNYUAN_VIDEO15,
     f"HunyuanVideo15{_START}": HUNYUAN_VIDEO15,
     "WanPipeline": WAN,
@@ -228,10 +228,10 @@ def read_layout(folder: Path) -> CheckpointLayout:
         raise checkpoint.fault("missing", what, folder, _OF_ANOTHER_LAYOUT)
     index = Config.read(folder / INDEX)
     pipeline = index.text("_class_name")
-    if pipeline not in _FAMILIES:
+    if pipeline not in FAMILIES:
         what = f"{INDEX} names the pipeline {pipeline!r}"
-        raise checkpoint.fault("family", what, folder, f"known are {', '.join(_FAMILIES)}")
-    family = _FAMILIES[pipeline]
+        raise checkpoint.fault("family", what, folder, f"known are {', '.join(FAMILIES)}")
+    family = FAMILIES[pipeline]
     optional = _OPTIONAL
     if family == WAN or not pipeline.endswith(_START):
         optional |= _OF_PICTURES
@@ -264,10 +264,8 @@ def shift_name(scheduler: Component) -> str:
     return "shift" if scheduler.class_name == "FlowMatchEulerDiscreteScheduler" else "flow_shift"
 
 
-def refuse_unsupported(layout: CheckpointLayout) -> None:
-    """Passes a checkpoint that can be run. Raises CheckpointError, which says why another cannot
-    be.
-    """
+def refuse_quantized(layout: CheckpointLayout) -> None:
+    """Passes components that are stored as their classes compute. Raises CheckpointError."""
     for component in layout.components.values():
         if not component.has_weights:
             continue
@@ -278,6 +276,13 @@ def refuse_unsupported(layout: CheckpointLayout) -> None:
             what = f"the {component.name} is stored quantized ({how})"
             hint = "use the checkpoint as it was released"
             raise checkpoint.fault("quantized", what, component.folder, hint)
+
+
+def refuse_unsupported(layout: CheckpointLayout) -> None:
+    """Passes a checkpoint that can be run. Raises CheckpointError, which says why another cannot
+    be.
+    """
+    refuse_quantized(layout)
     find_faults = _find_hunyuan_faults if layout.family == HUNYUAN_VIDEO15 else _find_wan_faults
     network, vae = layout.components["transformer"].config(), layout.components["vae"].config()
     for what in find_faults(layout, network, vae):

@@ -40,19 +40,23 @@ _FEW = 500
 _WIDTHS = re.compile(r"(?<!attn_)(size|dim|dims|channels|heads|d_model|d_ff|d_kv)$")
 _ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
 _Three = Field(min_length=3, max_length=3)
-# Of files that transformers takes as they are.
-_KINDS: dict[str, dict[str, Any]] = {
-    "tokenizer_config.json": {"model_max_length": PositiveFloat | None},
-    "preprocessor_config.json": {
-        "image_mean": Annotated[list[FiniteFloat], _Three],
-        "image_std": Annotated[list[PositiveFloat], _Three],
-        "rescale_factor": PositiveFloat,
-        "resample": Literal[0, 1, 2, 3, 4, 5],
-        **dict.fromkeys(
-            ("size", "crop_size"), dict[str, Annotated[int, Field(gt=0, le=8192)]] | None
-        ),
-        **dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_center_crop"), bool),
-    },
+# Of files that transformers takes as they are: of tokenizers, and of processors of pictures.
+_OF_TOKENIZERS: dict[str, Any] = {"model_max_length": PositiveFloat | None}
+_OF_PICTURES: dict[str, Any] = {
+    "image_mean": Annotated[list[FiniteFloat], _Three],
+    "image_std": Annotated[list[PositiveFloat], _Three],
+    "rescale_factor": Annotated[float, Field(gt=0, le=1)],
+    "resample": Literal[0, 1, 2, 3, 4, 5],
+    **dict.fromkeys(("size", "crop_size"), dict[str, Annotated[int, Field(gt=0, le=8192)]] | None),
+    **dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_center_crop"), bool),
+}
+_READ = ("tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
+_Count = Annotated[int, Field(gt=0, le=64)]
+# Of those that cut pictures into patches: a size is a number of pixels.
+_OF_PATCHES: dict[str, Any] = _OF_PICTURES | {
+    **dict.fromkeys(("patch_size", "temporal_patch_size", "merge_size"), _Count),
+    **dict.fromkeys(("min_pixels", "max_pixels"), Annotated[int, Field(gt=0)] | None),
+    "size": dict[str, Annotated[int, Field(gt=0, le=1 << 30)]] | None,
 }
 
 
@@ -264,8 +268,10 @@ def load_tokenizer(component: Component, encoder: Component | None) -> Any:
     """A tokenizer whose `encoder` has a row for each of its tokens, or a processor of pictures."""
     refuse_special(component.folder)
     cls: Any = component_class(component)
-    for name, kinds in _KINDS.items():
-        check_values(Config.read(component.folder / name, is_optional=True), kinds)
+    own = [Config.read(component.folder / name, is_optional=True) for name in _READ]
+    check_values(own[0], _OF_TOKENIZERS)
+    for one in (own[1], own[2].table("image_processor", {})):
+        check_values(one, _OF_PATCHES if one.has("patch_size") else _OF_PICTURES)
     with _described(component, "tokenizer"):
         tokenizer = cls.from_pretrained(component.folder, local_files_only=True)
     if encoder is not None:
@@ -326,11 +332,12 @@ def empty_module(component: Component) -> Any:
             return cls.from_config(own.values)
     # Values that transformers takes and cannot compute with.
     own.text("model_type", "")
-    rope = own.table("rope_parameters" if own.has("rope_parameters") else "rope_scaling", {})
-    if rope.has("mrope_section"):
-        half = own.count("hidden_size") // own.count("num_attention_heads") // 2
-        if sum(sections := rope.counts("mrope_section")) != half:
-            raise rope.fault("mrope_section", sections, f"numbers that add up to {half}")
+    for one in (own, own.table("text_config", {})):
+        rope = one.table("rope_parameters" if one.has("rope_parameters") else "rope_scaling", {})
+        if "mrope_section" in rope.values:
+            half = one.count("hidden_size") // one.count("num_attention_heads") // 2
+            if sum(sections := rope.counts("mrope_section")) != half:
+                raise rope.fault("mrope_section", sections, f"numbers that add up to {half}")
     with _described(component):
         config = cls.config_class.from_pretrained(component.folder, local_files_only=True)
         with torch.device("meta"):
