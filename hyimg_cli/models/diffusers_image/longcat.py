@@ -28,10 +28,12 @@ from diffusers.modular_pipelines.modular_pipeline_utils import (
     OutputParam,
 )
 from diffusers.pipelines.longcat_image import pipeline_longcat_image_edit as library
-from diffusers.utils.torch_utils import randn_tensor
 
 from hyimg_cli.errors import JobError
 
+_SHIFTS = {
+    "base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15,
+}  # fmt: skip
 _TEXT = ("prompt_embeds", "txt_ids", "negative_prompt_embeds", "negative_txt_ids")
 
 
@@ -131,40 +133,27 @@ class _Inputs(_Block):
     makes = ("latents", "image_latents", "height", "width", "img_ids", "timesteps")
 
     def work(self, components: Any, block: Any) -> None:
-        cell, source = components.vae_scale_factor, block.image_latents
-        device, dtype = block.prompt_embeds.device, block.prompt_embeds.dtype
+        cell, source, embeds = components.vae_scale_factor, block.image_latents, block.prompt_embeds
         if source is not None:
             block.height, block.width = (side * cell for side in source.shape[2:])
         block.height, block.width = block.height or 128 * cell, block.width or 128 * cell
-        shape = (1, components.num_channels_latents, block.height // cell, block.width // cell)
-        start = (block.prompt_embeds.shape[1],) * 2
-        rows, columns = shape[2] // 2, shape[3] // 2
-
-        def positions(modality: int) -> torch.Tensor:
-            found = library.prepare_pos_ids(modality, "image", start, None, rows, columns)
-            return found.to(device)
-
-        def pack(latents: torch.Tensor) -> torch.Tensor:
-            return LongCatImagePipeline._pack_latents(latents, *shape)
-
-        # Noise of a new picture is float32 before it is rounded.
-        kind = torch.float32 if source is None else dtype
-        noise = randn_tensor(shape, generator=block.generator, device=device, dtype=kind)
-        block.latents, block.img_ids = pack(noise.to(dtype)), positions(1)
-        if source is not None:
-            block.image_latents = pack(source)
-            block.img_ids = torch.cat([block.img_ids, positions(2).to(torch.float64)])
+        size = (1, components.num_channels_latents, block.height, block.width, embeds.dtype)
+        rest = (embeds.device, block.generator)
+        if source is None:
+            made = LongCatImagePipeline.prepare_latents(components, *size, *rest)
+            block.latents, block.img_ids = made
+        else:
+            made = LongCatImageEditPipeline.prepare_latents(
+                components, source, *size, embeds.shape[1], *rest
+            )
+            block.latents, block.image_latents, *ids = made
+            block.img_ids = torch.cat(ids)
         own, steps = components.scheduler.config, block.num_inference_steps
         sigmas: Any = np.linspace(1.0, 1.0 / steps, steps)
-        names = ("base_image_seq_len", "max_image_seq_len", "base_shift", "max_shift")
-        defaults = (256, 4096, 0.5, 1.15)
-        shifts = [own.get(name, value) for name, value in zip(names, defaults, strict=True)]
+        shifts = [own.get(name, value) for name, value in _SHIFTS.items()]
+        mu = library.calculate_shift(block.latents.shape[1], *shifts)
         block.timesteps, _ = library.retrieve_timesteps(
-            components.scheduler,
-            steps,
-            device,
-            sigmas=sigmas,
-            mu=library.calculate_shift(block.latents.shape[1], *shifts),
+            components.scheduler, steps, embeds.device, sigmas=sigmas, mu=mu
         )
 
 
@@ -208,8 +197,11 @@ class _Loop(FluxDenoiseLoopWrapper):
 
 
 class LongCatImageModularPipeline(FluxModularPipeline):
-    """For new pictures."""
+    """For new pictures. It stands for a classic pipeline where a method of one is called."""
 
+    tokenizer_max_length = 512
+    device = property(lambda self: self._execution_device)
+    _pack_latents = staticmethod(LongCatImagePipeline._pack_latents)
     encoders: dict[str, Any] = {"text_encoder": _Texts}
 
     def __init__(self) -> None:
