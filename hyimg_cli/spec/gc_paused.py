@@ -2,6 +2,7 @@
 the libraries of a model, whose import it makes a fifth longer.
 """
 
+import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,3 +26,5 @@ def freeze_libraries() -> None:
     """
     if not gc.get_freeze_count():
         gc.freeze()
+        # What is never collected, libraries in C++ report as leaked when the process ends.
+        atexit.register(gc.unfreeze)

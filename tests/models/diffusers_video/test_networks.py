@@ -40,7 +40,9 @@ def test_blocks_in_groups_are_the_same_bits(
     models: dict[str, DiffusersVideo], folders: dict[str, Path], draw: Draw, job: VideoJob,
     monkeypatch: pytest.MonkeyPatch, name: str,
 ) -> None:  # fmt: skip
-    """Each block comes by itself, once a forward; the rest of its network comes with that alone."""
+    """Each block comes by itself, once a forward; the rest of its network comes with that alone.
+    So do the blocks of text encoders.
+    """
     from diffusers.hooks.group_offloading import ModuleGroup
 
     model, came = loaded(folders[name], cpu_offload="group"), list[int]()
@@ -54,6 +56,9 @@ def test_blocks_in_groups_are_the_same_bits(
         for network in model.networks
         for block in getattr(network, "transformer_blocks", None) or network.blocks
     ]
+    of_texts = set(came) - {id(block) for block in blocks}
+    assert of_texts
+    came = [one for one in came if one not in of_texts]
     assert set(came) == {id(block) for block in blocks}
     forwards = 2 * len(model.texts(job)) // len(model.networks)
     assert len(came) == forwards * len(blocks)
