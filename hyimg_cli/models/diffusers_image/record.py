@@ -329,7 +329,10 @@ class EditorFolder(ImageCheckpoint):
 
     def check(self, job: ImageJob) -> None:
         kind, has_own_shift = self.kind, job.flow_shift == self.card.defaults.flow_shift
+        # The checkpoint's own stands in the record of every picture.
+        has_own_negative = job.negative_prompt == self.card.defaults.negative_prompt
         is_unguided = kind.negative is not None and not kind.is_guided(job)
+        is_unread = is_unguided and not has_own_negative
         for name, is_asked in (
             ("guidance_scale", kind.is_distilled and job.guidance_scale != kind.guidance),
             ("size", not kind.takes_size and not (job.size.is_auto or job.outside)),
@@ -341,7 +344,7 @@ class EditorFolder(ImageCheckpoint):
             ("use_system_prompt", job.use_system_prompt != "None"),
             # An edit that keeps its source has its shape by itself.
             ("infer_align_image_size", job.infer_align_image_size and not job.outside),
-            ("negative_prompt", is_unguided and "negative_prompt" in job.user_fields),
+            ("negative_prompt", is_unread and "negative_prompt" in job.user_fields),
         ):
             if is_asked:
                 what = f"{self.card.name} does not follow {name}"

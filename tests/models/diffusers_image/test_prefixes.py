@@ -168,3 +168,34 @@ def test_a_run_computes_the_rows_that_its_plan_counts(
     assert (plan["prefix_rows"], plan["denoise_rows"]) == (prefix, canvas)
     run_cli("generate", manifest, "--model", model, "-o", str(tmp_path / "out"))
     assert counted(tmp_path / "out") == (prefix, canvas)
+
+
+def test_a_picture_with_alpha_is_kept_replayed_and_put_back(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoints: Callable[[str], Path],
+    sources: list[str],
+) -> None:  # fmt: skip
+    """A PNG has the alpha that was drawn, a JPEG none; an edit in a box leaves its source's."""
+    box = {"keep_outside": True, "region": "10,10,40,40", "region_mode": "instead"}
+    steps = {"num_inference_steps": 2}
+    kept = line("kept", "red", sources[2:3], **steps, **box)
+    del kept["size"]
+    lines = [
+        line("png", "red", (), **steps),
+        line("jpeg", "red", (), output_format="jpeg", **steps),
+    ]
+    manifest, model = str(write_manifest(*lines, kept)), str(checkpoints("qwen-image-2.1"))
+    made = run_cli("generate", manifest, "--model", model, "-o", str(tmp_path / "out"))
+    assert "3 done, 0 failed" in made.err, made.err
+    found = pixels_of(tmp_path / "out")
+    assert found["png"].shape[2] == found["kept"].shape[2] == 4
+    with Image.open(tmp_path / "out" / "outputs" / "jpeg.jpg") as drawn:
+        assert drawn.mode == "RGB"
+    with Image.open(tmp_path / sources[2]) as given:
+        source = np.asarray(given)
+    outside = np.ones(source.shape[:2], bool)
+    outside[10:40, 10:40] = False
+    assert np.array_equal(found["kept"][outside], source[outside])
+    assert not np.array_equal(found["kept"], source)
+    picture = str(tmp_path / "out" / "outputs" / "png.png")
+    again = run_cli("replay", picture, "--model", model, "--expect-equal")
+    assert again.code == 0, again.err
