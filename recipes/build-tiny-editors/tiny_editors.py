@@ -127,7 +127,7 @@ def _qwen(kind: str) -> dict[str, Any]:
 def _qwen21(kind: str) -> dict[str, Any]:
     tokenizer = _tokenizer()
     image_processor = Qwen2VLImageProcessor(
-        patch_size=16, merge_size=2, min_pixels=32 * 32, max_pixels=1024 * 1024
+        patch_size=16, merge_size=2, min_pixels=32 * 32, max_pixels=4096 * 4096
     )
     return {
         "processor": Qwen3VLProcessor(
