@@ -274,19 +274,21 @@ def _lines(order: Plan, costs: PlanForecast, *, think: int) -> Iterator[str]:
             videos.append(cost)
             yield from _video_lines(cost)
         else:
-            yield from _cost_lines(cost)
+            yield from _cost_lines(cost, has_text=not isinstance(cost, LatentCost))
             if isinstance(cost, LatentCost):
                 yield from _card_lines(cost)
     if len(videos) > 1:
         flops = sum(video.denoise_flops for video in videos)
         yield f"all videos: {counted(sum(video.jobs for video in videos), 'job')}"
         yield f"  denoise: {_floor_text(flops)}"
-    total = costs.total
-    if total.kv_bytes_peak or len(order.groups) - len(videos) > 1:
+    pictures = [cost for cost in costs.groups if isinstance(cost, Cost)]
+    has_text = any(not isinstance(cost, LatentCost) for cost in pictures)
+    if has_text or len(pictures) > 1:
         yield "all pictures:"
-        yield from _cost_lines(total)
-    if total.kv_bytes_peak:
+        yield from _cost_lines(costs.total, has_text=has_text)
+    if has_text or costs.shared_kv_bytes:
         yield f"  shared between jobs: {bytes_text(costs.shared_kv_bytes)} of KV"
+    if has_text:
         length = f"{think} tokens a job, or its max_new_tokens"
         yield f"  estimated: what depends on written text, taken to be {length}"
 
@@ -354,23 +356,25 @@ def _rank_lines(video: VideoForecast) -> Iterator[str]:
         )
 
 
-def _cost_lines(cost: Cost) -> Iterator[str]:
-    jobs, steps = counted(cost.jobs, "job"), _steps_text(cost)
-    if not cost.kv_bytes_peak:
-        forwards = counted(cost.forwards, "forward")
-        yield f"  {jobs}, {steps}, {forwards} over about {cost.denoise_rows} tokens"
-        texts, images = (counted(n, what) for n, what in (
-            (cost.prompt_encodes, "prompt"), (cost.image_encodes, "source image"),
-        ))  # fmt: skip
-        yield f"  to encode: {texts}, {images}; found in the disk cache: {cost.kept_encodes}"
-        return
+def _cost_lines(cost: Cost, *, has_text: bool) -> Iterator[str]:
+    """`has_text`: of pictures some of whose models have a text stage."""
+    jobs, steps, kv = counted(cost.jobs, "job"), _steps_text(cost), bytes_text(cost.kv_bytes_peak)
     saved = cost.prefix_rows_unshared - cost.prefix_rows
-    yield f"  {jobs}, {steps} over {cost.denoise_rows} tokens"
+    forwards = "" if has_text else f", {counted(cost.forwards, 'forward')}"
+    about = "" if has_text or cost.kv_bytes_peak else "about "
+    yield f"  {jobs}, {steps}{forwards} over {about}{cost.denoise_rows} tokens"
+    if not has_text:
+        texts = counted(cost.prompt_encodes, "prompt")
+        images = counted(cost.image_encodes, "source image")
+        yield f"  to encode: {texts}, {images}; found in the disk cache: {cost.kept_encodes}"
+        if cost.kv_bytes_peak:
+            shared = f"{saved} of them shared with earlier jobs"
+            yield f"  prefixes: {cost.prefix_rows_unshared} tokens, {shared}; KV at most {kv}"
+        return
     read = f"{cost.ar_prefill_rows} tokens read, {cost.ar_shared_rows} shared with earlier jobs"
     yield f"  text stage: {read}, {cost.think_rows} estimated to be written"
     if cost.shared_texts:
         texts = f"{counted(cost.texts, 'text')} for {cost.texts + cost.shared_texts} pictures"
         yield f"  {texts}: {cost.spared_think_rows} tokens estimated not to be written again"
     yield f"  prefixes: {cost.prefix_rows_unshared} tokens, {saved} of them by KV reuse"
-    kv = bytes_text(cost.kv_bytes_peak)
     yield f"  source images encoded: {cost.image_encodes}; KV at most {kv}"

@@ -45,16 +45,22 @@ def video_needs(job: VideoJob, card: VideoCard, config: RunConfig) -> dict[str, 
 
 
 def picture_needs(job: ImageJob, card: ModelCard, config: RunConfig) -> dict[str, Need]:
-    """The same of a picture of a model that denoises latents; its sources count as squares."""
+    """The same of a picture of a model that denoises latents; its sources count as squares of the
+    model's own size.
+    """
     networks, width = card.networks, number_width(config)
     assert networks is not None, "it denoises latents"
     text, denoise, decode = _weights_by_moment(networks, config)
     known = sequences(job.model, config.model.revision)
-    rows = known.count(job, [Size(1, 1)] * len(job.images), 0).step_rows
+    tokens = known.count(job, [Size(card.base_size, card.base_size)] * len(job.images), 0)
+    rows, kv = (
+        max(tokens.step_rows, tokens.positive),
+        (tokens.kv_rows or 0) * card.kv_bytes_per_token,
+    )
     pixels = picture_work(job, card).pixels
     return {
         "text": Need(text),
-        "denoise": Need(denoise, rows * networks.token_bytes * width),
+        "denoise": Need(denoise, (rows * networks.token_bytes + kv) * width),
         "decode": Need(decode, pixels * networks.decode.per_pixel * width),
     }
 
