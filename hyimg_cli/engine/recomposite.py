@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from hyimg_cli.engine.failures import fail_after_all
 from hyimg_cli.errors import MachineError
-from hyimg_cli.journal.job_pictures import edit_warnings, finish
+from hyimg_cli.journal.job_pictures import LATENTS_ARE_KEPT, edit_warnings, finish
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import finishing_key
 from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
@@ -35,7 +35,7 @@ def recomposite(
         edit = kept | {"kind": "unfinished", "sha256": sha256}
         extra = {name: value for name, value in entry.items() if name.startswith("x_")}
         # What was said of the former finishing does not hold for this one.
-        former = set(edit_warnings(old if "gates" in old else None))
+        former = {LATENTS_ARE_KEPT, *edit_warnings(old if "gates" in old else None)}
         said = tuple(text for text in entry.get("warnings", ()) if text not in former)
         # By its attempt it is later than the line of another journal.
         anew = {"attempt": entry["attempt"] + 1, "outputs": (), "error": None, "extra": extra}

@@ -29,6 +29,8 @@ from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.options import KeepOutside
 
 Record = dict[str, Any]
+# Of a failed job's line; it holds until the job is finished.
+LATENTS_ARE_KEPT = "its denoised latents are kept: the next attempt only decodes them"
 
 
 def write_picture(

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
+from hyimg_cli.journal.job_pictures import LATENTS_ARE_KEPT
 from hyimg_cli.models.latent import LatentDenoiser, LatentModel, PromptEmbedding
 from hyimg_cli.pipelines.clock import compiling_apart
 from hyimg_cli.pipelines.latent.encodings import Encodings
@@ -25,7 +26,6 @@ from hyimg_cli.spec.events import Progress
 Model = TypeVar("Model", bound=LatentModel)
 Done = TypeVar("Done", bound="LatentRequest[Any]")
 Events = Iterator[Progress | Done | Lost[Any]]
-_KEPT = "its denoised latents are kept: the next attempt only decodes them"
 
 
 @dataclass(eq=False)
@@ -72,7 +72,7 @@ class LatentStages(Generic[Model, Done]):
             yield from self.attempt(batch, self.denoise)
         for work in works:
             if work.checkpoint is not None and work.checkpoint.holds_last:
-                work.warnings_if_lost.append(_KEPT)
+                work.warnings_if_lost.append(LATENTS_ARE_KEPT)
             if work.latents is not None:
                 yield from self.decode_anyhow(work)
 

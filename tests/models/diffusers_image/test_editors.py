@@ -155,6 +155,25 @@ def test_an_edit_keeps_its_source_outside_and_is_replayed(
     assert again.code == 0, again.err
 
 
+def test_an_edit_of_the_whole_that_fails_is_finished_from_its_redraw(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str]
+) -> None:
+    """Another finishing draws nothing anew, and its line says nothing of the attempt before."""
+    kept = line("kept", "red", "s1.png", keep_outside=True, on_global="fail")
+    del kept["size"]
+    model, out = str(checkpoint("klein")), tmp_path / "out"
+    failed = run_cli("generate", str(write_manifest(kept)), "--model", model, "-o", str(out))
+    assert "outside.global" in failed.err
+    assert "its denoised latents are kept" in failed.err
+    other = str(write_manifest(kept | {"on_global": "keep"}))
+    again = run_cli("generate", other, "--model", model, "-o", str(out))
+    assert "1 edit finished again from the redraws that are kept" in again.err
+    done = results(out)["kept"]
+    assert done["status"] == "done"
+    assert [text for text in done["warnings"] if "latents" in text] == []
+    assert not (out / "latents").exists()
+
+
 @pytest.mark.parametrize(
     ("kind", "more", "code"),
     [
