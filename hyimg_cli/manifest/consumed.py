@@ -34,7 +34,8 @@ def without_effect(
         )
     if pictures and not films and all(denoising):
         what = "models that write text only; this manifest has none"
-        yield from _concern(settings, ["drop_think", *AR_FIELDS], what)
+        own = ["drop_think", *AR_FIELDS, "batching_max_size", "batch_invariant"]
+        yield from _concern(settings, own, what)
     yield from dict.fromkeys(filter(None, map(few_steps_advice, pictures)))
     if films and not any(job.camera for job in films) and settings["clips_together"].value > 1:
         of_models = "models that follow a camera only; no video is of one"

@@ -22,7 +22,7 @@ FOLLOWED = set(
     allow_model revision dtype device vae_use_tiling quantization cpu_offload enable_cpu_offload
     attention_backend compile_blocks deterministic size n vary num_inference_steps
     guidance_scale flow_shift step_cache seed negative_prompt keep_outside region kv_reuse
-    prompt_cache batching_max_size batch_invariant prefix_cache_mb prefix_cache_host_mb prewarm
+    prompt_cache prefix_cache_mb prefix_cache_host_mb prewarm
     memory_gb gpu_memory_utilization cache_dir disk_cache disk_cache_mb replicas ray_address
     output_dir format name metadata keep_gps checkpoint_every report fail_fast
     max_consecutive_errors max_retries skip_invalid decode_graphs
@@ -32,7 +32,8 @@ FOLLOWED = set(
 TOLD = {
     "videos only": """video_components decode_tiles num_frames fps fit scheduler guidance_scale_2
         clips_together vae_patch_parallel_size context_parallel_size frames""",
-    "models that write text": "drop_think ar_seed temperature top_k top_p max_new_tokens",
+    "models that write text": """drop_think ar_seed temperature top_k top_p max_new_tokens
+        batching_max_size batch_invariant""",
     "keep_outside only": """kept_source region_mode on_global max_outside_change max_edited_area
         max_spill""",
     "lossy WebP only": "quality",
