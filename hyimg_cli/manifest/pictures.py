@@ -206,9 +206,11 @@ class PictureLine(ResolvedLine):
             outside=outside,
             encoding=self._encoding(),
         )
+        is_own = bool(job.negative_prompt) and "negative_prompt" not in self.line.given
         # Without guidance nothing is held against it.
-        is_idle = known.has_negative_prompt and self.card.branches(job) == 1
-        return replace(job, negative_prompt="") if is_idle else job
+        if is_own and self.card.branches(job) == 1:
+            job = replace(job, negative_prompt="")
+        return job
 
     def _encoding(self) -> Encoding:
         kind = self.values["format"]

@@ -147,8 +147,12 @@ def test_values_of_other_models_are_refused(
     assert f"error[usage.not-followed]: {name} {value} is not followed by tiny-" in checked({}).err
 
 
-def test_a_negative_prompt_without_guidance_is_refused(checked: Any) -> None:
-    unguided = checked({"guidance_scale": 1, "negative_prompt": "blue"})
+@pytest.mark.parametrize("kind", ["qwen-image", "longcat"])
+def test_a_negative_prompt_without_guidance_is_refused(
+    run_cli: Any, write_manifest: Any, checkpoint: Checkpoint, kind: str
+) -> None:
+    manifest = write_manifest(line("a", "red", guidance_scale=1, negative_prompt="blue"))
+    unguided = run_cli("check", manifest, "--model", checkpoint(kind))
     assert "error[manifest.not-followed]" in unguided.err
     assert "jobs.jsonl:1: negative_prompt" in unguided.err
 
