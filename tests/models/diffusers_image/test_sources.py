@@ -12,7 +12,6 @@ from hyimg_cli.media.images import read_image
 
 EDITORS = [
     "qwen-image-2.1",
-    "qwen-image-edit",
     "qwen-image-edit-plus",
     "klein",
     "kontext",
