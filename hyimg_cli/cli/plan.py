@@ -204,7 +204,7 @@ def _limit_lines(
     if config.model.cpu_offload != "none":
         what = "one network"
         if config.model.cpu_offload == "group":
-            what += ", or one block of a transformer,"
+            what += ", or one block of one,"
         for model, sizes in components.items():
             most = bytes_text(_at_a_time(order, config)[model])
             yield (

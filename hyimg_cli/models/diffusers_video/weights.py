@@ -79,7 +79,7 @@ class Offload:
         self._at_home: list[tuple[Tensor, Tensor]] = []
 
     def group(self, network: nn.Module) -> None:
-        """Have a transformer's blocks come by themselves from now on, if that was asked for."""
+        """Have a network's blocks come by themselves from now on, if that was asked for."""
         if not self._in_groups:
             return
         for block in _blocks(network):
