@@ -14,6 +14,7 @@ from hyimg_cli.spec.events import (
     PromptsReady,
     Readiness,
     ReplicaDied,
+    VideoFile,
 )
 from hyimg_cli.spec.units import bytes_text, counted, time_text
 
@@ -108,8 +109,9 @@ def _describe_results(outcome: Outcome) -> str:
     if not (outcome.outputs or outcome.denoise_steps):
         return f"{len(outcome.cot_token_ids or ())} tokens in {seconds}"
     paths = ", ".join(file.path for file in outcome.outputs)
-    # Of a model with K/V; a hit is as it should be.
-    status = outcome.kv_reuse.status if outcome.kv_reuse and outcome.kv_reuse.branches else ""
+    is_video = any(isinstance(file, VideoFile) for file in outcome.outputs)
+    status = outcome.kv_reuse.status if outcome.kv_reuse and not is_video else ""
+    # A hit is as it should be.
     is_told = status and (status != "hit" or logger.isEnabledFor(logging.INFO))
     reuse = f", KV reuse {status}" if is_told else ""
     cache = outcome.step_cache

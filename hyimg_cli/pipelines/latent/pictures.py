@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from hyimg_cli.journal.keys import file_provenance
 from hyimg_cli.media.images import Pixels, on_white, read_image
 from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.models import registry
-from hyimg_cli.models.diffusers_image.model import BlockDenoiser, LatentImageModel
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.latent.pipeline import LatentPipeline
 from hyimg_cli.pipelines.latent.stages import Events, LatentRequest, LatentStages
@@ -32,6 +32,9 @@ from hyimg_cli.spec.events import (
 )
 from hyimg_cli.spec.job import ImageJob, Size
 
+if TYPE_CHECKING:
+    from hyimg_cli.models.diffusers_image.model import BlockDenoiser, LatentImageModel
+
 
 @dataclass(eq=False)
 class EditRequest(LatentRequest[ImageJob]):
@@ -45,12 +48,12 @@ class EditRequest(LatentRequest[ImageJob]):
 
 
 @dataclass(frozen=True)
-class EditStages(LatentStages[LatentImageModel, EditRequest]):
+class EditStages(LatentStages["LatentImageModel", EditRequest]):
     """A loaded editor's stages. `trips`: of the sources that edits are put back on."""
 
     trips: RoundTrips = field(default_factory=RoundTrips)
 
-    def new_denoiser(self, works: Sequence[EditRequest]) -> BlockDenoiser:
+    def new_denoiser(self, works: Sequence[EditRequest]) -> "BlockDenoiser":
         (work,) = works
         denoiser = self.model.denoiser(work.job, work.embeddings)
         work.branches = denoiser.branches
@@ -73,7 +76,7 @@ class EditStages(LatentStages[LatentImageModel, EditRequest]):
         yield work
 
 
-class EditPipeline(LatentPipeline[LatentImageModel, ImageJob, EditRequest]):
+class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
     """Draws and edits pictures, one at a time."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -91,7 +94,7 @@ class EditPipeline(LatentPipeline[LatentImageModel, ImageJob, EditRequest]):
         super().release()
         self.tree.clear()
 
-    def _open(self, choice: ModelChoice) -> LatentImageModel:
+    def _open(self, choice: ModelChoice) -> "LatentImageModel":
         opened = registry.load_editor(choice)
         opened.tree = self.tree if self._config.reuse.kv_reuse else None
         return opened
@@ -119,13 +122,17 @@ class EditPipeline(LatentPipeline[LatentImageModel, ImageJob, EditRequest]):
         return write_drawn(done, folder, done.pixels, done.reference, facts, self._config.output)
 
     def outcome(self, done: EditRequest, output: OutputFile | None, facts: Facts) -> Outcome:
-        reason = f"{self._resident().card.name} has no text stage"
+        reuse = None
+        if branches := tuple(done.branches):
+            is_shared = self._config.reuse.kv_reuse
+            reason = "" if is_shared else "each job computes its own"
+            reuse = ReuseReport("hit" if is_shared else "none", 0, 0, 0, branches, reason=reason)
         return done_outcome(
             done,
             output,
             facts,
             *edit_warnings(done.edit),
-            kv_reuse=ReuseReport("none", 0, 0, 0, tuple(done.branches), reason=reason),
+            kv_reuse=reuse,
             batch={"denoise": done.together},
         )
 
