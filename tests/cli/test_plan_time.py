@@ -141,5 +141,5 @@ def test_a_quiet_run_leaves_its_rates_and_one_that_made_nothing_leaves_none(
     assert run_cli("generate", manifest, *cache, "-q", "-o", "out").code == 0
     (entry,) = (cache[1] / RATES).iterdir()
     (rates,) = json.loads(entry.read_bytes().split(b"\n", 1)[1])
-    assert rates.keys() == {"load", "prompts", "pictures", "text", "denoise", "decode"}
+    assert rates.keys() == {"load", "prompts", "text", "denoise", "decode"}
     assert line_of(run_cli("plan", manifest, *cache)).endswith(", from 1 earlier run")
