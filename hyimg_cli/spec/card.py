@@ -5,6 +5,7 @@ defaults.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
 from hyimg_cli.spec.options import Fit, JobOptions, PictureOptions, TextSampling, VideoOptions
@@ -28,6 +29,13 @@ class SamplingDefaults(TextSampling, PictureOptions, JobOptions):
 
     repetition_penalty: float = 1.0
     has_negative_prompt: bool = False
+
+
+# Of a model that writes no text.
+NO_TEXT: dict[str, Any] = {
+    "bot_task": "none", "drop_think": False, "use_system_prompt": "None",
+    "temperature": 0.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

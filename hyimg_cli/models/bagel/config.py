@@ -19,6 +19,7 @@ from hyimg_cli.loading.checkpoint import (
 )
 from hyimg_cli.models.common.config import MOST_WIDTH, Config, VitShape, refuse_unreleased
 from hyimg_cli.spec.card import (
+    NO_TEXT,
     PICTURE_BYTES,
     Bucket,
     ModelCard,
@@ -56,13 +57,7 @@ DEFAULTS = SamplingDefaults(
     num_inference_steps=50,
     guidance_scale=4.0,
     flow_shift=3.0,
-    bot_task="none",
-    drop_think=False,
-    use_system_prompt="None",
-    temperature=0.0,
-    top_k=0,
-    top_p=1.0,
-    max_new_tokens=1024,
+    **NO_TEXT | {"max_new_tokens": 1024},
     image_guidance_scale=1.5,
     guidance_interval=(0.4, 1.0),
     guidance_renorm="global",

@@ -1,19 +1,13 @@
-"""A checkpoint's licence in a word: by its README, else that of the release with such networks."""
+"""A checkpoint's licence in a word: by its README, else that of its pipeline's releases."""
 
 import re
 from contextlib import suppress
 
 from hyimg_cli.files import text_of
+from hyimg_cli.models.diffusers_image.table import APACHE, KINDS, NON_COMMERCIAL
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 
-APACHE, NON_COMMERCIAL, UNKNOWN = "Apache-2.0", "non-commercial", "unknown"
-_OF_RELEASES = {
-    "QwenImageTransformer2DModel": APACHE,
-    "QwenImage21Transformer2DModel": NON_COMMERCIAL,
-    "FluxTransformer2DModel": NON_COMMERCIAL,
-    "LongCatImageTransformer2DModel": APACHE,
-    "ZImageTransformer2DModel": APACHE,
-}
+UNKNOWN = "unknown"
 # What FLUX.2 klein 4B reads of a text, three layers of Qwen3-4B; its larger releases read more.
 _OF_KLEIN_4B = 3 * 2560
 _README_BYTES = 1_000_000
@@ -32,10 +26,7 @@ def licence_of(layout: CheckpointLayout) -> str:
         return NON_COMMERCIAL
     if words and words[0] != "other":
         return APACHE if words[0].lower() == "apache-2.0" else str(words[0])
-    transformer = layout.components["transformer"]
-    if transformer.class_name == "Flux2Transformer2DModel":
-        width = transformer.config().count("joint_attention_dim", 0)
-        return (
-            APACHE if width == _OF_KLEIN_4B else NON_COMMERCIAL if width > _OF_KLEIN_4B else UNKNOWN
-        )
-    return _OF_RELEASES.get(transformer.class_name, UNKNOWN)
+    if of_releases := KINDS[layout.family].licence:
+        return of_releases
+    width = layout.components["transformer"].config().count("joint_attention_dim", 0)
+    return APACHE if width == _OF_KLEIN_4B else NON_COMMERCIAL if width > _OF_KLEIN_4B else UNKNOWN

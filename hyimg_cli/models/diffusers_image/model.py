@@ -36,17 +36,12 @@ from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import Pixels
 from hyimg_cli.models.diffusers_image import longcat
+from hyimg_cli.models.diffusers_image.conditions import Condition
 from hyimg_cli.models.diffusers_image.prefix import PREFIXES, Prefix
-from hyimg_cli.models.diffusers_image.record import (
-    Condition,
-    Kind,
-    condition_key,
-    list_conditions,
-    shifted,
-)
+from hyimg_cli.models.diffusers_image.record import EditorFolder, shifted
 from hyimg_cli.models.diffusers_image.z_image import JoinedBranches
 from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder, cut_note, device_class
-from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
+from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.models.diffusers_video.lora import Adapters
 from hyimg_cli.models.diffusers_video.networks import load_network
 from hyimg_cli.models.diffusers_video.start import read_given
@@ -59,7 +54,6 @@ from hyimg_cli.models.diffusers_video.weights import (
 )
 from hyimg_cli.models.latent import LatentDenoiser, LatentModel, PromptEmbedding
 from hyimg_cli.settings.run import ModelChoice
-from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.events import BranchTokens
 from hyimg_cli.spec.few_steps import few_steps_advice
 from hyimg_cli.spec.job import ImageJob
@@ -86,9 +80,8 @@ class BlockEncoder(CheckpointEncoder):
         return made
 
     def key(self, condition: Condition) -> str:
-        place, is_tiled = self.place, bool(self._model.choice.vae_use_tiling)
-        device = device_class(place.device)
-        return condition_key(self.layout, condition, place.dtype_name, device, is_tiled=is_tiled)
+        model, device = self._model, device_class(self.place.device)
+        return model.folder.encoding_key(condition, model.choice, self.place.dtype_name, device)
 
     @torch.no_grad()
     def encode(self, condition: Condition) -> PromptEmbedding:
@@ -112,11 +105,15 @@ class BlockEncoder(CheckpointEncoder):
                     made[f"{name}.{number}" if isinstance(value, list) else name] = one.cpu()
         # Some have a picture decide, where the line does not.
         made |= {name: torch.tensor(state.get(name)) for name in _SIDES if state.get(name)}
-        rows = [made[name].shape[1] for name in _EMBEDS & made.keys()]
         most = dict(condition.options).get("max_sequence_length")
-        if most in rows:
-            told = f"a text fills the {most} tokens that are read of it: what stands behind is not"
-            self._cuts.append(told)
+        for name in sorted(_EMBEDS & made.keys()):
+            if (rows := made[name].shape[1]) == most:
+                told = f"a text fills the {most} tokens that are read of it: "
+                self._cuts.append(f"{told}what stands behind is not")
+            if rows > model.kind.most_rows:
+                what = f"the text takes {rows:,} rows with what it is shown; it may be "
+                what, where = f"{what}{model.kind.most_rows:,}", name.removesuffix("_embeds")
+                raise JobError(what, where=where, hint="shorten it", code="job.too-long")
         return PromptEmbedding(self.key(condition), made, (*notes, *self._cuts))
 
     def _let_go(self) -> bool:
@@ -165,17 +162,12 @@ class BlockDenoiser(LatentDenoiser):
             "guidance_scale": job.guidance_scale,
             **model.kind.own_inputs(job, model.card),
         }
-        if not job.size.is_auto:
-            bucket = model.card.bucket_of(job.size)
-            assert bucket is not None, "a size was asked for"
+        if bucket := model.card.bucket_of(job.size):
             inputs |= {"height": bucket.size.height, "width": bucket.size.width}
         self._state = model.new_state(inputs)
         digests = dict(image for condition in embeddings for image in condition.images)
-        for condition in list_conditions(
-            model.kind, model.card, job, [digests[path] for path in job.images]
-        ):
+        for _, condition in model.folder.encodings(job, [digests[path] for path in job.images]):
             model.put(self._state, condition, embeddings[condition])
-            _refuse_long(model.kind, embeddings[condition])
         model.run((blocks[name] for name in names[:at]), self._state)
         self._timesteps = self._tensor("timesteps")
         self.velocities = VelocityCache(job.step_cache, [0] * self.steps)
@@ -237,17 +229,6 @@ class BlockDenoiser(LatentDenoiser):
         self._model.wear(self._loras)
 
 
-def _refuse_long(kind: Kind, found: PromptEmbedding) -> None:
-    """Passes texts that the transformer has positions for."""
-    for name in _EMBEDS & found.tensors.keys():
-        if kind.most_rows < (rows := found.tensors[name].shape[1]):
-            what = (
-                f"the text takes {rows:,} rows with what it is shown; it may be {kind.most_rows:,}"
-            )
-            where = name.removesuffix("_embeds")
-            raise JobError(what, where=where, hint="shorten it", code="job.too-long")
-
-
 class Absent:
     """A network that is not read yet: blocks of other stages ask it for its configuration. It is no
     module, so that nobody asks it for a device.
@@ -263,10 +244,10 @@ class Absent:
 class LatentImageModel(LatentModel):
     """A loaded editor. `tree`: where prefixes are shared; None: each job has its own."""
 
-    def __init__(
-        self, card: ModelCard, layout: CheckpointLayout, kind: Kind, choice: ModelChoice
-    ) -> None:
-        self.card, self.layout, self.kind, self.choice = card, layout, kind, choice
+    def __init__(self, folder: EditorFolder, choice: ModelChoice) -> None:
+        self.folder, self.choice = folder, choice
+        self.card, self.layout, self.kind = folder.card, folder.layout, folder.kind
+        kind, layout = self.kind, self.layout
         self.place = load_target(choice)
         parts = [part for part in layout.components.values() if part.has_weights]
         self.parameter_count = sum(map(check_weights, parts))
@@ -287,7 +268,7 @@ class LatentImageModel(LatentModel):
         return dict.fromkeys((PROMPT_EMBEDDINGS, SOURCE_IMAGES), self.encoder)
 
     def conditions(self, job: ImageJob, digests: Sequence[str]) -> dict[Condition, str]:
-        return {one: one.kind for one in list_conditions(self.kind, self.card, job, digests)}
+        return {one: kind for kind, one in self.folder.encodings(job, digests)}
 
     def notes(self, job: ImageJob) -> tuple[str, ...]:
         return tuple(filter(None, [few_steps_advice(job)]))

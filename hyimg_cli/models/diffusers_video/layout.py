@@ -16,7 +16,7 @@ are quietly wrong. They are refused by what their JSON files say.
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -243,7 +243,7 @@ def read_layout(folder: Path) -> CheckpointLayout:
     return CheckpointLayout(folder, family, components, index)
 
 
-def component_of(folder: Path, name: str, entry: Any, classes: frozenset[str]) -> Component:
+def component_of(folder: Path, name: str, entry: Any, classes: Set[str]) -> Component:
     """The part that model_index.json names, of one of `classes`. Raises CheckpointError."""
     match entry:
         case [str(library), str(class_name)] if library in _STEMS and class_name in classes:

@@ -15,7 +15,9 @@ from hyimg_cli.engine.eta import Eta, Rates
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.models.diffusers_image import longcat
-from hyimg_cli.models.diffusers_image.record import KINDS, OF_PICTURES, OF_TEXTS, read_layout
+from hyimg_cli.models.diffusers_image.conditions import OF_PICTURES, OF_TEXTS
+from hyimg_cli.models.diffusers_image.record import read_layout
+from hyimg_cli.models.diffusers_image.table import KINDS
 from hyimg_cli.models.diffusers_video.weights import LoadTarget, Offload, _blocks, load_weights
 from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.run import CacheConfig, OutputConfig, RunConfig
@@ -96,8 +98,8 @@ def test_conditions_are_what_the_blocks_declare(name: str) -> None:
     assert ("image" in reads[OF_TEXTS]) == (kind.shows_pictures and kind.most > 0)
     assert ("negative_prompt" in reads[OF_TEXTS]) == (kind.negative is not None)
     own = {"max_area", "_auto_resize", "output_resolution"}
-    assert own & reads.get(OF_PICTURES, set()) == kind.of_pictures
-    assert own & reads[OF_TEXTS] == (kind.of_pictures if kind.shows_pictures else set())
+    assert own & reads.get(OF_PICTURES, set()) == own & kind.of_encoders
+    assert own & reads[OF_TEXTS] == (own & kind.of_encoders if kind.shows_pictures else set())
     assert not parts[OF_TEXTS] & {"vae", "transformer", "scheduler"}
     assert not (parts.get(OF_PICTURES, set()) & kind.parts.keys()) - {"vae"}
 

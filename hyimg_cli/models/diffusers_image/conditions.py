@@ -1,0 +1,48 @@
+"""What is encoded for a job of a picture editor; no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES
+from hyimg_cli.models.diffusers_image.table import Kind
+from hyimg_cli.spec.card import ModelCard
+from hyimg_cli.spec.job import ImageJob
+
+# Stages of the library's blocks in front of the denoising.
+OF_TEXTS, OF_PICTURES = "text_encoder", "vae_encoder"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a job's denoising reads, made by one stage of its blocks: of texts and of pictures (path
+    and sha256).
+    """
+
+    stage: str
+    texts: tuple[tuple[str, str], ...]
+    images: tuple[tuple[str, str], ...]
+    is_guided: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """Of the disk cache."""
+        return PROMPT_EMBEDDINGS if self.texts else SOURCE_IMAGES
+
+
+def list_conditions(
+    kind: Kind, card: ModelCard, job: ImageJob, digests: Sequence[str]
+) -> list[Condition]:
+    """What the job's denoising reads, in order; of a picture that is given twice, twice."""
+    is_guided = kind.is_guided(job)
+    texts = [("prompt", job.prompt)]
+    if is_guided and kind.negative is not None:
+        texts.append(("negative_prompt", job.negative_prompt))
+    images = tuple(zip(job.images, digests, strict=True))
+    given = kind.own_inputs(job, card).items()
+    options = tuple((name, value) for name, value in given if name in kind.of_encoders)
+    shown, known = (images, options) if kind.shows_pictures else ((), ())
+    # For its latents each picture is encoded alone, as the blocks do.
+    sources = (Condition(OF_PICTURES, (), (one,), options=options) for one in images)
+    return [Condition(OF_TEXTS, tuple(texts), shown, is_guided, known), *sources]
