@@ -35,6 +35,13 @@ def networks_of(layout: CheckpointLayout) -> Networks:
     )
 
 
+def kv_bytes(layout: CheckpointLayout) -> int:
+    """Of a row's keys and values in bfloat16."""
+    own = layout.components["transformer"].config()
+    layers = own.count("num_layers") + own.count("num_single_layers", 0, least=0)
+    return 2 * 2 * layers * _width(own)
+
+
 def _width(network: Config) -> int:
     """Of a row in a transformer."""
     if network.has("dim"):

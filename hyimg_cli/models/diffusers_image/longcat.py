@@ -34,6 +34,7 @@ from hyimg_cli.errors import JobError
 _SHIFTS = {
     "base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15,
 }  # fmt: skip
+_SIDES = ("height", "width")
 _TEXT = ("prompt_embeds", "txt_ids", "negative_prompt_embeds", "negative_txt_ids")
 
 
@@ -122,15 +123,8 @@ class _Inputs(_Block):
     """Noise, positions and timesteps, as the classic calls make them."""
 
     parts = ("scheduler",)
-    reads = (
-        "prompt_embeds",
-        "image_latents",
-        "height",
-        "width",
-        "num_inference_steps",
-        "generator",
-    )
-    makes = ("latents", "image_latents", "height", "width", "img_ids", "timesteps")
+    reads = ("prompt_embeds", "image_latents", *_SIDES, "num_inference_steps", "generator")
+    makes = ("latents", "image_latents", *_SIDES, "img_ids", "timesteps")
 
     def work(self, components: Any, block: Any) -> None:
         cell, source, embeds = components.vae_scale_factor, block.image_latents, block.prompt_embeds

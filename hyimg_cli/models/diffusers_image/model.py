@@ -70,14 +70,8 @@ class BlockEncoder(CheckpointEncoder):
     def __init__(self, model: "LatentImageModel") -> None:
         super().__init__(model.layout, model.place)
         self._model = model
-        self._cuts: list[str] = []
-
-    def tokenizer(self, name: str) -> Any:
-        is_new, made = name not in self._tokenizers, super().tokenizer(name)
-        if is_new and name.startswith("tokenizer"):
-            encoder = name.replace("tokenizer", "text_encoder")
-            tell_cuts(made, f"the text for {encoder}", self._cuts)
-        return made
+        # What the tokenizers cut since the last text.
+        self.cuts: list[str] = []
 
     def key(self, condition: Condition) -> str:
         model, device = self._model, device_class(self.place.device)
@@ -95,7 +89,7 @@ class BlockEncoder(CheckpointEncoder):
         blocks = model.blocks(condition)
         self.encoder_runs[condition.stage] += 1
         model.guide(condition.is_guided)
-        self._cuts.clear()
+        self.cuts.clear()
         state = model.run(blocks.values(), model.new_state(inputs))
         made = dict[str, Tensor]()
         for name in {out.name for block in blocks.values() for out in block.intermediate_outputs}:
@@ -109,12 +103,12 @@ class BlockEncoder(CheckpointEncoder):
         for name in sorted(_EMBEDS & made.keys()):
             if (rows := made[name].shape[1]) == most:
                 told = f"a text fills the {most} tokens that are read of it: "
-                self._cuts.append(f"{told}what stands behind is not")
+                self.cuts.append(f"{told}what stands behind is not")
             if rows > model.kind.most_rows:
                 what = f"the text takes {rows:,} rows with what it is shown; it may be "
                 what, where = f"{what}{model.kind.most_rows:,}", name.removesuffix("_embeds")
                 raise JobError(what, where=where, hint="shorten it", code="job.too-long")
-        return PromptEmbedding(self.key(condition), made, (*notes, *self._cuts))
+        return PromptEmbedding(self.key(condition), made, (*notes, *self.cuts))
 
     def _let_go(self) -> bool:
         own = [name for name in self.layout.components if name.startswith("text_encoder")]
@@ -146,7 +140,7 @@ class BlockDenoiser(LatentDenoiser):
         embeddings: Mapping[Condition, PromptEmbedding],
     ) -> None:
         self._model = model
-        blocks = model.all_blocks(job)
+        blocks = model.all_blocks(has_images=bool(job.images))
         names = [name for name in blocks if name.startswith(_DENOISE)]
         loop = next(name for name in names if hasattr(blocks[name], "loop_step"))
         at = names.index(loop)
@@ -171,7 +165,11 @@ class BlockDenoiser(LatentDenoiser):
         model.run((blocks[name] for name in names[:at]), self._state)
         self._timesteps = self._tensor("timesteps")
         self.velocities = VelocityCache(job.step_cache, [0] * self.steps)
-        self._prefix = model.prefix(job)
+        # What is the same at each step, and may be another job's: kept in the model's tree.
+        self._prefix: Prefix | None = None
+        if kind := model.kind.prefix:
+            scope = f"{model.card.model} {model.dtype_name} {job.lora}"
+            self._prefix = PREFIXES[kind](model.have("transformer"), model.tree, scope)
         self.scheduler.set_begin_index(0)
         self._index = 0
 
@@ -260,6 +258,7 @@ class LatentImageModel(LatentModel):
         self.pipe.transformer, self.pipe.vae = self._absent.values()
         if kind.sigmas:
             self.pipe.update_components(sample_sigmas=list(kind.sigmas))
+        self._blocks: dict[bool, dict[str, Any]] = {}
         self.encoder = BlockEncoder(self)
         self.tree: KVTree[Slice] | None = None
 
@@ -286,23 +285,19 @@ class LatentImageModel(LatentModel):
         """
         if not torch.isfinite(latents).all():
             raise OutputError("the latents are not finite", code="output-image.not-finite")
-        blocks = [block for name, block in self.all_blocks(job).items() if name.startswith(_DECODE)]
+        blocks = [
+            block
+            for name, block in self.all_blocks(has_images=bool(job.images)).items()
+            if name.startswith(_DECODE)
+        ]
         state = self.run(blocks, self.new_state({"latents": latents, "output_type": "pil"}))
         pictures: Any = state.get("images")
         return np.asarray(pictures[0])
 
-    def prefix(self, job: ImageJob) -> Prefix | None:
-        """What of a job is the same at each step, and may be another job's: kept in `tree`."""
-        if not self.kind.prefix:
-            return None
-        self._have("transformer")
-        scope = f"{self.card.model} {self.dtype_name} {job.lora}"
-        return PREFIXES[self.kind.prefix](self.pipe.transformer, self.tree, scope)
-
     @torch.no_grad()
     def round_trip(self, pixels: Pixels, digest: str) -> Pixels:
         """A picture in a drawn size as the VAE gives it back, for an edit to be compared with."""
-        vae = self._have("vae")
+        vae = self.have("vae")
         self.place.bring(vae)
         # Some read an opacity, too, and some are VAEs of videos.
         planes = vae.config.get("in_channels", 3)
@@ -316,18 +311,25 @@ class LatentImageModel(LatentModel):
 
     # --- the library's blocks
 
-    def all_blocks(self, job: ImageJob) -> dict[str, Any]:
-        """The blocks of a job by name, in order."""
-        return self._blocks[bool(job.images)]
+    def all_blocks(self, *, has_images: bool) -> dict[str, Any]:
+        """The blocks of a job with or without source pictures by name, in order."""
+        if has_images not in self._blocks:
+            given: dict[str, Any] = {"prompt": ""} | ({"image": True} if has_images else {})
+            blocks = dict(self.pipe.blocks.get_execution_blocks(**given).sub_blocks)
+            if self.kind.joins_branches:
+                blocks["denoise.denoise"].sub_blocks["denoiser"] = JoinedBranches()
+            self._blocks[has_images] = blocks
+        return self._blocks[has_images]
 
     def blocks(self, condition: Condition) -> dict[str, Any]:
         """Those that make a condition."""
-        return self._stage(condition.stage, bool(self.kind.fewest or condition.images))
+        every = self.all_blocks(has_images=bool(self.kind.fewest or condition.images)).items()
+        return {name: one for name, one in every if name.split(".")[0] == condition.stage}
 
     def run(self, blocks: Any, state: PipelineState) -> PipelineState:
         """Run blocks in turn, their networks read where they are not there yet."""
         for block in blocks:
-            parts = [self._have(one.name) for one in block.expected_components]
+            parts = [self.have(one.name) for one in block.expected_components]
             if networks := [part for part in parts if isinstance(part, nn.Module)]:
                 self.place.bring(*networks)
             _, state = block(self.pipe, state)
@@ -376,37 +378,17 @@ class LatentImageModel(LatentModel):
         return True
 
     def load_decoder(self) -> None:
-        self._have("vae")
+        self.have("vae")
 
     def load_weights(self) -> None:
-        self._have("transformer")
+        self.have("transformer")
         self.load_decoder()
 
     @cached_property
     def _adapters(self) -> Adapters:
-        return Adapters([self._have("transformer")], self.layout, self.place.release)
+        return Adapters([self.have("transformer")], self.layout, self.place.release)
 
-    @cached_property
-    def _blocks(self) -> dict[bool, dict[str, Any]]:
-        """By whether there are source pictures."""
-        given: dict[bool, dict[str, Any]] = {
-            False: {"prompt": ""}, True: {"prompt": "", "image": True},
-        }  # fmt: skip
-        found: dict[bool, dict[str, Any]] = {
-            has_images: dict(self.pipe.blocks.get_execution_blocks(**inputs).sub_blocks)
-            for has_images, inputs in given.items()
-            if has_images or not self.kind.fewest
-        }
-        if self.kind.joins_branches:
-            for blocks in found.values():
-                blocks["denoise.denoise"].sub_blocks["denoiser"] = JoinedBranches()
-        return found
-
-    def _stage(self, stage: str, has_images: bool) -> dict[str, Any]:
-        blocks = self._blocks[has_images].items()
-        return {name: block for name, block in blocks if name.split(".")[0] == stage}
-
-    def _have(self, name: str) -> Any:
+    def have(self, name: str) -> Any:
         """A part of the pipeline, read where it is not there yet."""
         found, part = getattr(self.pipe, name, None), self.layout.components.get(name)
         if part is not None and found in (None, self._absent.get(name)):
@@ -416,7 +398,11 @@ class LatentImageModel(LatentModel):
 
     def _read(self, part: Component) -> Any:
         if not part.has_weights:
-            return self.encoder.tokenizer(part.name)
+            tokenizer = self.encoder.tokenizer(part.name)
+            if part.name.startswith("tokenizer"):
+                encoder = part.name.replace("tokenizer", "text_encoder")
+                tell_cuts(tokenizer, f"the text for {encoder}", self.encoder.cuts)
+            return tokenizer
         if part.name == "transformer":
             return load_network(part, self.place, self.choice)
         network = load_weights(part, self.place)

@@ -20,7 +20,7 @@ from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.media.images import size_of
 from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.diffusers_image.conditions import Condition, list_conditions
-from hyimg_cli.models.diffusers_image.footprint import networks_of
+from hyimg_cli.models.diffusers_image.footprint import kv_bytes, networks_of
 from hyimg_cli.models.diffusers_image.licence import licence_of
 from hyimg_cli.models.diffusers_image.rows import COUNTS, CountRows, PrefixRows
 from hyimg_cli.models.diffusers_image.table import KINDS, Kind, kind_of
@@ -144,7 +144,7 @@ class EditorFolder(ImageCheckpoint):
 
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
         branches = [rows for _, rows in self._branches(job, source_sizes)]
-        first, *others = (rows.prefix for rows in branches)
+        first, *others = (sum(rows.segments.values()) for rows in branches)
         return JobTokens(
             positive=first,
             negative=sum(others),
@@ -218,13 +218,6 @@ def shifted(scheduler: Config, shift: float) -> dict[str, float | None]:
     return dict.fromkeys(("base_shift", "max_shift"), math.log(shift)) | {"shift_terminal": None}
 
 
-def _kv_bytes(layout: CheckpointLayout) -> int:
-    """Of a row's keys and values in bfloat16."""
-    own = layout.components["transformer"].config()
-    layers = own.count("num_layers") + own.count("num_single_layers", 0, least=0)
-    return 2 * 2 * layers * own.count("num_attention_heads") * own.count("attention_head_dim")
-
-
 def _refuse_unsupported(layout: CheckpointLayout) -> None:
     """Passes a checkpoint that can be run. Raises CheckpointError."""
     refuse_quantized(layout)
@@ -261,7 +254,7 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
         buckets=tuple(Bucket(number, Size(*sides)) for number, sides in enumerate(_SIDES)),
         pixels_per_cell=8,
         source_vit_tokens=0,
-        kv_bytes_per_token=_kv_bytes(layout) if kind.prefix else 0,
+        kv_bytes_per_token=kv_bytes(layout) if kind.prefix else 0,
         weight_bytes=sum(dict(networks.component_bytes).values()),
         max_positions=1 << 20,
         vocab_size=0,

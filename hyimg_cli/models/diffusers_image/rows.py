@@ -33,10 +33,6 @@ class PrefixRows:
     segments: dict[str, int]
     per_step: int
 
-    @property
-    def prefix(self) -> int:
-        return sum(self.segments.values())
-
 
 # Of a prompt, its sources' sizes and the size that was asked for; by name of `prefix.PREFIXES`.
 CountRows = Callable[[str, Sequence[Size], Size | None], PrefixRows]

@@ -342,7 +342,7 @@ def test_loras_are_the_librarys_and_leave_no_trace(
 ) -> None:
     """Two in one line, by weights, in a run with others and between jobs that have none."""
     folder, files = checkpoint(kind), list[str]()
-    network = editor(folder)._have("transformer")
+    network = editor(folder).have("transformer")
     for number, published in enumerate((False, kind == "qwen-image")):
         file = tmp_path / f"{number}.safetensors"
         files.append(lora(file, network, LAYERS[kind], published=published, seed=number))
@@ -386,7 +386,7 @@ def test_a_lora_of_another_model_is_refused_before_the_run(
     run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, wrong: str
 ) -> None:
     folder = checkpoint("qwen-image")
-    pairs = in_librarys_names(matrices(editor(folder)._have("transformer"), LAYERS["qwen-image"]))
+    pairs = in_librarys_names(matrices(editor(folder).have("transformer"), LAYERS["qwen-image"]))
     first = next(iter(pairs))
     match wrong:
         case "elsewhere":
