@@ -79,7 +79,9 @@ class Prefix(ABC):
             if made is not None and step == 0:
                 return made
         kept = self._held[turn]
-        return forward(**inputs if kept is None else self.behind(inputs, kept))
+        if kept is None:
+            return forward(**inputs)
+        return self.evaluate(forward, inputs, kept)
 
     def _shared(
         self,
@@ -114,6 +116,10 @@ class Prefix(ABC):
     @abstractmethod
     def extracted(self, forward: Forward, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
         """The library's own step with prefix and canvas, and the prefix's K/V."""
+
+    def evaluate(self, forward: Forward, inputs: Inputs, held: Slice) -> Any:
+        """A step's rows behind the prefix."""
+        return forward(**self.behind(inputs, held))
 
     @abstractmethod
     def behind(self, inputs: Inputs, held: Slice) -> Inputs:
@@ -183,6 +189,22 @@ class PicturesThenText(Prefix):
         cache = qwen21.QwenImage21KVCache(len(held.keys))
         _store(held, cache.layer_caches)
         return inputs | {"kv_cache": cache, "kv_cache_mode": "cached"}
+
+    def evaluate(self, forward: Forward, inputs: Inputs, held: Slice) -> Any:
+        """The library embeds the whole prefix at each step: here the canvas alone is."""
+        if self._tree is None:
+            return super().evaluate(forward, inputs, held)
+        network, slots_N = self._transformer, inputs["img_mask"][0]
+        is_picture_S = slots_N.repeat_interleave(torch.where(slots_N, _ROWS_A_SLOT, 1))
+        latents, shapes = inputs["hidden_states"], inputs["img_shapes"][0]
+        rotary = network.pos_embed(shapes, is_picture_S, device=latents.device)[held.length :]
+        rows = network.img_in(latents[:, -len(rotary) :])
+        times = network.time_text_embed(inputs["timestep"].to(rows.dtype), rows)
+        given = {"modulation": network.modulation(times), "rotary_emb": rotary}
+        layers = self.behind(inputs, held)["kv_cache"].layer_caches
+        for layer, block in zip(layers, network.transformer_blocks, strict=True):
+            rows = block(hidden_states=rows, layer_cache=layer, kv_cache_mode="cached", **given)
+        return (network.proj_out(network.norm_out(rows, times)),)
 
     @staticmethod
     def _parts(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
