@@ -162,21 +162,20 @@ class _Denoiser(_Block):
         latents, source = block.latents, block.image_latents
         shown = latents if source is None else torch.cat([latents, source], dim=1)
 
-        def predict(branch: str, embeds: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-            with components.transformer.cache_context(branch):
-                found = components.transformer(
-                    hidden_states=shown,
-                    timestep=t.expand(1).to(latents.dtype) / 1000,
-                    encoder_hidden_states=embeds,
-                    txt_ids=ids,
-                    img_ids=block.img_ids,
-                    return_dict=False,
-                )[0]
+        def predict(embeds: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+            found = components.transformer(
+                hidden_states=shown,
+                timestep=t.expand(1).to(latents.dtype) / 1000,
+                encoder_hidden_states=embeds,
+                txt_ids=ids,
+                img_ids=block.img_ids,
+                return_dict=False,
+            )[0]
             return found[:, : latents.shape[1]]
 
-        block.noise_pred = towards = predict("cond", block.prompt_embeds, block.txt_ids)
+        block.noise_pred = towards = predict(block.prompt_embeds, block.txt_ids)
         if block.negative_prompt_embeds is not None:
-            away = predict("uncond", block.negative_prompt_embeds, block.negative_txt_ids)
+            away = predict(block.negative_prompt_embeds, block.negative_txt_ids)
             found = away + block.guidance_scale * (towards - away)
             if source is None:  # new pictures are never pushed beyond what was predicted
                 norms = [torch.norm(one, dim=-1, keepdim=True) for one in (towards, found)]

@@ -46,7 +46,7 @@ from hyimg_cli.models.diffusers_video.lora import Adapters
 from hyimg_cli.models.diffusers_video.networks import load_network
 from hyimg_cli.models.diffusers_video.start import read_given
 from hyimg_cli.models.diffusers_video.weights import (
-    check_weights,
+    check_all,
     configured,
     empty_module,
     load_target,
@@ -59,7 +59,6 @@ from hyimg_cli.spec.few_steps import few_steps_advice
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.options import Lora
 
-_DENOISE, _DECODE = "denoise", "decode"
 _EMBEDS = frozenset({"prompt_embeds", "negative_prompt_embeds"})
 _SIDES = ("height", "width")
 
@@ -90,9 +89,9 @@ class BlockEncoder(CheckpointEncoder):
         self.encoder_runs[condition.stage] += 1
         model.guide(condition.is_guided)
         self.cuts.clear()
-        state = model.run(blocks.values(), model.new_state(inputs))
+        state = model.run(blocks, model.new_state(inputs))
         made = dict[str, Tensor]()
-        for name in {out.name for block in blocks.values() for out in block.intermediate_outputs}:
+        for name in {out.name for block in blocks for out in block.intermediate_outputs}:
             value = state.get(name)
             for number, one in enumerate(value if isinstance(value, list) else [value]):
                 if isinstance(one, Tensor):
@@ -140,11 +139,9 @@ class BlockDenoiser(LatentDenoiser):
         embeddings: Mapping[Condition, PromptEmbedding],
     ) -> None:
         self._model = model
-        blocks = model.all_blocks(has_images=bool(job.images))
-        names = [name for name in blocks if name.startswith(_DENOISE)]
-        loop = next(name for name in names if hasattr(blocks[name], "loop_step"))
-        at = names.index(loop)
-        self._loop, self._after = blocks[loop], [blocks[name] for name in names[at + 1 :]]
+        blocks = model.stage("denoise", has_images=bool(job.images))
+        at = next(n for n, block in enumerate(blocks) if hasattr(block, "loop_step"))
+        before, self._loop, self._after = blocks[:at], blocks[at], blocks[at + 1 :]
         self._loop.set_progress_bar_config(disable=True)
         scheduler = model.layout.components["scheduler"]
         self.scheduler = configured(scheduler, **shifted(scheduler.config(), job.flow_shift))
@@ -162,7 +159,7 @@ class BlockDenoiser(LatentDenoiser):
         digests = dict(image for condition in embeddings for image in condition.images)
         for _, condition in model.folder.encodings(job, [digests[path] for path in job.images]):
             model.put(self._state, condition, embeddings[condition])
-        model.run((blocks[name] for name in names[:at]), self._state)
+        model.run(before, self._state)
         self._timesteps = self._tensor("timesteps")
         self.velocities = VelocityCache(job.step_cache, [0] * self.steps)
         # What is the same at each step, and may be another job's: kept in the model's tree.
@@ -245,19 +242,19 @@ class LatentImageModel(LatentModel):
     def __init__(self, folder: EditorFolder, choice: ModelChoice) -> None:
         self.folder, self.choice = folder, choice
         self.card, self.layout, self.kind = folder.card, folder.layout, folder.kind
-        kind, layout = self.kind, self.layout
         self.place = load_target(choice)
-        parts = [part for part in layout.components.values() if part.has_weights]
-        self.parameter_count = sum(map(check_weights, parts))
-        source: Any = diffusers if hasattr(diffusers, kind.blocks) else longcat
-        library: Any = getattr(source, kind.blocks)
+        self.parameter_count = check_all(self.layout)
+        source: Any = diffusers if hasattr(diffusers, self.kind.blocks) else longcat
+        library: Any = getattr(source, self.kind.blocks)
         # By itself it would work where the first of its networks lies, which may wait there.
         at_work = {"_execution_device": property(lambda _: self.device)}
         self.pipe: Any = type(library.__name__, (library,), at_work)()
-        self._absent = {name: Absent(layout.components[name]) for name in ("transformer", "vae")}
+        self._absent = {
+            name: Absent(self.layout.components[name]) for name in ("transformer", "vae")
+        }
         self.pipe.transformer, self.pipe.vae = self._absent.values()
-        if kind.sigmas:
-            self.pipe.update_components(sample_sigmas=list(kind.sigmas))
+        if self.kind.sigmas:
+            self.pipe.update_components(sample_sigmas=list(self.kind.sigmas))
         self._blocks: dict[bool, dict[str, Any]] = {}
         self.encoder = BlockEncoder(self)
         self.tree: KVTree[Slice] | None = None
@@ -285,11 +282,7 @@ class LatentImageModel(LatentModel):
         """
         if not torch.isfinite(latents).all():
             raise OutputError("the latents are not finite", code="output-image.not-finite")
-        blocks = [
-            block
-            for name, block in self.all_blocks(has_images=bool(job.images)).items()
-            if name.startswith(_DECODE)
-        ]
+        blocks = self.stage("decode", has_images=bool(job.images))
         state = self.run(blocks, self.new_state({"latents": latents, "output_type": "pil"}))
         pictures: Any = state.get("images")
         return np.asarray(pictures[0])
@@ -311,20 +304,21 @@ class LatentImageModel(LatentModel):
 
     # --- the library's blocks
 
-    def all_blocks(self, *, has_images: bool) -> dict[str, Any]:
-        """The blocks of a job with or without source pictures by name, in order."""
+    def stage(self, stage: str, *, has_images: bool) -> list[Any]:
+        """Its blocks, of a job with or without source pictures, in order."""
         if has_images not in self._blocks:
             given: dict[str, Any] = {"prompt": ""} | ({"image": True} if has_images else {})
             blocks = dict(self.pipe.blocks.get_execution_blocks(**given).sub_blocks)
             if self.kind.joins_branches:
                 blocks["denoise.denoise"].sub_blocks["denoiser"] = JoinedBranches()
             self._blocks[has_images] = blocks
-        return self._blocks[has_images]
+        every = self._blocks[has_images].items()
+        return [block for name, block in every if name.split(".")[0] == stage]
 
-    def blocks(self, condition: Condition) -> dict[str, Any]:
+    def blocks(self, condition: Condition) -> list[Any]:
         """Those that make a condition."""
-        every = self.all_blocks(has_images=bool(self.kind.fewest or condition.images)).items()
-        return {name: one for name, one in every if name.split(".")[0] == condition.stage}
+        has_images = bool(self.kind.fewest or condition.images)
+        return self.stage(condition.stage, has_images=has_images)
 
     def run(self, blocks: Any, state: PipelineState) -> PipelineState:
         """Run blocks in turn, their networks read where they are not there yet."""
@@ -346,7 +340,7 @@ class LatentImageModel(LatentModel):
         """Have a condition in a state as its blocks would leave it there."""
         kinds = {
             out.name: out.kwargs_type
-            for block in self.blocks(condition).values()
+            for block in self.blocks(condition)
             for out in block.intermediate_outputs
         }
         for name, tensor in sorted(found.tensors.items()):

@@ -285,7 +285,7 @@ class References(Prefix):
         count = int((inputs["img_ids"][0, :, 0] != 0).sum())
         if not count:
             return []
-        references = self._references(inputs, count)
+        references = self._cut(inputs, slice(-count, None))
         return [ImageSegment((0,) * count, _digest(*references.values()), ())]
 
     def per_step(self, inputs: Inputs, rows: int) -> int:
@@ -300,11 +300,11 @@ class References(Prefix):
             "encoder_hidden_states": inputs["encoder_hidden_states"][:, :0],
             "txt_ids": inputs["txt_ids"][..., :0, :],
         }
-        alone = self._references(inputs, segment.length) | nothing
+        alone = self._cut(inputs, slice(-segment.length, None)) | nothing
         return self._extracted(forward, inputs | alone, segment.length)[1]
 
     def extracted(self, forward: Forward, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
-        own, canvas = self._references(inputs, rows), self._canvas(inputs, rows)
+        own, canvas = self._cut(inputs, slice(-rows, None)), self._cut(inputs, slice(-rows))
         # The blocks have them behind the canvas.
         together = {name: torch.cat([own[name], canvas[name]], dim=1) for name in own}
         return self._extracted(forward, inputs | together, rows)
@@ -315,7 +315,7 @@ class References(Prefix):
         cache = flux2.Flux2KVCache(*blocks)
         cache.num_ref_tokens = held.length
         _store(held, _layers(cache))
-        canvas = self._canvas(inputs, held.length)
+        canvas = self._cut(inputs, slice(-held.length))
         return inputs | canvas | {"kv_cache": cache, "kv_cache_mode": "cached"}
 
     @staticmethod
@@ -324,12 +324,9 @@ class References(Prefix):
         return made, _held_by(_layers(cache))
 
     @staticmethod
-    def _references(inputs: Inputs, rows: int) -> Inputs:
-        return {name: inputs[name][:, -rows:] for name in ("hidden_states", "img_ids")}
-
-    @staticmethod
-    def _canvas(inputs: Inputs, rows: int) -> Inputs:
-        return {name: inputs[name][:, :-rows] for name in ("hidden_states", "img_ids")}
+    def _cut(inputs: Inputs, rows: slice) -> Inputs:
+        """Of pictures: behind the canvas stand the references."""
+        return {name: inputs[name][:, rows] for name in ("hidden_states", "img_ids")}
 
 
 def _layers(cache: Any) -> list[Any]:

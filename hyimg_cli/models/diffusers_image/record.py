@@ -82,11 +82,11 @@ class EditorFolder(ImageCheckpoint):
         self.card = _card(self.layout, self.kind, model)
 
     def check(self, job: ImageJob) -> None:
-        kind, has_own_shift = self.kind, job.flow_shift == self.card.defaults.flow_shift
+        kind, own = self.kind, self.card.defaults
+        has_own_shift = job.flow_shift == own.flow_shift
         # The checkpoint's own stands in the record of every picture.
-        has_own_negative = job.negative_prompt == self.card.defaults.negative_prompt
         is_unguided = kind.negative is not None and not kind.is_guided(job)
-        is_unread = is_unguided and not has_own_negative
+        is_unread = is_unguided and job.negative_prompt != own.negative_prompt
         for name, is_asked in (
             ("guidance_scale", kind.is_distilled and job.guidance_scale != kind.guidance),
             ("size", not kind.takes_size and not (job.size.is_auto or job.outside)),
@@ -234,11 +234,9 @@ def _refuse_unsupported(layout: CheckpointLayout) -> None:
 
 
 def _refuse_wrong(folder: Path) -> None:
-    from hyimg_cli.models.diffusers_video.weights import check_weights  # imports torch
+    from hyimg_cli.models.diffusers_video.weights import check_all  # imports torch
 
-    for part in EditorFolder(folder, "").layout.components.values():
-        if part.has_weights:
-            check_weights(part)
+    check_all(EditorFolder(folder, "").layout)
 
 
 def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:

@@ -85,10 +85,9 @@ class DiffusersFolder:
         require("diffusers", "av")
         from hyimg_cli.models.diffusers_video.hunyuan_video15 import HunyuanVideo15
         from hyimg_cli.models.diffusers_video.wan import Wan
-        from hyimg_cli.models.diffusers_video.weights import check_weights, load_target
+        from hyimg_cli.models.diffusers_video.weights import check_all, load_target
 
-        target, parts = load_target(choice), self.layout.components.values()
-        count = sum(check_weights(part) for part in parts if part.has_weights)
+        target, count = load_target(choice), check_all(self.layout)
         cls = HunyuanVideo15 if self.layout.family == HUNYUAN_VIDEO15 else Wan
         return cls(self.card, self.layout, target, count, choice)
 

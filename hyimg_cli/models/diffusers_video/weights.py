@@ -29,7 +29,7 @@ from transformers.utils import logging as transformers_logging
 from hyimg_cli.errors import HyimgError, MachineError
 from hyimg_cli.loading.checkpoint import check_tensors, fault, refuse_special
 from hyimg_cli.models.common.config import MODULES, MOST_WIDTH, Config
-from hyimg_cli.models.diffusers_video.layout import Component
+from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
 from hyimg_cli.parallel.devices import device_of
 from hyimg_cli.settings.run import ModelChoice
 
@@ -200,6 +200,11 @@ def check_weights(component: Component) -> int:
             expected.pop(copy if source in found else source)
     check_tensors(found, expected, component.folder, component.name, any_dtype=True)
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def check_all(layout: CheckpointLayout) -> int:
+    """The same of all its parts."""
+    return sum(check_weights(part) for part in layout.components.values() if part.has_weights)
 
 
 def _renamed(name: str, renamings: Iterable[Any]) -> str:
