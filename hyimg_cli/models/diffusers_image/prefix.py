@@ -12,7 +12,7 @@ together, which rounds differently.
 
 # Legend: S row, H head, D head width, N slot of the text encoder, W its width
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from itertools import accumulate
@@ -31,7 +31,6 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import BranchTokens
 
 Inputs = dict[str, Any]
-Forward = Callable[..., Any]
 # Latent rows of a picture to a slot of the text encoder.
 _ROWS_A_SLOT = 4
 
@@ -52,27 +51,28 @@ class Prefix(ABC):
     @contextmanager
     def attached(self, step: int) -> Iterator[None]:
         """Within a step, whose branches come in the same order each time."""
-        network, forward, turns = self._transformer, self._transformer.forward, iter(range(9))
+        network, turns = self._transformer, iter(range(9))
+        self._forward = network.forward
 
-        @wraps(forward)
+        @wraps(self._forward)
         def behind_prefix(**inputs: Any) -> Any:
-            return self._evaluate(forward, next(turns), step, inputs)
+            return self._evaluate(next(turns), step, inputs)
 
         network.forward = behind_prefix
         try:
             yield
         finally:
-            network.forward = forward
+            network.forward = self._forward
 
-    def _evaluate(self, forward: Forward, turn: int, step: int, inputs: Inputs) -> Any:
+    def _evaluate(self, turn: int, step: int, inputs: Inputs) -> Any:
         if turn == len(self._held):
             segments = self.segments(inputs)
             rows = sum(one.length for one in segments)
             held, computed, made = None, rows, None
             if segments and self._tree is None:
-                made, held = self.extracted(forward, inputs, rows)
+                made, held = self.extracted(inputs, rows)
             elif segments and self._tree is not None:
-                held, computed = self._shared(self._tree, forward, inputs, segments)
+                held, computed = self._shared(self._tree, inputs, segments)
             self._held.append(held)
             per_step = self.per_step(inputs, rows)
             self.branches.append(BranchTokens(0, rows - computed, computed, per_step))
@@ -80,21 +80,17 @@ class Prefix(ABC):
                 return made
         kept = self._held[turn]
         if kept is None:
-            return forward(**inputs)
-        return self.evaluate(forward, inputs, kept)
+            return self._forward(**inputs)
+        return self.evaluate(inputs, kept)
 
     def _shared(
-        self,
-        tree: KVTree[Slice],
-        forward: Forward,
-        inputs: Inputs,
-        segments: Sequence[ImageSegment],
+        self, tree: KVTree[Slice], inputs: Inputs, segments: Sequence[ImageSegment]
     ) -> tuple[Slice, int]:
         """The prefix, and how many of its rows were not there."""
         with tree.pinned(tree.match(self._scope, segments)) as kept:
             parts = list(kept.payloads)
         for number in range(len(parts), len(segments)):
-            parts.append(self.computed(forward, inputs, number, parts))
+            parts.append(self.computed(inputs, number, parts))
         ends = list(accumulate(one.length for one in segments))
         tree.insert(self._scope, segments, lambda start, stop: parts[ends.index(stop)])
         return _joined(parts), ends[-1] - kept.length
@@ -108,18 +104,16 @@ class Prefix(ABC):
         """Rows of each step behind so many."""
 
     @abstractmethod
-    def computed(
-        self, forward: Forward, inputs: Inputs, number: int, before: Sequence[Slice]
-    ) -> Slice:
+    def computed(self, inputs: Inputs, number: int, before: Sequence[Slice]) -> Slice:
         """A segment's K/V."""
 
     @abstractmethod
-    def extracted(self, forward: Forward, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
+    def extracted(self, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
         """The library's own step with prefix and canvas, and the prefix's K/V."""
 
-    def evaluate(self, forward: Forward, inputs: Inputs, held: Slice) -> Any:
+    def evaluate(self, inputs: Inputs, held: Slice) -> Any:
         """A step's rows behind the prefix."""
-        return forward(**self.behind(inputs, held))
+        return self._forward(**self.behind(inputs, held))
 
     @abstractmethod
     def behind(self, inputs: Inputs, held: Slice) -> Inputs:
@@ -150,9 +144,7 @@ class PicturesThenText(Prefix):
         _, height, width = inputs["img_shapes"][0][-1]
         return int(height * width)
 
-    def computed(
-        self, forward: Forward, inputs: Inputs, number: int, before: Sequence[Slice]
-    ) -> Slice:
+    def computed(self, inputs: Inputs, number: int, before: Sequence[Slice]) -> Slice:
         network, shapes, slots_N = self._transformer, inputs["img_shapes"][0], inputs["img_mask"][0]
         texts_NW, is_picture_N, latents = self._parts(inputs)
         first, stop = self._spans(is_picture_N)[number]
@@ -181,8 +173,8 @@ class PicturesThenText(Prefix):
                 rows = block(hidden_states=rows, layer_cache=layer, **inputs)
         return _held_by(layers)
 
-    def extracted(self, forward: Forward, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
-        made = forward(**inputs | {"kv_cache_mode": "extract"})
+    def extracted(self, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
+        made = self._forward(**inputs | {"kv_cache_mode": "extract"})
         return made, _held_by(inputs["kv_cache"].layer_caches)
 
     def behind(self, inputs: Inputs, held: Slice) -> Inputs:
@@ -190,10 +182,10 @@ class PicturesThenText(Prefix):
         _store(held, cache.layer_caches)
         return inputs | {"kv_cache": cache, "kv_cache_mode": "cached"}
 
-    def evaluate(self, forward: Forward, inputs: Inputs, held: Slice) -> Any:
+    def evaluate(self, inputs: Inputs, held: Slice) -> Any:
         """The library embeds the whole prefix at each step: here the canvas alone is."""
         if self._tree is None:
-            return super().evaluate(forward, inputs, held)
+            return super().evaluate(inputs, held)
         network, slots_N = self._transformer, inputs["img_mask"][0]
         is_picture_S = slots_N.repeat_interleave(torch.where(slots_N, _ROWS_A_SLOT, 1))
         latents, shapes = inputs["hidden_states"], inputs["img_shapes"][0]
@@ -211,11 +203,8 @@ class PicturesThenText(Prefix):
         """The texts' rows, which of their slots are pictures', and the pictures' latents."""
         (texts_NW,) = inputs["encoder_hidden_states"]
         is_picture_N = inputs["img_mask"][0, : len(texts_NW)]
-        return (
-            texts_NW,
-            is_picture_N,
-            inputs["hidden_states"][:, : _ROWS_A_SLOT * int(is_picture_N.sum())],
-        )
+        rows = _ROWS_A_SLOT * int(is_picture_N.sum())
+        return texts_NW, is_picture_N, inputs["hidden_states"][:, :rows]
 
     @staticmethod
     def _spans(is_picture_N: Tensor) -> list[tuple[int, int]]:
@@ -292,22 +281,20 @@ class References(Prefix):
         texts, canvas = inputs["encoder_hidden_states"], inputs["hidden_states"]
         return int(texts.shape[1] + canvas.shape[1] - rows)
 
-    def computed(
-        self, forward: Forward, inputs: Inputs, number: int, before: Sequence[Slice]
-    ) -> Slice:
+    def computed(self, inputs: Inputs, number: int, before: Sequence[Slice]) -> Slice:
         (segment,) = self.segments(inputs)
         nothing = {
             "encoder_hidden_states": inputs["encoder_hidden_states"][:, :0],
             "txt_ids": inputs["txt_ids"][..., :0, :],
         }
         alone = self._cut(inputs, slice(-segment.length, None)) | nothing
-        return self._extracted(forward, inputs | alone, segment.length)[1]
+        return self._extracted(inputs | alone, segment.length)[1]
 
-    def extracted(self, forward: Forward, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
+    def extracted(self, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
         own, canvas = self._cut(inputs, slice(-rows, None)), self._cut(inputs, slice(-rows))
         # The blocks have them behind the canvas.
         together = {name: torch.cat([own[name], canvas[name]], dim=1) for name in own}
-        return self._extracted(forward, inputs | together, rows)
+        return self._extracted(inputs | together, rows)
 
     def behind(self, inputs: Inputs, held: Slice) -> Inputs:
         network = self._transformer
@@ -318,9 +305,8 @@ class References(Prefix):
         canvas = self._cut(inputs, slice(-held.length))
         return inputs | canvas | {"kv_cache": cache, "kv_cache_mode": "cached"}
 
-    @staticmethod
-    def _extracted(forward: Forward, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
-        *made, cache = forward(**inputs, kv_cache_mode="extract", num_ref_tokens=rows)
+    def _extracted(self, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
+        *made, cache = self._forward(**inputs, kv_cache_mode="extract", num_ref_tokens=rows)
         return made, _held_by(_layers(cache))
 
     @staticmethod
