@@ -354,7 +354,8 @@ def test_loras_are_the_librarys_and_leave_no_trace(
         line("behind", "blue", **how),
     ]
     out = tmp_path / "out"
-    run_cli("generate", write_manifest(*lines), "--model", folder, "-o", out)
+    own = ("--model", folder, "-o", out, "--no-kv-reuse")
+    run_cli("generate", write_manifest(*lines), *own)
     found = pixels_of(out)
 
     def styled(names: str) -> Callable[[Any], None]:
@@ -374,7 +375,7 @@ def test_loras_are_the_librarys_and_leave_no_trace(
         expected = drawn_by_library(folder, one, tmp_path, styled(names))
         assert np.array_equal(found[one["custom_id"]], expected), one["custom_id"]
     assert not np.array_equal(found["one"], found["before"])
-    again = run_cli("generate", write_manifest(*lines), "--model", folder, "-o", out)
+    again = run_cli("generate", write_manifest(*lines), *own)
     assert "4 skipped" in again.err
     picture = out / "outputs" / "both.png"
     same = ("--expect-equal", "--images-from", tmp_path)
