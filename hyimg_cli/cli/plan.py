@@ -64,7 +64,10 @@ def show_plan(given: Mapping[str, Any]) -> int:
     cards = runner.cards(config.model.revision)
     order = make_plan(to_run, cards)
     costs = forecast(order, config, assumed_think=given["assume_think"])
-    components = _components(order, config)
+    networks = _networks(order, config)
+    held_as = precision(config.model)[1], config.model.quantization
+    components = {model: one.loaded_bytes(*held_as) for model, one in networks.items()}
+    on_gpu = {model: networks_need(one, config).weights for model, one in networks.items()}
     memory = footprints(order, config, shared_kv_bytes=costs.shared_kv_bytes)
     replicas = runner.replicas_of(order, config)
     too_large = dict(_too_large(order, config, replicas))
@@ -80,7 +83,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
         facts = _as_json(order, costs) | _memory_as_json(memory, components)
         facts |= {"replicas": replicas, "time": time, "too_large": too_large}
         if config.model.cpu_offload != "none":
-            facts |= {"on_gpu_bytes": _at_a_time(order, config)}
+            facts |= {"on_gpu_bytes": on_gpu}
         if shard:
             numbers = {name: getattr(shard, name) for name in ("index", "count", "part", "largest")}
             facts |= {"shard": numbers | {"jobs": len(shard.jobs), "of_jobs": shard.of_jobs}}
@@ -103,7 +106,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
         *(_time_lines(eta) if to_run else ["time: nothing is left to run"]),
         *_memory_lines(memory, components),
         *(f"  {model} does not fit into {why}" for model, why in too_large.items()),
-        *_limit_lines(order, components, config, replicas, has_pictures=bool(memory)),
+        *_limit_lines(components, on_gpu, config, replicas, has_pictures=bool(memory)),
         *_expert_lines(order, config, think=given["assume_think"]),
     ):
         render.line(text)
@@ -124,22 +127,16 @@ def _time_lines(eta: Eta) -> Iterator[str]:
     yield "  " + ", ".join(f"{name} {time_text(s)}" for name, s in parts if s >= 0.05)
 
 
-def _components(order: Plan, config: RunConfig) -> dict[str, dict[str, int]]:
-    """Bytes of weights once loaded by component, of each model that has some."""
-    found = {group.model: _networks(group, config) for group in order.groups}
-    return {
-        model: networks.loaded_bytes(precision(config.model)[1], config.model.quantization)
-        for model, networks in found.items()
-        if networks is not None
-    }
-
-
-def _networks(group: Group | VideoGroup, config: RunConfig) -> Networks | None:
-    """The networks of a group's model, of one that denoises latents."""
-    choice = config.model
-    if isinstance(group, Group):
-        return registry.model_card(group.model, choice.revision).networks
-    return registry.video_card(group.model, choice.revision, choice.components)
+def _networks(order: Plan, config: RunConfig) -> dict[str, Networks]:
+    """The networks of each model that denoises latents."""
+    choice, found = config.model, dict[str, Networks]()
+    for group in order.groups:
+        if isinstance(group, VideoGroup):
+            of = group.model, choice.revision, choice.components
+            found[group.model] = registry.video_card(*of)
+        elif own := registry.model_card(group.model, choice.revision).networks:
+            found[group.model] = own
+    return found
 
 
 def _memory_as_json(
@@ -189,8 +186,8 @@ def _too_large(order: Plan, config: RunConfig, replicas: int) -> Iterator[tuple[
 
 
 def _limit_lines(
-    order: Plan,
     components: Mapping[str, dict[str, int]],
+    on_gpu: Mapping[str, int],
     config: RunConfig,
     replicas: int,
     *,
@@ -206,10 +203,10 @@ def _limit_lines(
         if config.model.cpu_offload == "group":
             what += ", or one block of one,"
         for model, sizes in components.items():
-            most = bytes_text(_at_a_time(order, config)[model])
+            most, every = bytes_text(on_gpu[model]), bytes_text(sum(sizes.values()))
             yield (
                 f"  of {model} {what} at a time is on the GPU: {most} at most; main memory holds "
-                f"{bytes_text(sum(sizes.values()))} or less"
+                f"{every} or less"
             )
     part = config.batch.gpu_memory_utilization
     if part is not None:
@@ -243,12 +240,6 @@ def _expert_lines(order: Plan, config: RunConfig, *, think: int) -> Iterator[str
                 f"    a text takes {time_text(text_s)} a job: --bot-task none writes none, and "
                 "`hyimg think` on a machine that holds the model writes them for this one"
             )
-
-
-def _at_a_time(order: Plan, config: RunConfig) -> dict[str, int]:
-    """Bytes of weights on the device, of each model whose networks take turns there."""
-    found = {group.model: _networks(group, config) for group in order.groups}
-    return {name: networks_need(one, config).weights for name, one in found.items() if one}
 
 
 def _as_json(order: Plan, costs: PlanForecast) -> dict[str, Any]:

@@ -5,9 +5,7 @@ are read, no weights.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any
@@ -21,13 +19,12 @@ from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.memory import refusals
 from hyimg_cli.memory.available import AvailableMemory, available_memory, copies_of
 from hyimg_cli.memory.fit import cards_for, cards_text, check_fit, fits, in_forms, need
-from hyimg_cli.memory.footprint import Need
-from hyimg_cli.memory.videos import picture_needs, video_needs
+from hyimg_cli.memory.videos import needs_of
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import ModelCard, Networks, VideoCard
-from hyimg_cli.spec.job import ImageJob, Job, VideoJob
+from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.units import bytes_text
 
 Card = ModelCard | VideoCard
@@ -123,23 +120,18 @@ def _incomplete(model: str, error: CheckpointError, card: Callable[[], Card]) ->
 def image_memory(config: RunConfig) -> Check:
     """Free memory against one edit and a full batch, and which quantizations would fit."""
     name, revision = config.model.model, config.model.revision
-    with suppress(CheckpointError):
-        card = registry.model_card(name, revision)
-        if card.networks is not None:
-            line = _EDIT if card.most_images else {"prompt": "a picture"}
-            sample = _sample(line, model=name, revision=revision)
-            (job,) = (one for one in sample if isinstance(one, ImageJob))
-            needs = partial(picture_needs, job, card)
-            return _memory_in_turns(name, card.networks, sample, needs, config)
-    config = replace(config, model=replace(config.model, cpu_offload="none"))  # not of decoders
     there, size = _available(config), config.batch.max_size
     try:
-        edit = _sample(_EDIT, model=name, revision=revision)
+        card, (kind, dtype) = registry.model_card(name, revision), precision(config.model)
+        line = _EDIT if card.most_images else {"prompt": "a picture"}
+        edit = _sample(line, model=name, revision=revision)
+        if card.networks is not None:
+            return _fit_in_turns(name, card.networks, edit, config)
+        config = replace(config, model=replace(config.model, cpu_offload="none"))  # not of decoders
         refusals.refuse_conflicts(edit, config)
         found = check_fit(name, edit, config, there)
         forms = {form: need(name, edit, one) for form, one in in_forms(edit, config).items()}
         full = need(name, [*edit] * size, config, together=size)
-        card, (kind, dtype) = registry.model_card(name, revision), precision(config.model)
     except CheckpointError:
         return Check("warning", _UNREAD)
     copies = copies_of(config, config.parallel.replicas)
@@ -180,29 +172,22 @@ def video_memory(config: RunConfig) -> Check:
     K/V of a clip where there are some; and what its decode takes beside them at the model's own
     size, which a run is not refused by.
     """
-    name, revision = config.model.video_model, config.model.revision
+    choice = config.model
+    name, revision, folder = choice.video_model, choice.revision, choice.components
     try:
-        card = registry.video_card(name, revision, config.model.components)
+        card = registry.video_card(name, revision, folder)
     except CheckpointError:
         return Check("warning", _UNREAD)
-    parts = {"video_model": name, "video_components": config.model.components}
     # A line of the checkpoint's own task.
     line: dict[str, Any] = {"prompt": "a film", "task": "t2v"}
     if card.start is not None and card.needs_start:
         line |= {"task": "i2v", "images": ["picture.png"] * card.start.fewest}
         line |= {"camera": "none-1"} if card.has_camera else {}
-    sample = _sample(line, revision=revision, **parts)
-    (job,) = (one for one in sample if isinstance(one, VideoJob))
-    return _memory_in_turns(name, card, sample, partial(video_needs, job, card), config)
+    sample = _sample(line, revision=revision, video_model=name, video_components=folder)
+    return _fit_in_turns(name, card, sample, config)
 
 
-def _memory_in_turns(
-    name: str,
-    networks: Networks,
-    sample: Sequence[Job],
-    needs: Callable[[RunConfig], Mapping[str, Need]],
-    config: RunConfig,
-) -> Check:
+def _fit_in_turns(name: str, networks: Networks, sample: Sequence[Job], config: RunConfig) -> Check:
     """The same of a model whose text encoders leave before its other networks come, and which GPUs
     take the sample how.
     """
@@ -228,8 +213,8 @@ def _memory_in_turns(
             each = f", of that {bytes_text(found.needed.work)} of K/V and rows{each}"
         said += f"{bytes_text(encoders)} of text encoders, then {bytes_text(rest)} of weights and "
         said += f"the job's own{each}; {bytes_text(there.free * copies)} free"
-    said += f"; a decode about {bytes_text(needs(config)['decode'].work)}"
-    said += f"; on a GPU: {cards_text(cards_for(sample[0], needs, config))}"
+    said += f"; a decode about {bytes_text(needs_of(sample[0], networks, config)['decode'].work)}"
+    said += f"; on a GPU: {cards_text(cards_for(sample[0], networks, config))}"
     return Check("ok" if found.is_enough else "failed", said, found.remedy)
 
 

@@ -23,7 +23,7 @@ from itertools import product
 from pathlib import Path
 
 from hyimg_cli.cache.disk import RATES, DiskStore
-from hyimg_cli.engine.forecast import count_encodes
+from hyimg_cli.engine.forecast import Forecast
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.journal.provenance import cpu_name
@@ -32,16 +32,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.settings.config import in_config
 from hyimg_cli.settings.run import JobKind, RunConfig
 from hyimg_cli.settings.table import SETTINGS
-from hyimg_cli.spec import digest
-from hyimg_cli.spec.events import (
-    Event,
-    GroupStarted,
-    JobEnded,
-    JobStarted,
-    ModelLoading,
-    Progress,
-    PromptsReady,
-)
+from hyimg_cli.spec import digest, events
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 from hyimg_cli.spec.work import picture_work, video_work
@@ -51,7 +42,6 @@ Rates = Mapping[str, float]
 STAGES = ("load", "prompts", "pictures", "text", "denoise", "decode")
 # Parts of a job's stages that are left, where an event tells.
 _WHOLE = dict.fromkeys(STAGES[1:], 1.0)
-_ENCODED = {"prompts": "prompts", "source pictures": "pictures"}
 _READ, _WRITTEN, _OVER = {"prompts": 0.0}, {"text": 0.0}, dict.fromkeys(STAGES[1:], 0.0)
 _FORMAT = 3
 _RUNS_KEPT = 9
@@ -134,6 +124,8 @@ class Eta:
         runs = {model: (earlier or {}).get(model, ()) for model in models}
         self.runs = min(map(len, runs.values()), default=0)
         self._earlier = {model: _medians(of_model) for model, of_model in runs.items()}
+        # Models whose prompts and pictures are encoded ahead of all jobs, apart from a load.
+        self._encoders, ahead = set[str](), Forecast(config, 0)
         # Jobs that take the text which an earlier one of their group writes.
         self._takers: set[str] = set()
         self._stages = defaultdict[tuple[str, str], _Stage](_Stage)
@@ -146,11 +138,13 @@ class Eta:
                     if text in texts:
                         self._takers.add(job.custom_id)
                     texts.add(text)
+                if isinstance(job, ImageJob) and ahead.card_of(job.model).denoises_latents:
+                    self._encoders.add(job.model)
+                    encodes = ahead.encodes(job)
+                    self._stages[job.model, "prompts"].left += encodes["prompt_encodes"]
+                    self._stages[job.model, "pictures"].left += encodes["image_encodes"]
                 for name, units in self._units(job).items():
                     self._stages[job.model, name].left += units
-        self._encodes = count_encodes(plan, config)
-        for key, count in self._encodes.items():
-            self._stages[key].left = float(count)
         for model, name in product(models, STAGES):
             self._stages[model, name].expect(self._earlier[model].get(name))
         self._at_work: dict[str, _JobAtWork] = {}
@@ -188,29 +182,29 @@ class Eta:
         # Between two events it counts down, but never to nothing: something is still awaited.
         return max(total - waited, 0.1 * total)
 
-    def add(self, event: Event) -> None:
+    def add(self, event: events.Event) -> None:
         """Count what an event tells."""
         now = self._clock()
         passed, self._last = now - self._last, now
         match event:
-            case JobStarted():
+            case events.JobStarted():
                 self._move(event.custom_id, "decode", passed, _WHOLE)
-            case Progress(phase="think", done=count) if count:
+            case events.Progress(phase="think", done=count) if count:
                 self._write(event, passed)
-            case Progress(phase="denoise", done=step) if step:
+            case events.Progress(phase="denoise", done=step) if step:
                 part = 1 - step / max(1, event.total)
                 self._move(event.custom_id, "denoise", passed, {"denoise": part})
-            case Progress() if event.custom_id:
+            case events.Progress() if event.custom_id:
                 stage = "denoise" if event.phase == "decode_latents" else "prompts"
                 over = {"think": _READ, "denoise": _READ | _WRITTEN}.get(event.phase, {})
                 self._move(event.custom_id, stage, passed, over)
-            case JobEnded():
+            case events.JobEnded():
                 self._end(event, passed)
-            case ModelLoading():
+            case events.ModelLoading():
                 self._load(event.model, passed)
-            case PromptsReady():
+            case events.PromptsReady():
                 self._ready(event, passed)
-            case GroupStarted():
+            case events.GroupStarted():
                 self._load(event.model, passed, is_ready=True)
             case _:
                 self._load(self._model, passed)
@@ -235,13 +229,12 @@ class Eta:
     def _units(self, job: Job) -> dict[str, float]:
         """A job's units by stage."""
         revision, components = self._config.model.revision, self._config.model.components
-        units = {"prompts": 1.0 + len(job.images), "pictures": 0.0, "text": self._length(job)}
+        read = 0.0 if job.model in self._encoders else 1.0 + len(job.images)
+        units = {"prompts": read, "pictures": 0.0, "text": self._length(job)}
         if self._config.output.only_texts:
             return units | {"denoise": 0.0, "decode": 0.0}
         if isinstance(job, ImageJob):
-            card = registry.model_card(job.model, revision)
-            work = picture_work(job, card)
-            units |= {"prompts": 0.0} if card.denoises_latents else {}
+            work = picture_work(job, registry.model_card(job.model, revision))
         else:
             work = video_work(job, registry.video_card(job.model, revision, components))
         return units | {"denoise": work.denoise, "decode": work.pixels}
@@ -259,15 +252,14 @@ class Eta:
         stage.add(passed, stage.left if is_ready else 0.0)
         stage.left = 0.0 if is_ready else stage.left
 
-    def _ready(self, event: PromptsReady, passed: float) -> None:
+    def _ready(self, event: events.PromptsReady, passed: float) -> None:
         """Time of encoding ahead of all jobs goes to what was encoded, where that is counted."""
         self._load(self._model, passed)
-        key, load = (self._model, _ENCODED.get(event.what, "")), self._stages[self._model, "load"]
-        if key in self._encodes:
-            seconds = min(event.encode_s, load.seconds)
-            load.add(-seconds)
-            self._stages[key].add(seconds, event.encoded)
-            self._stages[key].left = 0.0
+        if self._model in self._encoders:
+            stage = self._stages[self._model, event.what.split()[-1]]
+            self._stages[self._model, "load"].add(-event.encode_s)
+            stage.add(event.encode_s, event.encoded)
+            stage.left = 0.0
 
     def _move(
         self, custom_id: str, stage: str, passed: float, parts: Mapping[str, float]
@@ -287,7 +279,7 @@ class Eta:
             at.left[name] = part
         return at
 
-    def _write(self, event: Progress, passed: float) -> None:
+    def _write(self, event: events.Progress, passed: float) -> None:
         """A token more; how far its text is follows from those that are done, if there are any."""
         at = self._move(event.custom_id, "text", passed, {})
         if at is not None:
@@ -296,7 +288,7 @@ class Eta:
             part = max(_LAST_PART, 1 - event.done / max(1.0, length))
             self._move(event.custom_id, "text", 0.0, {"text": part})
 
-    def _end(self, event: JobEnded, passed: float) -> None:
+    def _end(self, event: events.JobEnded, passed: float) -> None:
         """A job is over; of one that failed nothing more counts as done."""
         seconds, parts = (passed, _OVER) if event.is_done else (0.0, {})
         at = self._move(event.outcome.custom_id, "decode", seconds, parts)

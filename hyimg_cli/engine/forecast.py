@@ -14,13 +14,7 @@ from typing import Any, NamedTuple
 
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES, DiskStore
 from hyimg_cli.errors import CheckpointError, HyimgError, SourceImageError
-from hyimg_cli.journal.keys import (
-    UNREADABLE,
-    device_name,
-    precision,
-    source_digest,
-    source_key,
-)
+from hyimg_cli.journal.keys import UNREADABLE, device_name, precision, source_digest, source_key
 from hyimg_cli.kv.segments import Segment, TextSegment
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.manifest.cost import Cost, JobTokens, job_cost, total_cost
@@ -28,13 +22,12 @@ from hyimg_cli.manifest.planner import TextIdentity, text_identity
 from hyimg_cli.media.images import size_of, stretched_digest
 from hyimg_cli.memory.fit import cards_for
 from hyimg_cli.memory.footprint import Need, kv_bytes_per_token
-from hyimg_cli.memory.videos import picture_needs, tiles_of, video_needs
+from hyimg_cli.memory.videos import needs_of, tiles_of
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.job import ImageJob, Size
-from hyimg_cli.spec.plan import Group, Plan, VideoGroup
+from hyimg_cli.spec.plan import Plan, VideoGroup
 from hyimg_cli.spec.work import film_bytes, video_work
 from hyimg_cli.tiling.tiles import DecodeForecast, tile_plan
 from hyimg_cli.tiling.tiles import forecast as decode_forecast
@@ -124,7 +117,11 @@ def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanForeca
             card = registry.model_card(group.model, config.model.revision)
             width = card.kv_bytes_per_token
             cost = total_cost(job_cost(job, ahead.tokens(job), width) for job in group.jobs)
-            groups.append(_with_memory(cost, group, card, config) if card.networks else cost)
+            if (networks := card.networks) is not None:
+                job = max(group.jobs, key=lambda job: len(job.images))
+                memory, cards = needs_of(job, networks, config), cards_for(job, networks, config)
+                cost = LatentCost(**vars(cost), memory=memory, cards=cards)
+            groups.append(cost)
     total = total_cost(one for one in groups if isinstance(one, Cost))
     return PlanForecast(tuple(groups), total, ahead.tree.held_bytes)
 
@@ -157,35 +154,13 @@ def _forecast_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
         context_ranks=config.parallel.context_ranks,
         tokens=first.tokens,
         heads=card.context_heads,
-        memory=video_needs(job, card, config),
-        cards=cards_for(job, partial(video_needs, job, card), config),
+        memory=needs_of(job, card, config),
+        cards=cards_for(job, card, config),
         without_negative=sum(
             card.wants_negative and one.branch_count > 1 and not one.negative_prompt
             for one in group.jobs
         ),
     )
-
-
-def _with_memory(cost: Cost, group: Group, card: ModelCard, config: RunConfig) -> LatentCost:
-    job = max(group.jobs, key=lambda job: len(job.images))
-    needs = partial(picture_needs, job, card)
-    return LatentCost(**vars(cost), memory=needs(config), cards=cards_for(job, needs, config))
-
-
-def count_encodes(plan: Plan, config: RunConfig) -> Counter[tuple[str, str]]:
-    """Prompts and pictures that are yet to be encoded ahead of all jobs, by model that does so with
-    either, and stage of `engine.eta`.
-    """
-    ahead, digest_of = Forecast(config, 0), cache(source_digest)
-    found = Counter[tuple[str, str]]()
-    for group in plan.groups:
-        if isinstance(group, Group):
-            card = registry.model_card(group.model, config.model.revision)
-            for job in group.jobs if card.denoises_latents else ():
-                counts = ahead.encodes(job, [*map(digest_of, job.images)])
-                found[job.model, "prompts"] += counts["prompt_encodes"]
-                found[job.model, "pictures"] += counts["image_encodes"]
-    return found
 
 
 class Forecast:
@@ -195,8 +170,8 @@ class Forecast:
         self._config, self._assumed_think = config, assumed_think
         self._seen: set[tuple[str, str, Any]] = set()
         self._digest_of, self._size_of = cache(source_digest), cache(_source_size)
-        card_of = partial(registry.model_card, revision=config.model.revision)
-        self._kv_bytes = cache(lambda model: kv_bytes_per_token(card_of(model), config))
+        self.card_of = partial(registry.model_card, revision=config.model.revision)
+        self._kv_bytes = cache(lambda model: kv_bytes_per_token(self.card_of(model), config))
         # Texts by number, and those that are left in the tree for others.
         self._texts: dict[TextIdentity, int] = {}
         self._left: set[int] = set()
@@ -214,19 +189,20 @@ class Forecast:
         try:
             sequences = registry.sequences(job.model, self._config.model.revision)
             tokens = sequences.count(job, sizes, think)
-            encodes = self.encodes(job, digests)
             text = None if UNREADABLE in files else text_identity(job, sequences.card)
-            shared = self._shared(job, tokens, sequences.prefixes(job, sizes, digests), text)
+            prefixes = sequences.prefixes(job, sizes, digests)
+            shared = self.encodes(job) | self._shared(job, tokens, prefixes, text)
         except HyimgError:
             return JobTokens()
-        return tokens._replace(**encodes, **shared)
+        return tokens._replace(**shared)
 
-    def encodes(self, job: ImageJob, digests: Sequence[str]) -> dict[str, int]:
+    def encodes(self, job: ImageJob) -> dict[str, int]:
         """Number of the texts and images that no earlier job had, and no earlier run left on disk;
         of those that one did.
         """
         known = registry.sequences(job.model, self._config.model.revision)
-        asked = {(job.model, *one) for one in known.encodings(job, digests)}
+        files = [self._digest_of(path) for path in job.images]
+        asked = {(job.model, *one) for one in known.encodings(job, files)}
         if not self._config.reuse.prompt_cache:  # each job has its own
             self._seen = {one for one in self._seen if one[1] != PROMPT_EMBEDDINGS}
         new = asked - self._seen
@@ -238,17 +214,16 @@ class Forecast:
 
     def _is_kept(self, model: str, kind: str, item: Any) -> bool:
         """True if an earlier run has left an encoding on disk."""
-        config = self._config
-        if not self._store.takes_more or (
-            kind == PROMPT_EMBEDDINGS and not config.reuse.prompt_cache
-        ):
+        choice, (device, dtype) = self._config.model, precision(self._config.model)
+        is_off = kind == PROMPT_EMBEDDINGS and not self._config.reuse.prompt_cache
+        if is_off or not self._store.takes_more:
             return False
-        device, dtype = precision(config.model)
-        known = registry.sequences(model, config.model.revision)
         try:
-            key = known.encoding_key(item, config.model, dtype, device_name(config.model))
-            if not key:
-                weights = registry.fingerprint(model, config.model.revision)
+            if self.card_of(model).denoises_latents:
+                known = registry.sequences(model, choice.revision)
+                key = known.encoding_key(item, choice, dtype, device_name(choice))
+            else:
+                weights = registry.fingerprint(model, choice.revision)
                 key = source_key(item, weights, device=device, dtype=dtype)
         except CheckpointError:  # weights that are not here have encoded nothing here
             return False

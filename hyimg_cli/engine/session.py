@@ -126,8 +126,16 @@ class Session:
 
     def _prepare_group(self, group: Group | VideoGroup, plan: Plan) -> Iterator[Event]:
         """The group's pipeline with its model, its shared work and its shapes behind it."""
-        choice, pipeline = self._config.model, self._pipeline_of(group)
-        self._pipeline = pipeline
+        choice = self._config.model
+        if isinstance(group, Group):
+            card = registry.model_card(group.model, choice.revision)
+            self._pipeline = self._edits if card.denoises_latents else self._images
+            nbytes = card.weight_bytes
+        else:
+            self._pipeline = self._videos
+            films = registry.video_card(group.model, choice.revision, choice.components)
+            nbytes = sum(size for _, size in films.component_bytes)
+        pipeline: AnyPipeline = self._pipeline
         others = [one for one in self._pipelines if one is not pipeline]
         if pipeline.model != group.model:
             for other in others:
@@ -139,22 +147,11 @@ class Session:
                 if not fits(needed, there):
                     other.release()
                     yield ModelReleased(name, needed.total, there.free)
-            if isinstance(group, Group):
-                nbytes = registry.model_card(group.model, choice.revision).weight_bytes
-            else:
-                card = registry.video_card(group.model, choice.revision, choice.components)
-                nbytes = sum(size for _, size in card.component_bytes)
             yield ModelLoading(group.model, nbytes)
         beside = tuple(one.model for one in others if one.model is not None)
         for event in pipeline.use(group.model, plan.jobs_of_model(group.model), self._folder):
             yield replace(event, beside=beside) if isinstance(event, ModelLoaded) else event
         yield from pipeline.prepare(group.jobs, self._folder)
-
-    def _pipeline_of(self, group: Group | VideoGroup) -> AnyPipeline:
-        if isinstance(group, VideoGroup):
-            return self._videos
-        card = registry.model_card(group.model, self._config.model.revision)
-        return self._edits if card.denoises_latents else self._images
 
     def _run_group(self, jobs: Sequence[Job], plan: Plan, started: float) -> Iterator[Event]:
         """A group's events; failures that may pass are tried again behind the others."""

@@ -7,7 +7,6 @@ from hyimg_cli.manifest.fields import AR_FIELDS
 from hyimg_cli.settings.config import Setting, as_given
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.card import ModelCard
-from hyimg_cli.spec.few_steps import few_steps_advice
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.options import KeepOutside
 
@@ -36,7 +35,7 @@ def without_effect(
         what = "models that write text only; this manifest has none"
         own = ["drop_think", *AR_FIELDS, "batching_max_size", "batch_invariant"]
         yield from _concern(settings, own, what)
-    yield from dict.fromkeys(filter(None, map(few_steps_advice, pictures)))
+    yield from dict.fromkeys(text for job in pictures for text in card_of(job.model).advise(job))
     if films and not any(job.camera for job in films) and settings["clips_together"].value > 1:
         of_models = "models that follow a camera only; no video is of one"
         yield from _concern(settings, ["clips_together"], of_models)

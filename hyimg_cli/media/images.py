@@ -52,7 +52,6 @@ _HEIF = re.compile(rb"....ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
 _MAGIC = re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|II\*\0|MM\0\*", re.DOTALL)
 # Modes that become RGB without a word of it, and what to call the others.
 _PLAIN_MODES = {"RGB", "L", "1", "I", "I;16", "I;16B", "I;16L", "I;16N", "F"}
-_ON_WHITE = "transparency composited on white"
 _MODE_NAMES = {"P": "palette", "PA": "palette", "LA": "grey with alpha"}
 # NOTE: on damaged bytes Pillow's decoders raise nearly anything: SyntaxError, IndexError,
 # zlib.error, RuntimeError. Only calls into Pillow stand under this.
@@ -121,12 +120,8 @@ def read_image(path: Path, *, keeps_alpha: bool = False) -> SourceImage:
     """
     data = bytes_of_source(path)
     with open_picture(path, data) as image:
-        own, notes = read_upright(path, image)
-    pixels = np.array(own)
-    if keeps_alpha and own.mode == "RGBA":
-        notes = tuple(note for note in notes if note != _ON_WHITE)
-    else:
-        pixels = on_white(pixels)
+        own, notes = read_upright(path, image, keeps_alpha=keeps_alpha)
+    pixels = on_white(np.array(own), keeps_alpha=keeps_alpha)
     return SourceImage(pixels, digest.of_bytes(data), notes)
 
 
@@ -275,9 +270,12 @@ def _knows_heif() -> bool:
     return True
 
 
-def read_upright(path: Path, image: ImageFile.ImageFile) -> tuple[Picture, tuple[str, ...]]:
+def read_upright(
+    path: Path, image: ImageFile.ImageFile, *, keeps_alpha: bool = False
+) -> tuple[Picture, tuple[str, ...]]:
     """The first frame, upright, in its own channels: 8-bit grey, RGB, or RGBA where it is clear
-    somewhere; and what that and RGB on white change. Raises SourceImageError.
+    somewhere; and what that and RGB on white change, or RGBA if that is kept. Raises
+    SourceImageError.
     """
     with _decoder_faults(path):
         # What will be changed, as far as it shows before decoding.
@@ -296,7 +294,7 @@ def read_upright(path: Path, image: ImageFile.ImageFile) -> tuple[Picture, tuple
         f"{bits}-bit reduced to 8": bits > 8,
         "numbers with fractions reduced to 8 bit": mode == "F",
         f"{_MODE_NAMES.get(mode, mode)} converted to RGB": mode not in _PLAIN_MODES,
-        _ON_WHITE: own.mode == "RGBA",
+        "transparency composited on white": own.mode == "RGBA" and not keeps_alpha,
     }
     return own, tuple(note for note, applies in notes.items() if applies)
 
@@ -341,11 +339,13 @@ def _orientation(image: Image.Image) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else _UPRIGHT
 
 
-def on_white(own: Pixels) -> Pixels:
-    """Grey, RGB or RGBA as a model is shown it: RGB, on white where it is clear."""
+def on_white(own: Pixels, *, keeps_alpha: bool = False) -> Pixels:
+    """Grey, RGB or RGBA as a model is shown it: RGB, on white where it is clear if it does not keep
+    that.
+    """
     if own.ndim == 2:
         return np.repeat(own[..., None], 3, axis=2)
-    if own.shape[2] == 3:
+    if own.shape[2] == 3 or keeps_alpha:
         return own
     layer = Image.fromarray(own)
     white = Image.new("RGBA", layer.size, "white")

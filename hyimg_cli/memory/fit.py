@@ -4,7 +4,7 @@
 run of a model that does not fit with any of its jobs alone is refused before anything is loaded.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -14,12 +14,14 @@ from hyimg_cli.errors import MachineError, UsageError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.available import AvailableMemory, available_memory
 from hyimg_cli.memory.footprint import Need, picture_need, usable_bytes
-from hyimg_cli.memory.refusals import refuse_settings
-from hyimg_cli.memory.videos import networks_need, video_need
+from hyimg_cli.memory.refusals import is_latent, refuse_settings
+from hyimg_cli.memory.videos import needs_of, networks_need
 from hyimg_cli.models.registry import model_card, video_card
 from hyimg_cli.settings.run import OFFLOADS, QUANTIZATIONS, MachineInfo, Quantization, RunConfig
+from hyimg_cli.spec.card import Networks
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.units import bytes_text
+from hyimg_cli.spec.work import video_work
 
 # Bytes of the cards that users ask about; the driver has some of each.
 CARDS = {f"{gb} GB": gb * 1_000_000_000 for gb in (12, 16, 24, 48)}
@@ -49,7 +51,8 @@ def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 
     """The need of a model with so many of `jobs` at work `together`; without jobs, its weights."""
     revision = config.model.revision
     if videos := [job for job in jobs if isinstance(job, VideoJob)]:
-        return video_need(video_card(model, revision, config.model.components), config, videos)
+        films = video_card(model, revision, config.model.components)
+        return networks_need(films, config, [video_work(job, films) for job in videos])
     pictures = [job for job in jobs if isinstance(job, ImageJob)]
     card = model_card(model, revision)
     if card.networks is not None:
@@ -120,9 +123,7 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableM
             return "; ".join([*hints, f"{flags} would fit with {bytes_text(needed.total)}"])
         if not flags or there.main is None or needed.waiting <= there.main:
             held[flags] = needed
-    own, are_videos = held[""], any(isinstance(job, VideoJob) for job in jobs)
-    turns = config.model.cpu_offload
-    has_layers = not are_videos and not model_card(model, config.model.revision).denoises_latents
+    own, takes_turns = held[""], any(is_latent(job, config) for job in jobs)
     if own.total <= there.free:
         waiting = f"the networks that wait there, {bytes_text(own.waiting)}"
         return "; ".join([*hints, f"main memory is too small for {waiting}"])
@@ -130,45 +131,36 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableM
     which = f" for {flags}" if flags else ""
     hints.append(f"free some, or use a machine with {bytes_text(least.total)}{which}")
     if own.waiting:
-        on = "--offload-experts" if turns == "none" else f"--cpu-offload {turns}"
+        on = f"--cpu-offload {config.model.cpu_offload}" if takes_turns else "--offload-experts"
         hints.append(f"{on} is on already")
-    if are_videos and own.work:
+    if takes_turns and own.work:
         fewer = "--clips-together 1, " if config.batch.clips > 1 else ""
         hints.append(f"{fewer}fewer frames, or a smaller size, hold less K/V")
-    elif has_layers and precision(config.model)[0] == "cuda":
+    elif not takes_turns and precision(config.model)[0] == "cuda":
         hints.append("more GPUs share it by --tensor-parallel-size or --device balanced")
     return "; ".join(hints)
 
 
-def cards_for(
-    job: Job, needs: Callable[[RunConfig], Mapping[str, Need]], config: RunConfig
-) -> dict[str, str | None]:
-    """By the size of a GPU, `flags_for_gpu`."""
-    return {name: flags_for_gpu(job, needs, config, room) for name, room in CARDS.items()}
+def cards_for(job: Job, networks: Networks, config: RunConfig) -> dict[str, str | None]:
+    """By the size of a GPU, the settings that change least with which it takes a job: flags, empty
+    where none is needed; None where none is enough.
+    """
+    gpu = MachineInfo(has_gpu=True, has_triton=True)
+    plain = _changed(config, device="cuda", quantization="none", cpu_offload="none", machine=gpu)
+    held = {
+        flags: max(needed.total for needed in needs_of(job, networks, one).values())
+        for flags, one in _alternatives([job], plain)
+    }
+    return {
+        name: next((flags for flags, most in held.items() if most <= room), None)
+        for name, room in CARDS.items()
+    }
 
 
 def cards_text(cards: Mapping[str, str | None]) -> str:
     """Those flags in words."""
-    return ", ".join(
-        f"{name} is too small"
-        if flags is None
-        else f"{name} {f'with {flags}' if flags else 'as is'}"
-        for name, flags in cards.items()
-    )
-
-
-def flags_for_gpu(
-    job: Job, needs: Callable[[RunConfig], Mapping[str, Need]], config: RunConfig, free: int
-) -> str | None:
-    """The settings that change least with which a GPU of so many bytes takes a job of these `needs`
-    at each moment: flags, empty where none is needed; None where none is enough.
-    """
-    gpu = MachineInfo(has_gpu=True, has_triton=True)
-    plain = _changed(config, device="cuda", quantization="none", cpu_offload="none", machine=gpu)
-    for flags, one in _alternatives([job], plain):
-        if all(needed.total <= free for needed in needs(one).values()):
-            return flags
-    return None
+    words = {None: "is too small", "": "as is"}
+    return ", ".join(f"{name} {words.get(flags, f'with {flags}')}" for name, flags in cards.items())
 
 
 def in_forms(jobs: Sequence[Job], config: RunConfig) -> dict[Quantization, RunConfig]:

@@ -36,7 +36,7 @@ def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
         refuse_offload_on_cpu(choice)
     if choice.offloads_experts and any(isinstance(job, ImageJob) for job in jobs):
         refuse_offload_on_cpu(choice, OFFLOAD_EXPERTS)
-    if choice.quantization == "nf4" and any(_is_latent(job, config) for job in jobs):
+    if choice.quantization == "nf4" and any(is_latent(job, config) for job in jobs):
         is_on_cpu = precision(choice)[0] == "cpu"
         if is_on_cpu or (choice.machine is None and find_spec("bitsandbytes") is None):
             why = "this run is on the CPU" if is_on_cpu else "bitsandbytes is not installed"
@@ -51,7 +51,7 @@ def refuse_conflicts(jobs: Sequence[Job], config: RunConfig) -> None:
     """
     choice, parallel = config.model, config.parallel
     pictures = dict.fromkeys(job.model for job in jobs if isinstance(job, ImageJob))
-    if choice.cpu_offload != "none" and not all(_is_latent(job, config) for job in jobs):
+    if choice.cpu_offload != "none" and not all(is_latent(job, config) for job in jobs):
         what = "one network makes a picture from first token to last step: none of it can wait in "
         hint = f"{QUANTIZATION} nf4 (or fp8) holds it in less, {OFFLOAD_EXPERTS} lets experts wait"
         hint += "; videos of the same manifest have a run of their own"
@@ -115,11 +115,11 @@ def _refuse_of_pictures(choice: ModelChoice, parallel: ParallelConfig) -> None:
     known.refuse_uneven(parallel.tensor_ranks, choice.quantization)
 
 
-def _is_latent(job: Job, config: RunConfig) -> bool:
+def is_latent(job: Job, config: RunConfig) -> bool:
     """True if a job's model denoises latents and nothing else."""
-    if isinstance(job, VideoJob):
-        return True
-    return model_card(job.model, config.model.revision).denoises_latents
+    return (
+        isinstance(job, VideoJob) or model_card(job.model, config.model.revision).denoises_latents
+    )
 
 
 def _refuse_unsplit_tokens(job: VideoJob, config: RunConfig) -> None:

@@ -17,9 +17,9 @@ from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.footprint import Need, held_form, number_width
 from hyimg_cli.models.registry import sequences
 from hyimg_cli.settings.run import ModelChoice, RunConfig
-from hyimg_cli.spec.card import ModelCard, Networks, TileRule, VideoCard
-from hyimg_cli.spec.job import ImageJob, Size, VideoJob
-from hyimg_cli.spec.work import picture_work, video_work
+from hyimg_cli.spec.card import Networks, TileRule, VideoCard
+from hyimg_cli.spec.job import Job, VideoJob
+from hyimg_cli.spec.work import VideoWork, video_work
 from hyimg_cli.tiling.tiles import halve_tiles
 
 _TRANSFORMERS = ("transformer", "transformer_2")
@@ -29,57 +29,33 @@ _BLOCKS = 2
 _PIXEL_BYTES = 3 * 2
 
 
-def video_needs(job: VideoJob, card: VideoCard, config: RunConfig) -> dict[str, Need]:
+def needs_of(job: Job, networks: Networks, config: RunConfig) -> dict[str, Need]:
     """The needs of one job at each moment, its prompts embedded ahead, on one of the ranks that
     share tokens.
     """
-    text, denoise, decode = _weights_by_moment(card, config)
-    work, width = video_work(job, card), number_width(config)
-    # K/V and the chunk at work, or all of the video's rows.
-    rows = work.tokens * card.forward.token_bytes * width // config.parallel.context_ranks
-    return {
-        "text": Need(text),
-        "denoise": Need(denoise, work.kv_bytes * width or rows),
-        "decode": Need(decode, decode_bytes(job, card, config.model)),
-    }
-
-
-def picture_needs(job: ImageJob, card: ModelCard, config: RunConfig) -> dict[str, Need]:
-    """The same of a picture of a model that denoises latents; its sources count as squares of the
-    model's own size.
-    """
-    networks, width = card.networks, number_width(config)
-    assert networks is not None, "it denoises latents"
     text, denoise, decode = _weights_by_moment(networks, config)
-    known = sequences(job.model, config.model.revision)
-    tokens = known.count(job, [Size(card.base_size, card.base_size)] * len(job.images), 0)
-    rows, kv = (
-        max(tokens.step_rows, tokens.positive),
-        (tokens.kv_rows or 0) * card.kv_bytes_per_token,
-    )
-    pixels = picture_work(job, card).pixels
-    return {
-        "text": Need(text),
-        "denoise": Need(denoise, (rows * networks.token_bytes + kv) * width),
-        "decode": Need(decode, pixels * networks.decode.per_pixel * width),
-    }
+    width, choice = number_width(config), config.model
+    if isinstance(job, VideoJob):
+        assert isinstance(networks, VideoCard), "it is a video's"
+        work, decoded = video_work(job, networks), decode_bytes(job, networks, choice)
+        # K/V and the chunk at work, or all of the video's rows.
+        rows = work.tokens * networks.forward.token_bytes * width // config.parallel.context_ranks
+        held = work.kv_bytes * width or rows
+    else:
+        known = sequences(job.model, choice.revision)
+        held, decoded = (count * width for count in known.activations(job, choice))
+    return {"text": Need(text), "denoise": Need(denoise, held), "decode": Need(decode, decoded)}
 
 
-def video_need(card: VideoCard, config: RunConfig, jobs: Sequence[VideoJob] = ()) -> Need:
-    """What a run of a video model is refused by: the text encoders, or its other networks with K/V
-    of the one of `jobs` that takes most and what a step cache keeps. The rest of its work is only
+def networks_need(networks: Networks, config: RunConfig, works: Sequence[VideoWork] = ()) -> Need:
+    """What a run of a model is refused by: the text encoders, or its other networks with K/V of the
+    one of its jobs' `works` that takes most and what a step cache keeps. The rest is only
     estimated.
 
     The text encoders go before the other networks come, unless every job embeds its prompt.
     """
-    works, width = [video_work(job, card) for job in jobs], number_width(config)
-    kv = max((work.kv_bytes for work in works), default=0) * width * config.batch.clips
-    kept = max((work.velocity_bytes for work in works), default=0)
-    return networks_need(card, config, kv + kept)
-
-
-def networks_need(networks: Networks, config: RunConfig, held: int = 0) -> Need:
-    """The same of any model, whose jobs hold so many bytes while they are denoised."""
+    held = max((work.kv_bytes for work in works), default=0) * number_width(config)
+    held = held * config.batch.clips + max((work.velocity_bytes for work in works), default=0)
     text, *others = _weights_by_moment(networks, config)
     weights, waiting = max(others), 0
     if _takes_turns(config):

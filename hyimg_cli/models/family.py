@@ -16,6 +16,7 @@ from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.checkpoint import TensorInfo
 from hyimg_cli.manifest.cost import JobTokens
+from hyimg_cli.media.images import stretched_digest
 from hyimg_cli.settings.run import ModelChoice, Quantization
 from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
@@ -53,13 +54,20 @@ class ImageCheckpoint(Protocol):
         """What is encoded before the job draws, each with its kind of the disk cache; `digests`: of
         its pictures' files.
         """
-        return [(SOURCE_IMAGES, one) for one in digests]
+        is_fitted = job.infer_align_image_size
+        return [(SOURCE_IMAGES, stretched_digest(one) if is_fitted else one) for one in digests]
 
     def encoding_key(self, item: Any, choice: ModelChoice, dtype: str, device: str) -> str:
-        """The place of one of `encodings` in the disk cache; empty where it is that of a source
-        image. Raises CheckpointError where the weights are not here.
+        """The place of one of `encodings` in the disk cache, of one that denoises latents. Raises
+        CheckpointError where the weights are not here.
         """
         return ""
+
+    def activations(self, job: ImageJob, choice: ModelChoice) -> tuple[int, int]:
+        """Bytes in 16 bits that a step of the job works with, and its decode, of one that denoises
+        latents.
+        """
+        return 0, 0
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
         """By kind, hits and misses of what is kept of texts and sequences."""

@@ -100,9 +100,9 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
     def _fit(self, jobs: Sequence[OneJob]) -> None:
         """Settle how many of a group's jobs are at work together."""
 
-    @abstractmethod
     def _prewarm(self, jobs: Sequence[OneJob], folder: JobFolder | None) -> Prewarmed:
         """Run a group's new shapes once; its seconds are counted around it."""
+        return Prewarmed(0, 0.0)
 
     def _revive(self) -> None:
         """Ranks that have ended since the last job, or left for another pool's, start again."""

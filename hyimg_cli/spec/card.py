@@ -3,7 +3,7 @@ defaults.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,17 +109,6 @@ class RankBytes:
     kv_share: float
 
 
-@dataclass(frozen=True)
-class DecodeWork:
-    """Bytes that a VAE works with, in 16 bits: for each pixel of a frame that it decodes at once,
-    and for each pixel of every frame. One of them is 0: of a VAE that goes frame by frame, or
-    takes all frames at once.
-    """
-
-    per_pixel: int = 0
-    per_frame_pixel: int = 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Networks:
     """Networks of a checkpoint in diffusers' layout, by component: weights as stored in
@@ -128,8 +117,7 @@ class Networks:
 
     `has_float32_vae`: whatever the dtype asked for, latents are decoded in float32. `blocks`: of
     the transformer, which may come one by one, as `encoder_blocks` of the text encoder that has
-    fewest may. `token_bytes`: activations of a token at the widest
-    moment of a picture's forward, in 16 bits; `decode`: those of the VAE.
+    fewest may.
     """
 
     component_bytes: tuple[tuple[str, int], ...]
@@ -137,8 +125,6 @@ class Networks:
     has_float32_vae: bool = False
     blocks: int = 0
     encoder_blocks: int = 0
-    token_bytes: int = 0
-    decode: DecodeWork = DecodeWork()
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> dict[str, int]:
         """Bytes of each component once loaded in `dtype`, transformers quantized; as stored where
@@ -172,7 +158,8 @@ class ModelCard:
     jobs have a second branch by `guides`; with source pictures of `reference_pixels` each in every
     step, of 0 as many as the result has.
 
-    `licence`: in a word, empty where nobody looked.
+    `licence`: in a word, empty where nobody looked. `advise`: sentences that whoever gives a job
+    should read.
 
     `fewest_images` and `most_images`: source pictures that a job may have. `rounds_up`: an edit has
     its source's shape, each side at the next multiple.
@@ -214,6 +201,7 @@ class ModelCard:
     networks: Networks | None = None
     licence: str = ""
     guides: Callable[[ImageJob], bool] | None = None
+    advise: Callable[[ImageJob], Sequence[str]] = lambda job: ()
     reference_pixels: int | None = None
     fewest_images: int = 0
     most_images: int = 3
@@ -231,8 +219,6 @@ class ModelCard:
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> int:
         """Bytes of all weights once loaded."""
-        if self.networks is not None:
-            return sum(self.networks.loaded_bytes(dtype, quantization).values())
         return self.weights.nbytes(dtype, quantization)
 
     def offloaded_bytes(self, dtype: str, quantization: str = "none") -> int:
@@ -278,17 +264,13 @@ class ModelCard:
             return None
         if not self.size_multiple or request.is_ratio:
             return self.nearest_bucket(request.height, request.width)
-        if self.denoises_latents:  # the library's own rule
-            step = self.size_multiple
-            sides = (max(step, side // step * step) for side in (request.height, request.width))
-            return Bucket(NO_RATIO, Size(*sides))
-        scale = min(1.0, self.base_size / max(request.height, request.width))
-        return self._scaled(Size(request.height, request.width), scale)
-
-    def _scaled(self, size: Size, scale: float) -> Bucket:
-        step = self.size_multiple
-        sides = (round(side * scale / step) * step for side in (size.height, size.width))
-        return Bucket(NO_RATIO, Size(*(max(step, side) for side in sides)))
+        scale, step = self.base_size / max(request.height, request.width), self.size_multiple
+        counts = (
+            # Of one that denoises latents the library's own rule.
+            side // step if self.denoises_latents else round(side * min(1.0, scale) / step)
+            for side in (request.height, request.width)
+        )
+        return Bucket(NO_RATIO, Size(*(max(1, count) * step for count in counts)))
 
     def kept_size(self, source: Size) -> Size:
         """The size in which a source that is to be kept is drawn: the nearest to its shape."""
@@ -345,6 +327,17 @@ class ForwardWork:
         """Of latents with so many frames, rows and columns."""
         tokens = math.prod(grid) // self.cells_per_token
         return tokens * self.per_token + tokens**2 * self.per_pair
+
+
+@dataclass(frozen=True)
+class DecodeWork:
+    """Bytes that a VAE works with, in 16 bits: for each pixel of a frame that it decodes at once,
+    and for each pixel of every frame. One of them is 0: of a VAE that goes frame by frame, or
+    takes all frames at once.
+    """
+
+    per_pixel: int = 0
+    per_frame_pixel: int = 0
 
 
 @dataclass(frozen=True)
@@ -433,6 +426,7 @@ class VideoCard(Networks):
     has_camera: bool = False
     wants_negative: bool = False
     cleaner: str = ""
+    decode: DecodeWork = DecodeWork()
     is_distilled: bool = False
     context_heads: int = 0
 

@@ -11,7 +11,7 @@ from event_kinds import is_done
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import UsageError
 from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.memory.videos import video_need
+from hyimg_cli.memory.videos import networks_need
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.weights import Offload
 from hyimg_cli.settings.run import (
@@ -117,8 +117,8 @@ def test_the_largest_network_counts_on_a_gpu() -> None:
     card = registry.video_card(registry.EMBEDDED_VIDEO)
     sizes = card.loaded_bytes("bfloat16")
     on_gpu = replace(OFFLOADED, model=ModelChoice(device="cuda", cpu_offload="model"))
-    found = video_need(card, on_gpu)
+    found = networks_need(card, on_gpu)
     assert (found.total, found.waiting) == (max(sizes.values()), sum(sizes.values()))
-    plain = video_need(card, replace(on_gpu, model=ModelChoice(device="cuda")))
+    plain = networks_need(card, replace(on_gpu, model=ModelChoice(device="cuda")))
     assert plain.total > found.total
     assert plain.waiting == 0

@@ -23,7 +23,7 @@ from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import Interrupted, MachineError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.memory.videos import video_need
+from hyimg_cli.memory.videos import networks_need
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines import ranks as ranks_of
 from hyimg_cli.pipelines.ranks import VideoRanks
@@ -264,10 +264,10 @@ def test_weights_of_every_rank_lie_in_main_memory() -> None:
     card = registry.video_card(registry.EMBEDDED_VIDEO)
     sizes = (("transformer", 100), ("vae", 10), ("text_encoder", 1000))
     card = replace(card, component_bytes=sizes, component_parameters=())
-    assert video_need(card, config()).total == 1000, "the encoders go before the others come"
+    assert networks_need(card, config()).total == 1000, "the encoders go before the others come"
     split = config(vae=4, cfg=2)
-    assert video_need(card, split).total == 1000
+    assert networks_need(card, split).total == 1000
     each_time = replace(split, reuse=ReuseConfig(prompt_cache=False))
-    assert video_need(card, each_time).total == 1000 + 4 * 10 + 2 * 100, "they come back"
+    assert networks_need(card, each_time).total == 1000 + 4 * 10 + 2 * 100, "they come back"
     card = replace(card, component_bytes=sizes[:2])
-    assert video_need(card, split).total == 4 * 10 + 2 * 100
+    assert networks_need(card, split).total == 4 * 10 + 2 * 100

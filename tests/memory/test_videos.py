@@ -1,14 +1,13 @@
 """What a video takes on its device, against what was counted for released models."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 from tiny_video import WAN_CARD
 
 from hyimg_cli.memory.fit import cards_for
-from hyimg_cli.memory.videos import decode_bytes, video_needs
+from hyimg_cli.memory.videos import decode_bytes, needs_of
 from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.diffusers_video.record import (
     _HUNYUAN_DECODE,
@@ -105,7 +104,7 @@ def _run(choice: ModelChoice) -> RunConfig:
 def test_what_takes_turns_needs_less_at_every_moment() -> None:
     one = job(LARGE, 81)
     found = {
-        how: video_needs(one, PAIR, _run(replace(GPU, cpu_offload=how)))
+        how: needs_of(one, PAIR, _run(replace(GPU, cpu_offload=how)))
         for how in ("none", "model", "group")
     }
     whole, turns, groups = (found[how] for how in ("none", "model", "group"))
@@ -118,7 +117,7 @@ def test_what_takes_turns_needs_less_at_every_moment() -> None:
     assert whole["denoise"].work == pytest.approx(75_600 * 5120 * 22.1, rel=0.15)
     assert {one["denoise"].work for one in found.values()} == {whole["denoise"].work}
     assert max(whole.values(), key=lambda need: need.total) is whole["denoise"]
-    eight = video_needs(one, PAIR, _run(replace(GPU, quantization="fp8")))
+    eight = needs_of(one, PAIR, _run(replace(GPU, quantization="fp8")))
     assert eight["denoise"].weights == 2 * 14_300_000_000 + 2 * 127_000_000
 
 
@@ -136,5 +135,5 @@ def test_the_flags_that_change_least_are_named(
 ) -> None:
     config = _run(ModelChoice(device="cpu"))
     one = job(size, frames)
-    found = cards_for(one, partial(video_needs, one, card), config)
+    found = cards_for(one, card, config)
     assert (found["24 GB"], found["48 GB"]) == fits

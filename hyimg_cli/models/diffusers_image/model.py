@@ -37,6 +37,7 @@ from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import Pixels
 from hyimg_cli.models.diffusers_image import longcat
 from hyimg_cli.models.diffusers_image.conditions import Condition
+from hyimg_cli.models.diffusers_image.few_steps import few_steps_advice
 from hyimg_cli.models.diffusers_image.prefix import PREFIXES, Prefix
 from hyimg_cli.models.diffusers_image.record import EditorFolder, shifted
 from hyimg_cli.models.diffusers_image.z_image import JoinedBranches
@@ -55,7 +56,6 @@ from hyimg_cli.models.diffusers_video.weights import (
 from hyimg_cli.models.latent import LatentDenoiser, LatentModel, PromptEmbedding
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.events import BranchTokens
-from hyimg_cli.spec.few_steps import few_steps_advice
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.options import Lora
 
@@ -267,7 +267,7 @@ class LatentImageModel(LatentModel):
         return {one: kind for kind, one in self.folder.encodings(job, digests)}
 
     def notes(self, job: ImageJob) -> tuple[str, ...]:
-        return tuple(filter(None, [few_steps_advice(job)]))
+        return few_steps_advice(job)
 
     @torch.no_grad()
     def denoiser(

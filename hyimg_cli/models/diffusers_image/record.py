@@ -20,7 +20,8 @@ from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.media.images import size_of
 from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.diffusers_image.conditions import Condition, list_conditions
-from hyimg_cli.models.diffusers_image.footprint import kv_bytes, networks_of
+from hyimg_cli.models.diffusers_image.few_steps import few_steps_advice
+from hyimg_cli.models.diffusers_image.footprint import activations, kv_bytes, networks_of
 from hyimg_cli.models.diffusers_image.licence import licence_of
 from hyimg_cli.models.diffusers_image.rows import COUNTS, CountRows, PrefixRows
 from hyimg_cli.models.diffusers_image.table import KINDS, Kind, kind_of
@@ -36,6 +37,7 @@ from hyimg_cli.models.family import Family, ImageCheckpoint
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import NO_TEXT, Bucket, ModelCard, SamplingDefaults
 from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.work import picture_work
 
 if TYPE_CHECKING:
     from hyimg_cli.models.diffusers_image.model import LatentImageModel
@@ -199,6 +201,14 @@ class EditorFolder(ImageCheckpoint):
             tiled=bool(choice.vae_use_tiling) and not item.texts,
         )
 
+    def activations(self, job: ImageJob, choice: ModelChoice) -> tuple[int, int]:
+        """Its sources count as squares of the model's own size."""
+        base, pixels = self.card.base_size, picture_work(job, self.card).pixels
+        tokens = self.count(job, [Size(base, base)] * len(job.images), 0)
+        rows, kv = max(tokens.step_rows, tokens.positive), tokens.kv_rows or 0
+        step, decode = activations(self.layout, rows, pixels, is_tiled=bool(choice.vae_use_tiling))
+        return step + kv * self.card.kv_bytes_per_token, decode
+
     def load(self, choice: ModelChoice, **_: object) -> "LatentImageModel":  # type: ignore[override]
         require("diffusers")
         from hyimg_cli.models.diffusers_image.model import LatentImageModel
@@ -242,12 +252,16 @@ def _refuse_wrong(folder: Path) -> None:
 def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
     own = Config.read(layout.folder / "card.json", is_optional=True)
     networks, scheduler = networks_of(layout), layout.components["scheduler"].config()
+    name, is_trained = own.text("name", layout.folder.name), own.flag("trained", True)
+    licence = licence_of(layout) if is_trained else ""
+    said = [f"{name} has a non-commercial licence: read it before using its pictures"]
+    said = said if licence == "non-commercial" else []
     return ModelCard(
         model=model,
         family="diffusers_image",
-        name=own.text("name", layout.folder.name),
-        is_trained=own.flag("trained", True),
-        licence=licence_of(layout) if own.flag("trained", True) else "",
+        name=name,
+        is_trained=is_trained,
+        licence=licence,
         is_distilled=kind.is_distilled,
         buckets=tuple(Bucket(number, Size(*sides)) for number, sides in enumerate(_SIDES)),
         pixels_per_cell=8,
@@ -261,6 +275,7 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
         base_size=own.count("base_size", 1024),
         networks=networks,
         guides=kind.is_guided,
+        advise=lambda job: (*said, *few_steps_advice(job)),
         reference_pixels=_REFERENCE_PIXELS if kind.scales_pictures else 0,
         fewest_images=kind.fewest,
         most_images=kind.most,

@@ -22,14 +22,7 @@ from hyimg_cli.pipelines.prefix_tree import new_prefix_tree
 from hyimg_cli.pipelines.request import Facts, done_outcome, write_drawn
 from hyimg_cli.pipelines.round_trips import RoundTrips
 from hyimg_cli.settings.run import ModelChoice, RunConfig
-from hyimg_cli.spec.events import (
-    BranchTokens,
-    Outcome,
-    OutputFile,
-    Prewarmed,
-    Progress,
-    ReuseReport,
-)
+from hyimg_cli.spec.events import BranchTokens, Outcome, OutputFile, Progress, ReuseReport
 from hyimg_cli.spec.job import ImageJob, Size
 
 if TYPE_CHECKING:
@@ -135,9 +128,6 @@ class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
             kv_reuse=reuse,
             batch={"denoise": done.together},
         )
-
-    def _prewarm(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Prewarmed:
-        return Prewarmed(0, 0.0)
 
 
 def checked(pixels: Pixels) -> Pixels:

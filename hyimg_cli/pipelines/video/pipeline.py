@@ -22,13 +22,7 @@ from hyimg_cli.pipelines.ranks import VideoRanks
 from hyimg_cli.pipelines.request import Facts, done_outcome
 from hyimg_cli.pipelines.video.stages import VideoRequest, VideoStages
 from hyimg_cli.settings.run import DecodeTiles, ModelChoice, RunConfig
-from hyimg_cli.spec.events import (
-    Outcome,
-    OutputFile,
-    Prewarmed,
-    ReuseReport,
-    VideoFile,
-)
+from hyimg_cli.spec.events import Outcome, OutputFile, Prewarmed, ReuseReport, VideoFile
 from hyimg_cli.spec.job import VideoJob
 
 if TYPE_CHECKING:

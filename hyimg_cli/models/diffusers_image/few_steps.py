@@ -10,8 +10,8 @@ from hyimg_cli.spec.job import ImageJob
 _LIGHTNING = re.compile(r"lightning[-_ ]?([0-9]+)[-_ ]?steps", re.IGNORECASE)
 
 
-def few_steps_advice(job: ImageJob) -> str:
-    """A sentence where a job has such a LoRA and other settings; else empty."""
+def few_steps_advice(job: ImageJob) -> tuple[str, ...]:
+    """A sentence where a job has such a LoRA and other settings."""
     for lora in job.lora:
         name = lora.file.rpartition("/")[2]
         if found := _LIGHTNING.search(name):
@@ -20,5 +20,5 @@ def few_steps_advice(job: ImageJob) -> str:
             if others:
                 asks = ", ".join(f"{one} {wanted[one]}" for one in others)
                 has = ", ".join(f"{value:g}" for value in others.values())
-                return f"{name} was trained for {asks}; this job uses {has}"
-    return ""
+                return (f"{name} was trained for {asks}; this job uses {has}",)
+    return ()
