@@ -161,8 +161,8 @@ class ModelCard:
     `licence`: in a word, empty where nobody looked. `advise`: sentences that whoever gives a job
     should read.
 
-    `fewest_images` and `most_images`: source pictures that a job may have. `rounds_up`: an edit has
-    its source's shape, each side at the next multiple.
+    `fewest_images` and `most_images`: source pictures that a job may have. `size_by_source`: where
+    an edit in its source's shape has another one than the nearest of those that may be asked for.
 
     `base_size` is the side of the square that all sizes have about the area of. `edit_defaults`:
     of jobs with source images, where they are others. `has_graphs`: text may be decoded by them.
@@ -205,7 +205,7 @@ class ModelCard:
     reference_pixels: int | None = None
     fewest_images: int = 0
     most_images: int = 3
-    rounds_up: bool = False
+    size_by_source: Callable[[Size], Size] | None = None
 
     @property
     def denoises_latents(self) -> bool:
@@ -274,12 +274,8 @@ class ModelCard:
 
     def kept_size(self, source: Size) -> Size:
         """The size in which a source that is to be kept is drawn: the nearest to its shape."""
-        if self.denoises_latents:
-            # NOTE: in the library's order: another one may round up to another multiple.
-            ratio, step = source.width / source.height, self.size_multiple
-            width = math.sqrt(self.base_size**2 * ratio)
-            rounded = math.ceil if self.rounds_up else round
-            return Size(*(max(1, rounded(side / step)) * step for side in (width / ratio, width)))
+        if self.size_by_source is not None:
+            return self.size_by_source(source)
         found = self.bucket_of(SizeRequest(source.height, source.width))
         assert found is not None, "a size was asked for"
         return found.size

@@ -7,7 +7,7 @@ A pipeline that is not in the table is refused by its name.
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,6 +228,15 @@ def shifted(scheduler: Config, shift: float) -> dict[str, float | None]:
     return dict.fromkeys(("base_shift", "max_shift"), math.log(shift)) | {"shift_terminal": None}
 
 
+def _size_by_source(kind: Kind, base_size: int, source: Size) -> Size:
+    """The size of about `base_size`² pixels in which an edit has its source's shape."""
+    # NOTE: in the library's order: another one may round up to another multiple.
+    ratio, step = source.width / source.height, kind.multiple
+    width = math.sqrt(base_size**2 * ratio)
+    rounded = round if kind.takes_size else math.ceil
+    return Size(*(max(1, rounded(side / step)) * step for side in (width / ratio, width)))
+
+
 def _refuse_unsupported(layout: CheckpointLayout) -> None:
     """Passes a checkpoint that can be run. Raises CheckpointError."""
     refuse_quantized(layout)
@@ -251,7 +260,8 @@ def _refuse_wrong(folder: Path) -> None:
 
 def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
     own = Config.read(layout.folder / "card.json", is_optional=True)
-    networks, scheduler = networks_of(layout), layout.components["scheduler"].config()
+    networks, base_size = networks_of(layout), own.count("base_size", 1024)
+    scheduler = layout.components["scheduler"].config()
     name, is_trained = own.text("name", layout.folder.name), own.flag("trained", True)
     licence = licence_of(layout) if is_trained else ""
     said = [f"{name} has a non-commercial licence: read it before using its pictures"]
@@ -272,14 +282,14 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
         vocab_size=0,
         size_multiple=kind.multiple,
         has_graphs=False,
-        base_size=own.count("base_size", 1024),
+        base_size=base_size,
         networks=networks,
         guides=kind.is_guided,
         advise=lambda job: (*said, *few_steps_advice(job)),
         reference_pixels=_REFERENCE_PIXELS if kind.scales_pictures else 0,
         fewest_images=kind.fewest,
         most_images=kind.most,
-        rounds_up=not kind.takes_size,
+        size_by_source=partial(_size_by_source, kind, base_size),
         defaults=SamplingDefaults(
             num_inference_steps=kind.steps,
             guidance_scale=kind.guidance,

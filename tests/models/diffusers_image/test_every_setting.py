@@ -179,3 +179,18 @@ def test_lightning_without_its_schedule_is_told(
     ran = checked({"lora": name} | change)
     assert ran.code == 0, ran.err
     assert (f"note: {name} was trained for {told}\n" in ran.err) if told else "note" not in ran.err
+
+
+def test_think_refuses_models_without_a_text_stage(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint
+) -> None:
+    texts, own = tmp_path / "texts.jsonl", {"model": str(checkpoint("klein"))}
+    editor = line("a", "red") | own
+    ran = run_cli("think", write_manifest(editor), "-o", texts)
+    assert ran.code == 2
+    assert "klein has no text stage" in ran.err
+    assert not texts.exists()
+    # Beside lines of other models it goes through as it is.
+    ran = run_cli("think", write_manifest(editor, {"custom_id": "b", "prompt": "red"}), "-o", texts)
+    assert ran.code == 0, ran.err
+    assert "2 done" in ran.err

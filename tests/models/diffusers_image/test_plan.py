@@ -74,6 +74,11 @@ def test_a_run_encodes_what_its_plan_says(
         last = [*RunFolder(tmp_path / out).results().values()][-1]
         runs = last["cache"]["encoder_runs"]
         assert (runs.get(OF_TEXTS, 0), runs.get(OF_PICTURES, 0)) == wanted[:2]
+    # Of a picture that is put back on its source, too.
+    outside = tmp_path / "outside.jsonl"
+    outside.write_text(Path(jobs).read_text().replace('"size": "96x64", ', ""))
+    kept = run_cli("plan", outside, *given[1:], "--keep-outside", "--json")
+    assert kept.json_lines[0]["total"]["kept_encodes"] == texts + 3, kept.err
     said = run_cli("plan", *given, "-o", str(tmp_path / "third"), "--no-prompt-cache").out
     assert f"36 denoise steps, {36 * branches} forwards over about" in said
     assert "to encode: 18 prompts, 0 source images; found in the disk cache: 3" in said
