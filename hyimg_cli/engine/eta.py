@@ -202,8 +202,11 @@ class Eta:
                 self._end(event, passed)
             case events.ModelLoading():
                 self._load(event.model, passed)
-            case events.PromptsReady():
-                self._ready(event, passed)
+            case events.PromptsReady(encode_s=seconds) if self._model in self._encoders:
+                self._load(self._model, passed - seconds)
+                encodes = self._stages[self._model, event.what.split()[-1]]
+                encodes.add(seconds, event.encoded)
+                encodes.left = 0.0
             case events.GroupStarted():
                 self._load(event.model, passed, is_ready=True)
             case _:
@@ -251,15 +254,6 @@ class Eta:
         stage = self._stages[model, "load"]
         stage.add(passed, stage.left if is_ready else 0.0)
         stage.left = 0.0 if is_ready else stage.left
-
-    def _ready(self, event: events.PromptsReady, passed: float) -> None:
-        """Time of encoding ahead of all jobs goes to what was encoded, where that is counted."""
-        self._load(self._model, passed)
-        if self._model in self._encoders:
-            stage = self._stages[self._model, event.what.split()[-1]]
-            self._stages[self._model, "load"].add(-event.encode_s)
-            stage.add(event.encode_s, event.encoded)
-            stage.left = 0.0
 
     def _move(
         self, custom_id: str, stage: str, passed: float, parts: Mapping[str, float]

@@ -44,7 +44,7 @@ def activations(
     else:
         per_pixel = _PICTURE_WIDTHS * own.counts("block_out_channels", (128,))[0]
     if is_tiled:
-        side = 256 if part.class_name in _DECODES else own.count("sample_size", 32)
+        side = 256 if part.class_name in _DECODES else own.count("sample_size", 1024)
         pixels = min(pixels, side**2)
     return rows * token_bytes, pixels * per_pixel
 

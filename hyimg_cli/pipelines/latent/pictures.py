@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES
+from hyimg_cli.cache.disk import SOURCE_IMAGES
 from hyimg_cli.errors import OutputError
 from hyimg_cli.journal.job_pictures import edit_warnings
 from hyimg_cli.journal.journal import JobFolder
@@ -73,7 +73,7 @@ class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
     """Draws and edits pictures, one at a time."""
 
     def __init__(self, config: RunConfig) -> None:
-        super().__init__(config, PROMPT_EMBEDDINGS, SOURCE_IMAGES)
+        super().__init__(config, SOURCE_IMAGES)
         self._trips = RoundTrips()
         self.tree = new_prefix_tree(
             config.batch, lambda rows: rows.on([self._resident().device] * len(rows.keys))

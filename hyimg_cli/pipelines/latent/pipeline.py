@@ -11,6 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import confirm_dtype, key_of, source_digest
@@ -29,15 +30,15 @@ from hyimg_cli.spec.events import Event, JobStarted, Progress
 class LatentPipeline(Pipeline[Model, OneJob, Done]):
     """Makes what jobs ask for one at a time, one model at a time."""
 
-    def __init__(self, config: RunConfig, *kinds: str) -> None:
-        """`kinds`: of the disk cache, what the texts' encoder makes, then the pictures'."""
+    def __init__(self, config: RunConfig, pictures: str) -> None:
+        """`pictures`: what their encoder makes, by kind of the disk cache."""
         super().__init__(config)
         self._is_loaded = self._denoises = False
-        texts, *others = kinds
+        texts, is_on = PROMPT_EMBEDDINGS, config.reuse.prompt_cache
         self._encodings = {
-            texts: Encodings[Any](config.cache, texts, is_on=config.reuse.prompt_cache)
+            texts: Encodings[Any](config.cache, texts, is_on=is_on),
+            pictures: Encodings[Any](config.cache, pictures),
         }
-        self._encodings |= {kind: Encodings[Any](config.cache, kind) for kind in others}
         self._digest_of = cache(source_digest)
         self._denoised: set[tuple[Path, str]] = set()
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, START_PICTURES
+from hyimg_cli.cache.disk import START_PICTURES
 from hyimg_cli.files import remove, replace_file, storage_error
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import file_provenance
@@ -34,7 +34,7 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
 
     def __init__(self, config: RunConfig, forget_pictures: Callable[[], object] = int) -> None:
         """`forget_pictures` drops what pictures keep on the same device for later ones."""
-        super().__init__(config, PROMPT_EMBEDDINGS, START_PICTURES)
+        super().__init__(config, START_PICTURES)
         self._ranks: VideoRanks | None = None
         self._forget_pictures = forget_pictures
 

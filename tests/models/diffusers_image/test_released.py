@@ -149,6 +149,20 @@ def test_the_page_says_what_is_counted(run_cli: Any, released: Any, model: str) 
 
 
 @pytest.mark.parametrize(
+    ("model", "parts"),
+    [("Qwen/Qwen-Image-Edit-2511", 16), ("black-forest-labs/FLUX.1-Kontext-dev", 1024)],
+)
+def test_a_tiled_decode_takes_less(run_cli: Any, released: Any, model: str, parts: int) -> None:
+    """Tiles have 256 pixels a side, or as many as the VAE says: here 32, its class's own."""
+    given = (run_cli, released(model), CHECKPOINTS[model][0], *GPU)
+    whole, tiled = (
+        plan_of(*given, *flags)["groups"][0]["memory"]["decode"]["work"]
+        for flags in ((), ("--vae-use-tiling",))
+    )
+    assert whole == parts * tiled > 0
+
+
+@pytest.mark.parametrize(
     ("readme", "licence"),
     [
         ("---\nlicense: apache-2.0\n---\n", "Apache-2.0"),
