@@ -25,16 +25,13 @@ class Condition:
     is_guided: bool = False
     options: tuple[tuple[str, Any], ...] = ()
 
-    @property
-    def kind(self) -> str:
-        """Of the disk cache."""
-        return PROMPT_EMBEDDINGS if self.texts else SOURCE_IMAGES
-
 
 def list_conditions(
     kind: Kind, card: ModelCard, job: ImageJob, digests: Sequence[str]
-) -> list[Condition]:
-    """What the job's denoising reads, in order; of a picture that is given twice, twice."""
+) -> list[tuple[str, Condition]]:
+    """What the job's denoising reads, in order, each with its kind of the disk cache; of a picture
+    that is given twice, twice.
+    """
     is_guided = kind.is_guided(job)
     texts = [("prompt", job.prompt)]
     if is_guided and kind.negative is not None:
@@ -43,6 +40,8 @@ def list_conditions(
     given = kind.own_inputs(job, card).items()
     options = tuple((name, value) for name, value in given if name in kind.of_encoders)
     shown, known = (images, options) if kind.shows_pictures else ((), ())
+    found = [(PROMPT_EMBEDDINGS, Condition(OF_TEXTS, tuple(texts), shown, is_guided, known))]
     # For its latents each picture is encoded alone, as the blocks do.
-    sources = (Condition(OF_PICTURES, (), (one,), options=options) for one in images)
-    return [Condition(OF_TEXTS, tuple(texts), shown, is_guided, known), *sources]
+    for one in images:
+        found.append((SOURCE_IMAGES, Condition(OF_PICTURES, (), (one,), options=options)))
+    return found

@@ -181,7 +181,7 @@ class EditorFolder(ImageCheckpoint):
         return COUNTS[self.kind.prefix](self.layout.folder, self.card)
 
     def encodings(self, job: ImageJob, digests: Sequence[str]) -> list[tuple[str, Any]]:
-        return [(one.kind, one) for one in list_conditions(self.kind, self.card, job, digests)]
+        return list(list_conditions(self.kind, self.card, job, digests))
 
     def encoding_key(self, item: Condition, choice: ModelChoice, dtype: str, device: str) -> str:
         # By texts and files' bytes, whatever they are called; tiles are the VAE's work.
