@@ -57,7 +57,6 @@ from hyimg_cli.models.latent import LatentDenoiser, LatentModel, PromptEmbedding
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.events import BranchTokens
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.options import Lora
 
 _EMBEDS = frozenset({"prompt_embeds", "negative_prompt_embeds"})
 _SIDES = ("height", "width")
@@ -221,7 +220,7 @@ class BlockDenoiser(LatentDenoiser):
         self._loop.loop_step = self._loop_step
         self._model.pipe.scheduler = self.scheduler
         self._model.guide(*self._guidance)
-        self._model.wear(self._loras)
+        self._model.adapters.use(self._loras)
 
 
 class Absent:
@@ -358,11 +357,6 @@ class LatentImageModel(LatentModel):
         if "guider" in self.pipe.component_names:
             self.pipe.guider = diffusers.ClassifierFreeGuidance(guidance_scale=scale, enabled=is_on)
 
-    def wear(self, loras: tuple[Lora, ...]) -> None:
-        """Have these LoRAs on the transformer, and no others."""
-        if loras or "_adapters" in self.__dict__:
-            self._adapters.use(loras)
-
     def release(self, name: str) -> bool:
         """Let a network go, if it is there; its next use reads it again."""
         if getattr(self.pipe, name, None) is None:
@@ -379,7 +373,8 @@ class LatentImageModel(LatentModel):
         self.load_decoder()
 
     @cached_property
-    def _adapters(self) -> Adapters:
+    def adapters(self) -> Adapters:
+        """The LoRAs of the job at work."""
         return Adapters([self.have("transformer")], self.layout, self.place.release)
 
     def have(self, name: str) -> Any:
