@@ -14,10 +14,8 @@ from hyimg_cli.spec.options import KeepOutside
 def without_effect(
     settings: Mapping[str, Setting], jobs: Sequence[Job], card_of: Callable[[str], ModelCard]
 ) -> Iterator[str]:
-    """A sentence for each kind of job that settings were given for and `jobs` has none of; and for
-    LoRAs without the settings that go with them.
-
-    `card_of` is asked for models of pictures, once each.
+    """A sentence for each kind of job that settings were given for and `jobs` has none of; and what
+    the cards of their pictures' models advise.
     """
     pictures = [job for job in jobs if isinstance(job, ImageJob)]
     films = [job for job in jobs if isinstance(job, VideoJob)]
@@ -28,9 +26,8 @@ def without_effect(
     denoising = [card_of(model).denoises_latents for model in {job.model for job in pictures}]
     if pictures and not films and not any(denoising):
         names = [row.name for row in SETTINGS.values() if row.only == "latents"]
-        yield from _concern(
-            settings, names, "videos and diffusers image models only; this manifest has none"
-        )
+        what = "videos and diffusers image models only; this manifest has none"
+        yield from _concern(settings, names, what)
     if pictures and not films and all(denoising):
         what = "models that write text only; this manifest has none"
         own = ["drop_think", *AR_FIELDS, "batching_max_size", "batch_invariant"]
