@@ -30,7 +30,7 @@ from hyimg_cli.models.diffusers_video.layout import (
     INDEX,
     CheckpointLayout,
     component_of,
-    is_video_checkpoint,
+    is_in_layout,
     refuse_quantized,
 )
 from hyimg_cli.models.family import Family, ImageCheckpoint
@@ -56,7 +56,7 @@ _BY_SIZE = 1.0
 
 def pipeline_name(folder: Path) -> str:
     """The pipeline that a checkpoint's index names; empty where it has none."""
-    if not is_video_checkpoint(folder):
+    if not is_in_layout(folder):
         return ""
     return Config.read(folder / INDEX).text("_class_name", "")
 
@@ -181,7 +181,7 @@ class EditorFolder(ImageCheckpoint):
         return COUNTS[self.kind.prefix](self.layout.folder, self.card)
 
     def encodings(self, job: ImageJob, digests: Sequence[str]) -> list[tuple[str, Any]]:
-        return list(list_conditions(self.kind, self.card, job, digests))
+        return list_conditions(self.kind, self.card, job, digests)
 
     def encoding_key(self, item: Condition, choice: ModelChoice, dtype: str, device: str) -> str:
         # By texts and files' bytes, whatever they are called; tiles are the VAE's work.

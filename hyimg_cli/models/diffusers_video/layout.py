@@ -216,14 +216,14 @@ def _libraries() -> list[str]:
     return [f"{name} {installed_version(name)}" for name in _LIBRARIES]
 
 
-def is_video_checkpoint(folder: Path) -> bool:
+def is_in_layout(folder: Path) -> bool:
     """True if the folder is in diffusers' layout."""
     return (folder / INDEX).exists()
 
 
 def read_layout(folder: Path) -> CheckpointLayout:
     """The checkpoint in `folder`. Raises CheckpointError for another pipeline or foreign code."""
-    if not is_video_checkpoint(folder):
+    if not is_in_layout(folder):
         what = f"there is no {INDEX}: this is not a checkpoint in diffusers' layout"
         raise checkpoint.fault("missing", what, folder, _OF_ANOTHER_LAYOUT)
     index = Config.read(folder / INDEX)

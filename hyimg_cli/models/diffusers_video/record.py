@@ -20,7 +20,7 @@ from hyimg_cli.models.diffusers_video.layout import (
     HUNYUAN_VIDEO15,
     INDEX,
     CheckpointLayout,
-    is_video_checkpoint,
+    is_in_layout,
     read_layout,
     refuse_unsupported,
     shift_name,
@@ -335,7 +335,7 @@ def _forward_work(cells: int, width: int, layers: int, weights: int, channels: i
 FAMILY = Family(
     name="diffusers_video",
     makes="videos",
-    marks=is_video_checkpoint,
+    marks=is_in_layout,
     open=DiffusersFolder,
     fingerprint=lambda folder: read_layout(folder).fingerprint(file_digest(folder / INDEX)),
     tensors=lambda folder: read_layout(folder).tensors(),
