@@ -17,7 +17,7 @@ from hyimg_cli.engine import runner
 from hyimg_cli.engine.eta import Eta, KeptRates
 from hyimg_cli.engine.runner import RunRequest, Selection, Summary, replicas_of
 from hyimg_cli.engine.sources import inspect_sources
-from hyimg_cli.errors import HyimgError, Interrupted, UsageError, require
+from hyimg_cli.errors import HyimgError, Interrupted, require
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import here
@@ -28,7 +28,6 @@ from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest, read_manifest
 from hyimg_cli.manifest.planner import make_plan
-from hyimg_cli.memory.refusals import is_latent
 from hyimg_cli.models.registry import TOYS
 from hyimg_cli.report.run_page import Follower
 from hyimg_cli.settings.config import Setting, settings_of
@@ -178,10 +177,6 @@ class ManifestRun:
         batch = replace(config.batch, prewarm=False)
         _, invalid, jobs = self._begin(on_event, replace(config, output=output, batch=batch))
         config = self.request.config
-        if jobs and all(is_latent(job, config) for job in jobs):
-            what = f"{', '.join(sorted({job.model for job in jobs}))} has no text stage"
-            hint = "generate draws from the manifest as it is"
-            raise UsageError(what, where="think", hint=hint, code="usage.no-text")
         with TextsFile(path, jobs) as file:
             left = file.begin(config, force=self.request.policy.force)
             to_write = list[Job]()
