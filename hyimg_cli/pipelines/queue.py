@@ -1,0 +1,121 @@
+"""Jobs that wait for a loaded model: put by many callers' threads, taken by the one that works."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.pipelines.request import Lost, Request
+from hyimg_cli.spec.events import Event
+from hyimg_cli.spec.job import Job
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """The end of a job that nobody wants any more; nothing of it is held."""
+
+    custom_id: str
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A job that waits or is at work; known by itself, not by its custom_id.
+
+    `scope`: who may share texts and prefixes with it. `tell` hears its events, and then exactly one
+    end: a finished Request, Lost or Dropped; it must not block. `submitted`: as
+    `time.perf_counter()` reads. `is_dropped` is set by `JobQueue.drop`; the engine looks at each
+    pass.
+    """
+
+    job: Job
+    scope: str
+    caller: str
+    is_online: bool
+    folder: JobFolder | None
+    tell: Callable[[Event | Request[Any] | Lost[Any] | Dropped], object]
+    submitted: float
+    is_dropped: bool = False
+
+
+class JobQueue:
+    """Tickets that wait: online ones first, and within each kind callers in turn."""
+
+    def __init__(self) -> None:
+        # By kind: by caller, the one whose turn it is first, what waits of each.
+        self._waiting: dict[bool, dict[str, deque[Ticket]]] = {True: {}, False: {}}
+        self._changed = threading.Condition()
+        self.is_closed = False
+
+    def put(self, tickets: Iterable[Ticket]) -> None:
+        """Let tickets wait; those of a closed queue are dropped."""
+        refused = []
+        with self._changed:
+            for ticket in tickets:
+                if self.is_closed:
+                    refused.append(ticket)
+                else:
+                    callers = self._waiting[ticket.is_online]
+                    callers.setdefault(ticket.caller, deque()).append(ticket)
+            self._changed.notify_all()
+        _tell_dropped(refused)
+
+    def take(self, room: int, *, wait: bool, online_only: bool = False) -> list[Ticket]:
+        """Up to `room` tickets; none where none is there, or the queue is closed. `wait`: until
+        there is one.
+        """
+        kinds = [self._waiting[True]] if online_only else [*self._waiting.values()]
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: self.is_closed or any(kinds))
+            taken: list[Ticket] = []
+            for callers in () if self.is_closed else kinds:
+                while callers and len(taken) < room:
+                    caller = next(iter(callers))
+                    own = callers.pop(caller)
+                    taken.append(own.popleft())
+                    if own:
+                        callers[caller] = own  # behind the others
+            return taken
+
+    def drop(self, tickets: Iterable[Ticket]) -> None:
+        """Have tickets leave: at once where they wait, else by the engine's next pass."""
+        leaving = set(tickets)
+        left: list[Ticket] = []
+        with self._changed:
+            for ticket in leaving:
+                ticket.is_dropped = True
+            for callers in self._waiting.values():
+                for caller, own in [*callers.items()]:
+                    left += [ticket for ticket in own if ticket in leaving]
+                    callers[caller] = deque(ticket for ticket in own if ticket not in leaving)
+                    if not callers[caller]:
+                        del callers[caller]
+        _tell_dropped(left)
+
+    def counts(self) -> dict[str, int]:
+        """How many tickets wait, by kind."""
+        with self._changed:
+            return {
+                "online" if is_online else "batch": sum(map(len, callers.values()))
+                for is_online, callers in self._waiting.items()
+            }
+
+    def close(self) -> None:
+        """Take nothing in any more; what waits is dropped, and whoever waits in `take` goes on."""
+        with self._changed:
+            self.is_closed = True
+            waiting = [
+                ticket
+                for callers in self._waiting.values()
+                for own in callers.values()
+                for ticket in own
+            ]
+            self._changed.notify_all()
+        self.drop(waiting)
+
+
+def _tell_dropped(tickets: Iterable[Ticket]) -> None:
+    for ticket in tickets:
+        ticket.tell(Dropped(ticket.job.custom_id))
