@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import stat
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -211,7 +212,8 @@ def replacing(path: Path, *, is_lasting: bool = True, syncs_folder: bool = True)
     cut may leave nothing of it, and nobody waits for the disk. `syncs_folder` off: the name is made
     to last by who calls, for many files at a time.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Of the thread: others of this process may write the same name at the same time.
+    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")
     remove(temporary)
     try:
         yield temporary

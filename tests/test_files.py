@@ -6,10 +6,13 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from special import MAKE, NAMES, put, within
 
 from hyimg_cli.files import (
@@ -18,6 +21,7 @@ from hyimg_cli.files import (
     bytes_of,
     opened,
     refuse_unfit,
+    replace_file,
     storage_error,
     text_of,
 )
@@ -225,3 +229,22 @@ def test_in_an_output_folder_it_is_told_which_file_it_is(tmp_path: Path) -> None
     error = storage_error(refused.value, tmp_path)
     assert error.where == str(tmp_path / "results.jsonl")
     assert (error.what, error.code) == (str(refused.value), "storage.not-a-file")
+
+
+@settings(max_examples=5, deadline=None)
+@given(names=st.lists(st.sampled_from("ab"), min_size=160, max_size=160))
+def test_threads_that_write_one_name_each_leave_a_whole_file(
+    tmp_path_factory: pytest.TempPathFactory, names: list[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("threads")
+
+    def write(number: int, name: str) -> None:
+        replace_file(folder / name, [bytes([number])] * 20, is_lasting=False)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(len(names)), names))  # raises what a write raised
+    assert {path.name for path in folder.iterdir()} == set(names)
+    for path in folder.iterdir():
+        data = path.read_bytes()
+        assert data == data[:1] * 20
+        assert names[data[0]] == path.name

@@ -72,8 +72,6 @@ class MemoryPolicy:
         """`drop` frees what is kept for other jobs; `kept` says what that is."""
         self.most = most
         self._drop, self._kept = drop, kept
-        # Who had it dropped, and has not waited for others since.
-        self._dropped_for: set[str] = set()
 
     def attempt(
         self,
@@ -117,7 +115,6 @@ class MemoryPolicy:
         `company`: those that the memory went to; `can_wait`: others will give some back.
         """
         is_short, count = isinstance(error, torch.OutOfMemoryError), len(requests)
-        name = requests[0].job.custom_id
         if is_short and company:
             remedy = Remedy.SPLIT
             self.note(company, f"no memory to draw more than {len(company)} together")
@@ -128,10 +125,10 @@ class MemoryPolicy:
             self.note(requests, f"a batch of {count} failed ({what}); it went on in halves")
             if is_short:
                 self.limit(kind, count // 2)
-        elif is_short and name not in self._dropped_for:
+        elif is_short and not requests[0].has_made_room:
             remedy = Remedy.RETRY
             self.note(requests, f"out of memory; it went on when {self._kept} were dropped")
-            self._dropped_for.add(name)
+            requests[0].has_made_room = True
             self._drop()
         else:
             remedy = Remedy.REQUEUE if is_short and can_wait else Remedy.FAIL
@@ -151,7 +148,7 @@ class MemoryPolicy:
         way again, and are dropped for it once more.
         """
         self.note([request], _WAITS[stage])
-        self._dropped_for.discard(request.job.custom_id)
+        request.has_made_room = False
         request.clock.enter("queue")
 
     def note(self, requests: Requests, note: str) -> None:
