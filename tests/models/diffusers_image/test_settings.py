@@ -226,7 +226,7 @@ def test_tiles_are_the_librarys(
 @pytest.mark.parametrize(
     ("kind", "shift", "steps"),
     [
-        *(("qwen-image", 3, 4), ("qwen-image-edit-plus", 3, 8), ("z-image", 6, 3)),
+        *(("qwen-image", 3, 4), ("qwen-image-edit-plus", 3, 8), ("z-image", 5, 3)),
         *(("kontext", 5, 3), ("longcat", 5, 3), ("qwen-image-2.1", 5, 3)),
     ],
 )
