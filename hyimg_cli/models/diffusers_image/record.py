@@ -277,7 +277,7 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
         pixels_per_cell=8,
         source_vit_tokens=0,
         kv_bytes_per_token=kv_bytes(layout) if kind.prefix else 0,
-        weight_bytes=sum(dict(networks.component_bytes).values()),
+        weight_bytes=networks.weight_bytes,
         max_positions=1 << 20,
         vocab_size=0,
         size_multiple=kind.multiple,
