@@ -28,6 +28,7 @@ from hyimg_cli.journal.keys import source_digest
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_image import model as editors
 from hyimg_cli.models.diffusers_image.model import BlockDenoiser, LatentImageModel
+from hyimg_cli.models.latent import PromptEmbedding
 from hyimg_cli.pipelines.latent.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -61,8 +62,12 @@ def editor(folder: Path, **how: Any) -> LatentImageModel:
 
 
 def begun(model: LatentImageModel, job: ImageJob) -> BlockDenoiser:
+    known: dict[Any, PromptEmbedding] = model.__dict__.setdefault("known", {})
     conditions = model.conditions(job, [source_digest(path) for path in job.images])
-    return model.denoiser(job, {one: model.encoder.encode(one) for one in conditions})
+    for one in conditions:
+        if one not in known:
+            known[one] = model.encoder.encode(one)
+    return model.denoiser(job, {one: known[one] for one in conditions})
 
 
 def draw(model: LatentImageModel, job: ImageJob) -> Tensor:
