@@ -387,6 +387,18 @@ def test_loras_are_the_librarys_and_leave_no_trace(
     assert run_cli("replay", picture, "--model", folder, *same).code == 0
 
 
+def test_a_lora_of_which_the_library_makes_nothing_is_refused(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint
+) -> None:
+    stem = "diffusion_model.double_blocks.0.img_attn.qkv"
+    write(tmp_path / "a.safetensors", {f"{stem}.lora_down.weight": torch.ones(2, 2)})
+    manifest = write_manifest(line("a", "red", lora="a.safetensors"))
+    refused = run_cli("check", manifest, "--model", checkpoint("klein"), "--json")
+    fault = refused.json_lines[0]["fault"]
+    assert fault["code"] == "manifest.lora-no-match"
+    assert fault["message"].endswith("does not fit: the library knows none of its names")
+
+
 @pytest.mark.parametrize("wrong", ["elsewhere", "wide", "alone", "dora", "absent"])
 def test_a_lora_of_another_model_is_refused_before_the_run(
     run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, wrong: str
