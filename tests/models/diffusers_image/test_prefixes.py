@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,11 @@ from models.diffusers_image.classic import Checkpoint, Line, loaded_once, pixels
 from PIL import Image
 
 from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.manifest.manifest import read_manifest
+from hyimg_cli.measure.bench.budget import PIXEL_METRICS
+from hyimg_cli.measure.bench.harness import compare
+from hyimg_cli.measure.bench.scenario import read_scenario
+from hyimg_cli.models.diffusers_image import prefix
 
 SIDE, STEPS, SIZES = 96, 3, ((64, 96), (80, 70), (96, 64), (64, 64))
 
@@ -179,3 +185,38 @@ def test_a_picture_with_alpha_is_kept_replayed_and_put_back(
     picture = str(tmp_path / "out" / "outputs" / "png.png")
     again = run_cli("replay", picture, "--model", model, "--expect-equal")
     assert again.code == 0, again.err
+
+
+@pytest.mark.parametrize(
+    "kind", ["qwen-image-2.1", pytest.param("klein-kv", marks=pytest.mark.thorough)]
+)
+def test_a_bench_finds_a_key_that_forgets_its_picture(
+    write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Its runs begin with nothing kept; variants that share alike compare nothing."""
+    for name, colour in (("one.png", "red"), ("other.png", "blue")):
+        Image.new("RGB", (64, 64), colour).save(tmp_path / name)
+    given = [line(name, "red", [name], num_inference_steps=1) for name in ("one.png", "other.png")]
+    given += [line("again", "blue", ["one.png"], num_inference_steps=1)]
+    manifest = read_manifest(write_manifest(*given))
+
+    def verdict_of(name: str) -> str:
+        scenario = replace(read_scenario(name), steps=(1,), main_steps=1, repeats=1)
+        found = compare(
+            scenario,
+            manifest,
+            {"model": str(checkpoint(kind)), "device": "cpu"},
+            folder=tmp_path / "bench",
+            metrics=tuple(PIXEL_METRICS.values()),
+            tell=lambda _: None,
+        )
+        first, *_ = found.timed[0].a[0].outcomes
+        assert first.kv_reuse
+        assert [one.shared for one in first.kv_reuse.branches] == [0]
+        return found.verdict.name
+
+    assert verdict_of("prefix-sharing") == "identical"
+    assert verdict_of("batching") == "not explained"
+    monkeypatch.setattr(prefix, "_digest", lambda *_: "of any picture")
+    assert verdict_of("prefix-sharing") == "differs"
