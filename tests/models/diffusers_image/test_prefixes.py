@@ -195,10 +195,11 @@ def test_a_bench_finds_a_key_that_forgets_its_picture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Its runs begin with nothing kept; variants that share alike compare nothing."""
-    for name, colour in (("one.png", "red"), ("other.png", "blue")):
-        Image.new("RGB", (64, 64), colour).save(tmp_path / name)
-    given = [line(name, "red", [name], num_inference_steps=1) for name in ("one.png", "other.png")]
-    given += [line("again", "blue", ["one.png"], num_inference_steps=1)]
+    paths = [str(tmp_path / f"{colour}.png") for colour in ("red", "blue")]
+    for path, colour in zip(paths, ("red", "blue"), strict=True):
+        Image.new("RGB", (64, 64), colour).save(path)
+    given = [line(path[-7:-4], "red", [path], num_inference_steps=1) for path in paths]
+    given += [line("again", "blue", paths[:1], num_inference_steps=1)]
     manifest = read_manifest(write_manifest(*given))
 
     def verdict_of(name: str) -> str:
