@@ -161,7 +161,8 @@ class EditorFolder(ImageCheckpoint):
         pictures = f"{list(digests)} {job.lora}"
         return [
             [
-                ImageSegment((0,) * count, pictures if of == "pictures" else text, ())
+                # An empty text is read as a space.
+                ImageSegment((0,) * count, pictures if of == "pictures" else text or " ", ())
                 for of, count in rows.segments.items()
             ]
             for text, rows in self._branches(job, source_sizes)

@@ -156,6 +156,18 @@ def test_a_run_computes_the_rows_that_its_plan_counts(
     assert counted(tmp_path / "out") == (prefix, canvas)
 
 
+def test_an_empty_negative_prompt_and_none_are_one_prefix(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str]
+) -> None:
+    more = {"num_inference_steps": 2, "guidance_scale": 3.0}
+    lines = [line("none", "red", sources[:1], **more)]
+    lines.append(line("empty", "red", sources[:1], negative_prompt="", **more))
+    given = (str(write_manifest(*lines)), "--model", str(checkpoint("qwen-image-2.1")))
+    planned = run_cli("plan", *given, "--json").json_lines[0]["total"]["prefix_rows"]
+    run_cli("generate", *given, "-o", str(tmp_path / "out"))
+    assert counted(tmp_path / "out")[0] == planned
+
+
 def test_a_picture_with_alpha_is_kept_replayed_and_put_back(
     run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint,
     sources: list[str],
