@@ -74,6 +74,7 @@ WITHOUT_TORCH = (
     "journal.bucket",
     "journal.journal",
     "journal.merge",
+    "journal.kept_latents",
     "journal.keys",
     "journal.past_run",
     "journal.resume",

@@ -1,7 +1,7 @@
 """`hyimg plan`: what `generate` would do: groups, tokens, steps, tiles and bytes, without torch."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import typer
@@ -62,7 +62,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
     rest = resume(run_folder(config.output.folder), jobs, config, request.policy)
     to_run = [job for job in rest.to_run if not found.error_of(job)]
     cards = runner.cards(config.model.revision)
-    order = make_plan(to_run, cards)
+    order = replace(make_plan(to_run, cards), begun=rest.begun)
     costs = forecast(order, config, assumed_think=given["assume_think"])
     networks = _networks(order, config)
     held_as = precision(config.model)[1], config.model.quantization

@@ -34,7 +34,7 @@ from hyimg_cli.settings.run import JobKind, RunConfig
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec import digest, events
 from hyimg_cli.spec.job import ImageJob, Job
-from hyimg_cli.spec.plan import Group, Plan, VideoGroup
+from hyimg_cli.spec.plan import Begun, Group, Plan, VideoGroup
 from hyimg_cli.spec.work import picture_work, video_work
 
 # Of one model in one run: seconds of a unit by stage, tokens of a text by bot task.
@@ -140,9 +140,10 @@ class Eta:
                     texts.add(text)
                 if isinstance(job, ImageJob) and ahead.card_of(job.model).denoises_latents:
                     self._encoders.add(job.model)
-                    encodes = ahead.encodes(job)
-                    self._stages[job.model, "prompts"].left += encodes["prompt_encodes"]
-                    self._stages[job.model, "pictures"].left += encodes["image_encodes"]
+                    if not plan.begun_of(job).is_denoised:
+                        encodes = ahead.encodes(job)
+                        self._stages[job.model, "prompts"].left += encodes["prompt_encodes"]
+                        self._stages[job.model, "pictures"].left += encodes["image_encodes"]
                 for name, units in self._units(job).items():
                     self._stages[job.model, name].left += units
         for model, name in product(models, STAGES):
@@ -192,7 +193,8 @@ class Eta:
             case events.Progress(phase="think", done=count) if count:
                 self._write(event, passed)
             case events.Progress(phase="denoise", done=step) if step:
-                part = 1 - step / max(1, event.total)
+                begun = self._plan.begun.get(event.custom_id, Begun())
+                part = (event.total - step) / max(1, event.total - begun.step)
                 self._move(event.custom_id, "denoise", passed, {"denoise": part})
             case events.Progress() if event.custom_id:
                 stage = "denoise" if event.phase == "decode_latents" else "prompts"
@@ -236,10 +238,11 @@ class Eta:
         units = {"prompts": read, "pictures": 0.0, "text": self._length(job)}
         if self._config.output.only_texts:
             return units | {"denoise": 0.0, "decode": 0.0}
+        first = self._plan.begun_of(job).step
         if isinstance(job, ImageJob):
-            work = picture_work(job, registry.model_card(job.model, revision))
+            work = picture_work(job, registry.model_card(job.model, revision), first)
         else:
-            work = video_work(job, registry.video_card(job.model, revision, components))
+            work = video_work(job, registry.video_card(job.model, revision, components), first)
         return units | {"denoise": work.denoise, "decode": work.pixels}
 
     def _length(self, job: Job) -> float:

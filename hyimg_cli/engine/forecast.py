@@ -112,11 +112,16 @@ def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanForeca
     ahead, groups = Forecast(config, assumed_think), list[Cost | VideoForecast]()
     for group in plan.groups:
         if isinstance(group, VideoGroup):
-            groups.append(_forecast_videos(group, config))
+            groups.append(_forecast_videos(group, config, plan))
         else:
             card = registry.model_card(group.model, config.model.revision)
             width = card.kv_bytes_per_token
-            cost = total_cost(job_cost(job, ahead.tokens(job), width) for job in group.jobs)
+            costs = list[Cost]()
+            for job in group.jobs:
+                begun = plan.begun_of(job)
+                tokens = JobTokens() if begun.is_denoised else ahead.tokens(job)
+                costs.append(job_cost(job, tokens, width, begun.step))
+            cost = total_cost(costs)
             if (networks := card.networks) is not None:
                 job = max(group.jobs, key=lambda job: len(job.images))
                 memory, cards = needs_of(job, networks, config), cards_for(job, networks, config)
@@ -126,12 +131,13 @@ def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanForeca
     return PlanForecast(tuple(groups), total, ahead.tree.held_bytes)
 
 
-def _forecast_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
+def _forecast_videos(group: VideoGroup, config: RunConfig, plan: Plan) -> VideoForecast:
     """Forecast a group of videos; of work that is one job's, the first one's."""
     card = registry.video_card(group.model, config.model.revision, config.model.components)
     is_wide = card.has_float32_vae or precision(config.model)[1] == "float32"
     branches = max(job.branch_count for job in group.jobs)
-    works = [video_work(job, card) for job in group.jobs]
+    works = [video_work(job, card, plan.begun_of(job).step) for job in group.jobs]
+    left = [job for job in group.jobs if not plan.begun_of(job).is_denoised]
     job, first, with_frames = group.jobs[0], works[0], config.output.frames != "none"
     cell_bytes = job.num_frames * 3 * card.pixels_per_cell**2 * (4 if is_wide else 2)
     rule, grid = tiles_of(card, config.model), first.grid[1:]
@@ -145,7 +151,7 @@ def _forecast_videos(group: VideoGroup, config: RunConfig) -> VideoForecast:
         denoise_forwards=sum(work.forwards for work in works),
         denoise_flops=sum(work.flops for work in works),
         tile_shapes=tuple(dict.fromkeys(tile.shape for tile in tile_plan(rule, *grid).tiles)),
-        prompts=len({text for job in group.jobs for text in job.texts}),
+        prompts=len({text for job in left for text in job.texts}),
         disk_bytes=film_bytes(sum(work.pixels for work in works), with_frames=with_frames),
         latents_bytes=first.latents_bytes,
         decode=decode_forecast(rule, grid, config.parallel.vae_ranks, cell_bytes),

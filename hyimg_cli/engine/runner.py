@@ -5,7 +5,7 @@ No model is loaded here; `Session` does that with the plan that `prepare` return
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
@@ -281,6 +281,7 @@ def prepare(
             folder.append(untried[-1])
             limit.add(JobEnded(untried[-1]))
     plan = planner.make_plan(to_run, cards(config.model.revision))
+    plan = replace(plan, begun=rest.begun)
     kinds = {type(job) for job in to_run}
     summary = Summary(
         noun="video" if kinds == {VideoJob} else "job" if VideoJob in kinds else "picture",

@@ -134,7 +134,7 @@ class Session:
         else:
             self._pipeline = self._videos
             films = registry.video_card(group.model, choice.revision, choice.components)
-            nbytes = sum(size for _, size in films.component_bytes)
+            nbytes = films.weight_bytes
         pipeline: AnyPipeline = self._pipeline
         others = [one for one in self._pipelines if one is not pipeline]
         if pipeline.model != group.model:

@@ -121,11 +121,8 @@ def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
     graphs = by_graphs(replace(choice, model=job.model), config.parallel.picture_ranks)
     decided |= {"vae_use_tiling": choice.vae_use_tiling or None}
     decided |= {"decode_graphs": "on" if graphs else "off"}
-    words = in_key(config, "pictures", decided)
-    of_latents = in_key(config, "pictures", decided, denoises_latents=True)
-    if words != of_latents and registry.model_card(job.model, choice.revision).denoises_latents:
-        words = of_latents
-    return words | beside
+    is_latent = registry.model_card(job.model, choice.revision).denoises_latents
+    return in_key(config, "pictures", decided, denoises_latents=is_latent) | beside
 
 
 def file_provenance(job: Job, config: RunConfig) -> Provenance:

@@ -10,11 +10,13 @@ from typing import Any
 
 from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.journal.journal import OUTPUTS, RunFolder, files_of_edit, files_of_result, outputs_of
+from hyimg_cli.journal.kept_latents import find_begun
 from hyimg_cli.journal.keys import NOT_FOUND, count_differences, finishing_key, job_keys
 from hyimg_cli.manifest.file_names import name_of, path_of
 from hyimg_cli.settings.file_names import clashes
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.plan import Begun
 from hyimg_cli.spec.units import counted
 
 Results = Mapping[str, Mapping[str, Any]]
@@ -35,7 +37,8 @@ class Resumption:
 
     `to_finish`: jobs whose redraw is there, to be put back on its source in another way. `former`:
     by job, files of results that are to be replaced, without those that another result names, too.
-    `results`: the last outcomes before.
+    `results`: the last outcomes before. `begun`: of those to run, what kept latents are gone on
+    with.
     """
 
     to_run: list[Job]
@@ -44,6 +47,7 @@ class Resumption:
     to_finish: list[ImageJob]
     former: dict[str, list[str]]
     results: Results
+    begun: dict[str, Begun]
 
 
 def resume(
@@ -116,7 +120,8 @@ def resume(
         for job in to_run
         if job.custom_id in results
     }
-    return Resumption(to_run, done, failed_before, to_finish, former, results)
+    begun = find_begun(folder, to_run if policy.resume else (), config)
+    return Resumption(to_run, done, failed_before, to_finish, former, results, begun)
 
 
 def is_intact(folder: RunFolder, entry: Mapping[str, Any], *, with_frames: bool = False) -> bool:

@@ -77,8 +77,8 @@ class Cost:
     kv_bytes_peak: int = 0
 
 
-def job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int) -> Cost:
-    """The cost of one job of so many rows."""
+def job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int, first: int = 0) -> Cost:
+    """The cost of one job of so many rows, from denoise step `first` on."""
     unshared = tokens.positive + tokens.negative
     # The positive branch begins with what the AR stage read and wrote; the negative one begins like
     # the positive one.
@@ -86,12 +86,12 @@ def job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int) -> Cost:
     from_ar = from_ar or tokens.positive_shared
     from_positive = min(tokens.negative, tokens.shared_prefix)
     steps = job.num_inference_steps if tokens.steps is None else tokens.steps
-    full = count_full(job.step_cache, steps)
+    full = count_full(job.step_cache, steps, first)
     forwards = full * tokens.branches if tokens.forwards is None else tokens.forwards
     kv_rows = tokens.kv_rows or unshared + tokens.branches * tokens.step_rows
     return Cost(
         jobs=1,
-        denoise_steps=steps,
+        denoise_steps=steps - first,
         full_steps=full,
         image_encodes=tokens.image_encodes,
         ar_prefill_rows=tokens.ar_prefill - tokens.ar_shared,

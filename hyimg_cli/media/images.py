@@ -53,6 +53,8 @@ _MAGIC = re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|II\*\0|MM\0\*", re
 # Modes that become RGB without a word of it, and what to call the others.
 _PLAIN_MODES = {"RGB", "L", "1", "I", "I;16", "I;16B", "I;16L", "I;16N", "F"}
 _MODE_NAMES = {"P": "palette", "PA": "palette", "LA": "grey with alpha"}
+# What reading a source changed of one that is clear in places.
+_ON_WHITE = "transparency composited on white"
 # NOTE: on damaged bytes Pillow's decoders raise nearly anything: SyntaxError, IndexError,
 # zlib.error, RuntimeError. Only calls into Pillow stand under this.
 _DECODER_ERRORS = Exception
@@ -120,8 +122,12 @@ def read_image(path: Path, *, keeps_alpha: bool = False) -> SourceImage:
     """
     data = bytes_of_source(path)
     with open_picture(path, data) as image:
-        own, notes = read_upright(path, image, keeps_alpha=keeps_alpha)
-    pixels = on_white(np.array(own), keeps_alpha=keeps_alpha)
+        own, notes = read_upright(path, image)
+    pixels = np.array(own)
+    if keeps_alpha and own.mode == "RGBA":
+        notes = tuple(note for note in notes if note != _ON_WHITE)
+    else:
+        pixels = on_white(pixels)
     return SourceImage(pixels, digest.of_bytes(data), notes)
 
 
@@ -270,12 +276,9 @@ def _knows_heif() -> bool:
     return True
 
 
-def read_upright(
-    path: Path, image: ImageFile.ImageFile, *, keeps_alpha: bool = False
-) -> tuple[Picture, tuple[str, ...]]:
+def read_upright(path: Path, image: ImageFile.ImageFile) -> tuple[Picture, tuple[str, ...]]:
     """The first frame, upright, in its own channels: 8-bit grey, RGB, or RGBA where it is clear
-    somewhere; and what that and RGB on white change, or RGBA if that is kept. Raises
-    SourceImageError.
+    somewhere; and what that and RGB on white change. Raises SourceImageError.
     """
     with _decoder_faults(path):
         # What will be changed, as far as it shows before decoding.
@@ -294,7 +297,7 @@ def read_upright(
         f"{bits}-bit reduced to 8": bits > 8,
         "numbers with fractions reduced to 8 bit": mode == "F",
         f"{_MODE_NAMES.get(mode, mode)} converted to RGB": mode not in _PLAIN_MODES,
-        "transparency composited on white": own.mode == "RGBA" and not keeps_alpha,
+        _ON_WHITE: own.mode == "RGBA",
     }
     return own, tuple(note for note, applies in notes.items() if applies)
 
@@ -339,13 +342,11 @@ def _orientation(image: Image.Image) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else _UPRIGHT
 
 
-def on_white(own: Pixels, *, keeps_alpha: bool = False) -> Pixels:
-    """Grey, RGB or RGBA as a model is shown it: RGB, on white where it is clear if it does not keep
-    that.
-    """
+def on_white(own: Pixels) -> Pixels:
+    """Grey, RGB or RGBA as a model is shown it: RGB, on white where it is clear."""
     if own.ndim == 2:
         return np.repeat(own[..., None], 3, axis=2)
-    if own.shape[2] == 3 or keeps_alpha:
+    if own.shape[2] == 3:
         return own
     layer = Image.fromarray(own)
     white = Image.new("RGBA", layer.size, "white")

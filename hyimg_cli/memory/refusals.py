@@ -61,8 +61,9 @@ def refuse_conflicts(jobs: Sequence[Job], config: RunConfig) -> None:
         what = f"with --vae-patch-parallel-size and {flag} together a rank holds a VAE beside its"
         raise _refused(f"{what} transformer", "give one of the two", OFFLOAD)
     for model in pictures:
-        _refuse_of_pictures(replace(choice, model=model), parallel)
-        refuse_unfollowed(model, config)
+        of_model = replace(choice, model=model)
+        _refuse_of_pictures(of_model, parallel)
+        refuse_unfollowed(of_model, **vars(config))
     for job in jobs:
         if isinstance(job, VideoJob) and parallel.context_ranks > 1:
             _refuse_unsplit_tokens(job, config)

@@ -7,7 +7,6 @@ needed here.
 
 import math
 import os
-from collections.abc import Mapping
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from hyimg_cli.errors import CheckpointError, UsageError
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.models.family import Family, ImageCheckpoint, Reading, VideoCheckpoint
-from hyimg_cli.settings.run import ModelChoice, RunConfig
+from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.card import ModelCard, VideoCard
@@ -195,9 +194,9 @@ def load(
     choice: ModelChoice, *, is_batch_invariant: bool = True, pool: "RankPool | None" = None
 ) -> "DecoderModel":
     """The loaded model; see `ImageCheckpoint.load`. Imports torch."""
-    folder = resolve_model(choice.model, choice.revision)  # fetches the weights, too
+    resolve_model(choice.model, choice.revision)  # fetches the weights, too
+    refuse_unfollowed(choice)
     known = sequences(choice.model, choice.revision)
-    _refuse_unfollowed(_family(folder, "pictures"), {"model": choice}, known.card.name)
     return known.load(choice, is_batch_invariant=is_batch_invariant, pool=pool)
 
 
@@ -209,22 +208,18 @@ def load_editor(choice: ModelChoice) -> "LatentImageModel":
 @gc_paused()
 def load_video(choice: ModelChoice) -> "LatentVideoModel":
     """The loaded video model; see `VideoCheckpoint.load`. Imports torch."""
-    folder = resolve_model(choice.model, choice.revision)
-    known = _films(choice.model, choice.revision, choice.components)
-    _refuse_unfollowed(_family(folder, "videos"), {"model": choice}, known.card.name)
-    return known.load(choice)
+    resolve_model(choice.model, choice.revision)
+    refuse_unfollowed(choice, "videos")
+    return _films(choice.model, choice.revision, choice.components).load(choice)
 
 
-def refuse_unfollowed(model: str, config: RunConfig) -> None:
-    """Passes settings that a picture model's family follows, of those that any of its kind does.
-    Raises UsageError.
+def refuse_unfollowed(choice: ModelChoice, makes: Kind = "pictures", **parts: Any) -> None:
+    """Passes settings that a model's family follows, of those that any of its kind does: how the
+    model is loaded, and other `parts` of a run's. Raises UsageError.
     """
-    family, known = _opened(os.getcwd(), "pictures", model, config.model.revision, None)
-    _refuse_unfollowed(family, vars(config), known.card.name)
-
-
-def _refuse_unfollowed(family: Family, parts: Mapping[str, Any], model: str) -> None:
-    """The same of those `parts` of a run's settings."""
+    components = choice.components if makes == "videos" else None
+    model, parts = (choice.model, choice.revision), {**parts, "model": choice}
+    family, known = _opened(os.getcwd(), makes, *model, components)
     kin = (one.follows for one in families() if one.makes == family.makes)
     for name in sorted(frozenset[str]().union(*kin) - family.follows):
         setting, _, asked = name.partition("=")
@@ -234,7 +229,7 @@ def _refuse_unfollowed(family: Family, parts: Mapping[str, Any], model: str) -> 
         value = getattr(parts[row.table], row.attribute)
         if value == asked if asked else value != row.default:
             raise UsageError(
-                f"{setting} {value} is not followed by {model}",
+                f"{setting} {value} is not followed by {known.card.name}",
                 where=row.flag if row.panel else "",
                 hint="leave it out",
                 code="usage.not-followed",

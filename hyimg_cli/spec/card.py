@@ -126,6 +126,11 @@ class Networks:
     blocks: int = 0
     encoder_blocks: int = 0
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of all, as stored."""
+        return sum(size for _, size in self.component_bytes)
+
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> dict[str, int]:
         """Bytes of each component once loaded in `dtype`, transformers quantized; as stored where
         nothing is counted.
@@ -155,8 +160,8 @@ class ModelCard:
     up to `base_size`.
 
     `networks`: of one that `denoises_latents`, which has no text stage and takes any sides. Its
-    jobs have a second branch by `guides`; with source pictures of `reference_pixels` each in every
-    step, of 0 as many as the result has.
+    jobs have a second branch by `guides`, unless it `is_distilled`; with source pictures of
+    `reference_pixels` each in every step, of 0 as many as the result has.
 
     `licence`: in a word, empty where nobody looked. `advise`: sentences that whoever gives a job
     should read.
@@ -200,7 +205,7 @@ class ModelCard:
     has_graphs: bool = True
     networks: Networks | None = None
     licence: str = ""
-    guides: Callable[[ImageJob], bool] | None = None
+    guides: Callable[[ImageJob], bool] = lambda job: job.guidance_scale > 1
     advise: Callable[[ImageJob], Sequence[str]] = lambda job: ()
     reference_pixels: int | None = None
     fewest_images: int = 0
@@ -214,8 +219,7 @@ class ModelCard:
 
     def branches(self, job: ImageJob) -> int:
         """Guidance branches of the job's steps."""
-        plain = job.guidance_scale > 1 and not self.is_distilled
-        return 2 if (plain if self.guides is None else self.guides(job)) else 1
+        return 2 if self.guides(job) and not self.is_distilled else 1
 
     def loaded_bytes(self, dtype: str, quantization: str = "none") -> int:
         """Bytes of all weights once loaded."""

@@ -6,6 +6,7 @@ import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 
 @contextmanager
@@ -20,11 +21,11 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
+@cache
 def freeze_libraries() -> None:
     """Have no later collection look through what is there now, once in a process: the libraries'
     own objects, which take it a third of a second each time.
     """
-    if not gc.get_freeze_count():
-        gc.freeze()
-        # What is never collected, libraries in C++ report as leaked when the process ends.
-        atexit.register(gc.unfreeze)
+    gc.freeze()
+    # What is never collected, libraries in C++ report as leaked when the process ends.
+    atexit.register(gc.unfreeze)

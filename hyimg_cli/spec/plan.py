@@ -1,8 +1,9 @@
 """All jobs of a run in the order in which they will be done."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 
@@ -25,11 +26,30 @@ class VideoGroup:
     jobs: tuple[VideoJob, ...]
 
 
+class Begun(NamedTuple):
+    """Latents of a job are kept, from behind the first `step` of its denoise `steps`."""
+
+    step: int = 0
+    steps: int = 1
+
+    @property
+    def is_denoised(self) -> bool:
+        """True if nothing but the decode is left."""
+        return self.step == self.steps
+
+
 @dataclass(frozen=True)
 class Plan:
-    """Groups in order. A plan is a permutation of the jobs it was made from."""
+    """Groups in order. A plan is a permutation of the jobs it was made from. `begun`: those of them
+    that an earlier run has begun, by custom_id.
+    """
 
     groups: tuple[Group | VideoGroup, ...]
+    begun: Mapping[str, Begun] = field(default_factory=dict)
+
+    def begun_of(self, job: Job) -> Begun:
+        """How far an earlier run came with a job."""
+        return self.begun.get(job.custom_id, Begun())
 
     @cached_property
     def by_id(self) -> Mapping[str, Job]:

@@ -44,6 +44,6 @@ class StepCache:
         return (self.order + 1) * branches
 
 
-def count_full(rule: StepCache | None, steps: int) -> int:
-    """The steps that evaluate a model, of so many of one network."""
-    return steps if rule is None else sum(rule.full_steps((None,) * steps))
+def count_full(rule: StepCache | None, steps: int, first: int = 0) -> int:
+    """The steps that evaluate a model, of so many of one network, from `first` on."""
+    return steps - first if rule is None else sum(rule.full_steps((None,) * steps)[first:])

@@ -54,11 +54,11 @@ class VideoWork(Work):
     kv_bytes: int
 
 
-def picture_work(job: ImageJob, card: ModelCard) -> Work:
-    """Count the work of a picture."""
+def picture_work(job: ImageJob, card: ModelCard, first: int = 0) -> Work:
+    """Count the work of a picture, of its denoise steps from `first` on."""
     size = (card.bucket_of(job.size) or card.nearest_bucket(1, 1)).size
     cells = math.prod(card.latent_grid(size))
-    levels = count_full(job.step_cache, job.num_inference_steps)
+    levels = count_full(job.step_cache, job.num_inference_steps, first)
     pixels = size.height * size.width
     # Source pictures that are rows of every step, too.
     each = 0 if card.reference_pixels is None else card.reference_pixels or pixels
@@ -71,18 +71,20 @@ def picture_work(job: ImageJob, card: ModelCard) -> Work:
     )
 
 
-def video_work(job: VideoJob, card: VideoCard) -> VideoWork:
-    """Count the work of a video."""
+def video_work(job: VideoJob, card: VideoCard, first: int = 0) -> VideoWork:
+    """Count the work of a video, of its denoise steps from `first` on; passes of chunks count
+    alike.
+    """
     rule, asked, chunks = job.step_cache, job.num_inference_steps, card.chunks
     grid = card.latent_grid(job.size, job.num_frames)
-    cells, levels = math.prod(grid), count_full(rule, asked)
+    cells, levels = math.prod(grid), count_full(rule, asked, 0 if chunks else first)
     tokens = cells // card.forward.cells_per_token
     full_steps, kv_bytes = levels, 0
     if rule is not None and card.defaults.guidance_scale_2 is not None:
         # The second transformer's first step is full, which may be due then or not.
-        full_steps = min(asked, levels + 1)
+        full_steps = min(asked - first, levels + 1)
     elif chunks is not None:
-        full_steps = chunks.passes(grid[0], asked)
+        full_steps = chunks.passes(grid[0], asked) - first
         in_chunk = tokens * chunks.frames // grid[0]
         kv_bytes = tokens * chunks.kv_bytes + in_chunk * chunks.live_bytes + chunks.fixed_bytes
     forwards = full_steps * job.branch_count
@@ -95,7 +97,7 @@ def video_work(job: VideoJob, card: VideoCard) -> VideoWork:
         once = count * each * card.forward.per_token
         once += each**2 * count * (count + 1) // 2 * card.forward.per_pair
         last = each * card.forward.per_token + each**2 * count * card.forward.per_pair
-        flops = (asked + 1) * once - last
+        flops = ((asked + 1) * once - last) * full_steps // (full_steps + first)
     copy = card.latent_channels * cells * _FLOAT_BYTES
     velocities = copy * rule.copies(job.branch_count) if rule is not None else 0
     return VideoWork(
@@ -104,7 +106,7 @@ def video_work(job: VideoJob, card: VideoCard) -> VideoWork:
         pixels=job.size.height * job.size.width * job.num_frames,
         grid=grid,
         tokens=tokens,
-        steps=asked if chunks is None else full_steps,
+        steps=asked - first if chunks is None else full_steps,
         full_steps=full_steps,
         forwards=forwards,
         flops=flops,

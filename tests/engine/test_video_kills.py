@@ -24,10 +24,10 @@ LINES = [
 # flags]. In the child the process kills itself `delay` seconds behind the count-th moment of the
 # phase, at 0 in the very moment; without a phase it may end. Moments: a prompt is embedded, a
 # denoise step is done, a piece of a video is decoded, a film is encoded but not in its place, or in
-# its place without its line. Prints an s for each denoise step, then the child's status, and an f
-# for each film that stands in its place.
+# its place without its line. Prints the plan's number of denoise steps, an s for each one, then the
+# child's status, and an f for each film that stands in its place.
 DRIVER = """
-import json, os, signal, sys, threading
+import contextlib, io, json, os, signal, sys, threading
 from pathlib import Path
 import torch, diffusers
 from hyimg_cli.journal.journal import RunFolder
@@ -77,6 +77,10 @@ Session.run, DiffusersVideo.decode_latents, VideoWriter._end_stream = run, decod
 RunFolder.append = append
 manifest, options = sys.argv[1], sys.argv[2:]
 for folder, wanted, left, wait, flags in json.load(sys.stdin):
+    with contextlib.redirect_stdout(io.StringIO()) as planned:
+        app.run(["plan", manifest, "-o", folder, "--json", *options, *flags])
+    steps = sum(group["denoise_steps"] for group in json.loads(planned.getvalue())["groups"])
+    print(steps, end=":", flush=True)
     child = os.fork()
     if child == 0:
         torch.set_num_threads(1)
@@ -108,7 +112,7 @@ def test_killed_anywhere_the_same_files(
     ]
     plan = [("whole", "", 0, 0.0), *kills, ("killed", "", 0, 0.0)]
     options = ["--checkpoint-every", "1", "--frames", "png"]
-    codes = [code for code, _, _ in driven(manifest, [(*entry, []) for entry in plan], options)]
+    codes = [code for _, code, _, _ in driven(manifest, [(*entry, []) for entry in plan], options)]
     assert (codes[0], codes[-1]) == (0, 0)
     assert set(codes) <= {0, 9}
     in_phase = dict(zip(PHASES, codes[1:], strict=False))
@@ -123,15 +127,18 @@ def test_killed_anywhere_the_same_files(
 def test_what_is_denoised_is_only_decoded_wherever_a_kill_comes(
     write_manifest: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Behind the last step; in the decode, when a piece of the film is encoded; when all are; when
-    the film is in its place without its line; then to the end.
+    """Behind a step, and the last one; in the decode, when a piece of the film is encoded; when all
+    are; when the film is in its place without its line; then to the end.
     """
     manifest = write_manifest({"size": "48x32", "num_frames": 17} | LINES[0])
-    kills = (("denoise", 5), ("decode", 2), ("write", 1), ("line", 1), ("", 0))
+    kills = (("denoise", 3), ("denoise", 3), ("decode", 2), ("write", 1), ("line", 1), ("", 0))
     plan: list[Entry] = [("whole", "", 0, 0.0, [])]
     plan += [("killed", phase, count, 0.0, ["--checkpoint-every", "2"]) for phase, count in kills]
     ran = driven(manifest, plan, [])
-    assert ran == [(0, 5, 1), (9, 5, 0), (9, 0, 0), (9, 0, 0), (9, 0, 1), (0, 0, 1)]
+    assert ran == [
+        (5, 0, 5, 1), (5, 9, 3, 0), (3, 9, 3, 0), (0, 9, 0, 0), (0, 9, 0, 0), (0, 9, 0, 1),
+        (0, 0, 0, 1),
+    ]  # fmt: skip
     assert not list((tmp_path / "killed").rglob("*.tmp"))
     assert _files(tmp_path / "killed") == _files(tmp_path / "whole")
     (line,) = (tmp_path / "killed" / "results.jsonl").read_text().splitlines()
@@ -143,9 +150,11 @@ def test_what_is_denoised_is_only_decoded_wherever_a_kill_comes(
 Entry = tuple[str, str, int, float, list[str]]
 
 
-def driven(manifest: Path, plan: list[Entry], options: list[str]) -> list[tuple[int, int, int]]:
-    """Exit status and denoise steps of each entry of the plan, and films in their places behind it;
-    its folders stand beside the manifest.
+def driven(
+    manifest: Path, plan: list[Entry], options: list[str]
+) -> list[tuple[int, int, int, int]]:
+    """Planned steps, exit status and denoise steps of each entry of the plan, and films in their
+    places behind it; its folders stand beside the manifest.
     """
     place = manifest.parent
     options = [*options, "--no-prewarm", "--cache-dir", str(place / "cache")]
@@ -158,7 +167,10 @@ def driven(manifest: Path, plan: list[Entry], options: list[str]) -> list[tuple[
     )
     sys.stderr.write(ran.stderr)
     told = ran.stdout.split()
-    return [(int(line.strip("sf")), line.count("s"), line.count("f")) for line in told]
+    return [
+        (int(steps), int(line.strip("sf")), line.count("s"), line.count("f"))
+        for steps, line in (one.split(":") for one in told)
+    ]
 
 
 def _files(folder: Path) -> dict[str, bytes]:

@@ -223,18 +223,6 @@ class BlockDenoiser(LatentDenoiser):
         self._model.adapters.use(self._loras)
 
 
-class Absent:
-    """A network that is not read yet: blocks of other stages ask it for its configuration. It is no
-    module, so that nobody asks it for a device.
-    """
-
-    def __init__(self, component: Component) -> None:
-        self._module = empty_module(component)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-
 class LatentImageModel(LatentModel):
     """A loaded editor. `tree`: where prefixes are shared; None: each job has its own."""
 
@@ -248,9 +236,9 @@ class LatentImageModel(LatentModel):
         # By itself it would work where the first of its networks lies, which may wait there.
         at_work = {"_execution_device": property(lambda _: self.device)}
         self.pipe: Any = type(library.__name__, (library,), at_work)()
-        self._absent = {
-            name: Absent(self.layout.components[name]) for name in ("transformer", "vae")
-        }
+        # Blocks of other stages ask these for their configurations.
+        parts = self.layout.components
+        self._absent = {name: empty_module(parts[name]) for name in ("transformer", "vae")}
         self.pipe.transformer, self.pipe.vae = self._absent.values()
         if self.kind.sigmas:
             self.pipe.update_components(sample_sigmas=list(self.kind.sigmas))

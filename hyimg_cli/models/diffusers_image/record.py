@@ -85,7 +85,7 @@ class EditorFolder(ImageCheckpoint):
 
     def check(self, job: ImageJob) -> None:
         kind, own = self.kind, self.card.defaults
-        has_own_shift = job.flow_shift == own.flow_shift
+        keeps_shift = job.flow_shift == own.flow_shift
         # The checkpoint's own stands in the record of every picture.
         is_unguided = kind.negative is not None and not kind.is_guided(job)
         is_unread = is_unguided and job.negative_prompt != own.negative_prompt
@@ -93,7 +93,7 @@ class EditorFolder(ImageCheckpoint):
             ("guidance_scale", kind.is_distilled and job.guidance_scale != kind.guidance),
             ("size", not kind.takes_size and not (job.size.is_auto or job.outside)),
             ("num_inference_steps", kind.sigmas and job.num_inference_steps != kind.steps),
-            ("flow_shift", kind.has_own_shift and not has_own_shift),
+            ("flow_shift", kind.has_own_shift and not keeps_shift),
             ("bot_task", job.writes_text),
             ("cot_text" if job.cot_text else "cot_token_ids", job.has_given_text),
             ("system_prompt", job.system_prompt is not None),
@@ -106,7 +106,7 @@ class EditorFolder(ImageCheckpoint):
                 what = f"{self.card.name} does not follow {name}"
                 raise JobError(what, where=name, hint="leave it out", code="job.not-followed")
         scheduler = self.layout.components["scheduler"].config()
-        if job.num_inference_steps == 1 and has_own_shift and scheduler.has("shift_terminal"):
+        if job.num_inference_steps == 1 and keeps_shift and scheduler.has("shift_terminal"):
             what, hint = f"one step of {self.card.name} would have no schedule", "take 2 or more"
             raise JobError(what, where="num_inference_steps", hint=hint, code="job.one-step")
         for name in ("prompt", "negative_prompt"):
@@ -161,7 +161,8 @@ class EditorFolder(ImageCheckpoint):
         pictures = f"{list(digests)} {job.lora}"
         return [
             [
-                ImageSegment((0,) * count, pictures if of == "pictures" else text, ())
+                # An empty text is read as a space.
+                ImageSegment((0,) * count, pictures if of == "pictures" else text or " ", ())
                 for of, count in rows.segments.items()
             ]
             for text, rows in self._branches(job, source_sizes)
@@ -277,7 +278,7 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
         pixels_per_cell=8,
         source_vit_tokens=0,
         kv_bytes_per_token=kv_bytes(layout) if kind.prefix else 0,
-        weight_bytes=sum(dict(networks.component_bytes).values()),
+        weight_bytes=networks.weight_bytes,
         max_positions=1 << 20,
         vocab_size=0,
         size_multiple=kind.multiple,

@@ -168,11 +168,18 @@ KINDS = {
         of_encoders=frozenset({"max_area"}),
     ),
 }  # fmt: skip
+# Distilled releases with the name of a full one's pipeline: what their schedulers say that those of
+# the full ones do not, and the steps and guidance of their pages.
+_DISTILLED: dict[str, tuple[dict[str, float], int, float]] = {
+    "ZImagePipeline": ({"shift": 3.0}, 8, 0.0),
+    "LongCatImageEditPipeline": ({"base_shift": 1.15, "max_shift": 1.15}, 8, 1.0),
+}
 
 
 def kind_of(layout: CheckpointLayout) -> Kind:
     """The pipeline's row, or what the checkpoint makes of it: of a klein that is not distilled the
-    base one's, of a Qwen-Image-2.1 with a schedule of its own the turbo's.
+    base one's, of a Qwen-Image-2.1 with a schedule of its own, or a Z-Image or LongCat-Image-Edit
+    with the turbo's scheduler, the turbo's.
     """
     kind, index = KINDS[layout.family], layout.index
     if kind is _KLEIN_KIND and not index.flag("is_distilled", False):
@@ -184,4 +191,8 @@ def kind_of(layout: CheckpointLayout) -> Kind:
         return replace(
             kind, blocks=turbo, steps=len(sigmas), sigmas=sigmas, negative=None, is_distilled=True
         )
+    if layout.family in _DISTILLED:
+        known, steps, guidance = _DISTILLED[layout.family]
+        if known.items() <= layout.components["scheduler"].config().values.items():
+            return replace(kind, steps=steps, guidance=guidance)
     return kind

@@ -198,7 +198,7 @@ def _read_pairs(
     wrong = [name for name in pairs if not _is_fitting(name, pairs, layers)]
     if wrong or not pairs:
         why = f"{part.name} has no layer for {len(wrong)} of its {len(pairs)} entries"
-        raise _misfit(file, wrong, why)
+        raise _misfit(file, wrong, why if pairs else "the library knows none of its names")
     return pairs, {"metadata": metadata, "network_alphas": alphas}
 
 

@@ -8,7 +8,6 @@ They leave when the video's file and its line are on disk. What is not whole, or
 is left aside: the job then starts at its first step.
 """
 
-import hashlib
 import json
 import logging
 from collections.abc import Mapping
@@ -21,10 +20,9 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.files import LATENTS_BYTES, bytes_of, json_of, replace_file, storage_error, sync
-from hyimg_cli.loading.checkpoint import metadata_of
+from hyimg_cli.journal.kept_latents import seal, unseal
 
 logger = logging.getLogger(__name__)
-_FORMAT = b"hyimg-latents 1"
 _LATENTS, _STATE = "latents", "state."
 
 
@@ -83,7 +81,7 @@ class LatentsCheckpoint:
             if not (folder := self.path.parent).is_dir():
                 folder.mkdir(exist_ok=True)
                 sync(folder.parent)
-            replace_file(self.path, b"%s %s\n%s" % (_FORMAT, _checksum(data), data))
+            replace_file(self.path, seal(data))
         except OSError as error:
             refusal = storage_error(error, self.path.parent)
             text = f"the latents were not kept: {refusal.what}"
@@ -118,10 +116,7 @@ class LatentsCheckpoint:
 
     def _read(self, data: bytes) -> Kept | None:
         """The latents that the bytes hold; None for another job's. Raises for damaged ones."""
-        header, _, payload = data.partition(b"\n")
-        if header != b"%s %s" % (_FORMAT, _checksum(payload)):
-            raise ValueError("the checksum is another")
-        facts = metadata_of(payload)
+        payload, facts = unseal(data)
         if facts["key"] != self.key:
             return None
         tensors = safetensors.torch.load(payload)
@@ -130,7 +125,3 @@ class LatentsCheckpoint:
         # Earlier versions kept nothing behind the last step, and wrote neither count nor texts.
         texts = (tuple(json_of(facts.get(name, "[]"))) for name in ("warnings", "notes"))
         return Kept(int(facts["step"]), int(facts.get("steps", 0)), latents, state, *texts)
-
-
-def _checksum(data: bytes) -> bytes:
-    return hashlib.sha256(data).hexdigest().encode()

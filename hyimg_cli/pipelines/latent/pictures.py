@@ -82,9 +82,6 @@ class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
     def forget(self) -> None:
         super().forget()
         self._trips.clear()
-
-    def release(self) -> None:
-        super().release()
         self.tree.clear()
 
     def _open(self, choice: ModelChoice) -> "LatentImageModel":

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,23 @@ def line(custom_id: str, prompt: str, *images: str, **more: Any) -> Line:
     return {"seed": 7} | own | size | ({"images": list(images)} if images else {}) | more
 
 
-def drawn_by_library(
-    folder: Path, one: Line, root: Path, prepare: Callable[[Any], object] = id
-) -> np.ndarray:
-    """The classic pipeline's picture of a line; `prepare` changes the pipeline before."""
+def load_classic(folder: Path) -> Any:
     name = json.loads((folder / "model_index.json").read_text())["_class_name"]
     pipeline = getattr(diffusers, name).from_pretrained(folder)
     pipeline.set_progress_bar_config(disable=True)
-    prepare(pipeline)
+    return pipeline
+
+
+loaded_once = cache(load_classic)
+
+
+def drawn_by_library(
+    folder: Path, one: Line, root: Path, prepare: Callable[[Any], object] | None = None
+) -> np.ndarray:
+    """The classic pipeline's picture of a line; `prepare` changes one of its own before."""
+    pipeline = load_classic(folder) if prepare else loaded_once(folder)
+    if prepare:
+        prepare(pipeline)
     pictures = [Image.open(root / path).convert("RGB") for path in one.get("images", ())]
     given: dict[str, Any] = {}
     if pictures:

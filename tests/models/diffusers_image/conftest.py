@@ -1,7 +1,9 @@
 """Picture editors of the library, tiny ones, written once; sources for them."""
 
 import importlib
+import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import numpy as np
 import pytest
 import tiny_editors
 from PIL import Image
+
+from hyimg_cli.models.diffusers_video import weights
 
 # Modules of diffusers that bring pictures to a size.
 FITTING = (
@@ -32,6 +36,16 @@ def small_references(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
             return fit(min(area, MOST_PIXELS), ratio)
 
         monkeypatch.setattr(module, "calculate_dimensions", fit)
+
+
+check_weights = cache(weights.check_weights)
+
+
+@pytest.fixture(autouse=True)
+def little_that_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of a folder are checked once, and files need not outlive the machine."""
+    monkeypatch.setattr(weights, "check_weights", check_weights)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 @pytest.fixture(scope="session")

@@ -227,3 +227,23 @@ def test_the_library_has_every_pipeline_of_the_table() -> None:
     for name in KINDS:
         assert hasattr(diffusers, name)
         assert hasattr(diffusers, KINDS[name].blocks) or hasattr(longcat, KINDS[name].blocks)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheduler", "sampling"),
+    [
+        ("z-image", {"shift": 6.0}, (50, 5.0)),
+        ("z-image", {"shift": 3.0}, (8, 0.0)),
+        ("longcat-edit", {"base_shift": 0.5, "max_shift": 1.15}, (50, 4.5)),
+        ("longcat-edit", {"base_shift": 1.15, "max_shift": 1.15}, (8, 1.0)),
+    ],
+)
+def test_a_distilled_release_is_known_by_its_scheduler(
+    tmp_path: Path, checkpoint: Checkpoint, kind: str, scheduler: Line, sampling: tuple[int, float]
+) -> None:
+    folder = tmp_path / "released"
+    shutil.copytree(checkpoint(kind), folder)
+    file = folder / "scheduler" / "scheduler_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | scheduler))
+    own = EditorFolder(folder, "x").card.defaults
+    assert (own.num_inference_steps, own.guidance_scale) == sampling

@@ -21,10 +21,10 @@ KILLS = int(os.environ.get("KILLS", "12"))
 # signal, flags]; without a moment in this process, which has everything imported then, else in a
 # child that signals itself at the count-th such moment: something is encoded and kept, a denoise
 # step is done, a picture is decoded, a file of it is in its place, its line is to be written.
-# Prints the status, or the signal below 0, and what was made: t for a run of the text encoder, v
-# for one of the VAE's, s for a denoise step, d for a decode.
+# Prints what its plan counted beforehand, the status, or the signal below 0, and what was made: t
+# for a run of the text encoder, v for one of the VAE's, s for a denoise step, d for a decode.
 DRIVER = """
-import json, os, sys
+import contextlib, io, json, os, sys
 import torch, diffusers
 from hyimg_cli.cli import app
 from hyimg_cli.engine.session import Session
@@ -70,7 +70,13 @@ def run(self, *given):
 Session.run = run
 manifest, *options = sys.argv[1:]
 for folder, wanted, left, number, flags in json.load(sys.stdin):
-    command = ["generate", manifest, "-o", folder, "--no-report", "-q", *options, *flags]
+    given = [manifest, "-o", folder, *options, *flags]
+    with contextlib.redirect_stdout(io.StringIO()) as counted:
+        app.run(["plan", *given, "--json"])
+    found = json.loads(counted.getvalue())["total"]
+    names = {"t": "prompt_encodes", "v": "image_encodes", "s": "denoise_steps"}
+    print("".join(made * found[name] for made, name in names.items()), end=" ", flush=True)
+    command = ["generate", *given, "--no-report", "-q"]
     if wanted is None:
         code = app.run(command)
     elif child := os.fork():
@@ -86,8 +92,8 @@ for folder, wanted, left, number, flags in json.load(sys.stdin):
 Entry = tuple[str, str | None, int, int, list[str]]
 
 
-def driven(manifest: Path, model: Path, plan: list[Entry]) -> list[tuple[int, str]]:
-    """Exit status of each entry, and what it made."""
+def driven(manifest: Path, model: Path, plan: list[Entry]) -> list[tuple[str, int, str]]:
+    """What was planned of each entry, its exit status, and what it made."""
     place = manifest.parent
     options = ["--model", str(model), "--cache-dir", str(place / "cache")]
     ran = subprocess.run(
@@ -99,7 +105,7 @@ def driven(manifest: Path, model: Path, plan: list[Entry]) -> list[tuple[int, st
     )
     sys.stderr.write(ran.stderr)
     told = [row.split(" ") for row in ran.stdout.splitlines()]
-    return [(int(code), made) for made, code in told]
+    return [(planned, int(code), made) for planned, made, code in told]
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -132,10 +138,10 @@ def test_a_killed_edit_goes_on_where_it_stood(
     plan += [("seldom", *stop, ["--checkpoint-every", "0"]) for stop in stops[3:9:4]]
     ran = driven(manifest, checkpoint("klein"), plan)
     assert ran == [
-        (0, "tvvsssdsssd"),
-        (-9, "t"), (130, "v"), (-9, "vss"), (-9, "sd"), (-9, "d"),
-        (130, "dss"), (-9, "sd"), (0, "d"),
-        (-9, "sssd"), (0, "dsssd"),
+        ("tvvssssss", 0, "tvvsssdsssd"),
+        ("tvvssssss", -9, "t"), ("vvssssss", 130, "v"), ("vssssss", -9, "vss"),
+        ("ssss", -9, "sd"), ("sss", -9, "d"), ("sss", 130, "dss"), ("s", -9, "sd"), ("", 0, "d"),
+        ("ssssss", -9, "sssd"), ("sss", 0, "dsssd"),
     ]  # fmt: skip
     for name in ("moved", "seldom"):
         assert files_of(tmp_path / name) == files_of(tmp_path / "whole")
@@ -163,8 +169,11 @@ def test_killed_anywhere_the_same_files(
         for _ in range(KILLS)
     ]  # fmt: skip
     plan += [("killed", "", 0, 0, ["--replicas", "2"])]
-    codes = [code for code, _ in driven(manifest, checkpoint(kind), plan)]
+    ran = driven(manifest, checkpoint(kind), plan)
+    codes = [code for _, code, _ in ran]
     assert (codes[0], codes[-1]) == (0, 0)
+    for planned, code, made in ran[:-1]:  # replicas encode for themselves
+        assert code or sorted(planned) == sorted(made.replace("d", ""))
     assert set(codes) <= {0, -9}
     assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
     assert not list((tmp_path / "killed").rglob("*.tmp"))

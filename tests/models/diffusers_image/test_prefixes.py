@@ -1,32 +1,25 @@
 """Qwen-Image-2.1 and klein KV: the classic pipeline's pixels, prefixes shared or not."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import numpy as np
 import pytest
-import tiny_editors
 import torch
+from models.diffusers_image.classic import Checkpoint, Line, loaded_once, pixels_of
 from PIL import Image
 
 from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.manifest.manifest import read_manifest
+from hyimg_cli.measure.bench.budget import PIXEL_METRICS
+from hyimg_cli.measure.bench.harness import compare
+from hyimg_cli.measure.bench.scenario import read_scenario
+from hyimg_cli.models.diffusers_image import prefix
 
-Line = dict[str, Any]
 SIDE, STEPS, SIZES = 96, 3, ((64, 96), (80, 70), (96, 64), (64, 64))
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    folder = tmp_path_factory.mktemp("prefixes")
-
-    def of(kind: str) -> Path:
-        made = folder / kind
-        return made if made.is_dir() else tiny_editors.write(made, kind)
-
-    return of
 
 
 @pytest.fixture
@@ -48,10 +41,7 @@ def line(custom_id: str, prompt: str, images: Sequence[str], **more: Any) -> Lin
 
 def classic(folder: Path, lines: Sequence[Line], root: Path) -> dict[str, np.ndarray]:
     """The classic pipeline's pictures, line by line."""
-    name = tiny_editors.PIPELINES[folder.name]
-    pipeline = getattr(diffusers, name).from_pretrained(folder)
-    pipeline.set_progress_bar_config(disable=True)
-    made = {}
+    pipeline, made = loaded_once(folder), {}
     for one in lines:
         given: dict[str, Any] = {
             "image": [Image.open(root / path) for path in one.get("images", ())]
@@ -73,10 +63,6 @@ def classic(folder: Path, lines: Sequence[Line], root: Path) -> dict[str, np.nda
     return made
 
 
-def pixels_of(folder: Path) -> dict[str, np.ndarray]:
-    return {file.stem: np.asarray(Image.open(file)) for file in folder.glob("outputs/*.png")}
-
-
 def lines_of(kind: str, sources: Sequence[str]) -> list[Line]:
     steps = {} if kind.endswith("turbo") else {"num_inference_steps": STEPS}
     alike = sources if "qwen" in kind else [*sources[:2], sources[3]]  # klein reads no alpha
@@ -93,11 +79,11 @@ def lines_of(kind: str, sources: Sequence[str]) -> list[Line]:
 
 @pytest.mark.parametrize("kind", ["klein-kv", "qwen-image-2.1", "qwen-image-2.1-turbo"])
 def test_pixels_are_the_librarys_in_any_order_shared_or_not(
-    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoints: Callable[[str], Path],
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint,
     sources: list[str], kind: str,
 ) -> None:  # fmt: skip
     """To the bit without reuse, and nearly so with it; then no order changes a bit."""
-    folder, lines = checkpoints(kind), lines_of(kind, sources)
+    folder, lines = checkpoint(kind), lines_of(kind, sources)
     ways = {
         "as-the-library": (lines, ("--no-kv-reuse",)),
         "shared": (lines, ()),
@@ -146,11 +132,11 @@ def rows_of(kind: str, sizes: Sequence[tuple[int, int]], texts: Sequence[str]) -
     [("qwen-image-2.1", 1, False), ("qwen-image-2.1", 4, True), ("klein-kv", 2, False)],
 )
 def test_a_run_computes_the_rows_that_its_plan_counts(
-    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoints: Callable[[str], Path],
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint,
     sources: list[str], kind: str, references: int, guided: bool,
 ) -> None:  # fmt: skip
     """Four sets of sources, four texts, two seeds: each set once, and behind it each text."""
-    steps, texts = 8, ["red", "a blue sky", "snow", "night, with stars"]
+    steps, texts = 2, ["red", "a blue sky", "snow", "night, with stars"]
     sets = [(sources * 2)[first : first + references] for first in range(4)]
     more = {"guidance_scale": 2.0, "negative_prompt": "dull"} if guided else {}
     lines = [
@@ -158,7 +144,7 @@ def test_a_run_computes_the_rows_that_its_plan_counts(
         for a, b, seed in itertools.product(range(4), range(4), (1, 2))
     ]
     lines = [lines[at] for at in np.random.default_rng(0).permutation(len(lines))]
-    manifest, model = str(write_manifest(*lines)), str(checkpoints(kind))
+    manifest, model = str(write_manifest(*lines)), str(checkpoint(kind))
     plan = run_cli("plan", manifest, "--model", model, "--json").json_lines[0]["total"]
     sizes = dict(zip(sources, SIZES, strict=True))
     read = [*texts, *(["dull"] if guided else ())]
@@ -170,8 +156,20 @@ def test_a_run_computes_the_rows_that_its_plan_counts(
     assert counted(tmp_path / "out") == (prefix, canvas)
 
 
+def test_an_empty_negative_prompt_and_none_are_one_prefix(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str]
+) -> None:
+    more = {"num_inference_steps": 2, "guidance_scale": 3.0}
+    lines = [line("none", "red", sources[:1], **more)]
+    lines.append(line("empty", "red", sources[:1], negative_prompt="", **more))
+    given = (str(write_manifest(*lines)), "--model", str(checkpoint("qwen-image-2.1")))
+    planned = run_cli("plan", *given, "--json").json_lines[0]["total"]["prefix_rows"]
+    run_cli("generate", *given, "-o", str(tmp_path / "out"))
+    assert counted(tmp_path / "out")[0] == planned
+
+
 def test_a_picture_with_alpha_is_kept_replayed_and_put_back(
-    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoints: Callable[[str], Path],
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint,
     sources: list[str],
 ) -> None:  # fmt: skip
     """A PNG has the alpha that was drawn, a JPEG none; an edit in a box leaves its source's."""
@@ -183,7 +181,7 @@ def test_a_picture_with_alpha_is_kept_replayed_and_put_back(
         line("png", "red", (), **steps),
         line("jpeg", "red", (), output_format="jpeg", **steps),
     ]
-    manifest, model = str(write_manifest(*lines, kept)), str(checkpoints("qwen-image-2.1"))
+    manifest, model = str(write_manifest(*lines, kept)), str(checkpoint("qwen-image-2.1"))
     made = run_cli("generate", manifest, "--model", model, "-o", str(tmp_path / "out"))
     assert "3 done, 0 failed" in made.err, made.err
     found = pixels_of(tmp_path / "out")
@@ -199,3 +197,39 @@ def test_a_picture_with_alpha_is_kept_replayed_and_put_back(
     picture = str(tmp_path / "out" / "outputs" / "png.png")
     again = run_cli("replay", picture, "--model", model, "--expect-equal")
     assert again.code == 0, again.err
+
+
+@pytest.mark.parametrize(
+    "kind", ["qwen-image-2.1", pytest.param("klein-kv", marks=pytest.mark.thorough)]
+)
+def test_a_bench_finds_a_key_that_forgets_its_picture(
+    write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Its runs begin with nothing kept; variants that share alike compare nothing."""
+    paths = [str(tmp_path / f"{colour}.png") for colour in ("red", "blue")]
+    for path, colour in zip(paths, ("red", "blue"), strict=True):
+        Image.new("RGB", (64, 64), colour).save(path)
+    given = [line(path[-7:-4], "red", [path], num_inference_steps=1) for path in paths]
+    given += [line("again", "blue", paths[:1], num_inference_steps=1)]
+    manifest = read_manifest(write_manifest(*given))
+
+    def verdict_of(name: str) -> str:
+        scenario = replace(read_scenario(name), steps=(1,), main_steps=1, repeats=1)
+        found = compare(
+            scenario,
+            manifest,
+            {"model": str(checkpoint(kind)), "device": "cpu"},
+            folder=tmp_path / "bench",
+            metrics=tuple(PIXEL_METRICS.values()),
+            tell=lambda _: None,
+        )
+        first, *_ = found.timed[0].a[0].outcomes
+        assert first.kv_reuse
+        assert [one.shared for one in first.kv_reuse.branches] == [0]
+        return found.verdict.name
+
+    assert verdict_of("prefix-sharing") == "identical"
+    assert verdict_of("batching") == "not explained"
+    monkeypatch.setattr(prefix, "_digest", lambda *_: "of any picture")
+    assert verdict_of("prefix-sharing") == "differs"

@@ -53,6 +53,9 @@ def test_a_source_of_any_kind_is_read_as_the_rgb_picture_that_it_shows(
 ) -> None:  # fmt: skip
     if kind == "klein":
         odd_sources.remove("small.png")  # refused by name, below
+    elif kind != "qwen-image-2.1":  # files are read as of klein; sides may be anything
+        for name in ("grey.png", "grey16.png", "palette.png"):
+            odd_sources.remove(name)
     lines = [
         line(f"{prefix}{name}"[:-4].replace(".", "-"), "red", found, num_inference_steps=2)
         for name in odd_sources

@@ -1,0 +1,44 @@
+"""The file of a job's kept latents, whatever tensors are in it: whose it is, and how far the job
+came; no torch.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import cache
+
+from hyimg_cli.errors import OutputFolderError
+from hyimg_cli.files import LATENTS_BYTES, bytes_of
+from hyimg_cli.journal.journal import LATENTS, JobFolder
+from hyimg_cli.journal.keys import key_of, source_digest
+from hyimg_cli.loading.checkpoint import metadata_of
+from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.plan import Begun
+
+_FORMAT = b"hyimg-latents 1"
+
+
+def seal(payload: bytes) -> bytes:
+    """The file's bytes: a line with a checksum, then those of a safetensors file."""
+    return b"%s %s\n%s" % (_FORMAT, hashlib.sha256(payload).hexdigest().encode(), payload)
+
+
+def unseal(data: bytes) -> tuple[bytes, dict[str, str]]:
+    """What was sealed, and its metadata. Raises ValueError, KeyError or TypeError if damaged."""
+    payload = data.partition(b"\n")[2]
+    if data != seal(payload):
+        raise ValueError("the checksum is another")
+    return payload, metadata_of(payload)
+
+
+def find_begun(folder: JobFolder, jobs: Iterable[Job], config: RunConfig) -> dict[str, Begun]:
+    """Those of `jobs` that a run in `folder` will go on with, by custom_id."""
+    digest_of, found = cache(source_digest), dict[str, Begun]()
+    kept = {path.stem.replace("~", "/") for path in (folder.run / LATENTS).glob("*.safetensors")}
+    for job in (job for job in jobs if job.custom_id in kept):
+        with suppress(OSError, OutputFolderError, ValueError, KeyError, TypeError):
+            _, facts = unseal(bytes_of(folder.latents_for(job.custom_id), LATENTS_BYTES))
+            if facts["key"] == key_of(job, [*map(digest_of, job.images)], config):
+                found[job.custom_id] = Begun(int(facts["step"]), int(facts["steps"]))
+    return found
