@@ -1,51 +1,27 @@
-"""Pipelines at work on a plan: the one place that holds models, plan and folder.
-
-A file is written, then its line, then `JobEnded` leaves the session: a killed run never has a line
-without its file.
-"""
+"""Pipelines at work on a plan: the one place that holds models, plan and folder."""
 
 import time
-from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterator
 from dataclasses import replace
-from functools import partial
-from typing import Any, Self
+from typing import Self
 
 from hyimg_cli.cache.disk import DiskStore
-from hyimg_cli.engine.failures import FailureLimit, failed_job
-from hyimg_cli.errors import Interrupted, MachineError
+from hyimg_cli.engine.failures import FailureLimit
+from hyimg_cli.engine.recorder import AnyPipeline, Recorder
+from hyimg_cli.errors import Interrupted
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.keys import finishing_key, key_of, source_digest
 from hyimg_cli.memory.available import available_memory, limit_gpu_memory
 from hyimg_cli.memory.fit import fits, need_of_second
 from hyimg_cli.memory.refusals import refuse_conflicts
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline, LoadModel
 from hyimg_cli.pipelines.latent.pictures import EditPipeline
-from hyimg_cli.pipelines.pipeline import Pipeline
-from hyimg_cli.pipelines.prefetch import WriteBehind
-from hyimg_cli.pipelines.request import Facts, Lost, Request, line_facts
 from hyimg_cli.pipelines.torch_settings import torch_settings
 from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 from hyimg_cli.remote import keep_copies_in
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.events import (
-    Event,
-    GroupStarted,
-    JobEnded,
-    ModelLoaded,
-    ModelLoading,
-    ModelReleased,
-    Outcome,
-    OutputFile,
-)
-from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.events import Event, GroupStarted, ModelLoaded, ModelLoading, ModelReleased
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
-
-AnyPipeline = Pipeline[Any, Any, Any]
-# A finished job, and its file or why it has none; None where there is no folder.
-Written = tuple[Request[Job], OutputFile | Exception | None]
 
 
 class Session:
@@ -65,8 +41,6 @@ class Session:
         self._videos = VideoPipeline(config, self._images.forget)
         self._pipelines: tuple[AnyPipeline, ...] = (self._images, self._edits, self._videos)
         self._pipeline: AnyPipeline = self._images
-        self._attempts = Counter[str]()
-        self._limit = FailureLimit(config.failure)
         self._stop_signal: int | None = None
 
     def request_stop(self, signal_number: int) -> None:
@@ -102,10 +76,9 @@ class Session:
         refuse_conflicts(plan.jobs, self._config)
         limit_gpu_memory(self._config)
         self._folder = folder
-        self._attempts = folder.attempts.copy() if folder else Counter()
         if folder:
             folder.make_places(plan.jobs)
-        self._limit = FailureLimit(self._config.failure)
+        limit = FailureLimit(self._config.failure)
         for group in plan.groups:
             with torch_settings(self._config.model, draws=isinstance(group, Group)):
                 for event in self._prepare_group(group, whole or plan):
@@ -114,9 +87,11 @@ class Session:
                 self._stop_if_asked()
                 yield GroupStarted(group.model, group.size_class)
                 # Of no job's time: loading, and what was made ready for other groups.
-                yield from self._run_group(group.jobs, plan, time.perf_counter())
-            if self._limit.is_over:
-                self._limit.raise_fault()
+                started, pipeline = time.perf_counter(), self._pipeline
+                recorder = Recorder(pipeline, self._config, folder, limit, self._stop_if_asked)
+                yield from recorder.run(group.jobs, pipeline.work, started)
+            if limit.is_over:
+                limit.raise_fault()
                 return
 
     def _stop_if_asked(self) -> None:
@@ -152,87 +127,3 @@ class Session:
         for event in pipeline.use(group.model, plan.jobs_of_model(group.model), self._folder):
             yield replace(event, beside=beside) if isinstance(event, ModelLoaded) else event
         yield from pipeline.prepare(group.jobs, self._folder)
-
-    def _run_group(self, jobs: Sequence[Job], plan: Plan, started: float) -> Iterator[Event]:
-        """A group's events; failures that may pass are tried again behind the others."""
-        again: dict[str, JobEnded] = {}
-        for retries_left in range(self._config.failure.max_retries, -1, -1):
-            for event in self._work_on(jobs, started):
-                is_final = True
-                if isinstance(event, JobEnded):
-                    again.pop(event.outcome.custom_id, None)
-                    error = event.outcome.error
-                    if error is not None and error.retryable and retries_left > 0:
-                        is_final, again[event.outcome.custom_id] = False, event
-                self._limit.add(event, is_final=is_final)
-                if is_final:
-                    yield event
-            if self._limit.is_over or not again:
-                break
-            jobs = [plan.by_id[name] for name in again]
-        yield from again.values()  # of a run that is over
-
-    def _work_on(self, jobs: Sequence[Job], started: float) -> Iterator[Event]:
-        """Progress as it is; jobs once they are written; cut where a stop was asked for."""
-        with ThreadPoolExecutor(1) as writer:
-            behind: WriteBehind[Written] = WriteBehind(writer)
-            # What is finished is written and told, whatever stops the run.
-            try:
-                for event in self._pipeline.work(jobs, self._folder, started):
-                    match event:
-                        case Lost():
-                            yield self._record_failure(event)
-                        case Request():
-                            behind.submit(partial(self._write, event))
-                        case _:
-                            yield event
-                    yield from self._record_written(behind, wait=False)
-                    self._stop_if_asked()
-                    if self._limit.is_over:
-                        break
-                yield from self._record_written(behind, wait=True)
-            except (GeneratorExit, KeyboardInterrupt):
-                list(self._record_written(behind, wait=True))
-                raise
-            except Exception:
-                yield from self._record_written(behind, wait=True)
-                raise
-
-    def _write(self, done: Request[Job]) -> Written:
-        """Errors of the machine are raised where the write is collected; others are the job's."""
-        if self._folder is None:
-            return done, None
-        try:
-            return done, self._pipeline.write(done, self._folder)
-        except MachineError:
-            raise
-        except Exception as error:
-            return done, error
-
-    def _record_written(self, behind: WriteBehind[Written], *, wait: bool) -> Iterator[JobEnded]:
-        for (done, output), seconds in behind.finished(wait=wait):
-            done.clock.overlapped_s["write"] += seconds
-            if isinstance(output, Exception):
-                yield self._record_failure(done.as_lost(output))
-                continue
-            done.clock.enter("write")
-            facts = self._facts(done.job, done.source_digests)
-            outcome = self._append(self._pipeline.outcome(done, output, facts))
-            yield JobEnded(outcome)
-
-    def _record_failure(self, lost: Lost[Job]) -> JobEnded:
-        facts = self._facts(lost.job, [*map(source_digest, lost.job.images)])
-        said = line_facts(lost, facts, *lost.warnings, *lost.warnings_if_lost)
-        outcome = failed_job(lost.job, self._config, facts.attempt, lost.error, **said)
-        return JobEnded(self._append(outcome))
-
-    def _facts(self, job: Job, digests: Sequence[str]) -> Facts:
-        self._attempts[job.custom_id] += 1
-        counts, peak = self._pipeline.cache_counts(), self._pipeline.peak_memory_mb()
-        keys = key_of(job, digests, self._config), finishing_key(job, self._config.output)
-        return Facts(*keys, self._attempts[job.custom_id], counts, peak)
-
-    def _append(self, outcome: Outcome) -> Outcome:
-        if self._folder is not None:
-            self._folder.append(outcome)
-        return outcome
