@@ -34,13 +34,10 @@ def failed_job(
     Raises what is no job's fault, a MachineError: every later call would fail too. An error that is
     not ours is a bug: its traceback is logged.
     """
-    what = str(error).split("\n")[0]
-    if isinstance(error, MachineError):
-        raise error
-    if _is_of_torch(error, "AcceleratorError"):
-        hint = "run the same command again"
-        raise MachineError(f"the GPU failed: {what}", hint=hint, code="machine.gpu")
+    if (fault := machine_fault(error)) is not None:
+        raise fault
     if _is_of_torch(error, "OutOfMemoryError"):
+        what = str(error).split("\n")[0]
         failure = Failure("job.out-of-memory", what, _SMALLER[type(job)], retryable=True)
     else:
         failure = Failure.of(error)
@@ -54,6 +51,16 @@ def failed_job(
     }
     key = key_of(job, [*map(source_digest, job.images)], config)
     return Outcome(job.custom_id, "failed", key, attempt, **(said | facts))
+
+
+def machine_fault(error: BaseException) -> MachineError | None:
+    """The fault of the machine by which every later call would fail, too; None for any other."""
+    if isinstance(error, MachineError):
+        return error
+    if not _is_of_torch(error, "AcceleratorError"):
+        return None
+    what, hint = str(error).split("\n")[0], "run the same command again"
+    return MachineError(f"the GPU failed: {what}", hint=hint, code="machine.gpu")
 
 
 def failed_line(custom_id: str, faults: Sequence[HyimgError]) -> Outcome:
@@ -80,7 +87,7 @@ def replicas_died(deaths: Sequence[str]) -> ReplicaError:
     )
 
 
-def _is_of_torch(error: Exception, name: str) -> bool:
+def _is_of_torch(error: BaseException, name: str) -> bool:
     """True for one of torch's errors, which none is where nobody imported it."""
     kind = getattr(sys.modules.get("torch"), name, None)
     return kind is not None and isinstance(error, kind)

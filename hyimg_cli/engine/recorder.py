@@ -41,11 +41,10 @@ class Recorder:
         config: RunConfig,
         folder: JobFolder | None,
         limit: FailureLimit,
-        stop_if_asked: Callable[[], object],
     ) -> None:
-        """`limit` counts the run's failures; `stop_if_asked` raises where the run is to stop."""
+        """`limit` counts the run's failures."""
         self._pipeline, self._config, self._folder = pipeline, config, folder
-        self._limit, self._stop_if_asked = limit, stop_if_asked
+        self._limit = limit
         # How often each job was tried; a folder without a journal does not count them.
         self._attempts = folder.attempts.copy() if folder else Counter[str]()
 
@@ -72,7 +71,9 @@ class Recorder:
         yield from again.values()  # of a run that is over
 
     def _record(self, jobs: Sequence[Job], work: Work, started: float) -> Iterator[Event]:
-        """Progress as it is; jobs once they are written; cut where a stop was asked for."""
+        """Progress as it is; jobs once they are written; cut where the work raises, or the run is
+        over.
+        """
         with ThreadPoolExecutor(1) as writer:
             behind: WriteBehind[Written] = WriteBehind(writer)
             # What is finished is written and told, whatever stops the run.
@@ -86,7 +87,6 @@ class Recorder:
                         case _:
                             yield event
                     yield from self._record_written(behind, wait=False)
-                    self._stop_if_asked()
                     if self._limit.is_over:
                         break
                 yield from self._record_written(behind, wait=True)

@@ -40,6 +40,7 @@ from hyimg_cli.spec.units import counted
 
 if TYPE_CHECKING:
     from hyimg_cli.engine.replicas.run import Replicas
+    from hyimg_cli.engine.service import ServedSession
     from hyimg_cli.engine.session import Session
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class RunEnded:
 
 ManifestEvent: TypeAlias = Event | Remark | RunPlanned | RunEnded
 OnEvent: TypeAlias = Callable[[ManifestEvent], object]
+AnySession: TypeAlias = "Session | Replicas | ServedSession"
 
 
 def _ignore(event: object) -> None:
@@ -107,13 +109,18 @@ def run_manifest(
 class ManifestRun:
     """One run of a manifest's jobs, or of their texts alone."""
 
-    def __init__(self, request: RunRequest) -> None:
-        self.request = request
+    def __init__(
+        self, request: RunRequest, new_session: Callable[[RunConfig], AnySession] | None = None
+    ) -> None:
+        """`new_session` makes what works on the jobs, by default `session_for`; where it is given,
+        the machine is not this run's alone, and its rates tell nothing of another one.
+        """
+        self.request, self._new_session = request, new_session
         self._summary = Summary()
         self._tell: OnEvent = _ignore
         # Brings the run's page up to date.
         self._follow: Callable[[Event], object] = _ignore
-        self._session: Session | Replicas | None = None
+        self._session: AnySession | None = None
         # While edits are put back on their sources a stop waits for the one at work: readers of
         # pictures catch every Exception, and would take it for a damaged file.
         self._is_patient = False
@@ -121,7 +128,7 @@ class ManifestRun:
 
     def request_stop(self, signal_number: int) -> bool:
         """Stop after the current denoise step, or edit; the run then raises Interrupted. False
-        where nothing is at work that could end in order.
+        where nothing is at work yet: then it does when the work begins.
         """
         self._stop_signal = signal_number
         if self._session is not None:
@@ -165,7 +172,8 @@ class ManifestRun:
                     if page and page.close():
                         self._remark([f"report: {config.output.folder / 'report.html'}"], "info")
                 with self._told("no rates are kept of this run"):
-                    kept.keep(plan, eta.rates())
+                    if self._new_session is None:
+                        kept.keep(plan, eta.rates())
                     self._remark(kept.take_notes())
             folder.confirm()
         return self._summary
@@ -223,9 +231,11 @@ class ManifestRun:
 
     def _work(self, plan: Plan, folder: JobFolder, eta: Eta) -> None:
         """Run a plan in a session that a signal stops in order."""
-        session = self._session = session_for(self.request.config)
+        session = self._session = (self._new_session or session_for)(self.request.config)
         freeze_libraries()
         try:
+            if self._stop_signal is not None:
+                session.request_stop(self._stop_signal)
             with closing(session.run(plan, folder)) as events:
                 for event in events:
                     eta.add(event)
@@ -350,7 +360,7 @@ def _admit_ray(address: str) -> None:
 
 
 @gc_paused()
-def session_for(config: RunConfig) -> "Session | Replicas":
+def session_for(config: RunConfig) -> AnySession:
     """The one that `config` asks for. Raises MachineError where GPUs are missing."""
     # Imported here: `--help` must not wait for torch, and replicas need none in this process.
     if not config.parallel.has_replicas:

@@ -1,7 +1,7 @@
 """Pipelines at work on a plan: the one place that holds models, plan and folder."""
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -16,11 +16,13 @@ from hyimg_cli.memory.refusals import refuse_conflicts
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline, LoadModel
 from hyimg_cli.pipelines.latent.pictures import EditPipeline
+from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.pipelines.torch_settings import torch_settings
 from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 from hyimg_cli.remote import keep_copies_in
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Event, GroupStarted, ModelLoaded, ModelLoading, ModelReleased
+from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 
 
@@ -87,12 +89,20 @@ class Session:
                 self._stop_if_asked()
                 yield GroupStarted(group.model, group.size_class)
                 # Of no job's time: loading, and what was made ready for other groups.
-                started, pipeline = time.perf_counter(), self._pipeline
-                recorder = Recorder(pipeline, self._config, folder, limit, self._stop_if_asked)
-                yield from recorder.run(group.jobs, pipeline.work, started)
+                started = time.perf_counter()
+                recorder = Recorder(self._pipeline, self._config, folder, limit)
+                yield from recorder.run(group.jobs, self._work, started)
             if limit.is_over:
                 limit.raise_fault()
                 return
+
+    def _work(
+        self, jobs: Sequence[Job], folder: JobFolder | None, started: float
+    ) -> Iterator[Event | Request[Job] | Lost[Job]]:
+        """A group's jobs on their way; cut where a stop was asked for."""
+        for event in self._pipeline.work(jobs, folder, started):
+            yield event
+            self._stop_if_asked()
 
     def _stop_if_asked(self) -> None:
         signal_number, self._stop_signal = self._stop_signal, None

@@ -4,21 +4,30 @@ the libraries of a model, whose import it makes a fifth longer.
 
 import atexit
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
+# Of blocks in all threads: whether each found the collection on. Behind the last one it is as the
+# first found it.
+_turn, _found_on = threading.Lock(), list[bool]()
+
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Disable cyclic garbage collection in a block or a decorated function."""
-    was_on = gc.isenabled()
-    gc.disable()
+    """Disable cyclic garbage collection in a block or a decorated function, in all threads."""
+    with _turn:
+        _found_on.append(gc.isenabled())
+        gc.disable()
     try:
         yield
     finally:
-        if was_on:
-            gc.enable()
+        with _turn:
+            was_on = _found_on[0]
+            _found_on.pop()
+            if was_on and not _found_on:
+                gc.enable()
 
 
 @cache

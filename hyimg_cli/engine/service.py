@@ -1,0 +1,345 @@
+"""One loaded model at work for many callers: a server's engine.
+
+    callers' threads    a `ServedSession` each: puts tickets, hears of them, records how they end
+    engine thread       `Pipeline.serve`: takes tickets, draws, tells
+
+A `ServedSession` is a session as `Session` is: a `ManifestRun` works in it. What it records is
+written in its caller's thread, in its own folder; the engine writes nothing.
+"""
+
+import json
+import logging
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from PIL import Image
+
+from hyimg_cli.cache.disk import DiskStore
+from hyimg_cli.engine.failures import FailureLimit, machine_fault
+from hyimg_cli.engine.recorder import AnyPipeline, Recorder
+from hyimg_cli.engine.runner import accept
+from hyimg_cli.errors import HyimgError, Interrupted, JobError, MachineError, UsageError
+from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.manifest.manifest import manifest_of
+from hyimg_cli.memory.available import available_memory, limit_gpu_memory
+from hyimg_cli.memory.fit import check_fit, fits, need
+from hyimg_cli.memory.refusals import refuse_conflicts
+from hyimg_cli.models import registry
+from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.pipeline import ImagePipeline
+from hyimg_cli.pipelines.latent.pictures import EditPipeline
+from hyimg_cli.pipelines.queue import Dropped, JobQueue, Ticket
+from hyimg_cli.pipelines.request import Lost, Request
+from hyimg_cli.pipelines.torch_settings import torch_settings
+from hyimg_cli.remote import keep_copies_in
+from hyimg_cli.settings.config import in_config, settings_of
+from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.spec.events import Event, GroupStarted, JobStarted, Progress
+from hyimg_cli.spec.gc_paused import freeze_libraries
+from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.plan import Plan
+
+logger = logging.getLogger(__name__)
+Told = Event | Request[Any] | Lost[Any] | Dropped
+# Pictures by which the rate is measured.
+_LATELY = 32
+
+
+class Service:
+    """A model that is loaded once and draws for all sessions, in a thread of its own."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Raises UsageError for a configuration that one process cannot follow, CheckpointError."""
+        for row in SETTINGS.values():
+            if row.table == "parallel" and in_config(row.name, config) != row.default:
+                what = "a server works in one process"
+                hint = "leave it out; several servers behind a proxy can share the requests"
+                raise UsageError(what, where=row.flag, hint=hint, code="usage.not-served")
+        self.config, self.model = config, config.model.model
+        self.card = registry.model_card(self.model, config.model.revision)
+        is_latent = self.card.denoises_latents
+        self.pipeline: AnyPipeline = EditPipeline(config) if is_latent else ImagePipeline(config)
+        self.queue = JobQueue()
+        self.is_ready = False
+        self.fault: HyimgError | None = None
+        self._room = available_memory(config)
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._begun = threading.Event()
+        # Sessions that run, and tickets that have not ended, each with the phase that it is in.
+        self._changed = threading.Condition()
+        self._sessions = set[ServedSession]()
+        self._phases: dict[Ticket, str] = {}
+        self._is_stopping = self.has_ended = False
+        # Of the last pictures, the engine's seconds for each.
+        self._lately = deque[float](maxlen=_LATELY)
+
+    def start(self) -> None:
+        """Load the model and run the usual shapes once; raises what goes wrong with that."""
+        self._thread.start()
+        self._begun.wait()
+        if self.fault is not None:
+            raise self.fault
+
+    def session(self, scope: str, caller: str, *, is_online: bool = False) -> "ServedSession":
+        """A session of a caller, whose jobs share texts and prefixes with those of its `scope`."""
+        return ServedSession(self, scope, caller, is_online=is_online)
+
+    def counts(self) -> dict[str, Any]:
+        """Jobs that wait by kind, jobs at work by phase, and pictures a second of late; None while
+        nothing was drawn.
+        """
+        with self._changed:
+            at_work = Counter(phase for phase in self._phases.values() if phase)
+            seconds = sum(self._lately)
+            rate = len(self._lately) / seconds if seconds else None
+        waiting = self.queue.counts()
+        return {"waiting": waiting, "at_work": dict(at_work), "pictures_per_s": rate}
+
+    def stop(self, grace_s: float) -> None:
+        """End in order: batches are dropped after their step, online sessions have `grace_s` to
+        finish. Nothing new begins.
+        """
+        with self._changed:
+            self._is_stopping = True
+            sessions = [*self._sessions]
+        for session in sessions:
+            if not session.is_online:
+                session.request_stop(signal.SIGTERM)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.has_ended or not any(one.is_online for one in self._sessions), grace_s
+            )
+            sessions = [*self._sessions]
+        for session in sessions:
+            session.request_stop(signal.SIGTERM)
+        self.queue.close()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def enter(self, session: "ServedSession") -> None:
+        """Count a session that begins. Raises the engine's fault, or Interrupted at its end."""
+        with self._changed:
+            if self._is_stopping or self.has_ended:
+                raise self.fault or Interrupted(signal.SIGTERM)
+            self._sessions.add(session)
+
+    def leave(self, session: "ServedSession") -> None:
+        """Count a session that ends."""
+        with self._changed:
+            self._sessions.discard(session)
+            self._changed.notify_all()
+
+    def submit(self, tickets: Sequence[Ticket]) -> None:
+        """Let tickets wait for their turn."""
+        with self._changed:
+            self._phases |= dict.fromkeys(tickets, "")
+        self.queue.put(tickets)
+
+    def note(self, ticket: Ticket, told: Told) -> None:
+        """Keep account of a ticket's way. A fault of the machine on it is the engine's end."""
+        with self._changed:
+            match told:
+                case Request() | Dropped():  # a Lost is a Request, too
+                    self._phases.pop(ticket, None)
+                case JobStarted():
+                    self._phases[ticket] = "queue"
+                case Progress() if told.custom_id:
+                    self._phases[ticket] = told.phase
+            if isinstance(told, Request) and not isinstance(told, Lost):
+                self._lately.append(sum(told.clock.dealt_s.values()))
+        if isinstance(told, Lost) and (fault := machine_fault(told.error)) is not None:
+            self._end_by(fault)
+
+    def unfit(self, jobs: Sequence[Job]) -> dict[str, JobError]:
+        """By custom_id, jobs that do not fit into memory alone, and why."""
+        config, there = self.config, self._room
+        if fits(need(self.model, jobs, config), there):
+            return {}
+        found = {job.custom_id: check_fit(self.model, [job], config, there) for job in jobs}
+        faults = {name: one.refusal() for name, one in found.items() if not one.is_enough}
+        return {
+            name: JobError(one.what, hint=one.hint, code="job.memory")
+            for name, one in faults.items()
+        }
+
+    def _work(self) -> None:
+        """The engine thread: the model comes, then jobs are served until the queue is closed."""
+        config = self.config
+        try:
+            keep_copies_in(DiskStore(config.cache.folder, config.cache.budget_bytes))
+            limit_gpu_memory(config)
+            with torch_settings(config.model, draws=True):
+                self._load()
+                freeze_libraries()
+                self.is_ready = True
+                self._begun.set()
+                serve: Callable[[JobQueue], None] = getattr(self.pipeline, "serve")  # noqa: B009
+                serve(self.queue)
+        except BaseException as error:
+            fault = error if isinstance(error, HyimgError) else machine_fault(error)
+            if fault is None:
+                logger.error("the engine ended by a fault of hyimg's own", exc_info=error)
+                what = f"the engine failed: {type(error).__name__}: {error}"
+                hint = "this is a bug: please report it; started again, batches go on"
+                fault = MachineError(what, hint=hint, code="machine.engine")
+            self._end_by(fault)
+        finally:
+            self.is_ready = False
+            self.queue.close()
+            with self._changed:
+                self.has_ended = True
+                sessions = [*self._sessions]
+                self._changed.notify_all()
+            for session in sessions:
+                session.wake()
+            self._begun.set()
+            limit_gpu_memory(config, is_over=True)
+
+    def _load(self) -> None:
+        """Load the model; memory is shared out for as many as may be at work of the largest job of
+        the usual size, and its shapes and those of the smallest are run once.
+        """
+        with tempfile.TemporaryDirectory() as name:
+            jobs = self._stand_ins(Path(name))
+            for _ in self.pipeline.use(self.model, jobs, None):
+                pass
+            for _ in self.pipeline.prepare(jobs, None):
+                pass
+
+    def _stand_ins(self, folder: Path) -> list[Job]:
+        """Jobs as most will be: with the fewest source pictures and with the most."""
+        card = self.card
+        side = card.base_size
+        names = [f"source-{number}.png" for number in range(card.most_images)]
+        for name in names:
+            Image.new("RGB", (side, side), "grey").save(folder / name)
+        lines = [
+            {"custom_id": f"stand-in-{count}", "prompt": "a picture", "images": names[:count]}
+            for count in sorted({card.fewest_images, card.most_images})
+        ]
+        data = "\n".join(map(json.dumps, lines)).encode()
+        settings = settings_of(self.config)
+        jobs, _ = accept(manifest_of(data, "stand-ins", folder=folder), settings)
+        most = self.config.batch.max_size
+        return [replace(job, custom_id=f"{job.custom_id}-{n}") for job in jobs for n in range(most)]
+
+    def _end_by(self, fault: HyimgError) -> None:
+        """Have the engine end: nothing waits and nothing is worked on any more."""
+        self.fault = self.fault or fault
+        self.queue.close()
+        with self._changed:
+            tickets = [*self._phases]
+        self.queue.drop(tickets)
+
+
+class ServedSession:
+    """Runs one plan at a time as `Session` does, with the model of a `Service`."""
+
+    def __init__(self, service: Service, scope: str, caller: str, *, is_online: bool) -> None:
+        self._service, self._scope, self._caller = service, scope, caller
+        self.is_online = is_online
+        # By custom_id, what has not ended yet; and what was told of it, None where nothing more is.
+        self._open: dict[str, Ticket] = {}
+        self._inbox = SimpleQueue[tuple[str, Told] | None]()
+        self._stop_signal: int | None = None
+
+    def request_stop(self, signal_number: int) -> None:
+        """Drop the jobs that are at work after their step; `run` then raises Interrupted."""
+        self._stop_signal = signal_number
+        self._drop()
+
+    def close(self) -> None:
+        """Nothing: the model is the service's."""
+
+    def wake(self) -> None:
+        """Tell the thread that listens of the engine's end."""
+        self._inbox.put(None)
+
+    def run(
+        self, plan: Plan, folder: JobFolder | None = None, *, whole: Plan | None = None
+    ) -> Generator[Event, None, None]:
+        """Every job of the plan, as in `Session.run`. Raises UsageError for a job of another model,
+        and MachineError where the engine has ended by a fault.
+        """
+        service, jobs = self._service, plan.jobs
+        service.enter(self)
+        try:
+            refuse_conflicts(jobs, service.config)
+            for job in jobs:
+                if job.model != service.model:
+                    what = f"{job.model} is not served here"
+                    hint = f"leave the model out, or name {service.model}"
+                    raise UsageError(what, where=job.custom_id, hint=hint, code="usage.not-served")
+            if folder:
+                folder.make_places(jobs)
+            for group in plan.groups:
+                yield GroupStarted(group.model, group.size_class)
+            limit = FailureLimit(service.config.failure)
+            recorder = Recorder(service.pipeline, service.config, folder, limit)
+            yield from recorder.run(jobs, self._work, time.perf_counter())
+            if limit.is_over:
+                limit.raise_fault()
+        finally:
+            # The folder is let go of when nobody works on it any more.
+            self._drop()
+            while self._open and not service.has_ended:
+                self._hear()
+            service.leave(self)
+
+    def _work(
+        self, jobs: Sequence[Job], folder: JobFolder | None, started: float
+    ) -> Iterator[Event | Request[Any] | Lost[Any]]:
+        """Jobs on their way through the engine."""
+        service = self._service
+        unfit = service.unfit(jobs)
+        for job in jobs:
+            if error := unfit.get(job.custom_id):
+                yield Lost(job, PhaseClock(started, lambda: None), error=error)
+        about = self._scope, self._caller, self.is_online, folder
+        now = time.perf_counter()
+        self._open = {
+            job.custom_id: Ticket(job, *about, partial(self._tell, job.custom_id), now)
+            for job in jobs
+            if job.custom_id not in unfit
+        }
+        service.submit([*self._open.values()])
+        if self._stop_signal is not None:
+            self._drop()
+        is_cut = False
+        while self._open:
+            told = self._hear()
+            is_cut |= told is None or isinstance(told, Dropped)
+            if told is None:
+                break
+            if not isinstance(told, Dropped):
+                yield told
+        if is_cut:
+            raise service.fault or Interrupted(self._stop_signal or signal.SIGTERM)
+
+    def _tell(self, custom_id: str, told: Told) -> None:
+        """Called in the engine's thread, or in the one that drops the job."""
+        self._service.note(self._open[custom_id], told)
+        self._inbox.put((custom_id, told))
+
+    def _hear(self) -> Told | None:
+        """What was told next; None at the engine's end."""
+        heard = self._inbox.get()
+        if heard is None:
+            return None
+        custom_id, told = heard
+        if isinstance(told, Request | Dropped):
+            self._open.pop(custom_id, None)
+        return told
+
+    def _drop(self) -> None:
+        self._service.queue.drop([*self._open.values()])
