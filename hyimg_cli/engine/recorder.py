@@ -41,10 +41,14 @@ class Recorder:
         config: RunConfig,
         folder: JobFolder | None,
         limit: FailureLimit,
+        *,
+        is_elsewhere: bool = False,
     ) -> None:
-        """`limit` counts the run's failures."""
+        """`limit` counts the run's failures. `is_elsewhere`: another thread works on the jobs, and
+        this one records each as soon as it is finished.
+        """
         self._pipeline, self._config, self._folder = pipeline, config, folder
-        self._limit = limit
+        self._limit, self._is_elsewhere = limit, is_elsewhere
         # How often each job was tried; a folder without a journal does not count them.
         self._attempts = folder.attempts.copy() if folder else Counter[str]()
 
@@ -86,7 +90,7 @@ class Recorder:
                             behind.submit(partial(self._write, event))
                         case _:
                             yield event
-                    yield from self._record_written(behind, wait=False)
+                    yield from self._record_written(behind, wait=self._is_elsewhere)
                     if self._limit.is_over:
                         break
                 yield from self._record_written(behind, wait=True)

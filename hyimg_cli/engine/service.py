@@ -274,18 +274,19 @@ class ServedSession:
         service, jobs = self._service, plan.jobs
         service.enter(self)
         try:
-            refuse_conflicts(jobs, service.config)
             for job in jobs:
                 if job.model != service.model:
                     what = f"{job.model} is not served here"
                     hint = f"leave the model out, or name {service.model}"
                     raise UsageError(what, where=job.custom_id, hint=hint, code="usage.not-served")
+            refuse_conflicts(jobs, service.config)
             if folder:
                 folder.make_places(jobs)
             for group in plan.groups:
                 yield GroupStarted(group.model, group.size_class)
             limit = FailureLimit(service.config.failure)
-            recorder = Recorder(service.pipeline, service.config, folder, limit)
+            about = service.pipeline, service.config, folder, limit
+            recorder = Recorder(*about, is_elsewhere=True)
             yield from recorder.run(jobs, self._work, time.perf_counter())
             if limit.is_over:
                 limit.raise_fault()

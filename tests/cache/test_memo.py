@@ -1,5 +1,7 @@
 """The memo against a plain dictionary."""
 
+import threading
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,3 +41,20 @@ def test_a_value_beyond_the_budget_is_not_kept() -> None:
     memo.get("small", lambda: b"1")
     memo.clear()
     assert memo.held_bytes == 0
+
+
+def test_a_value_that_two_threads_make_at_once_is_held_once() -> None:
+    memo: Memo[str, bytes] = Memo(9, len)
+    both = threading.Barrier(2)
+
+    def make() -> bytes:
+        both.wait(30)
+        return b"12345"
+
+    other = threading.Thread(target=lambda: memo.get("key", make))
+    other.start()
+    memo.get("key", make)
+    other.join()
+    assert (memo.held_bytes, memo.misses) == (5, 2)
+    memo.get("next", lambda: b"6789")
+    assert memo.find("key") is not None, "there is room for both"

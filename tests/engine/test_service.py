@@ -32,7 +32,7 @@ from hyimg_cli.settings.run import (
 from hyimg_cli.spec.events import Event, JobEnded, JobStarted, Outcome, OutputFile, Progress
 from hyimg_cli.spec.job import ImageJob
 
-PATIENCE_S = 30.0
+PATIENCE_S = 10.0
 
 
 class FakePipeline(Pipeline[Any, Any, Any]):
@@ -186,7 +186,7 @@ def test_batches_with_the_same_ids_stay_apart(
 def test_what_may_pass_is_tried_again_and_each_batch_counts_its_own_failures(
     started: Callable[..., Service], jobs: Callable[..., list[ImageJob]], tmp_path: Path
 ) -> None:
-    service = started(failure=FailurePolicy(max_retries=2, max_consecutive_errors=3))
+    service = started(failure=FailurePolicy(max_retries=2, max_consecutive_errors=4))
     bad = Caller(service.session("a", "k"), jobs(*["fail"] * 9, "good"), tmp_path / "a")
     one = Caller(service.session("b", "k"), jobs("fail again", "good", "fail"), tmp_path / "b")
     assert one.ended() == {"j0": "failed", "j1": "done", "j2": "failed"}
@@ -241,7 +241,7 @@ def test_at_the_end_batches_are_dropped_and_online_jobs_have_a_grace(
     grace_s: float,
 ) -> None:
     service = started()
-    batch = Caller(service.session("a", "k"), jobs("quick", *["slow"] * 8), tmp_path / "a")
+    batch = Caller(service.session("a", "k"), jobs("quick", *["slow"] * 3), tmp_path / "a")
     batch.wait_for(JobEnded)
     online = Caller(service.session("k", "k", is_online=True), jobs("slow"), tmp_path / "o")
     online.wait_for(JobStarted)
@@ -274,7 +274,7 @@ def test_a_fault_of_the_machine_ends_the_engine_and_every_session(
     code: str,
 ) -> None:
     service = started()
-    other = Caller(service.session("a", "k"), jobs("quick", *["slow"] * 8), tmp_path / "a")
+    other = Caller(service.session("a", "k"), jobs("quick", *["slow"] * 3), tmp_path / "a")
     other.wait_for(JobEnded)
     broken = Caller(service.session("k", "k", is_online=True), jobs(prompt), tmp_path / "b")
     assert broken.ended() == {}
