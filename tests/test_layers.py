@@ -28,7 +28,7 @@ LAYERS = (
     ("pipelines",),
     ("report",),
     ("engine",),
-    ("measure", "doctor"),
+    ("measure", "doctor", "serve"),
     ("cli",),
 )
 LAYER_OF = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
@@ -58,6 +58,7 @@ NEVER = {
     "quality": TERMINAL | {"transformers", "diffusers", "PIL"},
     "report": TERMINAL | {"torch", "transformers", "diffusers"},
     "doctor": TERMINAL | {"transformers", "diffusers", "PIL"},
+    "serve": TERMINAL | {"torch", "transformers", "diffusers"},
     "cli": {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
 }
 WITHOUT_TORCH = (

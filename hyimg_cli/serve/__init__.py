@@ -1,0 +1,1 @@
+"""`hyimg serve`: batches and single requests over HTTP, in the shapes of OpenAI's API."""

@@ -1,0 +1,176 @@
+"""The output and error files of a batch, made as they are read: from its manifest, the journal of
+its run and the pictures there. No more than one line of them is in memory.
+"""
+
+import base64
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+from hyimg_cli.files import opened
+from hyimg_cli.journal.journal import RunFolder, attempt_of, json_line
+from hyimg_cli.journal.journal_file import entry_of
+from hyimg_cli.manifest.line import child_ids
+from hyimg_cli.serve.errors import Refused, error_body
+from hyimg_cli.serve.intake import MANIFEST
+from hyimg_cli.spec import digest
+
+RUN = "run"
+Kind = Literal["output", "error"]
+KINDS: tuple[Kind, ...] = ("output", "error")
+# What is said of requests that never ran, by what became of their batch.
+_NEVER_RAN = {
+    "expired": ("batch_expired", "the batch expired before this request was executed"),
+    "cancelled": ("batch_cancelled", "the batch was cancelled before this request was executed"),
+}
+_LOST = ("batch_incomplete", "the journal of the batch has no result of this request")
+
+Picture = Callable[[Mapping[str, Any]], dict[str, Any]]
+BodyOf = Callable[[dict[str, Any], list[dict[str, Any]], Picture, int], dict[str, Any]]
+FailedOf = Callable[
+    [dict[str, Any], list[dict[str, Any]], Picture, int], tuple[int, dict[str, Any]]
+]
+
+
+def lines_of(folder: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a batch's manifest; none where its input was never read."""
+    if (folder / MANIFEST).is_file():
+        with opened(folder / MANIFEST) as file:
+            for raw in file:
+                if raw.strip():
+                    yield json.loads(raw)
+
+
+class Journal:
+    """Where each job's last line is in the journals of a run; the lines stay on the disk."""
+
+    def __init__(self, run: Path) -> None:
+        self._places: dict[str, tuple[Path, int]] = {}
+        # By job: its attempt, and whether that was the one that ended well.
+        self._ends: dict[str, tuple[int, bool]] = {}
+        for path in RunFolder(run).journals():
+            with opened(path) as file:
+                start = 0
+                for raw in file:
+                    entry, at = entry_of(raw), start
+                    start += len(raw)
+                    if entry is None:  # what a kill cut off
+                        continue
+                    name = entry["custom_id"]
+                    if name not in self._ends or attempt_of(entry) >= self._ends[name]:
+                        self._places[name], self._ends[name] = (path, at), attempt_of(entry)
+
+    def is_done(self, job: str) -> bool | None:
+        """True for a job that is done, False for one that failed, None for one that never ran."""
+        return self._ends[job][1] if job in self._ends else None
+
+    def entry(self, job: str) -> dict[str, Any]:
+        """A job's result line."""
+        path, start = self._places[job]
+        with opened(path) as file:
+            file.seek(start)
+            entry: dict[str, Any] = json.loads(file.readline())
+            return entry
+
+
+class Answers:
+    """What a batch answers, line by line. `record` is its batch.json, `status` how it ends."""
+
+    def __init__(
+        self,
+        folder: Path,
+        record: Mapping[str, Any],
+        status: str,
+        body_of: BodyOf,
+        failed_of: FailedOf,
+    ) -> None:
+        self._folder, self._record = folder, record
+        self._body_of, self._failed_of = body_of, failed_of
+        self._never_ran = _NEVER_RAN.get(status, _LOST)
+        self._journal = Journal(folder / RUN)
+        self._created = record.get("in_progress_at") or record["created_at"]
+
+    def counts(self) -> Counter[str]:
+        """How many requests were `completed`, `failed`, and `missing`, which never ran."""
+        names = {True: "completed", False: "failed", None: "missing"}
+        return Counter(names[self._end_of(child_ids(line))] for line in lines_of(self._folder))
+
+    def nbytes(self, kind: Kind) -> int:
+        """The size of a file, for which no picture is read."""
+        nbytes = 0
+
+        def weigh(output: Mapping[str, Any]) -> dict[str, Any]:
+            nonlocal nbytes
+            nbytes += 4 * -(-self._path_of(output).stat().st_size // 3)
+            return {"b64_json": ""}
+
+        return sum(map(len, self._lines(kind, weigh))) + nbytes
+
+    def read(self, kind: Kind) -> Iterator[bytes]:
+        """The lines of a file."""
+        return self._lines(kind, self._picture)
+
+    def _end_of(self, jobs: list[str]) -> bool | None:
+        """What became of a request, by what became of its jobs: one that failed decides."""
+        ends = [self._journal.is_done(job) for job in jobs]
+        return False if False in ends else None if None in ends else True
+
+    def _lines(self, kind: Kind, picture: Picture) -> Iterator[bytes]:
+        for line in lines_of(self._folder):
+            jobs = child_ids(line)
+            end = self._end_of(jobs)
+            if (end is True) != (kind == "output"):
+                continue
+            name = line["custom_id"]
+            asked = digest.of_json([self._record["id"], name])[:24]
+            answer = {"id": f"batch_req_{asked}", "custom_id": name}
+            if end is None:
+                code, message = self._never_ran
+                error = {"code": code, "message": message}
+                yield json_line(answer | {"response": None, "error": error})
+                continue
+            status, body = self._answer(line, jobs, picture)
+            response = {"status_code": status, "request_id": f"req_{asked}", "body": body}
+            yield json_line(answer | {"response": response, "error": None})
+
+    def _answer(
+        self, line: dict[str, Any], jobs: list[str], picture: Picture
+    ) -> tuple[int, dict[str, Any]]:
+        """A request's status and body; beside the error of one job the pictures of the others."""
+        if line.get("x_response_format") == "url":
+            picture = self._address
+        ended = [job for job in jobs if self._journal.is_done(job) is not None]
+        entries = [self._journal.entry(job) for job in ended]
+        asked = line, entries, picture, self._created
+        try:
+            if all(entry["status"] == "done" for entry in entries):
+                return 200, self._body_of(*asked)
+            for entry in entries:
+                if error := entry["error"]:  # which may say where the server keeps a picture
+                    error["message"] = error["message"].replace(f"{self._folder}/", "")
+            return self._failed_of(*asked)
+        except Refused as error:  # a picture is gone
+            return error.status, error_body(error)
+
+    def _address(self, output: Mapping[str, Any]) -> dict[str, Any]:
+        base, name = self._record["base_url"], quote(output["path"])
+        return {"url": f"{base}/batches/{self._record['id']}/{name}"}
+
+    def _picture(self, output: Mapping[str, Any]) -> dict[str, Any]:
+        data = self._path_of(output).read_bytes()
+        if digest.of_bytes(data) != output["sha256"]:
+            raise _gone(f"{output['path']} is not as it was written")
+        return {"b64_json": base64.b64encode(data).decode()}
+
+    def _path_of(self, output: Mapping[str, Any]) -> Path:
+        path: Path = self._folder / RUN / output["path"]
+        if not path.is_file():
+            raise _gone(f"{output['path']} is gone from the server's disk")
+        return path
+
+
+def _gone(what: str) -> Refused:
+    return Refused(410, what, hint="send the request again", code="output.gone")

@@ -1,0 +1,131 @@
+"""Kill a server of batches at chosen moments, and count what it lost.
+
+    python tests/serve/kills.py STATE POINT...
+
+Each POINT kills one server with SIGKILL at that call, counted from its start, of those that make
+something last on the disk: `fsync` and `replace`. So 1, 2, 3, … are all moments between which
+nothing changes. A last server does what is left. Prints what became of it, as JSON.
+
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from serve.served import Painter, State
+
+OWNER = "ann"
+# Batches by what becomes of them, with the key of each.
+KINDS = ("done", "wrong", "cancelled", "late")
+WINDOW = {"late": "1s"}
+
+
+def input_of(kind: str) -> bytes:
+    bodies: list[dict[str, Any]] = [{"prompt": f"{kind} {n}"} for n in range(6)]
+    bodies[2]["n"] = 2
+    bodies[4]["prompt"] = "fail"
+    if kind == "wrong":
+        bodies[5]["seed"] = "x"
+    url = "/v1/images/generations"
+    lines = [
+        {"custom_id": f"{kind}-{n}", "method": "POST", "url": url, "body": body}
+        for n, body in enumerate(bodies)
+    ]
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+def serve(folder: Path) -> None:
+    """One server's life: asks for every batch, as a client does that knows of no kill."""
+    state = State.of(folder, Painter(pace_s=0.01), at_once=2)
+    state.batches.start()
+    there = {one["filename"]: one["id"] for one in state.uploads.every(OWNER)}
+    names = list[str]()
+    for kind in KINDS:
+        if kind not in there:
+            file = state.uploads.receive(kind)
+            file.write(input_of(kind))
+            there[kind] = state.uploads.add(OWNER, "batch", file.keep(), None)["id"]
+        asked = {"input_file_id": there[kind], "endpoint": "/v1/images/generations"}
+        asked["completion_window"] = WINDOW.get(kind, "24h")
+        names.append(state.batches.create(OWNER, asked, kind, "http://x")["id"])
+    cancelled = state.batches.find(names[KINDS.index("cancelled")], OWNER)
+    while (shown := cancelled.shown())["status"] in ("validating", "in_progress"):
+        if shown["request_counts"]["completed"]:
+            state.batches.cancel(cancelled)
+        time.sleep(0.002)
+    ended = {"completed", "failed", "cancelled", "expired"}
+    while {*state.batches.counts()} - ended:
+        time.sleep(0.002)
+    state.batches.stop()
+    state.uploads.close()
+
+
+def live(folder: Path, point: int | None) -> bool:
+    """A server in a process of its own, killed at a point; True if it came to its end."""
+    if child := os.fork():
+        status = os.waitpid(child, 0)[1]
+        assert status in (0, signal.SIGKILL), f"the server ended by itself: {status}"
+        return status == 0
+    calls = count(1)
+
+    def counting(call: Any) -> Any:
+        def called(*given: Any) -> Any:
+            if next(calls) == point:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*given)
+
+        return called
+
+    os.fsync, os.replace = counting(os.fsync), counting(os.replace)
+    try:
+        serve(folder)
+        os._exit(0)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+
+
+def look(folder: Path) -> dict[str, Any]:
+    """What is in the state: by batch its status, lines, and jobs that have several."""
+    state = State.of(folder, Painter())
+    found = dict[str, Any]()
+    for batch in state.batches.every(OWNER):
+        shown = batch.shown()
+        lines = list[dict[str, Any]]()
+        for kind in ("output", "error"):
+            if name := shown[f"{kind}_file_id"]:
+                record = state.uploads.find(name, OWNER)
+                content = b"".join(state.uploads.made(record))
+                assert len(content) == record["bytes"], "the size is that of the content"
+                lines += map(json.loads, content.splitlines())
+        journal = batch.folder / "run" / "results.jsonl"
+        rows = journal.read_text().splitlines() if journal.exists() else []
+        jobs = [json.loads(row)["custom_id"] for row in rows]
+        kind = state.uploads.find(shown["input_file_id"], OWNER)["filename"]
+        assert kind not in found, "a batch is there twice"
+        found[kind] = {
+            "status": shown["status"],
+            "counts": shown["request_counts"],
+            "lines": sorted(lines, key=lambda one: str(one["custom_id"])),
+            "errors": shown["errors"],
+            "twice": len(jobs) - len({*jobs}),
+            "pictures": sorted(path.name for path in (batch.folder / "run").rglob("*.png")),
+            "done": sorted(job for job, row in zip(jobs, rows, strict=True) if '"done"' in row),
+        }
+    state.uploads.close()
+    return found
+
+
+def main() -> None:
+    folder, *given = sys.argv[1:]
+    sum(not live(Path(folder), int(point)) for point in given)
+    assert live(Path(folder), None)
+
+
+if __name__ == "__main__":
+    main()

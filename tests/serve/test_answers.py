@@ -1,0 +1,94 @@
+"""Large batches: output files that stream, and inputs whose faults are found in time."""
+
+import json
+import os
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serve.served import body_of, failed_of
+
+from hyimg_cli.serve.answers import Answers
+from hyimg_cli.serve.intake import Intake
+from hyimg_cli.serve.uploads import Uploads
+from hyimg_cli.settings.config import settle
+from hyimg_cli.spec import digest
+
+PICTURE = 1_500_000
+
+
+def folder_of(folder: Path, count: int) -> Path:
+    """A batch whose jobs all have one and the same picture."""
+    data = os.urandom(PICTURE)
+    outputs = folder / "run" / "outputs"
+    outputs.mkdir(parents=True)
+    (outputs / "a.png").write_bytes(data)
+    output = {"path": "outputs/a.png", "sha256": digest.of_bytes(data), "seed": 1}
+    with (
+        open(folder / "manifest.jsonl", "w") as manifest,
+        open(folder / "run" / "results.jsonl", "w") as results,
+    ):
+        for number in range(count):
+            entry = {"custom_id": f"job-{number}", "status": "done", "outputs": [output]}
+            manifest.write(json.dumps({"custom_id": f"job-{number}", "prompt": "x"}) + "\n")
+            results.write(json.dumps(entry | {"error": None, "attempt": 1}) + "\n")
+        results.write('{"custom_id": "cut o')
+    return folder
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.thorough)])
+def test_an_output_file_streams(tmp_path: Path, count: int) -> None:
+    record = {"id": "batch_1", "base_url": "", "created_at": 1}
+    answers = Answers(folder_of(tmp_path, count), record, "completed", body_of, failed_of)
+    time.perf_counter()
+    nbytes = answers.nbytes("output")
+    assert nbytes > count * PICTURE * 4 // 3
+    tracemalloc.start()
+    time.perf_counter()
+    try:
+        assert sum(map(len, answers.read("output"))) == nbytes
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20_000_000
+    assert answers.nbytes("error") == 0
+
+
+@pytest.mark.thorough
+def test_the_faults_of_many_lines_are_found_in_time(tmp_path: Path) -> None:
+    count, wrong = 50_000, range(17, 50_000, 500)
+    folder = tmp_path / "batch"
+    folder.mkdir()
+    with open(folder / "input.jsonl", "w") as file:
+        for number in range(1, count + 1):
+            body = {"prompt": f"a cat {number}", "seed": "x" if number in wrong else number}
+            line = {"custom_id": f"job-{number}", "method": "POST", "url": "/v1/images/generations"}
+            file.write(json.dumps(line | {"body": body}) + "\n")
+    uploads = Uploads(tmp_path / "state")
+    intake = Intake(
+        folder, "/v1/images/generations", "ann", uploads, lambda endpoint, body, owner: dict(body)
+    )
+    waited, is_over = list[float](), threading.Event()
+
+    def wait() -> None:  # as an event loop does
+        while not is_over.is_set():
+            began = time.perf_counter()
+            time.sleep(0.01)
+            waited.append(time.perf_counter() - began)
+
+    other = threading.Thread(target=wait)
+    other.start()
+    began = time.perf_counter()
+    try:
+        faults: list[Any] = intake.accept(settle({}, {}, {}))
+    finally:
+        is_over.set()
+        other.join()
+        uploads.close()
+    took_s = time.perf_counter() - began
+    assert [(one["line"], one["param"]) for one in faults] == [(n, "seed") for n in wrong]
+    assert took_s < 10
+    assert max(waited) < 0.2
