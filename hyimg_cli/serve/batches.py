@@ -494,7 +494,7 @@ def routes(batches: Batches) -> list[Route]:
         run = found(request).folder / RUN
         path = Path(request.path_params["path"] or "report.html")
         place = run / path
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # a link, a name that no file can have
             refuse_links(place, run)
             if path.parts[0] in _PAGE and ".." not in path.parts and place.is_file():
                 return FileResponse(place, headers={"cache-control": "no-cache"})

@@ -1,11 +1,11 @@
 """Kill a server of batches at chosen moments, and count what it lost.
 
-    python tests/serve/kills.py STATE POINT...
+    python tests/serve/kills.py STATE LINES POINT...
 
-Each POINT kills one server with SIGKILL at that call, counted from its start, of those that make
-something last on the disk: `fsync` and `replace`. So 1, 2, 3, … are all moments between which
-nothing changes. A last server does what is left. Prints what became of it, as JSON.
-
+Each of four batches has LINES. Each POINT kills one server with SIGKILL at that call, counted from
+its start, of those that make something last on the disk: `fsync` and `replace`. So 1, 2, 3, … are
+all moments between which nothing changes. A last server does what is left. Prints what became of
+it, as JSON.
 """
 
 import json
@@ -25,21 +25,21 @@ KINDS = ("done", "wrong", "cancelled", "late")
 WINDOW = {"late": "1s"}
 
 
-def input_of(kind: str) -> bytes:
-    bodies: list[dict[str, Any]] = [{"prompt": f"{kind} {n}"} for n in range(6)]
+def input_of(kind: str, lines: int) -> bytes:
+    bodies: list[dict[str, Any]] = [{"prompt": f"{kind} {n}"} for n in range(lines)]
     bodies[2]["n"] = 2
     bodies[4]["prompt"] = "fail"
     if kind == "wrong":
         bodies[5]["seed"] = "x"
     url = "/v1/images/generations"
-    lines = [
+    rows = [
         {"custom_id": f"{kind}-{n}", "method": "POST", "url": url, "body": body}
         for n, body in enumerate(bodies)
     ]
-    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def serve(folder: Path) -> None:
+def serve(folder: Path, lines: int) -> None:
     """One server's life: asks for every batch, as a client does that knows of no kill."""
     state = State.of(folder, Painter(pace_s=0.01), at_once=2)
     state.batches.start()
@@ -48,7 +48,7 @@ def serve(folder: Path) -> None:
     for kind in KINDS:
         if kind not in there:
             file = state.uploads.receive(kind)
-            file.write(input_of(kind))
+            file.write(input_of(kind, lines))
             there[kind] = state.uploads.add(OWNER, "batch", file.keep(), None)["id"]
         asked = {"input_file_id": there[kind], "endpoint": "/v1/images/generations"}
         asked["completion_window"] = WINDOW.get(kind, "24h")
@@ -65,7 +65,7 @@ def serve(folder: Path) -> None:
     state.uploads.close()
 
 
-def live(folder: Path, point: int | None) -> bool:
+def live(folder: Path, lines: int, point: int | None) -> bool:
     """A server in a process of its own, killed at a point; True if it came to its end."""
     if child := os.fork():
         status = os.waitpid(child, 0)[1]
@@ -83,7 +83,7 @@ def live(folder: Path, point: int | None) -> bool:
 
     os.fsync, os.replace = counting(os.fsync), counting(os.replace)
     try:
-        serve(folder)
+        serve(folder, lines)
         os._exit(0)
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -122,9 +122,11 @@ def look(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    folder, *given = sys.argv[1:]
-    sum(not live(Path(folder), int(point)) for point in given)
-    assert live(Path(folder), None)
+    folder = Path(sys.argv[1])
+    lines, *points = map(int, sys.argv[2:])
+    kills = sum(not live(folder, lines, point) for point in points)
+    assert live(folder, lines, None)
+    json.dump({"kills": kills, "batches": look(folder)}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -89,9 +89,9 @@ def test_every_fault_is_told_by_line(serve: Any) -> None:
     found = [(one["line"], one["param"], one["code"]) for one in batch["errors"]["data"]]
     assert found == [
         (2, "custom_id", "manifest.bad-id"),
-        (3, "nonsense", "manifest.unknown-field"),
-        (3, "seed", "manifest.bad-value"),
+        (3, "seed", "manifest.wrong-type"),
         (3, "steps", "manifest.out-of-range"),
+        (3, "nonsense", "manifest.unknown-field"),
         (4, "url", "batch.bad-line"),
         (5, None, "batch.bad-line"),
         (6, "file_id", "file.not-found"),

@@ -130,7 +130,7 @@ def test_a_file_too_large_leaves_nothing(serve: Any) -> None:
 
 
 def test_the_disk_is_bounded(uploads: Uploads) -> None:
-    for data in (b"a" * 90_000, b"a" * 90_000, b"b" * 60_000):  # twice the same counts once
+    for data in (b"a" * 70_000, b"a" * 70_000, b"b" * 80_000):  # twice the same counts once
         file = uploads.receive("f")
         file.write(data)
         file.keep()
