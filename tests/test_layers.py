@@ -189,6 +189,15 @@ def test_imports_go_down_only(imports: list[Import]) -> None:
     assert not [one.where for one in imports if goes_up(one)]
 
 
+def test_only_its_own_command_imports_the_server(imports: list[Import]) -> None:
+    users = {one.module for one in imports if room_of(one.name) == "serve"}
+    assert {user for user in users if room_of(user) != "serve"} <= {"hyimg_cli.cli.serve"}
+    packages = {"starlette", "uvicorn", "prometheus_client", "python_multipart"}
+    assert {room_of(one.module) for one in imports if one.name.split(".")[0] in packages} <= {
+        "serve"
+    }
+
+
 def test_rooms_leave_foreign_things_alone(imports: list[Import]) -> None:
     assert not [
         one.where for one in imports if one.name.split(".")[0] in NEVER.get(room_of(one.module), ())

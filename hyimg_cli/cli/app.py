@@ -13,7 +13,7 @@ from typer.main import get_command
 from hyimg_cli import __version__
 from hyimg_cli.cli import help as pages
 from hyimg_cli.cli import render
-from hyimg_cli.cli.commands import COMMANDS, LATER, LazyCommand
+from hyimg_cli.cli.commands import COMMANDS, LazyCommand
 from hyimg_cli.cli.completion import joined_values
 from hyimg_cli.errors import HyimgError, StorageError, UsageError
 from hyimg_cli.files import is_of_the_disk
@@ -59,10 +59,6 @@ def run(arguments: Sequence[str]) -> int:
     """The exit code of one command line; errors are printed on stderr."""
     log_printable()
     try:
-        if arguments and arguments[0] in LATER:
-            what = f"hyimg {arguments[0]} is not part of this version yet"
-            hint = f"this version has: {', '.join(COMMANDS)}"
-            raise UsageError(what, hint=hint, code="usage.not-yet")
         joined_values(os.environ)
         words = list(arguments) or ["--help"]
         code = command_line().main(

@@ -25,6 +25,7 @@ OF_A_RUN = {
 }
 # The first sentence of each command's own help.
 OTHERS = {
+    "serve": "Serve pictures over HTTP, by OpenAI's API: durable batches, and single requests.",
     "think": "Write the texts of a manifest's jobs, and draw nothing.",
     "manifest": "Write the manifest that pictures and prompts stand for, to be edited and run.",
     "merge": "Join folders of runs into one, and name what is missing.",
@@ -42,8 +43,6 @@ OTHERS = {
     "schema": "Print the JSON Schema of a manifest line or of a recipe.",
 }
 COMMANDS = OF_A_RUN | OTHERS
-# Of versions to come: refused by name, never taken for a misspelling.
-LATER = ("serve",)
 
 
 class LazyCommand(TyperCommand):

@@ -58,6 +58,7 @@ _replayed_of_pictures = partial(_run_of_pictures, commands=("replay",))
 _checked_run = partial(_run, commands=("doctor",))
 _model_of_pictures = partial(_model, only="pictures")
 _weights = partial(_model, pixels="checkpoint", commands=("doctor", "bench"))
+_served = partial(o.option, only="pictures", commands=("serve",))
 _encoding = partial(_run_of_pictures, in_line=True, pixels="job")
 _video = partial(o.option, panel=o.VIDEO, only="videos")
 _latents = partial(o.option, panel=o.MODEL, only="latents")
@@ -315,7 +316,8 @@ class BatchConfig:
     `clips`: of a video model that works in chunks, so many are denoised together; other pixels, by
     rounding. `prewarm`: each shape is run once before it counts. `prefetches_sources`: the next
     jobs' source images are encoded beside the model; None: where that suits the device, and its
-    memory is not short of experts.
+    memory is not short of experts. `background_pass`, `tokens_between_steps`: of a server, whose
+    jobs join at every denoise step.
     """
 
     max_size: Annotated[int, Interval(ge=1, le=1024)] = _checked_run(
@@ -339,6 +341,12 @@ class BatchConfig:
         pixels=InKey("clips", {n: f"{n} together" for n in range(2, MOST_TOGETHER + 1)}),
     )
     prewarm: bool = _run(True, "Run each shape once before it counts.")
+    background_pass: Annotated[int, Interval(ge=1, le=10_000)] = _served(
+        8, "While a single request is at work, batches move at each Nth pass; 1: at every one."
+    )
+    tokens_between_steps: Annotated[int, Interval(ge=1, le=1024)] = _served(
+        4, "Tokens of texts that are written between two denoise steps."
+    )
     prefetches_sources: bool | None = None
     memory_gb: Annotated[float, Interval(gt=0, le=10**5)] | None = o.option(
         None, "Memory of the machine to plan for, if not this one.", only="pictures"

@@ -44,6 +44,8 @@ FILLS: dict[str, tuple[str, Any]] = {
     "prefix_cache_mb": ("batch.prefix_cache_mb", 8),
     "prefix_cache_host_mb": ("batch.prefix_cache_host_mb", 9),
     "prewarm": ("batch.prewarm", False),
+    "background_pass": ("batch.background_pass", 3),
+    "tokens_between_steps": ("batch.tokens_between_steps", 2),
     "memory_gb": ("batch.memory_gb", 25.8),
     "gpu_memory_utilization": ("batch.gpu_memory_utilization", 0.5),
     "disk_cache_mb": ("cache.budget_mb", 11),

@@ -1,0 +1,177 @@
+"""`hyimg serve`: an HTTP server around one loaded model. Puts its parts together."""
+
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hyimg_cli.addresses import address_of, shown_place
+from hyimg_cli.cli import options as o
+from hyimg_cli.cli import render
+from hyimg_cli.errors import HyimgError, UsageError, require
+from hyimg_cli.settings.config import Setting
+from hyimg_cli.settings.table import SETTINGS
+
+if TYPE_CHECKING:
+    from hyimg_cli.serve.keys import Keys
+
+STATE = Path("runs/serve")
+_SERVER = "Server"
+
+
+@o.takes(*(row.name for row in SETTINGS.values() if row.panel or "serve" in row.commands))
+def serve(
+    ctx: typer.Context,
+    host: Annotated[
+        str,
+        o.option(
+            "--host",
+            "Address to listen on; others than this machine's need a key.",
+            panel=_SERVER,
+            is_basic=True,
+            metavar="<host>",
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        o.option(
+            "--port",
+            "Port to listen on; 0: a free one.",
+            panel=_SERVER,
+            is_basic=True,
+            min=0,
+            max=65535,
+            metavar="<int>",
+        ),
+    ] = 8000,
+    api_key_file: Annotated[
+        Path | None,
+        o.option(
+            "--api-key-file",
+            "Keys of callers, a line each: NAME KEY, or NAME sha256:DIGEST. "
+            "HYIMG_API_KEY has one more.",
+            panel=_SERVER,
+            is_basic=True,
+            metavar="<path>",
+        ),
+    ] = None,
+    max_waiting: Annotated[
+        int,
+        o.option(
+            "--max-waiting",
+            "Pictures of single requests that may wait; more get 429.",
+            panel=_SERVER,
+            is_basic=True,
+            min=1,
+            max=10_000,
+            metavar="<int>",
+        ),
+    ] = 64,
+    max_steps: Annotated[
+        int,
+        o.option(
+            "--max-steps",
+            "Most denoise steps that a request may ask for.",
+            panel=_SERVER,
+            is_basic=True,
+            min=1,
+            max=1000,
+            metavar="<int>",
+        ),
+    ] = 100,
+    grace: Annotated[
+        int,
+        o.option(
+            "--grace",
+            "Seconds that single requests get to end after SIGTERM.",
+            panel=_SERVER,
+            is_basic=True,
+            min=0,
+            max=3600,
+            metavar="<s>",
+        ),
+    ] = 30,
+    recipe: o.Recipe = None,
+    no_config: Annotated[
+        bool, o.option("--no-config", "Leave out the hyimg.toml of this folder.")
+    ] = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = 0,
+    help_all: o.HelpAll = False,
+) -> None:
+    """Serve pictures over HTTP, by OpenAI's API: durable batches, and single requests.
+
+    Loads the model once. Files, batches and their results are kept in -o (default: runs/serve); a
+    server that was killed goes on with its batches when it is started again. The settings are those
+    of generate, for what a request does not say. A line of JSON for each request goes to standard
+    output. SIGTERM and Ctrl-C end in order; a second one at once.
+    """
+    require("starlette", "uvicorn", "python_multipart", "prometheus_client", extra="serve")
+    from hyimg_cli.serve.app import is_loopback
+    from hyimg_cli.serve.keys import VARIABLE, read_keys
+
+    render.log_to_stderr(verbose)
+    settings = o.settings_of(ctx.params)
+    given = settings["output_dir"].value
+    state = Path(given) if given else STATE
+    if address_of(state):
+        what, hint = "a server keeps its files on this machine", "give a folder"
+        raise UsageError(what, where=shown_place(state), hint=hint, code="usage.not-served")
+    keys = read_keys(api_key_file, os.environ)
+    if not keys and not is_loopback(host):
+        what = f"--host {host} lets others in, and no key is asked for"
+        hint = f"give --api-key-file, or a key in {VARIABLE}"
+        raise UsageError(what, hint=hint, code="usage.no-key")
+    raise typer.Exit(_serve(ctx.params, settings, state, keys))
+
+
+def _serve(
+    given: Mapping[str, Any], settings: Mapping[str, Setting], state: Path, keys: "Keys"
+) -> int:
+    """Listen until a signal or a fault ends it. Raises the fault."""
+    from hyimg_cli.engine.service import Service
+    from hyimg_cli.journal.disk import disk_errors, make_folders, take_lock
+    from hyimg_cli.serve.app import HttpServer
+    from hyimg_cli.serve.compose import Limits, build_server
+
+    def log(line: Mapping[str, Any]) -> None:
+        if not given["quiet"]:
+            with suppress(HyimgError, OSError):
+                render.json_line(line)
+
+    config = o.run_config(settings, state)
+    # A request that fails, or many, end no server.
+    patient = replace(config.failure, fail_fast=False, max_consecutive_errors=0)
+    config = replace(config, failure=patient)
+    limits = Limits(given["max_waiting"], given["max_steps"], float(given["grace"]))
+    with ExitStack() as held:
+        listener = held.enter_context(_listen(given["host"], given["port"]))
+        with disk_errors(state):
+            make_folders(state)
+            take_lock(state / ".lock", held)
+        server = build_server(
+            Service(config), settings, config, state, keys, limits, host=given["host"], log=log
+        )
+        name, number = listener.getsockname()[:2]
+        place = f"http://{f'[{name}]' if ':' in name else name}:{number}"
+        if not given["quiet"]:
+            render.note(f"loading {server.models[0]}; {place}, files in {shown_place(state)}")
+        HttpServer(server).run(sockets=[listener])
+        if server.fault is not None:
+            raise server.fault
+    return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket at an address. Raises UsageError where somebody has it, or nobody can."""
+    try:
+        family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(place[:2], family=family)
+    except OSError as error:
+        what = f"cannot listen on {host}:{port}: {error.strerror}"
+        raise UsageError(what, hint="choose another --port or --host", code="usage.port") from None

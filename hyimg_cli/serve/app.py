@@ -1,0 +1,307 @@
+"""The server: routes, who may call them, errors as bodies, the access log, start and end."""
+
+import asyncio
+import ipaddress
+import logging
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
+from typing import Any, Protocol
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hyimg_cli.errors import HyimgError
+from hyimg_cli.serve.errors import Refused, error_body
+from hyimg_cli.serve.keys import Keys
+from hyimg_cli.serve.metrics import CONTENT_TYPE, Metrics
+from hyimg_cli.serve.online import RESULTS, Online
+from hyimg_cli.serve.wire import EVENTS, refusal_of
+
+logger = logging.getLogger(__name__)
+_TICK_S = 0.1
+# What is left of a refused body is read, so that its sender reads the answer; up to so much.
+_DRAINED_BYTES, _DRAIN_S = 500_000_000, 30.0
+_OPEN = ("/health",)  # without a key
+_MAKES_WORK = (*EVENTS, "/v1/batches")
+_SLUGS = {404: "route.not-found", 405: "route.method"}
+
+
+class Engine(Protocol):
+    """What a server asks of the service of its model."""
+
+    is_ready: bool
+    fault: BaseException | None
+
+    def start(self) -> None: ...
+    def counts(self) -> dict[str, Any]: ...
+    def stop(self, grace_s: float) -> None: ...
+
+
+class Batches(Protocol):
+    """What a server asks of its batches."""
+
+    def start(self) -> object: ...
+    def stop(self) -> object: ...
+    def counts(self) -> Mapping[str, int]: ...
+
+
+class Server:
+    """One model, its single requests and its batches, and what they share.
+
+    `log` takes a line of the access log. `fault`: what ended it.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        batches: Batches,
+        online: Online,
+        metrics: Metrics,
+        keys: Keys,
+        models: tuple[str, ...],
+        routes: list[Route],
+        is_local: bool,
+        grace_s: float,
+        log: Callable[[Mapping[str, Any]], object],
+    ) -> None:
+        self.engine, self.batches, self.online, self.metrics = engine, batches, online, metrics
+        self.keys, self.models, self.is_local, self.log = keys, models, is_local, log
+        self._grace_s, self._created = grace_s, int(time.time())
+        self.is_stopping, self.is_over = False, False
+        self.fault: BaseException | None = None
+        own = [
+            Route("/health", self._health),
+            Route("/ready", self._ready),
+            Route("/metrics", self._metrics),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{model:path}", self._model),
+            *(Route(path, online.answer, methods=["POST"]) for path in EVENTS),
+            Route(RESULTS + "/{name}/{number:int}", online.result),
+        ]
+        handlers = {HTTPException: _answer_http, HyimgError: _answer, Exception: _answer_bug}
+        inner = Starlette(
+            routes=[*own, *routes],
+            exception_handlers=handlers,  # type: ignore[arg-type]
+            lifespan=self._life,
+        )
+        inner.router.redirect_slashes = False
+        self.app: ASGIApp = Front(self, inner)
+
+    @property
+    def is_ready(self) -> bool:
+        """True while new work is taken."""
+        return self.engine.is_ready and not self.is_stopping
+
+    def request_stop(self) -> None:
+        """Take no new work, and end once the single requests at work are answered."""
+        self.is_stopping = True
+
+    @asynccontextmanager
+    async def _life(self, _: Starlette) -> AsyncIterator[None]:
+        work = asyncio.create_task(self._work())
+        yield
+        self.request_stop()
+        await work
+
+    async def _work(self) -> None:
+        """Load the model, go on with the batches, watch, and end in order."""
+        try:
+            await asyncio.to_thread(self.engine.start)
+            await asyncio.to_thread(self.batches.start)
+            while not self.is_stopping and self.engine.fault is None:
+                await asyncio.sleep(_TICK_S)
+            self.fault = self.engine.fault
+        except Exception as error:
+            self.fault = error
+        self.is_stopping = True
+        try:
+            await asyncio.to_thread(self.batches.stop)
+            await asyncio.to_thread(self.engine.stop, self._grace_s)
+            await asyncio.to_thread(self.online.close)
+        except Exception as error:
+            self.fault = self.fault or error
+        self.is_over = True
+
+    def _health(self, _: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    def _ready(self, _: Request) -> Response:
+        if not self.is_ready:
+            raise self._unready()
+        return JSONResponse({"status": "ready"})
+
+    def _unready(self) -> Refused:
+        doing = "stopping" if self.is_stopping else "loading"
+        head = {"retry-after": "5"}
+        what, code = f"the server is {doing}", f"server.{doing}"
+        return Refused(503, what, hint="try again later", code=code, headers=head)
+
+    def _metrics(self, _: Request) -> Response:
+        counts = self.engine.counts()
+        text = self.metrics.text(counts, self.batches.counts(), ready=self.is_ready)
+        return PlainTextResponse(text, media_type=CONTENT_TYPE)
+
+    def _models(self, _: Request) -> Response:
+        data = [self._shown(name) for name in self.models]
+        return JSONResponse({"object": "list", "data": data})
+
+    def _model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        if name not in self.models:
+            raise Refused(404, "No such model", param="model", code="model_not_found")
+        return JSONResponse(self._shown(name))
+
+    def _shown(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "hyimg"}
+
+    def admit(self, method: str, path: str, headers: Headers) -> str:
+        """The name of the key that a request has. Raises Refused where it may not come in."""
+        if self.is_local and not is_loopback(_host_in(headers.get("host", ""))):
+            what = "the Host header names another machine than this one"
+            hint = "ask for localhost or 127.0.0.1"
+            raise Refused(421, what, param="Host", hint=hint, code="request.host")
+        caller = self.keys.caller_of(headers.get("authorization"))
+        if caller is None and path not in _OPEN:
+            what, hint = "the API key is missing or wrong", "send Authorization: Bearer KEY"
+            head = {"www-authenticate": "Bearer"}
+            raise Refused(401, what, hint=hint, code="invalid_api_key", headers=head)
+        if method == "POST" and path in _MAKES_WORK and not self.is_ready:
+            raise self._unready()
+        return caller or ""
+
+
+class Front:
+    """What each request passes first and each response last: key, request id, log, count."""
+
+    def __init__(self, server: Server, app: ASGIApp) -> None:
+        self._server, self._app = server, app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        server, headers, began = self._server, Headers(scope=scope), time.perf_counter()
+        name, status, nbytes, is_read = f"req_{secrets.token_hex(12)}", 499, 0, False
+        scope["state"] = {**scope.get("state", {}), "caller": "", "request_id": name}
+
+        async def received() -> Message:
+            nonlocal is_read
+            message = await receive()
+            is_read |= not message.get("more_body", False)
+            return message
+
+        async def sent(message: Message) -> None:
+            nonlocal status, nbytes
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = name
+                if status >= 400 and not is_read:
+                    await _drain(received, lambda: is_read)
+            nbytes += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            scope["state"]["caller"] = server.admit(scope["method"], scope["path"], headers)
+            await self._app(scope, received, sent)
+        except Refused as refused:
+            await _answer(Request(scope), refused)(scope, received, sent)
+        except Exception:
+            logger.exception("a request failed by a fault of hyimg's own")
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            is_retry = headers.get("x-stainless-retry-count", "0") != "0"
+            server.metrics.answered(route, status, is_retry=is_retry)
+            with suppress(Exception):  # a full log ends no request
+                server.log(
+                    {
+                        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                        "key": scope["state"]["caller"],
+                        "method": scope["method"],
+                        "route": route,
+                        "status": status,
+                        "bytes": nbytes,
+                        "seconds": round(time.perf_counter() - began, 3),
+                        "request_id": name,
+                    }
+                )
+
+
+async def _drain(receive: Receive, is_read: Callable[[], bool]) -> None:
+    """Read what is left of a body, within bounds, and forget it."""
+    nbytes = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DRAIN_S):
+            while not is_read() and nbytes < _DRAINED_BYTES:
+                nbytes += len((await receive()).get("body", b""))
+
+
+def _answer(_: Request, error: HyimgError) -> Response:
+    refused = refusal_of(error)
+    return JSONResponse(error_body(refused), refused.status, refused.headers)
+
+
+def _answer_http(request: Request, error: HTTPException) -> Response:
+    """Starlette's own refusals: no such route, no such method."""
+    what = f"{request.method} {request.url.path[:200]}: {HTTPStatus(error.status_code).phrase}"
+    code = _SLUGS.get(error.status_code, "request.bad")
+    head = dict(error.headers or {})
+    return _answer(request, Refused(error.status_code, what, code=code, headers=head))
+
+
+def _answer_bug(request: Request, _: Exception) -> Response:
+    what, hint = "a mistake of hyimg's own", "the server's log has more"
+    head = {"x-should-retry": "false"}
+    return _answer(request, Refused(500, what, hint=hint, code="internal", headers=head))
+
+
+def is_loopback(host: str) -> bool:
+    """True if a host is this machine and reached from it alone."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host.lower() == "localhost"
+
+
+def _host_in(header: str) -> str:
+    """The host of a Host header, without its port."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0]
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn, which a signal ends once the server behind it is through, with exit code 0."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(
+            uvicorn.Config(
+                server.app,
+                http="h11",
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=5,
+            )
+        )
+        self._server = server
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """The first signal stops in order, the second at once."""
+        if self._server.is_stopping:
+            os._exit(128 + sig)
+        self._server.request_stop()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second."""
+        return await super().on_tick(counter) or self._server.is_over

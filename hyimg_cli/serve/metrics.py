@@ -1,0 +1,67 @@
+"""What a server tells of itself to Prometheus: counts, seconds and gauges, no id and no text."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST as CONTENT_TYPE
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from hyimg_cli.spec.events import Outcome
+
+__all__ = ["CONTENT_TYPE", "Metrics"]
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+
+
+class Metrics:
+    """One server's numbers, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self._registry = own = CollectorRegistry()
+        self._pictures = Counter(
+            "hyimg_pictures", "Pictures that ended.", ["origin", "status"], registry=own
+        )
+        self._seconds = Histogram(
+            "hyimg_picture_seconds",
+            "A picture's part of the time that its phase took.",
+            ["origin", "phase"],
+            buckets=_SECONDS,
+            registry=own,
+        )
+        self._requests = Counter(
+            "hyimg_http_requests", "Requests answered.", ["route", "status"], registry=own
+        )
+        self._retries = Counter("hyimg_retries", "Requests that clients sent again.", registry=own)
+        self._gauges = {
+            name: Gauge(f"hyimg_{name}", text, labels, registry=own)
+            for name, text, *labels in (
+                ("pictures_waiting", "Pictures that wait.", "origin"),
+                ("pictures_at_work", "Pictures at work.", "stage"),
+                ("batches", "Batches that are kept.", "status"),
+            )
+        }
+        self._ready = Gauge("hyimg_ready", "1 once the model is loaded.", registry=own)
+
+    def ended(self, origin: str, outcome: Outcome) -> None:
+        """Count a picture that ended; `origin`: "online" or "batch"."""
+        self._pictures.labels(origin, outcome.status).inc()
+        for phase, seconds in outcome.share_s.items():
+            self._seconds.labels(origin, phase).observe(seconds)
+
+    def answered(self, route: str, status: int, *, is_retry: bool) -> None:
+        """Count a request by the pattern of its route."""
+        self._requests.labels(route, str(status)).inc()
+        self._retries.inc(is_retry)
+
+    def text(self, counts: Mapping[str, Any], batches: Mapping[str, int], *, ready: bool) -> bytes:
+        """All of them as Prometheus reads them. `counts`: the engine's."""
+        self._ready.set(ready)
+        values = {
+            "pictures_waiting": counts["waiting"],
+            "pictures_at_work": counts["at_work"],
+            "batches": batches,
+        }
+        for name, gauge in self._gauges.items():
+            gauge.clear()
+            for label, value in values[name].items():
+                gauge.labels(label).set(value)
+        return generate_latest(self._registry)

@@ -1,0 +1,281 @@
+"""What a server refuses: each refusal has type, code and param, and nothing is opened for it."""
+
+import base64
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+
+GENERATE, EDIT = "/v1/images/generations", "/v1/images/edits"
+
+
+def as_url(data: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def png(size: tuple[int, int] = (16, 16), mode: str = "RGB", colour: Any = 0) -> bytes:
+    data = io.BytesIO()
+    Image.new(mode, size, colour).save(data, "PNG")
+    return data.getvalue()
+
+
+PICTURE = as_url(png())
+
+
+@pytest.fixture
+def client(make_server: Callable[..., Any], client_of: Callable[..., TestClient]) -> TestClient:
+    return client_of(make_server())
+
+
+def refused(answer: Any, status: int, code: str, param: str | None) -> None:
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert (error["code"], error["param"]) == (code, param), error
+    assert error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert answer.headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        ({}, 400, "manifest.missing-field", "prompt"),
+        ({"prompt": 1}, 400, "manifest.wrong-type", "prompt"),
+        ({"prompt": "a", "model": "other"}, 404, "model_not_found", "model"),
+        ({"prompt": "a", "model": ["tiny-image"]}, 404, "model_not_found", "model"),
+        ({"prompt": "a", "n": 11}, 400, "manifest.out-of-range", "n"),
+        ({"prompt": "a", "n": 0}, 400, "manifest.out-of-range", "n"),
+        ({"prompt": "a", "n": "two"}, 400, "manifest.wrong-type", "n"),
+        ({"prompt": "a", "steps": 101}, 400, "manifest.out-of-range", "steps"),
+        ({"prompt": "a", "sede": 1}, 400, "manifest.unknown-field", "sede"),
+        ({"prompt": "a", "quality": "hd"}, 400, "manifest.openai-envelope", "quality"),
+        (
+            {"prompt": "a", "background": "transparent"},
+            400,
+            "manifest.openai-envelope",
+            "background",
+        ),
+        ({"prompt": "a", "partial_images": 2}, 400, "manifest.openai-envelope", "partial_images"),
+        ({"prompt": "a", "response_format": "gif"}, 400, "manifest.bad-value", "response_format"),
+        ({"prompt": "a", "output_format": "gif"}, 400, "manifest.bad-value", "output_format"),
+        ({"prompt": "a", "stream": "yes"}, 400, "manifest.wrong-type", "stream"),
+        ({"prompt": "a", "images": [PICTURE]}, 400, "manifest.conflict", "images"),
+        ({"prompt": "a", "mask": PICTURE}, 400, "manifest.conflict", "mask"),
+    ],
+)
+def test_a_field_that_is_wrong(
+    client: TestClient, body: dict[str, Any], status: int, code: str, param: str
+) -> None:
+    refused(client.post(GENERATE, json=body), status, code, param)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("custom_id", "mine"),
+        ("image_path", "/etc/hostname"),
+        ("input_reference", "/etc/hostname"),
+        ("camera", "../../poses.npy"),
+        ("lora", "/tmp/a.safetensors"),
+        ("name", "../{custom_id}"),
+        ("matrix", {"seed": [1, 2]}),
+        ("seeds", [1, 2]),
+        ("written", {}),
+        ("num_frames", 5),
+    ],
+)
+def test_what_could_name_something_of_the_server(
+    client: TestClient, field: str, value: Any
+) -> None:
+    refused(
+        client.post(GENERATE, json={"prompt": "a", field: value}),
+        400,
+        "manifest.refused-field",
+        field,
+    )
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "/etc/hostname",
+        "../../etc/hostname",
+        "file:///etc/hostname",
+        "http://127.0.0.1:9/a.png",
+        "s3://b/a.png",
+        "data:text/plain;base64,AAAA",
+        {"image_url": "https://example.org/a.png"},
+        {"image_url": {"url": "/etc/hostname"}},
+        {"path": "/etc/hostname"},
+        7,
+    ],
+)
+def test_no_path_and_no_address_is_read(client: TestClient, place: Any) -> None:
+    for name, body in (
+        ("images", {"images": [place]}),
+        ("image", {"image": place}),
+        ("mask", {"images": [PICTURE], "mask": place}),
+    ):
+        answer = client.post(EDIT, json={"prompt": "a"} | body)
+        refused(answer, 400, "manifest.not-served", name)
+    if isinstance(place, str):
+        body = {"prompt": "a", "images": [PICTURE], "region": place}
+        refused(client.post(EDIT, json=body), 400, "manifest.bad-value", "region")
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"images": [{"file_id": "file-0"}]}, "file.not-found", "images"),
+        ({"images": ["data:image/png;base64,?"]}, "manifest.bad-value", "images"),
+        ({"images": [as_url(b"no picture")]}, "source.not-an-image", "images"),
+        ({"images": [as_url(png((5001, 5001), "1"))]}, "source.too-large", "images"),
+        ({"images": [PICTURE] * 4}, "manifest.too-many-images", "images"),
+        ({"images": [PICTURE], "image": PICTURE}, "manifest.duplicate-field", "image"),
+        ({}, "manifest.missing-field", "images"),
+        ({"images": [PICTURE], "mask": PICTURE}, "source.region", "mask"),
+        ({"images": [PICTURE], "mask": as_url(png((8, 8), "RGBA"))}, "source.region", "mask"),
+        (
+            {"images": [PICTURE], "mask": as_url(png(mode="RGBA", colour=(0, 0, 0, 255)))},
+            "source.region",
+            "mask",
+        ),
+        (
+            {"images": [PICTURE], "mask": PICTURE, "region": [0, 0, 4, 4]},
+            "manifest.conflict",
+            "mask",
+        ),
+        ({"images": [PICTURE], "region": [0, 0, 40, 4]}, "source.region", None),
+    ],
+)
+def test_a_picture_that_is_wrong(
+    client: TestClient, body: dict[str, Any], code: str, param: str | None
+) -> None:
+    status = 404 if code == "file.not-found" else 400
+    refused(client.post(EDIT, json={"prompt": "a"} | body), status, code, param)
+
+
+def test_bodies_and_routes(client: TestClient) -> None:
+    refused(client.get("/v1/nothing"), 404, "route.not-found", None)
+    refused(client.get("/"), 404, "route.not-found", None)
+    refused(client.get(GENERATE), 405, "route.method", None)
+    refused(client.delete("/v1/models"), 405, "route.method", None)
+    for data, code in ((b"{", "request.bad-json"), (b"[]", "request.not-an-object")):
+        refused(client.post(GENERATE, content=data), 400, code, None)
+    refused(client.post(GENERATE, content=b'{"prompt": NaN}'), 400, "request.bad-json", None)
+    head = {"content-type": "multipart/form-data; boundary=x"}
+    refused(client.post(EDIT, content=b"--x\r\nno", headers=head), 400, "request.bad-form", None)
+    files = [("image[]", ("a.png", png())) for _ in range(5)]
+    answer = client.post(EDIT, data={"prompt": "a"}, files=files)
+    refused(answer, 413, "request.too-many-parts", "image[]")
+    twice = [("image", ("a.png", png())), ("image", ("b.png", png()))]
+    answer = client.post(EDIT, data={"prompt": "a"}, files=twice)
+    refused(answer, 400, "manifest.duplicate-field", "image")
+    answer = client.post(EDIT, data={"prompt": "a", "image": "/etc/hostname"})
+    refused(answer, 400, "manifest.not-served", "image")
+
+
+def test_a_body_that_is_too_large(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, listening: Any, http: Any
+) -> None:
+    answer = client.post(GENERATE, content=b" " * 50_000_001)
+    refused(answer, 413, "request.too-large", None)
+    # One that goes on sending hears of it: the rest is read, and forgotten.
+    refused(http.post(GENERATE, content=b" " * 60_000_000), 413, "request.too-large", None)
+
+
+def test_the_host_is_this_machine(client: TestClient) -> None:
+    for host, is_ours in (
+        ("evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("", False),
+        ("localhost:8000", True),
+        ("[::1]:8000", True),
+        ("127.0.0.1", True),
+    ):
+        answer = client.get("/v1/models", headers={"host": host})
+        if is_ours:
+            assert answer.status_code == 200
+        else:
+            refused(answer, 421, "request.host", "Host")
+
+
+def test_a_key_is_asked_for_everywhere(
+    make_server: Callable[..., Any], client_of: Callable[..., TestClient]
+) -> None:
+    running = make_server("alice secret-a\n# more\nbob secret-b\n")
+    alice = client_of(running, "secret-a")
+    paths = ("/ready", "/metrics", "/v1/models", "/v1/files", "/v1/batches", "/nothing")
+    for path in paths:
+        for head in ({}, {"authorization": "Bearer secret"}, {"authorization": "Basic secret-a"}):
+            plain = TestClient(running.server.app, base_url="http://127.0.0.1")
+            answer = plain.get(path, headers=head)
+            assert answer.status_code == 401, path
+            assert answer.json()["error"]["type"] == "authentication_error"
+        assert alice.get(path).status_code == (404 if path == "/nothing" else 200)
+    assert plain.get("/health").status_code == 200
+    # What is one key's is not there for another.
+    body = {"prompt": "a cat", "seed": 1, "response_format": "url"}
+    made = alice.post(GENERATE, json=body).json()
+    url = made["data"][0]["url"]
+    assert alice.get(url).status_code == 200
+    bob = {"authorization": "Bearer secret-b"}
+    assert plain.get(url, headers=bob).json()["error"]["code"] == "result.not-found"
+    # Nor does an equal request of another key share its drawing.
+    assert plain.post(GENERATE, json=body, headers=bob).json()["data"][0]["url"] != url
+    assert running.service.drawn["a cat"] == 2
+    assert [one["key"] for one in running.log if one["route"] == GENERATE] == ["alice", "bob"]
+
+
+def test_nothing_of_a_prompt_is_told(
+    make_server: Callable[..., Any], client_of: Callable[..., TestClient]
+) -> None:
+    running = make_server()
+    client = client_of(running)
+    client.post(GENERATE, json={"prompt": "a secret cat", "user": "me"})
+    client.get("/v1/files/file-secret")
+    client.post(GENERATE, json={"prompt": "x"}, headers={"x-stainless-retry-count": "1"})
+    text = client.get("/metrics").text
+    assert 'hyimg_pictures_total{origin="online",status="done"} 2.0' in text
+    assert 'hyimg_picture_seconds_count{origin="online",phase="denoise_rest"} 2.0' in text
+    assert f'hyimg_http_requests_total{{route="{GENERATE}",status="200"}} 2.0' in text
+    assert 'route="/v1/files/{file_id}",status="404"' in text
+    for line in (
+        'hyimg_pictures_at_work{stage="think"} 2.0',
+        'hyimg_pictures_waiting{origin="online"} 0.0',
+        "hyimg_retries_total 1.0",
+        "hyimg_ready 1.0",
+    ):
+        assert line in text
+    assert "secret" not in text + str(running.log)
+    first = running.log[0]
+    assert first.keys() == {
+        *("time", "key", "method", "route", "status", "bytes", "seconds", "request_id")
+    }
+    assert first["status"] == 200
+    assert first["bytes"] > 100
+
+
+def test_a_mask_becomes_a_region(
+    make_server: Callable[..., Any], client_of: Callable[..., TestClient], tmp_path: Path
+) -> None:
+    running = make_server()
+    client_of(running)
+    mask = Image.new("RGBA", (16, 16), (9, 9, 9, 255))
+    mask.paste((9, 9, 9, 0), (4, 4, 12, 8))
+    data = io.BytesIO()
+    mask.save(data, "PNG")
+    body = {"prompt": "a", "image": PICTURE, "mask": as_url(data.getvalue())}
+    wire = running.server.online._wire
+    line = wire.line_of(EDIT, body, "local")
+    assert (line["keep_outside"], line["region_mode"], line["n"]) == (True, "instead", 1)
+    region = Image.open(line["region"])
+    assert (region.mode, region.getbbox(), region.getpixel((4, 4))) == ("L", (4, 4, 12, 8), 255)
+    assert {Path(path).parent for path in (*line["images"], line["region"])} == {
+        running.state / "uploads"
+    }
