@@ -25,6 +25,7 @@ from hyimg_cli.serve.errors import Refused, error_body
 from hyimg_cli.serve.keys import Keys
 from hyimg_cli.serve.metrics import CONTENT_TYPE, Metrics
 from hyimg_cli.serve.online import RESULTS, Online
+from hyimg_cli.serve.openapi import describe
 from hyimg_cli.serve.wire import EVENTS, refusal_of
 
 logger = logging.getLogger(__name__)
@@ -84,11 +85,13 @@ class Server:
             Route("/health", self._health),
             Route("/ready", self._ready),
             Route("/metrics", self._metrics),
+            Route("/openapi.json", lambda _: JSONResponse(self._api)),
             Route("/v1/models", self._models),
             Route("/v1/models/{model:path}", self._model),
             *(Route(path, online.answer, methods=["POST"]) for path in EVENTS),
             Route(RESULTS + "/{name}/{number:int}", online.result),
         ]
+        self._api = describe([*own, *routes])
         handlers = {HTTPException: _answer_http, HyimgError: _answer, Exception: _answer_bug}
         inner = Starlette(
             routes=[*own, *routes],
