@@ -135,7 +135,6 @@ def _serve(
 ) -> int:
     """Listen until a signal or a fault ends it. Raises the fault."""
     from hyimg_cli.engine.service import Service
-    from hyimg_cli.journal.disk import disk_errors, make_folders, take_lock
     from hyimg_cli.serve.app import HttpServer
     from hyimg_cli.serve.compose import Limits, build_server
 
@@ -151,9 +150,6 @@ def _serve(
     limits = Limits(given["max_waiting"], given["max_steps"], float(given["grace"]))
     with ExitStack() as held:
         listener = held.enter_context(_listen(given["host"], given["port"]))
-        with disk_errors(state):
-            make_folders(state)
-            take_lock(state / ".lock", held)
         server = build_server(
             Service(config), settings, config, state, keys, limits, host=given["host"], log=log
         )

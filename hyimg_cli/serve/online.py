@@ -102,7 +102,8 @@ class Drawing:
     @property
     def keeps_results(self) -> bool:
         """True if its results outlast the requests that wait."""
-        return self.key is not None or self.line.get("x_response_format") == "url"
+        is_asked = self.key is not None or self.line.get("x_response_format") == "url"
+        return is_asked and self.error is None
 
 
 class Online:

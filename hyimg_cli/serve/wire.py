@@ -19,7 +19,7 @@ from PIL import Image, ImageChops
 from hyimg_cli.errors import HyimgError, MachineError, ManifestError
 from hyimg_cli.files import json_of
 from hyimg_cli.manifest.envelope import unwrap
-from hyimg_cli.manifest.fields import BY_NAME, FIELDS
+from hyimg_cli.manifest.fields import BY_NAME
 from hyimg_cli.media.carried import own_picture
 from hyimg_cli.serve.errors import Refused, error_body, status_of
 from hyimg_cli.serve.uploads import Uploads
@@ -237,8 +237,8 @@ def refusal_of(error: HyimgError) -> Refused:
         return error
     if isinstance(error, ManifestError):
         error = error.faults[0]
-    field = error.where.rpartition(": ")[2]
-    param = field if field in {one.name for one in FIELDS} or field in BY_NAME else ""
+    # Others' places are paths of the server.
+    param = error.where.partition(": ")[2] if error.code.startswith("manifest.") else ""
     # What the machine refuses may pass with the server's next start.
     status = 503 if isinstance(error, MachineError) else status_of(error)
     return Refused(status, error.what, param=param, hint=error.hint, code=error.code)

@@ -71,6 +71,8 @@ CANNOT = {
     "cpu_offload": "it is refused where everything is in main memory as it is",
     "enable_cpu_offload": "it is refused where everything is in main memory as it is",
     "offload_experts": "it is refused there, too: `tests/kernels/test_offload.py`",
+    "background_pass": "of a server: `tests/engine/test_service.py` has its pixels",
+    "tokens_between_steps": "the same",
     "gpu_memory_utilization": "it is refused where there is no GPU",
     "keep_quantized": "of quantised weights: `tests/models/hunyuan_image3/test_kept.py`",
 }

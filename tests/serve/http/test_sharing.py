@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from fake_service import until
 
 from hyimg_cli.errors import MachineError
-
-from .conftest import until
+from hyimg_cli.serve.app import HttpServer
 
 GENERATE = "/v1/images/generations"
 
@@ -163,10 +163,7 @@ def test_while_it_loads_nothing_is_taken(make_server: Callable[..., Any]) -> Non
     running = make_server()
     loaded = threading.Event()
     running.service.start = loaded.wait  # type: ignore[method-assign]
-    thread = threading.Thread(target=lambda: running.listening().__enter__(), daemon=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        from hyimg_cli.serve.app import HttpServer
-
         port = listener.getsockname()[1]
         http = HttpServer(running.server)
         thread = threading.Thread(target=lambda: http.run(sockets=[listener]))
