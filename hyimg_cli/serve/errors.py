@@ -7,7 +7,7 @@ from hyimg_cli.errors import HyimgError
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 # Codes of jobs that failed by what their request said.
-_ASKED_WRONGLY = ("manifest.", "source.", "usage")
+_ASKED_WRONGLY = ("manifest.", "source.", "usage", "output-image.")
 
 
 class Refused(HyimgError):

@@ -44,8 +44,8 @@ class Metrics:
     def ended(self, origin: str, outcome: Outcome) -> None:
         """Count a picture that ended; `origin`: "online" or "batch"."""
         self._pictures.labels(origin, outcome.status).inc()
-        for phase, seconds in outcome.share_s.items():
-            self._seconds.labels(origin, phase).observe(seconds)
+        for phase in outcome.share_s.keys() - {"total"}:
+            self._seconds.labels(origin, phase).observe(outcome.share_s[phase])
 
     def answered(self, route: str, status: int, *, is_retry: bool) -> None:
         """Count a request by the pattern of its route."""
