@@ -121,8 +121,12 @@ def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
     graphs = by_graphs(replace(choice, model=job.model), config.parallel.picture_ranks)
     decided |= {"vae_use_tiling": choice.vae_use_tiling or None}
     decided |= {"decode_graphs": "on" if graphs else "off"}
-    is_latent = registry.model_card(job.model, choice.revision).denoises_latents
-    return in_key(config, "pictures", decided, denoises_latents=is_latent) | beside
+    words = in_key(config, "pictures", decided)
+    of_latents = in_key(config, "pictures", decided, denoises_latents=True)
+    # A card is read where it would change them.
+    if words != of_latents and registry.model_card(job.model, choice.revision).denoises_latents:
+        words = of_latents
+    return words | beside
 
 
 def file_provenance(job: Job, config: RunConfig) -> Provenance:

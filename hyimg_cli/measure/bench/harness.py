@@ -229,8 +229,13 @@ def _same_work(timed: Timed) -> tuple[str, ...]:
         {one.custom_id: _counts(one) for one in runs[-1].outcomes} for runs in (timed.a, timed.b)
     )
     same = [name for name in ours if ours[name] == theirs.get(name)]
+    # A line's are those until it was written, and the next job may have begun: a run's last ones.
+    embedded = [
+        [one.cache.get("prompt_embeddings") for one in runs[-1].outcomes[-1:]]
+        for runs in (timed.a, timed.b)
+    ]
     # Some jobs may have nothing to share; a variant that shares nowhere is none.
-    return tuple(same) if len(same) == len(ours) else ()
+    return tuple(same) if len(same) == len(ours) and embedded[0] == embedded[1] else ()
 
 
 def _counts(outcome: Outcome) -> tuple[object, ...]:
@@ -242,6 +247,6 @@ def _counts(outcome: Outcome) -> tuple[object, ...]:
         decoding = len(spread.decode.ranks) if spread.decode else 1
         branches = spread.branch_ranks * spread.tensor_ranks
         ranks = max(branches, spread.context_ranks, decoding)
-    embedded, cache = outcome.cache.get("prompt_embeddings"), outcome.step_cache
+    cache = outcome.step_cache
     full = None if cache is None else (cache.full, cache.estimated)
-    return tokens, outcome.batch, embedded, ranks, full
+    return tokens, outcome.batch, ranks, full
