@@ -115,6 +115,7 @@ class Running:
     def __init__(self, server: Server, service: FakeService, state: Path, log: list[Any]) -> None:
         self.server, self.service, self.state, self.log = server, service, state, log
         self.port = 0
+        self._clients: list[openai.OpenAI] = []
         self.thread: threading.Thread | None = None
 
     @property
@@ -122,7 +123,9 @@ class Running:
         return f"http://127.0.0.1:{self.port}"
 
     def openai(self, key: str = "none", **more: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **more)
+        made = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **more)
+        self._clients.append(made)
+        return made
 
     @contextmanager
     def listening(self) -> Iterator[HttpServer]:
@@ -140,6 +143,8 @@ class Running:
                 self.service.hold.set()
                 self.server.request_stop()
                 self.thread.join(20)
+                for client in self._clients:
+                    client.close()
         assert not self.thread.is_alive()
 
 

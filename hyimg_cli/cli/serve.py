@@ -5,6 +5,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,81 +22,44 @@ if TYPE_CHECKING:
     from hyimg_cli.serve.keys import Keys
 
 STATE = Path("runs/serve")
-_SERVER = "Server"
+_option = partial(o.option, panel="Server", is_basic=True)
+_number = partial(_option, metavar="<int>")
+_LISTEN = _option(
+    "--host", "Address to listen on; others than this machine's need a key.", metavar="<host>"
+)
+_PORT = _number("--port", "Port to listen on; 0: a free one.", min=0, max=65535)
+_KEYS = _option(
+    "--api-key-file",
+    "Keys of callers, a line each: NAME KEY, or NAME sha256:DIGEST. HYIMG_API_KEY has one more.",
+    metavar="<path>",
+)
+_WAITING = _number(
+    "--max-waiting", "Pictures of single requests that may wait; more get 429.", min=1, max=10_000
+)
+_STEPS = _number("--max-steps", "Most denoise steps of a request.", min=1, max=1000)
+_GRACE = _number("--grace", "Seconds for single requests to end after SIGTERM.", min=0, max=3600)
 
 
-@o.takes(*(row.name for row in SETTINGS.values() if row.panel or "serve" in row.commands))
+_FOLDER = o.output(
+    "--output-dir", "Folder of files, batches and results. Default: runs/serve.", is_basic=True
+)
+_SETTINGS = (
+    name
+    for name, row in SETTINGS.items()
+    if (row.panel or "serve" in row.commands) and name != "output_dir"
+)
+
+
+@o.takes(*_SETTINGS)
 def serve(
     ctx: typer.Context,
-    host: Annotated[
-        str,
-        o.option(
-            "--host",
-            "Address to listen on; others than this machine's need a key.",
-            panel=_SERVER,
-            is_basic=True,
-            metavar="<host>",
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int,
-        o.option(
-            "--port",
-            "Port to listen on; 0: a free one.",
-            panel=_SERVER,
-            is_basic=True,
-            min=0,
-            max=65535,
-            metavar="<int>",
-        ),
-    ] = 8000,
-    api_key_file: Annotated[
-        Path | None,
-        o.option(
-            "--api-key-file",
-            "Keys of callers, a line each: NAME KEY, or NAME sha256:DIGEST. "
-            "HYIMG_API_KEY has one more.",
-            panel=_SERVER,
-            is_basic=True,
-            metavar="<path>",
-        ),
-    ] = None,
-    max_waiting: Annotated[
-        int,
-        o.option(
-            "--max-waiting",
-            "Pictures of single requests that may wait; more get 429.",
-            panel=_SERVER,
-            is_basic=True,
-            min=1,
-            max=10_000,
-            metavar="<int>",
-        ),
-    ] = 64,
-    max_steps: Annotated[
-        int,
-        o.option(
-            "--max-steps",
-            "Most denoise steps that a request may ask for.",
-            panel=_SERVER,
-            is_basic=True,
-            min=1,
-            max=1000,
-            metavar="<int>",
-        ),
-    ] = 100,
-    grace: Annotated[
-        int,
-        o.option(
-            "--grace",
-            "Seconds that single requests get to end after SIGTERM.",
-            panel=_SERVER,
-            is_basic=True,
-            min=0,
-            max=3600,
-            metavar="<s>",
-        ),
-    ] = 30,
+    host: Annotated[str, _LISTEN] = "127.0.0.1",
+    port: Annotated[int, _PORT] = 8000,
+    output_dir: Annotated[Path | None, _FOLDER] = None,
+    api_key_file: Annotated[Path | None, _KEYS] = None,
+    max_waiting: Annotated[int, _WAITING] = 64,
+    max_steps: Annotated[int, _STEPS] = 100,
+    grace: Annotated[int, _GRACE] = 30,
     recipe: o.Recipe = None,
     no_config: Annotated[
         bool, o.option("--no-config", "Leave out the hyimg.toml of this folder.")

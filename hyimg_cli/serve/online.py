@@ -53,6 +53,7 @@ _SEEDS = 2**31
 RESULTS = "/v1/images/results"
 # Asked again, it would fail again.
 NO_RETRY = {"x-should-retry": "false"}
+_TOLD = ("custom_id", "status", "outputs", "cot_text", "warnings", "kv_reuse", "error")
 _NONE: dict[str, Any] = {"outputs": ()}
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,8 @@ class OnlineSession(Protocol):
 class Drawing:
     """The jobs of a line while they are at work, and their results while these last.
 
-    `digest`: of what was asked for. `entries`: result lines by custom_id. `waiters`: requests that
+    `digest`: of what was asked for. `names`: the jobs' custom_ids. `entries`: by these, of the
+    result lines what is told. `waiters`: requests that
     wait. `error`: what ended all of it. `changed` is set, and replaced, at each news.
     """
 
@@ -77,7 +79,7 @@ class Drawing:
     caller: str
     line: dict[str, Any]
     digest: str
-    jobs: list[Job]
+    names: list[str]
     folder: Path
     session: OnlineSession
     key: tuple[str, str] | None
@@ -97,7 +99,7 @@ class Drawing:
     @property
     def in_order(self) -> list[dict[str, Any]]:
         """The result lines that are there, as their jobs were asked for."""
-        return [self.entries[j.custom_id] for j in self.jobs if j.custom_id in self.entries]
+        return [self.entries[name] for name in self.names if name in self.entries]
 
     @property
     def keeps_results(self) -> bool:
@@ -130,6 +132,7 @@ class Online:
         self._session_for, self._rate, self._most_waiting = session_for, rate, most_waiting
         self._drawings: dict[str, Drawing] = {}
         self._by_key: dict[tuple[str, str], Drawing] = {}
+        self._is_closed = False
         # More than the queue lets in: a thread does nothing but wait for its session.
         self._threads = ThreadPoolExecutor(most_waiting + 64, "online")
         with disk_errors(state):
@@ -186,7 +189,7 @@ class Online:
         drawing = self._drawings.get(request.path_params["name"])
         number = request.path_params["number"]
         if drawing is not None and drawing.caller == request.state.caller:
-            names = [job.custom_id for job in drawing.jobs][number : number + 1]
+            names = drawing.names[number : number + 1]
             for output in [one for n in names for one in drawing.entries.get(n, _NONE)["outputs"]]:
                 head = {"cache-control": "private", "x-content-type-options": "nosniff"}
                 return FileResponse(drawing.folder / output["path"], headers=head)
@@ -195,7 +198,8 @@ class Online:
         raise Refused(404, what, hint=hint, code="result.not-found")
 
     def close(self) -> None:
-        """Wait for the threads, whose sessions have ended."""
+        """Take nothing in any more, and wait for the threads, whose sessions have ended."""
+        self._is_closed = True
         self._threads.shutdown()
 
     def _join(
@@ -223,9 +227,12 @@ class Online:
                 raise Refused(422, what, param="Idempotency-Key", hint=hint, code=code)
             drawing.waiters += 1
             return drawing
+        if self._is_closed:  # since its body began to come
+            raise _stopping()
         self._refuse_full(len(jobs))
         drawing = Drawing(
-            *(name, caller, line, asked, jobs, self._folder / name, self._session_for(caller), key),
+            *(name, caller, line, asked, [job.custom_id for job in jobs]),
+            *(self._folder / name, self._session_for(caller), key),
             waiting=len(jobs),
             waiters=1,
         )
@@ -233,7 +240,7 @@ class Online:
         if key is not None:
             self._by_key[key] = drawing
         loop = asyncio.get_running_loop()
-        self._threads.submit(self._draw, drawing, loop.call_soon_threadsafe)
+        self._threads.submit(self._draw, drawing, jobs, loop.call_soon_threadsafe)
         return drawing
 
     def _refuse_full(self, count: int) -> None:
@@ -251,9 +258,11 @@ class Online:
         """The jobs of a line, checked as those of a manifest; one without a seed gets one by
         chance. Raises Refused.
         """
-        seed = secrets.randbelow(_SEEDS)
+        own: dict[str, Any] = {"custom_id": name}
+        if self._settings["seed"].value is None:
+            own["seed"] = secrets.randbelow(_SEEDS)
         try:
-            data = json.dumps({"custom_id": name, "seed": seed} | line).encode()
+            data = json.dumps(own | line).encode()
             jobs, _ = accept(manifest_of(data, "request"), self._settings)
             kept = [job for job in jobs if getattr(job, "outside", None)]
             found = probe_sources(kept)
@@ -264,17 +273,16 @@ class Online:
             raise refusal_of(error) from None
         return list(jobs)
 
-    def _draw(self, drawing: Drawing, in_loop: Callable[..., object]) -> None:
-        """Run a drawing's jobs, in a thread of its own."""
+    def _draw(self, drawing: Drawing, jobs: list[Job], in_loop: Callable[..., object]) -> None:
+        """Run the jobs of a drawing, in a thread of its own."""
         error: HyimgError | None = None
         try:
-            plan = make_plan(drawing.jobs, cards(self._settings["revision"].value))
+            plan = make_plan(jobs, cards(self._settings["revision"].value))
             with RunFolder(drawing.folder) as folder:
                 for event in drawing.session.run(plan, folder):
                     in_loop(self._add, drawing, event)
         except Interrupted:
-            what = "the server is stopping"
-            error = Refused(503, what, hint="try again later", code="server.stopping")
+            error = _stopping()
         except HyimgError as caught:
             error = caught
         except Exception as caught:
@@ -288,12 +296,14 @@ class Online:
                 drawing.waiting = max(0, drawing.waiting - 1)
             case JobEnded():
                 self._metrics.ended("online", event.outcome)
-                drawing.entries[event.outcome.custom_id] = outcome_to_json(event.outcome)
+                entry = outcome_to_json(event.outcome)
+                # For ten minutes, perhaps, so that no more is kept than needed.
+                drawing.entries[entry["custom_id"]] = {name: entry[name] for name in _TOLD}
                 drawing.notify()
 
     def _end(self, drawing: Drawing, error: HyimgError | None) -> None:
         drawing.is_done, drawing.waiting, drawing.error = True, 0, error
-        if error is None and len(drawing.entries) < len(drawing.jobs):
+        if error is None and len(drawing.entries) < len(drawing.names):
             drawing.error = _internal(RuntimeError("a job has no end"))
         is_good = all(entry["status"] == "done" for entry in drawing.in_order)
         if drawing.error is not None or not is_good:
@@ -344,9 +354,8 @@ class Online:
         self, drawing: Drawing, entries: Sequence[Mapping[str, Any]], base: str
     ) -> tuple[int, dict[str, str], dict[str, Any]]:
         """Status, headers and body that tell of these result lines of a drawing."""
-        number_of = {job.custom_id: number for number, job in enumerate(drawing.jobs)}
         numbers = {
-            output["path"]: number_of[entry["custom_id"]]
+            output["path"]: drawing.names.index(entry["custom_id"])
             for entry in entries
             for output in entry["outputs"]
         }
@@ -421,6 +430,11 @@ def _may_retry(request: Request, seconds: float) -> bool:
     except ValueError:
         is_out = False
     return is_out or "idempotency-key" in request.headers
+
+
+def _stopping() -> Refused:
+    what, hint = "the server is stopping", "try again later"
+    return Refused(503, what, hint=hint, code="server.stopping")
 
 
 def _internal(error: Exception) -> Refused:

@@ -30,7 +30,8 @@ def test_this_machine_needs_none(host: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "code"),
     [
-        (["-o", "s3://bucket/state"], "usage.not-served"),
+        (["-o", "s3://bucket/state"], "usage"),
+        (["--no-disk-cache", "--tensor-parallel-size", "2"], "usage.not-served"),
         (["--replicas", "2"], "usage.not-served"),
         (["--api-key-file", "missing"], "usage.keys"),
         (["--max-waiting", "0"], "usage"),
