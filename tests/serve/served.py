@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from hyimg_cli.engine import run as engine_run
 from hyimg_cli.engine.failures import failed_job
 from hyimg_cli.engine.run import ManifestRun
 from hyimg_cli.engine.runner import RunRequest
@@ -38,9 +37,7 @@ class Painter:
 
     def run_of(self, request: RunRequest, scope: str, caller: str) -> ManifestRun:
         self.scopes.append((scope, caller))
-        # Until a run is given its session.
-        engine_run.session_for = lambda config: PainterSession(self, config)  # type: ignore
-        return ManifestRun(request)
+        return ManifestRun(request, lambda config: PainterSession(self, config))  # type: ignore
 
 
 class PainterSession:
