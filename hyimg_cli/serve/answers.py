@@ -4,7 +4,6 @@ its run and the pictures there. No more than one line of them is in memory.
 
 import base64
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -93,11 +92,6 @@ class Answers:
         self._journal = Journal(folder / RUN)
         self._created = record.get("in_progress_at") or record["created_at"]
 
-    def counts(self) -> Counter[str]:
-        """How many requests were `completed`, `failed`, and `missing`, which never ran."""
-        names = {True: "completed", False: "failed", None: "missing"}
-        return Counter(names[self._end_of(child_ids(line))] for line in lines_of(self._folder))
-
     def nbytes(self, kind: Kind) -> int:
         """The size of a file, for which no picture is read."""
         nbytes = 0
@@ -113,21 +107,16 @@ class Answers:
         """The lines of a file."""
         return self._lines(kind, self._picture)
 
-    def _end_of(self, jobs: list[str]) -> bool | None:
-        """What became of a request, by what became of its jobs: one that failed decides."""
-        ends = [self._journal.is_done(job) for job in jobs]
-        return False if False in ends else None if None in ends else True
-
     def _lines(self, kind: Kind, picture: Picture) -> Iterator[bytes]:
         for line in lines_of(self._folder):
             jobs = child_ids(line)
-            end = self._end_of(jobs)
-            if (end is True) != (kind == "output"):
+            ends = [self._journal.is_done(job) for job in jobs]
+            if all(ends) != (kind == "output"):
                 continue
             name = line["custom_id"]
             asked = digest.of_json([self._record["id"], name])[:24]
             answer = {"id": f"batch_req_{asked}", "custom_id": name}
-            if end is None:
+            if None in ends and False not in ends:
                 code, message = self._never_ran
                 error = {"code": code, "message": message}
                 yield json_line(answer | {"response": None, "error": error})

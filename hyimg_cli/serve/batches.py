@@ -10,10 +10,8 @@ start, in the order in which it came: everything but batch.json's words is in th
 
 import json
 import logging
-import os
 import re
 import secrets
-import shutil
 import signal
 import threading
 import time
@@ -41,12 +39,12 @@ from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.serve.answers import KINDS, RUN, Answers, BodyOf, FailedOf, Journal, lines_of
 from hyimg_cli.serve.bodies import read_json
 from hyimg_cli.serve.errors import Refused
-from hyimg_cli.serve.intake import INPUT, MANIFEST, Fault, Intake, LineOf
+from hyimg_cli.serve.intake import INPUT, MANIFEST, Fault, Intake, LineOf, link
 from hyimg_cli.serve.uploads import Uploads, page_of, seconds_kept
 from hyimg_cli.settings.config import Setting
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.events import JobEnded, Outcome, Remark
+from hyimg_cli.spec.events import JobEnded, Remark
 
 logger = logging.getLogger(__name__)
 RECORD = "batch.json"
@@ -145,7 +143,7 @@ class Batch:
 
     def _look(self, event: ManifestEvent) -> None:
         if isinstance(event, JobEnded) and self.counts is not None:
-            self.counts.end(event.outcome)
+            self.counts.end(event.outcome.custom_id, is_done=event.is_done)
         elif isinstance(event, Remark):
             logger.info("%s: %s", self.id, event.text)
 
@@ -168,17 +166,15 @@ class Counts:
                 self._line_of |= dict.fromkeys(jobs, line["custom_id"])
             for job in jobs:
                 if (is_done := journal.is_done(job)) is not None:
-                    self._end(job, is_done=is_done)
-
-    def end(self, outcome: Outcome) -> None:
-        """Count the end of a job."""
-        self._end(outcome.custom_id, is_done=outcome.status == "done")
+                    self.end(job, is_done=is_done)
 
     def shown(self) -> dict[str, int]:
+        """The counts as the API shows them."""
         ends = {name: self._counts[name] for name in ("completed", "failed")}
         return {"total": len(self._left)} | ends
 
-    def _end(self, job: str, *, is_done: bool) -> None:
+    def end(self, job: str, *, is_done: bool) -> None:
+        """Count the end of a job."""
         if job in self._ended:  # again: its picture was gone
             return
         self._ended.add(job)
@@ -277,7 +273,7 @@ class Batches:
             folder = self._folder / name
             with disk_errors(self._folder), replacing(folder) as temporary:
                 temporary.mkdir()
-                _link(self._uploads.path_of(file), temporary / INPUT)
+                link(self._uploads.path_of(file), temporary / INPUT)
                 (temporary / RECORD).write_text(json.dumps(record))
             batch = self._batches[name] = Batch(folder, record)
             self._desk.submit(self._guarded, batch, self._admit)
@@ -393,8 +389,9 @@ class Batches:
             is_cancelled = batch.record["status"] == "cancelling"
             if not is_cancelled:
                 batch.save("finalizing")
-        counts = self._answers(batch, "").counts()
-        status = "expired" if counts["missing"] and batch.is_late else "completed"
+        counts = Counts(batch.folder).shown()
+        is_whole = counts["total"] == counts["completed"] + counts["failed"]
+        status = "completed" if is_whole or not batch.is_late else "expired"
         status = "cancelled" if is_cancelled else status
         answers = self._answers(batch, status)
         files = dict[str, str]()
@@ -405,8 +402,7 @@ class Batches:
                 facts["filename"] = f"{batch.id}_{kind}.jsonl"
                 owner, keep_s = batch.record["owner"], batch.record["keep_s"]
                 self._uploads.record(name, owner, "batch_output", facts, keep_s)
-        ends = {name: counts[name] for name in ("completed", "failed")}
-        batch.save(status, request_counts={"total": counts.total()} | ends, **files)
+        batch.save(status, request_counts=counts, **files)
         batch.counts = None
 
     def _answers(self, batch: Batch, status: str) -> Answers:
@@ -421,13 +417,6 @@ class Batches:
         """Remove the pictures of a batch whose output file was deleted."""
         if file["kind"] == "output":
             remove(self._folder / file["batch"] / RUN / "outputs")
-
-
-def _link(source: Path, path: Path) -> None:
-    try:
-        os.link(source, path)
-    except PermissionError:  # a disk without links
-        shutil.copyfile(source, path)
 
 
 def _seconds_of(window: Any) -> int:

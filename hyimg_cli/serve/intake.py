@@ -100,16 +100,16 @@ class Intake:
         if not isinstance(entry, dict) or entry.keys() != _KEYS:
             what = f"a line is an object of {', '.join(sorted(_KEYS))}"
             raise Refused(400, what, code="batch.bad-line")
-        wanted = {"method": "POST", "url": self._endpoint}
-        for name, value in wanted.items():
-            if entry[name] != value:
-                what = f"{name} is {shown(entry[name])}; in this batch it is {value}"
-                raise Refused(400, what, param=name, code="batch.bad-line")
-        kinds = {"custom_id": str, "body": dict}
-        for name, kind in kinds.items():
-            if not isinstance(entry[name], kind):
-                what = f"{name} is {shown(entry[name])}"
-                raise Refused(400, what, param=name, code="batch.bad-line")
+        is_right = {
+            "custom_id": isinstance(entry["custom_id"], str),
+            "method": entry["method"] == "POST",
+            "url": entry["url"] == self._endpoint,
+            "body": isinstance(entry["body"], dict),
+        }
+        for name in (name for name, right in is_right.items() if not right):
+            what = f"{name} is {shown(entry[name])}"
+            hint = f"the batch's lines are POST to {self._endpoint}"
+            raise Refused(400, what, param=name, hint=hint, code="batch.bad-line")
         line = self._line_of(self._endpoint, entry["body"], self._owner)
         own = {name: self._own(line[name]) for name in _FILES if name in line}
         return {"custom_id": entry["custom_id"]} | line | own
@@ -125,11 +125,16 @@ class Intake:
         path = Path(value)
         own = self._folder / SOURCES / path.name
         with suppress(FileExistsError):
-            try:
-                os.link(path, own)
-            except PermissionError:  # a disk without links
-                shutil.copyfile(path, own)
+            link(path, own)
         return f"{SOURCES}/{path.name}"
+
+
+def link(source: Path, path: Path) -> None:
+    """Put a file under a second name, where the disk can, or a copy."""
+    try:
+        os.link(source, path)
+    except PermissionError:
+        shutil.copyfile(source, path)
 
 
 def _fault(number: int, param: str, error: HyimgError) -> Fault:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from serve.served import Painter
+from serve.served import Painter, PainterSession
 
 from hyimg_cli.engine.run import run_manifest
 from hyimg_cli.errors import MachineError, StorageError
@@ -326,7 +326,7 @@ def test_a_full_disk_refuses_a_batch_and_keeps_nothing(serve: Any, monkeypatch: 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hyimg_cli.serve.batches._link", full)
+    monkeypatch.setattr("hyimg_cli.serve.batches.link", full)
     found = server.begin(CAT, input_file_id=name)
     assert (found.status_code, found.json()["error"]["code"]) == (507, "storage.full")
     assert os.listdir(server.folder / "batches") == []
@@ -362,3 +362,28 @@ def test_what_a_kill_left_of_a_batch_that_was_never_told_goes(serve: Any, tmp_pa
     left.mkdir(parents=True)
     assert serve().get("/v1/batches")["data"] == []
     assert not left.exists()
+
+
+def test_a_run_by_hand_finishes_a_batch_and_the_server_one_that_was_begun_so(
+    serve: Any, painter: Painter, monkeypatch: Any
+) -> None:
+    painter.pace_s = 0.1
+    server = serve()
+    lines = [{"prompt": f"cat {n}"} for n in range(12)]
+    begun = server.begin(*lines).json()
+    while len(painter.painted) < 3:
+        time.sleep(0.01)
+    server.state.batches.stop()
+    server.state.uploads.close()
+    painter.pace_s = 0.0
+    folder = server.folder / "batches" / begun["id"]
+    monkeypatch.setattr(
+        "hyimg_cli.engine.run.session_for", lambda config: PainterSession(painter, config)
+    )
+    config = RunConfig(OutputConfig(folder / "run", report=False))
+    half = run_manifest(folder / "manifest.jsonl", config, limit=6)
+    assert half.skipped
+    assert half.skipped + half.done == 6
+    batch = serve().wait(begun)
+    assert batch["request_counts"] == {"total": 12, "completed": 12, "failed": 0}
+    assert sorted(painter.painted) == [chr(97 + n) for n in range(12)]
