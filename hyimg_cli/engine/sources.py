@@ -217,7 +217,8 @@ def inspect_sources(
     """The jobs' sources that can be read; those that cannot are told. `fetches`: see
     `probe_sources`.
 
-    Raises UsageError where no job can be tried, and none was before in the folder of the run.
+    Raises UsageError where no job can be tried, and none was before in the folder of the run,
+    unless the run is to go on whatever fails.
     """
     found = probe_sources(
         jobs, config.cache, fetches=fetches, tell=lambda text: tell(Remark(text, "info"))
@@ -226,7 +227,8 @@ def inspect_sources(
         tell(Remark(text, "info"))
     for text in turned_sizes(found, jobs):
         tell(Remark(text))
-    refuse_hopeless(found, jobs, run_folder(config.output.folder))
+    if config.failure.max_consecutive_errors:  # else each job has its own line, whatever fails
+        refuse_hopeless(found, jobs, run_folder(config.output.folder))
     return found
 
 

@@ -15,6 +15,7 @@ from hyimg_cli.journal.journal_file import entry_of
 from hyimg_cli.manifest.line import child_ids
 from hyimg_cli.serve.errors import Refused, error_body
 from hyimg_cli.serve.intake import MANIFEST
+from hyimg_cli.serve.wire import body_of, failed_body
 from hyimg_cli.spec import digest
 
 RUN = "run"
@@ -28,10 +29,6 @@ _NEVER_RAN = {
 _LOST = ("batch_incomplete", "the journal of the batch has no result of this request")
 
 Picture = Callable[[Mapping[str, Any]], dict[str, Any]]
-BodyOf = Callable[[dict[str, Any], list[dict[str, Any]], Picture, int], dict[str, Any]]
-FailedOf = Callable[
-    [dict[str, Any], list[dict[str, Any]], Picture, int], tuple[int, dict[str, Any]]
-]
 
 
 def lines_of(folder: Path) -> Iterator[dict[str, Any]]:
@@ -78,16 +75,8 @@ class Journal:
 class Answers:
     """What a batch answers, line by line. `record` is its batch.json, `status` how it ends."""
 
-    def __init__(
-        self,
-        folder: Path,
-        record: Mapping[str, Any],
-        status: str,
-        body_of: BodyOf,
-        failed_of: FailedOf,
-    ) -> None:
+    def __init__(self, folder: Path, record: Mapping[str, Any], status: str) -> None:
         self._folder, self._record = folder, record
-        self._body_of, self._failed_of = body_of, failed_of
         self._never_ran = _NEVER_RAN.get(status, _LOST)
         self._journal = Journal(folder / RUN)
         self._created = record.get("in_progress_at") or record["created_at"]
@@ -136,11 +125,11 @@ class Answers:
         asked = line, entries, picture, self._created
         try:
             if all(entry["status"] == "done" for entry in entries):
-                return 200, self._body_of(*asked)
+                return 200, body_of(*asked)
             for entry in entries:
                 if error := entry["error"]:  # which may say where the server keeps a picture
                     error["message"] = error["message"].replace(f"{self._folder}/", "")
-            return self._failed_of(*asked)
+            return failed_body(*asked)
         except Refused as error:  # a picture is gone
             return error.status, error_body(error)
 

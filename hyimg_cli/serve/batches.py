@@ -36,11 +36,12 @@ from hyimg_cli.journal.disk import disk_errors, make_folders
 from hyimg_cli.manifest.envelope import TASKS_OF_URL
 from hyimg_cli.manifest.line import child_ids
 from hyimg_cli.manifest.manifest import read_manifest
-from hyimg_cli.serve.answers import KINDS, RUN, Answers, BodyOf, FailedOf, Journal, lines_of
+from hyimg_cli.serve.answers import KINDS, RUN, Answers, Journal, lines_of
 from hyimg_cli.serve.bodies import read_json
 from hyimg_cli.serve.errors import Refused
-from hyimg_cli.serve.intake import INPUT, MANIFEST, Fault, Intake, LineOf, link
+from hyimg_cli.serve.intake import INPUT, MANIFEST, Fault, Intake, link
 from hyimg_cli.serve.uploads import Uploads, page_of, seconds_kept
+from hyimg_cli.serve.wire import Wire
 from hyimg_cli.settings.config import Setting
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec import digest
@@ -199,9 +200,7 @@ class Batches:
         config: RunConfig,
         settings: Mapping[str, Setting],
         run_of: RunOf,
-        line_of: LineOf,
-        body_of: BodyOf,
-        failed_of: FailedOf,
+        wire: Wire,
         *,
         at_once: int = 4,
     ) -> None:
@@ -209,7 +208,7 @@ class Batches:
         # A request that fails is its own affair.
         failure = replace(config.failure, fail_fast=False, max_consecutive_errors=0)
         self._config = replace(config, failure=failure)
-        self._run_of, self._line_of, self._bodies = run_of, line_of, (body_of, failed_of)
+        self._run_of, self._wire = run_of, wire
         self._lock, self._over = threading.Lock(), threading.Event()
         self._desk = ThreadPoolExecutor(1, "batch-desk")
         self._runs = ThreadPoolExecutor(at_once, "batch-run")
@@ -353,8 +352,8 @@ class Batches:
         if record["status"] != "finalizing":
             faults = list[Fault]()
             if not (batch.folder / MANIFEST).is_file():
-                facts = batch.folder, record["endpoint"], record["owner"], self._uploads
-                faults = Intake(*facts, self._line_of).accept(self._settings)
+                facts = batch.folder, record["endpoint"], record["owner"]
+                faults = Intake(*facts, self._wire).accept(self._settings)
             counts = Counts(batch.folder).shown()
             with batch.lock:
                 if faults and batch.record["status"] == "validating":
@@ -393,7 +392,7 @@ class Batches:
         is_whole = counts["total"] == counts["completed"] + counts["failed"]
         status = "completed" if is_whole or not batch.is_late else "expired"
         status = "cancelled" if is_cancelled else status
-        answers = self._answers(batch, status)
+        answers = Answers(batch.folder, batch.record, status)
         files = dict[str, str]()
         for kind in KINDS:
             if nbytes := answers.nbytes(kind):
@@ -405,13 +404,10 @@ class Batches:
         batch.save(status, request_counts=counts, **files)
         batch.counts = None
 
-    def _answers(self, batch: Batch, status: str) -> Answers:
-        return Answers(batch.folder, batch.record, status, *self._bodies)
-
     def _made(self, file: Mapping[str, Any]) -> Iterator[bytes]:
         """The content of a batch's output or error file."""
         batch = self._batches[file["batch"]]
-        return self._answers(batch, batch.record["status"]).read(file["kind"])
+        return Answers(batch.folder, batch.record, batch.record["status"]).read(file["kind"])
 
     def _forget(self, file: Mapping[str, Any]) -> None:
         """Remove the pictures of a batch whose output file was deleted."""

@@ -12,7 +12,7 @@ from hyimg_cli.serve.app import Engine, Server, is_loopback
 from hyimg_cli.serve.keys import Keys
 from hyimg_cli.serve.metrics import Metrics
 from hyimg_cli.serve.online import Online
-from hyimg_cli.serve.wire import Wire, body_of, failed_body
+from hyimg_cli.serve.wire import Wire
 from hyimg_cli.settings.config import Setting
 from hyimg_cli.settings.paths import MODEL_NAME
 from hyimg_cli.settings.run import RunConfig
@@ -60,9 +60,7 @@ def build_server(
     def run_of(request: RunRequest, scope: str, caller: str) -> ManifestRun:
         return _CountedRun(metrics, request, lambda _: service.session(scope, caller))
 
-    kept = batches.Batches(
-        *(state, files, config, settings, run_of, wire.line_of, body_of, failed_body)
-    )
+    kept = batches.Batches(state, files, config, settings, run_of, wire)
     online = Online(
         *(state, settings, wire, metrics),
         session_for=lambda caller: service.session(caller, caller, is_online=True),

@@ -8,7 +8,7 @@ sources/<sha256>   the pictures that they name, whatever becomes of the uploads
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from hyimg_cli.journal.journal import json_line
 from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.serve.bodies import JSON_BYTES
 from hyimg_cli.serve.errors import Refused
-from hyimg_cli.serve.uploads import Uploads
+from hyimg_cli.serve.wire import Wire
 from hyimg_cli.settings.config import Setting
 from hyimg_cli.settings.values import shown
 
@@ -33,18 +33,14 @@ _KEYS = {"custom_id", "method", "url", "body"}
 # Fields of a line that name files.
 _FILES = ("images", "region")
 
-LineOf = Callable[[str, dict[str, Any], str], dict[str, Any]]
 Fault = dict[str, Any]
 
 
 class Intake:
-    """One batch's folder while its input is read. `line_of` gives a request's manifest line."""
+    """One batch's folder while its input is read."""
 
-    def __init__(
-        self, folder: Path, endpoint: str, owner: str, uploads: Uploads, line_of: LineOf
-    ) -> None:
-        self._folder, self._endpoint, self._owner = folder, endpoint, owner
-        self._uploads, self._line_of = uploads, line_of
+    def __init__(self, folder: Path, endpoint: str, owner: str, wire: Wire) -> None:
+        self._folder, self._endpoint, self._owner, self._wire = folder, endpoint, owner, wire
 
     def accept(self, settings: Mapping[str, Setting]) -> list[Fault]:
         """Write the manifest, or return its faults and write none. Raises StorageError."""
@@ -110,7 +106,7 @@ class Intake:
             what = f"{name} is {shown(entry[name])}"
             hint = f"the batch's lines are POST to {self._endpoint}"
             raise Refused(400, what, param=name, hint=hint, code="batch.bad-line")
-        line = self._line_of(self._endpoint, entry["body"], self._owner)
+        line = self._wire.line_of(self._endpoint, entry["body"], self._owner)
         own = {name: self._own(line[name]) for name in _FILES if name in line}
         return {"custom_id": entry["custom_id"]} | line | own
 
@@ -120,7 +116,7 @@ class Intake:
         """
         if isinstance(value, list):
             return [self._own(one) for one in value]
-        if not isinstance(value, str) or Path(value).parent != self._uploads.folder:
+        if not isinstance(value, str) or Path(value).parent != self._wire.uploads.folder:
             return value
         path = Path(value)
         own = self._folder / SOURCES / path.name

@@ -38,12 +38,14 @@ class Server:
 
     def begin(self, *bodies: Mapping[str, Any], headers: Any = None, **more: Any) -> Any:
         """The answer to a batch of lines `a`, `b`, …"""
+        url = EDITS if any("images" in body for body in bodies) else GENERATIONS
         lines = [
-            {"custom_id": chr(97 + n), "method": "POST", "url": GENERATIONS, "body": body}
+            {"custom_id": chr(97 + n), "method": "POST", "url": url, "body": body}
             for n, body in enumerate(bodies)
         ]
         data = "".join(json.dumps(line) + "\n" for line in lines).encode()
-        asked = {"input_file_id": self.upload(data).json()["id"]} | BATCH | more
+        asked = {"input_file_id": self.upload(data).json()["id"], "endpoint": url}
+        asked |= {"completion_window": "24h"} | more
         return self.http.post("/v1/batches", json=asked, headers=headers)
 
     def get(self, path: str, **more: Any) -> Any:
@@ -67,7 +69,7 @@ class Server:
 
 
 GENERATIONS = "/v1/images/generations"
-BATCH = {"endpoint": GENERATIONS, "completion_window": "24h"}
+EDITS = "/v1/images/edits"
 
 
 def _told(request: Request, error: Exception) -> JSONResponse:

@@ -1,7 +1,7 @@
 """A server's files and batches without its engine: sessions that paint each picture at once."""
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import key_of, source_digest
 from hyimg_cli.serve.batches import Batches
 from hyimg_cli.serve.uploads import Uploads
+from hyimg_cli.serve.wire import Wire
 from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.run import OutputConfig, RunConfig
 from hyimg_cli.spec import digest
@@ -92,25 +93,6 @@ class State:
         uploads = Uploads(folder)
         config = RunConfig(OutputConfig(folder, report=False))
 
-        def line_of(endpoint: str, body: Mapping[str, Any], owner: str) -> dict[str, Any]:
-            line = dict(body)
-            if images := line.pop("images", None):
-                line["images"] = [str(uploads.picture(one["file_id"], owner)) for one in images]
-            if "response_format" in line:
-                line["x_response_format"] = line.pop("response_format")
-            return line
-
-        facts = uploads, config, settle({}, {}, {}), painter.run_of, line_of, body_of, failed_of
+        wire = Wire(("tiny-image",), 3, 100, uploads)
+        facts = uploads, config, settle({}, {}, {}), painter.run_of, wire
         return cls(uploads, Batches(folder, *facts, **how))
-
-
-def body_of(line: Any, entries: Any, picture: Any, created: int) -> dict[str, Any]:
-    outputs = [output for entry in entries for output in entry["outputs"]]
-    data = [picture(output) | {"seed": output["seed"]} for output in outputs]
-    return {"created": created, "data": data}
-
-
-def failed_of(line: Any, entries: Any, picture: Any, created: int) -> tuple[int, dict[str, Any]]:
-    done = [entry for entry in entries if entry["status"] == "done"]
-    error = next(entry["error"] for entry in entries if entry["status"] == "failed")
-    return 500, {"error": error} | body_of(line, done, picture, created)

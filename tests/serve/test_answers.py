@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serve.served import body_of, failed_of
 
 from hyimg_cli.serve.answers import Answers
 from hyimg_cli.serve.intake import Intake
 from hyimg_cli.serve.uploads import Uploads
+from hyimg_cli.serve.wire import Wire
 from hyimg_cli.settings.config import settle
 from hyimg_cli.spec import digest
 
@@ -27,6 +27,7 @@ def folder_of(folder: Path, count: int) -> Path:
     outputs.mkdir(parents=True)
     (outputs / "a.png").write_bytes(data)
     output = {"path": "outputs/a.png", "sha256": digest.of_bytes(data), "seed": 1}
+    output |= {"pixel_sha256": "", "width": 8, "height": 8}
     with (
         open(folder / "manifest.jsonl", "w") as manifest,
         open(folder / "run" / "results.jsonl", "w") as results,
@@ -34,7 +35,7 @@ def folder_of(folder: Path, count: int) -> Path:
         for number in range(count):
             entry = {"custom_id": f"job-{number}", "status": "done", "outputs": [output]}
             manifest.write(json.dumps({"custom_id": f"job-{number}", "prompt": "x"}) + "\n")
-            results.write(json.dumps(entry | {"error": None, "attempt": 1}) + "\n")
+            results.write(json.dumps(entry | {"error": None, "attempt": 1, "warnings": []}) + "\n")
         results.write('{"custom_id": "cut o')
     return folder
 
@@ -42,7 +43,7 @@ def folder_of(folder: Path, count: int) -> Path:
 @pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.thorough)])
 def test_an_output_file_streams(tmp_path: Path, count: int) -> None:
     record = {"id": "batch_1", "base_url": "", "created_at": 1}
-    answers = Answers(folder_of(tmp_path, count), record, "completed", body_of, failed_of)
+    answers = Answers(folder_of(tmp_path, count), record, "completed")
     nbytes = answers.nbytes("output")
     assert nbytes > count * PICTURE * 4 // 3
     tracemalloc.start()
@@ -66,9 +67,8 @@ def test_the_faults_of_many_lines_are_found_in_time(tmp_path: Path) -> None:
             line = {"custom_id": f"job-{number}", "method": "POST", "url": "/v1/images/generations"}
             file.write(json.dumps(line | {"body": body}) + "\n")
     uploads = Uploads(tmp_path / "state")
-    intake = Intake(
-        folder, "/v1/images/generations", "ann", uploads, lambda endpoint, body, owner: dict(body)
-    )
+    wire = Wire(("tiny-image",), 3, 100, uploads)
+    intake = Intake(folder, "/v1/images/generations", "ann", wire)
     waited, is_over = list[float](), threading.Event()
 
     def wait() -> None:  # as an event loop does

@@ -94,7 +94,7 @@ def test_every_fault_is_told_by_line(serve: Any) -> None:
         (3, "nonsense", "manifest.unknown-field"),
         (4, "url", "batch.bad-line"),
         (5, None, "batch.bad-line"),
-        (6, "file_id", "file.not-found"),
+        (6, "images", "file.not-found"),
         (7, None, "batch.bad-json"),
         (9, None, "manifest.duplicate-id"),
     ]
@@ -250,16 +250,16 @@ def test_the_folder_is_an_ordinary_run(serve: Any, painter: Painter, monkeypatch
     photo = io.BytesIO()
     Image.new("RGB", (64, 64), "red").save(photo, "PNG")
     source = server.upload(photo.getvalue(), "vision").json()["id"]
-    edit = {"prompt": "blue", "images": [{"file_id": source}], "task": "it2i"}
-    batch = server.wait(server.begin(CAT, edit).json())
+    edit = {"prompt": "blue", "images": [{"file_id": source}]}
+    batch = server.wait(server.begin(edit, edit | {"n": 2}).json())
     folder = server.folder / "batches" / batch["id"]
     monkeypatch.setattr(
         "hyimg_cli.engine.run.session_for", lambda config: pytest.fail("all of it is done")
     )
     config = RunConfig(OutputConfig(folder / "run", report=False))
     summary = run_manifest(folder / "manifest.jsonl", config)
-    assert (summary.skipped, summary.left) == (2, 0)
-    assert json.loads((folder / "manifest.jsonl").read_text().splitlines()[1])["images"] == [
+    assert (summary.skipped, summary.left) == (3, 0)
+    assert json.loads((folder / "manifest.jsonl").read_text().splitlines()[0])["images"] == [
         f"sources/{os.listdir(folder / 'sources')[0]}"
     ]
 
@@ -387,3 +387,23 @@ def test_a_run_by_hand_finishes_a_batch_and_the_server_one_that_was_begun_so(
     batch = serve().wait(begun)
     assert batch["request_counts"] == {"total": 12, "completed": 12, "failed": 0}
     assert sorted(painter.painted) == [chr(97 + n) for n in range(12)]
+
+
+def test_a_source_that_is_gone_is_its_lines_error_without_a_place(
+    serve: Any, painter: Painter
+) -> None:
+    painter.pace_s = 0.3
+    server = serve(at_once=1)
+    server.begin(CAT)
+    photo = io.BytesIO()
+    Image.new("RGB", (64, 64), "red").save(photo, "PNG")
+    source = server.upload(photo.getvalue(), "vision").json()["id"]
+    begun = server.begin({"prompt": "x", "images": [{"file_id": source}]}).json()
+    while not server.get(f"/v1/batches/{begun['id']}")["request_counts"]["total"]:
+        time.sleep(0.01)
+    for path in (server.folder / "batches" / begun["id"] / "sources").iterdir():
+        path.unlink()
+    (line,) = server.lines(server.wait(begun)["error_file_id"])
+    error = line["response"]["body"]["error"]
+    assert (line["response"]["status_code"], error["code"]) == (400, "source.missing")
+    assert error["message"].startswith("image 1: ")
