@@ -125,6 +125,10 @@ def test_a_file_too_large_leaves_nothing(serve: Any) -> None:
     assert error_of(server.upload(b"x" * 1001))[:2] == (413, "request.too-large")
     # The form is counted too, whatever its parts are.
     assert error_of(server.upload(b"x" * 2_000_000))[:2] == (413, "request.too-large")
+    form = b'--x\r\ncontent-disposition: form-data; name="a"\r\n\r\nb\r\n--x--\r\n'
+    head = {"content-type": "multipart/form-data; boundary=x"}
+    found = server.http.post("/v1/files", content=form + b" " * 2_000_000, headers=head)
+    assert error_of(found)[:2] == (413, "request.too-large")
     assert os.listdir(server.folder / "uploads") == []
     assert server.upload(b"x" * 1000).status_code == 200
 
