@@ -275,3 +275,19 @@ def test_a_mask_becomes_a_region(
     assert {Path(path).parent for path in (*line["images"], line["region"])} == {
         running.state / "uploads"
     }
+
+
+def test_the_document_names_every_route_and_field(
+    client: TestClient, make_server: Callable[..., Any]
+) -> None:
+    told = client.get("/openapi.json").json()
+    assert told["openapi"] == "3.1.0"
+    paths = told["paths"]
+    assert {GENERATE, EDIT, "/v1/files/{file_id}/content", "/v1/models/{model}"} <= paths.keys()
+    asked = paths[GENERATE]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    fields = asked["properties"].keys()
+    assert {"prompt", "n", "seed", "steps", "output_format", "stream"} <= fields
+    assert not fields & {"lora", "images", "image_path", "custom_id", "name", "seeds", "matrix"}
+    for one in paths.values():
+        for operation in one.values():
+            assert {"4XX", "5XX"} <= operation["responses"].keys()
