@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
@@ -30,8 +31,6 @@ from hyimg_cli.serve.wire import EVENTS, refusal_of
 
 logger = logging.getLogger(__name__)
 _TICK_S = 0.1
-# What is left of a refused body is read, so that its sender reads the answer; up to so much.
-_DRAINED_BYTES, _DRAIN_S = 500_000_000, 30.0
 _OPEN = ("/health",)  # without a key
 _MAKES_WORK = (*EVENTS, "/v1/batches")
 _SLUGS = {404: "route.not-found", 405: "route.method"}
@@ -171,10 +170,17 @@ class Server:
 
     def admit(self, method: str, path: str, headers: Headers) -> str:
         """The name of the key that a request has. Raises Refused where it may not come in."""
-        if self.is_local and not is_loopback(_host_in(headers.get("host", ""))):
-            what = "the Host header names another machine than this one"
+        # A page of a browser on this machine, by a name of its own or from elsewhere.
+        asked = {
+            "Host": f"//{headers.get('host', '')}",
+            "Origin": headers.get("origin", "//localhost"),
+        }
+        asked = {name: host for name, host in asked.items() if not is_loopback(_host_in(host))}
+        if self.is_local and asked:
+            name = next(iter(asked))
+            what = f"the {name} header names another machine than this one"
             hint = "ask for localhost or 127.0.0.1"
-            raise Refused(421, what, param="Host", hint=hint, code="request.host")
+            raise Refused(421, what, param=name, hint=hint, code="request.host")
         caller = self.keys.caller_of(headers.get("authorization"))
         if caller is None and path not in _OPEN:
             what, hint = "the API key is missing or wrong", "send Authorization: Bearer KEY"
@@ -196,30 +202,22 @@ class Front:
             await self._app(scope, receive, send)
             return
         server, headers, began = self._server, Headers(scope=scope), time.perf_counter()
-        name, status, nbytes, is_read = f"req_{secrets.token_hex(12)}", 499, 0, False
+        name, status, nbytes = f"req_{secrets.token_hex(12)}", 499, 0
         scope["state"] = {**scope.get("state", {}), "caller": "", "request_id": name}
-
-        async def received() -> Message:
-            nonlocal is_read
-            message = await receive()
-            is_read |= not message.get("more_body", False)
-            return message
 
         async def sent(message: Message) -> None:
             nonlocal status, nbytes
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = name
-                if status >= 400 and not is_read:
-                    await _drain(received, lambda: is_read)
             nbytes += len(message.get("body", b""))
             await send(message)
 
         try:
             scope["state"]["caller"] = server.admit(scope["method"], scope["path"], headers)
-            await self._app(scope, received, sent)
+            await self._app(scope, receive, sent)
         except Refused as refused:
-            await _answer(Request(scope), refused)(scope, received, sent)
+            await _answer(Request(scope), refused)(scope, receive, sent)
         except Exception:
             logger.exception("a request failed by a fault of hyimg's own")
         finally:
@@ -239,15 +237,6 @@ class Front:
                         "request_id": name,
                     }
                 )
-
-
-async def _drain(receive: Receive, is_read: Callable[[], bool]) -> None:
-    """Read what is left of a body, within bounds, and forget it."""
-    nbytes = 0
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_DRAIN_S):
-            while not is_read() and nbytes < _DRAINED_BYTES:
-                nbytes += len((await receive()).get("body", b""))
 
 
 def _answer(_: Request, error: HyimgError) -> Response:
@@ -276,11 +265,11 @@ def is_loopback(host: str) -> bool:
     return host.lower() == "localhost"
 
 
-def _host_in(header: str) -> str:
-    """The host of a Host header, without its port."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0]
+def _host_in(address: str) -> str:
+    """The host of an address, without its port; of none, nothing."""
+    with suppress(ValueError):
+        return urlsplit(address).hostname or ""
+    return ""
 
 
 class HttpServer(uvicorn.Server):

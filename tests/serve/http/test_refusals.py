@@ -181,7 +181,7 @@ def test_bodies_and_routes(client: TestClient) -> None:
 
 
 def test_a_body_that_is_too_large(http: Any) -> None:
-    # One that goes on sending hears of it: the rest is read, and forgotten.
+    # Who goes on sending hears of it.
     refused(http.post(GENERATE, content=b" " * 60_000_000), 413, "request.too-large", None)
 
 
@@ -199,6 +199,11 @@ def test_the_host_is_this_machine(client: TestClient) -> None:
             assert answer.status_code == 200
         else:
             refused(answer, 421, "request.host", "Host")
+    for origin in ("https://evil.example", "null", "http://[::1"):
+        answer = client.post(GENERATE, json={"prompt": "a"}, headers={"origin": origin})
+        refused(answer, 421, "request.host", "Origin")
+    head = {"origin": "http://localhost:3000"}
+    assert client.get("/v1/models", headers=head).status_code == 200
 
 
 def test_a_key_is_asked_for_everywhere(
