@@ -22,6 +22,7 @@ from hyimg_cli.memory.available import batch_sizes
 from hyimg_cli.memory.footprint import Together, needs
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages, encoded_by
@@ -118,10 +119,10 @@ def serve(
         model.graphs.prepare(min(together.thinking, len(jobs)))
     started = time.perf_counter()
     run = ContinuousBatch(
-        jobs,
-        _studio(model, load),
+        WholeBatches(
+            jobs, _studio(model, load), lambda: PhaseClock(started, partial(synchronize, [device]))
+        ),
         together,
-        new_clock=lambda: PhaseClock(started, partial(synchronize, [device])),
     )
     events: Counter[str] = Counter()
     drawn: list[ImageRequest] = []

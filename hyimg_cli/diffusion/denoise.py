@@ -1,7 +1,7 @@
-"""The denoise loop, for any model that gives velocities, over any number of pictures at once."""
+"""Denoise steps, for any model that gives velocities, over any number of pictures at once."""
 
 # Legend: G branch, C channel, Y X latent rows and columns
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,8 +10,8 @@ from hyimg_cli.diffusion.schedule import Schedule, Step
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.spec.step_cache import StepCache
 
-# Numbers of tracks, their latents and their steps to all branches' velocities, [G, C, Y, X] each.
-Velocities = Callable[[Sequence[int], Sequence[Tensor], Sequence[Step]], Sequence[Tensor]]
+# Drawings at a full step to all branches' velocities, [G, C, Y, X] each.
+Velocities = Callable[[Sequence["Drawing"]], Sequence[Tensor]]
 # Branches' velocities [G, C, Y, X] at a step to the one that is followed, [C, Y, X].
 Guidance = Callable[[Tensor, Step], Tensor]
 
@@ -27,32 +27,46 @@ class Track:
     guidance: Guidance
     is_guided: Callable[[Step], bool] = lambda step: True
 
-    def velocity_cache(self, rule: StepCache | None) -> VelocityCache:
-        """One for an attempt at this track; it begins anew where the number of branches changes."""
-        return VelocityCache(rule, [self.is_guided(step) for step in self.schedule.steps()])
 
-
-def denoise(
-    tracks: Sequence[Track], caches: Sequence[VelocityCache], velocities: Velocities
-) -> Iterator[list[Tensor]]:
-    """The latents of every track behind each step; all schedules have the same count.
-
-    `velocities` is asked for the tracks for which the step is full by their cache, and not at all
-    where it is for none.
+class Drawing:
+    """One picture on its track: the latents behind the steps that are `done`, and what its step
+    cache kept of them; it begins anew where the number of branches changes.
     """
-    latents = [track.noise_CYX for track in tracks]
-    for steps in zip(*(track.schedule.steps() for track in tracks), strict=True):
-        full = [n for n, cache in enumerate(caches) if cache.steps[steps[n].index]]
-        found = {}
-        if full:
-            asked = [latents[n] for n in full], [steps[n] for n in full]
-            found = dict(zip(full, velocities(full, *asked), strict=True))
-        moved = []
-        for n, (track, step, x_CYX) in enumerate(zip(tracks, steps, latents, strict=True)):
-            if n in found:
-                caches[n].keep(step.index, [found[n]])
-            else:
-                (found[n],) = caches[n].estimate(step.index)
-            moved.append(step.advance(x_CYX, track.guidance(found[n], step)))
-        latents = moved
-        yield latents
+
+    def __init__(self, track: Track, rule: StepCache | None) -> None:
+        self.track, self.latents_CYX, self.done = track, track.noise_CYX, 0
+        self._steps = track.schedule.steps()
+        self.cache = VelocityCache(rule, [track.is_guided(step) for step in self._steps])
+
+    @property
+    def is_done(self) -> bool:
+        return self.done == len(self._steps)
+
+    @property
+    def step(self) -> Step:
+        """The next one."""
+        return self._steps[self.done]
+
+    def advance(self, velocities_GCYX: Tensor | None) -> None:
+        """Take the next step: by all branches' velocities, estimated where there are none. Whatever
+        raises leaves the drawing where it was.
+        """
+        step, found = self.step, velocities_GCYX
+        if found is None:
+            (found,) = self.cache.estimate(step.index)
+        latents_CYX = step.advance(self.latents_CYX, self.track.guidance(found, step))
+        if velocities_GCYX is not None:
+            self.cache.keep(step.index, [velocities_GCYX])
+        self.latents_CYX, self.done = latents_CYX, self.done + 1
+
+
+def denoise_step(drawings: Sequence[Drawing], velocities: Velocities) -> None:
+    """Move every drawing by a step, each by its own next one.
+
+    `velocities` is asked for the drawings whose step is full by their cache, and not at all where
+    it is for none.
+    """
+    full = [drawing for drawing in drawings if drawing.cache.steps[drawing.step.index]]
+    found = dict(zip(full, velocities(full), strict=True)) if full else {}
+    for drawing in drawings:
+        drawing.advance(found.get(drawing))

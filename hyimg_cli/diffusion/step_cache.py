@@ -40,19 +40,17 @@ class VelocityCache:
         Warm-up steps but the last are only counted: a slope over one step, stretched over many,
         does harm. So all gaps are of the interval. A change of network begins anew.
         """
+        if self.rule is not None and index >= self.rule.first - 1:
+            is_same = self._at >= 0 and self._networks[index] == self._networks[self._at]
+            former = self._differences[: self.rule.order] if is_same else []
+            differences: list[Tensor] = []
+            if index <= self._last_estimated:
+                differences.append(torch.stack(list(velocities)).detach())
+                for older in former:
+                    differences.append(differences[-1].float() - older.float())
+            # Where there was no memory for them nothing has changed.
+            self._differences, self._at = differences, index
         self.full += 1
-        if self.rule is None or index < self.rule.first - 1:
-            return
-        is_same = self._at >= 0 and self._networks[index] == self._networks[self._at]
-        former = self._differences[: self.rule.order] if is_same else []
-        self._differences, self._at = [], index
-        if index > self._last_estimated:
-            return
-        newest = torch.stack(list(velocities)).detach()
-        self._differences.append(newest)
-        for older in former:
-            newest = newest.float() - older.float()
-            self._differences.append(newest)
 
     def estimate(self, index: int) -> tuple[Tensor, ...]:
         """Velocities of a step that is left out, in the dtype of the latest full step's.
@@ -61,14 +59,15 @@ class VelocityCache:
         """
         assert self.rule is not None, "without a rule every step is full"
         assert self._differences, "a full step comes before the first estimate"
-        self.estimated += 1
         gaps, factor = (index - self._at) / self.rule.interval, 1.0
         velocity, *differences = self._differences
         found = velocity.float()
         for order, difference in enumerate(differences):
             factor *= (gaps + order) / (order + 1)
             found = found + factor * difference
-        return found.to(velocity.dtype).unbind()
+        estimate = found.to(velocity.dtype).unbind()
+        self.estimated += 1
+        return estimate
 
     def state(self) -> dict[str, Tensor]:
         """All that the steps so far left, for a checkpoint; nothing where there is no rule."""

@@ -106,16 +106,22 @@ def gpu_free_bytes(device: "torch.device", part: float | None = None) -> int:
 
 
 def batch_sizes(
-    jobs: Sequence[ImageJob], model: "DecoderModel", config: RunConfig, *, held_prefixes: int = 0
+    jobs: Sequence[ImageJob],
+    model: "DecoderModel",
+    config: RunConfig,
+    *,
+    held_prefixes: int = 0,
+    joins: bool = False,
 ) -> Together:
     """Jobs of a group that may think and that may draw together: as many as asked for, if they
-    fit; at least one of each. `held_prefixes`: bytes of shared K/V that are no longer free.
+    fit; at least one of each. `held_prefixes`: bytes of shared K/V that are no longer free;
+    `joins`: as of `Needs`.
     """
     room = free_bytes(model, config.batch.gpu_memory_utilization)
     if (limit := config.batch.memory_bytes) is not None:
         room = min(room, limit - held_weights(model.card, config) - held_prefixes)
     kept = max(0, config.batch.prefix_cache_mb * 1_000_000 - held_prefixes)
-    found = needs(jobs, model.card, config, prefixes=kept)
+    found = replace(needs(jobs, model.card, config, prefixes=kept), joins=joins)
     return found.fitting(usable_bytes(room), config.batch.max_size)
 
 

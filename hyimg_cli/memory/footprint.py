@@ -91,7 +91,7 @@ class Needs:
 
     `share`: of a job. `encode`, `decode`: of a picture in the VAE; `prefetch`: of an encode
     that may go on meanwhile. `forward`: of any forward. `kept`: of prefixes shared with jobs to
-    come, and of encoded source images.
+    come, and of encoded source images. `joins`: jobs come, and are decoded, while others draw.
     """
 
     jobs: int
@@ -102,6 +102,7 @@ class Needs:
     forward: Working = field(default_factory=Working)
     kept: int = 0
     has_graphs: bool = False
+    joins: bool = False
 
     def widest(self, together: Together, weights: int = 0) -> Footprint:
         """The moment that takes most, with as many at work as `together` says."""
@@ -117,6 +118,9 @@ class Needs:
             "draw": ((others + 1) * share.context + drawing * share.branches, at_work),
             "decode": (others * share.context, self.decode),
         }
+        if self.joins:
+            beside = max(at_work, opening, self.decode)
+            moments = {"draw": ((others + 1) * share.context + drawing * share.branches, beside)}
         moment, (kv, activations) = max(moments.items(), key=lambda held: sum(held[1]))
         activations += self.prefetch
         if self.has_graphs:  # of decode steps; all share the memory of the widest

@@ -4,6 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 
 from hyimg_cli.spec.events import PHASES
 
@@ -22,17 +23,21 @@ class Shares:
     def __init__(self) -> None:
         self._at_work: dict[PhaseClock, str] = {}
         self._dealt_until = 0.0
+        # A server's jobs are written in threads of their own.
+        self._lock = Lock()
 
     def move(self, clock: "PhaseClock", phase: str | None, now: float) -> None:
         """A job's clock enters `phase`, or none; what passed until `now` is dealt first."""
-        firm = [one for one, name in self._at_work.items() if name not in _YIELDS]
-        sharers = firm or list(self._at_work)
-        for one in sharers:
-            one.dealt_s[self._at_work[one]] += (now - self._dealt_until) / len(sharers)
-        self._dealt_until = now
-        self._at_work.pop(clock, None)
-        if phase is not None and phase not in _WAITS:
-            self._at_work[clock] = phase
+        with self._lock:
+            firm = [one for one, name in self._at_work.items() if name not in _YIELDS]
+            sharers = firm or list(self._at_work)
+            passed = max(0.0, now - self._dealt_until)
+            for one in sharers:
+                one.dealt_s[self._at_work[one]] += passed / len(sharers)
+            self._dealt_until += passed
+            self._at_work.pop(clock, None)
+            if phase is not None and phase not in _WAITS:
+                self._at_work[clock] = phase
 
 
 class PhaseClock:
@@ -62,7 +67,8 @@ class PhaseClock:
     def enter(self, phase: str) -> None:
         """Close the phase that runs and open `phase`; one may be entered several times."""
         assert phase in self._seconds, f"{phase} is not a phase"
-        self._move(phase)
+        if phase != self._phase:
+            self._move(phase)
 
     def timings_s(self) -> dict[str, float]:
         """Seconds of every phase, what no phase claims, and the total that they add up to."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.pipelines.queue import JobQueue
 from hyimg_cli.pipelines.ranks import ModelRanks
 from hyimg_cli.pipelines.request import Facts, Lost, Request
 from hyimg_cli.settings.run import RunConfig
@@ -36,6 +37,8 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
         self._ranks: ModelRanks | None = None
         # Shapes that were run once already.
         self._warmed: set[Any] = set()
+        # Jobs come at any time.
+        self._serves = False
 
     @property
     def model(self) -> str | None:
@@ -58,11 +61,23 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
             if warmed.shapes or warmed.graphs:
                 yield replace(warmed, prewarm_s=time.perf_counter() - started)
 
+    def prepare_to_serve(self, largest: OneJob) -> Iterator[Prewarmed]:
+        """Get ready for jobs that need no more than `largest`, as many as there is room for."""
+        self._serves = True
+        yield from self.prepare([largest] * (2 * self._config.batch.max_size), None)
+
     @abstractmethod
     def work(
         self, jobs: Sequence[OneJob], folder: JobFolder | None, started: float
     ) -> Iterator[Event | Done | Lost[OneJob]]:
         """A group's jobs on their way; `started` is where their clocks begin."""
+
+    @abstractmethod
+    def serve(self, queue: JobQueue, *, tokens: int = 4, background_every: int = 8) -> None:
+        """Work on jobs as they come, until the queue is closed and nothing is at work; tickets are
+        told of what becomes of them. `tokens` are decoded between two denoise steps; while an
+        online job is at work others go on in one of `background_every` passes.
+        """
 
     @abstractmethod
     def write(self, done: Done, folder: JobFolder) -> OutputFile | None:

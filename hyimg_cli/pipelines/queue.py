@@ -61,11 +61,15 @@ class JobQueue:
             self._changed.notify_all()
         _tell_dropped(refused)
 
-    def take(self, room: int, *, wait: bool, online_only: bool = False) -> list[Ticket]:
+    def take(
+        self, room: int, *, wait: bool, online_only: bool = False, batch_only: bool = False
+    ) -> list[Ticket]:
         """Up to `room` tickets; none where none is there, or the queue is closed. `wait`: until
         there is one.
         """
-        kinds = [self._waiting[True]] if online_only else [*self._waiting.values()]
+        kinds = [self._waiting[True]] * (not batch_only) + [self._waiting[False]] * (
+            not online_only
+        )
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: self.is_closed or any(kinds))

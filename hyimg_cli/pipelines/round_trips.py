@@ -24,10 +24,14 @@ class RoundTrips:
         self.clear = self._memo.clear
 
     def of(
-        self, image: SourceImage, size: Size, make: Callable[[np.ndarray, str], np.ndarray]
+        self,
+        image: SourceImage,
+        size: Size,
+        make: Callable[[np.ndarray, str], np.ndarray],
+        scope: str = "",
     ) -> tuple[np.ndarray, str]:
         """An image, resized to `size`, as a model's `round_trip` gives it back; and a note where
-        there is no memory for that.
+        there is no memory for that. Each scope has its own.
         """
 
         def trip() -> tuple[np.ndarray, str]:
@@ -37,4 +41,4 @@ class RoundTrips:
             except torch.OutOfMemoryError:
                 return shown, _NO_MEMORY
 
-        return self._memo.get(f"{image.digest} {size}", trip)
+        return self._memo.get(f"{image.digest} {size} {scope}", trip)

@@ -5,7 +5,7 @@ integral.
 import pytest
 import torch
 
-from hyimg_cli.diffusion.denoise import Track, denoise
+from hyimg_cli.diffusion.denoise import Drawing, Track, denoise_step
 from hyimg_cli.diffusion.guidance import CFG, guided
 from hyimg_cli.diffusion.schedule import Schedule
 
@@ -67,8 +67,10 @@ def test_a_straight_flow_is_integrated_exactly() -> None:
     picture, noise = torch.randn(2, 3, 5, 5)
     tracks = [Track(noise, Schedule(7, 3.0), CFG([])), Track(2 * noise, Schedule(7, 1.0), CFG([]))]
     true = [(noise - picture)[None], (2 * noise - picture)[None]]
-    caches = [track.velocity_cache(None) for track in tracks]
-    latents = list(denoise(tracks, caches, lambda _numbers, _latents, _steps: true))
-    assert len(latents) == 7
-    for last in latents[-1]:
-        torch.testing.assert_close(last, picture, atol=1e-5, rtol=0)
+    drawings = [Drawing(track, None) for track in tracks]
+    for _ in range(7):
+        assert not any(drawing.is_done for drawing in drawings)
+        denoise_step(drawings, lambda _: true)
+    for drawing in drawings:
+        assert drawing.is_done
+        torch.testing.assert_close(drawing.latents_CYX, picture, atol=1e-5, rtol=0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hyimg_cli.diffusion.denoise import Track, denoise
+from hyimg_cli.diffusion.denoise import Drawing, Track, denoise_step
 from hyimg_cli.diffusion.guidance import CFG
 from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.diffusion.step_cache import VelocityCache
@@ -172,14 +172,15 @@ def test_rows_of_a_batch_keep_their_own_schedule() -> None:
     def drawn(numbers: list[int]) -> tuple[list[Tensor], list[list[int]]]:
         asked: list[list[int]] = []
 
-        def velocities(places: Sequence[int], latents: Sequence[Tensor], steps: object) -> object:
-            own = [numbers[place] for place in places]
-            asked.append(own)
-            return [torch.tanh(weights[n] * x) for n, x in zip(own, latents, strict=True)]
+        drawings = {Drawing(tracks[n], rules[n]): n for n in numbers}
 
-        caches = [tracks[n].velocity_cache(rules[n]) for n in numbers]
-        *_, last = denoise([tracks[n] for n in numbers], caches, velocities)
-        return last, asked
+        def velocities(full: Sequence[Drawing]) -> list[Tensor]:
+            asked.append([drawings[one] for one in full])
+            return [torch.tanh(weights[drawings[one]] * one.latents_CYX) for one in full]
+
+        for _ in range(12):
+            denoise_step([*drawings], velocities)
+        return [one.latents_CYX for one in drawings], asked
 
     together, asked = drawn([0, 1, 2, 3])
     for number, rule in enumerate(rules):

@@ -23,6 +23,7 @@ from hyimg_cli.media.images import read_image
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages, encoded_by
@@ -105,7 +106,7 @@ def drawn(family: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Drawn]:
 
         clock = PhaseClock(0.0, lambda: None)
         run = ContinuousBatch(
-            [job], studio_of(model, reuse=reuse), Together(1, 1), new_clock=lambda: clock
+            WholeBatches([job], studio_of(model, reuse=reuse), lambda: clock), Together(1, 1)
         )
         with monkeypatch.context() as patch:
             patch.setattr(model.network, "velocity", recorded)

@@ -21,6 +21,7 @@ from hyimg_cli.media.images import read_image, stretch
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import ImageRequest, aligned
 from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
@@ -39,10 +40,10 @@ def edit(job: ImageJob, sources: tuple[str, ...]) -> ImageJob:
 
 def _drawn(jobs: list[ImageJob], family: Any, size: int) -> dict[str, ImageRequest]:
     run = ContinuousBatch(
-        jobs,
-        studio_of(family, tree=KVTree(10**9)),
+        WholeBatches(
+            jobs, studio_of(family, tree=KVTree(10**9)), lambda: PhaseClock(0.0, lambda: None)
+        ),
         Together(size, size),
-        new_clock=lambda: PhaseClock(0.0, lambda: None),
     )
     return {event.job.custom_id: event for event in run.run() if isinstance(event, ImageRequest)}
 

@@ -24,6 +24,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.graphs import BUCKETS, DecodeGraphs, DecodeStep, bucket_of
 from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.settings.run import ModelChoice
@@ -160,10 +161,8 @@ def test_a_job_that_is_gone_takes_its_memory_along(family: Any, graphs: DecodeGr
 
 def _ends(jobs: list[ImageJob], model: Any, size: int) -> dict[str, ImageRequest]:
     run = ContinuousBatch(
-        jobs,
-        studio_of(model),
+        WholeBatches(jobs, studio_of(model), lambda: PhaseClock(0.0, lambda: None)),
         Together(size, size),
-        new_clock=lambda: PhaseClock(0.0, lambda: None),
         read_lag=1,
     )
     return {end.job.custom_id: end for end in run.run() if isinstance(end, ImageRequest)}

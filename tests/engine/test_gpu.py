@@ -24,6 +24,7 @@ from hyimg_cli.memory.available import free_bytes, limit_gpu_memory
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.pipelines.image.think import DecodeLoop
@@ -127,7 +128,7 @@ def _events(jobs: list[ImageJob], model: Any, **options: Any) -> Iterator[Any]:
     """What a group tells on its way; the error that a job is lost by is raised."""
     clock = partial(PhaseClock, 0.0, lambda: None)
     together = Together(len(jobs), len(jobs))
-    run = ContinuousBatch(jobs, studio_of(model), together, new_clock=clock, **options)
+    run = ContinuousBatch(WholeBatches(jobs, studio_of(model), clock), together, **options)
     for event in run.run():
         if isinstance(event, Lost):
             raise event.error

@@ -23,6 +23,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.graphs import BUCKETS, DecodeGraphs, buckets_up_to
 from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
@@ -80,10 +81,8 @@ def jobs(job: ImageJob) -> list[ImageJob]:
 
 def ends(jobs: list[ImageJob], model: Any) -> list[Any]:
     run = ContinuousBatch(
-        jobs,
-        studio_of(model),
+        WholeBatches(jobs, studio_of(model), lambda: PhaseClock(0.0, lambda: None)),
         Together(len(jobs), len(jobs)),
-        new_clock=lambda: PhaseClock(0.0, lambda: None),
     )
     found = [event for event in run.run() if isinstance(event, ImageRequest)]
     assert len(found) == len(jobs)

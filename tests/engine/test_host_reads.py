@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.pipelines.image.think import DecodeLoop
@@ -67,10 +68,8 @@ def _jobs(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
 
 def _group(jobs: list[ImageJob], family: Any, read_lag: int) -> ContinuousBatch:
     return ContinuousBatch(
-        jobs,
-        studio_of(family),
+        WholeBatches(jobs, studio_of(family), lambda: PhaseClock(0.0, lambda: None)),
         Together(4, 4),
-        new_clock=lambda: PhaseClock(0.0, lambda: None),
         read_lag=read_lag,
     )
 

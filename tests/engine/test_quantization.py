@@ -26,6 +26,7 @@ from hyimg_cli.models.hunyuan_image3 import card as card_module
 from hyimg_cli.models.hunyuan_image3.config import architecture
 from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load
 from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.quality.metrics import psnr
@@ -71,10 +72,8 @@ def test_a_picture_is_the_same_to_the_bit_alone_and_together(job: ImageJob, form
 
 def _pixels(jobs: list[ImageJob], model: Any, *, size: int) -> dict[str, bytes]:
     run = ContinuousBatch(
-        jobs,
-        studio_of(model),
+        WholeBatches(jobs, studio_of(model), lambda: PhaseClock(0.0, lambda: None)),
         Together(size, size),
-        new_clock=lambda: PhaseClock(0.0, lambda: None),
     )
     ends = [end for end in run.run() if isinstance(end, ImageRequest)]
     return {end.job.custom_id: end.pixels.tobytes() for end in ends}

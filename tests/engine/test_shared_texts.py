@@ -18,6 +18,7 @@ from hyimg_cli.manifest.written import note
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image import stages as stages_of
+from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages
 from hyimg_cli.pipelines.image.think import Texts
@@ -63,7 +64,7 @@ def run(
     jobs: Sequence[ImageJob], stages: ImageStages, size: int, *, events: list[Any] | None = None
 ) -> Ends:
     batch = ContinuousBatch(
-        jobs, stages, Together(size, size), new_clock=lambda: PhaseClock(0.0, lambda: None)
+        WholeBatches(jobs, stages, lambda: PhaseClock(0.0, lambda: None)), Together(size, size)
     )
     ends: Ends = {}
     for event in batch.run():

@@ -13,6 +13,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from hyimg_cli.errors import JobError
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.settings.run import ReuseConfig
@@ -126,7 +127,7 @@ def test_a_repetition_penalty_holds_alone_and_in_company(
 def _texts(model: Any, jobs: list[ImageJob], size: int) -> dict[str, tuple[int, ...] | None]:
     stages = replace(studio_of(model), draws=False)
     batch = ContinuousBatch(
-        jobs, stages, Together(size, size), new_clock=lambda: PhaseClock(0.0, lambda: None)
+        WholeBatches(jobs, stages, lambda: PhaseClock(0.0, lambda: None)), Together(size, size)
     )
     return {one.job.custom_id: one.text.ids for one in batch.run() if isinstance(one, ImageRequest)}
 

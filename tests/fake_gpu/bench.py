@@ -27,6 +27,7 @@ from hyimg_cli.models.hunyuan_image3.vision import VisionInputs
 from hyimg_cli.models.protocols import Encoded, LivePicture
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image import stages
+from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.sampling import Draw, choose
@@ -141,10 +142,7 @@ class Bench:
             encode=lambda shown: (self.model.encoded(shown.digest, self.load), 0.0),
         )
         run = ContinuousBatch(
-            jobs,
-            studio,
-            together,
-            new_clock=lambda: PhaseClock(0.0, lambda: None),
+            WholeBatches(jobs, studio, lambda: PhaseClock(0.0, lambda: None)), together
         )
         ends: Counter[type] = Counter()
         with patch.object(stages, "_pixels", _no_pixels):

@@ -13,7 +13,7 @@ from parity.golden_layouts import Grids, layout_of, target_grid
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hyimg_cli.diffusion.denoise import Track, denoise
+from hyimg_cli.diffusion.denoise import Drawing, Track, denoise_step
 from hyimg_cli.diffusion.guidance import CFG, guided
 from hyimg_cli.diffusion.schedule import Schedule, Step
 from hyimg_cli.loading.checkpoint import tensor_index
@@ -122,15 +122,15 @@ def _close_run(scene: Scene, branches: list[Branch], initial: Tensor) -> Tensor:
     case.close("timesteps_r", torch.tensor([step.next_timestep for step in schedule.steps()]))
     raw: list[Tensor] = []
 
-    def velocities(
-        numbers: Sequence[int], latents: Sequence[Tensor], at: Sequence[Step]
-    ) -> list[Tensor]:
-        raw.append(scene.velocity(latents[0], at[0], branches))
+    def velocities(drawings: Sequence[Drawing]) -> list[Tensor]:
+        raw.append(scene.velocity(drawings[0].latents_CYX, drawings[0].step, branches))
         return raw[-1:]
 
     scales = [scene.guidance] * (len(branches) - 1)
-    track = Track(initial[0], schedule, CFG(scales))
-    steps = [latents for (latents,) in denoise([track], [track.velocity_cache(None)], velocities)]
+    drawing, steps = Drawing(Track(initial[0], schedule, CFG(scales)), None), list[Tensor]()
+    while not drawing.is_done:
+        denoise_step([drawing], velocities)
+        steps.append(drawing.latents_CYX)
     case.close("pred", torch.stack(raw))
     case.close("velocity", torch.stack([guided(v, scales) for v in raw])[:, None])
     case.close("latents", torch.stack([initial[0], *steps])[:, None])

@@ -1,285 +1,286 @@
-"""Continuous batching: jobs of one model and size, of which some think while one batch draws.
+"""Continuous batching: jobs of one model, of which some think while others draw.
 
-    waiting ─ prefill ─▶ thinking ─ a token each, together ─▶ ready ─ all steps, together ─▶ decoded
+    waiting ─ prefill ─▶ thinking ─ a token each ─▶ ready ─▶ drawing ─ a step each ─▶ decoded
               (joins as soon as a row is free)   (leaves when its text ends)
-    K/V                 context                                context  branches
+    K/V                  context                    context  branches
 
 As many think as one size says and as many draw as another: a decode step gains from every row, a
-denoise step is full with few pictures, and branches take more memory than contexts. A job that
-fails leaves the batch; the others go on as if it had never been there. What is tried before it is
-lost, and in which order, is `out_of_memory`'s to say. Of jobs that would write the same text one
-thinks, and the others wait for it, each in turn where it fails. A job that needs no text draws as
-soon as nobody of its kind is next in line: it waits for no text of another.
+denoise step is full with few pictures, and branches take more memory than contexts. Who comes when,
+and what goes on in a pass of the loop, is an `Admission`'s to say. A job that fails leaves the
+batch; the others go on as if it had never been there. What is tried before it is lost, and in which
+order, is `out_of_memory`'s to say. Of jobs that would write the same text one thinks, and the
+others wait for it, each in turn where it fails.
 """
 
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
 
 from torch import Tensor
 
-from hyimg_cli.diffusion.denoise import denoise
-from hyimg_cli.diffusion.schedule import Step
+from hyimg_cli.diffusion.denoise import Drawing, denoise_step
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models.protocols import LivePicture
-from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages
-from hyimg_cli.pipelines.image.think import DecodeLoop, DecodeRequest, repeated_texts
+from hyimg_cli.pipelines.image.admission import Admission, AtWork
+from hyimg_cli.pipelines.image.stages import ImageRequest
+from hyimg_cli.pipelines.image.think import DecodeLoop, DecodeRequest, Read
 from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy, Remedy
+from hyimg_cli.pipelines.queue import Dropped
 from hyimg_cli.pipelines.request import Lost
+from hyimg_cli.spec.card import Bucket
 from hyimg_cli.spec.events import JobStarted, Progress
 from hyimg_cli.spec.job import ImageJob
 
-Events = Iterator[JobStarted | Progress | ImageRequest | Lost[ImageJob]]
+Told = JobStarted | Progress | ImageRequest | Lost[ImageJob] | Dropped
+# Each with the request that it tells of.
+Events = Iterator[tuple[ImageRequest, Told]]
 
 
 class ContinuousBatch:
-    """One group's jobs on their way, of which so many think and so many draw `together`."""
+    """Jobs on their way, of which so many think and so many draw `together`."""
 
     def __init__(
-        self,
-        jobs: Iterable[ImageJob],
-        stages: ImageStages,
-        together: Together,
-        *,
-        new_clock: Callable[[], PhaseClock],
-        read_lag: int | None = None,
+        self, admission: Admission[Any], together: Together, *, read_lag: int | None = None
     ) -> None:
         """`read_lag`: see `DecodeLoop`; by default what suits the model's device."""
-        self._stages = stages
-        self._waiting = deque(jobs)
-        self._repeated = repeated_texts(map(self._text_of, self._waiting))
-        # By text that is being written, the jobs that wait for it.
-        self._awaited: dict[Hashable, list[ImageJob]] = {}
-        # Begun, and without K/V again: they come before those that wait.
-        self._preempted: deque[ImageRequest] = deque()
-        self._thinking: dict[DecodeRequest, ImageRequest] = {}
-        self._ready: deque[ImageRequest] = deque()
-        self._undecoded: deque[ImageRequest] = deque()
-        self._new_clock = new_clock
+        self._admission, stages = admission, admission.stages
+        self._model = stages.model
+        self.memory = MemoryPolicy(
+            stages.prefixes.release, "the prefixes kept for other jobs", together
+        )
+        self._at = AtWork(self.memory)
+        # By text that is being written, those that wait for it.
+        self._awaited: dict[Hashable, list[Any]] = {}
         if read_lag is None:
             # A GPU works on while the host reads; on a CPU ids are there when the step is done.
             read_lag = int(any(device.type == "cuda" for device in stages.model.layer_devices))
         self._loop = DecodeLoop(stages.model, lag=read_lag)
-        # It knows how many work together: fewer than were asked for where memory was short.
-        self.memory = MemoryPolicy(
-            stages.prefixes.release, "the prefixes kept for other jobs", together
-        )
-        # No memory to admit another job, until some have drawn.
-        self._is_full = False
 
-    def run(self) -> Events:
+    def run(self) -> Iterator[JobStarted | Progress | ImageRequest | Lost[ImageJob]]:
         """Every job's way, in as few forwards as the batch sizes allow."""
-        while self._is_waiting or self._holds_memory:
+        for _, told in self.events():
+            if not isinstance(told, Dropped):  # who is told of no ticket drops none
+                yield told
+
+    def events(self) -> Events:
+        """The same, with the request that each event is of."""
+        at, admission = self._at, self._admission
+        while at.preempted or at.holds_memory or at.undecoded or self._can_come:
+            yield from self._drop(admission.next_pass(at))
             yield from self._admit()
-            yield from self._decode_text()
-            if self._is_due:
-                yield from self._draw(self._next_batch())
-                self._is_full = False
-        while self._undecoded:
-            yield from self._finish(self._undecoded.popleft())
+            for _ in range(admission.tokens(at)):
+                yield from self._decode_text()
+            yield from self._join(deque(admission.joining(at)))
+            yield from self._denoise()
+            yield from self._leave(admission.through(at))
+            while at.undecoded and not at.holds_memory and not admission.has_next(at):
+                last = at.undecoded.popleft()
+                yield from self.memory.attempt([last], self._decode, self._lose)
 
     @property
-    def _is_waiting(self) -> bool:
-        return bool(self._preempted or self._waiting)
+    def _can_come(self) -> bool:
+        return bool(self._admission.waiting) or self._admission.is_open
 
-    @property
-    def _next_writes(self) -> bool:
-        return (self._preempted[0].job if self._preempted else self._waiting[0]).writes_text
-
-    @property
-    def _holds_memory(self) -> bool:
-        return bool(self._thinking or self._ready)
-
-    @property
-    def _has_room(self) -> bool:
-        # A batch that is ready to draw lets go of its contexts first; see `footprint.Needs`.
-        most = self.memory.most
-        return len(self._thinking) < most.thinking and len(self._ready) < most.drawing
-
-    @property
-    def _is_due(self) -> bool:
-        """True if a batch draws now: it is full, or nothing is left that could fill it."""
-        if not self._ready or len(self._ready) >= self.memory.most.drawing:
-            return bool(self._ready)
-        can_come = self._is_waiting and not self._is_full
-        if self._ready[0].job.writes_text:
-            return not (self._thinking or can_come)
-        return not can_come or self._next_writes
+    def _drop(self, unwanted: Sequence[ImageRequest]) -> Events:
+        """Requests leave, wherever they are, and give back what they hold."""
+        if any(work.decoding in self._at.thinking for work in unwanted):
+            yield from self._heed(self._loop.settle())
+        for work in unwanted:
+            if work in [*self._at]:  # one whose last token could not be read is lost already
+                self._remove(work)
+                work.clock.enter("queue")
+                yield work, Dropped(work.job.custom_id)
 
     def _admit(self) -> Events:
-        """Waiting jobs take the free rows."""
-        self._is_full = self._is_full and self._holds_memory
-        while self._is_waiting and self._has_room and not (self._is_full or self._is_due):
-            if self._preempted:
-                work = self._preempted.popleft()
+        """Those that wait take the free rows."""
+        at = self._at
+        at.is_full = at.is_full and at.holds_memory
+        while self._admission.has_next(at):
+            if at.preempted:
+                work = at.preempted.popleft()
             else:
-                job = self._waiting.popleft()
-                if (text := self._text_of(job)) in self._awaited:
-                    self._awaited[text].append(job)
+                item = self._admission.waiting.popleft()
+                if (text := self._admission.text_of(item)) in self._awaited:
+                    self._awaited[text].append(item)
                     continue
-                work = ImageRequest(job, self._new_clock())
-                yield JobStarted(job.custom_id)
-                yield Progress(job.custom_id, "prefill")
-            requeue = self._requeue if self._holds_memory else None
+                work = self._admission.begin(item)
+                work.text_key = text
+                yield work, JobStarted(work.job.custom_id)
+                yield work, Progress(work.job.custom_id, "prefill")
+            requeue = self._requeue if at.holds_memory else None
             yield from self.memory.attempt([work], self._prefill, self._lose, requeue=requeue)
 
     def _prefill(self, work: ImageRequest) -> Events:
-        self._stages.prefill(work)
+        work.stages.prefill(work)
         if work.decoding is None:
             yield from self._make_ready(work)
         else:
-            yield Progress(work.job.custom_id, "think")
+            yield work, Progress(work.job.custom_id, "think")
             work.clock.enter("think")
-            self._thinking[work.decoding] = work
-            if (text := self._text_of(work.job)) is not None:
-                self._awaited.setdefault(text, [])
+            self._at.thinking[work.decoding] = work
+            if work.text_key is not None:
+                self._awaited.setdefault(work.text_key, [])
 
     def _requeue(self, work: ImageRequest) -> None:
         self._preempt(work, "prefill")
-        if self._thinking:
-            self.memory.limit("thinking", len(self._thinking))
+        if self._at.thinking:
+            self.memory.limit("thinking", len(self._at.thinking))
 
     def _preempt(self, work: ImageRequest, lacking: str) -> None:
         """It begins anew when some have drawn, and writes the same text: its draws are its own."""
         self.memory.put_off(work, lacking)
-        self._preempted.appendleft(ImageRequest(**work.begun()))
-        self._is_full = True
+        self._at.preempted.appendleft(work.anew())
+        self._remove(work)
+        self._at.is_full = True
 
     def _decode_text(self) -> Events:
         """A token for every job that thinks; those whose text has ended leave."""
-        thinking, size = list(self._thinking.values()), self.memory.most.thinking
+        at = self._at
+        thinking, size = [*filter(self._admission.moves, at.thinking.values())], at.most.thinking
         for first in range(0, len(thinking), size):
             batch = thinking[first : first + size]
             yield from self.memory.attempt(batch, self._decode_step, self._lose, kind="thinking")
-        for decoding in [decoding for decoding in self._thinking if decoding.is_done]:
-            work = self._thinking.pop(decoding)
+        for decoding in [decoding for decoding in at.thinking if decoding.is_done]:
+            work = at.thinking.pop(decoding)
             yield from self.memory.attempt([work], self._make_ready, self._lose)
             self._wake(work)
 
     def _decode_step(self, *batch: ImageRequest) -> Events:
         going = self._unfinished(batch)
         for decoding in going:
-            counts = self._thinking[decoding].batch
+            counts = self._at.thinking[decoding].batch
             counts["think"] = max(counts["think"], len(going))
         with Attempt() as tried:
             read = self._loop.step(going)
         if tried.error is not None:
             read = self._loop.settle()
-        for decoding, work in list(self._thinking.items()):
-            if error := read.get(decoding):
-                yield from self._lose(work, error)
-            elif decoding in read:
-                yield Progress(work.job.custom_id, "think", decoding.count)
+        yield from self._heed(read)
         if tried.error is not None and self._unfinished(batch):
             raise tried.error
 
+    def _heed(self, read: Read) -> Events:
+        """Tell of the tokens that were read, and of what could not be."""
+        for decoding, work in list(self._at.thinking.items()):
+            if error := read.get(decoding):
+                yield from self._lose(work, error)
+            elif decoding in read:
+                yield work, Progress(work.job.custom_id, "think", decoding.count)
+
     def _unfinished(self, batch: Sequence[ImageRequest]) -> list[DecodeRequest]:
-        going = self._thinking.items()
+        going = self._at.thinking.items()
         return [decoding for decoding, work in going if work in batch and not decoding.is_done]
 
     def _make_ready(self, work: ImageRequest) -> Events:
-        text = self._text_of(work.job)
-        is_repeated = text is not None and hash(text) in self._repeated
-        self._stages.end_text(work, is_repeated=is_repeated)
-        if self._stages.draws:
-            self._ready.append(work)
+        work.stages.end_text(work, is_repeated=self._admission.is_repeated(work.text_key))
+        if work.stages.draws:
+            self._at.ready.append(work)
         else:
-            yield work
+            yield work, work
 
-    def _next_batch(self) -> deque[ImageRequest]:
-        """The jobs that can draw together with the one that has waited longest."""
-        key = self._ready[0].draws_with
-        fits = [work for work in self._ready if work.draws_with == key]
-        batch = fits[: self.memory.most.drawing]
-        self._ready = deque(work for work in self._ready if work not in batch)
-        return deque(batch)
-
-    def _draw(self, batch: deque[ImageRequest]) -> Events:
-        """Branches for as many as there is memory for, then their pictures; the others wait on."""
-        standing: list[ImageRequest] = []
+    def _join(self, batch: deque[ImageRequest]) -> Events:
+        """Branches for as many of `batch` as there is memory for; the others wait on."""
+        at, joined = self._at, list[ImageRequest]()
+        at.ready = deque(work for work in at.ready if work not in batch)
         while batch:
             # Each leaves the batch: nothing holds a context whose branches stand.
             work = batch.popleft()
             with Attempt() as tried:
-                self._stages.build_branches(work)
-                standing.append(work)
+                work.stages.build_branches(work)
+                work.drawing = Drawing(work.track, work.job.step_cache)
+                joined.append(work)
+                at.drawing.append(work)
             if tried.error is None:
                 continue
-            # What waits to draw may give its context back.
-            others = batch or self._ready
-            match self.memory.remedy(tried.error, [work], company=standing, can_wait=bool(others)):
+            # What waits to draw may give its context back, or else what thinks.
+            others, can_wait = batch or at.ready, bool(batch or at.ready or at.thinking)
+            match self.memory.remedy(tried.error, [work], company=at.drawing, can_wait=can_wait):
                 case Remedy.SPLIT:
-                    self._ready.extendleft(reversed([work, *batch]))
+                    at.ready.extendleft(reversed([work, *batch]))
                     break
                 case Remedy.RETRY:
                     batch.appendleft(work)
                 case Remedy.REQUEUE:
-                    self._preempt(others.pop(), "branches")
+                    if not others:
+                        yield from self._heed(self._loop.settle())
+                        others = deque(at.thinking.values())
+                    if others:
+                        self._preempt(others.pop(), "branches")
                     batch.appendleft(work)
                 case _:
-                    yield work.as_lost(tried.error)
-        if standing:
-            yield from self.memory.attempt(standing, self._denoise, self._lose)
+                    yield work, work.as_lost(tried.error)
+        for work in joined:
+            yield work, Progress(work.job.custom_id, "denoise", 0, work.track.schedule.count)
 
-    def _denoise(self, *batch: ImageRequest) -> Events:
-        for work in batch:
-            work.batch["denoise"] = len(batch)
-            yield Progress(work.job.custom_id, "denoise", 0, work.track.schedule.count)
-        _enter(batch, "denoise_first")
-        tracks = [work.track for work in batch]
-        caches = [work.track.velocity_cache(work.job.step_cache) for work in batch]
+    def _denoise(self) -> Events:
+        """A step of every picture that goes on in this pass; those of one size take it together."""
+        at, alike = self._at, defaultdict[Bucket, list[ImageRequest]](list)
+        for work in at.drawing:
+            moves = self._admission.moves(work)
+            if not work.drawing.is_done:
+                phase = "denoise_rest" if work.drawing.done else "denoise_first"
+                work.clock.enter(phase if moves else "queue")
+                alike[work.canvas.bucket] += [work] * moves
+        for batch in alike.values():
+            while batch:
+                size = at.most.drawing
+                now, batch = batch[:size], batch[size:]
+                yield from self.memory.attempt(now, self._denoise_step, self._lose)
 
-        def velocities(
-            numbers: Sequence[int], latents: Sequence[Tensor], steps: Sequence[Step]
-        ) -> list[Tensor]:
+    def _denoise_step(self, *batch: ImageRequest) -> Events:
+        # Where a batch has failed some may have taken the step already.
+        left = {one.drawing: one for one in batch if one.drawing.done == one.denoise_steps}
+
+        def velocities(drawings: Sequence[Drawing]) -> list[Tensor]:
             live = []
-            for number, x_CYX, step in zip(numbers, latents, steps, strict=True):
-                work = batch[number]
+            for drawing in drawings:
+                work, step = left[drawing], drawing.step
                 branches = work.branches[: None if work.track.is_guided(step) else 1]
-                live.append(LivePicture(x_CYX, step, work.job.guidance_scale, branches))
-            return self._stages.model.velocities(live)
+                scale = work.job.guidance_scale
+                live.append(LivePicture(drawing.latents_CYX, step, scale, branches))
+            return self._model.velocities(live)
 
-        moved = denoise(tracks, caches, velocities)
-        for step, latents in enumerate(moved, 1):
-            if step == 1:
-                _enter(batch, "denoise_rest")
-            for work, latents_CYX in zip(batch, latents, strict=True):
-                work.latents_CYX, work.denoise_steps = latents_CYX, step
-                yield Progress(work.job.custom_id, "denoise", step, work.track.schedule.count)
-        _enter(batch, "queue")
-        for work, cache in zip(batch, caches, strict=True):
-            work.branches, work.step_cache = (), cache.report()
+        denoise_step([*left], velocities)
         for work in batch:
-            yield from self._finish(work)
+            drawing = work.drawing
+            work.latents_CYX, work.denoise_steps = drawing.latents_CYX, drawing.done
+            work.batch["denoise"] = max(work.batch["denoise"], len(batch))
+            if drawing.is_done:
+                work.clock.enter("queue")
+                work.branches, work.step_cache = (), drawing.cache.report()
+        for work in batch:
+            done, count = work.denoise_steps, work.track.schedule.count
+            yield work, Progress(work.job.custom_id, "denoise", done, count)
 
-    def _finish(self, work: ImageRequest) -> Events:
-        requeue = self._finish_later if self._is_waiting or self._holds_memory else None
-        yield from self.memory.attempt([work], self._decode, self._lose, requeue=requeue)
+    def _leave(self, through: Sequence[ImageRequest]) -> Events:
+        """Pictures that have drawn are decoded, or wait with that for memory."""
+        at = self._at
+        at.drawing = [work for work in at.drawing if work not in through]
+        at.is_full = at.is_full and not through
+        for work in through:
+            is_last = not (at.preempted or self._admission.waiting or at.holds_memory)
+            requeue = None if is_last else self._decode_later
+            yield from self.memory.attempt([work], self._decode, self._lose, requeue=requeue)
 
     def _decode(self, work: ImageRequest) -> Events:
-        self._stages.decode(work)
-        yield work
+        work.stages.decode(work)
+        yield work, work
 
-    def _finish_later(self, work: ImageRequest) -> None:
+    def _decode_later(self, work: ImageRequest) -> None:
         self.memory.put_off(work, "decode")
-        self._undecoded.append(work)
+        self._at.undecoded.append(work)
 
     def _lose(self, lost: ImageRequest, error: Exception) -> Events:
-        if lost.decoding in self._thinking:
-            del self._thinking[lost.decoding]
-            self._wake(lost)
-        yield lost.as_lost(error)
+        self._remove(lost)
+        yield lost, lost.as_lost(error)
+
+    def _remove(self, work: ImageRequest) -> None:
+        is_writing = work.decoding in self._at.thinking
+        self._at.remove(work)
+        if is_writing:
+            self._wake(work)
+        work.release()
 
     def _wake(self, writer: ImageRequest) -> None:
-        """The jobs that waited for a job's text are next."""
-        waited = self._awaited.pop(self._text_of(writer.job), [])
-        self._waiting.extendleft(reversed(waited))
-
-    def _text_of(self, job: ImageJob) -> Hashable | None:
-        """Equal for jobs that would write the same text, or were given it."""
-        return self._stages.shared_text(job) or job.cot_token_ids
-
-
-def _enter(batch: Sequence[ImageRequest], phase: str) -> None:
-    for work in batch:
-        work.clock.enter(phase)
+        """Those that waited for a request's text are next."""
+        waited = self._awaited.pop(writer.text_key, [])
+        self._admission.waiting.extendleft(reversed(waited))

@@ -41,6 +41,10 @@ class Prefixes:
         """Those of one guidance branch, whose K/V lie where no other branch finds them."""
         return Prefixes(self._tree, f"{self._scope}, branch {number}")
 
+    def of_scope(self, scope: str) -> "Prefixes":
+        """Those of one scope, whose K/V lie where no other scope finds them."""
+        return Prefixes(self._tree, f"{self._scope} of {scope!r}")
+
     def held(self, segments: Sequence[Segment]) -> int:
         """How many leading tokens of the segments are held."""
         return self._tree.match(self._scope, segments).length

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 from hyimg_cli.journal.job_pictures import edit_warnings
@@ -15,7 +16,7 @@ from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs, file_provenance
 from hyimg_cli.kernels.devices import peak_memory_mb, synchronize
 from hyimg_cli.manifest.planner import size_class_of
-from hyimg_cli.media.images import SourceImage
+from hyimg_cli.media.images import SourceImage, read_image
 from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.memory.available import available_memory, batch_sizes
 from hyimg_cli.memory.fit import memory_guard, spare_bytes
@@ -23,6 +24,7 @@ from hyimg_cli.memory.footprint import Together, prefetches_sources, prompt_toke
 from hyimg_cli.models import registry
 from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
+from hyimg_cli.pipelines.image.admission import EachStep, WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.prewarm import prewarm
@@ -32,6 +34,7 @@ from hyimg_cli.pipelines.image.think import Texts
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import SourcePrefetch
 from hyimg_cli.pipelines.prefix_tree import new_prefix_tree
+from hyimg_cli.pipelines.queue import JobQueue
 from hyimg_cli.pipelines.ranks import ImageRanks
 from hyimg_cli.pipelines.request import Facts, Lost, done_outcome, write_drawn
 from hyimg_cli.settings.run import ModelChoice, RunConfig
@@ -127,16 +130,42 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
                 window=2 * self._together.thinking,
                 then=encode_ahead if is_ahead else None,
             )
-            run = ContinuousBatch(
+            known = WholeBatches(
                 jobs,
                 self._stages(source_images.read),
-                self._together,
-                new_clock=lambda: PhaseClock(started, waits, shares),
+                lambda: PhaseClock(started, waits, shares),
             )
+            run = ContinuousBatch(known, self._together)
             try:
                 yield from run.run()
             finally:
                 self._limit(run.memory.most)
+
+    def serve(self, queue: JobQueue, *, tokens: int = 4, background_every: int = 8) -> None:
+        model = self._resident()
+        waits, shares = partial(synchronize, model.layer_devices), Shares()
+        stages, sources = self._stages(lambda path: (read_image(Path(path)), 0.0)), self._sources
+
+        def of_scope(scope: str) -> ImageStages:
+            return replace(
+                stages,
+                scope=scope,
+                prefixes=stages.prefixes.of_scope(scope),
+                encode=partial(sources.encode, scope=scope),
+                round_trip=partial(sources.round_trip, scope=scope),
+            )
+
+        admission = EachStep(
+            queue,
+            stages,
+            of_scope,
+            lambda since: PhaseClock(since, waits, shares),
+            tokens=tokens,
+            background_every=background_every,
+        )
+        for work, event in ContinuousBatch(admission, self._together).events():
+            assert work.ticket is not None, "a server knows its requests by their tickets"
+            work.ticket.tell(event)
 
     def write(self, done: ImageRequest, folder: JobFolder) -> OutputFile | None:
         job, pixels, facts = done.job, done.pixels, None
@@ -200,7 +229,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
     def _fit(self, jobs: Sequence[ImageJob]) -> None:
         """Every job's sequence is counted to see how many fit together."""
         model, held = self._resident(), self.tree.held_bytes
-        fitting = batch_sizes(jobs, model, self._config, held_prefixes=held)
+        fitting = batch_sizes(jobs, model, self._config, held_prefixes=held, joins=self._serves)
         self._size_class = size_class_of(jobs[0], model.card)
         known = self._limits.get(self._size_class, fitting)
         self._together = Together(*map(min, fitting, known))

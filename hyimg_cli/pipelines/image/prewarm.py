@@ -15,6 +15,7 @@ from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import SourceImage, size_of
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.stages import ImageStages, encoded_by
@@ -117,7 +118,8 @@ def _run(jobs: list[ImageJob], stages: ImageStages, together: Together) -> Toget
         encode=lambda image: (encoded[image.digest], 0.0),
         texts=None,
     )
-    run = ContinuousBatch(jobs, blank, together, new_clock=lambda: PhaseClock(0.0, lambda: None))
+    known = WholeBatches(jobs, blank, lambda: PhaseClock(0.0, lambda: None))
+    run = ContinuousBatch(known, together)
     for event in run.run():
         if isinstance(event, Lost):
             break  # the job itself will fail, and say why

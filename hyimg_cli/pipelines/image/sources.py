@@ -74,23 +74,25 @@ class EncodedSources:
         """
         try:
             with self._making:
-                if self._known(image) is None:
-                    self._make(image, is_ahead=True)
+                if self._known(key := self._key(image)) is None:
+                    self._make(image, key, is_ahead=True)
         except Exception as error:
             # Not lost: the job that asks for the image tries again, and fails for its own reason.
             logger.info("prefetching %s failed: %r", image.digest, error)
 
-    def encode(self, image: SourceImage) -> tuple[Encoded, float]:
-        """An image's rows, and the seconds that another thread spent on them meanwhile."""
-        started, (_, key) = time.perf_counter(), self._in_use(image)
-        encoded, is_new = self._known(image), False
+    def encode(self, image: SourceImage, scope: str = "") -> tuple[Encoded, float]:
+        """An image's rows, and the seconds that another thread spent on them meanwhile. What was
+        encoded in one scope is not there in another, on disk neither.
+        """
+        started, key = time.perf_counter(), self._key(image, scope)
+        encoded, is_new = self._known(key), False
         if encoded is None:
             with self._making:
                 # As the encoder thread has encoded it when it lets go, else encoded here.
-                encoded = self._known(image)
+                encoded = self._known(key)
                 if is_new := encoded is None:
                     self._prefetch_s.pop(key, None)  # prefetched, and evicted since
-                    encoded = self._make(image, is_ahead=False)
+                    encoded = self._make(image, key, is_ahead=False)
         waited_s = time.perf_counter() - started
         with self._held:
             prefetch_s = self._prefetch_s.pop(key, None)
@@ -101,9 +103,9 @@ class EncodedSources:
         told = replace(encoded, warnings=warnings) if warnings else encoded
         return told, max(0.0, (prefetch_s or 0.0) - waited_s)
 
-    def round_trip(self, image: SourceImage, size: Size) -> tuple[np.ndarray, str]:
+    def round_trip(self, image: SourceImage, size: Size, scope: str = "") -> tuple[np.ndarray, str]:
         """As of `RoundTrips`, by the model in use."""
-        return self._trips.of(image, size, self._in_use(image)[0].round_trip)
+        return self._trips.of(image, size, self._in_use.round_trip, scope)
 
     def stream_on(self, device: torch.device) -> torch.cuda.Stream:
         """The stream of a GPU on which images are prefetched: one for good, since memory that a
@@ -114,22 +116,25 @@ class EncodedSources:
             self._stream.wait_stream(torch.cuda.current_stream(device))
         return self._stream
 
-    def _in_use(self, image: SourceImage) -> tuple[DecoderModel, str]:
-        """The model, and the key of what it makes of an image."""
-        model = self._model
-        assert model is not None, "a model is in use before its images are asked for"
+    @property
+    def _in_use(self) -> DecoderModel:
+        assert self._model is not None, "a model is in use before its images are asked for"
+        return self._model
+
+    def _key(self, image: SourceImage, scope: str = "") -> str:
+        """The key of what the model in use makes of an image."""
+        model, name = self._in_use, f"{image.digest} of {scope!r}" if scope else image.digest
         # A model spread over GPUs may keep a layer on the CPU; its encoders are on the GPUs.
         device = "cuda" if "cuda" in model.device_name else "cpu"
-        key = source_key(image.digest, self._print, device=device, dtype=model.dtype_name)
-        return model, key
+        return source_key(name, self._print, device=device, dtype=model.dtype_name)
 
-    def _known(self, image: SourceImage) -> Encoded | None:
+    def _known(self, key: str) -> Encoded | None:
         with self._held:
-            return self._memo.find(self._in_use(image)[1])
+            return self._memo.find(key)
 
-    def _make(self, image: SourceImage, *, is_ahead: bool) -> Encoded:
+    def _make(self, image: SourceImage, key: str, *, is_ahead: bool) -> Encoded:
         """The rows from disk, else encoded and put there; kept in memory once they are whole."""
-        started, (model, key) = time.perf_counter(), self._in_use(image)
+        started, model = time.perf_counter(), self._in_use
         stream = None
         if is_ahead and model.device_name.startswith("cuda"):
             stream = self.stream_on(torch.device(model.device_name))

@@ -8,16 +8,16 @@ alone.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hyimg_cli.diffusion.denoise import Track
+from hyimg_cli.diffusion.denoise import Drawing, Track
 from hyimg_cli.errors import OutputError
 from hyimg_cli.kv.segments import Segment, TextSegment
 from hyimg_cli.manifest.planner import TextIdentity, text_identity
@@ -27,12 +27,12 @@ from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.models.protocols import Canvas, Context, Encoded, GeneratedText
 from hyimg_cli.pipelines.image.branches import BranchBuilder, Prefixes, reuse_of
 from hyimg_cli.pipelines.image.think import CachedText, DecodeRequest, Texts
+from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.pipelines.request import Request
 from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.events import ReuseReport
 from hyimg_cli.spec.job import ImageJob, Size
-from hyimg_cli.spec.step_cache import StepCache
 
 logger = logging.getLogger(__name__)
 ReadSource = Callable[[str], tuple[SourceImage, float]]
@@ -45,15 +45,19 @@ _SAME_RATIO = 0.01
 class ImageRequest(Request[ImageJob]):
     """A picture on its way; what a stage makes is there from that stage on.
 
-    `decoding` is None where there is no text to write. `computed`, `shared`: rows of the prompt
-    that were computed, and that other jobs had left. `prompt`: all but its last token, as others
-    may share it. `cached`: the text, once it is whole; where it had been written before, from the
-    start, and its rows are in the context and count like the prompt's. `reference`: what the
-    picture will be compared with, where it is put back on its source. `batch`: how many jobs were
-    at work together at most, by stage. `latents_CYX` are those behind its latest denoise step;
-    without `pixels`, uint8 [H, W, 3], the job ends with its text.
+    `stages`: those of its scope. `ticket`: what a server knows it by. `text_key`: equal for those
+    that would write, or feed, the same. `decoding` is None where there is no text to write.
+    `computed`, `shared`: rows of the prompt that were computed, and that other jobs had left.
+    `prompt`: all but its last token, as others may share it. `cached`: the text, once it is whole;
+    where it had been written before, from the start, and its rows are in the context and count like
+    the prompt's. `reference`: what the picture will be compared with, where it is put back on its
+    source. `batch`: how many jobs were at work together at most, by stage. `latents_CYX` are those
+    behind its latest denoise step; without `pixels`, uint8 [H, W, 3], the job ends with its text.
     """
 
+    stages: "ImageStages"
+    ticket: Ticket | None = None
+    text_key: Hashable | None = None
     sources: list[Encoded]
     source_sizes: tuple[Size, ...]
     context: Context
@@ -69,6 +73,7 @@ class ImageRequest(Request[ImageJob]):
     reuse: ReuseReport
     branches: tuple[Any, ...]
     track: Track
+    drawing: Drawing
     latents_CYX: Tensor
     pixels: Pixels | None = None
 
@@ -79,12 +84,17 @@ class ImageRequest(Request[ImageJob]):
             return None
         return self.cached.writer
 
-    @property
-    def draws_with(self) -> tuple[Bucket, int, StepCache | None]:
-        """Jobs of which this is equal are denoised together: as many steps, and the same ones in
-        full.
-        """
-        return self.canvas.bucket, self.job.num_inference_steps, self.job.step_cache
+    def anew(self) -> Self:
+        """The request from its start."""
+        again = type(self)(**self.begun())
+        again.stages, again.ticket = self.stages, self.ticket
+        again.text_key = self.text_key
+        return again
+
+    def release(self) -> None:
+        """Give all K/V back, and what stands on them: the request ends, or begins anew."""
+        self.context, self.decoding = Context([], None, None), None
+        self.branches, self.sources = (), []
 
     def release_context(self) -> None:
         """Give the context's K/V and the sources' rows back: the branches stand."""
@@ -97,7 +107,8 @@ class ImageStages:
     """The stages of one picture, and the parts that all jobs of a group share.
 
     Without `texts` each job writes its own; where nothing `draws` a job ends with its text.
-    `round_trip`: a source as the model's own codec gives it back.
+    `round_trip`: a source as the model's own codec gives it back. `scope`: texts, prefixes and
+    encoded sources are shared within it alone.
     """
 
     model: DecoderModel
@@ -108,6 +119,7 @@ class ImageStages:
     texts: Texts | None = None
     draws: bool = True
     round_trip: RoundTrip | None = None
+    scope: str = ""
 
     def shared_text(self, job: ImageJob) -> TextIdentity | None:
         """The identity of a text that others may have too; None where each job writes its own."""
@@ -141,7 +153,7 @@ class ImageStages:
         writing, cached = self._replayed(job, sources) or (job, None)
         identity = self.shared_text(job)
         if cached is None and identity is not None and self.texts is not None:
-            cached = self.texts.find((identity, work.source_digests))
+            cached = self.texts.find((self.scope, identity, work.source_digests))
         work.context, work.prompt, work.shared = self._context(writing, sources, cached)
         work.computed = model.rows_seen - before
         is_writing = job.writes_text and cached is None and work.context.buffer is not None
@@ -273,7 +285,7 @@ class ImageStages:
             return
         identity = self.shared_text(work.job)
         if identity is not None and self.texts is not None:
-            self.texts.get((identity, work.source_digests), lambda: written)
+            self.texts.get((self.scope, identity, work.source_digests), lambda: written)
         if not self.draws:
             return
         assert work.context.buffer is not None, "a job with a text has a context"

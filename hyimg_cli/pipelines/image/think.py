@@ -34,7 +34,8 @@ from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.spec.job import ImageJob
 
 _KEPT_BYTES = 64_000_000
-Key = tuple[TextIdentity, tuple[str, ...]]
+# Its scope, its job's inputs, the bytes of its sources.
+Key = tuple[str, TextIdentity, tuple[str, ...]]
 
 
 @dataclass(eq=False)

@@ -4,8 +4,8 @@ not done yet.
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from hyimg_cli.pipelines.latent.encodings import Encodings
 from hyimg_cli.pipelines.latent.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.pipelines.latent.stages import Done, LatentStages, Model
 from hyimg_cli.pipelines.pipeline import OneJob, Pipeline
+from hyimg_cli.pipelines.queue import Dropped, JobQueue
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.events import Event, JobStarted, Progress
@@ -93,6 +94,25 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
                 works.append(work)
                 yield JobStarted(job.custom_id)
             yield from stages.make(works)
+
+    def serve(self, queue: JobQueue, *, tokens: int = 4, background_every: int = 8) -> None:
+        """One at a time: there are no tokens, and nothing goes on beside another."""
+        while not queue.is_closed:
+            for ticket in queue.take(1, wait=True):
+                job: Any = ticket.job
+                with closing(self._way_of(job, ticket.folder, ticket.submitted)) as way:
+                    for event in way:
+                        if ticket.is_dropped:
+                            ticket.tell(Dropped(job.custom_id))
+                            break
+                        ticket.tell(event)
+
+    def _way_of(
+        self, job: OneJob, folder: JobFolder | None, since: float
+    ) -> Generator[Event | Done | Lost[OneJob], None, None]:
+        """A job from its prompt on."""
+        yield from self.use(self._resident().card.model, [job], folder)
+        yield from self.work([job], folder, since)
 
     def forget(self) -> None:
         for encodings in self._encodings.values():

@@ -23,6 +23,7 @@ from hyimg_cli.models.bagel.family import Bagel
 from hyimg_cli.models.bagel.guidance import unpacked
 from hyimg_cli.models.bagel.sequence import Size
 from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages
@@ -113,10 +114,8 @@ class Runs:
     def all(self, jobs: Sequence[ImageJob], batch_size: int = 8) -> dict[str, ImageRequest]:
         """What each job became, by name."""
         batch = ContinuousBatch(
-            jobs,
-            self._stages,
+            WholeBatches(jobs, self._stages, lambda: PhaseClock(0.0, lambda: None)),
             Together(batch_size, batch_size),
-            new_clock=lambda: PhaseClock(0.0, lambda: None),
         )
         self.events = list(batch.run())
         for event in self.events:
