@@ -14,8 +14,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -183,8 +182,8 @@ class Service:
                 freeze_libraries()
                 self.is_ready = True
                 self._begun.set()
-                serve: Callable[[JobQueue], None] = getattr(self.pipeline, "serve")  # noqa: B009
-                serve(self.queue)
+                tokens, every = config.batch.tokens_between_steps, config.batch.background_pass
+                self.pipeline.serve(self.queue, tokens=tokens, background_every=every)
         except BaseException as error:
             fault = error if isinstance(error, HyimgError) else machine_fault(error)
             if fault is None:
@@ -213,10 +212,10 @@ class Service:
             jobs = self._stand_ins(Path(name))
             for _ in self.pipeline.use(self.model, jobs, None):
                 pass
-            for _ in self.pipeline.prepare(jobs, None):
+            for _ in self.pipeline.prepare_to_serve(jobs):
                 pass
 
-    def _stand_ins(self, folder: Path) -> list[Job]:
+    def _stand_ins(self, folder: Path) -> Sequence[Job]:
         """Jobs as most will be: with the fewest source pictures and with the most."""
         card = self.card
         side = card.base_size
@@ -230,8 +229,7 @@ class Service:
         data = "\n".join(map(json.dumps, lines)).encode()
         settings = settings_of(self.config)
         jobs, _ = accept(manifest_of(data, "stand-ins", folder=folder), settings)
-        most = self.config.batch.max_size
-        return [replace(job, custom_id=f"{job.custom_id}-{n}") for job in jobs for n in range(most)]
+        return jobs
 
     def _end_by(self, fault: HyimgError) -> None:
         """Have the engine end: nothing waits and nothing is worked on any more."""

@@ -61,10 +61,12 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
             if warmed.shapes or warmed.graphs:
                 yield replace(warmed, prewarm_s=time.perf_counter() - started)
 
-    def prepare_to_serve(self, largest: OneJob) -> Iterator[Prewarmed]:
-        """Get ready for jobs that need no more than `largest`, as many as there is room for."""
+    def prepare_to_serve(self, jobs: Sequence[OneJob]) -> Iterator[Prewarmed]:
+        """Get ready for jobs like these, none of which needs more than the largest, as many of each
+        as there is room for.
+        """
         self._serves = True
-        yield from self.prepare([largest] * (2 * self._config.batch.max_size), None)
+        yield from self.prepare([*jobs] * (2 * self._config.batch.max_size), None)
 
     @abstractmethod
     def work(

@@ -82,7 +82,7 @@ def test_pictures_are_those_of_a_run(
     lines = ran(config, family, edits, tmp_path / "plain")
     pipeline = ImagePipeline(config, lambda *_, **__: family)
     list(pipeline.use(registry.EMBEDDED, edits, None))
-    list(pipeline.prepare_to_serve(edits[0]))
+    list(pipeline.prepare_to_serve(edits[:1]))
     assert pipeline._together == (config.batch.max_size, config.batch.max_size)
     misses = []
     with serving(pipeline) as queue, RunFolder(tmp_path / "served") as folder:
@@ -108,7 +108,7 @@ def test_a_closed_queue_lets_what_is_at_work_end(
     config = RunConfig(OutputConfig(tmp_path), batch=BatchConfig(prewarm=False))
     pipeline = ImagePipeline(config, lambda *_, **__: family)
     list(pipeline.use(registry.EMBEDDED, [job], None))
-    list(pipeline.prepare_to_serve(job))
+    list(pipeline.prepare_to_serve([job]))
     long = replace(job, size=SizeRequest(64, 64), num_inference_steps=20, bot_task="none")
     with serving(pipeline) as queue:
         stays, leaves = Caller(queue, long, "a"), Caller(queue, long, "b")
@@ -131,7 +131,7 @@ def test_videos_come_one_at_a_time_and_a_dropped_one_ends(
     pipeline = VideoPipeline(config)
     jobs = [video_job(f"{n}", seed=n, num_inference_steps=200) for n in range(3)]
     list(pipeline.use("tiny-video", jobs[:1], None))
-    list(pipeline.prepare_to_serve(jobs[0]))
+    list(pipeline.prepare_to_serve(jobs[:1]))
     with RunFolder(tmp_path) as folder, serving(pipeline) as queue:
         first = Caller(queue, jobs[0], "a", folder)
         first.heard(lambda event: isinstance(event, Progress) and event.phase == "denoise")

@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ from hyimg_cli.settings.run import (
 from hyimg_cli.spec.events import Event, JobEnded, JobStarted, Outcome, OutputFile, Progress
 from hyimg_cli.spec.job import ImageJob
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 class FakePipeline(Pipeline[Any, Any, Any]):
@@ -41,21 +41,23 @@ class FakePipeline(Pipeline[Any, Any, Any]):
     # A job that is slow ends when this is set.
     gate = threading.Event()
     prepared: tuple[Any, ...] = ()
+    how: Mapping[str, int] = {}
     load_fault: Exception | None = None
 
     def use(self, model: str, jobs: Any, folder: Any) -> Iterator[Any]:
         if self.load_fault is not None:
             raise self.load_fault
-        type(self).prepared = tuple(jobs)
         yield from ()
 
     def prepare(self, jobs: Any, folder: Any) -> Iterator[Any]:
+        type(self).prepared = tuple(jobs)
         yield from ()
 
     def work(self, jobs: Any, folder: Any, started: float) -> Iterator[Any]:
         raise AssertionError("a service does not work on groups")
 
-    def serve(self, queue: JobQueue) -> None:
+    def serve(self, queue: JobQueue, **how: int) -> None:
+        type(self).how = how
         steps: dict[Ticket, int] = {}
         while True:
             for ticket in queue.take(4 - len(steps), wait=not steps):
@@ -300,9 +302,10 @@ def test_what_loading_raises_start_raises(
 def test_the_model_is_made_ready_for_a_full_batch_of_the_usual_jobs(
     started: Callable[..., Service],
 ) -> None:
-    started(batch=BatchConfig(max_size=3))
+    started(batch=BatchConfig(max_size=3, tokens_between_steps=2, background_pass=5))
+    assert FakePipeline.how == {"tokens": 2, "background_every": 5}
     counts = [len(job.images) for job in FakePipeline.prepared]
-    assert counts == [0, 0, 0, 3, 3, 3]
+    assert counts == [0, 3] * 6, "three think and three draw at most"
     assert {str(job.size) for job in FakePipeline.prepared} == {"auto"}
 
 

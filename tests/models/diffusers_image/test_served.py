@@ -1,0 +1,37 @@
+"""Editors in a server's engine: one at a time, online first, and with latents that are kept."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from models.diffusers_image.classic import Checkpoint, line, pixels_of, results
+from served_batch import PATIENCE_S, ServedBatch, serving
+
+from hyimg_cli.errors import Interrupted
+from hyimg_cli.settings.run import ModelChoice, OutputConfig
+
+
+@pytest.mark.parametrize("kind", ["qwen-image-edit", "klein"])
+def test_served_edits_are_those_of_generate_and_go_on_from_their_latents(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],
+    kind: str,
+) -> None:  # fmt: skip
+    model, often = str(checkpoint(kind)), ("--checkpoint-every", "1")
+    lines = [line(f"j{n}", "red", f"s{n % 2}.png", seed=n) for n in range(3)]
+    manifest = write_manifest(*lines)
+    assert run_cli("generate", manifest, "--model", model, "-o", "alone", *often).code == 0
+    output = OutputConfig(tmp_path, checkpoint_every=1)
+    with serving(tmp_path, model=ModelChoice(model), output=output) as service:
+        first, second = (ServedBatch(service, manifest, tmp_path / name) for name in "ab")
+        assert first.ended().error is second.ended().error is None
+        stopped = ServedBatch(service, manifest, tmp_path / "c")
+        assert stopped.has_line.wait(PATIENCE_S)
+        service.stop(0.0)
+        assert isinstance(stopped.ended().error, Interrupted)
+    assert 1 <= len(results(tmp_path / "c")) < 3
+    assert run_cli("generate", manifest, "--model", model, "-o", "c", *often).code == 0
+    alone = pixels_of(tmp_path / "alone")
+    for name in "abc":
+        made = pixels_of(tmp_path / name)
+        assert all(np.array_equal(made[one], alone[one]) for one in ("j0", "j1", "j2"))
