@@ -133,5 +133,6 @@ def _listen(host: str, port: int) -> socket.socket:
         family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(place[:2], family=family)
     except OSError as error:
-        what = f"cannot listen on {host}:{port}: {error.strerror}"
+        why = (error.strerror or str(error)).partition(" (")[0]
+        what = f"cannot listen on {host}:{port}: {why}"
         raise UsageError(what, hint="choose another --port or --host", code="usage.port") from None

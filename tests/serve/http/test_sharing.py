@@ -187,3 +187,15 @@ def test_a_fault_of_the_machine_ends_it(make_server: Callable[..., Any]) -> None
         running.service.fault = MachineError("the GPU failed", code="machine.gpu")
         until(lambda: not running.thread.is_alive())
     assert running.server.fault is running.service.fault
+
+
+def test_a_model_that_does_not_load_ends_it(make_server: Callable[..., Any]) -> None:
+    running, fault = make_server(), MachineError("it is too large", code="machine.memory")
+
+    def start() -> None:
+        raise fault
+
+    running.service.start = start
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        HttpServer(running.server).run(sockets=[listener])
+    assert running.server.fault is fault
