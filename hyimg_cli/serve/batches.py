@@ -33,15 +33,14 @@ from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.files import bytes_of, json_of, refuse_links, remove, replace_file, replacing
 from hyimg_cli.journal.disk import disk_errors, make_folders
-from hyimg_cli.manifest.envelope import TASKS_OF_URL
 from hyimg_cli.manifest.line import child_ids
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.serve.answers import KINDS, RUN, Answers, Journal, lines_of
 from hyimg_cli.serve.bodies import read_json
-from hyimg_cli.serve.errors import Refused
+from hyimg_cli.serve.errors import Refused, bad_value
 from hyimg_cli.serve.intake import INPUT, MANIFEST, Fault, Intake, link
 from hyimg_cli.serve.uploads import Uploads, page_of, seconds_kept
-from hyimg_cli.serve.wire import Wire
+from hyimg_cli.serve.wire import EVENTS, Wire
 from hyimg_cli.settings.config import Setting
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec import digest
@@ -421,7 +420,7 @@ def _seconds_of(window: Any) -> int:
     seconds = int(match[1]) * _UNITS[match[2]] if match else 0
     if not 0 < seconds <= _LONGEST_S:
         what = "completion_window is a time such as 24h, 30d at most"
-        raise Refused(400, what, param="completion_window", code="request.bad-value")
+        raise bad_value("completion_window", what)
     return seconds
 
 
@@ -433,9 +432,8 @@ def _checked(body: Mapping[str, Any]) -> dict[str, Any]:
     for name in _ASKED[:3]:
         if not isinstance(body.get(name), str):
             raise Refused(400, f"{name} is missing", param=name, code="request.missing-field")
-    if body["endpoint"] not in TASKS_OF_URL:
-        what = f"endpoint is one of {', '.join(TASKS_OF_URL)}"
-        raise Refused(400, what, param="endpoint", code="request.bad-value")
+    if body["endpoint"] not in EVENTS:
+        raise bad_value("endpoint", f"endpoint is one of {', '.join(EVENTS)}")
     _seconds_of(body["completion_window"])
     metadata = body.get("metadata") or {}
     if (
@@ -447,7 +445,7 @@ def _checked(body: Mapping[str, Any]) -> dict[str, Any]:
         )
     ):
         what = "metadata is an object of up to 16 texts of up to 512 characters, names up to 64"
-        raise Refused(400, what, param="metadata", code="request.bad-value")
+        raise bad_value("metadata", what)
     keep_s = seconds_kept(body.get("output_expires_after"), "output_expires_after")
     asked = {name: body[name] for name in _ASKED[:3]}
     return asked | {"metadata": body.get("metadata"), "keep_s": keep_s}

@@ -108,8 +108,8 @@ class _Reading:
 
     def drop(self) -> None:
         """Remove what was not kept."""
-        for file in [*(file for _, file in self._whole), *([self._file] if self._file else [])]:
-            file.drop()
+        for file in filter(None, (self._file, *(file for _, file in self._whole))):
+            file.close()
 
     def on_part_begin(self) -> None:
         self._headers, self._data = {}, bytearray()

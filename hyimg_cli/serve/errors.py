@@ -27,6 +27,11 @@ class Refused(HyimgError):
         self.status, self.param, self.headers = status, param, dict(headers or {})
 
 
+def bad_value(param: str, what: str) -> Refused:
+    """The refusal of a field, or of a part of a query, whose value is not one of its kind."""
+    return Refused(400, what, param=param, code="request.bad-value")
+
+
 def status_of(error: HyimgError | Mapping[str, Any]) -> int:
     """The HTTP status of an error, or of the `error` of a result line."""
     if isinstance(error, Refused):

@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from hyimg_cli.journal.disk import disk_errors, make_folders, take_lock
 from hyimg_cli.journal.journal import LOCK
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.serve.bodies import read_form, too_large
-from hyimg_cli.serve.errors import Refused
+from hyimg_cli.serve.errors import Refused, bad_value
 
 FILE_BYTES = 200_000_000
 TOTAL_BYTES = 100_000_000_000
@@ -189,11 +189,9 @@ class Uploads:
     def keep_picture(self, data: bytes) -> Path:
         """A picture that a request brought. Raises Refused for what is none."""
         file = self.receive("")
-        try:
+        with closing(file):
             file.write(data)
             return self.checked(file.keep().path)
-        finally:
-            file.drop()
 
     def checked(self, path: Path) -> Path:
         """An upload, looked at once: a picture of 25 megapixels at most that can be decoded."""
@@ -234,20 +232,17 @@ class Receiving:
 
     def keep(self) -> Upload:
         """Put it in its place: it is on the disk when this returns."""
-        self._close()
         sha256 = self._digest.hexdigest()
-        path = self._uploads.settle(self._path, sha256)
+        with closing(self):
+            path = self._uploads.settle(self._path, sha256)
         return Upload(sha256, self._nbytes, self._filename, path)
 
-    def drop(self) -> None:
+    def close(self) -> None:
         """Remove what was not kept."""
-        self._close()
-        self._path.unlink(missing_ok=True)
-
-    def _close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+        self._path.unlink(missing_ok=True)
 
 
 def _is_over(record: Mapping[str, Any]) -> bool:
@@ -268,7 +263,7 @@ def seconds_kept(policy: Any, param: str) -> int | None:
         if policy["anchor"] == "created_at" and int(policy["seconds"]) in _EXPIRY_S:
             return int(policy["seconds"])
     what = f"{param} is an anchor, created_at, and {_EXPIRY_S[0]} to {_EXPIRY_S[-1]} seconds"
-    raise Refused(400, what, param=param, code="request.bad-value")
+    raise bad_value(param, what)
 
 
 def page_of(
@@ -277,21 +272,19 @@ def page_of(
     """The page of a list, oldest first, that a query asks for: `after`, `limit` and `order`."""
     order, limit = query.get("order", "desc"), query.get("limit", str(usual))
     if order not in ("asc", "desc"):
-        raise Refused(400, "order is asc or desc", param="order", code="request.bad-value")
+        raise bad_value("order", "order is asc or desc")
     if not limit.isdecimal() or not 1 <= int(limit[:9]) <= most:
-        what = f"limit is a number from 1 to {most:,}"
-        raise Refused(400, what, param="limit", code="request.bad-value")
+        raise bad_value("limit", f"limit is a number from 1 to {most:,}")
     items = list(every) if order == "asc" else list(every)[::-1]
     if after := query.get("after"):
         places = [place for place, one in enumerate(items) if one["id"] == after]
         if not places:
-            what = f"after is none of this list: {after[:80]}"
-            raise Refused(400, what, param="after", code="request.bad-value")
+            raise bad_value("after", f"after is none of this list: {after[:80]}")
         items = items[places[0] + 1 :]
     data = items[: int(limit)]
-    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
-    ends = ends or {"first_id": None, "last_id": None}
-    return {"object": "list", "data": data, "has_more": len(items) > len(data)} | ends
+    first, last = (data[place]["id"] if data else None for place in (0, -1))
+    found = {"object": "list", "data": data, "has_more": len(items) > len(data)}
+    return found | {"first_id": first, "last_id": last}
 
 
 def routes(uploads: Uploads) -> list[Route]:
@@ -302,8 +295,7 @@ def routes(uploads: Uploads) -> list[Route]:
         fields = dict(form.fields)
         purpose = fields.get("purpose", "")
         if purpose not in _PURPOSES:
-            what = f"purpose is one of {', '.join(_PURPOSES)}"
-            raise Refused(400, what, param="purpose", code="request.bad-value")
+            raise bad_value("purpose", f"purpose is one of {', '.join(_PURPOSES)}")
         if [name for name, _ in form.files] != ["file"]:
             raise Refused(400, "the form has no file", param="file", code="request.missing-field")
         start = "expires_after["
@@ -314,13 +306,9 @@ def routes(uploads: Uploads) -> list[Route]:
         return JSONResponse(shown(record))
 
     def listing(request: Request) -> Response:
-        query = request.query_params
-        every = [
-            one
-            for one in uploads.every(request.state.caller)
-            if query.get("purpose") in (None, one["purpose"])
-        ]
-        return JSONResponse(page_of(map(shown, every), query, 10_000, 10_000))
+        query, every = request.query_params, map(shown, uploads.every(request.state.caller))
+        wanted = (one for one in every if query.get("purpose") in (None, one["purpose"]))
+        return JSONResponse(page_of(wanted, query, 10_000, 10_000))
 
     def found(request: Request) -> dict[str, Any]:
         return uploads.find(request.path_params["file_id"], request.state.caller)

@@ -115,6 +115,7 @@ def test_an_empty_file_and_too_many_lines_are_faults(serve: Any, monkeypatch: An
     [
         ({"endpoint": "/v1/embeddings"}, "endpoint"),
         ({"endpoint": 1}, "endpoint"),
+        ({"endpoint": "/v1/videos"}, "endpoint"),
         ({"completion_window": "soon"}, "completion_window"),
         ({"completion_window": "99d"}, "completion_window"),
         ({"metadata": {"a": 1}}, "metadata"),

@@ -141,7 +141,7 @@ def test_the_disk_is_bounded(uploads: Uploads) -> None:
     file = uploads.receive("f")
     with pytest.raises(Refused) as refused:
         file.write(b"c")
-    file.drop()
+    file.close()
     assert refused.value.code == "uploads.full"
     for path in uploads.folder.iterdir():
         os.utime(path, (0, 0))
