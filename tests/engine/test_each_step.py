@@ -391,3 +391,20 @@ def test_no_more_kv_is_held_than_was_counted(
         server.put(one, n)
     assert len(pixels(server.run())) == len(alike)
     assert 0.8 * counted.kv <= buffers.most <= counted.kv
+
+
+def test_online_jobs_that_fill_every_place_do_not_stop_a_batch(
+    family: Any, mixed: list[ImageJob]
+) -> None:
+    """Its jobs come one after another while more online jobs wait than there are places."""
+    plain = replace(mixed[1], images=(), step_cache=None, num_inference_steps=4)
+    server = Server(studio_of(family), Together(2, 2))
+    for n in range(60):
+        server.put(replace(plain, custom_id=f"o{n}"))
+    background = [
+        server.put(replace(plain, custom_id=f"b{n}"), scope="b", is_online=False) for n in range(3)
+    ]
+    server.run()
+    order = [*server.ends]
+    assert [order.index(one) < 57 for one in background] == [True] * 3
+    assert order[:2] != background[:2]

@@ -200,6 +200,8 @@ class EachStep(Admission[Ticket]):
         self._queue, self._of_scope, self._new_clock = queue, of_scope, new_clock
         self._tokens, self._background_every = tokens, background_every
         self._passes, self._background_moves = 0, True
+        # The next free place is for a batch's job: online ones would fill every one of them.
+        self._is_behind_due = True
 
     @property
     def is_open(self) -> bool:
@@ -211,6 +213,7 @@ class EachStep(Admission[Ticket]):
         going = [*at.thinking.values(), *at.drawing]
         is_its_turn = self._passes % self._background_every == 0
         self._background_moves = is_its_turn or not any(map(_is_online, going))
+        self._is_behind_due = self._is_behind_due or self._background_moves
         gone = [ticket for ticket in self.waiting if ticket.is_dropped]
         for ticket in gone:
             self.waiting.remove(ticket)
@@ -233,13 +236,13 @@ class EachStep(Admission[Ticket]):
             return False
         is_idle = not (self.waiting or any(at))
         self._background_moves = self._background_moves or is_idle
-        # Where online jobs would fill every place, one of a batch is at work all the same.
-        is_behind_due = self._background_moves and all(map(_is_online, at))
+        is_due = self._is_behind_due = self._is_behind_due and all(map(_is_online, at))
         can_come = self._has_room(at)
-        can_come_behind = self._background_moves and self._has_room(at, is_free=is_behind_due)
+        can_come_behind = self._background_moves or is_due
+        can_come_behind = can_come_behind and self._has_room(at, is_free=is_due)
         if can_come and not at.preempted and not (self.waiting and self.waiting[0].is_online):
             take, taken = partial(self._queue.take, 1), list[Ticket]()
-            if is_behind_due and not is_idle and not self.waiting:
+            if is_due and not is_idle and not self.waiting:
                 taken = take(wait=False, batch_only=True)
             only = bool(self.waiting) or not can_come_behind
             self.waiting.extendleft(taken or take(wait=is_idle, online_only=only))
@@ -251,10 +254,11 @@ class EachStep(Admission[Ticket]):
 
     def joining(self, at: AtWork) -> Sequence[ImageRequest]:
         online = [work for work in at.ready if _is_online(work)]
-        behind = [work for work in at.ready if not _is_online(work) and self.moves(work)]
         drawn_behind = sum(not _is_online(work) for work in at.drawing)
-        behind = behind[: max(0, at.most.drawing - _free(at.most.drawing) - drawn_behind)]
-        first = 0 if drawn_behind else 1
+        first = 0 if drawn_behind else 1  # see `_is_behind_due`
+        behind = [work for work in at.ready if not _is_online(work)]
+        most_behind = at.most.drawing - _free(at.most.drawing) - drawn_behind
+        behind = behind[: max(0, most_behind) if self._background_moves else first]
         places = max(0, at.most.drawing - len(at.drawing))
         return [*behind[:first], *online, *behind[first:]][:places]
 
