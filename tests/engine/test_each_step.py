@@ -153,7 +153,12 @@ def alone(family: Any, mixed: list[ImageJob]) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     ("seed", "budget", "together", "read_lag"),
-    [(1, 0, (3, 2), 0), (2, 300_000, (8, 8), 1), (3, 10**9, (1, 1), 0), (4, 10**9, (8, 4), 0)],
+    [
+        (1, 0, (3, 2), 0),
+        (2, 300_000, (8, 8), 1),
+        pytest.param(3, 10**9, (1, 1), 0, marks=pytest.mark.thorough),
+        pytest.param(4, 10**9, (8, 4), 0, marks=pytest.mark.thorough),
+    ],
 )
 def test_pixels_are_those_of_a_run_alone_whenever_jobs_come_and_leave(
     family: Any,
