@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum, auto
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
+from weakref import WeakSet
 
 import torch
 
@@ -72,6 +73,8 @@ class MemoryPolicy:
         """`drop` frees what is kept for other jobs; `kept` says what that is."""
         self.most = most
         self._drop, self._kept = drop, kept
+        # Whom it was dropped for, and who has not waited for others since.
+        self._dropped_for = WeakSet[Request[Any]]()
 
     def attempt(
         self,
@@ -125,10 +128,10 @@ class MemoryPolicy:
             self.note(requests, f"a batch of {count} failed ({what}); it went on in halves")
             if is_short:
                 self.limit(kind, count // 2)
-        elif is_short and not requests[0].has_made_room:
+        elif is_short and requests[0] not in self._dropped_for:
             remedy = Remedy.RETRY
             self.note(requests, f"out of memory; it went on when {self._kept} were dropped")
-            requests[0].has_made_room = True
+            self._dropped_for.add(requests[0])
             self._drop()
         else:
             remedy = Remedy.REQUEUE if is_short and can_wait else Remedy.FAIL
@@ -148,7 +151,7 @@ class MemoryPolicy:
         way again, and are dropped for it once more.
         """
         self.note([request], _WAITS[stage])
-        request.has_made_room = False
+        self._dropped_for.discard(request)
         request.clock.enter("queue")
 
     def note(self, requests: Requests, note: str) -> None:

@@ -24,8 +24,7 @@ class Request(Generic[OneJob]):
     `warnings_if_lost` stand there too where it fails: what its next attempt need not do. `edit`:
     what is known of how its picture was put back on its source. `source_digests`: of the images
     that were read for it. `denoise_steps` were run for it; `step_cache`: how many were estimated.
-    `has_made_room`: what is kept for others was dropped for it, and it has not waited for others
-    since. A pipeline's own kind of request holds what its stages have made, too.
+    A pipeline's own kind of request holds what its stages have made, too.
     """
 
     job: OneJob
@@ -37,7 +36,6 @@ class Request(Generic[OneJob]):
     source_digests: tuple[str, ...] = ()
     denoise_steps: int = 0
     step_cache: StepCacheReport | None = None
-    has_made_room: bool = False
 
     def begun(self) -> dict[str, Any]:
         """The request alone, by field: what its stages have made is not held by it."""

@@ -27,6 +27,7 @@ FOLLOWED = set(
     memory_gb gpu_memory_utilization cache_dir disk_cache disk_cache_mb replicas ray_address
     output_dir format name metadata keep_gps checkpoint_every report fail_fast
     max_consecutive_errors max_retries skip_invalid decode_graphs
+    background_pass tokens_between_steps
     """.split()  # noqa: SIM905
 )
 # Told that no job reads them, by a part of the sentence.
