@@ -16,6 +16,8 @@ pytest.importorskip("moto.server")
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
+from hyimg_cli import remote
+
 
 @dataclass
 class Endpoint:
@@ -26,6 +28,18 @@ class Endpoint:
     url: str = ""
     fault: Callable[[str, str], Any] = lambda method, path: None
     requests: list[tuple[str, str]] = field(default_factory=list)
+
+
+@contextmanager
+def addresses_at(served: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have `s3://` lead to an endpoint."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", served.url)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    remote._system.cache_clear()
+    yield
+    remote._system.cache_clear()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from hyimg_cli.errors import JobError, OutputFolderError, StorageError
 from hyimg_cli.files import (
@@ -50,6 +50,7 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import Job
 
+Kept = TypeVar("Kept")
 OUTPUTS = "outputs"
 RESULTS = "results.jsonl"
 RESOLVED = "manifest.resolved.jsonl"
@@ -325,16 +326,10 @@ class RunFolder(JobFolder):
     def results(self) -> dict[str, dict[str, Any]]:
         """The last outcome of each job, by custom_id, in the order of first appearance.
 
-        In a journal the last line counts, of several journals the one of the latest attempt.
         A last line that a kill cut off is passed over. Raises OutputFolderError for any other line
         that is no outcome.
         """
-        found: dict[str, dict[str, Any]] = {}
-        for outcomes in self.outcomes():
-            for name, entry in {entry["custom_id"]: entry for entry in outcomes}.items():
-                if name not in found or attempt_of(entry) >= attempt_of(found[name]):
-                    found[name] = entry
-        return found
+        return find_last(((entry, entry) for entry in outcomes) for outcomes in self.outcomes())
 
     def journals(self) -> list[Path]:
         """The journals of the folder, a whole run's first."""
@@ -415,6 +410,21 @@ class RunFolder(JobFolder):
         holder = bytes_if_any(self.folder / f"{LOCK}{self.shard}")
         if holder and holder != os.pread(self._lock, 200, 0):
             raise taken_over(self.folder, holder.decode(errors="replace"))
+
+
+def find_last(
+    journals: Iterable[Iterable[tuple[Mapping[str, Any], Kept]]],
+) -> dict[str, Kept]:
+    """By custom_id, what is kept of each job's last outcome, in the order of first appearance: in a
+    journal the last line counts, of several journals the one of the latest attempt.
+    """
+    found: dict[str, tuple[tuple[int, bool], Kept]] = {}
+    for outcomes in journals:
+        last = {entry["custom_id"]: (attempt_of(entry), kept) for entry, kept in outcomes}
+        for name, (attempt, kept) in last.items():
+            if name not in found or attempt >= found[name][0]:
+                found[name] = attempt, kept
+    return {name: kept for name, (_, kept) in found.items()}
 
 
 def attempt_of(entry: Mapping[str, Any]) -> tuple[int, bool]:

@@ -67,9 +67,8 @@ class JobQueue:
         """Up to `room` tickets; none where none is there, or the queue is closed. `wait`: until
         there is one.
         """
-        kinds = [self._waiting[True]] * (not batch_only) + [self._waiting[False]] * (
-            not online_only
-        )
+        left_out = {True: batch_only, False: online_only}
+        kinds = [self._waiting[kind] for kind, is_out in left_out.items() if not is_out]
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: self.is_closed or any(kinds))

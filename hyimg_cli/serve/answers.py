@@ -10,7 +10,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from hyimg_cli.files import opened
-from hyimg_cli.journal.journal import RunFolder, attempt_of, json_line
+from hyimg_cli.journal.journal import RunFolder, find_last, json_line
 from hyimg_cli.journal.journal_file import entry_of
 from hyimg_cli.manifest.line import child_ids
 from hyimg_cli.serve.errors import Refused, error_body
@@ -44,32 +44,30 @@ class Journal:
     """Where each job's last line is in the journals of a run; the lines stay on the disk."""
 
     def __init__(self, run: Path) -> None:
-        self._places: dict[str, tuple[Path, int]] = {}
-        # By job: its attempt, and whether that was the one that ended well.
-        self._ends: dict[str, tuple[int, bool]] = {}
-        for path in RunFolder(run).journals():
-            with opened(path) as file:
-                start = 0
-                for raw in file:
-                    entry, at = entry_of(raw), start
-                    start += len(raw)
-                    if entry is None:  # what a kill cut off
-                        continue
-                    name = entry["custom_id"]
-                    if name not in self._ends or attempt_of(entry) >= self._ends[name]:
-                        self._places[name], self._ends[name] = (path, at), attempt_of(entry)
+        # By job: where its line is, and whether that says done.
+        self._ends = find_last(map(_ends_in, RunFolder(run).journals()))
 
     def is_done(self, job: str) -> bool | None:
         """True for a job that is done, False for one that failed, None for one that never ran."""
-        return self._ends[job][1] if job in self._ends else None
+        return self._ends[job][2] if job in self._ends else None
 
     def entry(self, job: str) -> dict[str, Any]:
         """A job's result line."""
-        path, start = self._places[job]
+        path, start, _ = self._ends[job]
         with opened(path) as file:
             file.seek(start)
             entry: dict[str, Any] = json.loads(file.readline())
             return entry
+
+
+def _ends_in(journal: Path) -> Iterator[tuple[dict[str, Any], tuple[Path, int, bool]]]:
+    """Its outcomes, each with its place and whether it says done."""
+    start = 0
+    with opened(journal) as file:
+        for raw in file:
+            if (entry := entry_of(raw)) is not None:  # else a kill cut it off
+                yield entry, (journal, start, entry["status"] == "done")
+            start += len(raw)
 
 
 class Answers:

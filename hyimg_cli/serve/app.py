@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -29,31 +29,15 @@ from hyimg_cli.serve.online import RESULTS, Online
 from hyimg_cli.serve.openapi import describe
 from hyimg_cli.serve.wire import EVENTS, refusal_of
 
+if TYPE_CHECKING:
+    from hyimg_cli.engine.service import Service
+    from hyimg_cli.serve.batches import Batches
+
 logger = logging.getLogger(__name__)
 _TICK_S = 0.1
 _OPEN = ("/health",)  # without a key
 _MAKES_WORK = (*EVENTS, "/v1/batches")
 _SLUGS = {404: "route.not-found", 405: "route.method"}
-
-
-class Engine(Protocol):
-    """What a server asks of the service of its model."""
-
-    is_ready: bool
-
-    @property
-    def fault(self) -> HyimgError | None: ...
-    def start(self) -> None: ...
-    def counts(self) -> dict[str, Any]: ...
-    def stop(self, grace_s: float) -> None: ...
-
-
-class Batches(Protocol):
-    """What a server asks of its batches."""
-
-    def start(self) -> object: ...
-    def stop(self) -> object: ...
-    def counts(self) -> Mapping[str, int]: ...
 
 
 class Server:
@@ -65,8 +49,8 @@ class Server:
     def __init__(
         self,
         *,
-        engine: Engine,
-        batches: Batches,
+        engine: "Service",
+        batches: "Batches",
         online: Online,
         metrics: Metrics,
         keys: Keys,

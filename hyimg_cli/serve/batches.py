@@ -204,9 +204,7 @@ class Batches:
         at_once: int = 4,
     ) -> None:
         self._folder, self._uploads, self._settings = state / "batches", uploads, settings
-        # A request that fails is its own affair.
-        failure = replace(config.failure, fail_fast=False, max_consecutive_errors=0)
-        self._config = replace(config, failure=failure)
+        self._config = config
         self._run_of, self._wire = run_of, wire
         self._lock, self._over = threading.Lock(), threading.Event()
         self._desk = ThreadPoolExecutor(1, "batch-desk")

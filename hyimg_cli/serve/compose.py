@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hyimg_cli.engine.run import ManifestRun, OnEvent
 from hyimg_cli.engine.runner import RunRequest, Summary
 from hyimg_cli.serve import batches, uploads
-from hyimg_cli.serve.app import Engine, Server, is_loopback
+from hyimg_cli.serve.app import Server, is_loopback
 from hyimg_cli.serve.keys import Keys
 from hyimg_cli.serve.metrics import Metrics
 from hyimg_cli.serve.online import Online
@@ -16,8 +16,10 @@ from hyimg_cli.serve.wire import Wire
 from hyimg_cli.settings.config import Setting
 from hyimg_cli.settings.paths import MODEL_NAME
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.events import JobEnded
+
+if TYPE_CHECKING:
+    from hyimg_cli.engine.service import Service
 
 
 @dataclass(frozen=True)
@@ -31,16 +33,8 @@ class Limits:
     grace_s: float = 30.0
 
 
-class Service(Engine, Protocol):
-    """The engine with its model's card and its sessions."""
-
-    card: ModelCard
-
-    def session(self, scope: str, caller: str, *, is_online: bool = False) -> Any: ...
-
-
 def build_server(
-    service: Service,
+    service: "Service",
     settings: Mapping[str, Setting],
     config: RunConfig,
     state: Path,

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -29,7 +29,7 @@ from hyimg_cli.engine.sources import probe_sources
 from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.files import bytes_of
 from hyimg_cli.journal.disk import disk_errors
-from hyimg_cli.journal.journal import JobFolder, RunFolder, outcome_to_json
+from hyimg_cli.journal.journal import RunFolder, outcome_to_json
 from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.serve.bodies import read_form, read_json
@@ -40,7 +40,9 @@ from hyimg_cli.settings.config import Setting
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Event, JobEnded, JobStarted
 from hyimg_cli.spec.job import Job
-from hyimg_cli.spec.plan import Plan
+
+if TYPE_CHECKING:
+    from hyimg_cli.engine.service import ServedSession
 
 # Results last so long; and so long a client that ran out of patience may take to ask again.
 KEEP_S = 600.0
@@ -58,14 +60,6 @@ _NONE: dict[str, Any] = {"outputs": ()}
 logger = logging.getLogger(__name__)
 
 
-class OnlineSession(Protocol):
-    """A session as single requests use it."""
-
-    def run(self, plan: Plan, folder: JobFolder | None = None) -> Any: ...
-
-    def request_stop(self, signal_number: int) -> object: ...
-
-
 @dataclass(eq=False)
 class Drawing:
     """The jobs of a line while they are at work, and their results while these last.
@@ -81,7 +75,7 @@ class Drawing:
     digest: str
     names: list[str]
     folder: Path
-    session: OnlineSession
+    session: "ServedSession"
     key: tuple[str, str] | None
     created: int = field(default_factory=lambda: int(time.time()))
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -122,7 +116,7 @@ class Online:
         wire: Wire,
         metrics: Metrics,
         *,
-        session_for: Callable[[str], OnlineSession],
+        session_for: Callable[[str], "ServedSession"],
         rate: Callable[[], float | None],
         most_waiting: int,
     ) -> None:

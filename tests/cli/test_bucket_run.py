@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from store_server import Endpoint, s3_endpoint
+from store_server import Endpoint, addresses_at, s3_endpoint
 
 from hyimg_cli import remote
 from hyimg_cli.engine import run
@@ -32,15 +32,9 @@ ARGUMENTS = ["--steps", "1", "--batching-max-size", "1", "--no-prewarm"]
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Endpoint]:
     """A store whose bucket has a manifest and its sources."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    with s3_endpoint() as served:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", served.url)
-        remote._system.cache_clear()
+    with s3_endpoint() as served, addresses_at(served, monkeypatch):
         filled(tmp_path)
         yield served
-    remote._system.cache_clear()
 
 
 def filled(folder: Path) -> None:

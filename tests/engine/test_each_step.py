@@ -9,15 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from weakref import finalize
 
 import pytest
 from engine.conftest import studio_of
 from engine.test_group import _Buffers
 from engine.test_shared_texts import run, sharing
-from engine.test_short_memory import FULL, limited
+from engine.test_short_memory import FULL, limit_buffers, limited
 
-from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.memory.footprint import Together, needs
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
@@ -319,21 +317,13 @@ def test_jobs_wait_and_begin_anew_where_memory_is_short(
     """Room for so many K/V buffers in all; one job alone takes three. And a picture is decoded
     where nothing else holds any.
     """
-    alive, original, decode = [0], Buffer.__init__, family.decode_latents
-
-    def counted(buffer: Buffer, **shape: Any) -> None:
-        if alive[0] >= room:
-            raise FULL
-        original(buffer, **shape)
-        alive[0] += 1
-        finalize(buffer, lambda: alive.__setitem__(0, alive[0] - 1))
+    alive, decode = limit_buffers(monkeypatch, room), family.decode_latents
 
     def full(latents: Any) -> Any:
         if alive[0]:
             raise FULL
         return decode(latents)
 
-    monkeypatch.setattr(Buffer, "__init__", counted)
     monkeypatch.setattr(family, "decode_latents", full)
     server = Server(studio_of(family, tree=KVTree(10**9)), Together(4, 4))
     for n, one in enumerate(mixed[:12]):

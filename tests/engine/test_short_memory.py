@@ -50,6 +50,21 @@ def expected(family: Any, jobs: list[ImageJob]) -> dict[str, bytes]:
     return _pixels(_run(jobs, studio_of(family), 4))
 
 
+def limit_buffers(monkeypatch: pytest.MonkeyPatch, room: int) -> list[int]:
+    """No more than so many K/V buffers in all; the one number of what is returned are alive."""
+    alive, original = [0], Buffer.__init__
+
+    def counted(buffer: Buffer, **shape: Any) -> None:
+        if alive[0] >= room:
+            raise FULL
+        original(buffer, **shape)
+        alive[0] += 1
+        finalize(buffer, lambda: alive.__setitem__(0, alive[0] - 1))
+
+    monkeypatch.setattr(Buffer, "__init__", counted)
+    return alive
+
+
 def limited(monkeypatch: pytest.MonkeyPatch, model: Any, most: int) -> list[int]:
     """No more than `most` pictures in a denoise step; sizes of the batches that were refused."""
     refused: list[int] = []
@@ -211,16 +226,7 @@ def test_jobs_that_cannot_begin_wait_and_those_in_the_way_begin_anew(
     room: int,
 ) -> None:
     """Room for so many K/V buffers in all; one job alone takes three."""
-    alive, original = [0], Buffer.__init__
-
-    def counted(buffer: Buffer, **shape: Any) -> None:
-        if alive[0] >= room:
-            raise FULL
-        original(buffer, **shape)
-        alive[0] += 1
-        finalize(buffer, lambda: alive.__setitem__(0, alive[0] - 1))
-
-    monkeypatch.setattr(Buffer, "__init__", counted)
+    limit_buffers(monkeypatch, room)
     ends = _run(jobs, studio_of(family, tree=KVTree(10**9)), 4)
     assert not [end for end in ends.values() if isinstance(end, Lost)]
     assert _pixels(ends) == expected

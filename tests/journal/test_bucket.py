@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from journal.test_job_pictures import SIZE, job, opened, saved
 from journal.test_journal import resume
-from store_server import Endpoint, s3_endpoint
+from store_server import Endpoint, addresses_at, s3_endpoint
 
 from hyimg_cli import remote
 from hyimg_cli.cli.inputs import recorded_names
@@ -43,21 +43,16 @@ def served() -> Iterator[Endpoint]:
 @pytest.fixture
 def endpoint(served: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     """The endpoint with an empty bucket, quick to lose patience."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", served.url)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setattr(bucket, "RENEWED_S", 0.05)
     monkeypatch.setattr(bucket, "STALE_S", 0.3)
-    remote._system.cache_clear()
     served.fault = lambda method, path: None
-    system, _ = remote.locate("s3://bucket")
-    if system.exists("bucket"):
-        system.rm("bucket", recursive=True)
-    system.mkdir("bucket")
-    served.requests.clear()
-    yield served
-    remote._system.cache_clear()
+    with addresses_at(served, monkeypatch):
+        system, _ = remote.locate("s3://bucket")
+        if system.exists("bucket"):
+            system.rm("bucket", recursive=True)
+        system.mkdir("bucket")
+        served.requests.clear()
+        yield served
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from hyimg_cli.serve.batches import Batches
 from hyimg_cli.serve.uploads import Uploads
 from hyimg_cli.serve.wire import Wire
 from hyimg_cli.settings.config import settle
-from hyimg_cli.settings.run import OutputConfig, RunConfig
+from hyimg_cli.settings.run import FailurePolicy, OutputConfig, RunConfig
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Event, JobEnded, JobStarted, Outcome, OutputFile
 from hyimg_cli.spec.plan import Plan
@@ -91,7 +91,9 @@ class State:
     @classmethod
     def of(cls, folder: Path, painter: Painter, **how: Any) -> "State":
         uploads = Uploads(folder)
-        config = RunConfig(OutputConfig(folder, report=False))
+        # As `hyimg serve` has it.
+        patient = FailurePolicy(fail_fast=False, max_consecutive_errors=0)
+        config = RunConfig(OutputConfig(folder, report=False), failure=patient)
 
         wire = Wire(("tiny-image",), 3, 100, uploads)
         facts = uploads, config, settle({}, {}, {}), painter.run_of, wire

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from models.diffusers_image.classic import Checkpoint, line
-from store_server import s3_endpoint
+from store_server import addresses_at, s3_endpoint
 
 from hyimg_cli import remote
 from hyimg_cli.engine import session
@@ -52,12 +52,7 @@ def test_a_bucket_has_the_same_files(
     run_cli: Any, tmp_path: Path, whole: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest, flags, files = whole
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    with s3_endpoint() as served:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", served.url)
-        remote._system.cache_clear()
+    with s3_endpoint() as served, addresses_at(served, monkeypatch):
         system, _ = remote.locate("s3://bucket")
         system.mkdir("bucket")
         for path in (manifest, *tmp_path.glob("s*.png")):
@@ -70,7 +65,6 @@ def test_a_bucket_has_the_same_files(
         # All of it is found there again.
         again = run_cli("generate", name, "-o", "s3://bucket/run", *flags[:-3])
         assert f"0 done, 0 failed, {len(files)} skipped" in again.err
-    remote._system.cache_clear()
 
 
 @pytest.mark.parametrize("fits", [True, False])
