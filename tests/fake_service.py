@@ -4,8 +4,9 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ from hyimg_cli.manifest.file_names import suffix_of
 from hyimg_cli.media import formats
 from hyimg_cli.media.images import pixel_digest
 from hyimg_cli.models import registry
-from hyimg_cli.serve.app import HttpServer, Server
+from hyimg_cli.serve.app import HttpServer, Limits, Server
+from hyimg_cli.serve.keys import Keys
+from hyimg_cli.settings.config import settle
+from hyimg_cli.settings.run import FailurePolicy, OutputConfig, RunConfig
 from hyimg_cli.spec.events import Event, Failure, JobEnded, JobStarted, Outcome, OutputFile
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Plan
@@ -36,27 +40,37 @@ class FakeSession:
         self._stopped_by = signal_number
 
     def close(self) -> None:
-        pass
+        """Nothing is held."""
 
-    def run(self, plan: Plan, folder: RunFolder, **_: Any) -> Iterator[Event]:
-        self.service.sessions.append(self)
+    def run(self, plan: Plan, folder: RunFolder, **_: Any) -> Generator[Event, None, None]:
+        service = self.service
+        service.sessions.append(self)
         try:
             folder.make_places(plan.jobs)
             for job in plan.jobs:
-                while not self.service.gate.wait(0.005):
-                    self._stop_if_asked()
-                self._stop_if_asked()
+                self._wait_for(service.gate)
                 yield JobStarted(job.custom_id)
-                self.service.drawn[job.prompt] += 1
-                while not self.service.hold.wait(0.005):
+                service.drawn[job.prompt] += 1
+                self._wait_for(service.hold)
+                for _ in range(round(service.pace_s / 0.01)):
+                    time.sleep(0.01)
                     self._stop_if_asked()
                 if "crash" in job.prompt:
                     raise RuntimeError("a mistake of ours")
                 outcome = self._outcome(job, folder)
                 folder.append(outcome)
+                service.painted.append(job.custom_id)
                 yield JobEnded(outcome)
+                if error_now := service.error:
+                    service.error = None
+                    raise error_now
         finally:
-            self.service.sessions.remove(self)
+            service.sessions.remove(self)
+
+    def _wait_for(self, gate: threading.Event) -> None:
+        while not gate.wait(0.005):
+            self._stop_if_asked()
+        self._stop_if_asked()
 
     def _stop_if_asked(self) -> None:
         if self._stopped_by:
@@ -64,30 +78,41 @@ class FakeSession:
             raise Interrupted(self._stopped_by)
 
     def _outcome(self, job: ImageJob, folder: RunFolder) -> Outcome:
-        key = job_keys([job], self.service.config)[job.custom_id]
+        key, attempt = job_keys([job], CONFIG)[job.custom_id], folder.attempts[job.custom_id] + 1
         if "fail" in job.prompt and "0" not in job.custom_id[-1:]:
             failure = Failure("job.fake", f"told to: {job.images}", "", retryable=False)
-            return Outcome(job.custom_id, "failed", key=key, error=failure)
-        pixels = np.full((16, 16, 3), job.seed % 256, dtype=np.uint8)
+            return Outcome(job.custom_id, "failed", key, attempt, error=failure)
+        pixels = np.full((16, 16, 3), job.seed % 251, dtype=np.uint8)
         data = formats.encode(pixels, job.encoding, None)
         name, sha256 = folder.save(job, suffix_of(job), data)
         file = OutputFile(name, sha256, pixel_digest(pixels), 16, 16, job.seed)
         share = {"denoise_rest": 0.25}
         return Outcome(
-            job.custom_id, "done", key=key, outputs=(file,), share_s=share, cot_text="a text"
+            *(job.custom_id, "done", key, attempt, (file,)), share_s=share, cot_text="a text"
         )
 
 
-class FakeService:
-    """An engine whose jobs begin while `gate` is open, and end while `hold` is."""
+# As `hyimg serve` has it, but without pages.
+PATIENT = FailurePolicy(fail_fast=False, max_consecutive_errors=0)
+CONFIG = RunConfig(OutputConfig(Path(), report=False), failure=PATIENT)
 
-    def __init__(self, config: Any) -> None:
-        self.config, self.card = config, registry.model_card(config.model.model, None)
+
+class FakeService:
+    """An engine whose jobs begin while `gate` is open, and end while `hold` is, `pace_s` later.
+
+    `error` is what ends the next run after its first picture.
+    """
+
+    def __init__(self) -> None:
+        self.card = registry.model_card(CONFIG.model.model, None)
         self.is_ready, self.fault = False, None
         self.gate, self.hold = threading.Event(), threading.Event()
         self.gate.set()
         self.hold.set()
+        self.pace_s, self.error = 0.0, None
         self.sessions: list[FakeSession] = []
+        self.scopes: list[tuple[str, str]] = []
+        self.painted: list[str] = []
         self.drawn, self.dropped = Counter[str](), 0
 
     def start(self) -> None:
@@ -99,6 +124,7 @@ class FakeService:
 
     def session(self, scope: str, caller: str, *, is_online: bool = False) -> FakeSession:
         assert not is_online or scope == caller
+        self.scopes.append((scope, caller))
         return FakeSession(self, caller, is_online=is_online)
 
     def stop(self, grace_s: float) -> None:
@@ -107,6 +133,14 @@ class FakeService:
             time.sleep(0.005)
         for session in [*self.sessions]:
             session.request_stop(15)
+
+
+def server_of(service: Any, state: Path, keys: Keys | None = None, **about: Any) -> Server:
+    """A server around an engine; `about`: its log, and limits as they are named."""
+    log = about.pop("log", lambda line: None)
+    config = replace(CONFIG, output=replace(CONFIG.output, folder=state))
+    known = keys or Keys({})
+    return Server(service, settle({}, {}, {}), config, state, known, Limits(**about), log=log)
 
 
 class Running:

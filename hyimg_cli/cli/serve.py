@@ -99,8 +99,7 @@ def _serve(
 ) -> int:
     """Listen until a signal or a fault ends it. Raises the fault."""
     from hyimg_cli.engine.service import Service
-    from hyimg_cli.serve.app import HttpServer
-    from hyimg_cli.serve.compose import Limits, build_server
+    from hyimg_cli.serve.app import HttpServer, Limits, Server
 
     def log(line: Mapping[str, Any]) -> None:
         if not given["quiet"]:
@@ -114,7 +113,7 @@ def _serve(
     limits = Limits(given["max_waiting"], given["max_steps"], float(given["grace"]))
     with ExitStack() as held:
         listener = held.enter_context(_listen(given["host"], given["port"]))
-        server = build_server(
+        server = Server(
             Service(config), settings, config, state, keys, limits, host=given["host"], log=log
         )
         name, number = listener.getsockname()[:2]

@@ -1,4 +1,4 @@
-"""The server: routes, who may call them, errors as bodies, the access log, start and end."""
+"""The server: its parts put together, who may call it, the access log, start and end."""
 
 import asyncio
 import ipaddress
@@ -8,7 +8,9 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -21,74 +23,106 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hyimg_cli.engine.run import ManifestRun
+from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.serve.errors import Refused, error_body
+from hyimg_cli.serve.batches import Batches
+from hyimg_cli.serve.bodies import Bodies
+from hyimg_cli.serve.errors import Refused, internal, refusal_of, stopping
 from hyimg_cli.serve.keys import Keys
 from hyimg_cli.serve.metrics import CONTENT_TYPE, Metrics
 from hyimg_cli.serve.online import RESULTS, Online
 from hyimg_cli.serve.openapi import describe
-from hyimg_cli.serve.wire import EVENTS, refusal_of
+from hyimg_cli.serve.routes import routes_of_batches, routes_of_files
+from hyimg_cli.serve.uploads import Uploads
+from hyimg_cli.serve.wire import EVENTS, Wire
+from hyimg_cli.settings.config import Setting
+from hyimg_cli.settings.paths import MODEL_NAME
+from hyimg_cli.settings.run import RunConfig
 
 if TYPE_CHECKING:
     from hyimg_cli.engine.service import Service
-    from hyimg_cli.serve.batches import Batches
 
 logger = logging.getLogger(__name__)
 _TICK_S = 0.1
-_OPEN = ("/health",)  # without a key
+_WITHOUT_KEY = ("/health",)
 _MAKES_WORK = (*EVENTS, "/v1/batches")
 _SLUGS = {404: "route.not-found", 405: "route.method"}
 
 
-class Server:
-    """One model, its single requests and its batches, and what they share.
-
-    `log` takes a line of the access log. `fault`: what ended it.
+@dataclass(frozen=True)
+class Limits:
+    """How many pictures of single requests may wait, how many denoise steps one may have, how many
+    seconds they get to end, and how many batches run at once.
     """
+
+    most_waiting: int = 64
+    most_steps: int = 100
+    grace_s: float = 30.0
+    batches_at_once: int = 4
+
+
+class Server:
+    """One model, its single requests and its batches. `fault`: what ended it."""
 
     def __init__(
         self,
-        *,
-        engine: "Service",
-        batches: "Batches",
-        online: Online,
-        metrics: Metrics,
+        service: "Service",
+        settings: Mapping[str, Setting],
+        config: RunConfig,
+        state: Path,
         keys: Keys,
-        models: tuple[str, ...],
-        routes: list[Route],
-        is_local: bool,
-        grace_s: float,
-        log: Callable[[Mapping[str, Any]], object],
+        limits: Limits = Limits(),
+        *,
+        host: str = "127.0.0.1",
+        log: Callable[[Mapping[str, Any]], object] = lambda line: None,
     ) -> None:
-        self.engine, self.batches, self.online, self.metrics = engine, batches, online, metrics
-        self.keys, self.models, self.is_local, self.log = keys, models, is_local, log
-        self._grace_s, self._created = grace_s, int(time.time())
-        self.is_stopping, self.is_over = False, False
+        """Around a service that is not started yet; `log` takes a line of the access log.
+
+        Raises StorageError, OutputFolderError.
+        """
+        self.service, self.keys, self.log = service, keys, log
+        self._is_local, self._grace_s = is_loopback(host), limits.grace_s
+        self._created = int(time.time())
+        self.is_stopping = self.is_over = False
         self.fault: BaseException | None = None
-        own = [
+        model = config.model.model
+        # A folder is shown by its name alone: paths of the server are nobody's business.
+        self.models = (Path(model).resolve().name if MODEL_NAME.is_path(model) else model,)
+        self.metrics, self.uploads = Metrics(), Uploads(state)
+        wire = Wire(self.models, service.card.most_images, limits.most_steps, self.uploads)
+        bodies = Bodies(self.uploads)
+
+        def run_of(request: RunRequest, scope: str, caller: str) -> ManifestRun:
+            return ManifestRun(request, lambda _: service.session(scope, caller))
+
+        about = state, self.uploads, config, settings, wire, run_of, self.metrics
+        self.batches = Batches(*about, at_once=limits.batches_at_once)
+        self.online = Online(
+            *(state, service, settings, bodies, wire, self.metrics, limits.most_waiting)
+        )
+        routes = [
             Route("/health", self._health),
             Route("/ready", self._ready),
             Route("/metrics", self._metrics),
-            Route("/openapi.json", lambda _: JSONResponse(self._api)),
+            Route("/openapi.json", lambda _: JSONResponse(api)),
             Route("/v1/models", self._models),
             Route("/v1/models/{model:path}", self._model),
-            *(Route(path, online.answer, methods=["POST"]) for path in EVENTS),
-            Route(RESULTS + "/{name}/{number:int}", online.result),
+            *(Route(path, self.online.answer, methods=["POST"]) for path in EVENTS),
+            Route(RESULTS + "/{name}/{path:path}", self.online.result),
+            *routes_of_files(self.uploads, bodies),
+            *routes_of_batches(self.batches, bodies),
         ]
-        self._api = describe([*own, *routes])
-        handlers = {HTTPException: _answer_http, HyimgError: _answer, Exception: _answer_bug}
-        inner = Starlette(
-            routes=[*own, *routes],
-            exception_handlers=handlers,  # type: ignore[arg-type]
-            lifespan=self._life,
-        )
+        api = describe(routes)
+        handlers: Any = {HTTPException: _answer_http, HyimgError: _answer, Exception: _answer_bug}
+        inner = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._life)
         inner.router.redirect_slashes = False
         self.app: ASGIApp = Front(self, inner)
 
     @property
     def is_ready(self) -> bool:
         """True while new work is taken."""
-        return self.engine.is_ready and not self.is_stopping
+        return self.service.is_ready and not self.is_stopping
 
     def request_stop(self) -> None:
         """Take no new work, and end once the single requests at work are answered."""
@@ -104,17 +138,17 @@ class Server:
     async def _work(self) -> None:
         """Load the model, go on with the batches, watch, and end in order."""
         try:
-            await asyncio.to_thread(self.engine.start)
+            await asyncio.to_thread(self.service.start)
             await asyncio.to_thread(self.batches.start)
-            while not self.is_stopping and self.engine.fault is None:
+            while not self.is_stopping and self.service.fault is None:
                 await asyncio.sleep(_TICK_S)
-            self.fault = self.engine.fault
+            self.fault = self.service.fault
         except Exception as error:
             self.fault = error
         self.is_stopping = True
         try:
             await asyncio.to_thread(self.batches.stop)
-            await asyncio.to_thread(self.engine.stop, self._grace_s)
+            await asyncio.to_thread(self.service.stop, self._grace_s)
             await asyncio.to_thread(self.online.close)
         except Exception as error:
             self.fault = self.fault or error
@@ -129,13 +163,10 @@ class Server:
         return JSONResponse({"status": "ready"})
 
     def _unready(self) -> Refused:
-        doing = "stopping" if self.is_stopping else "loading"
-        head = {"retry-after": "5"}
-        what, code = f"the server is {doing}", f"server.{doing}"
-        return Refused(503, what, hint="try again later", code=code, headers=head)
+        return stopping("stopping" if self.is_stopping else "loading")
 
     def _metrics(self, _: Request) -> Response:
-        counts = self.engine.counts()
+        counts = self.service.counts()
         text = self.metrics.text(counts, self.batches.counts(), ready=self.is_ready)
         return PlainTextResponse(text, media_type=CONTENT_TYPE)
 
@@ -160,13 +191,13 @@ class Server:
             "Origin": headers.get("origin", "//localhost"),
         }
         asked = {name: host for name, host in asked.items() if not is_loopback(_host_in(host))}
-        if self.is_local and asked:
+        if self._is_local and asked:
             name = next(iter(asked))
             what = f"the {name} header names another machine than this one"
             hint = "ask for localhost or 127.0.0.1"
             raise Refused(421, what, param=name, hint=hint, code="request.host")
         caller = self.keys.caller_of(headers.get("authorization"))
-        if caller is None and path not in _OPEN:
+        if caller is None and path not in _WITHOUT_KEY:
             what, hint = "the API key is missing or wrong", "send Authorization: Bearer KEY"
             head = {"www-authenticate": "Bearer"}
             raise Refused(401, what, hint=hint, code="invalid_api_key", headers=head)
@@ -225,21 +256,18 @@ class Front:
 
 def _answer(_: Request, error: HyimgError) -> Response:
     refused = refusal_of(error)
-    return JSONResponse(error_body(refused), refused.status, refused.headers)
+    return JSONResponse(refused.body(), refused.status, refused.headers)
 
 
 def _answer_http(request: Request, error: HTTPException) -> Response:
     """Starlette's own refusals: no such route, no such method."""
     what = f"{request.method} {request.url.path[:200]}: {HTTPStatus(error.status_code).phrase}"
     code = _SLUGS.get(error.status_code, "request.bad")
-    head = dict(error.headers or {})
-    return _answer(request, Refused(error.status_code, what, code=code, headers=head))
+    return _answer(request, Refused(error.status_code, what, code=code, headers=error.headers))
 
 
 def _answer_bug(request: Request, _: Exception) -> Response:
-    what, hint = "a mistake of hyimg's own", "the server's log has more"
-    head = {"x-should-retry": "false"}
-    return _answer(request, Refused(500, what, hint=hint, code="internal", headers=head))
+    return _answer(request, internal())
 
 
 def is_loopback(host: str) -> bool:

@@ -18,29 +18,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
-from starlette.routing import Route
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 
 from hyimg_cli.engine.run import ManifestEvent, ManifestRun
 from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import HyimgError, Interrupted
-from hyimg_cli.files import bytes_of, json_of, refuse_links, remove, replace_file, replacing
+from hyimg_cli.files import bytes_of, json_of, remove, replace_file, replacing
 from hyimg_cli.journal.disk import disk_errors, make_folders
-from hyimg_cli.manifest.line import child_ids
 from hyimg_cli.manifest.manifest import read_manifest
-from hyimg_cli.serve.answers import KINDS, RUN, Answers, Journal, lines_of
-from hyimg_cli.serve.bodies import read_json
-from hyimg_cli.serve.errors import Refused, bad_value
-from hyimg_cli.serve.intake import INPUT, MANIFEST, Fault, Intake, link
-from hyimg_cli.serve.uploads import Uploads, page_of, seconds_kept
-from hyimg_cli.serve.wire import EVENTS, Wire
+from hyimg_cli.serve.errors import Refused, bad_request, server_full
+from hyimg_cli.serve.intake import INPUT, link, write_manifest
+from hyimg_cli.serve.metrics import Metrics
+from hyimg_cli.serve.results import KINDS, MANIFEST, RUN, BatchResults
+from hyimg_cli.serve.uploads import Expiry, Uploads
+from hyimg_cli.serve.wire import Wire
 from hyimg_cli.settings.config import Setting
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec import digest
@@ -49,8 +44,10 @@ from hyimg_cli.spec.events import JobEnded, Remark
 logger = logging.getLogger(__name__)
 RECORD = "batch.json"
 _RECORD_BYTES = 100_000_000
+# Batches that have not ended; more are refused for a while.
+_MOST_UNENDED, _WAIT_S = 1_000, 60
 _ENDED = ("failed", "completed", "expired", "cancelled")
-# What another than the client needs of batch.json.
+# Of batch.json, what the API does not show.
 _HIDDEN = ("owner", "came", "asked", "base_url", "keep_s")
 # What the API shows of every batch, whatever became of it.
 _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
@@ -58,16 +55,40 @@ _UNSET = dict.fromkeys([f"{name}_at" for name in _TIMES], None)
 _UNSET |= dict.fromkeys(("errors", "output_file_id", "error_file_id"), None)
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LONGEST_S = 30 * 86_400
-_ASKED = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
-# What the run's page is made of.
-_PAGE = ("report.html", "report", "outputs")
 # A run that the machine ended, a full disk say, is tried again so much later.
 _AGAIN_S = 30.0
 _LOOK_S, _SWEEP_S = 0.5, 60.0
 
-
 # Makes the run of a batch, of its request, its id and its owner.
 RunOf = Callable[[RunRequest, str, str], ManifestRun]
+
+
+def _seconds_of(window: str) -> int:
+    """The seconds of a time such as 24h. Raises ValueError."""
+    match = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", window)
+    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
+    if not 0 < seconds <= _LONGEST_S:
+        raise ValueError("expected a time such as 24h, 30d at most")
+    return seconds
+
+
+def _check_window(window: str) -> str:
+    _seconds_of(window)
+    return window
+
+
+_Name = Annotated[str, StringConstraints(max_length=64)]
+_Text = Annotated[str, StringConstraints(max_length=512)]
+
+
+class BatchRequest(BaseModel, extra="forbid", strict=True):
+    """The body that begins a batch."""
+
+    input_file_id: str
+    endpoint: Literal["/v1/images/generations", "/v1/images/edits"]
+    completion_window: Annotated[str, AfterValidator(_check_window)]
+    metadata: Annotated[dict[_Name, _Text], Field(max_length=16)] | None = None
+    output_expires_after: Expiry | None = None
 
 
 class Batch:
@@ -75,19 +96,23 @@ class Batch:
 
     def __init__(self, folder: Path, record: dict[str, Any]) -> None:
         self.folder, self.record, self.lock = folder, record, threading.RLock()
-        # Why its run ended before its time; it is tried again then.
+        # Why its run ended before its time, and when it is tried again.
         self.trouble: HyimgError | None = None
         self.again_at = 0.0
         self.is_stopped = False
+        # Its turn to run, while it waits for that; and its run, with what became of its requests.
         self.turn: Future[None] | None = None
-        # Its requests by what became of them, while it runs; before and after, the record has them.
-        self.counts: Counts | None = None
-        self._run: ManifestRun | None = None
+        self.run: ManifestRun | None = None
+        self.results: BatchResults | None = None
 
     @property
     def id(self) -> str:
         name: str = self.record["id"]
         return name
+
+    @property
+    def has_ended(self) -> bool:
+        return self.record["status"] in _ENDED
 
     @property
     def is_late(self) -> bool:
@@ -96,7 +121,7 @@ class Batch:
 
     @property
     def is_closing(self) -> bool:
-        """True where no job of it is to be begun any more."""
+        """True if no more of its jobs are to begin."""
         return self.record["status"] in ("cancelling", "finalizing", *_ENDED) or self.is_late
 
     def save(self, status: str = "", **changes: Any) -> None:
@@ -112,78 +137,22 @@ class Batch:
 
     def shown(self) -> dict[str, Any]:
         """The batch as the API shows it."""
-        record, counts, trouble = self.record, self.counts, self.trouble
+        record, results, trouble = self.record, self.results, self.trouble
         found = _UNSET | {name: value for name, value in record.items() if name not in _HIDDEN}
-        if counts is not None:
-            found["request_counts"] = counts.shown()
+        if results is not None:
+            found["request_counts"] = results.counts()
         if trouble is not None:
             what = f"the run was interrupted and is tried again: {trouble.what}"
             error = {"line": None, "param": None, "code": trouble.code, "message": what}
             found["errors"] = {"object": "list", "data": [error]}
         return found
 
-    def run(self, run: ManifestRun) -> None:
-        """Do what is left of its jobs. Raises Interrupted after `stop`, and what ends a run."""
-        self.counts = Counts(self.folder)
-        with self.lock:
-            if self.is_stopped:
-                raise Interrupted(signal.SIGTERM)
-            self._run = run
-        try:
-            run.run(self._look)
-        finally:
-            self._run = None
-
     def stop(self) -> None:
-        """Stop it after the step that is at work, or before it begins."""
+        """Stop it after the step at work, or before it begins."""
         with self.lock:
             self.is_stopped = True
-            if self._run is not None:
-                self._run.request_stop(signal.SIGTERM)
-
-    def _look(self, event: ManifestEvent) -> None:
-        if isinstance(event, JobEnded) and self.counts is not None:
-            self.counts.end(event.outcome.custom_id, is_done=event.is_done)
-        elif isinstance(event, Remark):
-            logger.info("%s: %s", self.id, event.text)
-
-
-class Counts:
-    """The requests of a batch at work by what became of them: one ends with the last of its jobs.
-
-    Begins with what the run's journal has.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._left, self._line_of = dict[str, int](), dict[str, str]()
-        self._failed, self._ended = set[str](), set[str]()
-        self._counts = Counter[str]()
-        journal = Journal(folder / RUN)
-        for line in lines_of(folder):
-            jobs = child_ids(line)
-            self._left[line["custom_id"]] = len(jobs)
-            if len(jobs) > 1:
-                self._line_of |= dict.fromkeys(jobs, line["custom_id"])
-            for job in jobs:
-                if (is_done := journal.is_done(job)) is not None:
-                    self.end(job, is_done=is_done)
-
-    def shown(self) -> dict[str, int]:
-        """The counts as the API shows them."""
-        ends = {name: self._counts[name] for name in ("completed", "failed")}
-        return {"total": len(self._left)} | ends
-
-    def end(self, job: str, *, is_done: bool) -> None:
-        """Count the end of a job."""
-        if job in self._ended:  # again: its picture was gone
-            return
-        self._ended.add(job)
-        name = self._line_of.get(job, job)
-        self._left[name] -= 1
-        if not is_done:
-            self._failed.add(name)
-        if not self._left[name]:
-            self._counts["failed" if name in self._failed else "completed"] += 1
+            if self.run is not None:
+                self.run.request_stop(signal.SIGTERM)
 
 
 class Batches:
@@ -198,14 +167,15 @@ class Batches:
         uploads: Uploads,
         config: RunConfig,
         settings: Mapping[str, Setting],
-        run_of: RunOf,
         wire: Wire,
+        run_of: RunOf,
+        metrics: Metrics,
         *,
         at_once: int = 4,
     ) -> None:
-        self._folder, self._uploads, self._settings = state / "batches", uploads, settings
-        self._config = config
-        self._run_of, self._wire = run_of, wire
+        self._folder, self._uploads, self._wire = state / "batches", uploads, wire
+        self._config, self._settings = config, settings
+        self._run_of, self._metrics = run_of, metrics
         self._lock, self._over = threading.Lock(), threading.Event()
         self._desk = ThreadPoolExecutor(1, "batch-desk")
         self._runs = ThreadPoolExecutor(at_once, "batch-run")
@@ -242,30 +212,33 @@ class Batches:
         """How many batches there are of each status."""
         return Counter(one.record["status"] for one in list(self._batches.values()))
 
-    def create(
-        self, owner: str, body: Mapping[str, Any], key: str, base_url: str
-    ) -> dict[str, Any]:
+    def create(self, owner: str, asked: BatchRequest, key: str, base_url: str) -> dict[str, Any]:
         """A new batch, or the one that this `key` made before; it lasts when this returns.
 
         Raises Refused.
         """
         name = "batch_" + (digest.of_json([owner, key])[:24] if key else secrets.token_hex(12))
-        came, asked = time.time(), digest.of_json(body)
-        record = {"id": name, "object": "batch", "owner": owner, "came": came}
-        record |= _checked(body) | {"asked": asked, "base_url": base_url, "status": "validating"}
-        record["request_counts"] = {"total": 0, "completed": 0, "failed": 0}
-        record["created_at"] = int(came)
-        record["expires_at"] = int(came) + _seconds_of(body["completion_window"])
+        facts = asked.model_dump(exclude_unset=True)
+        came, body = time.time(), digest.of_json(facts)
         with self._lock:
             if (batch := self._batches.get(name)) is not None:
-                if batch.record["asked"] != asked:
+                if batch.record["asked"] != body:
                     what = "this Idempotency-Key was sent with another body"
                     raise Refused(422, what, code="batch.other-body")
                 return batch.shown()
-            file = self._uploads.find(body["input_file_id"], owner, "input_file_id")
+            file = self._uploads.find(asked.input_file_id, owner, "input_file_id")
             if file["purpose"] != "batch":
                 what = f"the purpose of {file['id']} is {file['purpose']}, not batch"
-                raise Refused(400, what, param="input_file_id", code="batch.bad-input")
+                raise bad_request("input_file_id", what, "batch.bad-input")
+            if len(self._unended()) >= _MOST_UNENDED:
+                raise server_full(f"{_MOST_UNENDED:,} batches have not ended", _WAIT_S)
+            expiry = facts.pop("output_expires_after", None)
+            record = {"id": name, "object": "batch", "status": "validating", "metadata": None}
+            record |= facts | {"created_at": int(came)}
+            record["expires_at"] = int(came) + _seconds_of(asked.completion_window)
+            record["request_counts"] = {"total": 0, "completed": 0, "failed": 0}
+            record |= {"owner": owner, "came": came, "asked": body, "base_url": base_url}
+            record["keep_s"] = expiry["seconds"] if expiry else None
             folder = self._folder / name
             with disk_errors(self._folder), replacing(folder) as temporary:
                 temporary.mkdir()
@@ -288,21 +261,21 @@ class Batches:
         return [one for one in list(self._batches.values()) if one.record["owner"] == owner]
 
     def cancel(self, batch: Batch) -> dict[str, Any]:
-        """Begin none of its jobs any more; what is done stays. Raises Refused where it is over."""
+        """Begin no more of its jobs; what is done stays. Raises Refused where it has ended."""
         with batch.lock:
             status = batch.record["status"]
             if status in ("validating", "in_progress"):
                 batch.save("cancelling")
                 self._close(batch)
             elif status not in ("cancelling", "cancelled"):
-                raise Refused(400, f"the batch is {status} already", code="batch.is-over")
+                raise bad_request("", f"the batch is {status} already", "batch.is-over")
         return batch.shown()
 
     def _unended(self) -> list[Batch]:
-        return [one for one in list(self._batches.values()) if one.record["status"] not in _ENDED]
+        return [one for one in list(self._batches.values()) if not one.has_ended]
 
     def _look(self) -> None:
-        """End batches whose time is over, try again what was interrupted, and sweep the uploads."""
+        """End batches whose time is over, retry those that were interrupted, sweep the uploads."""
         swept = time.monotonic()
         while not self._over.wait(_LOOK_S):
             for batch in self._unended():
@@ -331,7 +304,7 @@ class Batches:
             batch.turn = pool.submit(self._guarded, batch, self._run)
 
     def _guarded(self, batch: Batch, step: Callable[[Batch], object]) -> None:
-        """Take a step of a batch. What interrupts it is told, and the batch tried again later."""
+        """Take a step of a batch. What interrupts it is shown, and the batch tried again later."""
         try:
             step(batch)
             batch.trouble = None
@@ -345,27 +318,22 @@ class Batches:
 
     def _admit(self, batch: Batch) -> None:
         """Read a batch's input, unless that is done, and give it a turn."""
-        record = batch.record
-        if record["status"] != "finalizing":
-            faults = list[Fault]()
-            if not (batch.folder / MANIFEST).is_file():
-                facts = batch.folder, record["endpoint"], record["owner"]
-                faults = Intake(*facts, self._wire).accept(self._settings)
-            counts = Counts(batch.folder).shown()
-            with batch.lock:
-                if faults and batch.record["status"] == "validating":
-                    batch.save("failed", errors={"object": "list", "data": faults})
-                    return
-                batch.save(request_counts=counts)
+        record, faults = batch.record, []
+        if not (batch.folder / MANIFEST).is_file():
+            about = batch.folder, record["endpoint"], record["owner"]
+            faults = write_manifest(*about, self._wire, self._settings)
+        with batch.lock:
+            if faults and batch.record["status"] == "validating":
+                batch.save("failed", errors={"object": "list", "data": faults})
+                return
+            batch.results = BatchResults(batch.folder)
+            batch.save(request_counts=batch.results.counts())
         self._queue(batch)
 
     def _run(self, batch: Batch) -> None:
         if not batch.is_closing:
-            with batch.lock:
-                if batch.record["status"] == "validating":
-                    batch.save("in_progress")
             try:
-                batch.run(self._run_for(batch))
+                self._work(batch)
             except Interrupted:
                 # Of a server that stops; or else the batch is cancelled or late.
                 if not batch.is_closing:
@@ -373,11 +341,31 @@ class Batches:
         if not self._over.is_set():
             self._finish(batch)
 
-    def _run_for(self, batch: Batch) -> ManifestRun:
+    def _work(self, batch: Batch) -> None:
+        """Run what is left of a batch's jobs. Raises Interrupted after `stop`, and what ends a run.
+        """
+        results = batch.results = BatchResults(batch.folder)
+
+        def hear(event: ManifestEvent) -> None:
+            if isinstance(event, JobEnded):
+                self._metrics.ended("batch", event.outcome)
+                results.is_done[event.outcome.custom_id] = event.is_done
+            elif isinstance(event, Remark):
+                logger.info("%s: %s", batch.id, event.text)
+
         manifest = read_manifest(batch.folder / MANIFEST)
         output = replace(self._config.output, folder=batch.folder / RUN)
         request = RunRequest(manifest, replace(self._config, output=output), self._settings)
-        return self._run_of(request, batch.id, batch.record["owner"])
+        with batch.lock:
+            if batch.is_stopped:
+                raise Interrupted(signal.SIGTERM)
+            if batch.record["status"] == "validating":
+                batch.save("in_progress")
+            batch.run = self._run_of(request, batch.id, batch.record["owner"])
+        try:
+            batch.run.run(hear)
+        finally:
+            batch.run = None
 
     def _finish(self, batch: Batch) -> None:
         """Make a batch's files known, and then its end."""
@@ -385,107 +373,28 @@ class Batches:
             is_cancelled = batch.record["status"] == "cancelling"
             if not is_cancelled:
                 batch.save("finalizing")
-        counts = Counts(batch.folder).shown()
+        results = batch.results = BatchResults(batch.folder)
+        counts, files = results.counts(), dict[str, str]()
         is_whole = counts["total"] == counts["completed"] + counts["failed"]
         status = "completed" if is_whole or not batch.is_late else "expired"
         status = "cancelled" if is_cancelled else status
-        answers = Answers(batch.folder, batch.record, status)
-        files = dict[str, str]()
         for kind in KINDS:
-            if nbytes := answers.nbytes(kind):
+            if nbytes := results.nbytes(kind, batch.record, status):
                 files[f"{kind}_file_id"] = name = f"file-{batch.id.partition('_')[2]}-{kind}"
                 facts = {"batch": batch.id, "kind": kind, "bytes": nbytes}
                 facts["filename"] = f"{batch.id}_{kind}.jsonl"
                 owner, keep_s = batch.record["owner"], batch.record["keep_s"]
                 self._uploads.record(name, owner, "batch_output", facts, keep_s)
         batch.save(status, request_counts=counts, **files)
-        batch.counts = None
+        batch.results = None
 
     def _made(self, file: Mapping[str, Any]) -> Iterator[bytes]:
         """The content of a batch's output or error file."""
         batch = self._batches[file["batch"]]
-        return Answers(batch.folder, batch.record, batch.record["status"]).read(file["kind"])
+        results = BatchResults(batch.folder)
+        return results.lines(file["kind"], batch.record, batch.record["status"])
 
     def _forget(self, file: Mapping[str, Any]) -> None:
         """Remove the pictures of a batch whose output file was deleted."""
         if file["kind"] == "output":
             remove(self._folder / file["batch"] / RUN / "outputs")
-
-
-def _seconds_of(window: Any) -> int:
-    """The seconds of a completion window. Raises Refused."""
-    match = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", window) if isinstance(window, str) else None
-    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
-    if not 0 < seconds <= _LONGEST_S:
-        what = "completion_window is a time such as 24h, 30d at most"
-        raise bad_value("completion_window", what)
-    return seconds
-
-
-def _checked(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a body asks for, each part of it as it should be. Raises Refused."""
-    for name in body.keys() - {*_ASKED}:
-        what = f"{name[:80]} is not known; a batch has {', '.join(_ASKED)}"
-        raise Refused(400, what, param=name[:80], code="request.unknown-field")
-    for name in _ASKED[:3]:
-        if not isinstance(body.get(name), str):
-            raise Refused(400, f"{name} is missing", param=name, code="request.missing-field")
-    if body["endpoint"] not in EVENTS:
-        raise bad_value("endpoint", f"endpoint is one of {', '.join(EVENTS)}")
-    _seconds_of(body["completion_window"])
-    metadata = body.get("metadata") or {}
-    if (
-        not isinstance(metadata, dict)
-        or len(metadata) > 16
-        or not all(
-            isinstance(value, str) and len(name) <= 64 and len(value) <= 512
-            for name, value in metadata.items()
-        )
-    ):
-        what = "metadata is an object of up to 16 texts of up to 512 characters, names up to 64"
-        raise bad_value("metadata", what)
-    keep_s = seconds_kept(body.get("output_expires_after"), "output_expires_after")
-    asked = {name: body[name] for name in _ASKED[:3]}
-    return asked | {"metadata": body.get("metadata"), "keep_s": keep_s}
-
-
-def routes(batches: Batches) -> list[Route]:
-    """The routes of batches. `request.state.caller` is the name of the key that asks."""
-
-    async def create(request: Request) -> Response:
-        body = await read_json(request)
-        key, base_url = request.headers.get("idempotency-key", ""), str(request.base_url)
-        asked = request.state.caller, body, key, base_url.rstrip("/")
-        return JSONResponse(await run_in_threadpool(batches.create, *asked))
-
-    def found(request: Request) -> Batch:
-        return batches.find(request.path_params["batch_id"], request.state.caller)
-
-    def listing(request: Request) -> Response:
-        every = (one.shown() for one in batches.every(request.state.caller))
-        return JSONResponse(page_of(every, request.query_params, 100, 20))
-
-    def retrieve(request: Request) -> Response:
-        return JSONResponse(found(request).shown())
-
-    def cancel(request: Request) -> Response:
-        return JSONResponse(batches.cancel(found(request)))
-
-    def page(request: Request) -> Response:
-        run = found(request).folder / RUN
-        path = Path(request.path_params["path"] or "report.html")
-        place = run / path
-        with suppress(OSError, ValueError):  # a link, a name that no file can have
-            refuse_links(place, run)
-            if path.parts[0] in _PAGE and ".." not in path.parts and place.is_file():
-                return FileResponse(place, headers={"cache-control": "no-cache"})
-        raise Refused(404, "the batch has no such page, or not yet", code="batch.no-page")
-
-    one = "/v1/batches/{batch_id}"
-    return [
-        Route("/v1/batches", create, methods=["POST"]),
-        Route("/v1/batches", listing, methods=["GET"]),
-        Route(one, retrieve, methods=["GET"]),
-        Route(f"{one}/cancel", cancel, methods=["POST"]),
-        Route("/batches/{batch_id}/{path:path}", page, methods=["GET"]),
-    ]

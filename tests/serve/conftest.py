@@ -1,36 +1,40 @@
-"""Files and batches over HTTP in this process, with an application's errors."""
+"""Servers around an engine without a model, in this process or listening."""
 
+import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from serve.served import Painter, State
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse
+from fake_service import FakeService, Running, server_of, until
 from starlette.testclient import TestClient
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hyimg_cli.errors import HyimgError
-from hyimg_cli.serve import batches, uploads
-from hyimg_cli.serve.errors import error_body, status_of
+from hyimg_cli.serve.keys import Keys, read_keys
 
 ENDED = ("failed", "completed", "expired", "cancelled")
+GENERATIONS = "/v1/images/generations"
+EDITS = "/v1/images/edits"
+KEYS = Keys({name: hashlib.sha256(name.encode()).digest() for name in ("ann", "bob")})
 
 
-class Server:
-    """A client of a server on a state folder, by default the key `ann`'s."""
+class Client:
+    """A client of a server on a state folder, by default with the key of `ann`."""
 
-    def __init__(self, folder: Path, painter: Painter, **how: Any) -> None:
+    def __init__(self, folder: Path, painter: FakeService, **how: Any) -> None:
         self.folder = folder
-        self.state = State.of(folder, painter, **how)
+        self.state = server_of(painter, folder, KEYS, **how)
         self.state.batches.start()
-        routes = [*uploads.routes(self.state.uploads), *batches.routes(self.state.batches)]
-        app = Starlette(routes=routes, exception_handlers={HyimgError: _told})
-        self.http = TestClient(_Named(app), headers={"x-caller": "ann"})
+        painter.start()
+        head = {"authorization": "Bearer ann"}
+        self.http = TestClient(self.state.app, base_url="http://localhost", headers=head)
+
+    def close(self) -> None:
+        self.state.batches.stop()
+        self.state.uploads.close()
 
     def upload(self, data: bytes, purpose: str = "batch", **more: Any) -> Any:
         form = {"purpose": purpose} | more.pop("fields", {})
@@ -68,45 +72,67 @@ class Server:
         return [json.loads(line) for line in response.content.splitlines()]
 
 
-GENERATIONS = "/v1/images/generations"
-EDITS = "/v1/images/edits"
-
-
-def _told(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HyimgError)
-    return JSONResponse(error_body(error), status_of(error))
-
-
-class _Named:
-    """Says who asks, as an application does that looked at the key."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope.get("headers", ()))
-        scope.setdefault("state", {})["caller"] = headers.get(b"x-caller", b"").decode()
-        await self._app(scope, receive, send)
+@pytest.fixture
+def painter() -> FakeService:
+    return FakeService()
 
 
 @pytest.fixture
-def painter() -> Painter:
-    return Painter()
+def serve(tmp_path: Path, painter: FakeService) -> Iterator[Any]:
+    """Starts a server on the test's folder, and ends the one before."""
+    running = list[Client]()
 
-
-@pytest.fixture
-def serve(tmp_path: Path, painter: Painter) -> Iterator[Any]:
-    """Starts a server on the test's folder; whoever starts another one has ended the first."""
-    running = list[Server]()
-
-    def start(**how: Any) -> Server:
+    def start(**how: Any) -> Client:
         for one in running:
-            one.state.batches.stop()
-            one.state.uploads.close()
-        running[:] = [Server(tmp_path / "state", painter, **how)]
+            one.close()
+        running[:] = [Client(tmp_path / "state", painter, **how)]
         return running[0]
 
     yield start
     for one in running:
-        one.state.batches.stop()
-        one.state.uploads.close()
+        one.close()
+
+
+@pytest.fixture
+def make_server(tmp_path: Path) -> Callable[..., Running]:
+    """Builds a server; `keys`: the lines of its key file, `limits` as they are named."""
+
+    def make(keys: str = "", **limits: Any) -> Running:
+        known = Keys({})
+        if keys:
+            (tmp_path / "keys").write_text(keys)
+            known = read_keys(tmp_path / "keys", {})
+        service, log, state = FakeService(), list[Any](), tmp_path / "state"
+        return Running(server_of(service, state, known, log=log.append, **limits), service, state, log)
+
+    return make
+
+
+@pytest.fixture
+def client_of() -> Iterator[Callable[..., TestClient]]:
+    """A client in this process for a server that is ready, which ends with the test."""
+    with ExitStack() as held:
+
+        def client(running: Running, key: str = "") -> TestClient:
+            head = {"authorization": f"Bearer {key}"} if key else {}
+            made = TestClient(running.server.app, base_url="http://127.0.0.1", headers=head)
+            held.enter_context(made)
+            until(lambda: running.server.is_ready)
+            return made
+
+        yield client
+
+
+@pytest.fixture
+def listening(make_server: Callable[..., Running]) -> Iterator[Running]:
+    """A server without keys that listens."""
+    running = make_server()
+    with running.listening():
+        yield running
+
+
+@pytest.fixture
+def http(listening: Running) -> Iterator[httpx.Client]:
+    """A plain client of it."""
+    with httpx.Client(base_url=listening.url, timeout=20) as client:
+        yield client

@@ -8,6 +8,7 @@ all moments between which nothing changes. A last server does what is left. Prin
 it, as JSON.
 """
 
+import io
 import json
 import os
 import signal
@@ -17,7 +18,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from serve.served import Painter, State
+from fake_service import FakeService, server_of
+
+from hyimg_cli.serve.batches import BatchRequest
 
 OWNER = "ann"
 # Batches by what becomes of them, with the key of each.
@@ -41,18 +44,20 @@ def input_of(kind: str, lines: int) -> bytes:
 
 def serve(folder: Path, lines: int) -> None:
     """One server's life: asks for every batch, as a client does that knows of no kill."""
-    state = State.of(folder, Painter(pace_s=0.01), at_once=2)
+    service = FakeService()
+    service.pace_s = 0.01
+    state = server_of(service, folder, batches_at_once=2)
     state.batches.start()
     there = {one["filename"]: one["id"] for one in state.uploads.every(OWNER)}
     names = list[str]()
     for kind in KINDS:
         if kind not in there:
-            file = state.uploads.receive(kind)
-            file.write(input_of(kind, lines))
-            there[kind] = state.uploads.add(OWNER, "batch", file.keep(), None)["id"]
+            upload = state.uploads.keep(io.BytesIO(input_of(kind, lines)), kind)
+            there[kind] = state.uploads.add(OWNER, "batch", upload, None)["id"]
         asked = {"input_file_id": there[kind], "endpoint": "/v1/images/generations"}
         asked["completion_window"] = WINDOW.get(kind, "24h")
-        names.append(state.batches.create(OWNER, asked, kind, "http://x")["id"])
+        request = BatchRequest(**asked)
+        names.append(state.batches.create(OWNER, request, kind, "http://x")["id"])
     cancelled = state.batches.find(names[KINDS.index("cancelled")], OWNER)
     while (shown := cancelled.shown())["status"] in ("validating", "in_progress"):
         if shown["request_counts"]["completed"]:
@@ -92,7 +97,7 @@ def live(folder: Path, lines: int, point: int | None) -> bool:
 
 def look(folder: Path) -> dict[str, Any]:
     """What is in the state: by batch its status, lines, and jobs that have several."""
-    state = State.of(folder, Painter())
+    state = server_of(FakeService(), folder)
     found = dict[str, Any]()
     for batch in state.batches.every(OWNER):
         shown = batch.shown()

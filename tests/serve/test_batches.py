@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from serve.served import Painter, PainterSession
+from fake_service import FakeService, FakeSession
 
 from hyimg_cli.engine.run import run_manifest
 from hyimg_cli.errors import MachineError, StorageError
@@ -20,7 +20,7 @@ from hyimg_cli.settings.run import OutputConfig, RunConfig
 CAT = {"prompt": "a cat", "seed": 7}
 
 
-def test_a_batch_is_drawn(serve: Any, painter: Painter) -> None:
+def test_a_batch_is_drawn(serve: Any, painter: FakeService) -> None:
     server = serve()
     begun = server.begin(CAT, {"prompt": "fail"}, {"prompt": "a dog"}, metadata={"a": "b"}).json()
     assert begun["status"] == "validating"
@@ -42,7 +42,7 @@ def test_a_batch_is_drawn(serve: Any, painter: Painter) -> None:
     assert pixels.getpixel((0, 0)) == (7, 7, 7)
     (lost,) = server.lines(batch["error_file_id"])
     assert lost["custom_id"] == "b"
-    assert lost["response"]["body"]["error"]["code"] == "job.out-of-memory"
+    assert lost["response"]["body"]["error"]["code"] == "job.fake"
     files = {one["id"]: one for one in server.get("/v1/files?purpose=batch_output")["data"]}
     assert files.keys() == {batch["output_file_id"], batch["error_file_id"]}
     assert server.get(f"/v1/batches/{batch['id']}") == batch
@@ -62,9 +62,9 @@ def test_several_pictures_are_one_line(serve: Any) -> None:
     assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
     (line,) = server.lines(batch["output_file_id"])
     urls = [one["url"] for one in line["response"]["body"]["data"]]
-    assert urls == [f"http://testserver/batches/{batch['id']}/outputs/a-{n}.png" for n in range(3)]
-    assert Image.open(io.BytesIO(server.http.get(urls[1]).content)).size == (8, 8)
-    assert server.http.get(urls[1], headers={"x-caller": "bob"}).status_code == 404
+    assert urls == [f"http://localhost/batches/{batch['id']}/outputs/a-{n}.png" for n in range(3)]
+    assert Image.open(io.BytesIO(server.http.get(urls[1]).content)).size == (16, 16)
+    assert server.http.get(urls[1], headers={"authorization": "Bearer bob"}).status_code == 404
 
 
 def test_every_fault_is_told_by_line(serve: Any) -> None:
@@ -135,7 +135,7 @@ def test_a_wrong_batch_is_refused(serve: Any, asked: Any, param: str) -> None:
 def test_files_of_others_and_of_other_purposes_make_no_batch(serve: Any) -> None:
     server = serve()
     for name, status in (
-        (server.upload(b"x", headers={"x-caller": "bob"}).json()["id"], 404),
+        (server.upload(b"x", headers={"authorization": "Bearer bob"}).json()["id"], 404),
         (server.upload(b"x", "vision").json()["id"], 400),
         ("../../x", 404),
     ):
@@ -145,7 +145,7 @@ def test_files_of_others_and_of_other_purposes_make_no_batch(serve: Any) -> None
 
 
 def test_another_callers_batches_are_not_there(serve: Any) -> None:
-    server, bob = serve(), {"x-caller": "bob"}
+    server, bob = serve(), {"authorization": "Bearer bob"}
     batch = server.wait(server.begin(CAT).json())
     assert server.get("/v1/batches", headers=bob)["data"] == []
     for method, path in (
@@ -158,7 +158,7 @@ def test_another_callers_batches_are_not_there(serve: Any) -> None:
     assert server.http.get(f"/batches/{batch['id']}/outputs/a.png").status_code == 200
 
 
-def test_the_same_key_is_the_same_batch(serve: Any, painter: Painter) -> None:
+def test_the_same_key_is_the_same_batch(serve: Any, painter: FakeService) -> None:
     server, key = serve(), {"idempotency-key": "night 1"}
     first = server.begin(CAT, headers=key).json()
     asked = {name: first[name] for name in ("input_file_id", "endpoint", "completion_window")}
@@ -168,13 +168,13 @@ def test_the_same_key_is_the_same_batch(serve: Any, painter: Painter) -> None:
     assert again.http.post("/v1/batches", json=asked, headers=key).json()["id"] == first["id"]
     other = again.http.post("/v1/batches", json=asked | {"metadata": {}}, headers=key)
     assert (other.status_code, other.json()["error"]["code"]) == (422, "batch.other-body")
-    bob = again.begin(CAT, headers=key | {"x-caller": "bob"})
+    bob = again.begin(CAT, headers=key | {"authorization": "Bearer bob"})
     assert bob.status_code == 404  # his key is his own, and the file is ann's
     assert painter.painted == ["a"]
     assert len(again.get("/v1/batches")["data"]) == 1
 
 
-def test_a_cancelled_batch_keeps_what_is_done(serve: Any, painter: Painter) -> None:
+def test_a_cancelled_batch_keeps_what_is_done(serve: Any, painter: FakeService) -> None:
     painter.pace_s = 0.1
     server = serve()
     begun = server.begin(*[{"prompt": f"cat {n}"} for n in range(20)]).json()
@@ -194,9 +194,9 @@ def test_a_cancelled_batch_keeps_what_is_done(serve: Any, painter: Painter) -> N
     assert server.http.post(f"/v1/batches/{begun['id']}/cancel").json() == batch
 
 
-def test_a_batch_that_waits_is_cancelled_at_once(serve: Any, painter: Painter) -> None:
+def test_a_batch_that_waits_is_cancelled_at_once(serve: Any, painter: FakeService) -> None:
     painter.pace_s = 30.0
-    server = serve(at_once=1)
+    server = serve(batches_at_once=1)
     first = server.wait(server.begin(CAT).json(), "in_progress")
     second = server.begin(CAT).json()
     while not server.get(f"/v1/batches/{second['id']}")["request_counts"]["total"]:
@@ -217,11 +217,11 @@ def test_a_batch_that_is_over_cannot_be_cancelled(serve: Any) -> None:
     assert (found.status_code, found.json()["error"]["code"]) == (400, "batch.is-over")
 
 
-def test_a_batch_expires(serve: Any, painter: Painter) -> None:
+def test_a_batch_expires(serve: Any, painter: FakeService) -> None:
     painter.pace_s = 0.2
-    server = serve(at_once=1)
+    server = serve(batches_at_once=1)
     running = server.begin(*[{"prompt": f"cat {n}"} for n in range(20)], completion_window="1s")
-    waiting = server.begin(CAT, completion_window="1s")
+    waiting = server.begin(*[CAT] * 20, completion_window="1s")
     for batch in map(server.wait, (running.json(), waiting.json())):
         assert batch["status"] == "expired"
         assert batch["expired_at"] >= batch["expires_at"]
@@ -231,12 +231,12 @@ def test_a_batch_expires(serve: Any, painter: Painter) -> None:
         assert counts["total"] == counts["completed"] + len(never)
 
 
-def test_batches_run_in_the_order_they_came(serve: Any, painter: Painter) -> None:
+def test_batches_run_in_the_order_they_came(serve: Any, painter: FakeService) -> None:
     painter.pace_s = 0.05
-    server = serve(at_once=1)
+    server = serve(batches_at_once=1)
     begun = [server.begin(CAT, metadata={"n": str(n)}).json() for n in range(4)]
-    serve(at_once=1)  # and so at the next start
-    again = serve(at_once=1)
+    serve(batches_at_once=1)  # and so at the next start
+    again = serve(batches_at_once=1)
     for one in begun:
         assert again.wait(one)["status"] == "completed"
     order = dict.fromkeys(scope for scope, _ in painter.scopes)
@@ -246,7 +246,7 @@ def test_batches_run_in_the_order_they_came(serve: Any, painter: Painter) -> Non
     assert page["has_more"]
 
 
-def test_the_folder_is_an_ordinary_run(serve: Any, painter: Painter, monkeypatch: Any) -> None:
+def test_the_folder_is_an_ordinary_run(serve: Any, painter: FakeService, monkeypatch: Any) -> None:
     server = serve()
     photo = io.BytesIO()
     Image.new("RGB", (64, 64), "red").save(photo, "PNG")
@@ -265,8 +265,8 @@ def test_the_folder_is_an_ordinary_run(serve: Any, painter: Painter, monkeypatch
     ]
 
 
-def test_a_deleted_upload_stays_in_its_batch(serve: Any, painter: Painter) -> None:
-    server = serve(at_once=1)
+def test_a_deleted_upload_stays_in_its_batch(serve: Any, painter: FakeService) -> None:
+    server = serve(batches_at_once=1)
     painter.pace_s = 0.3
     first = server.begin(CAT).json()
     photo = io.BytesIO()
@@ -304,7 +304,7 @@ def test_a_picture_that_is_gone_is_told(serve: Any) -> None:
     [StorageError("the disk is full", code="storage.full"), MachineError("the GPU failed")],
 )
 def test_what_ends_a_run_is_told_and_it_goes_on(
-    serve: Any, painter: Painter, monkeypatch: Any, error: Exception
+    serve: Any, painter: FakeService, monkeypatch: Any, error: Exception
 ) -> None:
     monkeypatch.setattr(batches, "_AGAIN_S", 0.6)
     painter.error = error
@@ -366,7 +366,7 @@ def test_what_a_kill_left_of_a_batch_that_was_never_told_goes(serve: Any, tmp_pa
 
 
 def test_a_run_by_hand_finishes_a_batch_and_the_server_one_that_was_begun_so(
-    serve: Any, painter: Painter, monkeypatch: Any
+    serve: Any, painter: FakeService, monkeypatch: Any
 ) -> None:
     painter.pace_s = 0.1
     server = serve()
@@ -379,7 +379,7 @@ def test_a_run_by_hand_finishes_a_batch_and_the_server_one_that_was_begun_so(
     painter.pace_s = 0.0
     folder = server.folder / "batches" / begun["id"]
     monkeypatch.setattr(
-        "hyimg_cli.engine.run.session_for", lambda config: PainterSession(painter, config)
+        "hyimg_cli.engine.run.session_for", lambda config: FakeSession(painter, "x", is_online=False)
     )
     config = RunConfig(OutputConfig(folder / "run", report=False))
     half = run_manifest(folder / "manifest.jsonl", config, limit=6)
@@ -391,10 +391,10 @@ def test_a_run_by_hand_finishes_a_batch_and_the_server_one_that_was_begun_so(
 
 
 def test_a_source_that_is_gone_is_its_lines_error_without_a_place(
-    serve: Any, painter: Painter
+    serve: Any, painter: FakeService
 ) -> None:
     painter.pace_s = 0.3
-    server = serve(at_once=1)
+    server = serve(batches_at_once=1)
     server.begin(CAT)
     photo = io.BytesIO()
     Image.new("RGB", (64, 64), "red").save(photo, "PNG")

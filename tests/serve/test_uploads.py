@@ -21,6 +21,10 @@ def png(width: int, height: int) -> bytes:
     return file.getvalue()
 
 
+def named(caller: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {caller}"}
+
+
 def error_of(response: Any) -> tuple[int, str, str | None]:
     error = response.json()["error"]
     return response.status_code, error["code"], error["param"]
@@ -54,7 +58,7 @@ def test_a_file_comes_back_as_it_was_sent(serve: Any) -> None:
 
 def test_content_is_stored_once(serve: Any) -> None:
     server = serve()
-    names = {server.upload(b"the same", headers={"x-caller": who}).json()["id"] for who in "ab"}
+    names = {server.upload(b"the same", headers=named(who)).json()["id"] for who in ("ann", "bob")}
     assert len(names) == 2
     sha256 = hashlib.sha256(b"the same").hexdigest()
     assert os.listdir(server.folder / "uploads") == [sha256]
@@ -63,7 +67,7 @@ def test_content_is_stored_once(serve: Any) -> None:
 def test_another_callers_files_are_not_there(serve: Any) -> None:
     server = serve()
     name = server.upload(b"x").json()["id"]
-    bob = {"x-caller": "bob"}
+    bob = {"authorization": "Bearer bob"}
     for method, path in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
         found = server.http.request(method, f"/v1/files/{name}{path}", headers=bob)
         assert error_of(found) == (404, "file.not-found", "file_id")
@@ -135,13 +139,9 @@ def test_a_file_too_large_leaves_nothing(serve: Any) -> None:
 
 def test_the_disk_is_bounded(uploads: Uploads) -> None:
     for data in (b"a" * 70_000, b"a" * 70_000, b"b" * 80_000):  # twice the same counts once
-        file = uploads.receive("f")
-        file.write(data)
-        file.keep()
-    file = uploads.receive("f")
+        uploads.keep(io.BytesIO(data))
     with pytest.raises(Refused) as refused:
-        file.write(b"c")
-    file.close()
+        uploads.keep(io.BytesIO(b"c"))
     assert refused.value.code == "uploads.full"
     for path in uploads.folder.iterdir():
         os.utime(path, (0, 0))
@@ -162,9 +162,7 @@ def test_a_file_lasts_as_long_as_was_asked_for(serve: Any, monkeypatch: Any) -> 
 
 
 def test_content_stays_while_it_is_named(uploads: Uploads, tmp_path: Path) -> None:
-    file = uploads.receive("f")
-    file.write(png(8, 8))
-    upload = file.keep()
+    upload = uploads.keep(io.BytesIO(png(8, 8)))
     record = uploads.add("ann", "vision", upload, None)
     os.utime(upload.path, (0, 0))
     uploads.sweep()
@@ -199,8 +197,7 @@ def test_a_second_server_is_refused(uploads: Uploads, tmp_path: Path) -> None:
 
 
 def test_what_a_kill_left_goes(uploads: Uploads, tmp_path: Path) -> None:
-    half = uploads.receive("f")
-    half.write(b"x")
+    (uploads.folder / ".half.1.tmp").write_bytes(b"x")
     uploads.close()
     assert len(os.listdir(uploads.folder)) == 1
     Uploads(tmp_path / "state").close()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hyimg_cli.serve.answers import Answers
-from hyimg_cli.serve.intake import Intake
+from hyimg_cli.serve.intake import write_manifest
+from hyimg_cli.serve.results import BatchResults
 from hyimg_cli.serve.uploads import Uploads
 from hyimg_cli.serve.wire import Wire
 from hyimg_cli.settings.config import settle
@@ -43,17 +43,17 @@ def folder_of(folder: Path, count: int) -> Path:
 @pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.thorough)])
 def test_an_output_file_streams(tmp_path: Path, count: int) -> None:
     record = {"id": "batch_1", "base_url": "", "created_at": 1}
-    answers = Answers(folder_of(tmp_path, count), record, "completed")
-    nbytes = answers.nbytes("output")
+    results, about = BatchResults(folder_of(tmp_path, count)), (record, "completed")
+    nbytes = results.nbytes("output", *about)
     assert nbytes > count * PICTURE * 4 // 3
     tracemalloc.start()
     try:
-        assert sum(map(len, answers.read("output"))) == nbytes
+        assert sum(map(len, results.lines("output", *about))) == nbytes
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak < 20_000_000
-    assert answers.nbytes("error") == 0
+    assert results.nbytes("error", *about) == 0
 
 
 @pytest.mark.thorough
@@ -68,7 +68,7 @@ def test_the_faults_of_many_lines_are_found_in_time(tmp_path: Path) -> None:
             file.write(json.dumps(line | {"body": body}) + "\n")
     uploads = Uploads(tmp_path / "state")
     wire = Wire(("tiny-image",), 3, 100, uploads)
-    intake = Intake(folder, "/v1/images/generations", "ann", wire)
+    asked = folder, "/v1/images/generations", "ann", wire
     waited, is_over = list[float](), threading.Event()
 
     def wait() -> None:  # as an event loop does
@@ -81,7 +81,7 @@ def test_the_faults_of_many_lines_are_found_in_time(tmp_path: Path) -> None:
     other.start()
     began = time.perf_counter()
     try:
-        faults: list[Any] = intake.accept(settle({}, {}, {}))
+        faults: list[Any] = write_manifest(*asked, settle({}, {}, {}))
     finally:
         is_over.set()
         other.join()
