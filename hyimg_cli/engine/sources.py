@@ -4,7 +4,6 @@ import json
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -117,19 +116,16 @@ def probe_sources(
     left, began, is_told = [path for path in paths if path not in sizes], time.monotonic(), False
     pool = ThreadPoolExecutor(_AT_ONCE)
     try:
-        # Each reader has warnings ignored, which is the process's: behind the last they are back.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            probes = [(path, pool.submit(probe_image, Path(path))) for path in left]
-            for path, probe in probes:
-                try:
-                    sizes[path], _ = probe.result()
-                    known.add(path, marks[path], sizes[path])
-                except SourceImageError as error:
-                    errors[path] = error
-                if not is_told and time.monotonic() - began > _TOLD_AFTER_S:
-                    is_told = True
-                    tell(f"reading {counted(len(left), 'source')}, each once until it changes")
+        probes = [(path, pool.submit(probe_image, Path(path))) for path in left]
+        for path, probe in probes:
+            try:
+                sizes[path], _ = probe.result()
+                known.add(path, marks[path], sizes[path])
+            except SourceImageError as error:
+                errors[path] = error
+            if not is_told and time.monotonic() - began > _TOLD_AFTER_S:
+                is_told = True
+                tell(f"reading {counted(len(left), 'source')}, each once until it changes")
     finally:
         pool.shutdown(cancel_futures=True)
         known.keep()

@@ -27,6 +27,10 @@ from hyimg_cli.media.metadata import PictureText
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Size
 
+# Sizes are checked here; what else Pillow warns of is repaired by it or fails later on. Said once:
+# to ignore it for a block is not safe where other threads read pictures.
+warnings.filterwarnings("ignore", module=r"(PIL|pillow_heif)\b")
+
 Pixels = NDArray[np.uint8]
 # As Pillow holds it: colours take four bytes a pixel.
 Picture = Image.Image
@@ -228,7 +232,7 @@ def open_picture(path: Path, data: bytes | None = None) -> Iterator[ImageFile.Im
     """
     with file_faults(path):
         file = opened(path, MAX_SOURCE_BYTES) if data is None else io.BytesIO(data)
-    with file, warnings.catch_warnings():
+    with file:
         if path.suffix.lower() in RAW_SUFFIXES:
             hint = RAW_HINT.format(path.name, path.stem)
             raise _fault("raw", "RAW pictures of cameras are not read", path, hint)
@@ -237,8 +241,6 @@ def open_picture(path: Path, data: bytes | None = None) -> Iterator[ImageFile.Im
             raise _fault("empty", "the file is empty", path, "copy or save it again")
         file.seek(0)
         is_heif = _HEIF.match(start) is not None
-        # Sizes are checked below; what else Pillow warns of is repaired by it or fails later on.
-        warnings.simplefilter("ignore")
         try:
             formats = (*FORMATS, "HEIF") if is_heif and _knows_heif() else FORMATS
             image = Image.open(file, formats=formats)

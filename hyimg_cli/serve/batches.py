@@ -342,8 +342,7 @@ class Batches:
             self._finish(batch)
 
     def _work(self, batch: Batch) -> None:
-        """Run what is left of a batch's jobs. Raises Interrupted after `stop`, and what ends a run.
-        """
+        """Run what is left of a batch's jobs. Raises Interrupted, and what ends a run."""
         results = batch.results = BatchResults(batch.folder)
 
         def hear(event: ManifestEvent) -> None:

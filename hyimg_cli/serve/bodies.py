@@ -22,7 +22,7 @@ JSON_BYTES = 50_000_000
 JSON_BYTES_AT_ONCE, FORM_BYTES_AT_ONCE = 200_000_000, 4_000_000_000
 # Each value of a JSON text takes many times its bytes.
 _MOST_VALUES = 1_000_000
-# Of a form: fields that are not files, the bytes of them all, and what boundaries and headers may add.
+# Of a form: fields that are not files, the bytes of them all, and what headers may add.
 _MOST_FIELDS, _FIELD_BYTES, _HEAD_BYTES = 64, 1_000_000, 100_000
 _IN_FORM = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
 
@@ -75,7 +75,8 @@ class Bodies:
         async with self._stream(request, "form", most, FORM_BYTES_AT_ONCE) as stream:
             parser = _FormParser(
                 *(request.headers, stream),
-                **{"max_files": most_files, "max_fields": _MOST_FIELDS},
+                max_files=most_files,
+                max_fields=_MOST_FIELDS,
                 max_part_size=_FIELD_BYTES,
             )
             try:

@@ -43,7 +43,7 @@ from hyimg_cli.spec.events import Event, JobEnded, JobStarted
 from hyimg_cli.spec.job import Job
 
 if TYPE_CHECKING:
-    from hyimg_cli.engine.service import Service, ServedSession
+    from hyimg_cli.engine.service import ServedSession, Service
 
 # Results last so long; and so long a client that ran out of patience may take to ask again.
 KEEP_S = 600.0

@@ -103,7 +103,7 @@ def respond(
 
 
 def _usage(entries: Sequence[Mapping[str, Any]], *, has_images: bool) -> dict[str, Any]:
-    """Tokens that were read, prompt and pictures together, and tokens of texts that were written."""
+    """Tokens that were read, prompt and pictures together, and tokens that were written."""
     reuse = [entry.get("kv_reuse") or {} for entry in entries]
     read = sum(one.get(f"ar_{kind}_tokens", 0) for one in reuse for kind in ("prefill", "shared"))
     wrote = sum(one.get(f"ar_{kind}_tokens", 0) for one in reuse for kind in ("decode", "taken"))

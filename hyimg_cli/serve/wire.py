@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageChops
+from PIL import ImageChops
 
 from hyimg_cli.journal.journal import json_line
 from hyimg_cli.manifest.envelope import unwrap

@@ -4,15 +4,19 @@ at work beside them, and either goes on with what the other began.
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from served_batch import PATIENCE_S, ServedBatch, serving
 
 from hyimg_cli.errors import Interrupted
 from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
+from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.settings.run import BatchConfig
 
 # What depends on company, time and what was done before.
@@ -144,3 +148,74 @@ def test_a_run_that_is_stopped_before_its_work_begins_does_none(
         assert isinstance(batch.ended().error, Interrupted)
     results = RunFolder(tmp_path / "out").results()
     assert list(results) == ["broken"], json.dumps(list(results))
+
+
+def test_a_server_short_of_memory_draws_the_same_pixels(
+    write_manifest: Callable[..., Path],
+    run_cli: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two batches and single requests at work at once, and memory for two of them in each stage."""
+    lines = [
+        {"custom_id": f"j{n}", "prompt": f"a red circle {n}", "steps": 3, "seed": n}
+        | ({"max_new_tokens": 6} if n % 2 else {"bot_task": "none"})
+        for n in range(8)
+    ]
+    manifest = write_manifest(*lines)
+    assert run_cli("generate", manifest, "-o", "alone").code == 0
+    short, refused = torch.OutOfMemoryError("tried to allocate 80 GiB"), Counter[str]()
+
+    def limit(name: str) -> None:
+        original = getattr(HunyuanImage3ForCausalMM, name)
+
+        def limited(self: Any, items: Any) -> Any:
+            if len(items) > 2:
+                refused[name] += 1
+                raise short
+            return original(self, items)
+
+        monkeypatch.setattr(HunyuanImage3ForCausalMM, name, limited)
+
+    with serving(tmp_path, batch=BatchConfig(max_size=6, prewarm=False)) as service:
+        limit("velocity")
+        limit("feed")
+        batches = [ServedBatch(service, manifest, tmp_path / name) for name in "ab"]
+        single = [
+            ServedBatch(service, manifest, tmp_path / name, is_online=True) for name in "cd"
+        ]
+        for one in batches + single:
+            assert one.ended().error is None
+            assert (one.summary.done, one.summary.failed) == (8, 0)
+    assert min(refused["velocity"], refused["feed"]) > 0, "memory was short in both stages"
+    expected = {name: line["outputs"] for name, line in facts(tmp_path / "alone").items()}
+    notes = list[str]()
+    for name in "abcd":
+        found = facts(tmp_path / name)
+        assert {job: line["outputs"] for job, line in found.items()} == expected
+        notes += [note for line in found.values() for note in line["warnings"]]
+    assert any("out of memory" in note for note in notes), "the lines say so"
+
+
+def test_a_job_that_never_fits_fails_alone_in_a_server(
+    write_manifest: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [{"prompt": f"a dot {n}", "bot_task": "none", "steps": 2} for n in range(4)]
+    lines = [{"custom_id": f"j{n}"} | job for n, job in enumerate(jobs)]
+    canvas = HunyuanImage3.canvas
+
+    def full(self: Any, job: Any, *rest: Any) -> Any:
+        if job.prompt == "a dot 2":
+            raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+        return canvas(self, job, *rest)
+
+    monkeypatch.setattr(HunyuanImage3, "canvas", full)
+    with serving(tmp_path) as service:
+        name, other = write_manifest(*lines), tmp_path / "other"
+        short = ServedBatch(service, name, tmp_path / "out")
+        alone = ServedBatch(service, name, other, is_online=True)
+        for one in (short.ended(), alone.ended()):
+            assert (one.error, one.summary.done, one.summary.failed) == (None, 3, 1)
+        assert service.fault is None
+    error = RunFolder(other).results()["j2"]["error"]
+    assert (error["code"], error["retryable"]) == ("job.out-of-memory", True)

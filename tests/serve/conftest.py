@@ -103,7 +103,9 @@ def make_server(tmp_path: Path) -> Callable[..., Running]:
             (tmp_path / "keys").write_text(keys)
             known = read_keys(tmp_path / "keys", {})
         service, log, state = FakeService(), list[Any](), tmp_path / "state"
-        return Running(server_of(service, state, known, log=log.append, **limits), service, state, log)
+        return Running(
+            server_of(service, state, known, log=log.append, **limits), service, state, log
+        )
 
     return make
 

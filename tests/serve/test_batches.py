@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 from fake_service import FakeService, FakeSession
+from PIL import Image
 
 from hyimg_cli.engine.run import run_manifest
 from hyimg_cli.errors import MachineError, StorageError
@@ -379,7 +379,8 @@ def test_a_run_by_hand_finishes_a_batch_and_the_server_one_that_was_begun_so(
     painter.pace_s = 0.0
     folder = server.folder / "batches" / begun["id"]
     monkeypatch.setattr(
-        "hyimg_cli.engine.run.session_for", lambda config: FakeSession(painter, "x", is_online=False)
+        "hyimg_cli.engine.run.session_for",
+        lambda config: FakeSession(painter, "x", is_online=False),
     )
     config = RunConfig(OutputConfig(folder / "run", report=False))
     half = run_manifest(folder / "manifest.jsonl", config, limit=6)
