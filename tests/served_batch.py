@@ -29,7 +29,9 @@ class ServedBatch(threading.Thread):
         of_server = service.config
         config = replace(of_server, output=replace(of_server.output, folder=out))
         request = RunRequest(read_manifest(manifest), config, settings_of(config))
-        self._run = ManifestRun(request, lambda _: service.session(out.name, "key", is_online=is_online))
+        self._run = ManifestRun(
+            request, lambda _: service.session(out.name, "key", is_online=is_online)
+        )
         self.summary = Summary()
         self.error: BaseException | None = None
         self.has_line = threading.Event()

@@ -233,7 +233,12 @@ class Batches:
             if len(self._unended()) >= _MOST_UNENDED:
                 raise server_full(f"{_MOST_UNENDED:,} batches have not ended", _WAIT_S)
             expiry = facts.pop("output_expires_after", None)
-            record = {"id": name, "object": "batch", "status": "validating", "metadata": None}
+            record: dict[str, Any] = {
+                "id": name,
+                "object": "batch",
+                "status": "validating",
+                "metadata": None,
+            }
             record |= facts | {"created_at": int(came)}
             record["expires_at"] = int(came) + _seconds_of(asked.completion_window)
             record["request_counts"] = {"total": 0, "completed": 0, "failed": 0}

@@ -50,8 +50,8 @@ def write_manifest(
         for number, raw in _raw_lines(folder / INPUT):
             try:
                 line = _line_of(raw, number, endpoint, owner, wire) if raw.strip() else None
-            except Refused as error:
-                line, faults[number] = None, [_fault(number, error)]
+            except Refused as refused:
+                line, faults[number] = None, [_fault(number, refused)]
             if line is not None:
                 line |= {name: _own(line[name], folder, wire) for name in _FILES if name in line}
             lines.append(b"\n" if line is None else json_line(line))

@@ -20,7 +20,7 @@ from hyimg_cli.serve.uploads import FileForm, Page, Uploads, shown
 # What the run's page is made of.
 _PAGE = ("report.html", "report", "outputs")
 _NOSNIFF = {"x-content-type-options": "nosniff"}
-_CONTENT = {"media_type": "application/octet-stream", "headers": _NOSNIFF}
+_BYTES = "application/octet-stream"
 
 
 class FilePage(Page):
@@ -53,8 +53,8 @@ def routes_of_files(uploads: Uploads, bodies: Bodies) -> list[Route]:
     def content(request: Request) -> Response:
         record = found(request)
         if "sha256" in record:
-            return FileResponse(uploads.path_of(record), **_CONTENT)
-        return StreamingResponse(uploads.made(record), **_CONTENT)
+            return FileResponse(uploads.path_of(record), media_type=_BYTES, headers=_NOSNIFF)
+        return StreamingResponse(uploads.made(record), media_type=_BYTES, headers=_NOSNIFF)
 
     def delete(request: Request) -> Response:
         record = found(request)

@@ -181,9 +181,7 @@ def test_a_server_short_of_memory_draws_the_same_pixels(
         limit("velocity")
         limit("feed")
         batches = [ServedBatch(service, manifest, tmp_path / name) for name in "ab"]
-        single = [
-            ServedBatch(service, manifest, tmp_path / name, is_online=True) for name in "cd"
-        ]
+        single = [ServedBatch(service, manifest, tmp_path / name, is_online=True) for name in "cd"]
         for one in batches + single:
             assert one.ended().error is None
             assert (one.summary.done, one.summary.failed) == (8, 0)
