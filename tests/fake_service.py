@@ -20,7 +20,7 @@ from hyimg_cli.manifest.file_names import suffix_of
 from hyimg_cli.media import formats
 from hyimg_cli.media.images import pixel_digest
 from hyimg_cli.models import registry
-from hyimg_cli.serve.app import HttpServer, Limits, Server
+from hyimg_cli.serve.app import HttpServer, Server
 from hyimg_cli.serve.keys import Keys
 from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.run import FailurePolicy, OutputConfig, RunConfig
@@ -136,11 +136,10 @@ class FakeService:
 
 
 def server_of(service: Any, state: Path, keys: Keys | None = None, **about: Any) -> Server:
-    """A server around an engine; `about`: its log, and limits as they are named."""
-    log = about.pop("log", lambda line: None)
+    """A server around an engine; `about`: as `Server` takes it."""
     config = replace(CONFIG, output=replace(CONFIG.output, folder=state))
     known = keys or Keys({})
-    return Server(service, settle({}, {}, {}), config, state, known, Limits(**about), log=log)
+    return Server(service, settle({}, {}, {}), config, state, known, **about)
 
 
 class Running:

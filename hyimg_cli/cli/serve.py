@@ -99,7 +99,7 @@ def _serve(
 ) -> int:
     """Listen until a signal or a fault ends it. Raises the fault."""
     from hyimg_cli.engine.service import Service
-    from hyimg_cli.serve.app import HttpServer, Limits, Server
+    from hyimg_cli.serve.app import HttpServer, Server
 
     def log(line: Mapping[str, Any]) -> None:
         if not given["quiet"]:
@@ -110,11 +110,15 @@ def _serve(
     # A request that fails, or many, end no server.
     patient = replace(config.failure, fail_fast=False, max_consecutive_errors=0)
     config = replace(config, failure=patient)
-    limits = Limits(given["max_waiting"], given["max_steps"], float(given["grace"]))
     with ExitStack() as held:
         listener = held.enter_context(_listen(given["host"], given["port"]))
         server = Server(
-            Service(config), settings, config, state, keys, limits, host=given["host"], log=log
+            *(Service(config), settings, config, state, keys),
+            host=given["host"],
+            most_waiting=given["max_waiting"],
+            most_steps=given["max_steps"],
+            grace_s=float(given["grace"]),
+            log=log,
         )
         name, number = listener.getsockname()[:2]
         place = f"http://{f'[{name}]' if ':' in name else name}:{number}"

@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -45,21 +44,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _TICK_S = 0.1
+# Below the usual 1,024 files that a process may open: more get 503.
+MOST_CONNECTIONS = 512
 _WITHOUT_KEY = ("/health",)
 _MAKES_WORK = (*EVENTS, "/v1/batches")
 _SLUGS = {404: "route.not-found", 405: "route.method"}
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How many pictures of single requests may wait, how many denoise steps one may have, how many
-    seconds they get to end, and how many batches run at once.
-    """
-
-    most_waiting: int = 64
-    most_steps: int = 100
-    grace_s: float = 30.0
-    batches_at_once: int = 4
 
 
 class Server:
@@ -72,17 +61,21 @@ class Server:
         config: RunConfig,
         state: Path,
         keys: Keys,
-        limits: Limits = Limits(),
         *,
         host: str = "127.0.0.1",
+        most_waiting: int = 64,
+        most_steps: int = 100,
+        grace_s: float = 30.0,
+        batches_at_once: int = 4,
         log: Callable[[Mapping[str, Any]], object] = lambda line: None,
     ) -> None:
         """Around a service that is not started yet; `log` takes a line of the access log.
 
-        Raises StorageError, OutputFolderError.
+        So many pictures of single requests may wait, so many denoise steps may one have, so many
+        seconds do they get to end. Raises StorageError, OutputFolderError.
         """
         self.service, self.keys, self.log = service, keys, log
-        self._is_local, self._grace_s = is_loopback(host), limits.grace_s
+        self._is_local, self._grace_s = is_loopback(host), grace_s
         self._created = int(time.time())
         self.is_stopping = self.is_over = False
         self.fault: BaseException | None = None
@@ -90,17 +83,15 @@ class Server:
         # A folder is shown by its name alone: paths of the server are nobody's business.
         self.models = (Path(model).resolve().name if MODEL_NAME.is_path(model) else model,)
         self.metrics, self.uploads = Metrics(), Uploads(state)
-        wire = Wire(self.models, service.card.most_images, limits.most_steps, self.uploads)
+        wire = Wire(self.models, service.card.most_images, most_steps, self.uploads)
         bodies = Bodies(self.uploads)
 
         def run_of(request: RunRequest, scope: str, caller: str) -> ManifestRun:
             return ManifestRun(request, lambda _: service.session(scope, caller))
 
         about = state, self.uploads, config, settings, wire, run_of, self.metrics
-        self.batches = Batches(*about, at_once=limits.batches_at_once)
-        self.online = Online(
-            *(state, service, settings, bodies, wire, self.metrics, limits.most_waiting)
-        )
+        self.batches = Batches(*about, at_once=batches_at_once)
+        self.online = Online(*(state, service, settings, bodies, wire, self.metrics, most_waiting))
         routes = [
             Route("/health", self._health),
             Route("/ready", self._ready),
@@ -114,7 +105,12 @@ class Server:
             *routes_of_batches(self.batches, bodies),
         ]
         api = describe(routes)
-        handlers: Any = {HTTPException: _answer_http, HyimgError: _answer, Exception: _answer_bug}
+        handlers: Any = {
+            HTTPException: _answer_http,
+            HyimgError: _answer,
+            ClientDisconnect: lambda *_: Response(status_code=499),
+            Exception: _answer_bug,
+        }
         inner = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._life)
         inner.router.redirect_slashes = False
         self.app: ASGIApp = Front(self, inner)
@@ -154,10 +150,10 @@ class Server:
             self.fault = self.fault or error
         self.is_over = True
 
-    def _health(self, _: Request) -> Response:
+    async def _health(self, _: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    def _ready(self, _: Request) -> Response:
+    async def _ready(self, _: Request) -> Response:
         if not self.is_ready:
             raise self._unready()
         return JSONResponse({"status": "ready"})
@@ -296,6 +292,7 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                limit_concurrency=MOST_CONNECTIONS,
                 timeout_graceful_shutdown=5,
             )
         )

@@ -30,7 +30,7 @@ from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.files import bytes_of, json_of, remove, replace_file, replacing
 from hyimg_cli.journal.disk import disk_errors, make_folders
 from hyimg_cli.manifest.manifest import read_manifest
-from hyimg_cli.serve.errors import Refused, bad_request, server_full
+from hyimg_cli.serve.errors import Refused, bad_request, internal, server_full
 from hyimg_cli.serve.intake import INPUT, link, write_manifest
 from hyimg_cli.serve.metrics import Metrics
 from hyimg_cli.serve.results import KINDS, MANIFEST, RUN, BatchResults
@@ -317,8 +317,8 @@ class Batches:
             if self._over.is_set():
                 return
             logger.error("%s was interrupted", batch.id, exc_info=error)
-            what = f"{type(error).__name__}: {error}"
-            batch.trouble = error if isinstance(error, HyimgError) else HyimgError(what)
+            # What another error says may be a path of the server.
+            batch.trouble = error if isinstance(error, HyimgError) else internal()
             batch.again_at = time.monotonic() + _AGAIN_S
 
     def _admit(self, batch: Batch) -> None:
@@ -331,8 +331,7 @@ class Batches:
             if faults and batch.record["status"] == "validating":
                 batch.save("failed", errors={"object": "list", "data": faults})
                 return
-            batch.results = BatchResults(batch.folder)
-            batch.save(request_counts=batch.results.counts())
+            batch.save(request_counts=BatchResults(batch.folder).counts())
         self._queue(batch)
 
     def _run(self, batch: Batch) -> None:
@@ -348,7 +347,7 @@ class Batches:
 
     def _work(self, batch: Batch) -> None:
         """Run what is left of a batch's jobs. Raises Interrupted, and what ends a run."""
-        results = batch.results = BatchResults(batch.folder)
+        results = BatchResults(batch.folder)
 
         def hear(event: ManifestEvent) -> None:
             if isinstance(event, JobEnded):
@@ -360,16 +359,19 @@ class Batches:
         manifest = read_manifest(batch.folder / MANIFEST)
         output = replace(self._config.output, folder=batch.folder / RUN)
         request = RunRequest(manifest, replace(self._config, output=output), self._settings)
+        run = self._run_of(request, batch.id, batch.record["owner"])
         with batch.lock:
             if batch.is_stopped:
                 raise Interrupted(signal.SIGTERM)
             if batch.record["status"] == "validating":
                 batch.save("in_progress")
-            batch.run = self._run_of(request, batch.id, batch.record["owner"])
+            batch.run, batch.results = run, results
         try:
-            batch.run.run(hear)
+            run.run(hear)
         finally:
-            batch.run = None
+            with batch.lock:
+                batch.record = batch.record | {"request_counts": results.counts()}
+                batch.run = batch.results = None
 
     def _finish(self, batch: Batch) -> None:
         """Make a batch's files known, and then its end."""
@@ -377,7 +379,7 @@ class Batches:
             is_cancelled = batch.record["status"] == "cancelling"
             if not is_cancelled:
                 batch.save("finalizing")
-        results = batch.results = BatchResults(batch.folder)
+        results = BatchResults(batch.folder)
         counts, files = results.counts(), dict[str, str]()
         is_whole = counts["total"] == counts["completed"] + counts["failed"]
         status = "completed" if is_whole or not batch.is_late else "expired"
@@ -390,7 +392,6 @@ class Batches:
                 owner, keep_s = batch.record["owner"], batch.record["keep_s"]
                 self._uploads.record(name, owner, "batch_output", facts, keep_s)
         batch.save(status, request_counts=counts, **files)
-        batch.results = None
 
     def _made(self, file: Mapping[str, Any]) -> Iterator[bytes]:
         """The content of a batch's output or error file."""

@@ -19,7 +19,7 @@ from hyimg_cli.settings.values import BadValue, shown
 
 JSON_BYTES = 50_000_000
 # Of all bodies of a kind that are being read: JSON is in memory, forms are on the disk.
-JSON_BYTES_AT_ONCE, FORM_BYTES_AT_ONCE = 200_000_000, 4_000_000_000
+JSON_BYTES_AT_ONCE, FORM_BYTES_AT_ONCE = 200_000_000, 2_000_000_000
 # Each value of a JSON text takes many times its bytes.
 _MOST_VALUES = 1_000_000
 # Of a form: fields that are not files, the bytes of them all, and what headers may add.

@@ -81,6 +81,7 @@ def respond(
             names[region] = "the mask"
         for path, name in names.items():
             message = message.replace(str(pictures.folder.parent / path), name)
+        message = message.replace(f"{pictures.folder.parent}/", "")
         refused = refusal_of({**failed[0], "message": message})
         refused.data = data
         raise refused

@@ -100,7 +100,8 @@ def routes_of_batches(batches: Batches, bodies: Bodies) -> list[Route]:
         place = run / path
         with suppress(OSError, ValueError):  # a link, a name that no file can have
             refuse_links(place, run)
-            if path.parts[0] in _PAGE and ".." not in path.parts and place.is_file():
+            is_shown = {*path.parts[:1]} <= {*_PAGE} and ".." not in path.parts
+            if is_shown and place.is_file():
                 return FileResponse(place, headers=_NOSNIFF | {"cache-control": "no-cache"})
         raise Refused(404, "the batch has no such page, or not yet", code="batch.no-page")
 

@@ -343,7 +343,8 @@ def test_the_page_of_a_run_is_served_and_nothing_else(serve: Any) -> None:
     assert server.http.get(f"/batches/{batch['id']}/").text == "<p>the run"
     assert server.http.get(f"/batches/{batch['id']}/outputs/a.png").status_code == 200
     for path in ("results.jsonl", "outputs/..%2fresults.jsonl", "%2fetc%2fhostname", "..",
-                 "outputs", "outputs/link.png", "outputs/%00", "../batch.json"):  # fmt: skip
+                 "outputs", "outputs/link.png", "outputs/%00", "../batch.json",
+                 "%2e", "%2f", "outputs/%2e%2e/results.jsonl"):  # fmt: skip
         assert server.http.get(f"/batches/{batch['id']}/{path}").status_code == 404, path
 
 

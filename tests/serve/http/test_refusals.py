@@ -2,11 +2,13 @@
 
 import base64
 import io
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_service import until
 from PIL import Image
 from starlette.testclient import TestClient
 
@@ -183,6 +185,38 @@ def test_bodies_and_routes(client: TestClient) -> None:
 def test_a_body_that_is_too_large(http: Any) -> None:
     # Who goes on sending hears of it.
     refused(http.post(GENERATE, content=b" " * 60_000_000), 413, "request.too-large", None)
+
+
+def test_bodies_that_come_at_once_are_bounded(
+    listening: Any, http: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hyimg_cli.serve.bodies.JSON_BYTES_AT_ONCE", 100_000)
+    body = b'{"prompt": "a"' + b" " * 60_000 + b"}"
+    assert http.post(GENERATE, content=body).status_code == 200
+    with socket.create_connection(("127.0.0.1", listening.port)) as slow:
+        head = f"POST {GENERATE} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+        slow.sendall(head.encode() + body[:-1])
+        until(lambda: bodies_in_flight(listening) == len(body) - 1)
+        answer = http.post(GENERATE, content=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "server.full")
+        assert answer.headers["retry-after"] == "5"
+    # The client that was slow has left: its bytes count no more.
+    until(lambda: bodies_in_flight(listening) == 0)
+    assert http.post(GENERATE, content=body).status_code == 200
+    until(lambda: sum(one["status"] == 499 for one in listening.log) == 1)
+
+
+def bodies_in_flight(listening: Any) -> int:
+    return int(listening.server.online._bodies._now["JSON"])
+
+
+def test_a_body_of_very_many_values_or_very_long_is_refused(client: TestClient) -> None:
+    many = b'{"prompt": "a", "metadata": [' + b"[]," * 1_000_000 + b"1]}"
+    refused(client.post(GENERATE, content=many), 400, "request.bad-json", None)
+    nested = b'{"prompt": "a", "metadata": ' + b"[" * 90_000 + b"]" * 90_000 + b"}"
+    refused(client.post(GENERATE, content=nested), 400, "request.bad-json", None)
+    long = {"prompt": "a" * 1_000_001}
+    refused(client.post(GENERATE, json=long), 413, "request.too-large", None)
 
 
 def test_the_host_is_this_machine(client: TestClient) -> None:
