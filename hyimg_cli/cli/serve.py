@@ -112,14 +112,9 @@ def _serve(
     config = replace(config, failure=patient)
     with ExitStack() as held:
         listener = held.enter_context(_listen(given["host"], given["port"]))
-        server = Server(
-            *(Service(config), settings, config, state, keys),
-            host=given["host"],
-            most_waiting=given["max_waiting"],
-            most_steps=given["max_steps"],
-            grace_s=float(given["grace"]),
-            log=log,
-        )
+        parts = Service(config), settings, config, state, keys
+        limits = {name: given[name] for name in ("host", "max_waiting", "max_steps", "grace")}
+        server = Server(*parts, **limits, log=log)
         name, number = listener.getsockname()[:2]
         place = f"http://{f'[{name}]' if ':' in name else name}:{number}"
         if not given["quiet"]:

@@ -63,19 +63,19 @@ class Server:
         keys: Keys,
         *,
         host: str = "127.0.0.1",
-        most_waiting: int = 64,
-        most_steps: int = 100,
-        grace_s: float = 30.0,
+        max_waiting: int = 64,
+        max_steps: int = 100,
+        grace: float = 30.0,
         batches_at_once: int = 4,
         log: Callable[[Mapping[str, Any]], object] = lambda line: None,
     ) -> None:
         """Around a service that is not started yet; `log` takes a line of the access log.
 
-        So many pictures of single requests may wait, so many denoise steps may one have, so many
-        seconds do they get to end. Raises StorageError, OutputFolderError.
+        So many pictures of single requests may wait, one may have so many denoise steps, and they
+        have `grace` seconds to end. Raises StorageError, OutputFolderError.
         """
         self.service, self.keys, self.log = service, keys, log
-        self._is_local, self._grace_s = is_loopback(host), grace_s
+        self._is_local, self._grace_s = is_loopback(host), grace
         self._created = int(time.time())
         self.is_stopping = self.is_over = False
         self.fault: BaseException | None = None
@@ -83,7 +83,7 @@ class Server:
         # A folder is shown by its name alone: paths of the server are nobody's business.
         self.models = (Path(model).resolve().name if MODEL_NAME.is_path(model) else model,)
         self.metrics, self.uploads = Metrics(), Uploads(state)
-        wire = Wire(self.models, service.card.most_images, most_steps, self.uploads)
+        wire = Wire(self.models, service.card.most_images, max_steps, self.uploads)
         bodies = Bodies(self.uploads)
 
         def run_of(request: RunRequest, scope: str, caller: str) -> ManifestRun:
@@ -91,7 +91,7 @@ class Server:
 
         about = state, self.uploads, config, settings, wire, run_of, self.metrics
         self.batches = Batches(*about, at_once=batches_at_once)
-        self.online = Online(*(state, service, settings, bodies, wire, self.metrics, most_waiting))
+        self.online = Online(*(state, service, settings, bodies, wire, self.metrics, max_waiting))
         routes = [
             Route("/health", self._health),
             Route("/ready", self._ready),

@@ -97,7 +97,7 @@ def test_a_call_that_timed_out_is_drawn_once(listening: Any, pool: Any) -> None:
 
 
 def test_too_many_wait(make_server: Callable[..., Any], pool: Any) -> None:
-    running = make_server(most_waiting=2)
+    running = make_server(max_waiting=2)
     with running.listening():
         running.service.gate.clear()
         client = running.openai(max_retries=8)
@@ -129,7 +129,7 @@ def test_results_end_with_their_time(
 
 
 def test_a_stop_answers_what_waits(make_server: Callable[..., Any], pool: Any) -> None:
-    running = make_server(grace_s=10.0)
+    running = make_server(grace=10.0)
     with running.listening() as server:
         running.service.hold.clear()
         call = pool.submit(running.openai().images.generate, prompt="a cat")
@@ -147,7 +147,7 @@ def test_a_stop_answers_what_waits(make_server: Callable[..., Any], pool: Any) -
 
 
 def test_a_stop_waits_no_longer_than_its_grace(make_server: Callable[..., Any], pool: Any) -> None:
-    running = make_server(grace_s=0.1)
+    running = make_server(grace=0.1)
     with running.listening() as server:
         running.service.hold.clear()
         url = f"{running.url}{GENERATE}"
