@@ -64,7 +64,7 @@ class UnfitFile(OSError):
         return self.strerror
 
 
-def json_of(text: str | bytes, **how: Any) -> Any:
+def json_of(text: str | bytes | bytearray, **how: Any) -> Any:
     """The value of a JSON text; `how`: as `json.loads` takes it. Raises ValueError, and so for what
     is nested so deeply that nobody could compare, copy or write it.
     """

@@ -27,7 +27,7 @@ _MOST_FIELDS, _FIELD_BYTES, _HEAD_BYTES = 64, 1_000_000, 100_000
 _IN_FORM = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
 
 
-def json_object(data: bytes) -> dict[str, Any]:
+def json_object(data: bytes | bytearray) -> dict[str, Any]:
     """The object that a JSON text holds. Raises ValueError, and TypeError for another value."""
     if sum(map(data.count, (b",", b"[", b"{"))) > _MOST_VALUES:
         raise ValueError(f"it has more than {_MOST_VALUES:,} values")
