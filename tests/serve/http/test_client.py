@@ -1,14 +1,18 @@
 """The official client, unchanged, against a server that listens."""
 
+import asyncio
 import base64
 import io
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import openai
 import pytest
 from PIL import Image
+
+from hyimg_cli.serve.online import _events
 
 
 def png(size: tuple[int, int] = (16, 16), colour: Any = "red", mode: str = "RGB") -> bytes:
@@ -159,3 +163,24 @@ def test_a_batch_is_drawn(listening: Any) -> None:
     metrics = httpx.get(f"{listening.url}/metrics").text
     assert 'hyimg_pictures_total{origin="batch",status="done"} 2.0' in metrics
     assert 'hyimg_batches{status="completed"} 1.0' in metrics
+
+
+def test_a_stream_tells_of_pictures_that_end_while_another_is_encoded() -> None:
+    ended = {"a": {}}
+
+    def body(base: str, names: list[str]) -> dict[str, Any]:
+        ended["b"] = {}  # the last one
+        return {"created": 1, "data": [{"b64_json": names[0]}]}
+
+    drawing: Any = SimpleNamespace(
+        news=asyncio.Event(),
+        entries=ended,
+        error=None,
+        body=body,
+        work=SimpleNamespace(done=lambda: "b" in ended),
+    )
+
+    async def read() -> list[bytes]:
+        return [event async for event in _events(drawing, "image_generation.completed", "")]
+
+    assert [b'"a"' in one or b'"b"' in one for one in asyncio.run(read())] == [True, True]
