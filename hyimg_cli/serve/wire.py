@@ -75,6 +75,12 @@ class Wire:
                 raise bad_request(name, what, "manifest.refused-field", hint)
         self._check_limits(fields)
         files = self._take_pictures(fields, owner)
+        for name, value in fields.items():
+            parts = [*value.values()] if isinstance(value, dict) else value
+            if any(
+                isinstance(one, Upload) for one in (parts if isinstance(parts, list) else [parts])
+            ):
+                raise bad_request(name, f"{name} does not take a file", "manifest.wrong-type")
         try:
             line = unwrap({"url": endpoint, "body": fields})
         except BadValue as bad:

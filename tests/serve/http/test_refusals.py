@@ -178,6 +178,9 @@ def test_bodies_and_routes(client: TestClient) -> None:
     twice = [("image", ("a.png", png())), ("image", ("b.png", png()))]
     answer = client.post(EDIT, data={"prompt": "a"}, files=twice)
     refused(answer, 400, "manifest.duplicate-field", "image")
+    for name in ("size", "metadata[a]", "prompt[]", "file"):
+        answer = client.post(EDIT, data={"user": "a"}, files=[(name, ("a.png", png()))])
+        refused(answer, 400, "manifest.wrong-type", name.partition("[")[0])
     answer = client.post(EDIT, files=[("image", (None, "/etc/hostname"))])
     refused(answer, 400, "manifest.not-served", "image")
 
