@@ -214,7 +214,7 @@ class Front:
             return
         server, headers, began = self._server, Headers(scope=scope), time.perf_counter()
         name, status, nbytes = f"req_{secrets.token_hex(12)}", 499, 0
-        scope["state"] = {**scope.get("state", {}), "caller": "", "request_id": name}
+        scope["state"] = {**scope.get("state", {}), "caller": ""}
 
         async def sent(message: Message) -> None:
             nonlocal status, nbytes
