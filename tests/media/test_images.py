@@ -6,9 +6,11 @@ import io
 import json
 import os
 import struct
+import sys
 import warnings
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -641,6 +643,11 @@ def test_only_bytes_are_written(tmp_path: Path) -> None:
 
 
 def test_reading_leaves_the_warning_filters_alone(save: Save) -> None:
-    before = list(warnings.filters)
-    read_image(save(two_tone("P")))
+    before, path, interval = list(warnings.filters), save(two_tone("P")), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            assert len(list(threads.map(read_image, [path] * 400))) == 400
+    finally:
+        sys.setswitchinterval(interval)
     assert warnings.filters == before
