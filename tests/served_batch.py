@@ -22,12 +22,12 @@ PATIENCE_S = 60.0
 class ServedBatch(threading.Thread):
     """A manifest's run in a thread of its own."""
 
-    def __init__(self, service: Service, manifest: Path, out: Path) -> None:
+    def __init__(self, service: Service, manifest: Path, out: Path, *, scope: str = "") -> None:
         super().__init__(daemon=True)
         of_server = service.config
         config = replace(of_server, output=replace(of_server.output, folder=out))
         request = RunRequest(read_manifest(manifest), config, settings_of(config))
-        self._run = ManifestRun(request, lambda _: service.session(out.name, "key"))
+        self._run = ManifestRun(request, lambda _: service.session(scope or out.name, "key"))
         self.summary = Summary()
         self.error: BaseException | None = None
         self.has_line = threading.Event()

@@ -7,7 +7,6 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 
 # Of blocks in all threads: whether each found the collection on. Behind the last one it is as the
 # first found it.
@@ -30,11 +29,12 @@ def gc_paused() -> Iterator[None]:
                 gc.enable()
 
 
-@cache
 def freeze_libraries() -> None:
-    """Have no later collection look through what is there now, once in a process: the libraries'
-    own objects, which take it a third of a second each time.
+    """Exempt every object alive now from later collections: the libraries' own make each of them
+    half a second longer. Call it before a model is made, which would never be collected.
     """
     gc.freeze()
-    # What is never collected, libraries in C++ report as leaked when the process ends.
-    atexit.register(gc.unfreeze)
+
+
+# What is never collected, libraries in C++ report as leaked when the process ends.
+atexit.register(gc.unfreeze)

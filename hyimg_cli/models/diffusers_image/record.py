@@ -36,6 +36,7 @@ from hyimg_cli.models.diffusers_video.layout import (
 from hyimg_cli.models.family import Family, ImageCheckpoint
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import NO_TEXT, Bucket, ModelCard, SamplingDefaults
+from hyimg_cli.spec.gc_paused import freeze_libraries
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.work import picture_work
 
@@ -213,8 +214,11 @@ class EditorFolder(ImageCheckpoint):
     def load(self, choice: ModelChoice, **_: object) -> "LatentImageModel":  # type: ignore[override]
         require("diffusers")
         from hyimg_cli.models.diffusers_image.model import LatentImageModel
+        from hyimg_cli.models.diffusers_video.weights import check_all
 
-        return LatentImageModel(self, choice)
+        parameter_count = check_all(self.layout)
+        freeze_libraries()
+        return LatentImageModel(self, choice, parameter_count)
 
 
 def shifted(scheduler: Config, shift: float) -> dict[str, float | None]:

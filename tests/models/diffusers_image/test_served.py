@@ -35,3 +35,28 @@ def test_served_edits_are_those_of_generate_and_go_on_from_their_latents(
     for name in "abc":
         made = pixels_of(tmp_path / name)
         assert all(np.array_equal(made[one], alone[one]) for one in ("j0", "j1", "j2"))
+
+
+@pytest.mark.parametrize("kind", ["klein-kv"])
+def test_what_one_key_had_encoded_is_not_there_for_another(
+    write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str], kind: str
+) -> None:
+    """Neither embeddings, in memory or on disk, nor keys and values of the sources."""
+    manifest = write_manifest(line("j", "red", "s0.png", seed=1))
+    served = {"model": ModelChoice(str(checkpoint(kind))), "output": OutputConfig(tmp_path)}
+    runs = dict[str, list[Any]]()
+    for name, *scopes in (("first", "a", "b", "a2"), ("again", "a", "c")):
+        with serving(tmp_path, **served) as service:
+            for scope in scopes:
+                out = tmp_path / name / scope
+                batch = ServedBatch(service, manifest, out, scope=scope[0])
+                assert batch.ended().error is None
+                (made,) = results(out)
+                own = made["kv_reuse"]["branches"][0]
+                runs[f"{name} {scope}"] = [made["cache"]["encoder_runs"], own["shared"] > 0]
+    first, of_another, of_the_same = ({"text_encoder": n, "vae_encoder": n} for n in (1, 2, 2))
+    assert runs["first a"] == [first, False]
+    assert runs["first b"] == [of_another, False], "nothing of a's was there"
+    assert runs["first a2"] == [of_the_same, True], "its own was, K/V too"
+    assert runs["again a"] == [{}, False], "on disk"
+    assert runs["again c"] == [first, False], "a's file is not c's"
