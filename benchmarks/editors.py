@@ -82,15 +82,10 @@ def spread(seconds: Sequence[float]) -> str:
 
 def shapes(model: Path) -> dict[str, Any]:
     """Of transformer and text encoder, what their configurations say of numbers and widths."""
-    parts = {name: model / name / "config.json" for name in ("transformer", "text_encoder")}
-    return {
-        name: {
-            key: value
-            for key, value in json.loads(path.read_text()).items()
-            if isinstance(value, dict) or key.endswith(("layers", "_size", "_dim", "heads"))
-        }
-        for name, path in parts.items()
-    }
+    files = {name: model / name / "config.json" for name in ("transformer", "text_encoder")}
+    own = {name: json.loads(file.read_text()).items() for name, file in files.items()}
+    wanted = ("layers", "_size", "_dim", "heads", "_config")
+    return {name: {k: v for k, v in one if k.endswith(wanted)} for name, one in own.items()}
 
 
 def manifests(place: Path, jobs: int, steps: int) -> dict[str, Path]:

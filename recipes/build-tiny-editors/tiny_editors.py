@@ -95,10 +95,10 @@ def wide_parts(kind: str, *, with_encoder: bool) -> dict[str, Any]:
     """A transformer that takes most of a job's time; with `with_encoder` a text encoder, too, which
     computes as much for a token, beside the transformer for a row, as the released one:
 
-        klein                   released   5 + 20 blocks of 3,072, 36 layers of 2,560, head included
+        klein                   released   5 + 20 blocks of 3,072, 36 layers of 2,560
                                 here       1 + 4 blocks of 256, 36 layers of 96
-        qwen-image-edit-plus    released   60 blocks of 3,072, 28 layers of 3,584 (vision 32 of 1,280)
-                                here       4 blocks of 192, 2 layers of 224 (vision 2 of 80)
+        qwen-image-edit-plus    released   60 blocks of 3,072, 28 + 32 layers of 3,584 and 1,280
+                                here       4 blocks of 192, 2 + 2 layers of 224 and 80
     """
     tokenizer, parts = _tokenizer(), dict[str, Any]()
     if kind.startswith("klein"):

@@ -86,7 +86,7 @@ class BlockEncoder(CheckpointEncoder):
         self.encoder_runs[condition.stage] += 1
         model.guide(condition.is_guided)
         self.cuts.clear()
-        state = model.run(blocks, model.new_state(inputs))
+        state = model.run(blocks, PipelineState(inputs))
         made = dict[str, Tensor]()
         for name in {out.name for block in blocks for out in block.intermediate_outputs}:
             value = state.get(name)
@@ -154,7 +154,7 @@ class BlockDenoiser(LatentDenoiser):
         }
         if bucket := model.card.bucket_of(job.size):
             inputs |= {"height": bucket.size.height, "width": bucket.size.width}
-        self._state = model.new_state(inputs)
+        self._state = PipelineState(inputs)
         digests = dict(image for condition in embeddings for image in condition.images)
         for _, condition in model.folder.encodings(job, [digests[path] for path in job.images]):
             model.put(self._state, condition, embeddings[condition])
@@ -231,7 +231,11 @@ class LatentImageModel(LatentModel):
         self.folder, self.choice, self.parameter_count = folder, choice, parameter_count
         self.card, self.layout, self.kind = folder.card, folder.layout, folder.kind
         self.place = load_target(choice)
-        library: Any = _library_blocks(self.kind.blocks)
+        library: Any = getattr(diffusers, self.kind.blocks, None)
+        if library is None:  # whose imports take a third of a second
+            from hyimg_cli.models.diffusers_image import longcat
+
+            library = getattr(longcat, self.kind.blocks)
         # By itself it would work where the first of its networks lies, which may wait there.
         at_work = {"_execution_device": property(lambda _: self.device)}
         self.pipe: Any = type(library.__name__, (library,), at_work)()
@@ -269,7 +273,7 @@ class LatentImageModel(LatentModel):
         if not torch.isfinite(latents).all():
             raise OutputError("the latents are not finite", code="output-image.not-finite")
         blocks = self.stage("decode", has_images=bool(job.images))
-        state = self.run(blocks, self.new_state({"latents": latents, "output_type": "pil"}))
+        state = self.run(blocks, PipelineState({"latents": latents, "output_type": "pil"}))
         pictures: Any = state.get("images")
         return np.asarray(pictures[0])
 
@@ -313,13 +317,6 @@ class LatentImageModel(LatentModel):
             if networks := [part for part in parts if isinstance(part, nn.Module)]:
                 self.place.bring(*networks)
             _, state = block(self.pipe, state)
-        return state
-
-    def new_state(self, inputs: Mapping[str, Any]) -> PipelineState:
-        """A state that holds inputs and nothing else."""
-        state = PipelineState()
-        for name, value in inputs.items():
-            state.set(name, value)
         return state
 
     def put(self, state: PipelineState, condition: Condition, found: PromptEmbedding) -> None:
@@ -394,14 +391,3 @@ class LatentImageModel(LatentModel):
             network.lm_head = nn.Identity()
             if self.kind.text_layers:
                 network.model.layers = network.model.layers[: self.kind.text_layers]
-
-
-def _library_blocks(name: str) -> Any:
-    """The modular pipeline of that name: the library's, or ours of LongCat-Image, whose imports
-    take a third of a second.
-    """
-    if hasattr(diffusers, name):
-        return getattr(diffusers, name)
-    from hyimg_cli.models.diffusers_image import longcat
-
-    return getattr(longcat, name)

@@ -65,9 +65,7 @@ class EditStages(LatentStages["LatentImageModel", EditRequest]):
             work.pixels = on_white(work.pixels)  # neither has an alpha of its own
         if job.outside is not None:
             source, drawn = read_image(Path(job.kept_image)), Size(*work.pixels.shape[:2])
-            work.reference, note = self.trips.of(
-                source, drawn, self.model.round_trip, self.scope
-            )
+            work.reference, note = self.trips.of(source, drawn, self.model.round_trip, self.scope)
             work.warnings += [note] if note else []
         work.embeddings, work.latents = {}, None
         work.clock.enter("queue")
@@ -97,9 +95,7 @@ class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
     def _stages(self) -> EditStages:
         compiles = self._config.model.compile_blocks
         shared = {"trips": self._trips, "scope": self._scope}
-        return EditStages(
-            self._resident(), self._encodings, self.tree.clear, compiles, **shared
-        )
+        return EditStages(self._resident(), self._encodings, self.tree.clear, compiles, **shared)
 
     def _new_request(
         self, job: ImageJob, clock: PhaseClock, folder: JobFolder | None

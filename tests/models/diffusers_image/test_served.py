@@ -9,7 +9,8 @@ from models.diffusers_image.classic import Checkpoint, line, pixels_of, results
 from served_batch import PATIENCE_S, ServedBatch, serving
 
 from hyimg_cli.errors import Interrupted
-from hyimg_cli.settings.run import ModelChoice, OutputConfig
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.settings.run import CacheConfig, ModelChoice, OutputConfig
 
 
 @pytest.mark.parametrize("kind", ["qwen-image-edit", "klein"])
@@ -43,7 +44,8 @@ def test_what_one_key_had_encoded_is_not_there_for_another(
 ) -> None:
     """Neither embeddings, in memory or on disk, nor keys and values of the sources."""
     manifest = write_manifest(line("j", "red", "s0.png", seed=1))
-    served = {"model": ModelChoice(str(checkpoint(kind))), "output": OutputConfig(tmp_path)}
+    served: dict[str, Any] = {"model": ModelChoice(str(checkpoint(kind)))}
+    served |= {"output": OutputConfig(tmp_path), "cache": CacheConfig(tmp_path / "cache")}
     runs = dict[str, list[Any]]()
     for name, *scopes in (("first", "a", "b", "a2"), ("again", "a", "c")):
         with serving(tmp_path, **served) as service:
@@ -51,12 +53,13 @@ def test_what_one_key_had_encoded_is_not_there_for_another(
                 out = tmp_path / name / scope
                 batch = ServedBatch(service, manifest, out, scope=scope[0])
                 assert batch.ended().error is None
-                (made,) = results(out)
+                (made,) = RunFolder(out).results().values()
                 own = made["kv_reuse"]["branches"][0]
                 runs[f"{name} {scope}"] = [made["cache"]["encoder_runs"], own["shared"] > 0]
-    first, of_another, of_the_same = ({"text_encoder": n, "vae_encoder": n} for n in (1, 2, 2))
-    assert runs["first a"] == [first, False]
-    assert runs["first b"] == [of_another, False], "nothing of a's was there"
-    assert runs["first a2"] == [of_the_same, True], "its own was, K/V too"
+    # The server's own stand-in has had one of each.
+    one, two, three = ({"text_encoder": n, "vae_encoder": n} for n in (1, 2, 3))
+    assert runs["first a"] == [two, False]
+    assert runs["first b"] == [three, False], "nothing of a's was there"
+    assert runs["first a2"] == [three, True], "its own was, K/V too"
     assert runs["again a"] == [{}, False], "on disk"
-    assert runs["again c"] == [first, False], "a's file is not c's"
+    assert runs["again c"] == [one, False], "a's file is not c's"
