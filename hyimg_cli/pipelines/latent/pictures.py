@@ -93,9 +93,9 @@ class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
         return opened
 
     def _stages(self) -> EditStages:
-        compiles = self._config.model.compile_blocks
-        shared = {"trips": self._trips, "scope": self._scope}
-        return EditStages(self._resident(), self._encodings, self.tree.clear, compiles, **shared)
+        compiles, drop = self._config.model.compile_blocks, self.tree.clear
+        own = self._trips, self._scope
+        return EditStages(self._resident(), self._encodings, drop, compiles, *own)
 
     def _new_request(
         self, job: ImageJob, clock: PhaseClock, folder: JobFolder | None
