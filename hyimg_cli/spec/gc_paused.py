@@ -7,6 +7,7 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 # Of blocks in all threads: whether each found the collection on. Behind the last one it is as the
 # first found it.
@@ -29,9 +30,11 @@ def gc_paused() -> Iterator[None]:
                 gc.enable()
 
 
-def freeze_libraries() -> None:
-    """Exempt every object alive now from later collections: the libraries' own make each of them
-    half a second longer. Call it before a model is made, which would never be collected.
+@cache
+def freeze_libraries(which: str = "torch") -> None:
+    """Exempt every object alive now from later collections, once in a process for each `which`: the
+    libraries' own make each of them half a second longer. What is frozen is never collected, so
+    call it before a model is made.
     """
     gc.freeze()
 

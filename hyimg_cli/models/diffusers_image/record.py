@@ -233,7 +233,7 @@ class EditorFolder(ImageCheckpoint):
         from hyimg_cli.models.diffusers_video.weights import check_all
 
         parameter_count = check_all(self.layout)
-        freeze_libraries()
+        freeze_libraries("diffusers")
         return LatentImageModel(self, choice, parameter_count)
 
 

@@ -89,7 +89,7 @@ class DiffusersFolder:
         from hyimg_cli.models.diffusers_video.weights import check_all, load_target
 
         target, count = load_target(choice), check_all(self.layout)
-        freeze_libraries()
+        freeze_libraries("diffusers")
         cls = HunyuanVideo15 if self.layout.family == HUNYUAN_VIDEO15 else Wan
         return cls(self.card, self.layout, target, count, choice)
 
