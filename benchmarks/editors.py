@@ -1,11 +1,10 @@
 """Processor time of `hyimg generate` beside a plain loop over the library's classic pipeline, which
 loads once and saves each picture: where nothing repeats, where prompts do, where sources do. Every
-run is a process of its own with an empty cache, in turn; the same pixels are asked of both.
+run is a process of its own with an empty cache, in turn; the same pixels are asked of both. A first
+run of each, which finds no compiled Python files, is not counted.
 
-    python benchmarks/editors.py CHECKPOINT --jobs 12 --steps 4 --out FILE
-
-CHECKPOINT: a folder, as of recipes/build-tiny-editors. `--layers 8`: its transformer, if it is
-klein's, with so many layers of 256, so that it costs more than the start of Python.
+    python recipes/build-tiny-editors/tiny_editors.py wide --wide both
+    python benchmarks/editors.py wide/klein-base --jobs 12 --steps 4 --out FILE
 """
 
 import argparse
@@ -16,12 +15,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from hyimg_cli.journal.provenance import hardware, versions
 
 SIDE = 256
 LOOP = """
@@ -51,41 +53,39 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=12)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         place = Path(made)
-        model = widened(given.checkpoint.resolve(), place, given.layers)
-        rows = {}
+        model, rows = given.checkpoint.resolve(), {}
+        (first := place / "first").mkdir()
+        measured(model, manifests(first, 1, 1)["both"], 1)
         for name, manifest in manifests(place, given.jobs, given.steps).items():
             row = rows[name] = measured(model, manifest, given.repeats)
             print(
-                f"{name:10} loop {row['loop_s']:7.2f} s   hyimg {row['hyimg_s']:7.2f} s   "
+                f"{name:10} loop {spread(row['loop'])}   hyimg {spread(row['hyimg'])}   "
                 f"{row['ratio']:.2f}x   largest difference {row['levels']} levels",
                 flush=True,
             )
     if given.out:
         facts = {name: value for name, value in vars(given).items() if name != "out"}
-        given.out.write_text(json.dumps(facts | {"rows": rows}, default=str, indent=1) + "\n")
+        facts |= {"checkpoint": given.checkpoint.name, "date": date.today(), "side": SIDE}
+        facts |= {"hardware": hardware() | {"threads": 1}, "versions": versions()}
+        facts |= {"shapes": shapes(model), "rows": rows}
+        given.out.write_text(json.dumps(facts, default=str, indent=1) + "\n")
 
 
-def widened(checkpoint: Path, place: Path, layers: int) -> Path:
-    """A copy of the checkpoint with a larger transformer, or itself."""
-    if not layers:
-        return checkpoint
-    import shutil
+def spread(seconds: Sequence[float]) -> str:
+    """Median, least and most of processor seconds."""
+    return f"{median(seconds):6.2f} s ({min(seconds):.2f}-{max(seconds):.2f})"
 
-    from diffusers import Flux2Transformer2DModel
 
-    model = place / "wide"
-    shutil.copytree(checkpoint, model)
-    shape = Flux2Transformer2DModel.load_config(model / "transformer")
-    shape |= {"num_layers": layers // 4, "num_single_layers": layers - layers // 4}
-    shape |= {"num_attention_heads": 16}
-    shutil.rmtree(model / "transformer")
-    Flux2Transformer2DModel.from_config(shape).save_pretrained(model / "transformer")
-    return model
+def shapes(model: Path) -> dict[str, Any]:
+    """Of transformer and text encoder, what their configurations say of numbers and widths."""
+    files = {name: model / name / "config.json" for name in ("transformer", "text_encoder")}
+    own = {name: json.loads(file.read_text()).items() for name, file in files.items()}
+    wanted = ("layers", "_size", "_dim", "heads", "_config")
+    return {name: {k: v for k, v in one if k.endswith(wanted)} for name, one in own.items()}
 
 
 def manifests(place: Path, jobs: int, steps: int) -> dict[str, Path]:

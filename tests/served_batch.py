@@ -23,14 +23,20 @@ class ServedBatch(threading.Thread):
     """A manifest's run in a thread of its own."""
 
     def __init__(
-        self, service: Service, manifest: Path, out: Path, *, is_online: bool = False
+        self,
+        service: Service,
+        manifest: Path,
+        out: Path,
+        *,
+        scope: str = "",
+        is_online: bool = False,
     ) -> None:
         super().__init__(daemon=True)
         of_server = service.config
         config = replace(of_server, output=replace(of_server.output, folder=out))
         request = RunRequest(read_manifest(manifest), config, settings_of(config))
         self._run = ManifestRun(
-            request, lambda _: service.session(out.name, "key", is_online=is_online)
+            request, lambda _: service.session(scope or out.name, "key", is_online=is_online)
         )
         self.summary = Summary()
         self.error: BaseException | None = None

@@ -1,13 +1,16 @@
 """Writes tiny picture editors with random weights, in diffusers' layout, into a folder.
 
     python recipes/build-tiny-editors/tiny_editors.py OUT      OUT/qwen-image, OUT/klein, ..
+    python recipes/build-tiny-editors/tiny_editors.py OUT --wide both
 
 Their pictures are noise; their parts, names and files are those of the released ones. OUT must not
-exist.
+exist. `--wide` writes the kinds of WIDE alone, with transformers wide enough to take most of a
+job's time (`transformer`), and with text encoders in proportion to them, too (`both`).
 """
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +75,7 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+WIDE = ("klein", "klein-base", "qwen-image-edit-plus")
 WIDTH = 16
 
 
@@ -85,6 +89,51 @@ def write(folder: Path, kind: str, **others: Any) -> Path:
     card = {"name": f"tiny-{kind}", "trained": False, "base_size": 96}
     (folder / "card.json").write_text(json.dumps(card) + "\n")
     return folder
+
+
+def wide_parts(kind: str, *, with_encoder: bool) -> dict[str, Any]:
+    """A transformer that takes most of a job's time; with `with_encoder` a text encoder, too, which
+    computes as much for a token, beside the transformer for a row, as the released one:
+
+        klein                   released   5 + 20 blocks of 3,072, 36 layers of 2,560
+                                here       1 + 4 blocks of 256, 36 layers of 96
+        qwen-image-edit-plus    released   60 blocks of 3,072, 28 + 32 layers of 3,584 and 1,280
+                                here       4 blocks of 192, 2 + 2 layers of 224 and 80
+    """
+    tokenizer, parts = _tokenizer(), dict[str, Any]()
+    if kind.startswith("klein"):
+        if with_encoder:
+            config = _qwen3(tokenizer, layers=36, width=96)
+            config.update({"intermediate_size": 368, "num_attention_heads": 10, "head_dim": 16})
+            config.update({"vocab_size": 5696})
+            parts["text_encoder"] = Qwen3ForCausalLM(config)
+        parts["transformer"] = Flux2Transformer2DModel(
+            in_channels=16,
+            num_layers=1,
+            num_single_layers=4,
+            attention_head_dim=32,
+            num_attention_heads=8,
+            joint_attention_dim=3 * (96 if with_encoder else 8),
+            axes_dims_rope=(8, 8, 8, 8),
+            guidance_embeds=False,
+            timestep_guidance_channels=16,
+        )
+        return parts
+    if with_encoder:
+        of_texts = {"hidden_size": 224, "intermediate_size": 1184, "num_attention_heads": 7}
+        of_texts |= {"num_key_value_heads": 1, "vocab_size": 680}
+        of_pictures = {"hidden_size": 80, "intermediate_size": 216, "num_heads": 5}
+        parts["text_encoder"] = _qwen25_vl(tokenizer, of_texts, of_pictures, sections=[4, 6, 6])
+    parts["transformer"] = QwenImageTransformer2DModel(
+        in_channels=16,
+        out_channels=4,
+        num_layers=4,
+        attention_head_dim=32,
+        num_attention_heads=6,
+        joint_attention_dim=224 if with_encoder else WIDTH,
+        axes_dims_rope=(8, 12, 12),
+    )
+    return parts
 
 
 def _qwen(kind: str) -> dict[str, Any]:
@@ -321,9 +370,16 @@ def _tokenizer() -> Qwen2Tokenizer:
     return tokenizer
 
 
-def _qwen25_vl(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLForConditionalGeneration:
+def _qwen25_vl(
+    tokenizer: Qwen2Tokenizer,
+    of_texts: dict[str, int] | None = None,
+    of_pictures: dict[str, int] | None = None,
+    *,
+    sections: Sequence[int] = (1, 1, 2),
+) -> Qwen2_5_VLForConditionalGeneration:
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL}
-    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 2]}
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": list(sections)}
+    of_texts = of_texts or {}
     config = Qwen2_5_VLConfig(
         text_config={
             "hidden_size": WIDTH,
@@ -336,15 +392,17 @@ def _qwen25_vl(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLForConditionalGeneration:
             "rope_parameters": rope,
             "bos_token_id": 0,
             "eos_token_id": 0,
-        },
+        }
+        | of_texts,
         vision_config={
             "depth": 2,
             "hidden_size": WIDTH,
             "intermediate_size": WIDTH,
             "num_heads": 2,
-            "out_hidden_size": WIDTH,
+            "out_hidden_size": of_texts.get("hidden_size", WIDTH),
             "fullatt_block_indexes": [1],
-        },
+        }
+        | (of_pictures or {}),
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"],
@@ -390,11 +448,13 @@ def _qwen3_vl(tokenizer: Qwen2Tokenizer) -> Qwen3VLForConditionalGeneration:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
+    parser.add_argument("--wide", choices=("transformer", "both"))
     arguments = parser.parse_args()
     if arguments.out.exists():
         parser.error(f"{arguments.out} exists")
-    for kind in PIPELINES:
-        print(write(arguments.out / kind, kind))
+    for kind in WIDE if arguments.wide else PIPELINES:
+        parts = wide_parts(kind, with_encoder=arguments.wide == "both") if arguments.wide else {}
+        print(write(arguments.out / kind, kind, **parts))
 
 
 if __name__ == "__main__":

@@ -577,6 +577,10 @@ def test_a_file_has_no_model_fetched(
     assert ran.code == 2
     assert "error[replay.model]: the model acme/tiny is not on this machine" in ran.err
     assert "hint: --model acme/tiny fetches it" in ran.err
+    (tmp_path / "acme" / "tiny").mkdir(parents=True)
+    ran = run_cli("replay", file, "--allow-changed")
+    assert "acme/tiny is a folder here; a picture's record cannot choose a folder" in ran.err
+    assert "hint: to use the folder, add --model acme/tiny" in ran.err
     kept = tmp_path / "hub" / "models--acme--tiny"
     a_copy_of("tiny-image", kept / "snapshots" / ("c" * 40))
     (kept / "refs").mkdir()

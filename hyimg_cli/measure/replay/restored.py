@@ -127,6 +127,9 @@ class _Search:
             if (cached := registry.in_cache(recorded, self.wishes.revision)) is not None:
                 return str(cached)
             name = shown(recorded).strip('"')
+            if os.path.isdir(recorded):
+                what = f"{name} is a folder here; a picture's record cannot choose a folder"
+                raise _fault("model", what, self.path, f"to use the folder, add --model {name}")
             what = f"the model {name} is not on this machine, and no file has one fetched"
             raise _fault("model", what, self.path, f"--model {name} fetches it")
         what = f"only the name of the model's folder is recorded: {shown(PurePath(recorded).name)}"

@@ -35,7 +35,6 @@ from hyimg_cli.errors import JobError, OutputError
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import Pixels
-from hyimg_cli.models.diffusers_image import longcat
 from hyimg_cli.models.diffusers_image.conditions import Condition
 from hyimg_cli.models.diffusers_image.few_steps import few_steps_advice
 from hyimg_cli.models.diffusers_image.prefix import PREFIXES, Prefix
@@ -47,7 +46,6 @@ from hyimg_cli.models.diffusers_video.lora import Adapters
 from hyimg_cli.models.diffusers_video.networks import load_network
 from hyimg_cli.models.diffusers_video.start import read_given
 from hyimg_cli.models.diffusers_video.weights import (
-    check_all,
     configured,
     empty_module,
     load_target,
@@ -88,7 +86,7 @@ class BlockEncoder(CheckpointEncoder):
         self.encoder_runs[condition.stage] += 1
         model.guide(condition.is_guided)
         self.cuts.clear()
-        state = model.run(blocks, model.new_state(inputs))
+        state = model.run(blocks, PipelineState(inputs))
         made = dict[str, Tensor]()
         for name in {out.name for block in blocks for out in block.intermediate_outputs}:
             value = state.get(name)
@@ -136,7 +134,9 @@ class BlockDenoiser(LatentDenoiser):
         model: "LatentImageModel",
         job: ImageJob,
         embeddings: Mapping[Condition, PromptEmbedding],
+        scope: str,
     ) -> None:
+        """`scope`: whose prefixes it may share."""
         self._model = model
         blocks = model.stage("denoise", has_images=bool(job.images))
         at = next(n for n, block in enumerate(blocks) if hasattr(block, "loop_step"))
@@ -154,7 +154,7 @@ class BlockDenoiser(LatentDenoiser):
         }
         if bucket := model.card.bucket_of(job.size):
             inputs |= {"height": bucket.size.height, "width": bucket.size.width}
-        self._state = model.new_state(inputs)
+        self._state = PipelineState(inputs)
         digests = dict(image for condition in embeddings for image in condition.images)
         for _, condition in model.folder.encodings(job, [digests[path] for path in job.images]):
             model.put(self._state, condition, embeddings[condition])
@@ -164,8 +164,8 @@ class BlockDenoiser(LatentDenoiser):
         # What is the same at each step, and may be another job's: kept in the model's tree.
         self._prefix: Prefix | None = None
         if kind := model.kind.prefix:
-            scope = f"{model.card.model} {model.dtype_name} {job.lora}"
-            self._prefix = PREFIXES[kind](model.have("transformer"), model.tree, scope)
+            root = f"{model.card.model} {model.dtype_name} {job.lora} of {scope!r}"
+            self._prefix = PREFIXES[kind](model.have("transformer"), model.tree, root)
         self.scheduler.set_begin_index(0)
         self._index = 0
 
@@ -226,13 +226,16 @@ class BlockDenoiser(LatentDenoiser):
 class LatentImageModel(LatentModel):
     """A loaded editor. `tree`: where prefixes are shared; None: each job has its own."""
 
-    def __init__(self, folder: EditorFolder, choice: ModelChoice) -> None:
-        self.folder, self.choice = folder, choice
+    def __init__(self, folder: EditorFolder, choice: ModelChoice, parameter_count: int) -> None:
+        """`parameter_count`: of its parts, each of which `check_weights` has passed."""
+        self.folder, self.choice, self.parameter_count = folder, choice, parameter_count
         self.card, self.layout, self.kind = folder.card, folder.layout, folder.kind
         self.place = load_target(choice)
-        self.parameter_count = check_all(self.layout)
-        source: Any = diffusers if hasattr(diffusers, self.kind.blocks) else longcat
-        library: Any = getattr(source, self.kind.blocks)
+        library: Any = getattr(diffusers, self.kind.blocks, None)
+        if library is None:  # whose imports take a third of a second
+            from hyimg_cli.models.diffusers_image import longcat
+
+            library = getattr(longcat, self.kind.blocks)
         # By itself it would work where the first of its networks lies, which may wait there.
         at_work = {"_execution_device": property(lambda _: self.device)}
         self.pipe: Any = type(library.__name__, (library,), at_work)()
@@ -258,9 +261,9 @@ class LatentImageModel(LatentModel):
 
     @torch.no_grad()
     def denoiser(
-        self, job: ImageJob, embeddings: Mapping[Condition, PromptEmbedding]
+        self, job: ImageJob, embeddings: Mapping[Condition, PromptEmbedding], scope: str = ""
     ) -> BlockDenoiser:
-        return BlockDenoiser(self, job, embeddings)
+        return BlockDenoiser(self, job, embeddings, scope)
 
     @torch.no_grad()
     def decode_latents(self, job: ImageJob, latents: Tensor) -> Pixels:
@@ -270,7 +273,7 @@ class LatentImageModel(LatentModel):
         if not torch.isfinite(latents).all():
             raise OutputError("the latents are not finite", code="output-image.not-finite")
         blocks = self.stage("decode", has_images=bool(job.images))
-        state = self.run(blocks, self.new_state({"latents": latents, "output_type": "pil"}))
+        state = self.run(blocks, PipelineState({"latents": latents, "output_type": "pil"}))
         pictures: Any = state.get("images")
         return np.asarray(pictures[0])
 
@@ -314,13 +317,6 @@ class LatentImageModel(LatentModel):
             if networks := [part for part in parts if isinstance(part, nn.Module)]:
                 self.place.bring(*networks)
             _, state = block(self.pipe, state)
-        return state
-
-    def new_state(self, inputs: Mapping[str, Any]) -> PipelineState:
-        """A state that holds inputs and nothing else."""
-        state = PipelineState()
-        for name, value in inputs.items():
-            state.set(name, value)
         return state
 
     def put(self, state: PipelineState, condition: Condition, found: PromptEmbedding) -> None:
@@ -382,7 +378,16 @@ class LatentImageModel(LatentModel):
             return tokenizer
         if part.name == "transformer":
             return load_network(part, self.place, self.choice)
-        network = load_weights(part, self.place)
+        network = load_weights(part, self.place, prepare=self._leave_out_unread)
         if part.name == "vae" and self.choice.vae_use_tiling:
             network.enable_tiling()
         return network
+
+    def _leave_out_unread(self, network: Any) -> None:
+        """Have a text encoder compute nothing of which the blocks read nothing: words after each
+        token, and the layers behind the last one that is read.
+        """
+        if hasattr(network, "lm_head"):
+            network.lm_head = nn.Identity()
+            if self.kind.text_layers:
+                network.model.layers = network.model.layers[: self.kind.text_layers]

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES
 from hyimg_cli.errors import JobError, SourceImageError, require
 from hyimg_cli.kv.segments import ImageSegment, Segment
 from hyimg_cli.loading import checkpoint
@@ -19,7 +20,7 @@ from hyimg_cli.loading.checkpoint import file_digest
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.media.images import size_of
 from hyimg_cli.models.common.config import Config
-from hyimg_cli.models.diffusers_image.conditions import Condition, list_conditions
+from hyimg_cli.models.diffusers_image.conditions import OF_PICTURES, OF_TEXTS, Condition
 from hyimg_cli.models.diffusers_image.few_steps import few_steps_advice
 from hyimg_cli.models.diffusers_image.footprint import activations, kv_bytes, networks_of
 from hyimg_cli.models.diffusers_image.licence import licence_of
@@ -36,6 +37,7 @@ from hyimg_cli.models.diffusers_video.layout import (
 from hyimg_cli.models.family import Family, ImageCheckpoint
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import NO_TEXT, Bucket, ModelCard, SamplingDefaults
+from hyimg_cli.spec.gc_paused import freeze_libraries
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.work import picture_work
 
@@ -182,7 +184,22 @@ class EditorFolder(ImageCheckpoint):
         return COUNTS[self.kind.prefix](self.layout.folder, self.card)
 
     def encodings(self, job: ImageJob, digests: Sequence[str]) -> list[tuple[str, Any]]:
-        return list_conditions(self.kind, self.card, job, digests)
+        """What the job's denoising reads, in order, each with its kind of the disk cache; of a
+        picture that is given twice, twice.
+        """
+        kind, is_guided = self.kind, self.kind.is_guided(job)
+        texts = [("prompt", job.prompt)]
+        if is_guided and kind.negative is not None:
+            texts.append(("negative_prompt", job.negative_prompt))
+        images = tuple(zip(job.images, digests, strict=True))
+        given = kind.own_inputs(job, self.card).items()
+        options = tuple((name, value) for name, value in given if name in kind.of_encoders)
+        shown, known = (images, options) if kind.shows_pictures else ((), ())
+        found = [(PROMPT_EMBEDDINGS, Condition(OF_TEXTS, tuple(texts), shown, is_guided, known))]
+        # For its latents each picture is encoded alone, as the blocks do.
+        for one in images:
+            found.append((SOURCE_IMAGES, Condition(OF_PICTURES, (), (one,), options=options)))
+        return found
 
     def encoding_key(self, item: Condition, choice: ModelChoice, dtype: str, device: str) -> str:
         # By texts and files' bytes, whatever they are called; tiles are the VAE's work.
@@ -213,8 +230,11 @@ class EditorFolder(ImageCheckpoint):
     def load(self, choice: ModelChoice, **_: object) -> "LatentImageModel":  # type: ignore[override]
         require("diffusers")
         from hyimg_cli.models.diffusers_image.model import LatentImageModel
+        from hyimg_cli.models.diffusers_video.weights import check_all
 
-        return LatentImageModel(self, choice)
+        parameter_count = check_all(self.layout)
+        freeze_libraries("diffusers")
+        return LatentImageModel(self, choice, parameter_count)
 
 
 def shifted(scheduler: Config, shift: float) -> dict[str, float | None]:
@@ -287,7 +307,8 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
         networks=networks,
         guides=kind.is_guided,
         advise=lambda job: (*said, *few_steps_advice(job)),
-        reference_pixels=_REFERENCE_PIXELS if kind.scales_pictures else 0,
+        # Rows that are kept from step to step count once.
+        reference_pixels=None if kind.prefix else _REFERENCE_PIXELS * kind.scales_pictures,
         fewest_images=kind.fewest,
         most_images=kind.most,
         size_by_source=partial(_size_by_source, kind, base_size),

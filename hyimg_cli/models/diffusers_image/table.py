@@ -96,6 +96,8 @@ class Kind:
     # read: that of pictures, and that of texts where it is shown them.
     own_inputs: Callable[[ImageJob, ModelCard], dict[str, Any]] = lambda job, card: {}
     of_encoders: Set[str] = frozenset()
+    # Of the text encoder, from its first on, that the blocks read; 0: all.
+    text_layers: int = 0
     # The text encoder reads the source pictures, too.
     shows_pictures: bool = True
     # Latents of sources are of one size; else of their own, or of that where it is larger.
@@ -124,7 +126,7 @@ def _kontext_inputs(job: ImageJob, card: ModelCard) -> dict[str, Any]:
 _KLEIN_KIND = Kind(
     "Flux2KleinModularPipeline", _KLEIN, 0, 12, steps=4, guidance=1.0, licence="",
     negative=None, is_distilled=True, has_own_shift=True, least_side=64, most_ratio=8,
-    shows_pictures=False, scales_pictures=False,
+    text_layers=28, shows_pictures=False, scales_pictures=False,
 )  # fmt: skip
 _QWEN21_KIND = Kind(
     "QwenImage21ModularPipeline", _QWEN21, 0, 10, steps=40, guidance=1.0, licence=NON_COMMERCIAL,

@@ -35,6 +35,7 @@ from hyimg_cli.spec.card import (
     VideoCard,
     VideoDefaults,
 )
+from hyimg_cli.spec.gc_paused import freeze_libraries
 from hyimg_cli.spec.job import Size, VideoJob
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class DiffusersFolder:
         from hyimg_cli.models.diffusers_video.weights import check_all, load_target
 
         target, count = load_target(choice), check_all(self.layout)
+        freeze_libraries("diffusers")
         cls = HunyuanVideo15 if self.layout.family == HUNYUAN_VIDEO15 else Wan
         return cls(self.card, self.layout, target, count, choice)
 

@@ -234,13 +234,12 @@ def load_weights(
     prepare: Callable[[Any], None] | None = None,
     **options: Any,
 ) -> Any:
-    """A component ready for inference, its files checked first: on its device, or in main memory
-    where `place` brings it to its device for its work. `prepare` is done before; `options` are the
-    library's.
+    """A component ready for inference: on its device, or in main memory where `place` brings it to
+    its device for its work. `prepare` is done before; `options` are the library's.
 
-    What its class keeps in float32 stays so. Raises CheckpointError, or torch.OutOfMemoryError.
+    `check_weights` has passed its files when the checkpoint was opened. What its class keeps in
+    float32 stays so. Raises CheckpointError, or torch.OutOfMemoryError.
     """
-    check_weights(component)
     # Whoever takes turns on the device leaves it to this one.
     place.release()
     refuse_special(component.folder)

@@ -16,6 +16,7 @@ from hyimg_cli.cache.memo import Memo
 from hyimg_cli.errors import MachineError
 from hyimg_cli.models.latent import ConditionEncoder, PromptEmbedding
 from hyimg_cli.settings.run import CacheConfig
+from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Embedded, Progress, PromptsReady
 
 Item = TypeVar("Item")
@@ -30,7 +31,8 @@ class Encodings(Generic[Item]):
     """Embeds each distinct item once, a string or a view of a picture; what it embeds, later runs
     find on disk.
 
-    Switched off, every job embeds its own, and the encoders stay where they are.
+    Switched off, every job embeds its own, and the encoders stay where they are. `scope`: of the
+    jobs at work; what one scope has embedded is not found in another, on disk neither.
     """
 
     def __init__(self, cache: CacheConfig, kind: str, *, is_on: bool = True) -> None:
@@ -42,7 +44,8 @@ class Encodings(Generic[Item]):
         )
         self._store = DiskStore(cache.folder, cache.budget_bytes)
         self._counts = {"memory_hits": 0, "disk_hits": 0, "misses": 0}
-        self._ready: set[Item] = set()
+        self._ready: set[tuple[str, Item]] = set()
+        self.scope = ""
 
     def ready(
         self, encoder: ConditionEncoder[Item], items: Iterable[Item]
@@ -51,7 +54,7 @@ class Encodings(Generic[Item]):
 
         One that cannot be embedded fails its own jobs later. Raises MachineError.
         """
-        distinct = [item for item in dict.fromkeys(items) if item not in self._ready]
+        distinct = [one for one in dict.fromkeys(items) if (self.scope, one) not in self._ready]
         if not (distinct and self._is_on):
             return
         started, before = time.perf_counter(), self._counts["misses"]
@@ -65,7 +68,7 @@ class Encodings(Generic[Item]):
             except Exception:
                 logger.info("an item was not embedded ahead of its job", exc_info=True)
             yield Progress("", "embed", count, len(distinct))
-        self._ready.update(distinct)
+        self._ready.update((self.scope, item) for item in distinct)
         encoder.release()
         encoded = self._counts["misses"] - before
         yield PromptsReady(len(distinct), encoded, time.perf_counter() - started, self._what)
@@ -99,14 +102,15 @@ class Encodings(Generic[Item]):
         if not self._is_on:
             return encoder.encode(item), "misses"
         key = encoder.key(item)
-        if (known := self._memo.find(key)) is not None:
+        place = digest.of_json([key, self.scope]) if self.scope else key
+        if (known := self._memo.find(place)) is not None:
             return known, "memory_hits"
         embedding, was_there = self._store.read_through(
             self._kind,
-            key,
+            place,
             lambda: encoder.encode(item),
             pack=encoder.pack,
             unpack=lambda data: encoder.unpack(data, key),
         )
-        self._memo.get(key, lambda: embedding)
+        self._memo.get(place, lambda: embedding)
         return embedding, "disk_hits" if was_there else "misses"

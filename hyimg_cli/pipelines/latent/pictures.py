@@ -42,13 +42,16 @@ class EditRequest(LatentRequest[ImageJob]):
 
 @dataclass(frozen=True)
 class EditStages(LatentStages["LatentImageModel", EditRequest]):
-    """A loaded editor's stages. `trips`: of the sources that edits are put back on."""
+    """A loaded editor's stages. `trips`: of the sources that edits are put back on. `scope`:
+    prefixes and trips are shared within it alone.
+    """
 
     trips: RoundTrips = field(default_factory=RoundTrips)
+    scope: str = ""
 
     def new_denoiser(self, works: Sequence[EditRequest]) -> "BlockDenoiser":
         (work,) = works
-        denoiser = self.model.denoiser(work.job, work.embeddings)
+        denoiser = self.model.denoiser(work.job, work.embeddings, self.scope)
         work.branches = denoiser.branches
         return denoiser
 
@@ -62,7 +65,7 @@ class EditStages(LatentStages["LatentImageModel", EditRequest]):
             work.pixels = on_white(work.pixels)  # neither has an alpha of its own
         if job.outside is not None:
             source, drawn = read_image(Path(job.kept_image)), Size(*work.pixels.shape[:2])
-            work.reference, note = self.trips.of(source, drawn, self.model.round_trip)
+            work.reference, note = self.trips.of(source, drawn, self.model.round_trip, self.scope)
             work.warnings += [note] if note else []
         work.embeddings, work.latents = {}, None
         work.clock.enter("queue")
@@ -90,10 +93,9 @@ class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
         return opened
 
     def _stages(self) -> EditStages:
-        compiles = self._config.model.compile_blocks
-        return EditStages(
-            self._resident(), self._encodings, self.tree.clear, compiles, trips=self._trips
-        )
+        compiles, drop = self._config.model.compile_blocks, self.tree.clear
+        own = self._trips, self._scope
+        return EditStages(self._resident(), self._encodings, drop, compiles, *own)
 
     def _new_request(
         self, job: ImageJob, clock: PhaseClock, folder: JobFolder | None

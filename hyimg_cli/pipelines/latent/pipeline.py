@@ -42,6 +42,8 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         }
         self._digest_of = cache(source_digest)
         self._denoised: set[tuple[Path, str]] = set()
+        # Of a server's job at work: nothing is shared with those of another one.
+        self._scope = ""
 
     def use(self, model: str, jobs: Sequence[OneJob], folder: JobFolder | None) -> Iterator[Event]:
         """Every distinct string and picture is encoded before the transformer comes: the encoders,
@@ -100,6 +102,9 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         while not queue.is_closed:
             for ticket in queue.take(1, wait=True):
                 job: Any = ticket.job
+                self._scope = ticket.scope
+                for encodings in self._encodings.values():
+                    encodings.scope = ticket.scope
                 with closing(self._way_of(job, ticket.folder, ticket.submitted)) as way:
                     for event in way:
                         if ticket.is_dropped:

@@ -9,7 +9,8 @@ from models.diffusers_image.classic import Checkpoint, line, pixels_of, results
 from served_batch import PATIENCE_S, ServedBatch, serving
 
 from hyimg_cli.errors import Interrupted
-from hyimg_cli.settings.run import ModelChoice, OutputConfig
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.settings.run import CacheConfig, ModelChoice, OutputConfig
 
 
 @pytest.mark.parametrize("kind", ["qwen-image-edit", "klein"])
@@ -35,3 +36,30 @@ def test_served_edits_are_those_of_generate_and_go_on_from_their_latents(
     for name in "abc":
         made = pixels_of(tmp_path / name)
         assert all(np.array_equal(made[one], alone[one]) for one in ("j0", "j1", "j2"))
+
+
+@pytest.mark.parametrize("kind", ["klein-kv"])
+def test_what_one_key_had_encoded_is_not_there_for_another(
+    write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str], kind: str
+) -> None:
+    """Neither embeddings, in memory or on disk, nor keys and values of the sources."""
+    manifest = write_manifest(line("j", "red", "s0.png", seed=1))
+    served: dict[str, Any] = {"model": ModelChoice(str(checkpoint(kind)))}
+    served |= {"output": OutputConfig(tmp_path), "cache": CacheConfig(tmp_path / "cache")}
+    runs = dict[str, list[Any]]()
+    for name, *scopes in (("first", "a", "b", "a2"), ("again", "a", "c")):
+        with serving(tmp_path, **served) as service:
+            for scope in scopes:
+                out = tmp_path / name / scope
+                batch = ServedBatch(service, manifest, out, scope=scope[0])
+                assert batch.ended().error is None
+                (made,) = RunFolder(out).results().values()
+                own = made["kv_reuse"]["branches"][0]
+                runs[f"{name} {scope}"] = [made["cache"]["encoder_runs"], own["shared"] > 0]
+    # The server's own stand-in has had one of each.
+    one, two, three = ({"text_encoder": n, "vae_encoder": n} for n in (1, 2, 3))
+    assert runs["first a"] == [two, False]
+    assert runs["first b"] == [three, False], "nothing of a's was there"
+    assert runs["first a2"] == [three, True], "its own was, K/V too"
+    assert runs["again a"] == [{}, False], "on disk"
+    assert runs["again c"] == [one, False], "a's file is not c's"
