@@ -223,12 +223,12 @@ def spread(found: list[float]) -> dict[str, float]:
 class Server:
     """`hyimg serve` in a process of its own."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, *options: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.address = f"http://127.0.0.1:{free.getsockname()[1]}"
         command = [sys.executable, "-m", "hyimg_cli", "serve", "-q", "-o", str(place / "served")]
         command += ["--port", self.address.rpartition(":")[2], "--cache-dir", str(place / "cache")]
-        self._child = subprocess.Popen(command)
+        self._child = subprocess.Popen([*command, *options])
         self.process = psutil.Process(self._child.pid)
         self.http = httpx.Client(base_url=self.address, timeout=600, limits=httpx.Limits())
         while True:
@@ -314,7 +314,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as made, ExitStack() as ends:
         place = Path(made)
-        server = Server(place)
+        server = Server(place, *(["--prefix-cache-mb", "100"] if given.soak else []))
         ends.callback(server.close)
         if given.soak:
             found = soak(server, given.soak)

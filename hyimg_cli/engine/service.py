@@ -16,6 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -53,6 +54,7 @@ logger = logging.getLogger(__name__)
 Told = Event | Request[Any] | Lost[Any] | Dropped
 # Pictures by which the rate is measured.
 _LATELY = 32
+_PREFIX_PART = 4
 # Progress is told so much later at most: a thread that wakes for every token takes time from the
 # engine's.
 _PROGRESS_S = 0.25
@@ -68,14 +70,18 @@ class Service:
                 what = "a server works in one process"
                 hint = "leave it out; several servers behind a proxy can share the requests"
                 raise UsageError(what, where=row.flag, hint=hint, code="usage.not-served")
-        self.config, self.model = config, config.model.model
+        self.model, self._room = config.model.model, available_memory(config)
+        # In time prefixes fill all that they may: at most a part of what the weights leave.
+        spare = max(0, self._room.free - need(self.model, (), config).total)
+        kept_mb = min(config.batch.prefix_cache_mb, spare // _PREFIX_PART // 1_000_000)
+        config = replace(config, batch=replace(config.batch, prefix_cache_mb=kept_mb))
+        self.config = config
         self.card = registry.model_card(self.model, config.model.revision)
         is_latent = self.card.denoises_latents
         self.pipeline: AnyPipeline = EditPipeline(config) if is_latent else ImagePipeline(config)
         self.queue = JobQueue()
         self.is_ready = False
         self.fault: HyimgError | None = None
-        self._room = available_memory(config)
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._begun = threading.Event()
         # Sessions that run, and tickets that have not ended, each with the phase that it is in.

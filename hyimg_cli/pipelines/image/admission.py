@@ -277,9 +277,8 @@ class Served(Admission[Ticket]):
         return [one for one in at.thinking.values() if (can_batch if _is_batch(one) else can_draw)]
 
     def joining(self, at: AtWork) -> Sequence[ImageRequest]:
-        batch, online = list[ImageRequest](), [work for work in at.ready if _is_online(work)]
-        is_drawn = any(map(_is_batch, at.drawing))
-        if not is_drawn and self._batch_moves(at) and self._is_batch_due(at):
+        batch, online = list[ImageRequest](), [*filter(_is_online, at.ready)]
+        if not any(map(_is_batch, at.drawing)) and self._is_batch_due(at):
             batch = _alike([*filter(_is_batch, at.ready)], self._most_of_batch(at).drawing)
         # One of a batch comes before all: online jobs would fill every place.
         return [*batch[:1], *online, *batch[1:]][: max(0, at.most.drawing - len(at.drawing))]
@@ -294,7 +293,7 @@ class Served(Admission[Ticket]):
         return [*filter(_is_online, done), *batch[:1]]
 
     def _batch_moves(self, at: AtWork) -> bool:
-        """True if jobs of batches begin, write, draw and are decoded in this pass."""
+        """True if jobs of batches begin, write, step and are decoded in this pass."""
         return self._passes % self._background_every == 0 or not any(map(_is_online, at))
 
     def _can_batch_begin(self, at: AtWork) -> bool:
