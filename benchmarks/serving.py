@@ -50,8 +50,8 @@ from hyimg_cli.spec.events import JobEnded
 
 TASKS = ("think_recaption", "none", "recaption", "none")
 CLIENTS, SOAKERS = 32, 64
-# Equal requests share one drawing: no two are equal.
-_SEEDS = count(1000, 1000)
+# Equal requests share a drawing, equal prompts their K/V: no two are equal.
+_NEW = count(1000, 1000)
 Line = dict[str, Any]
 
 
@@ -206,7 +206,7 @@ def single(bench: Bench, service: Service, requests: int) -> dict[str, Any]:
     session.request_stop(signal.SIGTERM)
     batch.join()
     gaps = [after - before for before, after in pairwise(moved)]
-    found = {"alone": spread(alone), "beside": spread(beside)}
+    found: dict[str, Any] = {"alone": spread(alone), "beside": spread(beside)}
     found["ratio"] = {
         name: round(found["beside"][name] / of, 2) for name, of in found["alone"].items()
     }
@@ -246,7 +246,9 @@ class Server:
             data = [base64.b64encode(Path(path).read_bytes()).decode() for path in images]
             body["images"] = [{"image_url": f"data:image/png;base64,{one}"} for one in data]
             route = "/v1/images/edits"
-        answer = self.http.post(route, json={**body, "seed": body["seed"] + next(_SEEDS)})
+        new = next(_NEW)
+        body |= {"seed": body["seed"] + new, "prompt": f"{body['prompt']} {new}"}
+        answer = self.http.post(route, json=body)
         assert answer.status_code == 200, answer.text
 
     def close(self) -> None:

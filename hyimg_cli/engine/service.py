@@ -57,7 +57,7 @@ _LATELY = 32
 _PREFIX_PART = 4
 # Progress is told so much later at most: a thread that wakes for every token takes time from the
 # engine's.
-_PROGRESS_S = 0.25
+_PROGRESS_S = 1.0
 
 
 class Service:
@@ -359,7 +359,7 @@ class ServedSession:
             if isinstance(told, Request | Dropped):
                 self._open.pop(name, None)
                 progress.pop(name, None)
-        return [one and one[1] for one in heard] + [*progress.values()]
+        return [None if one is None else one[1] for one in heard] + [*progress.values()]
 
     def _drop(self) -> None:
         self._service.queue.drop([*self._open.values()])

@@ -331,7 +331,7 @@ def test_jobs_wait_and_begin_anew_where_memory_is_short(
     ends = server.run()
     assert pixels(ends) == {one.custom_id: alone[one.custom_id] for one in mixed[:12]}
     notes = str([end.warnings for end in ends.values()])
-    assert ("began anew" in notes) == (room == 3)
+    assert "no memory to begin it beside others" in notes or room > 3
     assert "behind them" in notes
 
 
