@@ -355,8 +355,8 @@ class ServedSession:
         with suppress(Empty):
             while True:
                 heard.append(self._inbox.get_nowait())
-        for name, told in filter(None, heard):
-            if isinstance(told, Request | Dropped):
+        for name, news in filter(None, heard):
+            if isinstance(news, Request | Dropped):
                 self._open.pop(name, None)
                 progress.pop(name, None)
         return [None if one is None else one[1] for one in heard] + [*progress.values()]
