@@ -15,9 +15,11 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from PIL import Image
@@ -52,6 +54,10 @@ logger = logging.getLogger(__name__)
 Told = Event | Request[Any] | Lost[Any] | Dropped
 # Pictures by which the rate is measured.
 _LATELY = 32
+_PREFIX_PART = 4
+# Progress is told so much later at most: a thread that wakes for every token takes time from the
+# engine's.
+_PROGRESS_S = 1.0
 
 
 class Service:
@@ -64,14 +70,18 @@ class Service:
                 what = "a server works in one process"
                 hint = "leave it out; several servers behind a proxy can share the requests"
                 raise UsageError(what, where=row.flag, hint=hint, code="usage.not-served")
-        self.config, self.model = config, config.model.model
+        self.model, self._room = config.model.model, available_memory(config)
+        # In time prefixes fill all that they may: at most a part of what the weights leave.
+        spare = max(0, self._room.free - need(self.model, (), config).total)
+        kept_mb = min(config.batch.prefix_cache_mb, spare // _PREFIX_PART // 1_000_000)
+        config = replace(config, batch=replace(config.batch, prefix_cache_mb=kept_mb))
+        self.config = config
         self.card = registry.model_card(self.model, config.model.revision)
         is_latent = self.card.denoises_latents
         self.pipeline: AnyPipeline = EditPipeline(config) if is_latent else ImagePipeline(config)
         self.queue = JobQueue()
         self.is_ready = False
         self.fault: HyimgError | None = None
-        self._room = available_memory(config)
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._begun = threading.Event()
         # Sessions that run, and tickets that have not ended, each with the phase that it is in.
@@ -249,6 +259,8 @@ class ServedSession:
         # By custom_id, what has not ended yet; and what was told of it, None where nothing more is.
         self._open: dict[str, Ticket] = {}
         self._inbox = SimpleQueue[tuple[str, Told] | None]()
+        # By custom_id, how far it is now: what it was before is told only if there was time.
+        self._progress: dict[str, Progress] = {}
         self._stop_signal: int | None = None
 
     def request_stop(self, signal_number: int) -> None:
@@ -316,29 +328,38 @@ class ServedSession:
             self._drop()
         is_cut = False
         while self._open:
-            told = self._hear()
-            is_cut |= told is None or isinstance(told, Dropped)
-            if told is None:
+            heard = self._hear()
+            is_cut |= any(told is None or isinstance(told, Dropped) for told in heard)
+            yield from (told for told in heard if told and not isinstance(told, Dropped))
+            if None in heard:
                 break
-            if not isinstance(told, Dropped):
-                yield told
         if is_cut:
             raise service.fault or Interrupted(self._stop_signal or signal.SIGTERM)
 
     def _tell(self, custom_id: str, told: Told) -> None:
         """Called in the engine's thread, or in the one that drops the job."""
         self._service.note(self._open[custom_id], told)
-        self._inbox.put((custom_id, told))
+        if isinstance(told, Progress):
+            self._progress[custom_id] = told
+        else:
+            self._inbox.put((custom_id, told))
 
-    def _hear(self) -> Told | None:
-        """What was told next; None at the engine's end."""
-        heard = self._inbox.get()
-        if heard is None:
-            return None
-        custom_id, told = heard
-        if isinstance(told, Request | Dropped):
-            self._open.pop(custom_id, None)
-        return told
+    def _hear(self) -> list[Told | None]:
+        """What was told since, after a while at most; None at the engine's end."""
+        heard, progress = list[tuple[str, Told] | None](), dict[str, Told]()
+        with suppress(Empty):
+            heard.append(self._inbox.get(timeout=_PROGRESS_S))
+        while self._progress:  # before the rest of the inbox: it has begun there
+            name, told = self._progress.popitem()
+            progress[name] = told
+        with suppress(Empty):
+            while True:
+                heard.append(self._inbox.get_nowait())
+        for name, news in filter(None, heard):
+            if isinstance(news, Request | Dropped):
+                self._open.pop(name, None)
+                progress.pop(name, None)
+        return [None if one is None else one[1] for one in heard] + [*progress.values()]
 
     def _drop(self) -> None:
         self._service.queue.drop([*self._open.values()])

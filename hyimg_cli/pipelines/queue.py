@@ -61,14 +61,11 @@ class JobQueue:
             self._changed.notify_all()
         _tell_dropped(refused)
 
-    def take(
-        self, room: int, *, wait: bool, online_only: bool = False, batch_only: bool = False
-    ) -> list[Ticket]:
-        """Up to `room` tickets; none where none is there, or the queue is closed. `wait`: until
-        there is one.
+    def take(self, room: int, *, wait: bool, is_online: bool | None = None) -> list[Ticket]:
+        """Up to `room` tickets, of one kind alone where `is_online` is given; none if none waits,
+        or the queue is closed. `wait`: until there is one.
         """
-        left_out = {True: batch_only, False: online_only}
-        kinds = [self._waiting[kind] for kind, is_out in left_out.items() if not is_out]
+        kinds = [of for kind, of in self._waiting.items() if is_online in (None, kind)]
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: self.is_closed or any(kinds))

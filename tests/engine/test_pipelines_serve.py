@@ -16,6 +16,7 @@ from engine.test_short_memory import ran
 
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.models import registry
+from hyimg_cli.pipelines.image.admission import ONLINE_PLACES
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline
 from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.pipelines.pipeline import Pipeline
@@ -83,7 +84,8 @@ def test_pictures_are_those_of_a_run(
     pipeline = ImagePipeline(config, lambda *_, **__: family)
     list(pipeline.use(registry.EMBEDDED, edits, None))
     list(pipeline.prepare_to_serve(edits[:1]))
-    assert pipeline._together == (config.batch.max_size, config.batch.max_size)
+    places = config.batch.max_size + ONLINE_PLACES
+    assert pipeline._together == (places, places)
     misses = []
     with serving(pipeline) as queue, RunFolder(tmp_path / "served") as folder:
         for scope in "ab":

@@ -16,6 +16,8 @@ from hyimg_cli.engine.service import ServedSession, Service
 from hyimg_cli.errors import ConsecutiveErrors, Interrupted, JobError, MachineError, UsageError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.memory.available import AvailableMemory
+from hyimg_cli.memory.fit import need
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.pipeline import Pipeline
@@ -307,6 +309,16 @@ def test_the_model_is_made_ready_for_a_full_batch_of_the_usual_jobs(
     counts = [len(job.images) for job in FakePipeline.prepared]
     assert counts == [0, 3] * 6, "three think and three draw at most"
     assert {str(job.size) for job in FakePipeline.prepared} == {"auto"}
+
+
+def test_kept_prefixes_take_a_part_of_what_the_weights_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = ModelChoice(device="cpu", dtype="float32")
+    config = RunConfig(OutputConfig(tmp_path), model=choice)
+    free = need(choice.model, (), config).total + 40_000_000
+    monkeypatch.setattr(service_room, "available_memory", lambda _: AvailableMemory(free))
+    assert Service(config).config.batch.prefix_cache_mb == 10
 
 
 def test_a_job_that_does_not_fit_alone_fails_and_takes_no_other_with_it(

@@ -26,8 +26,8 @@ def test_online_comes_first_and_callers_in_turn() -> None:
     queue.put([ticket("p1", "y", is_online=True)])
     assert queue.counts() == {"online": 3, "batch": 4}
     assert names(queue.take(2, wait=True)) == "o1 p1"
-    assert names(queue.take(9, wait=False, online_only=True)) == "o2"
-    assert queue.take(9, wait=False, online_only=True) == []
+    assert names(queue.take(9, wait=False, is_online=True)) == "o2"
+    assert queue.take(9, wait=False, is_online=True) == []
     assert names(queue.take(1, wait=True)) == "b1"
     # The turn stays where it was, whenever it is asked again.
     queue.put([ticket("d1", "d")])

@@ -1,15 +1,15 @@
-"""Which jobs come to a continuous batch, and what of it goes on in a pass of its loop.
+"""Which jobs join a continuous batch, and which of them move in a pass of its loop.
 
-WholeBatches   all jobs are known: a batch draws when it is full, or nothing can fill it, and
-               everybody waits until it is through
-EachStep       jobs come at any time, and join the drawing at any step; while an online one is
-               at work those of a server's batches take every eighth step with it
+WholeBatches   jobs of a run, all known: they write their texts together, draw together once a batch
+               is full or nothing can fill it, and then the next ones begin
+Served         jobs of a server. Those of its batches work as those of a run do. Online ones begin
+               as soon as there is room, and join the drawing at any step. While one of them is at
+               work, the batches' jobs move in one pass of eight
 """
 
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import chain
 from typing import Generic, TypeVar
 
@@ -22,15 +22,16 @@ from hyimg_cli.pipelines.queue import Dropped, JobQueue, Ticket
 from hyimg_cli.spec.job import ImageJob
 
 Item = TypeVar("Item")
-# Places that a server's batches leave free for online jobs, and the part of all that is at most.
-_FREE, _FREE_PART = 2, 4
+# Places that a server has for online jobs beside a full batch, and the part of all places that they
+# are at most where memory is short.
+ONLINE_PLACES, _ONLINE_PART = 2, 4
 
 
 class AtWork:
-    """A batch's requests by where they are.
+    """A batch's requests, by stage.
 
-    `preempted`: begun, and without K/V again; they come before those that wait. `undecoded`: their
-    decode waits for memory. `is_full`: no memory to admit another one, until some have drawn.
+    `preempted`: begun, but without K/V now; they come before those that wait. `undecoded`: their
+    decode waits for memory. `is_full`: no memory to admit another one until some have drawn.
     """
 
     def __init__(self, memory: MemoryPolicy) -> None:
@@ -56,7 +57,7 @@ class AtWork:
         return bool(self.thinking or self.ready or self.drawing)
 
     def remove(self, work: ImageRequest) -> None:
-        """Hold a request no more, wherever it is."""
+        """Let go of a request, whatever its stage."""
         self.thinking = {of: one for of, one in self.thinking.items() if one is not work}
         for place in (self.preempted, self.ready, self.drawing, self.undecoded):
             if work in place:
@@ -64,49 +65,56 @@ class AtWork:
 
 
 class Admission(ABC, Generic[Item]):
-    """Who comes, and what goes on. `waiting`: those that are next, in their order."""
+    """Who joins, and who moves in a pass."""
 
     def __init__(self, stages: ImageStages) -> None:
         """`stages`: of nobody's scope."""
         self.stages = stages
-        self.waiting: deque[Item] = deque()
 
     @property
-    def is_open(self) -> bool:
-        """True if others may come than those that wait."""
-        return False
+    @abstractmethod
+    def can_come(self) -> bool:
+        """True if another job may come."""
 
     def next_pass(self, at: AtWork) -> Sequence[ImageRequest]:
-        """Begin a pass; the requests that nobody wants any more."""
+        """Begin a pass; return the requests that nobody wants any more."""
         return ()
 
     @abstractmethod
     def text_of(self, item: Item) -> Hashable | None:
-        """Equal for jobs that would write the same text, or were given it."""
+        """Equal for jobs that would write, or were given, the same text."""
 
     @abstractmethod
     def is_repeated(self, text: Hashable | None) -> bool:
         """True if another job may have the same text."""
 
     @abstractmethod
-    def begin(self, item: Item) -> ImageRequest:
-        """The request of one that begins."""
+    def take(self, at: AtWork) -> ImageRequest | Item | None:
+        """The next one that begins now: preempted, or new."""
 
     @abstractmethod
-    def has_next(self, at: AtWork) -> bool:
-        """True if the next one begins now: a preempted one, or the first of those that wait."""
+    def put_back(self, items: Iterable[Item]) -> None:
+        """Have items that were taken be the next ones."""
+
+    @abstractmethod
+    def begin(self, item: Item) -> ImageRequest:
+        """The request of an item that begins."""
 
     @abstractmethod
     def tokens(self, at: AtWork) -> int:
-        """Decode steps of this pass."""
+        """Number of decode steps in this pass."""
+
+    @abstractmethod
+    def writing(self, at: AtWork) -> list[ImageRequest]:
+        """Those that take the next decode step."""
 
     @abstractmethod
     def joining(self, at: AtWork) -> Sequence[ImageRequest]:
         """Those that are ready and draw from now on."""
 
-    def moves(self, work: ImageRequest) -> bool:
-        """True if a request goes on in this pass."""
-        return True
+    def stepping(self, at: AtWork) -> list[ImageRequest]:
+        """Those that draw and take a denoise step in this pass."""
+        return at.drawing
 
     @abstractmethod
     def through(self, at: AtWork) -> list[ImageRequest]:
@@ -129,9 +137,12 @@ class WholeBatches(Admission[ImageJob]):
         new_clock: Callable[[], PhaseClock],
     ) -> None:
         super().__init__(stages)
-        self.waiting.extend(jobs)
-        self._new_clock = new_clock
-        self._repeated = repeated_texts(map(self.text_of, self.waiting))
+        self._waiting, self._new_clock = deque(jobs), new_clock
+        self._repeated = repeated_texts(map(self.text_of, self._waiting))
+
+    @property
+    def can_come(self) -> bool:
+        return bool(self._waiting)
 
     def text_of(self, item: ImageJob) -> Hashable | None:
         return self._text_of(item, self.stages)
@@ -139,47 +150,47 @@ class WholeBatches(Admission[ImageJob]):
     def is_repeated(self, text: Hashable | None) -> bool:
         return text is not None and hash(text) in self._repeated
 
+    def take(self, at: AtWork) -> ImageRequest | ImageJob | None:
+        has_places = len(at.thinking) < at.most.thinking and len(at.ready) < at.most.drawing
+        if not has_places or at.drawing or at.is_full or self._is_due(at):
+            return None
+        if at.preempted:
+            return at.preempted.popleft()
+        return self._waiting.popleft() if self._waiting else None
+
+    def put_back(self, items: Iterable[ImageJob]) -> None:
+        self._waiting.extendleft(reversed([*items]))
+
     def begin(self, item: ImageJob) -> ImageRequest:
         work = ImageRequest(item, self._new_clock())
         work.stages = self.stages
         return work
 
-    def has_next(self, at: AtWork) -> bool:
-        # A batch that is ready to draw lets go of its contexts first; see `footprint.Needs`.
-        has_room = len(at.thinking) < at.most.thinking and len(at.ready) < at.most.drawing
-        is_able = has_room and not (at.drawing or at.is_full)
-        return is_able and self._is_waiting(at) and not self._is_due(at)
-
     def tokens(self, at: AtWork) -> int:
         return 0 if at.drawing else 1
 
+    def writing(self, at: AtWork) -> list[ImageRequest]:
+        return [*at.thinking.values()]
+
     def joining(self, at: AtWork) -> Sequence[ImageRequest]:
-        """Those that can draw together with the one that has waited longest."""
-        if at.drawing or not self._is_due(at):
-            return ()
-        bucket = at.ready[0].canvas.bucket
-        return [work for work in at.ready if work.canvas.bucket == bucket][: at.most.drawing]
+        is_due = not at.drawing and self._is_due(at)
+        return _alike(at.ready, at.most.drawing) if is_due else ()
 
     def through(self, at: AtWork) -> list[ImageRequest]:
         # A picture is decoded when no branches stand; see `footprint.Needs`.
         return at.drawing if all(work.drawing.is_done for work in at.drawing) else []
 
-    def _is_waiting(self, at: AtWork) -> bool:
-        return bool(at.preempted or self.waiting)
-
     def _is_due(self, at: AtWork) -> bool:
         """True if a batch draws now: it is full, or nothing is left that could fill it."""
         if not at.ready or len(at.ready) >= at.most.drawing:
             return bool(at.ready)
-        can_come = self._is_waiting(at) and not at.is_full
-        if at.ready[0].job.writes_text:
-            return not (at.thinking or can_come)
-        return (
-            not can_come or (at.preempted[0].job if at.preempted else self.waiting[0]).writes_text
-        )
+        following = at.preempted[0].job if at.preempted else next(iter(self._waiting), None)
+        if following is None or at.is_full:
+            return not (at.thinking and at.ready[0].job.writes_text)
+        return following.writes_text and not at.ready[0].job.writes_text
 
 
-class EachStep(Admission[Ticket]):
+class Served(Admission[Ticket]):
     """Jobs of a server, from a queue that is waited for where nothing is at work."""
 
     def __init__(
@@ -193,31 +204,29 @@ class EachStep(Admission[Ticket]):
         background_every: int,
     ) -> None:
         """`new_clock`: one that begins at a time. `tokens`: decode steps between two denoise steps;
-        `background_every`: of so many passes jobs of batches go on in one, while an online one is
-        at work.
+        `background_every`: of so many passes batches move in one while an online job is at work.
         """
         super().__init__(stages)
         self._queue, self._of_scope, self._new_clock = queue, of_scope, new_clock
         self._tokens, self._background_every = tokens, background_every
-        self._passes, self._background_moves = 0, True
-        # The next free place is for a batch's job: online ones would fill every one of them.
-        self._is_behind_due = True
+        # Taken from the queue and not begun, by `is_online`.
+        self._waiting: dict[bool, deque[Ticket]] = {True: deque(), False: deque()}
+        self._passes = 0
+        # A batch's job has begun in this pass beside online ones.
+        self._has_begun = False
+        # Where the kinds compete for every place: online jobs have one, and then batches.
+        self._is_batch_next = False
 
     @property
-    def is_open(self) -> bool:
-        return not self._queue.is_closed
+    def can_come(self) -> bool:
+        return any(self._waiting.values()) or not self._queue.is_closed
 
     def next_pass(self, at: AtWork) -> Sequence[ImageRequest]:
-        self._passes += 1
-        # An online one that waits for a place gets it sooner where all go on.
-        going = [*at.thinking.values(), *at.drawing]
-        is_its_turn = self._passes % self._background_every == 0
-        self._background_moves = is_its_turn or not any(map(_is_online, going))
-        self._is_behind_due = self._is_behind_due or self._background_moves
-        gone = [ticket for ticket in self.waiting if ticket.is_dropped]
-        for ticket in gone:
-            self.waiting.remove(ticket)
-            ticket.tell(Dropped(ticket.job.custom_id))
+        self._passes, self._has_begun = self._passes + 1, False
+        for waiting in self._waiting.values():
+            for ticket in [ticket for ticket in waiting if ticket.is_dropped]:
+                waiting.remove(ticket)
+                ticket.tell(Dropped(ticket.job.custom_id))
         return [work for work in at if _ticket(work).is_dropped]
 
     def text_of(self, item: Ticket) -> Hashable | None:
@@ -226,63 +235,107 @@ class EachStep(Admission[Ticket]):
     def is_repeated(self, text: Hashable | None) -> bool:
         return text is not None  # nobody knows who comes
 
+    def take(self, at: AtWork) -> ImageRequest | Ticket | None:
+        self._look_at_queue(at)
+        if not self._has_room(at):
+            return None
+        is_batch_due = self._is_batch_next and not any(map(_is_batch, at))
+        for is_batch in (True, False) if is_batch_due else (False, True):
+            preempted = [work for work in at.preempted if _is_batch(work) == is_batch]
+            waiting = self._waiting[not is_batch]
+            if not (preempted or waiting):
+                continue
+            if is_batch:
+                if not (is_batch_due or self._can_batch_begin(at)):
+                    continue
+                self._has_begun = any(map(_is_online, at))
+            self._is_batch_next = not is_batch
+            if preempted:
+                at.preempted.remove(preempted[0])
+                return preempted[0]
+            return waiting.popleft()
+        return None
+
+    def put_back(self, items: Iterable[Ticket]) -> None:
+        for item in reversed([*items]):
+            self._waiting[item.is_online].appendleft(item)
+
     def begin(self, item: Ticket) -> ImageRequest:
         work = ImageRequest(_job(item), self._new_clock(item.submitted))
         work.stages, work.ticket = self._of_scope(item.scope), item
         return work
 
-    def has_next(self, at: AtWork) -> bool:
-        if at.is_full or at.undecoded:
-            return False
-        is_idle = not (self.waiting or any(at))
-        self._background_moves = self._background_moves or is_idle
-        is_due = self._is_behind_due = self._is_behind_due and all(map(_is_online, at))
-        can_come = self._has_room(at)
-        can_come_behind = self._background_moves or is_due
-        can_come_behind = can_come_behind and self._has_room(at, is_free=is_due)
-        if can_come and not at.preempted and not (self.waiting and self.waiting[0].is_online):
-            take, taken = partial(self._queue.take, 1), list[Ticket]()
-            if is_due and not is_idle and not self.waiting:
-                taken = take(wait=False, batch_only=True)
-            only = bool(self.waiting) or not can_come_behind
-            self.waiting.extendleft(taken or take(wait=is_idle, online_only=only))
-        first = _ticket(at.preempted[0]) if at.preempted else next(iter(self.waiting), None)
-        return first is not None and (can_come if first.is_online else can_come_behind)
-
     def tokens(self, at: AtWork) -> int:
         return self._tokens if at.drawing else 1
 
-    def joining(self, at: AtWork) -> Sequence[ImageRequest]:
-        online = [work for work in at.ready if _is_online(work)]
-        drawn_behind = sum(not _is_online(work) for work in at.drawing)
-        first = 0 if drawn_behind else 1  # see `_is_behind_due`
-        behind = [work for work in at.ready if not _is_online(work)]
-        most_behind = at.most.drawing - _free(at.most.drawing) - drawn_behind
-        behind = behind[: max(0, most_behind) if self._background_moves else first]
-        places = max(0, at.most.drawing - len(at.drawing))
-        return [*behind[:first], *online, *behind[first:]][:places]
+    def writing(self, at: AtWork) -> list[ImageRequest]:
+        """Online ones while there is a place for one more to draw: until then rows gather, from
+        which a decode step gains.
+        """
+        can_draw = len(at.drawing) + sum(map(_is_online, at.ready)) < at.most.drawing
+        can_batch = self._batch_moves(at) and not any(map(_is_batch, at.drawing))
+        return [one for one in at.thinking.values() if (can_batch if _is_batch(one) else can_draw)]
 
-    def moves(self, work: ImageRequest) -> bool:
-        return self._background_moves or _is_online(work)
+    def joining(self, at: AtWork) -> Sequence[ImageRequest]:
+        batch, online = list[ImageRequest](), [*filter(_is_online, at.ready)]
+        if not any(map(_is_batch, at.drawing)) and self._is_batch_due(at):
+            batch = _alike([*filter(_is_batch, at.ready)], self._most_of_batch(at).drawing)
+        # One of a batch comes before all: online jobs would fill every place.
+        return [*batch[:1], *online, *batch[1:]][: max(0, at.most.drawing - len(at.drawing))]
+
+    def stepping(self, at: AtWork) -> list[ImageRequest]:
+        return at.drawing if self._batch_moves(at) else [*filter(_is_online, at.drawing)]
 
     def through(self, at: AtWork) -> list[ImageRequest]:
-        return [work for work in at.drawing if work.drawing.is_done]
+        """One of a batch at a time: an online job that comes waits for no more."""
+        done = [work for work in at.drawing if work.drawing.is_done]
+        batch = [*filter(_is_batch, done)] if self._batch_moves(at) else []
+        return [*filter(_is_online, done), *batch[:1]]
 
-    def _has_room(self, at: AtWork, *, is_free: bool = True) -> bool:
-        """As many are alive as `WholeBatches` has while a batch draws and others wait. Not all of
-        the places are `is_free` to a batch's jobs.
-        """
-        thinking, drawing = at.most
+    def _batch_moves(self, at: AtWork) -> bool:
+        """True if jobs of batches begin, write, step and are decoded in this pass."""
+        return self._passes % self._background_every == 0 or not any(map(_is_online, at))
+
+    def _can_batch_begin(self, at: AtWork) -> bool:
+        """As `WholeBatches.take`, of the batches' jobs alone."""
+        if self._has_begun or not self._batch_moves(at) or any(map(_is_batch, at.drawing)):
+            return False
+        most = self._most_of_batch(at)
+        thinking = sum(map(_is_batch, at.thinking.values()))
+        ready = sum(map(_is_batch, at.ready))
+        return thinking < most.thinking and ready < most.drawing
+
+    def _is_batch_due(self, at: AtWork) -> bool:
+        """True if a batch draws now: it is full, or nothing can fill it."""
+        ready = sum(map(_is_batch, at.ready))
+        is_thinking = any(map(_is_batch, at.thinking.values()))
+        is_waiting = bool(self._waiting[False]) or any(map(_is_batch, at.preempted))
+        can_fill = is_thinking or (is_waiting and self._has_room(at))
+        return ready >= self._most_of_batch(at).drawing or not can_fill
+
+    def _has_room(self, at: AtWork) -> bool:
+        """As many are alive as `WholeBatches` has while a batch draws and others wait."""
         alive = len(at.thinking) + len(at.ready) + len(at.drawing)
-        most_alive = thinking + drawing - 1
-        if not is_free:
-            thinking, most_alive = thinking - _free(thinking), most_alive - _free(drawing)
-        return alive < most_alive and len(at.thinking) < thinking
+        has_places = alive < sum(at.most) - 1 and len(at.thinking) < at.most.thinking
+        return has_places and not (at.is_full or at.undecoded)
+
+    def _most_of_batch(self, at: AtWork) -> Together:
+        return Together(*(most - min(ONLINE_PLACES, most // _ONLINE_PART) for most in at.most))
+
+    def _look_at_queue(self, at: AtWork) -> None:
+        """Have one of each kind here, if any waits; wait for one if nothing is at work."""
+        if not (any(at) or any(self._waiting.values())):
+            for ticket in self._queue.take(1, wait=True):
+                self._waiting[ticket.is_online].append(ticket)
+        for is_online, waiting in self._waiting.items():
+            if not waiting:
+                waiting += self._queue.take(1, wait=False, is_online=is_online)
 
 
-def _free(most: int) -> int:
-    """Of so many places those that are left to online jobs."""
-    return min(_FREE, most // _FREE_PART)
+def _alike(ready: Sequence[ImageRequest], most: int) -> list[ImageRequest]:
+    """Those that can draw together with the one that has waited longest."""
+    bucket = ready[0].canvas.bucket if ready else None
+    return [work for work in ready if work.canvas.bucket == bucket][:most]
 
 
 def _ticket(work: ImageRequest) -> Ticket:
@@ -292,6 +345,10 @@ def _ticket(work: ImageRequest) -> Ticket:
 
 def _is_online(work: ImageRequest) -> bool:
     return _ticket(work).is_online
+
+
+def _is_batch(work: ImageRequest) -> bool:
+    return not _ticket(work).is_online
 
 
 def _job(ticket: Ticket) -> ImageJob:

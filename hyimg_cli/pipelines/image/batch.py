@@ -65,7 +65,7 @@ class ContinuousBatch:
     def events(self) -> Events:
         """The same, with the request that each event is of."""
         at, admission = self._at, self._admission
-        while at.preempted or at.holds_memory or at.undecoded or self._can_come:
+        while any(at) or admission.can_come:
             yield from self._drop(admission.next_pass(at))
             yield from self._admit()
             for _ in range(admission.tokens(at)):
@@ -73,13 +73,9 @@ class ContinuousBatch:
             yield from self._join(deque(admission.joining(at)))
             yield from self._denoise()
             yield from self._leave(admission.through(at))
-            while at.undecoded and not at.holds_memory and not admission.has_next(at):
+            while at.undecoded and not at.holds_memory:
                 last = at.undecoded.popleft()
                 yield from self.memory.attempt([last], self._decode, self._lose)
-
-    @property
-    def _can_come(self) -> bool:
-        return bool(self._admission.waiting) or self._admission.is_open
 
     def _drop(self, unwanted: Sequence[ImageRequest]) -> Events:
         """Requests leave, wherever they are, and give back what they hold."""
@@ -95,11 +91,10 @@ class ContinuousBatch:
         """Those that wait take the free rows."""
         at = self._at
         at.is_full = at.is_full and at.holds_memory
-        while self._admission.has_next(at):
-            if at.preempted:
-                work = at.preempted.popleft()
+        while (item := self._admission.take(at)) is not None:
+            if isinstance(item, ImageRequest):
+                work = item
             else:
-                item = self._admission.waiting.popleft()
                 if (text := self._admission.text_of(item)) in self._awaited:
                     self._awaited[text].append(item)
                     continue
@@ -136,7 +131,7 @@ class ContinuousBatch:
     def _decode_text(self) -> Events:
         """A token for every job that thinks; those whose text has ended leave."""
         at = self._at
-        thinking, size = [*filter(self._admission.moves, at.thinking.values())], at.most.thinking
+        thinking, size = self._admission.writing(at), at.most.thinking
         for first in range(0, len(thinking), size):
             batch = thinking[first : first + size]
             yield from self.memory.attempt(batch, self._decode_step, self._lose, kind="thinking")
@@ -214,12 +209,13 @@ class ContinuousBatch:
     def _denoise(self) -> Events:
         """A step of every picture that goes on in this pass; those of one size take it together."""
         at, alike = self._at, defaultdict[Bucket, list[ImageRequest]](list)
-        for work in at.drawing:
-            moves = self._admission.moves(work)
-            if not work.drawing.is_done:
-                phase = "denoise_rest" if work.drawing.done else "denoise_first"
-                work.clock.enter(phase if moves else "queue")
-                alike[work.canvas.bucket] += [work] * moves
+        stepping = self._admission.stepping(at)
+        for work in [work for work in at.drawing if not work.drawing.is_done]:
+            if work in stepping:
+                work.clock.enter("denoise_rest" if work.drawing.done else "denoise_first")
+                alike[work.canvas.bucket].append(work)
+            else:
+                work.clock.enter("queue")
         for batch in alike.values():
             while batch:
                 size = at.most.drawing
@@ -257,8 +253,7 @@ class ContinuousBatch:
         at.drawing = [work for work in at.drawing if work not in through]
         at.is_full = at.is_full and not through
         for work in through:
-            is_last = not (at.preempted or self._admission.waiting or at.holds_memory)
-            requeue = None if is_last else self._decode_later
+            requeue = self._decode_later if at.holds_memory else None
             yield from self.memory.attempt([work], self._decode, self._lose, requeue=requeue)
 
     def _decode(self, work: ImageRequest) -> Events:
@@ -283,4 +278,4 @@ class ContinuousBatch:
     def _wake(self, writer: ImageRequest) -> None:
         """Those that waited for a request's text are next."""
         waited = self._awaited.pop(writer.text_key, [])
-        self._admission.waiting.extendleft(reversed(waited))
+        self._admission.put_back(waited)

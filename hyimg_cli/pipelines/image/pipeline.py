@@ -24,7 +24,7 @@ from hyimg_cli.memory.footprint import Together, prefetches_sources, prompt_toke
 from hyimg_cli.models import registry
 from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
-from hyimg_cli.pipelines.image.admission import EachStep, WholeBatches
+from hyimg_cli.pipelines.image.admission import ONLINE_PLACES, Served, WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.prewarm import prewarm
@@ -155,7 +155,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
                 round_trip=partial(sources.round_trip, scope=scope),
             )
 
-        admission = EachStep(
+        admission = Served(
             queue,
             stages,
             of_scope,
@@ -228,8 +228,11 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
 
     def _fit(self, jobs: Sequence[ImageJob]) -> None:
         """Every job's sequence is counted to see how many fit together."""
-        model, held = self._resident(), self.tree.held_bytes
-        fitting = batch_sizes(jobs, model, self._config, held_prefixes=held, joins=self._serves)
+        model, held, config = self._resident(), self.tree.held_bytes, self._config
+        if self._serves:
+            most = config.batch.max_size + ONLINE_PLACES
+            config = replace(config, batch=replace(config.batch, max_size=most))
+        fitting = batch_sizes(jobs, model, config, held_prefixes=held, joins=self._serves)
         self._size_class = size_class_of(jobs[0], model.card)
         known = self._limits.get(self._size_class, fitting)
         self._together = Together(*map(min, fitting, known))
