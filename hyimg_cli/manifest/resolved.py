@@ -97,18 +97,30 @@ def lines_moved(
 
 def public_line(job: Job) -> dict[str, Any]:
     """`job_to_json` without the user's own data, and of paths the last name alone."""
+    return public_fields(job_to_json(job))
+
+
+def public_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a resolved line."""
     line = {
         name: value
-        for name, value in job_to_json(job).items()
+        for name, value in entry.items()
         if name not in _PRIVATE and not name.startswith("x_")
     }
-    # A hub id stands as it is, also that of a folder in the hub's cache.
-    model, hub = job.model, PurePath(job.model).parent
-    if hub.name == "snapshots" and hub.parent.name.startswith("models--"):
-        model = hub.parent.name.removeprefix("models--").replace("--", "/", 1)
-    elif model.startswith(("/", ".", "~")) or model.count("/") > 1:
-        model = PurePath(model).name
+    model = public_model(entry["model"])
     return map_paths(line, lambda path: PurePath(path).name) | {"model": model}
+
+
+def public_model(model: str) -> str:
+    """A checkpoint's name without the folders above it; a hub id stands as it is, also that of a
+    folder in the hub's cache.
+    """
+    hub = PurePath(model).parent
+    if hub.name == "snapshots" and hub.parent.name.startswith("models--"):
+        return hub.parent.name.removeprefix("models--").replace("--", "/", 1)
+    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
+        return PurePath(model).name
+    return model
 
 
 def map_paths(line: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:

@@ -1,0 +1,159 @@
+"""The finished pictures of runs, each with what `hyimg pick` decided about it.
+
+A run without picks.jsonl has no rule: all of its finished pictures are accepted.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.addresses import shown_place
+from hyimg_cli.errors import UsageError
+from hyimg_cli.journal.bucket import run_folder
+from hyimg_cli.journal.journal import RESULTS, RunFolder, outputs_of
+from hyimg_cli.journal.past_run import object_in, read_run_info, resolved_jobs
+from hyimg_cli.manifest.resolved import lines_moved
+
+Entry = Mapping[str, Any]
+NOT_SEEN = "not picked from: run hyimg pick again"
+NOT_JUDGED = "not judged since it was drawn in full: run hyimg pick again"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a rule made of a candidate. `scores`: by scorer, and by scorer and part."""
+
+    is_accepted: bool
+    reasons: tuple[str, ...] = ()
+    rank: int | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A finished picture. `line`: its job as resolved, its paths leading from the working folder.
+    `id`: its custom_id, and of several runs that share one and drew it differently, its key too.
+    """
+
+    id: str
+    run: RunFolder
+    line: Entry
+    result: Entry
+    verdict: Verdict
+    model_sha256: str
+    revision: str | None
+
+    @property
+    def group(self) -> str:
+        """The line whose candidate it is; its own id where there is one result alone."""
+        return str(self.result.get("candidate_of") or self.result["custom_id"])
+
+
+@dataclass
+class Found:
+    """What runs hold. `left_out`: how many results have no row, by reason; `rules`: those that
+    chose; `scorers`: what is declared of each.
+    """
+
+    candidates: list[Candidate] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    rules: list[Entry] = field(default_factory=list)
+    scorers: dict[str, Entry] = field(default_factory=dict)
+
+
+def find_candidates(places: Sequence[Path]) -> Found:
+    """Every finished picture in the folders of runs, in the order of these and of their manifests.
+
+    Raises UsageError for a folder without a run, OutputFolderError for a damaged one.
+    """
+    found = Found()
+    for place in places:
+        run = run_folder(place)
+        if not run.is_run:
+            raise UsageError(
+                "this folder does not hold a run",
+                where=shown_place(place),
+                hint=f"name the -o of hyimg generate; it holds {RESULTS}",
+                code="usage.no-run",
+            )
+        found.candidates += _candidates_of(run, found)
+    keys: dict[str, dict[str, Candidate]] = {}
+    for one in found.candidates:
+        keys.setdefault(one.id, {}).setdefault(str(one.result.get("key")), one)
+    distinct = [
+        replace(one, id=f"{name}@{key[:8]}") if len(by_key) > 1 else one
+        for name, by_key in keys.items()
+        for key, one in by_key.items()
+    ]
+    found.left_out["the same job is in another run"] = len(found.candidates) - len(distinct)
+    found.candidates = distinct
+    found.left_out += Counter()  # drops zeros
+    return found
+
+
+def _candidates_of(run: RunFolder, found: Found) -> Iterator[Candidate]:
+    results, picks, info = run.results(), read_picks(run), read_run_info(run.place)
+    jobs = dict(resolved_jobs(run.place))
+    lines = dict(zip(jobs, lines_moved(jobs.values(), run.place, Path()), strict=True))
+    models = object_in(info, "models")
+    revision = object_in(object_in(info, "flags"), "revision").get("value")
+    for pick in picks.values():
+        if (rule := pick.get("rule")) and rule not in found.rules:
+            found.rules.append(rule)
+            found.scorers |= rule.get("scorers") or {}
+    for name in [*(one for one in jobs if one in results), *(results.keys() - jobs.keys())]:
+        result, line = results[name], lines.get(name)
+        if why := _why_left_out(result, line):
+            found.left_out[why] += 1
+            continue
+        assert line is not None
+        model = str(jobs[name].get("model", ""))
+        sha256 = result.get("model_sha256") or models.get(model) or models.get(Path(model).name)
+        verdict = _verdict(result, picks)
+        yield Candidate(name, run, line, result, verdict, str(sha256 or ""), revision)
+
+
+def _why_left_out(result: Entry, line: Entry | None) -> str:
+    """Why a result has no row; empty where it has one."""
+    if result.get("draft_of"):
+        return "a draft"
+    if result.get("status") != "done":
+        return "failed"
+    paths = [str(one["path"]) for one in outputs_of(result)]
+    if line is None or not paths:
+        return "its line is not in manifest.resolved.jsonl any more" if paths else "without a file"
+    return "a video" if paths[0].endswith(".mp4") else ""
+
+
+def _verdict(result: Entry, picks: Mapping[str, Entry]) -> Verdict:
+    """What picks.jsonl says of a result."""
+    if not picks:
+        return Verdict(True)
+    name = result["custom_id"]
+    pick = picks.get(result.get("candidate_of") or name, {})
+    ranking = pick.get("ranking") or []
+    entries = [one for one in (*ranking, *(pick.get("rejected") or ())) if one["custom_id"] == name]
+    if not entries:
+        return Verdict(False, (NOT_SEEN,))
+    entry = entries[0]
+    values = entry.get("final_values") or entry.get("values") or {}
+    scores = {scorer: float(value) for scorer, value in values.items() if value is not None}
+    rank, reasons = entry.get("rank"), tuple(map(str, entry.get("reasons") or ()))
+    if name in (pick.get("missing") or ()):
+        return Verdict(False, (NOT_JUDGED,), rank, scores)
+    if name in (pick.get("picked") or ()):
+        by_hand = ("chosen by a person",) if pick.get("chosen_by") == "person" else ()
+        return Verdict(True, by_hand, rank, scores)
+    return Verdict(False, reasons or (f"rank {rank} of {len(ranking)}",), rank, scores)
+
+
+def read_picks(run: RunFolder) -> dict[str, Entry]:
+    import json
+
+    try:
+        lines = run.fetch("picks.jsonl").read_text().splitlines()
+    except OSError:
+        return {}
+    return {one["candidate_of"]: one for one in map(json.loads, lines)}
