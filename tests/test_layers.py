@@ -78,6 +78,7 @@ WITHOUT_TORCH = (
     "journal.kept_latents",
     "journal.keys",
     "journal.past_run",
+    "journal.picks",
     "journal.resume",
     "media",
     "quality",

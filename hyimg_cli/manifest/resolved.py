@@ -10,11 +10,12 @@ from typing import Any
 
 from hyimg_cli.addresses import address_of, joined
 from hyimg_cli.manifest.fields import PATH_FIELDS
-from hyimg_cli.spec.job import BY_ID, ImageJob, Job, SizeRequest, VideoJob
+from hyimg_cli.spec.job import BY_ID, LINEAGE, ImageJob, Job, SizeRequest, VideoJob
 from hyimg_cli.spec.options import PICTURE_OPTIONS, VIDEO_OPTIONS
 
-# The user's own data belongs to the result line; it may hold anything. A file has its name.
-_PRIVATE = ("metadata", "name")
+# The user's own data belongs to the result line; it may hold anything. A file has its name, and
+# is the same picture whatever it was a candidate for.
+_PRIVATE = ("metadata", "name", *LINEAGE)
 # Paths of sources that are kept for the next line.
 _PATHS_NEAR = 1024
 _COMMON = ("custom_id", "task", "prompt", "model")
@@ -67,6 +68,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
             entry |= {"format": job.encoding.format, **how}
     if job.file_name != BY_ID:
         entry["name"] = job.file_name
+    entry |= job.lineage.to_json()
     if job.metadata_json != "null":
         entry["metadata"] = json.loads(job.metadata_json)
     entry.update(json.loads(job.extra_json))
