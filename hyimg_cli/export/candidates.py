@@ -5,15 +5,19 @@ A run without picks.jsonl has no rule: all of its finished pictures are accepted
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from hyimg_cli.addresses import shown_place
-from hyimg_cli.errors import UsageError
+from hyimg_cli.errors import OutputFolderError, UsageError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import RESULTS, RunFolder, outputs_of
 from hyimg_cli.journal.past_run import object_in, read_run_info, resolved_jobs
+from hyimg_cli.journal.picks import PICKS, read_picks
 from hyimg_cli.manifest.resolved import lines_moved
 
 Entry = Mapping[str, Any]
@@ -29,6 +33,29 @@ class Verdict:
     reasons: tuple[str, ...] = ()
     rank: int | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class _Ranked:
+    """A candidate in picks.jsonl. Of a draft `final_values` are those of the picture in full."""
+
+    custom_id: str
+    rank: int | None = None
+    values: dict[str, float | None] = field(default_factory=dict)
+    final_values: dict[str, float | None] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Pick:
+    """A line of picks.jsonl, as far as an export reads it."""
+
+    picked: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    chosen_by: str = "rule"
+    ranking: list[_Ranked] = field(default_factory=list)
+    rejected: list[_Ranked] = field(default_factory=list)
+    rule: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,15 +121,15 @@ def find_candidates(places: Sequence[Path]) -> Found:
 
 
 def _candidates_of(run: RunFolder, found: Found) -> Iterator[Candidate]:
-    results, picks, info = run.results(), read_picks(run), read_run_info(run.place)
+    results, picks, info = run.results(), _read_picks(run), read_run_info(run.place)
     jobs = dict(resolved_jobs(run.place))
     lines = dict(zip(jobs, lines_moved(jobs.values(), run.place, Path()), strict=True))
     models = object_in(info, "models")
     revision = object_in(object_in(info, "flags"), "revision").get("value")
     for pick in picks.values():
-        if (rule := pick.get("rule")) and rule not in found.rules:
-            found.rules.append(rule)
-            found.scorers |= rule.get("scorers") or {}
+        if pick.rule and pick.rule not in found.rules:
+            found.rules.append(pick.rule)
+            found.scorers |= pick.rule.get("scorers") or {}
     for name in [*(one for one in jobs if one in results), *(results.keys() - jobs.keys())]:
         result, line = results[name], lines.get(name)
         if why := _why_left_out(result, line):
@@ -127,33 +154,38 @@ def _why_left_out(result: Entry, line: Entry | None) -> str:
     return "a video" if paths[0].endswith(".mp4") else ""
 
 
-def _verdict(result: Entry, picks: Mapping[str, Entry]) -> Verdict:
+def _read_picks(run: RunFolder) -> dict[str, _Pick]:
+    """What was picked from each line; empty where nothing was. Raises OutputFolderError."""
+    with suppress(FileNotFoundError):
+        run.fetch(PICKS)  # of a run at an address
+    picks = read_picks(run.folder)
+    try:
+        return TypeAdapter(dict[str, _Pick]).validate_python(picks)
+    except ValidationError as error:
+        place, *field = error.errors()[0]["loc"]
+        raise OutputFolderError(
+            f"{PICKS} is damaged: {'.'.join(map(str, field))} of {place}",
+            where=shown_place(run.place),
+            hint="hyimg pick writes it again",
+            code="output.damaged",
+        ) from None
+
+
+def _verdict(result: Entry, picks: Mapping[str, _Pick]) -> Verdict:
     """What picks.jsonl says of a result."""
     if not picks:
         return Verdict(True)
     name = result["custom_id"]
-    pick = picks.get(result.get("candidate_of") or name, {})
-    ranking = pick.get("ranking") or []
-    entries = [one for one in (*ranking, *(pick.get("rejected") or ())) if one["custom_id"] == name]
-    if not entries:
+    pick = picks.get(result.get("candidate_of") or name, _Pick())
+    entry = next((one for one in (*pick.ranking, *pick.rejected) if one.custom_id == name), None)
+    if entry is None:
         return Verdict(False, (NOT_SEEN,))
-    entry = entries[0]
-    values = entry.get("final_values") or entry.get("values") or {}
-    scores = {scorer: float(value) for scorer, value in values.items() if value is not None}
-    rank, reasons = entry.get("rank"), tuple(map(str, entry.get("reasons") or ()))
-    if name in (pick.get("missing") or ()):
-        return Verdict(False, (NOT_JUDGED,), rank, scores)
-    if name in (pick.get("picked") or ()):
-        by_hand = ("chosen by a person",) if pick.get("chosen_by") == "person" else ()
-        return Verdict(True, by_hand, rank, scores)
-    return Verdict(False, reasons or (f"rank {rank} of {len(ranking)}",), rank, scores)
-
-
-def read_picks(run: RunFolder) -> dict[str, Entry]:
-    import json
-
-    try:
-        lines = run.fetch("picks.jsonl").read_text().splitlines()
-    except OSError:
-        return {}
-    return {one["candidate_of"]: one for one in map(json.loads, lines)}
+    values = entry.final_values or entry.values
+    scores = {scorer: value for scorer, value in values.items() if value is not None}
+    if name in pick.missing:
+        return Verdict(False, (NOT_JUDGED,), entry.rank, scores)
+    if name in pick.picked:
+        by_hand = ("chosen by a person",) if pick.chosen_by == "person" else ()
+        return Verdict(True, by_hand, entry.rank, scores)
+    reasons = tuple(entry.reasons) or (f"rank {entry.rank} of {len(pick.ranking)}",)
+    return Verdict(False, reasons, entry.rank, scores)

@@ -6,6 +6,7 @@ from typing import Any
 from hyimg_cli.export.columns import DEFAULT, FOLDERS, Kind, columns_of
 from hyimg_cli.export.dataset import Info, Shard
 from hyimg_cli.export.formats import FORMATS
+from hyimg_cli.spec.printed import printable
 
 _COLUMNS = {
     "id": "the job's custom_id",
@@ -43,7 +44,7 @@ def write_card(info: Info, shards: Sequence[Shard]) -> str:
         ],
     }
     head = yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=1000)
-    return f"---\n{head}---\n\n" + "\n".join(_text(info))
+    return f"---\n{head}---\n\n" + "".join(f"{printable(line)}\n" for line in _text(info))
 
 
 def _config(name: str, shards: Iterable[Shard], info: Info) -> Info:
@@ -64,7 +65,7 @@ def _features(config: str, shards: Iterable[Shard], form: str) -> list[Info]:
     kinds = columns_of(config, {name for row in rows for name in row.columns["scores"]})
     if form != "webdataset":
         return [_feature(name, kind) for name, kind in kinds.items()]
-    facts: dict[str, Any] = {n: k for n, k in kinds.items() if "image" not in (k, k[0])}
+    facts: dict[str, Any] = {n: k for n, k in kinds.items() if k not in ("image", ["image"])}
     members = {
         f"{column}{index if isinstance(kinds[column], list) else ''}.{file.suffix}"
         for row in rows
@@ -113,4 +114,3 @@ def _text(info: Info) -> Iterable[str]:
     yield from (f"- rejected, {why}: {count}" for why, count in info["rejected"].items())
     yield from ("", "## Columns", "")
     yield from (f"- `{names}`: {what}" for names, what in _COLUMNS.items())
-    yield ""

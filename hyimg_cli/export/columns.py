@@ -38,12 +38,25 @@ def columns_of(config: str, scorers: Iterable[str]) -> dict[str, Kind]:
         pictures = {"chosen": "image", "rejected": "image", "chosen_id": "string"}
         scores |= {"chosen_scores": values} if values else {}
     return {
-        "id": "string", "candidate_of": "string", "task": "string", "source": ["image"],
-        "instruction": "string", **pictures, "text": "string", **scores,
-        "accepted": "bool", "reasons": ["string"], "rank": "int64",
-        "source_sha256": ["string"], "pixel_sha256": "string", "model_sha256": "string",
-        "seed": "int64", "steps": "int64", "model": "string",
-        "licences": {"model": "string", "sources": "string"}, "record": "string",
+        "id": "string",
+        "candidate_of": "string",
+        "task": "string",
+        "source": ["image"],
+        "instruction": "string",
+        **pictures,
+        "text": "string",
+        **scores,
+        "accepted": "bool",
+        "reasons": ["string"],
+        "rank": "int64",
+        "source_sha256": ["string"],
+        "pixel_sha256": "string",
+        "model_sha256": "string",
+        "seed": "int64",
+        "steps": "int64",
+        "model": "string",
+        "licences": {"model": "string", "sources": "string"},
+        "record": "string",
         ROW_SHA256: "string",
     }
 

@@ -150,6 +150,9 @@ def shard_digest(path: Path) -> str:
 
 def _open_state(folder: Path, plan: str, names: Sequence[str], force: bool) -> Info:
     """What is known of each shard of the plan, once nothing else is in the folder."""
+    for place in (folder, *map(folder.joinpath, FOLDERS.values())):
+        for left in place.glob(".*.[0-9]*.tmp"):
+            remove(left)
     state = read_info(folder, STATE) or read_info(folder)
     if not state and any(folder.iterdir()):
         what, hint = "the folder holds other files", "choose an empty folder or a new one with -o"
@@ -172,10 +175,8 @@ def _open_state(folder: Path, plan: str, names: Sequence[str], force: bool) -> I
     if not known:
         remove(folder / INFO)
     for place in FOLDERS.values():
-        for left in (folder / place).glob(".*.tmp"):
-            remove(left)
         with suppress(OSError):
-            (folder / place).rmdir()
+            (folder / place).rmdir()  # unless there are shards in it
     return files
 
 

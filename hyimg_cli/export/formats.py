@@ -144,14 +144,23 @@ def _write_folder(
     path.mkdir()
     with (path / METADATA).open("xb") as metadata:
         for number, row in enumerate(rows, first):
-            line = without_nulls(_facts(row))
+            # Every column is in every line, of the same type, for readers that take the first's.
+            line: Columns = {}
+            for column, kind in kinds.items():
+                value = row.get(column)
+                if kind == "image":
+                    line[f"{column}_file_name"] = None
+                elif kind == ["image"]:
+                    line[f"{column}_file_names"] = []
+                else:
+                    line[column] = "" if value is None and kind == "string" else value
             for name, column, picture in _pictures(row):
                 file = f"{number:09}.{name}.{picture.suffix}"
                 (path / file).write_bytes(picture.data)
                 if name == column:
                     line[f"{column}_file_name"] = file
                 else:
-                    line.setdefault(f"{column}_file_names", []).append(file)
+                    line[f"{column}_file_names"].append(file)
             metadata.write(json_line(line))
 
 
@@ -160,11 +169,10 @@ def _read_folder(path: Path) -> Iterator[Columns]:
         for line in file:
             row = json_of(line)
             for name in [name for name in row if name.endswith(_PATHS)]:
-                files = row.pop(name)
-                column = name[: name.rindex("_file_name")]
+                files, column = row.pop(name), name[: name.rindex("_file_name")]
                 if isinstance(files, list):
                     row[column] = [_read_beside(path, one) for one in files]
-                else:
+                elif files is not None:
                     row[column] = _read_beside(path, files)
             yield row
 

@@ -76,7 +76,9 @@ def append_choices(place: Path, choices: Iterable[Line]) -> None:
 
 def read_choices(place: Path) -> dict[str, list[str]]:
     """A person's last choice for each line of the manifest that has one."""
-    last = {one.get("candidate_of"): one.get("picked") for one in read_lines(beside(place, CHOICES))}
+    last = {
+        one.get("candidate_of"): one.get("picked") for one in read_lines(beside(place, CHOICES))
+    }
     return {of: picked for of, picked in last.items() if of and isinstance(picked, list)}
 
 
