@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hyimg_cli.addresses import address_of, shown_place
+from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.errors import UsageError
@@ -82,9 +82,8 @@ def export(
     if form not in FORMATS or sources not in SOURCES:
         given, allowed = (form, FORMATS) if form not in FORMATS else (sources, SOURCES)
         raise UsageError(f"{given!r} is not known", hint=f"allowed: {', '.join(allowed)}")
-    if output is None or address_of(output):
-        what = "no folder to write to is given" if output is None else "a dataset needs a folder"
-        raise UsageError(what, hint="name a folder of this machine with -o")
+    if output is None:
+        raise UsageError("no folder to write to is given", hint="name it with -o")
     # Imported here: a page of help needs none of it.
     from hyimg_cli.export.export import ExportRequest, export_runs
     from hyimg_cli.export.rows import RowOptions, Splits

@@ -22,6 +22,8 @@ from hyimg_cli.manifest.resolved import lines_moved
 
 Entry = Mapping[str, Any]
 NOT_SEEN = "not picked from: run hyimg pick again"
+_OF_OUTPUT = {"path", "sha256", "pixel_sha256", "seed"}
+_OF_LINE = {"task", "prompt", "model"}
 NOT_JUDGED = "not judged since it was drawn in full: run hyimg pick again"
 
 
@@ -148,10 +150,12 @@ def _why_left_out(result: Entry, line: Entry | None) -> str:
         return "a draft"
     if result.get("status") != "done":
         return "failed"
-    paths = [str(one["path"]) for one in outputs_of(result)]
-    if line is None or not paths:
-        return "its line is not in manifest.resolved.jsonl any more" if paths else "without a file"
-    return "a video" if paths[0].endswith(".mp4") else ""
+    outputs = outputs_of(result)
+    if not outputs or not outputs[0].keys() >= _OF_OUTPUT:
+        return "without a file"
+    if line is None or not line.keys() >= _OF_LINE:
+        return "its line is not in manifest.resolved.jsonl any more"
+    return "a video" if outputs[0]["path"].endswith(".mp4") else ""
 
 
 def _read_picks(run: RunFolder) -> dict[str, _Pick]:

@@ -79,6 +79,15 @@ def without_nulls(value: Any) -> Any:
     return getattr(value, "sha256", value)
 
 
+def as_utf8(value: Any) -> Any:
+    """A value whose texts have no half surrogate pairs, which no format of a dataset can hold."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {as_utf8(name): as_utf8(one) for name, one in value.items()}
+    return [as_utf8(one) for one in value] if type(value) is list else value
+
+
 def dataset_digest(rows: Iterable[str]) -> str:
     """The dataset hash: hex sha256 over the sorted digests of its rows, each on a line."""
     return digest.of_bytes("".join(f"{one}\n" for one in sorted(rows)).encode())

@@ -105,8 +105,8 @@ def write_dataset(
     with disk_errors(folder), _locked(folder):
         files = _open_state(folder, plan, [shard.name for shard in shards], force)
         for shard in shards:
-            path, known = folder / shard.name, files[shard.name]
-            if not known or not path.exists() or known["sha256"] != shard_digest(path):
+            path, known = folder / shard.name, files[shard.name] or {}
+            if not path.exists() or known.get("sha256") != shard_digest(path):
                 files[shard.name] = _write_shard(path, facts["format"], shard, scorers)
                 _write_json(folder / STATE, {"plan": plan, "files": files})
         replace_file(folder / REJECTED, map(json_line, rejected))
@@ -115,7 +115,8 @@ def write_dataset(
         hashed = {"dataset_sha256": dataset_digest(row.sha256 for row in every)}
         counts = Counter(f"{row.config}/{row.split}" for row in every)
         info = {**facts, **hashed, "counts": counts, "plan": plan, "files": files}
-        replace_file(folder / CARD, card_of(info).encode())
+        if not (folder / CARD).exists():  # what its user wrote there stays
+            replace_file(folder / CARD, card_of(info).encode())
         _write_json(folder / INFO, info)
         remove(folder / STATE)
     return info
@@ -150,7 +151,9 @@ def shard_digest(path: Path) -> str:
 
 def _open_state(folder: Path, plan: str, names: Sequence[str], force: bool) -> Info:
     """What is known of each shard of the plan, once nothing else is in the folder."""
-    for place in (folder, *map(folder.joinpath, FOLDERS.values())):
+    places = [folder / name for name in FOLDERS.values()]
+    for place in (folder, *places):
+        refuse_links(place, folder)
         for left in place.glob(".*.[0-9]*.tmp"):
             remove(left)
     state = read_info(folder, STATE) or read_info(folder)
@@ -165,18 +168,17 @@ def _open_state(folder: Path, plan: str, names: Sequence[str], force: bool) -> I
             code="export.other-dataset",
         )
     known = state["files"] if state.get("plan") == plan else {}
-    files = {name: known.get(name) for name in names}
+    files = {n: one if isinstance(one := known.get(n), dict) else None for n in names}
     former = {name: None for name in state.get("files", ()) if SHARD_NAME.fullmatch(name)}
     # Named before any of them goes: a kill leaves nothing that the next export does not know.
     _write_json(folder / STATE, {"plan": plan, "files": former | files})
     for name in former.keys() - files.keys():
-        refuse_links((folder / name).parent, folder)
         remove(folder / name)
-    if not known:
-        remove(folder / INFO)
-    for place in FOLDERS.values():
+    for name in () if known else (INFO, CARD):
+        remove(folder / name)
+    for place in places:
         with suppress(OSError):
-            (folder / place).rmdir()  # unless there are shards in it
+            place.rmdir()  # unless there are shards in it
     return files
 
 

@@ -10,7 +10,7 @@ from hyimg_cli import __version__
 from hyimg_cli.errors import UsageError, require
 from hyimg_cli.export.candidates import find_candidates
 from hyimg_cli.export.card import write_card
-from hyimg_cli.export.columns import PREFERENCE
+from hyimg_cli.export.columns import PREFERENCE, as_utf8
 from hyimg_cli.export.dataset import Info, plan_shards, write_dataset
 from hyimg_cli.export.licences import licences_of, refuse_forbidden
 from hyimg_cli.export.rows import RowOptions, count_reasons, plan_rows
@@ -65,6 +65,6 @@ def export_runs(request: ExportRequest) -> tuple[Info, dict[str, str]]:
     }
     card_of = partial(write_card, shards=shards)
     info = write_dataset(
-        request.folder, shards, planned.rejected, facts, card_of, force=request.force
+        request.folder, shards, planned.rejected, as_utf8(facts), card_of, force=request.force
     )
     return info, planned.damaged

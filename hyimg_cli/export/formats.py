@@ -85,12 +85,15 @@ def _in_parquet(value: Any) -> Any:
 
 def _read_parquet(path: Path) -> Iterator[Columns]:
     require("pyarrow", extra="export")
-    from pyarrow import parquet
+    from pyarrow import ArrowException, parquet
 
-    with opened(path) as file, parquet.ParquetFile(file) as table:
-        for group in range(table.num_row_groups):
-            for row in table.read_row_group(group).to_pylist():
-                yield {name: _from_parquet(value) for name, value in row.items()}
+    try:
+        with opened(path) as file, parquet.ParquetFile(file) as table:
+            for group in range(table.num_row_groups):
+                for row in table.read_row_group(group).to_pylist():
+                    yield {name: _from_parquet(value) for name, value in row.items()}
+    except ArrowException as error:
+        raise ValueError(str(error)) from error
 
 
 def _from_parquet(value: Any) -> Any:
@@ -130,7 +133,7 @@ def _row_of(members: Iterable[tuple[re.Match[str], Any]]) -> Columns:
         data = file.read() if file else b""
         _, column, index, suffix = match.groups()
         if column is None:
-            row |= json_of(data)
+            row |= _facts_in(data)
         elif index:
             row.setdefault(column, []).append(Picture(data, suffix))
         else:
@@ -167,7 +170,7 @@ def _write_folder(
 def _read_folder(path: Path) -> Iterator[Columns]:
     with opened(path / METADATA, JOURNAL_BYTES) as file:
         for line in file:
-            row = json_of(line)
+            row = _facts_in(line)
             for name in [name for name in row if name.endswith(_PATHS)]:
                 files, column = row.pop(name), name[: name.rindex("_file_name")]
                 if isinstance(files, list):
@@ -181,6 +184,14 @@ def _read_beside(folder: Path, name: Any) -> Picture:
     if not isinstance(name, str) or not _MEMBER.fullmatch(name):
         raise ValueError(f"{name!r} does not name a picture of this folder")
     return Picture(bytes_of(folder / name, MAX_SOURCE_BYTES), name.rpartition(".")[2])
+
+
+def _facts_in(text: bytes) -> Columns:
+    """The columns in a JSON text. Raises ValueError."""
+    found = json_of(text)
+    if not isinstance(found, dict):
+        raise ValueError("a row is not a JSON object")
+    return found
 
 
 def _pictures(row: Columns) -> Iterator[tuple[str, str, Picture]]:

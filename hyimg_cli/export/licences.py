@@ -4,6 +4,7 @@ Only licences known to permit it pass; `--allow-licence` lets others through, an
 is no legal advice.
 """
 
+import shlex
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def refuse_forbidden(licences: Mapping[str, str], allowed: Collection[str]) -> d
     refused = {name: word for name, word in licences.items() if word in reasons.keys() - names}
     if refused:
         told = [f"{name}: {word}: {reasons[word]}" for name, word in refused.items()]
-        flags = " ".join(f"--allow-licence '{word}'" for word in dict.fromkeys(refused.values()))
+        flags = " ".join(f"--allow-licence {shlex.quote(w)}" for w in sorted({*refused.values()}))
         raise UsageError(
             f"the licence does not permit a training set of these pictures: {'; '.join(told)}",
             hint=f"read the licence; if your use is permitted, add {flags}: the dataset's card "

@@ -11,7 +11,15 @@ from typing import Any, NamedTuple
 
 from hyimg_cli.errors import StorageError, UsageError
 from hyimg_cli.export.candidates import Candidate, Entry
-from hyimg_cli.export.columns import DEFAULT, PREFERENCE, ROW_SHA256, Columns, Picture, row_digest
+from hyimg_cli.export.columns import (
+    DEFAULT,
+    PREFERENCE,
+    ROW_SHA256,
+    Columns,
+    Picture,
+    as_utf8,
+    row_digest,
+)
 from hyimg_cli.export.licences import parts_of, public_part, source_licence
 from hyimg_cli.files import bytes_of
 from hyimg_cli.journal.journal import files_of_edit, outputs_of
@@ -149,7 +157,7 @@ def plan_rows(
         columns = row.columns
         if columns["source"] and not columns["licences"]["sources"]:
             unlicensed.append(one.id)
-        reasons, pixels = list(one.verdict.reasons), columns["pixel_sha256"]
+        reasons, pixels = as_utf8(list(one.verdict.reasons)), columns["pixel_sha256"]
         is_accepted = one.verdict.is_accepted
         if is_accepted and any(options.splits.of(s) != row.split for s in columns["source_sha256"]):
             is_accepted, reasons = False, [OTHER_SPLIT]
@@ -190,8 +198,9 @@ def _row_of(
         for index, path in enumerate(images)
     ]
     mask = files_of_edit(result).get("mask")
-    record = {"job": public_fields(line)} | {k: result[k] for k in _KEPT if result.get(k)}
-    instruction = str(line.get("prompt", ""))
+    job = public_fields(line)
+    record = {"job": job} | {name: result[name] for name in _KEPT if result.get(name)}
+    instruction = as_utf8(line["prompt"])
     source_digests = [file.sha256 for file in sources]
     split = options.splits.of([*source_digests, digest.of_json(instruction)][0])
     columns: Columns = {
@@ -210,14 +219,14 @@ def _row_of(
         "model_sha256": one.model_sha256,
         "seed": output["seed"],
         "steps": result.get("denoise_steps"),
-        "model": public_fields(line)["model"],
+        "model": job["model"],
         "licences": {
             "model": AND.join(licences[public_part(part)] for part in parts_of(line)),
             "sources": source_licence(result, options.source_licence) if images else None,
         },
         "record": json.dumps(record, ensure_ascii=False, sort_keys=True),
     }
-    return Row(DEFAULT, split, _as_utf8(columns))
+    return Row(DEFAULT, split, as_utf8(columns))
 
 
 def _pairs(chosen: Sequence[Row], others: Sequence[Row]) -> Iterator[Row]:
@@ -244,21 +253,12 @@ class _Files:
     def find(self, path: Path, sha256: str) -> PictureFile:
         """The file, which must have this digest unless that is empty. Raises OSError."""
         if path not in self._known:
-            found = digest.of_file(path, MAX_SOURCE_BYTES)
-            self._known[path] = PictureFile(path, found, path.stat().st_size)
+            data = bytes_of(path, MAX_SOURCE_BYTES)
+            self._known[path] = PictureFile(path, digest.of_bytes(data), len(data))
         file = self._known[path]
         if sha256 and file.sha256 != sha256:
-            raise OSError(0, "the file is not the one of the run any more", str(path))
+            raise OSError(0, "not the file that the run read or wrote", str(path))
         return file
-
-
-def _as_utf8(value: Any) -> Any:
-    """A value whose texts have no half surrogate pairs, which no format of a dataset can hold."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, dict):
-        return {_as_utf8(name): _as_utf8(one) for name, one in value.items()}
-    return [_as_utf8(one) for one in value] if type(value) is list else value
 
 
 def count_reasons(rejected: Iterable[Entry]) -> Counter[str]:

@@ -104,7 +104,11 @@ def candidates(folder: Path, lines: int = 6, count: int = 4) -> Path:
         scorer = {"name": "judge", "version": "1", "licence": "apache-2.0"}
         picks.append(
             {"candidate_of": f"line{n}", "picked": [ids[2]], "missing": [], "chosen_by": "rule"}
-            | {"ranking": ranked, "rejected": rejected, "rule": rule | {"scorers": {"judge": scorer}}}
+            | {
+                "ranking": ranked,
+                "rejected": rejected,
+                "rule": rule | {"scorers": {"judge": scorer}},
+            }
         )
     write_run(folder, jobs)
     write_lines(folder / "picks.jsonl", picks)

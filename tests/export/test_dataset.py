@@ -105,13 +105,15 @@ def test_a_kill_at_any_write_is_resumed(
     expected, kept = export(*words), tmp_path / "kept"
     names = sorted(kept.rglob("*"))
     shutil.rmtree(kept)
+    kills = 0
     for nth in killed_exports(monkeypatch, lambda: export(*words)):
+        kills = nth + 1
         assert not (kept / dataset.INFO).exists()
         assert export(*words) == expected
         assert sorted(kept.rglob("*")) == names
         shutil.rmtree(kept)
     # A state, each shard and its state, the lists of rejects, the card, dataset.json.
-    assert nth == 2 * (len(expected["files"]) - 1) + 3
+    assert kills == 2 * (len(expected["files"]) - 1) + 4
 
 
 def test_a_kill_while_another_dataset_is_replaced(
@@ -236,6 +238,27 @@ def test_a_name_in_dataset_json_reaches_no_other_file(
     assert run_cli("export", "--verify", "data").code == 1
     export(run, "-o", "data", "--shards", 2, "--force")
     assert other.exists()
+
+
+def test_an_edited_card_stays(export: Export, tmp_path: Path) -> None:
+    run, card = lone_jobs(tmp_path / "out"), tmp_path / "data" / "README.md"
+    export(run, "-o", "data")
+    card.write_text("mine")
+    export(run, "-o", "data")
+    assert card.read_text() == "mine"
+    export(run, "-o", "data", "--shards", 2, "--force")
+    assert "Dataset hash" in card.read_text()
+
+
+def test_a_link_leads_nowhere(run_cli: Any, tmp_path: Path) -> None:
+    run, other = lone_jobs(tmp_path / "out"), tmp_path / "other"
+    other.mkdir()
+    (other / ".mine.1.tmp").write_text("mine")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "data").symlink_to(other)
+    ran = run_cli("export", run, "-o", "data", *LICENSED)
+    assert (ran.code, "error[output.link]" in ran.err) == (2, True), ran.err
+    assert [one.name for one in other.iterdir()] == [".mine.1.tmp"]
 
 
 def test_two_exports_do_not_share_a_folder(export: Export, run_cli: Any, tmp_path: Path) -> None:

@@ -1,0 +1,28 @@
+"""The commands of docs/datasets.md run as they stand, in the order of the page."""
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "datasets.md"
+
+
+@pytest.mark.usefixtures("fake_session")
+def test_the_page_works_as_it_is_typed(
+    run_cli: Any, tmp_path: Path, write_picture: Callable[..., Path], write_manifest: Any
+) -> None:
+    pytest.importorskip("pyarrow", reason="the extra [export] is not installed")
+    (tmp_path / "in").mkdir()
+    write_picture("in/cat.png")
+    edit = {"custom_id": "cat-001", "prompt": "make it red", "images": ["in/cat.png"], "seed": 42}
+    write_manifest(edit, {"custom_id": "poster", "prompt": "a lighthouse", "seed": 43})
+    commands = "\n".join(re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.S)).splitlines()
+    for command in filter(None, commands):
+        ran = run_cli(*shlex.split(command)[1:])
+        assert ran.code == 0, (command, ran.err)
+    for folder in ("splits", "tars"):
+        assert run_cli("export", "--verify", folder).code == 0
