@@ -34,7 +34,7 @@ def write_run(folder: Path, rows: int, side: int) -> Path:
             random = np.random.default_rng(2 * n + number)
             small = Image.fromarray(random.integers(0, 255, (8, 8, 3), np.uint8))
             pixels = np.asarray(small.resize((side, side))).astype(np.int16)
-            noise = random.integers(-2, 3, pixels.shape)
+            noise = random.integers(0, 2, pixels.shape)
             Image.fromarray((pixels + noise).clip(0, 255).astype(np.uint8)).save(path)
         sha256s = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
         line = {"custom_id": f"{n:06}", "task": "it2i", "prompt": f"edit {n}"}

@@ -33,23 +33,25 @@ def write_card(info: Info, shards: Sequence[Shard]) -> str:
     configs = dict.fromkeys(shard.rows[0].config for shard in shards)
     tasks = {row.columns["task"] for shard in shards for row in shard.rows}
     names = {"it2i": "image-to-image", "t2i": "text-to-image"}
-    front = {
+    front: Info = {
         "license": "unknown",
         "task_categories": sorted(names[task] for task in tasks),
         "tags": ["synthetic", "hyimg"],
-        "configs": [_config(name, shards, info) for name in configs],
-        "dataset_info": [
+    }
+    # What `datasets` makes of a folder's lines depends on which of their columns are empty.
+    if info["format"] != "folder":
+        front["configs"] = [_config(name, shards, info) for name in configs]
+        front["dataset_info"] = [
             {"config_name": name, "features": _features(name, shards, info["format"])}
             for name in configs
-        ],
-    }
+        ]
     head = yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=1000)
     return f"---\n{head}---\n\n" + "".join(f"{printable(line)}\n" for line in _text(info))
 
 
 def _config(name: str, shards: Iterable[Shard], info: Info) -> Info:
     own = [shard for shard in shards if shard.rows[0].config == name]
-    ending = FORMATS[info["format"]].suffix or "/**"
+    ending = FORMATS[info["format"]].suffix
     paths = [
         {"split": split, "path": f"{FOLDERS[name]}/{split}-*{ending}"}
         for split in dict.fromkeys(shard.rows[0].split for shard in own)
@@ -104,8 +106,10 @@ def _text(info: Info) -> Iterable[str]:
     if not info["rules"]:
         yield "Every finished picture was accepted; none was scored."
     for rule in info["rules"]:
-        limits = [f"{k} of {name}: {v}" for k in ("min", "max") for name, v in rule[k].items()]
-        yield f"- {', '.join(limits)}; keep {rule['keep']} of each line"
+        limits = [
+            f"{k} of {name}: {v}" for k in ("min", "max") for name, v in (rule.get(k) or {}).items()
+        ]
+        yield f"- {', '.join(limits)}; keep {rule.get('keep')} of each line"
     for name, scorer in info["scorers"].items():
         facts = ", ".join(f"{k} {v}" for k, v in scorer.items() if v not in (None, "", []))
         yield f"- scorer `{name}`: {facts}"

@@ -185,7 +185,9 @@ def _open_state(folder: Path, plan: str, names: Sequence[str], force: bool) -> I
 def _write_shard(path: Path, form: str, shard: Shard, scorers: Iterable[str]) -> Info:
     path.parent.mkdir(exist_ok=True)
     kinds = columns_of(shard.rows[0].config, scorers)
-    with replacing(path) as temporary:
+    # Nobody waits for the disk for each picture of a folder: a shard that a power cut damaged has
+    # another digest than the state says, and is written again.
+    with replacing(path, is_lasting=form != "folder") as temporary:
         FORMATS[form].write(temporary, kinds, shard.first, (row.read() for row in shard.rows))
         known = {
             "sha256": shard_digest(temporary),

@@ -147,23 +147,14 @@ def _write_folder(
     path.mkdir()
     with (path / METADATA).open("xb") as metadata:
         for number, row in enumerate(rows, first):
-            # Every column is in every line, of the same type, for readers that take the first's.
-            line: Columns = {}
-            for column, kind in kinds.items():
-                value = row.get(column)
-                if kind == "image":
-                    line[f"{column}_file_name"] = None
-                elif kind == ["image"]:
-                    line[f"{column}_file_names"] = []
-                else:
-                    line[column] = "" if value is None and kind == "string" else value
+            line = without_nulls(_facts(row))
             for name, column, picture in _pictures(row):
                 file = f"{number:09}.{name}.{picture.suffix}"
                 (path / file).write_bytes(picture.data)
                 if name == column:
                     line[f"{column}_file_name"] = file
                 else:
-                    line[f"{column}_file_names"].append(file)
+                    line.setdefault(f"{column}_file_names", []).append(file)
             metadata.write(json_line(line))
 
 
@@ -175,7 +166,7 @@ def _read_folder(path: Path) -> Iterator[Columns]:
                 files, column = row.pop(name), name[: name.rindex("_file_name")]
                 if isinstance(files, list):
                     row[column] = [_read_beside(path, one) for one in files]
-                elif files is not None:
+                else:
                     row[column] = _read_beside(path, files)
             yield row
 
