@@ -129,9 +129,10 @@ def _candidates_of(run: RunFolder, found: Found) -> Iterator[Candidate]:
     models = object_in(info, "models")
     revision = object_in(object_in(info, "flags"), "revision").get("value")
     for pick in picks.values():
-        if pick.rule and pick.rule not in found.rules:
-            found.rules.append(pick.rule)
-            found.scorers |= pick.rule.get("scorers") or {}
+        rule = dict(pick.rule)
+        found.scorers |= rule.pop("scorers", None) or {}
+        if rule and rule not in found.rules:
+            found.rules.append(rule)
     for name in [*(one for one in jobs if one in results), *(results.keys() - jobs.keys())]:
         result, line = results[name], lines.get(name)
         if why := _why_left_out(result, line):

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hyimg_cli.errors import StorageError, UsageError
+from hyimg_cli.errors import SourceImageError, StorageError, UsageError
 from hyimg_cli.export.candidates import Candidate, Entry
 from hyimg_cli.export.columns import (
     DEFAULT,
@@ -24,7 +24,7 @@ from hyimg_cli.export.licences import parts_of, public_part, source_licence
 from hyimg_cli.files import bytes_of
 from hyimg_cli.journal.journal import files_of_edit, outputs_of
 from hyimg_cli.manifest.resolved import public_fields
-from hyimg_cli.media.images import MAX_SOURCE_BYTES
+from hyimg_cli.media.images import MAX_SOURCE_BYTES, size_of
 from hyimg_cli.models.licences import AND
 from hyimg_cli.spec import digest
 
@@ -151,8 +151,13 @@ def plan_rows(
     for one in candidates:
         try:
             row = _row_of(one, files, licences, options)
-        except OSError as error:
-            planned.damaged[one.id] = f"{error.filename}: {error.strerror}"
+        except (OSError, SourceImageError) as error:
+            parts = (
+                (error.filename, error.strerror)
+                if isinstance(error, OSError)
+                else (error.where, error.what)
+            )
+            planned.damaged[one.id] = ": ".join(map(str, parts))
             continue
         columns = row.columns
         if columns["source"] and not columns["licences"]["sources"]:
@@ -189,7 +194,9 @@ def plan_rows(
 def _row_of(
     one: Candidate, files: "_Files", licences: Mapping[str, str], options: RowOptions
 ) -> Row:
-    """The row of a candidate. Raises OSError where one of its files is gone or changed."""
+    """The row of a candidate. Raises OSError or SourceImageError where one of its files is gone,
+    changed, or not a picture.
+    """
     line, result, output = one.line, one.result, outputs_of(one.result)[0]
     known = result.get("source_sha256") or ()
     images = list(map(Path, line.get("images") or ()))
@@ -251,8 +258,12 @@ class _Files:
         self._known: dict[Path, PictureFile] = {}
 
     def find(self, path: Path, sha256: str) -> PictureFile:
-        """The file, which must have this digest unless that is empty. Raises OSError."""
+        """The file, which must have this digest, or be a picture where that is empty. Raises
+        OSError, SourceImageError.
+        """
         if path not in self._known:
+            if not sha256:
+                size_of(str(path))  # a line of a stranger's run may name any file of this machine
             data = bytes_of(path, MAX_SOURCE_BYTES)
             self._known[path] = PictureFile(path, digest.of_bytes(data), len(data))
         file = self._known[path]

@@ -101,7 +101,7 @@ def candidates(folder: Path, lines: int = 6, count: int = 4) -> Path:
             {"custom_id": ids[3], "reasons": ["not scored: judge: timed out"], "values": {}},
         ]
         rule = {"min": {"judge.follows": 7}, "max": {}, "keep": 1}
-        scorer = {"name": "judge", "version": "1", "licence": "apache-2.0"}
+        scorer = {"name": "judge", "version": "1", "licence": "apache-2.0", "range": [0, 10]}
         picks.append(
             {"candidate_of": f"line{n}", "picked": [ids[2]], "missing": [], "chosen_by": "rule"}
             | {

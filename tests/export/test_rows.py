@@ -56,7 +56,10 @@ def test_picks_decide_and_every_reject_has_its_reason(export: Export, tmp_path: 
     assert all(rejected.values())
     assert info["rejected"] == {"judge.follows": 6, "rank": 6, "not scored": 6}
     assert info["scorers"]["judge"]["licence"] == "apache-2.0"
-    assert "keep 1 of each line" in (tmp_path / "data" / "README.md").read_text()
+    assert (
+        "judge.follows at least 7, keep 1 of each line"
+        in (tmp_path / "data" / "README.md").read_text()
+    )
 
 
 def test_pairs_are_of_one_line_and_of_judged_pictures(export: Export, tmp_path: Path) -> None:
@@ -143,6 +146,17 @@ def test_what_has_no_row_is_counted(export: Export, run_cli: Any, tmp_path: Path
     assert ran.code == 1
     assert "left out f: " in ran.err
     assert "5.jpg: not the file that the run read or wrote" in ran.err
+
+
+def test_a_run_cannot_have_any_file_published(export: Export, tmp_path: Path) -> None:
+    """Of a line that names a file of its reader's, in a run that somebody else made."""
+    out = tmp_path / "out"
+    jobs = [job(out, "a", 1, [1]), job(out, "b", 2, [2])]
+    (tmp_path / "key.png").write_text("a secret")
+    jobs[0]["images"] = ["../key.png"]
+    del jobs[0]["result"]["source_sha256"]
+    export(write_run(out, jobs), "-o", "data", code=1)
+    assert rows_of(tmp_path / "data").keys() == {"b"}
 
 
 def test_sources_may_stay_at_home(export: Export, run_cli: Any, tmp_path: Path) -> None:
