@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "datasets.md"
 
 
 @pytest.mark.usefixtures("fake_session")
-def test_the_page_works_as_it_is_typed(
-    run_cli: Any, tmp_path: Path, write_picture: Callable[..., Path], write_manifest: Any
-) -> None:
+def test_the_page_works_as_it_is_typed(run_cli: Any) -> None:
     pytest.importorskip("pyarrow", reason="the extra [export] is not installed")
-    (tmp_path / "in").mkdir()
-    write_picture("in/cat.png")
-    edit = {"custom_id": "cat-001", "prompt": "make it red", "images": ["in/cat.png"], "seed": 42}
-    write_manifest(edit, {"custom_id": "poster", "prompt": "a lighthouse", "seed": 43})
     commands = "\n".join(re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.S)).splitlines()
     for command in filter(None, commands):
         ran = run_cli(*shlex.split(command)[1:])
