@@ -16,18 +16,6 @@ pytest.importorskip("pyarrow", reason="the extra [export] is not installed")
 Export = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture
-def export(run_cli: Any) -> Export:
-    """Runs a command that is to succeed: what dataset.json holds."""
-
-    def run(*words: Any, code: int = 0) -> dict[str, Any]:
-        ran = run_cli("export", *map(str, words), *LICENSED, "--json")
-        assert ran.code == code, ran.err
-        return dict(json.loads(ran.out)["dataset"])
-
-    return run
-
-
 def rows_of(folder: Path, start: str = "data") -> dict[str, dict[str, Any]]:
     info = json.loads((folder / "dataset.json").read_text())
     read = FORMATS[info["format"]].read
