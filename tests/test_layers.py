@@ -28,7 +28,7 @@ LAYERS = (
     ("pipelines",),
     ("report",),
     ("engine",),
-    ("measure", "doctor", "serve"),
+    ("measure", "doctor", "serve", "export"),
     ("cli",),
 )
 LAYER_OF = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
@@ -59,6 +59,7 @@ NEVER = {
     "report": TERMINAL | {"torch", "transformers", "diffusers"},
     "doctor": TERMINAL | {"transformers", "diffusers", "PIL"},
     "serve": TERMINAL | {"torch", "transformers", "diffusers"},
+    "export": TERMINAL | {"torch", "transformers", "diffusers", "numpy", "PIL"},
     "cli": {"torch", "transformers", "diffusers", "numpy", "PIL", "safetensors"},
 }
 WITHOUT_TORCH = (
@@ -78,12 +79,14 @@ WITHOUT_TORCH = (
     "journal.kept_latents",
     "journal.keys",
     "journal.past_run",
+    "journal.picks",
     "journal.resume",
     "media",
     "quality",
     "measure.distances",
     "measure.pairs",
     "measure.replay",
+    "export",
     "doctor.check",
     "doctor.environment",
     "doctor.models",

@@ -30,6 +30,8 @@ OTHERS = {
     "manifest": "Write the manifest that pictures and prompts stand for, to be edited and run.",
     "merge": "Join folders of runs into one, and name what is missing.",
     "report": "Make the page of a run's folder: report.html, or one file to attach.",
+    "export": "Make a training set of the accepted pictures of runs: Parquet, WebDataset or a "
+    "folder.",
     "info": "Show the prompt, seed, job, model and versions that a picture, an MP4 or its sidecar "
     "was made with.",
     "replay": "Run the job of a finished file again, as it was run, and say whether the pixels are "

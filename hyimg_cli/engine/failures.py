@@ -48,6 +48,7 @@ def failed_job(
         "finishing_key": finishing_key(job, config.output),
         "metadata": json.loads(job.metadata_json),
         "extra": json.loads(job.extra_json),
+        **job.lineage.to_json(),
     }
     key = key_of(job, [*map(source_digest, job.images)], config)
     return Outcome(job.custom_id, "failed", key, attempt, **(said | facts))

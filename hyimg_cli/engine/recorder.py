@@ -13,7 +13,7 @@ from typing import Any
 from hyimg_cli.engine.failures import FailureLimit, failed_job
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.keys import finishing_key, key_of, source_digest
+from hyimg_cli.journal.keys import finishing_key, key_of, model_print, source_digest
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import WriteBehind
 from hyimg_cli.pipelines.request import Facts, Lost, Request, line_facts
@@ -133,7 +133,8 @@ class Recorder:
         self._attempts[job.custom_id] += 1
         counts, peak = self._pipeline.cache_counts(), self._pipeline.peak_memory_mb()
         keys = key_of(job, digests, self._config), finishing_key(job, self._config.output)
-        return Facts(*keys, self._attempts[job.custom_id], counts, peak)
+        made_of = tuple(digests), model_print(job, self._config)
+        return Facts(*keys, *made_of, self._attempts[job.custom_id], counts, peak)
 
     def _append(self, outcome: Outcome) -> Outcome:
         if self._folder is not None:

@@ -48,7 +48,7 @@ from hyimg_cli.settings.file_names import fault_of
 from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
-from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.job import LINEAGE, Job
 
 Kept = TypeVar("Kept")
 OUTPUTS = "outputs"
@@ -436,7 +436,7 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """The outcome as a result line; the user's `x_` keys stand beside the other names."""
     entry = asdict(outcome)
     extra: dict[str, Any] = entry.pop("extra")
-    for name in ("written", "sigmas"):
+    for name in ("written", "sigmas", *LINEAGE, "source_sha256", "model_sha256"):
         if entry[name] is None:
             del entry[name]
     if not outcome.finishing_key:

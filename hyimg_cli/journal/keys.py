@@ -24,7 +24,7 @@ from hyimg_cli.settings.config import in_config, in_key
 from hyimg_cli.settings.run import InKey, MachineInfo, ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import ImageJob, Job, VideoJob
+from hyimg_cli.spec.job import LINEAGE, ImageJob, Job, VideoJob
 from hyimg_cli.spec.options import FINISHING
 
 UNREADABLE = "unreadable"
@@ -35,7 +35,7 @@ _DEVICES = Path("/dev")
 # Looked for once: it is asked for each job, several times.
 _find_package = cache(find_spec)
 # Of a resolved job, what never changes its file.
-_NOT_IN_KEY = ("custom_id", "metadata", "name", "written", *PATH_FIELDS, *FINISHING)
+_NOT_IN_KEY = ("custom_id", "metadata", "name", "written", *LINEAGE, *PATH_FIELDS, *FINISHING)
 # Counts up when the same image, weights and packages lead to other rows, or notes on them.
 _SOURCE_FORMAT = 4
 # Counts up when the same redraw is put back otherwise.

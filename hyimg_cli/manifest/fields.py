@@ -28,6 +28,8 @@ class Field:
 _SIDE = plain(Side)
 _TOKENS = numbers(Annotated[int, Interval(ge=0, le=2**31 - 1)], 1, 65536)
 _RATIO = plain(Annotated[int, Interval(ge=0, le=999)])
+_COUNT = plain(Annotated[int, Interval(ge=0, le=10**6)])
+_ROUND = plain(Annotated[int, Interval(ge=1, le=1000)])
 _IMAGE = ("image", "image_path")
 _OWN = (
     Field("custom_id", CUSTOM_ID, "Name of the job and its file.", ("id", "request_id")),
@@ -44,6 +46,10 @@ _OWN = (
     Field("ratio_index", _RATIO, "The size of a given text.", only="pictures"),
     Field("written", NOTE, "What hyimg think notes of its text.", only="pictures"),
     Field("camera", CAMERA, "Path that an i2v follows: poses.npy, or keys.", only="videos"),
+    Field("candidate_of", CUSTOM_ID, "Line that this is one of several results of."),
+    Field("candidate", _COUNT, "Number of the candidate in its line, from 0."),
+    Field("round", _ROUND, "Round of draws of the candidate, from 1."),
+    Field("draft_of", CUSTOM_ID, "Job that this is a draft of."),
     Field("metadata", ANYTHING, "Copied to the result."),
 )
 FIELDS: tuple[Field | Declaration, ...] = (

@@ -145,6 +145,8 @@ def idle_fields(
 def child_ids(fields: Mapping[str, Any]) -> list[str]:
     """The ids of the pictures a line asks for: its own, or one per child for `n` or `seeds`."""
     custom_id = fields["custom_id"]
+    if "candidate_of" in fields:  # one of several already
+        return [custom_id]
     count = len(fields["seeds"]) if "seeds" in fields else fields.get("n", 1)
     return [f"{custom_id}-{index}" for index in range(count)] if count > 1 else [custom_id]
 
@@ -350,6 +352,12 @@ class Line:
             if {"seeds", other} <= self.given:
                 hint = f"give {other} or seeds"
                 self.add("conflict", f"{other} beside seeds", field=other, hint=hint)
+        is_candidate = "candidate_of" in self.given
+        for name in sorted(
+            ({"n", "seeds"} if is_candidate else {"candidate", "round"}) & self.given
+        ):
+            what = "a candidate is one result" if is_candidate else "it goes with candidate_of"
+            self.add("conflict", what, field=name, hint="take the field out")
         # A region turns keep_outside on, unless the line says otherwise.
         if "region" in self.fields and not self.fields.setdefault("keep_outside", True):
             what = "keep_outside is false, and a region needs it"

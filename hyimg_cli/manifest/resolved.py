@@ -10,11 +10,12 @@ from typing import Any
 
 from hyimg_cli.addresses import address_of, joined
 from hyimg_cli.manifest.fields import PATH_FIELDS
-from hyimg_cli.spec.job import BY_ID, ImageJob, Job, SizeRequest, VideoJob
+from hyimg_cli.spec.job import BY_ID, LINEAGE, ImageJob, Job, SizeRequest, VideoJob
 from hyimg_cli.spec.options import PICTURE_OPTIONS, VIDEO_OPTIONS
 
-# The user's own data belongs to the result line; it may hold anything. A file has its name.
-_PRIVATE = ("metadata", "name")
+# The user's own data belongs to the result line; it may hold anything. A file has its name, and
+# is the same picture whatever it was a candidate for.
+_PRIVATE = ("metadata", "name", *LINEAGE)
 # Paths of sources that are kept for the next line.
 _PATHS_NEAR = 1024
 _COMMON = ("custom_id", "task", "prompt", "model")
@@ -67,6 +68,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
             entry |= {"format": job.encoding.format, **how}
     if job.file_name != BY_ID:
         entry["name"] = job.file_name
+    entry |= job.lineage.to_json()
     if job.metadata_json != "null":
         entry["metadata"] = json.loads(job.metadata_json)
     entry.update(json.loads(job.extra_json))
@@ -97,18 +99,30 @@ def lines_moved(
 
 def public_line(job: Job) -> dict[str, Any]:
     """`job_to_json` without the user's own data, and of paths the last name alone."""
+    return public_fields(job_to_json(job))
+
+
+def public_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a resolved line."""
     line = {
         name: value
-        for name, value in job_to_json(job).items()
+        for name, value in entry.items()
         if name not in _PRIVATE and not name.startswith("x_")
     }
-    # A hub id stands as it is, also that of a folder in the hub's cache.
-    model, hub = job.model, PurePath(job.model).parent
-    if hub.name == "snapshots" and hub.parent.name.startswith("models--"):
-        model = hub.parent.name.removeprefix("models--").replace("--", "/", 1)
-    elif model.startswith(("/", ".", "~")) or model.count("/") > 1:
-        model = PurePath(model).name
+    model = public_model(entry["model"])
     return map_paths(line, lambda path: PurePath(path).name) | {"model": model}
+
+
+def public_model(model: str) -> str:
+    """A checkpoint's name without the folders above it; a hub id stands as it is, also that of a
+    folder in the hub's cache.
+    """
+    hub = PurePath(model).parent
+    if hub.name == "snapshots" and hub.parent.name.startswith("models--"):
+        return hub.parent.name.removeprefix("models--").replace("--", "/", 1)
+    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
+        return PurePath(model).name
+    return model
 
 
 def map_paths(line: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from hyimg_cli.media.images import size_of
 from hyimg_cli.settings.config import Setting, as_given
 from hyimg_cli.settings.paths import is_hub_file
 from hyimg_cli.spec.digest import seed_from
-from hyimg_cli.spec.job import Size
+from hyimg_cli.spec.job import ALONE, LINEAGE, Lineage, Size
 from hyimg_cli.spec.options import MAX_SEED, Lora
 from hyimg_cli.spec.step_cache import FEWEST_STEPS, StepCache, count_full
 
@@ -52,7 +52,15 @@ class ResolvedLine:
             "extra_json": self.line.extra_json,
             "source_line": self.line.where,
             "user_fields": self.line.given,
+            "lineage": self._lineage(index),
         }
+
+    def _lineage(self, index: int) -> Lineage:
+        """As the line says, or the number of one of its several results."""
+        fields = self.fields
+        if fields.keys() & {"candidate_of", "draft_of"}:
+            return Lineage(**{name: fields[name] for name in LINEAGE if name in fields})
+        return Lineage(fields["custom_id"], index) if len(self.child_ids) > 1 else ALONE
 
     def seed(self, index: int) -> int:
         """The seed of one of the results: as listed, counted up from one given, or by its id."""

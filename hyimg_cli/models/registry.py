@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hyimg_cli.errors import CheckpointError, UsageError
 from hyimg_cli.loading import checkpoint
+from hyimg_cli.manifest.resolved import public_model
+from hyimg_cli.models import licences
 from hyimg_cli.models.family import Family, ImageCheckpoint, Reading, VideoCheckpoint
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.settings.table import SETTINGS
@@ -75,6 +77,19 @@ def in_cache(model: str, revision: str | None = None) -> Path | None:
         return Path(snapshot_download(model, revision=revision, local_files_only=True))
     except (OSError, ValueError):
         return None
+
+
+def licence(model: str, revision: str | None = None) -> str:
+    """The licence of a checkpoint, by its files on this machine, else as a release of the hub.
+    Fetches nothing.
+    """
+    folder = Path(os.path.expanduser(model))
+    if model in (EMBEDDED, EMBEDDED_VIDEO):
+        folder = _ASSETS / model
+    elif not folder.is_dir():
+        folder = in_cache(model, revision) or folder
+    found = licences.licence_in(folder)
+    return licences.licence_of_release(public_model(model)) if found == licences.UNKNOWN else found
 
 
 def register(family: Family) -> None:

@@ -55,12 +55,15 @@ class Lost(Request[OneJob]):
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of every line, whatever the job's end: its keys, how often it was tried, and by kind
-    what the session found in memory, found on disk, or had to make until now.
+    """Facts of every line, whatever the job's end: its keys, digests of its sources and of its
+    checkpoint, how often it was tried, and by kind what the session found in memory, found on disk,
+    or had to make until now.
     """
 
     key: str
     finishing_key: str
+    source_sha256: tuple[str, ...]
+    model_sha256: str
     attempt: int
     cache: dict[str, dict[str, int]]
     peak_memory_mb: float
@@ -81,6 +84,7 @@ def done_outcome(
         outputs=(output,) if output else (),
         metadata=json.loads(work.job.metadata_json),
         extra=json.loads(work.job.extra_json),
+        **work.job.lineage.to_json(),
         denoise_steps=work.denoise_steps,
         step_cache=work.step_cache,
         **line_facts(work, facts, *work.warnings, *warnings),
@@ -126,6 +130,8 @@ def line_facts(work: Request[Job], facts: Facts, *warnings: str) -> dict[str, An
         "peak_memory_mb": round(facts.peak_memory_mb, 1),
         "edit": work.edit,
         "finishing_key": facts.finishing_key,
+        "source_sha256": facts.source_sha256 or None,
+        "model_sha256": facts.model_sha256,
         "warnings": tuple(dict.fromkeys(warnings)),
         "notes": tuple(dict.fromkeys(work.notes)),
     }

@@ -165,7 +165,8 @@ class Outcome:
     a job that ends with it came about. `edit`: what a redraw did to the source that it was put
     back on, and its files; `finishing_key` what must be equal for that to count. `sigmas`: of a
     schedule that is not the checkpoint's own. `warnings`: what was degraded; `notes`: how its
-    inputs were read, which degrades nothing.
+    inputs were read, which degrades nothing. `candidate_of` to `draft_of`: as `spec.job.Lineage`;
+    `source_sha256`: of each source's bytes; `model_sha256`: fingerprint of the checkpoint.
     """
 
     custom_id: str
@@ -196,6 +197,12 @@ class Outcome:
     replica: int | None = None
     edit: dict[str, Any] | None = None
     finishing_key: str = ""
+    candidate_of: str | None = None
+    candidate: int | None = None
+    round: int | None = None
+    draft_of: str | None = None
+    source_sha256: tuple[str, ...] | None = None
+    model_sha256: str | None = None
     metadata: Any = None
     extra: dict[str, Any] = field(default_factory=dict)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field, fields
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from hyimg_cli.spec import options as o
 
@@ -65,6 +65,33 @@ class Encoding:
         return ".jpg" if self.format == "jpeg" else f".{self.format}"
 
 
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Which line a candidate is one of several results of, and of which job a draft is.
+
+    `candidate`: its number in the line, from 0; `round`: of draws, from 1. `draft_of`: the id of
+    the job in full. Empty: a job of its own, in full.
+    """
+
+    candidate_of: str = ""
+    candidate: int = 0
+    round: int = 1
+    draft_of: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of a resolved line and of a result line; those that say nothing are absent."""
+        found: dict[str, Any] = {}
+        if self.candidate_of:
+            found = {"candidate_of": self.candidate_of, "candidate": self.candidate}
+        if self.round > 1:
+            found["round"] = self.round
+        return found | ({"draft_of": self.draft_of} if self.draft_of else {})
+
+
+ALONE = Lineage()
+LINEAGE = tuple(one.name for one in fields(Lineage))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Line(o.JobOptions):
     """What a job of either kind has of its line.
@@ -85,6 +112,7 @@ class _Line(o.JobOptions):
     extra_json: str = "{}"
     source_line: str = ""
     user_fields: frozenset[str] = frozenset()
+    lineage: Lineage = ALONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

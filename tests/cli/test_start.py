@@ -54,6 +54,7 @@ def test_no_library_of_a_run_is_imported_without_one(
         *(("plan", name) for name in ("jobs.jsonl", "videos.jsonl")),
         ("info", picture),
         ("report", "out"),
+        ("export", "out", "-o", "tars", "--format", "webdataset", "--allow-licence", "unknown"),
         ("eval", "psnr", picture, picture),
     )
     run(tmp_path, *((words, HEAVY) for words in commands))

@@ -27,7 +27,7 @@ from hyimg_cli.settings.run import BatchConfig, CacheConfig, ModelChoice, Output
 from hyimg_cli.spec.events import Progress
 from hyimg_cli.spec.job import ImageJob, Job, SizeRequest
 
-FACTS = Facts("key", "", 1, {}, 0.0)
+FACTS = Facts("key", "", (), "", 1, {}, 0.0)
 
 
 class Caller:

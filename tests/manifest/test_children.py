@@ -2,13 +2,16 @@
 
 import io
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from hyimg_cli.errors import HyimgError
+from hyimg_cli.journal.keys import shaping_fields
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.resolve import resolve_jobs
+from hyimg_cli.manifest.resolved import job_to_json, public_line
 from hyimg_cli.settings.config import settle
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import ImageJob, Job
@@ -99,3 +102,44 @@ def test_ids_that_only_a_flag_makes_clash_are_told(card_of: Any) -> None:
     assert told[0] == ("stdin:2", "manifest.duplicate-id")
     assert set(told[1:]) == {("stdin:3: custom_id", "manifest.bad-id")}
     assert not resolved(card_of, *lines)[1]
+
+
+def test_candidates_are_known_by_their_line_and_lines_of_their_own_are_none(card_of: Any) -> None:
+    cat, alone = {"custom_id": "cat", "prompt": "a cat"}, {"custom_id": "dog-0", "prompt": "a dog"}
+    four, _ = resolved(card_of, {**cat, "n": 4}, alone)
+    assert [job.lineage.to_json() for job in four[2:]] == [
+        {"candidate_of": "cat", "candidate": 2},
+        {"candidate_of": "cat", "candidate": 3},
+        {},
+    ]
+    # Twice as many are these and others.
+    eight, _ = resolved(card_of, {**cat, "n": 8})
+    assert eight[:4] == [replace(job, user_fields=eight[0].user_fields) for job in four[:4]]
+
+
+def test_a_candidate_read_back_is_one_result_whatever_n_is(card_of: Any) -> None:
+    jobs, _ = resolved(card_of, {"custom_id": "cat", "prompt": "a cat", "n": 2})
+    again, faults = resolved(card_of, *map(job_to_json, jobs), n=8)
+    assert not faults
+    assert [job_to_json(job) for job in again] == [job_to_json(job) for job in jobs]
+    draft = replace(jobs[1], lineage=replace(jobs[1].lineage, round=2, draft_of="cat-1"))
+    ((back,), _) = resolved(card_of, job_to_json(draft))
+    assert back.lineage == draft.lineage
+    # What it is a candidate for changes neither its pixels nor its file.
+    assert shaping_fields(job_to_json(draft)) == shaping_fields(job_to_json(jobs[1]))
+    assert not set(public_line(draft)) & {"candidate_of", "candidate", "round", "draft_of"}
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        ({"candidate_of": "cat", "candidate": 0, "n": 2}, "n"),
+        ({"candidate_of": "cat", "candidate": 0, "seeds": [1]}, "seeds"),
+        ({"candidate": 0}, "candidate"),
+        ({"round": 2}, "round"),
+    ],
+)
+def test_a_candidate_is_one_result_of_a_line(line: dict[str, Any], field: str) -> None:
+    text = json.dumps({"custom_id": "cat-0", "prompt": "a cat", **line})
+    (fault,) = read_manifest("-", io.StringIO(text)).faults
+    assert (fault.code, fault.where.rpartition(": ")[2]) == ("manifest.conflict", field)

@@ -190,6 +190,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             warnings.append(f"KV reuse is partial: {reuse.reason}")
         warnings += edit_warnings(done.edit)
         has_written = text.ids is not None
+        keeps_note = done.pixels is None or bool(job.lineage.draft_of)
         return done_outcome(
             done,
             output,
@@ -198,7 +199,8 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             cot_text=text.text if has_written else job.cot_text,
             cot_token_ids=text.ids if has_written else job.cot_token_ids,
             cot_from=done.cot_from,
-            written=done.cached.note if done.cached and done.pixels is None else None,
+            # A draft's, for the final that takes its text.
+            written=done.cached.note if done.cached and keeps_note else None,
             think_truncated=bool(text.cut),
             ratio_index=done.canvas.bucket.token_index,
             kv_reuse=reuse,

@@ -47,7 +47,11 @@ def write_rates(rates: dict[str, dict[str, float]], file: Path) -> None:
     file.write_text(json.dumps(rates, indent=1) + "\n", encoding="utf-8")
 
 
-_INTRODUCTION = """# tiny-image
+_INTRODUCTION = """---
+license: unknown
+---
+
+# tiny-image
 
 The embedded checkpoint of hyimg: HunyuanImage-3.0-Instruct's architecture with small numbers,
 trained from nothing on a world of coloured shapes. It exists so that every part of hyimg can be
@@ -81,7 +85,8 @@ Recipe: `python recipes/train-tiny-image/train.py`; seeds {vae_seed} and {seed}.
 {stages}
 - hardware: {hardware}
 
-Licence: the weights, like the code that made them, are this project's own.
+Licence: none yet. The weights, like the code that made them, are this project's own, and it has
+chosen no licence for either, so `hyimg export` asks for `--allow-licence unknown`.
 """
 
 

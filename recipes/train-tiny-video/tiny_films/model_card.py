@@ -60,7 +60,11 @@ def _introduction() -> str:
     )
 
 
-_INTRODUCTION = """# tiny-video
+_INTRODUCTION = """---
+license: unknown
+---
+
+# tiny-video
 
 The embedded video checkpoint of hyimg: HunyuanVideo-1.5's architecture with small numbers, trained
 from nothing on a world of {scenes} films. It exists so that every part of a text-to-video run
@@ -100,7 +104,8 @@ statements:
 {stages}
 - hardware: {hardware}
 
-Licence: the weights, like the code that made them, are this project's own.
+Licence: none yet. The weights, like the code that made them, are this project's own, and it has
+chosen no licence for either, so `hyimg export` asks for `--allow-licence unknown`.
 """
 
 

@@ -1,0 +1,130 @@
+"""`hyimg export`: a training set of what runs accepted, with its licences and a hash to verify."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hyimg_cli.addresses import shown_place
+from hyimg_cli.cli import options as o
+from hyimg_cli.cli import render
+from hyimg_cli.errors import UsageError
+from hyimg_cli.spec.units import bytes_text, counted
+
+FORMATS, SOURCES = ("parquet", "webdataset", "folder"), ("files", "by-hash")
+
+
+def export(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN",
+            help="Folders of runs: the -o of hyimg generate. With --verify, a dataset.",
+        ),
+    ],
+    output: Annotated[
+        Path | None, o.output("--output-dir", "Folder to write the dataset to.")
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", metavar="<name>", help="parquet, webdataset or folder.")
+    ] = "parquet",
+    rejected: Annotated[
+        bool,
+        typer.Option("--rejected", help="Add preference pairs: accepted and rejected pictures."),
+    ] = False,
+    split: Annotated[
+        str,
+        typer.Option(
+            "--split", metavar="<shares>", help="98/2: train and test, by source picture."
+        ),
+    ] = "100",
+    shards: Annotated[
+        int | None,
+        typer.Option("--shards", min=1, help="Files per split. Default: 64 MB of pictures each."),
+    ] = None,
+    source_licence: Annotated[
+        str | None,
+        typer.Option(
+            "--source-licence",
+            metavar="<name>",
+            help="Licence of source pictures whose lines name none in their metadata.",
+        ),
+    ] = None,
+    sources: Annotated[
+        str,
+        typer.Option("--sources", metavar="<how>", help="files, or by-hash: leave the files out."),
+    ] = "files",
+    allow_licence: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-licence",
+            metavar="<name>",
+            help="Accept a model's licence that is refused; recorded in the card. Repeatable.",
+        ),
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Count a dataset's hash again, and name what differs.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace another dataset.")] = False,
+    as_json: o.AsJson = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Make a training set of the accepted pictures of runs: Parquet, WebDataset or a folder.
+
+    hyimg export out -o dataset --split 98/2 --source-licence CC-BY-4.0
+
+    A run without picks (hyimg pick) exports every finished picture. Run the same command again
+    after a kill: it resumes. Exit code 1: files of the runs are missing or changed, and their rows
+    are left out; or --verify found a difference. Exit code 2: a licence does not permit it.
+    """
+    if verify:
+        _verify(folders, as_json, quiet)
+    if form not in FORMATS or sources not in SOURCES:
+        given, allowed = (form, FORMATS) if form not in FORMATS else (sources, SOURCES)
+        raise UsageError(f"{given!r} is not known", hint=f"allowed: {', '.join(allowed)}")
+    if output is None:
+        raise UsageError("no folder to write to is given", hint="name it with -o")
+    # Imported here: a page of help needs none of it.
+    from hyimg_cli.export.export import ExportRequest, export_runs
+    from hyimg_cli.export.rows import RowOptions, Splits
+
+    options = RowOptions(Splits(split), rejected, source_licence, sources == "by-hash")
+    request = ExportRequest(
+        folders, output, form, options, shards, tuple(allow_licence or ()), force
+    )
+    info, damaged = export_runs(request)
+    if as_json:
+        render.json_line({"dataset": info, "damaged": damaged, "output_dir": str(output)})
+    elif not quiet:
+        for name, why in list(damaged.items())[: render.PLACES]:
+            render.note(f"left out {name}: {why}")
+        for title in ("left_out", "rejected"):
+            counts = [f"{why} ({n})" for why, n in info[title].items()]
+            if counts:
+                render.note(f"{title.replace('_', ' ')}: {', '.join(counts)}")
+        rows = ", ".join(f"{name} {count}" for name, count in info["counts"].items())
+        nbytes = sum(file.get("nbytes", 0) for file in info["files"].values())
+        render.note(
+            f"{counted(sum(info['counts'].values()), 'row')} ({rows}) in {shown_place(output)}: "
+            f"{form}, {bytes_text(nbytes)}"
+        )
+        render.note(f"dataset hash: {info['dataset_sha256']}")
+    raise typer.Exit(1 if damaged else 0)
+
+
+def _verify(folders: list[Path], as_json: bool, quiet: bool) -> None:
+    """Say what differs in a dataset, and end there."""
+    if len(folders) != 1:
+        raise UsageError("--verify takes one dataset", hint="hyimg export --verify DATASET")
+    from hyimg_cli.export.verify import verify
+
+    found = verify(folders[0])
+    if as_json:
+        render.json_line(found._asdict())
+    else:
+        for difference in found.differences:
+            render.note(difference)
+        if not quiet and not found.differences:
+            rows = counted(found.rows, "row")
+            render.note(f"equal: {rows}, dataset hash {found.dataset_sha256}")
+    raise typer.Exit(1 if found.differences else 0)

@@ -1,0 +1,93 @@
+"""The columns of a dataset, what a row holds, and the digest of a row.
+
+A column's kind is `string`, `int64`, `float64`, `bool` or `image`, `[kind]` for a list of these, or
+a mapping of names to kinds.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from hyimg_cli.spec import digest
+
+Kind = str | list[str] | dict[str, str]
+Columns = dict[str, Any]
+DEFAULT, PREFERENCE = "default", "preference"
+# Folders of the configurations that the Hub shows.
+FOLDERS = {DEFAULT: "data", PREFERENCE: "preference"}
+ROW_SHA256 = "row_sha256"
+
+
+class Picture(NamedTuple):
+    """A picture's file: its bytes, and the ending of its name without the dot."""
+
+    data: bytes
+    suffix: str
+
+    @property
+    def sha256(self) -> str:
+        return digest.of_bytes(self.data)
+
+
+def columns_of(config: str, scorers: Iterable[str]) -> dict[str, Kind]:
+    """The kind of each column, by name; `scorers`: whose values rows hold."""
+    values = dict.fromkeys(sorted(scorers), "float64")
+    scores: dict[str, Kind] = {"scores": values} if values else {}
+    if config == DEFAULT:
+        pictures: dict[str, Kind] = {"result": "image", "mask": "image"}
+    else:
+        pictures = {"chosen": "image", "rejected": "image", "chosen_id": "string"}
+        scores |= {"chosen_scores": values} if values else {}
+    return {
+        "id": "string",
+        "candidate_of": "string",
+        "task": "string",
+        "source": ["image"],
+        "instruction": "string",
+        **pictures,
+        "text": "string",
+        **scores,
+        "accepted": "bool",
+        "reasons": ["string"],
+        "rank": "int64",
+        "source_sha256": ["string"],
+        "pixel_sha256": "string",
+        "model_sha256": "string",
+        "seed": "int64",
+        "steps": "int64",
+        "model": "string",
+        "licences": {"model": "string", "sources": "string"},
+        "record": "string",
+        ROW_SHA256: "string",
+    }
+
+
+def row_digest(config: str, split: str, columns: Mapping[str, Any]) -> str:
+    """Hex sha256 of a row: its configuration, its split and its columns, where a picture counts by
+    the sha256 of its bytes, and what is empty or null does not count.
+    """
+    facts = {name: value for name, value in columns.items() if name != ROW_SHA256}
+    return digest.of_json({"config": config, "split": split, "row": without_nulls(facts)})
+
+
+def without_nulls(value: Any) -> Any:
+    """A value without what is null or empty in it; pictures become their sha256."""
+    if isinstance(value, Mapping):
+        kept = {name: without_nulls(one) for name, one in value.items()}
+        return {name: one for name, one in kept.items() if one not in (None, [], {}, "")}
+    if isinstance(value, list):
+        return [without_nulls(one) for one in value]
+    return getattr(value, "sha256", value)
+
+
+def as_utf8(value: Any) -> Any:
+    """A value whose texts have no half surrogate pairs, which no format of a dataset can hold."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {as_utf8(name): as_utf8(one) for name, one in value.items()}
+    return [as_utf8(one) for one in value] if type(value) is list else value
+
+
+def dataset_digest(rows: Iterable[str]) -> str:
+    """The dataset hash: hex sha256 over the sorted digests of its rows, each on a line."""
+    return digest.of_bytes("".join(f"{one}\n" for one in sorted(rows)).encode())

@@ -1,0 +1,216 @@
+"""A dataset's folder: planned whole, written shard by shard, resumed after a kill at any moment.
+
+    DATASET/  dataset.json   README.md   rejected.jsonl   .export.json (until it is complete)
+              data/train-00000-of-00002.parquet    preference/…    (.tar; a folder)
+
+`.export.json` has the digest of the plan, and of each shard that is whole. A shard is written under
+a temporary name and renamed. dataset.json is written last.
+"""
+
+import fcntl
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.errors import OutputFolderError
+from hyimg_cli.export.columns import FOLDERS, columns_of, dataset_digest
+from hyimg_cli.export.formats import FORMATS, MAX_GROUP_BYTES
+from hyimg_cli.export.rows import Row
+from hyimg_cli.files import (
+    TABLE_BYTES,
+    bytes_of,
+    json_of,
+    refuse_links,
+    remove,
+    replace_file,
+    replacing,
+)
+from hyimg_cli.journal.disk import disk_errors, in_use, make_folders
+from hyimg_cli.journal.journal import json_line
+from hyimg_cli.spec import digest
+
+CARD, INFO, REJECTED, STATE = "README.md", "dataset.json", "rejected.jsonl", ".export.json"
+# A shard, by its configuration's folder and its split.
+SHARD_NAME = re.compile(
+    r"(data|preference)/(train|validation|test)-[0-9]{5}-of-[0-9]{5}(?:\.parquet|\.tar)?"
+)
+Info = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file or folder of rows of one configuration and split; `first`: number of the first row."""
+
+    name: str
+    rows: Sequence[Row]
+    first: int
+
+
+def plan_shards(rows: Sequence[Row], form: str, count: int | None = None) -> list[Shard]:
+    """The shards of rows: `count` of each split, or such that none has more than MAX_GROUP_BYTES of
+    pictures and more than one row.
+    """
+    parts: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        parts.setdefault((row.config, row.split), []).append(row)
+    shards, first = list[Shard](), 0
+    for (config, split), own in parts.items():
+        pieces = list(_by_count(own, count) if count else _by_size(own))
+        for number, piece in enumerate(pieces):
+            name = f"{FOLDERS[config]}/{split}-{number:05}-of-{len(pieces):05}"
+            shards.append(Shard(name + FORMATS[form].suffix, piece, first))
+            first += len(piece)
+    return shards
+
+
+def _by_count(rows: Sequence[Row], count: int) -> Iterator[Sequence[Row]]:
+    count = min(count, len(rows))
+    return (rows[len(rows) * n // count : len(rows) * (n + 1) // count] for n in range(count))
+
+
+def _by_size(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    start, nbytes = 0, 0
+    for end, row in enumerate(rows):
+        nbytes += row.nbytes
+        if nbytes > MAX_GROUP_BYTES and end > start:
+            yield rows[start:end]
+            start, nbytes = end, row.nbytes
+    yield rows[start:]
+
+
+def write_dataset(
+    folder: Path,
+    shards: Sequence[Shard],
+    rejected: Sequence[Mapping[str, Any]],
+    facts: Info,
+    card_of: Callable[[Info], str],
+    *,
+    force: bool = False,
+) -> Info:
+    """Write what is missing of a dataset; the contents of its dataset.json.
+
+    `facts`: what dataset.json says besides the hash, counts and files, its `format` among it;
+    `card_of` makes the card of all that. Raises OutputFolderError where the folder holds anything
+    else, unless that is a dataset and `force` is set; StorageError.
+    """
+    scorers = {name for shard in shards for row in shard.rows for name in row.columns["scores"]}
+    rows = [[shard.name, [row.sha256 for row in shard.rows]] for shard in shards]
+    plan = digest.of_json([facts, rows, list(rejected)])
+    with disk_errors(folder), _locked(folder):
+        files = _open_state(folder, plan, [shard.name for shard in shards], force)
+        for shard in shards:
+            path, known = folder / shard.name, files[shard.name] or {}
+            if not path.exists() or known.get("sha256") != shard_digest(path):
+                files[shard.name] = _write_shard(path, facts["format"], shard, scorers)
+                _write_json(folder / STATE, {"plan": plan, "files": files})
+        replace_file(folder / REJECTED, map(json_line, rejected))
+        files[REJECTED] = {"sha256": digest.of_file(folder / REJECTED)}
+        every = [row for shard in shards for row in shard.rows]
+        hashed = {"dataset_sha256": dataset_digest(row.sha256 for row in every)}
+        counts = Counter(f"{row.config}/{row.split}" for row in every)
+        info = {**facts, **hashed, "counts": counts, "plan": plan, "files": files}
+        if not (folder / CARD).exists():  # what its user wrote there stays
+            replace_file(folder / CARD, card_of(info).encode())
+        _write_json(folder / INFO, info)
+        remove(folder / STATE)
+    return info
+
+
+def read_info(folder: Path, name: str = INFO) -> Info:
+    """The object in dataset.json, or in a file of that kind; empty where there is none. Raises
+    OutputFolderError for one that is damaged.
+    """
+    try:
+        info = json_of(bytes_of(folder / name, TABLE_BYTES))
+        if isinstance(info, dict) and isinstance(info.get("files"), dict):
+            return info
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        pass
+    raise OutputFolderError(
+        f"{name} is damaged",
+        where=folder / name,
+        hint="export into another folder",
+        code="export.damaged",
+    )
+
+
+def shard_digest(path: Path) -> str:
+    """Hex sha256 of a shard: of its bytes, or of a folder the names and digests of its files."""
+    if not path.is_dir():
+        return digest.of_file(path)
+    return digest.of_json({one.name: digest.of_file(one) for one in path.iterdir()})
+
+
+def _open_state(folder: Path, plan: str, names: Sequence[str], force: bool) -> Info:
+    """What is known of each shard of the plan, once nothing else is in the folder."""
+    places = [folder / name for name in FOLDERS.values()]
+    for place in (folder, *places):
+        refuse_links(place, folder)
+        for left in place.glob(".*.[0-9]*.tmp"):
+            remove(left)
+    state = read_info(folder, STATE) or read_info(folder)
+    if not state and any(folder.iterdir()):
+        what, hint = "the folder holds other files", "choose an empty folder or a new one with -o"
+        raise OutputFolderError(what, where=folder, hint=hint, code="export.not-empty")
+    if state and state.get("plan") != plan and not force:
+        raise OutputFolderError(
+            "the folder holds another dataset: its runs, picks or options differ",
+            where=folder,
+            hint="--force replaces it; or choose another folder with -o",
+            code="export.other-dataset",
+        )
+    known = state["files"] if state.get("plan") == plan else {}
+    files = {n: one if isinstance(one := known.get(n), dict) else None for n in names}
+    former = {name: None for name in state.get("files", ()) if SHARD_NAME.fullmatch(name)}
+    # Named before any of them goes: a kill leaves nothing that the next export does not know.
+    _write_json(folder / STATE, {"plan": plan, "files": former | files})
+    for name in former.keys() - files.keys():
+        remove(folder / name)
+    for name in () if known else (INFO, CARD):
+        remove(folder / name)
+    for place in places:
+        with suppress(OSError):
+            place.rmdir()  # unless there are shards in it
+    return files
+
+
+def _write_shard(path: Path, form: str, shard: Shard, scorers: Iterable[str]) -> Info:
+    path.parent.mkdir(exist_ok=True)
+    kinds = columns_of(shard.rows[0].config, scorers)
+    # Nobody waits for the disk for each picture of a folder: a shard that a power cut damaged has
+    # another digest than the state says, and is written again.
+    with replacing(path, is_lasting=form != "folder") as temporary:
+        FORMATS[form].write(temporary, kinds, shard.first, (row.read() for row in shard.rows))
+        known = {
+            "sha256": shard_digest(temporary),
+            "rows": len(shard.rows),
+            "nbytes": sum(row.nbytes for row in shard.rows),
+        }
+    return known
+
+
+def _write_json(path: Path, value: Info) -> None:
+    replace_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Make a folder and hold it for this process alone. Raises OutputFolderError."""
+    make_folders(folder)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise in_use(folder, "another export") from None
+        yield
+    finally:
+        os.close(descriptor)

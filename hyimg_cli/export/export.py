@@ -1,0 +1,70 @@
+"""Runs made into a dataset: candidates, licences, rows, shards, in this order."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from hyimg_cli import __version__
+from hyimg_cli.errors import UsageError, require
+from hyimg_cli.export.candidates import find_candidates
+from hyimg_cli.export.card import write_card
+from hyimg_cli.export.columns import PREFERENCE, as_utf8
+from hyimg_cli.export.dataset import Info, plan_shards, write_dataset
+from hyimg_cli.export.licences import licences_of, refuse_forbidden
+from hyimg_cli.export.rows import RowOptions, count_reasons, plan_rows
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What one export was asked to do; `shards`: of each split, None for shards of about 64 MB."""
+
+    runs: Sequence[Path]
+    folder: Path
+    form: str
+    options: RowOptions
+    shards: int | None = None
+    allowed_licences: tuple[str, ...] = ()
+    force: bool = False
+
+
+def export_runs(request: ExportRequest) -> tuple[Info, dict[str, str]]:
+    """Write a dataset: what its dataset.json holds, and candidates whose files are gone or changed,
+    with the reason. Raises UsageError where a licence does not permit it, or nothing has a row.
+    """
+    require("yaml", *(["pyarrow"] if request.form == "parquet" else []), extra="export")
+    found, options = find_candidates(request.runs), request.options
+    licences = licences_of(found.candidates)
+    needed = refuse_forbidden(licences, request.allowed_licences)
+    planned = plan_rows(found.candidates, licences, options)
+    if not planned.rows:
+        why = [*planned.damaged.values(), *count_reasons(planned.rejected), *found.left_out]
+        raise UsageError(
+            f"no picture was accepted{': ' if why else ''}{', '.join(why[:3])}",
+            hint="hyimg pick says which are accepted, hyimg report shows a run",
+            code="export.nothing",
+        )
+    shards = plan_shards(planned.rows, request.form, request.shards)
+    sources = Counter(
+        row.columns["licences"]["sources"] or "unknown"
+        for row in planned.rows
+        if row.columns["source_sha256"] and row.config != PREFERENCE
+    )
+    facts: Info = {
+        "hyimg": __version__,
+        "format": request.form,
+        "split": "/".join(map(str, options.splits.shares)),
+        "sources": "by-hash" if options.sources_by_hash else "files",
+        "rules": found.rules,
+        "scorers": found.scorers,
+        "licences": {"models": licences, "allowed": needed, "sources": sources},
+        "rejected": count_reasons(planned.rejected),
+        "left_out": found.left_out
+        + Counter({"its files are gone or changed": len(planned.damaged)}),
+    }
+    card_of = partial(write_card, shards=shards)
+    info = write_dataset(
+        request.folder, shards, planned.rejected, as_utf8(facts), card_of, force=request.force
+    )
+    return info, planned.damaged

@@ -1,0 +1,66 @@
+"""A dataset counted again from its files, and what differs from its dataset.json."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hyimg_cli.errors import UsageError
+from hyimg_cli.export.columns import FOLDERS, ROW_SHA256, dataset_digest, row_digest
+from hyimg_cli.export.dataset import INFO, REJECTED, SHARD_NAME, read_info, shard_digest
+from hyimg_cli.export.formats import FORMATS
+from hyimg_cli.spec.units import counted
+
+_CONFIGS = {place: config for config, place in FOLDERS.items()}
+
+
+class Verified(NamedTuple):
+    """A dataset's hash and rows as counted, and what differs from what it says: a line each."""
+
+    dataset_sha256: str
+    rows: int
+    differences: list[str]
+
+
+def verify(folder: Path) -> Verified:
+    """Read every file of a dataset but its card. Raises UsageError where the folder does not hold a
+    finished one, MachineError where pyarrow is needed and missing.
+    """
+    info = read_info(folder)
+    if not info or info.get("format") not in FORMATS:
+        hint = f"a finished export has {INFO}; run the export again to complete it"
+        raise UsageError("no finished dataset", where=folder, hint=hint, code="export.no-dataset")
+    files, hashes = info["files"], list[str]()
+    differences = [
+        f"{name}: {what}"
+        for name, known in files.items()
+        for what in _differences(folder / name, name, known, info["format"], hashes)
+    ]
+    for place in FOLDERS.values():
+        names = sorted(f"{place}/{one.name}" for one in (folder / place).glob("*"))
+        differences += [f"{one}: not part of the dataset" for one in names if one not in files]
+    found = dataset_digest(hashes)
+    if found != info.get("dataset_sha256"):
+        differences.append(f"dataset hash: {found}, expected {info.get('dataset_sha256')}")
+    return Verified(found, len(hashes), differences)
+
+
+def _differences(path: Path, name: str, known: Any, form: str, hashes: list[str]) -> Iterator[str]:
+    """What differs in a file; the digests of its rows are added to `hashes`."""
+    shard, before = SHARD_NAME.fullmatch(name), len(hashes)
+    if not (shard or name == REJECTED) or not isinstance(known, dict):
+        yield "not the name of a file of a dataset"
+        return
+    config, split = (_CONFIGS[shard[1]], shard[2]) if shard else ("", "")
+    try:
+        if shard_digest(path) != known.get("sha256"):
+            yield "its bytes differ"
+        for row in FORMATS[form].read(path) if shard else ():
+            hashes.append(row_digest(config, split, row))
+            if hashes[-1] != row.get(ROW_SHA256):
+                yield f"the row {row.get('id')!r} was changed"
+    except FileNotFoundError as error:
+        yield "missing" if error.filename == str(path) else f"{error.filename} is missing"
+    except (OSError, ValueError) as error:
+        yield f"cannot be read to its end: {error}"
+    if shard and known.get("rows") != len(hashes) - before:
+        yield f"{counted(len(hashes) - before, 'row')}, expected {known.get('rows')}"

@@ -1,0 +1,122 @@
+"""Scores, picks and a person's choices in a run's folder, as files of JSON lines.
+
+    OUT/scores.jsonl    appended; a scorer's declaration before the first score under it, then a
+                        line for each score; of a key, and of a scorer's name, the last line counts
+    OUT/choices.jsonl   appended; of a line of the manifest the last choice counts
+    OUT/picks.jsonl     written whole, a line for each line of the manifest
+    OUT/drafts/         the run folder of the drafts
+
+Of a file of texts `texts.jsonl` the first three are called `texts.scores.jsonl` and so on.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, Self
+
+from hyimg_cli.errors import OutputFolderError
+from hyimg_cli.files import json_of, refuse_constant, replace_file
+from hyimg_cli.journal.disk import disk_errors, take_lock
+from hyimg_cli.journal.journal import bytes_if_any, json_line
+from hyimg_cli.journal.journal_file import JournalFile, lines_in
+
+SCORES, PICKS, CHOICES, DRAFTS = "scores.jsonl", "picks.jsonl", "choices.jsonl", "drafts"
+Line = Mapping[str, Any]
+
+
+def beside(place: Path, name: str) -> Path:
+    """The path of such a file: in a run's folder, or beside a file of texts."""
+    return place / name if place.is_dir() else place.with_name(f"{place.stem}.{name}")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file, none where there is no file; what a kill cut off is passed over.
+
+    Raises OutputFolderError for any other line that is not a JSON object.
+    """
+    with disk_errors(path):
+        data = bytes_if_any(path)
+    found: list[dict[str, Any]] = []
+    for number, line in lines_in(data[: data.rfind(b"\n") + 1]):
+        try:
+            entry = json_of(line, parse_constant=refuse_constant)
+        except ValueError:
+            entry = None
+        if not isinstance(entry, dict):
+            hint = f"take the line out, or remove {path.name} to have it made again"
+            where = f"{path}:{number}"
+            raise OutputFolderError(
+                "this line is not a JSON object", where=where, hint=hint, code="output.damaged"
+            )
+        found.append(entry)
+    return found
+
+
+def read_picks(place: Path) -> dict[str, dict[str, Any]]:
+    """What was picked, by the id of the manifest's line; empty where nothing was."""
+    entries = read_lines(beside(place, PICKS))
+    return {one["candidate_of"]: one for one in entries if isinstance(one.get("candidate_of"), str)}
+
+
+def write_picks(place: Path, picks: Iterable[Line]) -> None:
+    """Replace picks.jsonl."""
+    path = beside(place, PICKS)
+    with disk_errors(path.parent):
+        replace_file(path, b"".join(map(json_line, picks)))
+
+
+def append_choices(place: Path, choices: Iterable[Line]) -> None:
+    """Add a person's choices: `candidate_of`, and `picked`, a list of ids, empty where none is
+    good; null: as the rule says.
+    """
+    path = beside(place, CHOICES)
+    with disk_errors(path.parent), closing(JournalFile(path)) as file:
+        file.append([json_line(one) for one in choices])
+
+
+def read_choices(place: Path) -> dict[str, list[str]]:
+    """A person's last choice for each line of the manifest that has one."""
+    last = {
+        one.get("candidate_of"): one.get("picked") for one in read_lines(beside(place, CHOICES))
+    }
+    return {of: picked for of, picked in last.items() if of and isinstance(picked, list)}
+
+
+class ScoresFile:
+    """scores.jsonl. Reading needs no lock; appending needs `with`, which takes one of its own."""
+
+    def __init__(self, place: Path) -> None:
+        self._path = beside(place, SCORES)
+        # By key, the last line of each score; by the scorer's name, its last declaration.
+        self.scores: dict[str, Line] = {}
+        self.declared: dict[str, Line] = {}
+        self._held = ExitStack()
+        self._file: JournalFile | None = None
+        self._take(read_lines(self._path))
+
+    def __enter__(self) -> Self:
+        with disk_errors(self._path), ExitStack() as held:
+            take_lock(self._path.with_name(f".{self._path.name}.lock"), held)
+            self._file = held.enter_context(closing(JournalFile(self._path)))
+            self._held = held.pop_all()
+        self._take(read_lines(self._path))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file = None
+        self._held.close()
+
+    def append(self, lines: Iterable[Line]) -> None:
+        """Add lines; they are on disk when this returns."""
+        assert self._file is not None, "the file is written with its lock"
+        added = list(lines)
+        with disk_errors(self._path):
+            self._file.append([json_line(one) for one in added])
+        self._take(added)
+
+    def _take(self, lines: Iterable[Line]) -> None:
+        for one in lines:
+            if isinstance(one.get("key"), str):
+                self.scores[one["key"]] = one
+            elif isinstance(one.get("declared"), dict):
+                self.declared[str(one.get("scorer"))] = one
