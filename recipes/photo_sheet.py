@@ -35,10 +35,20 @@ def main(sheet: Path) -> None:
     result = put_back(source, drawn, reference, edit)
     redraw = mapped_back(drawn, place, (0, source.shape[0]), (0, source.shape[1]))
     outside = result.matte == 0
-    print(f"{edit.kind}: {int((result.pixels != source).any(2)[outside].sum())} pixels differ of {int(outside.sum())} outside the edit")
+    print(
+        f"{edit.kind}: {int((result.pixels != source).any(2)[outside].sum())} pixels differ of {int(outside.sum())} outside the edit"
+    )
     rows = [
-        [("source", source), ("redraw (simulated)", redraw), ("result of --keep-outside", result.pixels)],
-        [("the edit that was found", result.matte), ("redraw - source, x8", _apart(redraw, source)), ("result - source, x8", _apart(result.pixels, source))],
+        [
+            ("source", source),
+            ("redraw (simulated)", redraw),
+            ("result of --keep-outside", result.pixels),
+        ],
+        [
+            ("the edit that was found", result.matte),
+            ("redraw - source, x8", _apart(redraw, source)),
+            ("result - source, x8", _apart(result.pixels, source)),
+        ],
     ]
     _lay_out(rows).save(sheet, quality=88)
 
