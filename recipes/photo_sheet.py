@@ -1,7 +1,8 @@
-"""Lay a simulated edit of recipes/photo/coffee.jpg out on one sheet: source, redraw, result, and where each differs.
+"""Lay a simulated edit of recipes/photo/coffee.jpg out on one sheet: source, redraw, result, and
+where each differs from the source.
 
-No model draws here: the coffee is recoloured, then softened, shifted and drifted in colour as models'
-redraws are (tests/simulated_edits.py), and put back on the photograph as `--keep-outside` does it.
+No model draws here. The coffee is recoloured; then the picture is softened, shifted and drifted in
+colour as a model's redraw is (tests/simulated_edits.py), and put back as by `--keep-outside`.
 
 python recipes/photo_sheet.py recipes/photo-edit.jpg
 """
@@ -16,10 +17,10 @@ from scipy import ndimage
 RECIPES = Path(__file__).parent
 sys.path[:0] = [str(RECIPES.parent), str(RECIPES.parent / "tests")]
 
-from simulated_edits import Pixels, bucket, fitted, redrawn
+from simulated_edits import Pixels, bucket, fitted, redrawn  # noqa: E402
 
-from hyimg_cli.finishing.outside import edit_of, put_back
-from hyimg_cli.finishing.placement import Placement, mapped_back
+from hyimg_cli.finishing.outside import edit_of, put_back  # noqa: E402
+from hyimg_cli.finishing.placement import Placement, mapped_back  # noqa: E402
 
 SIZE, GAP, LABEL = (300, 200), 12, 22
 
@@ -35,9 +36,8 @@ def main(sheet: Path) -> None:
     result = put_back(source, drawn, reference, edit)
     redraw = mapped_back(drawn, place, (0, source.shape[0]), (0, source.shape[1]))
     outside = result.matte == 0
-    print(
-        f"{edit.kind}: {int((result.pixels != source).any(2)[outside].sum())} pixels differ of {int(outside.sum())} outside the edit"
-    )
+    differ = (result.pixels != source).any(2)[outside].sum()
+    print(f"{edit.kind}: {differ} of {outside.sum()} pixels outside the edit differ")
     rows = [
         [
             ("source", source),

@@ -1,4 +1,4 @@
-"""The pages of `docs/`: links lead somewhere, commands run as they stand, in the order of the page."""
+"""The pages of `docs/`: links lead somewhere, commands run as they stand, in the page's order."""
 
 import json
 import re
@@ -24,7 +24,7 @@ PAGES = [
     REPOSITORY / "benchmarks" / "gpu.md",
     *sorted(DOCS.glob("*.md")),
 ]
-# What loads a model, starts processes of its own, or reads what a model made: only its flags are checked.
+# Loads a model, starts processes, or reads what a model made: only the flags are checked.
 REAL = re.compile(
     r"hyimg (bench|doctor|eval|info|replay|serve|think|check texts|generate texts)|--replicas"
 )
