@@ -14,14 +14,14 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from scipy import ndimage
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from simulated_edits import Pixels, bucket, fitted, redrawn
+
+from hyimg_cli.finishing.outside import edit_of, put_back
+from hyimg_cli.finishing.placement import Placement, mapped_back
+
 RECIPES = Path(__file__).parent
-sys.path[:0] = [str(RECIPES.parent), str(RECIPES.parent / "tests")]
-
-from simulated_edits import Pixels, bucket, fitted, redrawn  # noqa: E402
-
-from hyimg_cli.finishing.outside import edit_of, put_back  # noqa: E402
-from hyimg_cli.finishing.placement import Placement, mapped_back  # noqa: E402
-
 SIZE, GAP, LABEL = (300, 200), 12, 22
 
 
