@@ -1,4 +1,4 @@
-"""What a run that finds results in its folder still has to do."""
+"""Decide which jobs a run still has to do, given the results in its folder."""
 
 import os
 from collections import Counter
@@ -24,7 +24,7 @@ Results = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class ResumePolicy:
-    """Policy towards results of an earlier run in the same folder."""
+    """How a run treats results of an earlier run in the same folder."""
 
     resume: bool = True
     retry_failed: bool = False
@@ -33,12 +33,11 @@ class ResumePolicy:
 
 @dataclass(frozen=True)
 class Resumption:
-    """Jobs still to do, jobs that are there already, and failed ones that are left alone.
+    """Jobs to run, jobs already done, and failed jobs that are left alone.
 
-    `to_finish`: jobs whose redraw is there, to be put back on its source in another way. `former`:
-    by job, files of results that are to be replaced, without those that another result names, too.
-    `results`: the last outcomes before. `begun`: of those to run, what kept latents are gone on
-    with.
+    `to_finish`: jobs whose redraw exists, to be put back on its source in another way. `former`: by
+    job, files of results to be replaced, except those that another result names too. `results`: the
+    last outcomes so far. `begun`: of the jobs to run, those that resume from kept latents.
     """
 
     to_run: list[Job]
@@ -125,7 +124,7 @@ def resume(
 
 
 def is_intact(folder: RunFolder, entry: Mapping[str, Any], *, with_frames: bool = False) -> bool:
-    """True if a result has outputs, and every file of them is there as it was written."""
+    """Return True if a result has outputs, and every file of them exists as it was written."""
     outputs = entry.get("outputs") or ()
     return bool(outputs) and folder.holds(outputs, with_frames=with_frames)
 
