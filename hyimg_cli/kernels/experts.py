@@ -109,7 +109,7 @@ def experts_of(stacks: Stacks) -> Experts:
 
 
 def most_few_rows(capability: Capability, form: Quantization) -> int:
-    """Up to how many rows each reads its own experts on such a GPU; 0: none does."""
+    """Return the row count up to which each row reads its own experts on such a GPU; 0 for none."""
     # Older GPUs have no instructions for e4m3, and Triton no way around it.
     if not has_triton() or (form == "fp8" and capability < (8, 9)):
         return 0
@@ -118,7 +118,7 @@ def most_few_rows(capability: Capability, form: Quantization) -> int:
 
 
 def takes_scaled(capability: Capability) -> bool:
-    """True if torch multiplies groups of FP8 rows."""
+    """Return True if torch multiplies groups of FP8 rows."""
     return capability[0] == 9
 
 
@@ -134,7 +134,7 @@ def rows_unread(capability: Capability, dtype: torch.dtype, form: Quantization) 
 
 
 def require_bitsandbytes() -> None:
-    """Raises MachineError where NF4 is wanted on a GPU and bitsandbytes is not installed."""
+    """Raise MachineError if NF4 is requested on a GPU and bitsandbytes is not installed."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise MachineError(
             "nf4 on a GPU needs bitsandbytes, which is not installed",

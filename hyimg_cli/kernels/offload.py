@@ -34,7 +34,7 @@ MOST_ROUTED_ROWS = 64
 
 
 class ExpertCache:
-    """Which key has which of `count` slots; the least recently used leaves first."""
+    """Assignment of keys to `count` slots; the least recently used leaves first."""
 
     def __init__(self, count: int) -> None:
         self._slots: OrderedDict[Hashable, int] = OrderedDict()
@@ -115,7 +115,7 @@ class OffloadedExperts:
             weakref.finalize(self, _let_go, self._link, pinned).atexit = False
 
     def of_layer(self, layer: int) -> Experts:
-        """The computation of one layer's experts."""
+        """Return the computation of one layer's experts."""
         return partial(self._computed, layer)
 
     def _computed(self, layer: int, tokens: RoutedTokens) -> Tensor:

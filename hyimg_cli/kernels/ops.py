@@ -121,12 +121,12 @@ PLAIN = PlainOps()
 
 
 def has_triton() -> bool:
-    """True if Triton is installed."""
+    """Return True if Triton is installed."""
     return importlib.util.find_spec("triton") is not None
 
 
 def ops_of(device: torch.device) -> PlainOps:
-    """The kernels for a layer on `device`; asked once, when the model is built."""
+    """Return the kernels for a layer on `device`; called once, when the model is built."""
     if device.type != "cuda":
         return PLAIN
     if not has_triton():

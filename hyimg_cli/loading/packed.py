@@ -41,9 +41,10 @@ class _QuantState(BaseModel):
 
 
 def stored_index(folder: Path) -> dict[str, TensorInfo]:
-    """Every tensor of the checkpoint, from its headers: of packed matrices these, not their parts.
+    """Return every tensor of the checkpoint from its headers; packed matrices as one, not as their
+    parts.
 
-    Raises CheckpointError, also for a packed matrix whose parts do not fit together.
+    Raises CheckpointError, also for a packed matrix whose parts do not match.
     """
     tensors = tensor_index(folder)
     for part, info in list(tensors.items()):

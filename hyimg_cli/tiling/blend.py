@@ -50,9 +50,9 @@ def merge(plan: TilePlan, tile_of: TileOf) -> Tensor:
 
 
 def blend_(before: Tensor, tile: Tensor, extent: int, dim: int) -> Tensor:
-    """`tile`, its first `extent` rows (dim -2) or columns (-1) faded in from the last of `before`.
+    """Fade the first `extent` rows (dim -2) or columns (-1) of `tile` in from the last of `before`.
 
-    In place. The extent is cut to what both have.
+    In place. The extent is limited to what both have.
     """
     extent = min(before.shape[dim], tile.shape[dim], extent)
     if not extent:
@@ -66,7 +66,7 @@ def blend_(before: Tensor, tile: Tensor, extent: int, dim: int) -> Tensor:
 
 
 def pixel_shape(plan: TilePlan, tile: Tile) -> tuple[int, int]:
-    """Rows and columns of pixels that decoding a tile gives."""
+    """Return the rows and columns of pixels of a decoded tile."""
     rows, columns = tile.bottom - tile.top, tile.right - tile.left
     return rows * plan.tiling.pixels, columns * plan.tiling.pixels
 
