@@ -63,7 +63,7 @@ class ChildProcess:
         threading.Thread(target=self._write, args=(writing,), daemon=True).start()
 
     def post(self, message: object) -> None:
-        """Send a message without waiting. It is pickled now: functions by name, the rest by value."""
+        """Send a message without waiting. It is pickled now; functions by name, else by value."""
         self._outbox.put(pickle.dumps(message))
 
     def hang_up(self) -> None:
