@@ -127,3 +127,8 @@ def test_the_index_names_every_page() -> None:
     index = (DOCS / "README.md").read_text(encoding="utf-8")
     for page in DOCS.glob("*.md"):
         assert page.name == "README.md" or f"]({page.name})" in index
+
+
+@pytest.mark.parametrize("page", OURS, ids=[path.stem for path in OURS])
+def test_a_page_is_at_most_120_lines(page: Path) -> None:
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= 120
