@@ -47,9 +47,7 @@ def write_picture(
 def keep_redraw(
     folder: JobFolder, job: ImageJob, drawn: Pixels, reference: Pixels, facts: PictureFacts | None
 ) -> Record:
-    """Write the redraw and its reference; return the line's `edit` as far as it is known. Raises
-    StorageError.
-    """
+    """Write the redraw and its reference; return the line's `edit` so far. Raises StorageError."""
     edit: Record = {"kind": "unfinished", "sha256": {}}
     data = formats.encode(drawn, text=_text(job, drawn, facts), compress_level=3)
     _save_beside(folder, job, edit, "plain", data)

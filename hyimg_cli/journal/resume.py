@@ -52,14 +52,15 @@ class Resumption:
 def resume(
     folder: RunFolder, jobs: Sequence[Job], config: RunConfig, policy: ResumePolicy
 ) -> Resumption:
-    """Sorts `jobs` by the results in `folder`; weights are looked at only where there are some.
+    """Sort `jobs` by the results in `folder`; weights are read only if there are results.
 
-    Done: same key, and every file there with its sha256, a video's PNG files too where the run
-    writes such. Raises OutputFolderError, unless forced, where a picture would be replaced by one
-    of another key or name, and, without resume, where the folder holds results at all; in any case
-    where a file of another job would be. A job that failed under another key is a new job: it runs.
-    Where the finishing key alone differs, or its file is gone, and the redraw is there, that is
-    enough.
+    A job is done if its key is the same and every file exists with its sha256, including a video's
+    PNG files if the run writes them. A job that failed under another key is a new job and runs. If
+    only the finishing key differs, or its file is gone, an existing redraw is enough.
+
+    Raises OutputFolderError if a picture would be replaced by one of another key or name, or,
+    without resume, if the folder holds results at all; `force` allows both. In any case, raises it
+    if a file of another job would be replaced.
     """
     results = folder.results()
     if not policy.resume and results and not policy.force:
