@@ -3,13 +3,13 @@
     results/00000000.jsonl      parts of the journal, numbered without a gap; each is created, and
                                 only if there is none of its name
     results/00000999.all.jsonl  the last lines of all parts up to this one, so that few are read
-    outputs/…  run.json  manifest.resolved.jsonl       as in a folder; each is put whole
+    outputs/…  run.json  manifest.resolved.jsonl       as in a folder; each is uploaded whole
     lease.json                  who writes, renewed while it does
     results-2-of-8/…  lease-2-of-8.json             a shard's own
 
-The numbered parts are the lock. A run creates the next one; whoever finds its next number taken by
-another's part has been replaced, and stops. No clock is asked. The lease is only for a refusal
-before a model is loaded. Pictures are made in a folder of this machine, and put before their line.
+The numbered parts are the lock. A run creates the next one; a run that finds its next number taken
+has been replaced, and stops. No clock is needed. The lease only serves to refuse a run before a
+model is loaded. Pictures are made in a folder of this machine and uploaded before their line.
 """
 
 import atexit

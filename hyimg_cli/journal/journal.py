@@ -4,11 +4,11 @@
           outputs/NAME.frames/0000.png   latents/<custom_id>.safetensors (unfinished videos)
           .lock-2-of-8   results-2-of-8.jsonl (a shard's own; shards of one count share the folder)
 
-NAME is the custom_id, or what the job's template makes of it; a job's line says where its file is.
-A line is appended only after its file is in place, and is on disk when `append` returns; of what
-was made elsewhere, file and line, when `store` returns. So a kill can leave a picture without a
-line, or half a line at the end, never a line without its file.
-Each append looks whether the lock and the journal are still those of this run.
+NAME is the custom_id, or the result of the job's template; a job's line has the path of its file.
+A line is appended only after its file is in place, and is on disk when `append` returns; files and
+lines that were made elsewhere are on disk when `store` returns. So a kill can leave a picture
+without a line, or half a line at the end, but never a line without its file.
+Each append checks that the lock and the journal are still those of this run.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""How the weights of a layer's experts may be held: as they are, in 8 bits, or in 4.
+"""Formats of a layer's expert weights: as stored, in 8 bits, or in 4.
 
     dense   [E, O, I] in the model's dtype                        2 bytes a weight in bfloat16
     fp8     e4m3 values [E, O, I], a float32 scale a row [E, O]   1 byte
     nf4     two indices a byte, a float32 scale for 64 weights    0.5625 bytes
 
-Each is quantised one expert at a time, so that no more than one is ever held as it was stored.
+Each is quantised one expert at a time, so at most one is held as it was stored.
 NF4: the sixteen quantiles of Dettmers et al., QLoRA (2023), in the layout of bitsandbytes, whose
 kernels can read it.
 """

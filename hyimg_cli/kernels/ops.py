@@ -1,8 +1,8 @@
 """Row-by-row operations around a layer's matrix products: norms, rotation, SwiGLU, the router,
 and the permutation of tokens to their experts and back.
 
-`PlainOps` is the twin in plain torch, and what a CPU runs; `fused_ops.FusedOps` has the same
-calls in Triton, each one pass over memory. A row's bits never depend on its company.
+`PlainOps` is the twin in plain torch, which a CPU runs; `fused_ops.FusedOps` has the same calls in
+Triton, each one pass over memory. A row's bits never depend on the other rows.
 """
 
 # Legend: T token, M model width, H query head, K kv head (or chosen expert), D head width,

@@ -1,5 +1,5 @@
-"""Small values between the host and a device, without either waiting for the other; parts of a
-network that come to a device for their turn; and which device is at work.
+"""Move small values between the host and a device without either waiting for the other, bring parts
+of a network to a device for their turn, and select the current device.
 
 On a CPU both ends are one memory: the same calls are plain copies.
 """

@@ -4,8 +4,8 @@
            [ committed prefix ][ scratch         ]
              prefill, decode     timestep and image tokens, rewritten by every denoise step
 
-Memory lies head by head, [H, S, D]. Writes are copies into slices, reads are views. `length` counts
-committed tokens only; positions for RoPE are a separate matter and never derived from it.
+Memory is laid out head by head, [H, S, D]. Writes are copies into slices, reads are views. `length`
+counts committed tokens only; positions for RoPE are a separate matter and never derived from it.
 """
 
 # Legend: S slot, H kv head, D head width, T new token

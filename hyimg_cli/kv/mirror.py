@@ -1,15 +1,15 @@
-"""Buffers and slices of which other processes hold their own parts: each method that changes one is
-called on every rank.
+"""Mirror buffers and slices over ranks: each rank holds its own part, and each method that changes
+one is called on every rank.
 
-    leader     MirroredBuffer, MirroredSlice: a call goes to the others, and is made here
+    leader     MirroredBuffer, MirroredSlice: a call is sent to the others and made here
     follower   FollowerKV: its own parts, by the leader's numbers
 
-Rows are written by the forwards, on each side its own. A change that a rank has no memory for is
-an error of the leader's caller, as in one process. When followers end, all that was made before is
-void: using it is an error and never a wrong row.
+Each rank's forwards write its own rows. If a rank has no memory for a change, the leader's caller
+gets the error, as in one process. When followers end, all parts made before are void: using one is
+an error, never a wrong row.
 
-A part with a home is one set of ranks' alone: `home` 0 is the leader's. What is made of it has the
-same home. Of another set's part the leader has shapes, and no memory.
+A part with a home belongs to one set of ranks; `home` 0 is the leader's. Parts made of it have the
+same home. Of another set's part the leader has shapes, but no memory.
 """
 
 from __future__ import annotations

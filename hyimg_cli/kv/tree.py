@@ -7,8 +7,8 @@
     caller    a Match: a place in the tree, owns nothing
               a Prefix, inside `with tree.pinned(match)`: payloads to copy into its own buffer
 
-Bytes never exceed a budget: what does not fit beside the pinned nodes is not inserted. Of the nodes
-nobody pins, the leaf that was used longest ago goes first. One thread uses a tree.
+Bytes never exceed a budget: payloads that do not fit next to the pinned nodes are not inserted. Of
+the unpinned nodes, the least recently used leaf is evicted first. One thread uses a tree.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,10 +1,10 @@
-"""Matrices that bitsandbytes has packed into 4 or 8 bits: what a checkpoint's files hold of them.
+"""Find the stored parts of matrices that bitsandbytes packed into 4 or 8 bits.
 
     4 bits   x.weight  x.weight.absmax  .quant_map  .quant_state.bitsandbytes__nf4 (or __fp4)
              twice packed also  x.weight.nested_absmax  .nested_quant_map
     8 bits   x.weight  x.SCB  x.weight_format
 
-Each stands for one matrix, which bitsandbytes makes whole as it is loaded (`readers`). No torch.
+Each is one matrix, which bitsandbytes unpacks as it is loaded (`readers`). No torch.
 """
 
 import math

@@ -1,10 +1,10 @@
-"""Weights on their way from files to where a network has room for them, read by several threads.
+"""Read weights from files into a network's memory with several threads.
 
-    file ▸ a piece of memory, pinned where a GPU takes it ▸ some rows of a matrix, cast or quantised
-    file ▸ the room itself, where that is main memory and of the file's dtype
+    file ▸ a piece of memory, pinned for a GPU ▸ some rows of a matrix, cast or quantized
+    file ▸ the network's memory, if that is main memory and has the file's dtype
 
-Threads take tensors from all files in turn, so neither one large file nor one slow disk has one
-thread alone. Beside the room each thread holds a piece, and what is made of it.
+Threads take tensors from all files in turn, so no large file or slow disk is left to one thread.
+Besides the network's memory, each thread holds a piece and the rows made of it.
 """
 
 import math

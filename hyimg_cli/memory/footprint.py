@@ -10,10 +10,10 @@
     draw     the branches that draw, the contexts of the others    one denoise step, or a prefill
     decode   the contexts of the others                            one picture in the VAE
 
-Of these the largest counts. Where images are encoded beside the model, that goes on at any moment.
-Weights and K/V are exact. Activations are set beside what `tests/engine/test_fake_gpu.py` counts
-without a GPU: up to a tenth above it. What libraries take for themselves (a
-GPU's context, workspaces, an allocator's gaps, the nodes of CUDA graphs) is not in it.
+The largest moment counts. If images are encoded while the model works, that adds to any moment.
+Weights and K/V are exact. Activations are compared with the count of
+`tests/engine/test_fake_gpu.py` without a GPU: up to a tenth above it. The libraries' own memory (a
+GPU's context, workspaces, an allocator's gaps, the nodes of CUDA graphs) is not included.
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
-"""A process of ours beside this one, and both ends of the line between them; no torch.
+"""Launch a process, and hold both ends of the line to it; no torch.
 
-A launched process ends when its line does, so it never outlives this one; nor does one that is
-stopped, from its first moment on. Each end of the line is read and written by threads: who is
-stopped, or slow, holds nobody up.
+A launched process ends when its line does, so it never outlives this one, even if it is stopped at
+its very start. Threads read and write each end of the line, so a stopped or slow process delays no
+other.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Other processes that work with this one: started once, kept for the run, gone when it is gone.
+"""Other processes that work with this one: started once, kept for the run, ended with it.
 
     this process   rank 0   RankPool ── a pipe to each: tasks out, answers back; it ends with us ─┐
     main           ranks 1, 2, ..   a loop over tasks, and the parts it was told to load  ◀───────┘

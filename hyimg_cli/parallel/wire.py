@@ -2,8 +2,8 @@
 
 to a member     where the group meets, the Rank it is there, its Numerics; then tasks: a function
                 of a module and its arguments, to be called with the rank first
-from a member   a word that it is up, one that it has joined; then what each task returned, or
-                Failed and nothing more; between them that it goes on
+from a member   that it is up, and that it has joined; then the result of each task, or
+                Failed and nothing more; in between, signs of life
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Decoded tiles into one picture, to the bit what the library's own `tiled_decode` makes of them.
+"""Blend decoded tiles into one picture, equal to the bit to the library's own `tiled_decode`.
 
-The library fades row by row in Python, in place: a tile meets its neighbours as they are after
-their own blending, not as they left the decoder. Here each border is two products and a sum over
-the whole strip, which rounds the same way: products in float32 (or wider), each rounded to the
-tiles' dtype, then added in that dtype.
+The library fades row by row in Python, in place: a tile is blended with its neighbours after their
+own blending. Here each border is two products and a sum over the whole strip, rounded alike:
+products in float32 (or wider), each rounded to the tiles' dtype, then added in that dtype.
 """
 
 # Legend: B batch, C channel, T frame, H W pixel rows and columns

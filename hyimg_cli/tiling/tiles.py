@@ -1,12 +1,12 @@
-"""How a latent grid is cut into tiles, and which rank decodes which; arithmetic only, no torch.
+"""Cut a latent grid into tiles and assign them to ranks; arithmetic only, no torch.
 
     one axis, latent cells      |---- tile ----|            tiles start every `stride` cells,
     (tile 16, stride 12)                   |---- tile ----|     the last may be shorter
                                            |-- | overlap: blended over `blend` pixels
 
-"Pixel" is a cell of what the decoder puts out, which for a patchified VAE is not yet a picture's
-pixel. Source of the rules: `tiled_decode` of diffusers' AutoencoderKLHunyuanVideo15 and
-AutoencoderKLWan (0.42.1), `spatial_tiled_decode` of HunyuanImage-3.
+"Pixel" is a cell of the decoder's output, which for a patchified VAE is not yet a picture's pixel.
+Source of the rules: `tiled_decode` of diffusers' AutoencoderKLHunyuanVideo15 and AutoencoderKLWan
+(0.42.1), `spatial_tiled_decode` of HunyuanImage-3.
 """
 
 from collections.abc import Sequence
