@@ -1,7 +1,7 @@
 """Batch image editing and generation with models that think before they draw.
 
-The Python face of the `hyimg` command: `run_manifest`, and what it is given. Names are imported on
-first use, so that importing the package never imports torch.
+The Python face of the `hyimg` command: `run_manifest` and its arguments. Names are imported on
+first use, so importing the package never imports torch.
 """
 
 import os

@@ -57,19 +57,19 @@ CODES = (
 QUICK = {"num_inference_steps": 1, "bot_task": "none", "size": "1:1"}
 
 
-PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+PAGES = [Path(__file__).parents[1] / "docs" / name for name in ("python.md", "python-sessions.md")]
 
 
-def test_the_page_on_python_runs_as_it_stands(
+def test_the_pages_on_python_run_as_they_stand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = PAGE.read_text(encoding="utf-8")
+    page = "".join(path.read_text(encoding="utf-8") for path in PAGES)
     (lines,) = re.findall(r"```json\n(.*?)```", page, re.S)
     monkeypatch.chdir(tmp_path)
     Path("jobs.jsonl").write_text(lines)
     said, names = [], dict[str, Any]()
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", page, re.S)):
-        exec(compile(block, f"{PAGE.name}, example {number}", "exec"), names)
+        exec(compile(block, f"Python, example {number}", "exec"), names)
         said.append(capsys.readouterr().out.splitlines())
     run, again, _, pictures, results, distances, errors, session = said
     assert run == ["2 done 0 failed"]

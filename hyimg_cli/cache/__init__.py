@@ -1,1 +1,1 @@
-"""Content that is kept: bounded memos in memory."""
+"""Caches: entries on disk and bounded memos in memory."""

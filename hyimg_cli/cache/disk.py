@@ -1,9 +1,9 @@
 """A bounded cache of bytes on disk, named by content; several processes may share a folder.
 
     folder/kind/key          an entry: a line with checksum and length, then the bytes
-    folder/kind/.key.….tmp   an entry on its way; it gets its name when it is whole
+    folder/kind/.key.….tmp   an entry being written; it is renamed when it is whole
 
-Nothing here fails a job: what the disk refuses is a miss, and a note.
+The cache never fails a job: a disk error is a miss and a note.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ _LOOK_AFTER = 1 / 64
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of the cache: its bytes on disk, and when it was last read or written."""
+    """A file of the cache: its size in bytes, and when it was last read or written."""
 
     kind: str
     key: str
@@ -59,9 +59,9 @@ class Entry:
 
 
 class DiskStore:
-    """Bytes by kind and key (a hex sha256), least recently used first out.
+    """Bytes by kind and key (a hex sha256); the least recently used entries are evicted first.
 
-    No `folder`, or a budget of 0: nothing is found or kept.
+    Without a `folder`, or with a budget of 0, nothing is found or kept.
     """
 
     def __init__(self, folder: Path | None, budget_bytes: int) -> None:
@@ -74,11 +74,11 @@ class DiskStore:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all entries on disk."""
+        """Return the bytes of all entries on disk."""
         return sum(entry.nbytes for entry in self.entries())
 
     def read(self, kind: str, key: str) -> bytes | None:
-        """The bytes of an entry, or None; a damaged one is removed, and noted."""
+        """Return the bytes of an entry, or None; a damaged entry is removed and noted."""
         path = self._path(kind, key)
         return self._data(path, kind, key) if path else None
 
@@ -91,9 +91,9 @@ class DiskStore:
         pack: Callable[[Value], bytes],
         unpack: Callable[[bytes], Value],
     ) -> tuple[Value, bool]:
-        """An entry's value, and whether it was there; else it is made, and kept.
+        """Return an entry's value and whether it was a hit; on a miss, make and keep it.
 
-        `unpack` raises ValueError for bytes that `pack` did not give: such an entry is removed.
+        `unpack` raises ValueError for bytes that `pack` did not write: such an entry is removed.
         """
         data = self.read(kind, key)
         if data is not None:
@@ -107,7 +107,9 @@ class DiskStore:
         return made, False
 
     def has(self, kind: str, key: str) -> bool:
-        """True if an entry is there in full length; damage inside it shows only when it is read."""
+        """Return True if an entry exists in full length; damage inside it shows only when it is
+        read.
+        """
         path = self._path(kind, key)
         if path is None:
             return False
@@ -118,9 +120,10 @@ class DiskStore:
             return False
 
     def write(self, kind: str, key: str, data: bytes) -> None:
-        """Keep `data`, then drop what the budget has no room for. More than all of it: not kept.
+        """Keep `data`, then evict entries beyond the budget. Data larger than the budget is not
+        kept.
 
-        After the first refusal of the disk nothing more is written; what is there is still read.
+        After the first disk error nothing more is written; existing entries are still read.
         """
         path = self._path(kind, key)
         header = b"hyimg-store 1 %s %d\n" % (_checksum(kind, key, data), len(data))
@@ -136,7 +139,7 @@ class DiskStore:
             self._stop_taking(error)
 
     def discard(self, kind: str, key: str) -> None:
-        """Remove an entry that turned out to be damaged, and note it."""
+        """Remove a damaged entry and note it."""
         path = self._path(kind, key)
         if path is not None:
             self._notes.append(f"a damaged entry of the disk cache ({kind}) was removed")
@@ -145,7 +148,7 @@ class DiskStore:
                 path.unlink(missing_ok=True)
 
     def take_notes(self) -> tuple[str, ...]:
-        """Faults since the last call, in words for a result line."""
+        """Return the faults since the last call, worded for a result line."""
         notes, self._notes = tuple(self._notes), []
         return notes
 
@@ -155,7 +158,7 @@ class DiskStore:
             return self._entries()
 
     def clear(self, kind: str | None = None) -> list[Entry]:
-        """Remove the entries of a kind, or all; what was removed. Raises StorageError."""
+        """Remove the entries of a kind, or all; return the removed ones. Raises StorageError."""
         with _refusals():
             gone = [entry for entry in self._entries() if kind in (None, entry.kind)]
             for entry in gone:
@@ -239,8 +242,8 @@ class DiskStore:
 
 
 def refuse_cache_file(folder: Path | None) -> None:
-    """Raise StorageError for a cache folder that can be none: it is a file, or below one. One that
-    is missing is made later.
+    """Raise StorageError if the cache folder is a file, or below one. A missing folder is made
+    later.
     """
     above = nearest_existing(folder) if folder else None
     if above is not None and not above.is_dir():

@@ -1,4 +1,4 @@
-"""Bounded in-memory memos: what was computed once is kept until its bytes are needed."""
+"""Bounded memos in memory: values stay until their bytes are needed."""
 
 import threading
 from collections import OrderedDict
@@ -10,9 +10,9 @@ Value = TypeVar("Value")
 
 
 class Memo(Generic[Key, Value]):
-    """Values by key, least recently used first out. `hits` and `misses` count the look-ups.
+    """Values by key; the least recently used are evicted first. `hits` and `misses` count look-ups.
 
-    Threads may share one; two that miss at once make a value each, and one of them is kept.
+    Threads may share a memo; two that miss at once each make a value, and one is kept.
     """
 
     def __init__(self, budget_bytes: int, size_of: Callable[[Value], int]) -> None:
@@ -23,12 +23,12 @@ class Memo(Generic[Key, Value]):
         self.held_bytes = self.hits = self.misses = 0
 
     def find(self, key: Key) -> Value | None:
-        """The value of `key`, which is a hit; None where it is not there, which counts nothing."""
+        """Return the value of `key` as a hit; None if it is missing, which is not counted."""
         entry = self._values.get(key)
         return None if entry is None else self.get(key, lambda: entry[0])
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
-        """The value of `key`, made by `make` where it is not there."""
+        """Return the value of `key`; `make` makes it if it is missing."""
         with self._turn:
             if (found := self._values.get(key)) is not None:
                 self.hits += 1
@@ -48,11 +48,11 @@ class Memo(Generic[Key, Value]):
         return value
 
     def counts(self) -> dict[str, int]:
-        """Look-ups until now: what was there, and what had to be made."""
+        """Return the hits and misses so far."""
         return {"hits": self.hits, "misses": self.misses}
 
     def clear(self) -> None:
-        """Forget every value; the counters stay."""
+        """Drop every value; the counters stay."""
         with self._turn:
             self._values.clear()
             self.held_bytes = 0

@@ -18,9 +18,7 @@ Guidance = Callable[[Tensor, Step], Tensor]
 
 @dataclass(frozen=True)
 class Track:
-    """One picture's way: its noise, its schedule, and how its branches are combined. At a step that
-    is not guided branch 0 alone is evaluated.
-    """
+    """One picture's noise, schedule and guidance; an unguided step evaluates branch 0 only."""
 
     noise_CYX: Tensor
     schedule: Schedule
@@ -29,8 +27,8 @@ class Track:
 
 
 class Drawing:
-    """One picture on its track: the latents behind the steps that are `done`, and what its step
-    cache kept of them; it begins anew where the number of branches changes.
+    """One picture on its track: the latents after the steps that are `done`, and its step cache,
+    which starts over if the number of branches changes.
     """
 
     def __init__(self, track: Track, rule: StepCache | None) -> None:
@@ -44,12 +42,13 @@ class Drawing:
 
     @property
     def step(self) -> Step:
-        """The next one."""
+        """Return the next step."""
         return self._steps[self.done]
 
     def advance(self, velocities_GCYX: Tensor | None) -> None:
-        """Take the next step: by all branches' velocities, estimated where there are none. Whatever
-        raises leaves the drawing where it was.
+        """Take the next step with all branches' velocities, estimated if none are given.
+
+        An exception leaves the drawing unchanged.
         """
         step, found = self.step, velocities_GCYX
         if found is None:
@@ -61,10 +60,10 @@ class Drawing:
 
 
 def denoise_step(drawings: Sequence[Drawing], velocities: Velocities) -> None:
-    """Move every drawing by a step, each by its own next one.
+    """Advance every drawing by its own next step.
 
-    `velocities` is asked for the drawings whose step is full by their cache, and not at all where
-    it is for none.
+    `velocities` is called for the drawings whose step is full by their cache, and not at all if
+    there are none.
     """
     full = [drawing for drawing in drawings if drawing.cache.steps[drawing.step.index]]
     found = dict(zip(full, velocities(full), strict=True)) if full else {}

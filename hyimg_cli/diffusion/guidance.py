@@ -1,4 +1,4 @@
-"""Branches' velocities into one."""
+"""Combine the branches' velocities into one."""
 
 # Legend: G branch, C channel, Y X latent rows and columns
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Velocities of one drawing under a lossy step cache: kept at full steps, estimated at others.
 
-Nothing is read on the host: which steps are full is known beforehand, by their index. The state
-belongs to one attempt at one job; no model and no place in a batch holds any of it.
+Nothing is read on the host: the index of a step decides whether it is full. The state belongs to
+one attempt at one job; models and batches hold none of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class VelocityCache:
         self._differences: list[Tensor] = []
 
     def full_from(self, index: int) -> tuple[int, ...]:
-        """The full steps from `index` on."""
+        """Return the full steps from `index` on."""
         return tuple(step for step in range(index, len(self.steps)) if self.steps[step])
 
     def keep(self, index: int, velocities: Sequence[Tensor]) -> None:
@@ -70,15 +70,15 @@ class VelocityCache:
         return estimate
 
     def state(self) -> dict[str, Tensor]:
-        """All that the steps so far left, for a checkpoint; nothing where there is no rule."""
+        """Return the state for a checkpoint; nothing without a rule."""
         if self.rule is None:
             return {}
         counts = torch.tensor([self.full, self.estimated, self._at], dtype=torch.int32)
         return {_COUNTS: counts} | {f"{_KEPT}{n}": one for n, one in enumerate(self._differences)}
 
     def restore(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """Take up what `state` found, from among what others kept there. Raises KeyError where
-        there is nothing of it.
+        """Restore what `state` returned, from a checkpoint that may hold more. Raises KeyError if
+        it is missing.
         """
         if self.rule is None:
             return
@@ -87,7 +87,7 @@ class VelocityCache:
         self._differences = [state[f"{_KEPT}{n}"].to(device) for n in range(count)]
 
     def report(self) -> StepCacheReport | None:
-        """The rule and the counts; None without a rule."""
+        """Return the rule and the counts; None without a rule."""
         if self.rule is None:
             return None
         rule, counts = self.rule, (self.full, self.estimated)

@@ -1,4 +1,4 @@
-"""Edits that can be trusted: a redraw put back on its source, which stays equal outside the edit.
+"""Put a redraw back on its source, which stays equal outside the edit.
 
     source ─ fitted ─▶ reference ─┐
                                   ├─ registration ─ colour ─ region ─▶ verdict ─▶ composite

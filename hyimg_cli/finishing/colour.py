@@ -1,5 +1,5 @@
-"""Colours that a redraw drifted by, outside the edit: gain, bias, contrast and saturation of the
-whole picture, and a field of low frequency.
+"""Colour drift of a redraw outside the edit: gain, bias, contrast and saturation of the whole
+picture, and a field of low frequency.
 """
 
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ _DARKEST, _BRIGHTEST = 3.0, 252.0
 
 @dataclass(frozen=True)
 class Drift:
-    """What turns drawn levels into those of the source: `levels + mixing @ terms + bias + field`.
+    """Map from drawn levels to those of the source: `levels + mixing @ terms + bias + field`.
 
-    `mixing` [3, 6] of the three channels and of the curves of each; `field` [3, y, x] is a small
-    picture of the whole.
+    `mixing` [3, 6] acts on the three channels and on the curves of each; `field` [3, y, x] is a
+    small picture of the whole.
     """
 
     mixing: np.ndarray
@@ -39,8 +39,10 @@ class Drift:
     field: Plane
 
     def undone(self, levels: Plane, reference: Plane | None = None) -> Plane:
-        """Levels [3, Y, X] of the whole picture without the drift. A channel that was clipped
-        stands for anything beyond: there it is as far as `reference` says.
+        """Return levels [3, Y, X] of the whole picture without the drift.
+
+        A clipped channel may stand for any value beyond the limit; there the result takes the
+        distance from `reference`.
         """
         return self.undone_in(levels, None, reference)
 
@@ -50,7 +52,9 @@ class Drift:
         box: tuple[float, float, float, float] | None,
         reference: Plane | None = None,
     ) -> Plane:
-        """The same of a part; `box`: its left, top, right and bottom as parts of the whole."""
+        """Return a part without the drift; `box`: its left, top, right and bottom as fractions of
+        the whole.
+        """
         y, x = self.field.shape[1:]
         part = None if box is None else (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
         field = resized(self.field, (levels.shape[1], levels.shape[2]), part)
@@ -65,14 +69,14 @@ class Drift:
 
 
 def unmoved(drift: Drift) -> Drift:
-    """No drift at all, in the shape of one."""
+    """Return the identity drift."""
     return Drift(*(np.zeros_like(part) for part in (drift.mixing, drift.bias, drift.field)))
 
 
 def drift_of(reference: Plane, drawn: Plane, mask: Mask | None, scale: float) -> Drift:
-    """The drift between levels [3, Y, X], fitted robustly to blurred pixels outside the mask.
+    """Fit the drift between levels [3, Y, X] robustly to blurred pixels outside the mask.
 
-    Without a mask yet there is no field: it would follow the edit.
+    Without a mask there is no field yet, because it would follow the edit.
     """
     small = [reduced(blurred(levels, 3 * scale), _STEP) for levels in (reference, drawn)]
     free = np.ones(small[0].shape[1:], np.float32)

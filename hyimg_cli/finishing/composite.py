@@ -1,4 +1,4 @@
-"""The edit on its source, in the source's own size: outside the matte its bytes are copied."""
+"""Blend the edit into its source at the source's own size; outside the matte, bytes are copied."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,11 +45,11 @@ _STRIP, _STRIP_REACH = 256, 8.0
 
 @dataclass(frozen=True)
 class Layers:
-    """What is blended, in the size that was drawn and placed as what was shown.
+    """Layers to blend, in the drawn size, aligned with the reference.
 
-    `matte` [Y, X] from 0 to 1; `detail` [Y, X], how much of the source's own fine lightness belongs
-    on the edit; `around`: 1 where nothing near was edited, and all of it does. `light`: as it was
-    found; the source's own pixels are lit by it.
+    `matte` [Y, X]: 0 to 1. `detail` [Y, X]: how much of the source's fine lightness belongs on the
+    edit. `around`: 1 where nothing near was edited, so all of it belongs there. `light`: the light
+    that was found, which is applied to the source's own pixels.
     """
 
     matte: Plane
@@ -59,8 +59,8 @@ class Layers:
 
 
 def layers(reference: Plane, drawn: Plane, mask: Mask, edited: Mask, light: Plane) -> Layers:
-    """From levels [3, Y, X] whose motion and drift are undone. `mask`: what is put back of all that
-    was `edited`.
+    """Make the layers from levels [3, Y, X] without motion and drift. `mask`: the part of `edited`
+    that is put back.
     """
     gap = max(1.0, _GAP * scale_of(mask.shape))
     detail, around = _detail(reference, drawn), numbers(~closed(edited, gap))
@@ -78,11 +78,11 @@ def composite(
     what: Layers,
     limit: Plane | None = None,
 ) -> tuple[Pixels, Bytes]:
-    """The result [H, W, 3] and its matte [H, W] in levels of 255, in the source's size.
+    """Return the result [H, W, 3] and its matte [H, W], in levels of 255, at the source's size.
 
-    `still` is the placement of what was shown, `placement` that of the drawn picture, its motion
-    within; `limit` [H, W]: nothing is blended where it is 0. Worked in strips, so that a large
-    source takes little memory.
+    `still`: the placement of the reference. `placement`: that of the redraw, with its motion.
+    `limit` [H, W]: nothing is blended where it is 0. Works in strips, so a large source takes
+    little memory.
     """
     result, matte = source.copy(), np.zeros(source.shape[:2], np.uint8)
     reach = ceil(_STRIP_REACH / still.y.scale)

@@ -1,4 +1,4 @@
-"""A redraw on its source: what was edited, and the source with only that changed."""
+"""Find what a redraw edited, and return the source with only that changed."""
 
 from dataclasses import dataclass, replace
 from math import hypot
@@ -42,13 +42,12 @@ _LIMIT, _INSTEAD = "limit", "instead"
 class Edit:
     """What a redraw did to its source.
 
-    `mask` [Y, X], in the drawn size: what was edited, within the region that was given, if any;
-    `found` without that limit. `reasons`: why all of the picture was edited, which a region may
-    limit to a `local` edit. `still` is where what was shown lies, `placement` where the redraw
-    does, its motion within. `seen`: the motion as it was found, also where it was too far to be
-    undone, and `motion` is none. `spill`: the part of what was found that lies outside that region.
-    `outside`: how far the redraw itself is from the source outside the mask, mean and 99th
-    percentile.
+    `mask` [Y, X]: the edited pixels at the drawn size, limited by the given region. `found`: the
+    same without that limit. `reasons`: why the whole picture counts as edited, which a region may
+    limit to a `local` edit. `still`: the placement of the reference; `placement`: that of the
+    redraw, with its motion. `seen`: the motion as found, even if it was too large to be undone and
+    `motion` is none. `spill`: the part of `found` outside the region. `outside`: mean and 99th
+    percentile of the redraw's distance from the source outside the mask.
     """
 
     kind: Kind
@@ -69,7 +68,7 @@ class Edit:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Why the verdict may be wrong: the redraw is to be looked at."""
+        """Return why the verdict may be wrong, so that somebody looks at the redraw."""
         found, is_global = [], self.kind == "global"
         if not is_global and not self.measures.is_sure:
             found.append("the rest is unlike the source, as in a style or by rain: see the redraw")
@@ -80,7 +79,7 @@ class Edit:
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
-        """The `edit` of a result line, as far as a redraw tells it."""
+        """Return the parts of a result line's `edit` that the redraw determines."""
         moved = zip(self.seen.zoom, self.seen.shift, self.mask.shape, strict=True)
         # How far the middle of the picture moved, in pixels that were drawn.
         shift_px = hypot(*((zoom - 1) * side / 2 + shift for zoom, shift, side in moved))
@@ -103,7 +102,9 @@ class Edit:
 
 @dataclass(frozen=True)
 class Result:
-    """`pixels` [H, W, 3] in the source's size; `matte` [H, W]: 0 where the source's were copied."""
+    """A finished edit: `pixels` [H, W, 3] at the source's size; `matte` [H, W], 0 where the source
+    was copied.
+    """
 
     pixels: Pixels
     matte: Bytes
@@ -117,10 +118,10 @@ def edit_of(
     given: Bytes | None = None,
     mode: str = _LIMIT,
 ) -> Edit:
-    """Compare a redraw with the reference, both in the drawn size.
+    """Compare a redraw with its reference, both at the drawn size.
 
-    `given` [H, W] in the source's size, above 127 where the user allows an edit; by `mode` a limit
-    to what is found, or taken instead of it.
+    `given` [H, W] at the source's size is above 127 where the user allows an edit. By `mode`, it
+    limits the edit that is found, or replaces it.
     """
     shape = drawn.shape[:2]
     r, m = planes(reference), planes(drawn)
@@ -168,7 +169,7 @@ def edit_of(
 def put_back(
     source: Pixels, drawn: Pixels, reference: Pixels, edit: Edit, given: Bytes | None = None
 ) -> Result:
-    """The edit on its source. `none`: the source; `global`: the redraw, over the whole of it."""
+    """Put the edit on its source. For `none`, return the source; for `global`, the whole redraw."""
     height, width = source.shape[:2]
     if edit.kind == "none":
         return Result(source.copy(), np.zeros((height, width), np.uint8))

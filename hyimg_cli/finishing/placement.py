@@ -1,8 +1,8 @@
-"""Where a model's picture lies on its source, exactly: one factor and one offset for each axis.
+"""Exact placement of a model's picture on its source: one factor and one offset per axis.
 
-Coordinates are those of pixel borders: `drawn = scale * source - offset`; a pixel's centre is at
-half. A registration moves the picture by one more factor and offset, so one Lanczos resize is the
-whole way back.
+Coordinates are those of pixel borders, `drawn = scale * source - offset`; a pixel's centre is at
+one half. A registration adds one more factor and offset, so a single Lanczos resize maps the
+picture back.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _LANCZOS_REACH = 3
 
 @dataclass(frozen=True)
 class AxisMap:
-    """`length` pixels of the source, of which `drawn` were drawn."""
+    """One axis: `length` source pixels, of which `drawn` were drawn."""
 
     length: int
     drawn: int
@@ -26,12 +26,12 @@ class AxisMap:
     offset: float = 0.0
 
     def moved(self, zoom: float, shift: float) -> "AxisMap":
-        """The same where the drawn picture lies at `zoom * x + shift` of the one that was shown."""
+        """Return the map of a drawn picture that is at `zoom * x + shift` of the reference."""
         return AxisMap(self.length, self.drawn, zoom * self.scale, zoom * self.offset - shift)
 
     @property
     def window(self) -> tuple[int, int]:
-        """Source pixels that lie wholly inside what the model was shown."""
+        """Return the range of source pixels that the model saw completely."""
         first = max(0, ceil(self.offset / self.scale - 1e-6))
         last = min(self.length, floor((self.drawn + self.offset) / self.scale + 1e-6))
         return first, last
@@ -42,20 +42,22 @@ class AxisMap:
 
 @dataclass(frozen=True)
 class Placement:
-    """A drawn picture on its source."""
+    """Placement of a drawn picture on its source."""
 
     y: AxisMap
     x: AxisMap
 
     @classmethod
     def stretched(cls, source: tuple[int, int], drawn: tuple[int, int]) -> "Placement":
-        """Heights and widths, of a source that was resized whatever its shape."""
+        """Return the placement of a source that was resized to another shape."""
         return cls(*(AxisMap(n, m, m / n) for n, m in zip(source, drawn, strict=True)))
 
     @classmethod
     def covered(cls, source: tuple[int, int], drawn: tuple[int, int]) -> "Placement":
-        """Of a source that was resized until it covered the drawn size, and cut around its centre;
-        rounded as `media.images.fit_cover` rounds.
+        """Return the placement of a source that was resized to cover the drawn size and cut around
+        its centre.
+
+        Rounds as `media.images.fit_cover` does.
         """
         (n_y, n_x), (m_y, m_x) = source, drawn
         if n_y / n_x < m_y / m_x:
@@ -70,26 +72,27 @@ class Placement:
         )
 
     def moved(self, zoom: tuple[float, float], shift: tuple[float, float]) -> "Placement":
-        """By a registration, vertical first."""
+        """Return the placement after a registration, vertical first."""
         return Placement(self.y.moved(zoom[0], shift[0]), self.x.moved(zoom[1], shift[1]))
 
     @property
     def unseen(self) -> float:
-        """Part of the source that the model was not shown."""
+        """Return the fraction of the source that the model did not see."""
         (top, bottom), (left, right) = self.y.window, self.x.window
         return 1 - (bottom - top) * (right - left) / (self.y.length * self.x.length)
 
     @property
     def pixels_per_drawn(self) -> float:
-        """Source pixels for each that was drawn, along a side."""
+        """Return the source pixels per drawn pixel, along a side."""
         return 1 / sqrt(self.y.scale * self.x.scale)
 
 
 def mapped_back(
     drawn: Pixels, placement: Placement, rows: tuple[int, int], columns: tuple[int, int]
 ) -> Pixels:
-    """The drawn picture over these rows and columns of the source, by Lanczos. Beyond its border it
-    goes on with the pixels there.
+    """Resize the drawn picture over these rows and columns of the source, by Lanczos.
+
+    Beyond its border, the picture repeats its border pixels.
     """
     tops = [placement.y.at(row) for row in rows]
     lefts = [placement.x.at(column) for column in columns]
@@ -109,7 +112,7 @@ def mapped_back(
 
 
 def shown(source: Pixels | Image.Image, placement: Placement) -> Pixels:
-    """What the model was shown of the source, in the source's channels."""
+    """Return the part of the source that the model saw, in the source's channels."""
     (top, bottom), (left, right) = (
         [
             min(float(axis.length), max(0.0, (at + axis.offset) / axis.scale))

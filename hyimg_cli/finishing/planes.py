@@ -1,7 +1,8 @@
-"""Pictures as planes: float32 arrays, of colours [3, Y, X], and how they are blurred and resized.
+"""Pictures as planes, float32 arrays with colours [3, Y, X], and how to blur and resize them.
 
 Differences are taken in opponent planes, linear in the levels and scaled so that a distance is
-about one of CIE 1976 in the middle tones. On dark pictures CIE's own hardly sees anything.
+about one of CIE 1976 in the middle tones. On dark pictures CIE 1976 itself hardly shows a
+difference.
 """
 
 from functools import reduce
@@ -27,33 +28,35 @@ _OPPONENT = np.array(
 
 
 def scale_of(shape: tuple[int, ...]) -> float:
-    """What lengths for a megapixel are to be multiplied by, for a picture of this height, width."""
+    """Return the factor for lengths that are given for a megapixel, for a picture of this height
+    and width.
+    """
     return min(2.0, max(0.3, sqrt(shape[0] * shape[1] / _AREA)))
 
 
 def step_of(shape: tuple[int, ...]) -> int:
-    """By how much a picture of this height, width is reduced where half the size will do."""
+    """Return the reduction for a picture of this height and width where half the size suffices."""
     return 2 if min(shape) >= 256 else 1
 
 
 def planes(pixels: Pixels) -> Plane:
-    """Levels of a picture [Y, X, 3]."""
+    """Return the planes of a picture [Y, X, 3]."""
     return np.ascontiguousarray(pixels.transpose(2, 0, 1), dtype=np.float32)
 
 
 def opponent(levels: Plane) -> Plane:
-    """Lightness, red against green, blue against yellow."""
+    """Return lightness, red against green, and blue against yellow."""
     return np.tensordot(_OPPONENT, levels, axes=1)
 
 
 def length(colours: Plane) -> Plane:
-    """How far each pixel of differences [3, Y, X] is from none, [Y, X]."""
+    """Return the length [Y, X] of each pixel's difference in [3, Y, X]."""
     return np.asarray(np.sqrt(np.square(colours).sum(0)))
 
 
 def range_within(plane: Plane, reach: int, spare: float = 0.0) -> tuple[Plane, Plane]:
-    """The lowest and the highest value of each channel within `reach` pixels, and by the part
-    `spare` of their distance further apart.
+    """Return each channel's minimum and maximum within `reach` pixels, widened by the fraction
+    `spare` of their distance.
     """
     low, high = (_most(plane, reach, how) for how in (np.minimum, np.maximum))
     more = spare * (high - low)
@@ -73,31 +76,32 @@ def _most(plane: Plane, reach: int, how: np.ufunc) -> Plane:
 
 
 def beyond_of(plane: Plane, low: Plane, high: Plane) -> Plane:
-    """How far values are from those between `low` and `high`, with their sign."""
+    """Return the signed distance of values from the range `low` to `high`."""
     return np.asarray(np.maximum(plane - high, 0) - np.maximum(low - plane, 0))
 
 
 def luma(levels: Plane) -> Plane:
-    """Lightness in levels."""
+    """Return lightness in levels."""
     return np.tensordot(np.array([0.2126, 0.7152, 0.0722], np.float32), levels, axes=1)
 
 
 def blurred(array: Plane, sigma: float) -> Plane:
-    """Gaussian over the last two axes."""
+    """Apply a Gaussian over the last two axes."""
     sigmas = (0.0,) * (array.ndim - 2) + (sigma, sigma)
     return np.asarray(ndimage.gaussian_filter(array, sigmas, mode="nearest", truncate=3.0))
 
 
 def spread(values: Plane, weights: Plane, sigma: float) -> tuple[Plane, Plane]:
-    """Normalised convolution: `values` [3, Y, X] where `weights` [Y, X] trust them, carried to
-    where they do not; and the trust that arrives.
+    """Apply a normalised convolution to `values` [3, Y, X] with trust `weights` [Y, X].
+
+    Returns the values, carried to pixels without trust, and the trust that arrives.
     """
     trust = blurred(weights, sigma)
     return blurred(values * weights, sigma) / np.maximum(trust, 1e-6), trust
 
 
 def reduced(array: Plane, by: int) -> Plane:
-    """Means of squares of `by` pixels, [..., Y, X]; those at the end may be narrower."""
+    """Return means of squares of `by` pixels, [..., Y, X]; the last ones may be narrower."""
     if by == 1:
         return array
     flat = array.reshape(-1, *array.shape[-2:])
@@ -111,7 +115,7 @@ def resized(
     box: tuple[float, float, float, float] | None = None,
     how: Image.Resampling = Image.Resampling.BILINEAR,
 ) -> Plane:
-    """The part `box` (left, top, right, bottom) of planes as `shape`, height and width."""
+    """Resize the part `box` (left, top, right, bottom) of planes to `shape`, height and width."""
     flat = array.reshape(-1, *array.shape[-2:])
     size = shape[1], shape[0]
     grown = [np.asarray(Image.fromarray(plane).resize(size, how, box)) for plane in flat]
@@ -119,40 +123,40 @@ def resized(
 
 
 def numbers(mask: Mask) -> Plane:
-    """1 where it is true."""
+    """Return 1 where the mask is true, else 0."""
     return mask.astype(np.float32)
 
 
 def disc(radius: float) -> Mask:
-    """A round neighbourhood."""
+    """Return a round neighbourhood."""
     reach = int(radius)
     y, x = np.ogrid[-reach : reach + 1, -reach : reach + 1]
     return np.asarray(x * x + y * y <= radius * radius + 0.5)
 
 
 def distance_to(mask: Mask) -> Plane:
-    """Pixels from each pixel to the nearest of the mask; far where that is empty."""
+    """Return each pixel's distance to the nearest pixel of the mask; large if the mask is empty."""
     if not mask.any():
         return np.full(mask.shape, np.inf, np.float32)
     return np.asarray(ndimage.distance_transform_edt(~mask), np.float32)
 
 
 def within(mask: Mask, radius: float) -> Mask:
-    """Pixels at most so far from the mask."""
+    """Return the pixels at most this far from the mask."""
     place, near = _around(mask, radius), np.zeros_like(mask)
     near[place] = distance_to(mask[place]) <= radius
     return near
 
 
 def deeper(mask: Mask, depth: float) -> Mask:
-    """Pixels of the mask farther than so from all that is not of it."""
+    """Return the pixels of the mask that are farther than this from everything outside it."""
     place, deep = _around(mask, depth), np.zeros_like(mask)
     deep[place] = distance_to(~mask[place]) > depth
     return deep
 
 
 def closed(mask: Mask, by: float) -> Mask:
-    """The mask with what is narrower than twice `by` between its parts."""
+    """Close gaps narrower than twice `by` between parts of the mask."""
     reach = int(by) + 1
     wide = np.pad(mask, reach, mode="edge")
     return np.asarray((deeper(within(wide, by), by) | wide)[reach:-reach, reach:-reach])

@@ -1,8 +1,8 @@
-"""Where a redraw shows something else than its source does.
+"""Find where a redraw shows something else than its source.
 
-A difference counts against the noise of this redraw, `noise² = floor² + (shift · gradient)²`, of
-which the greater part of the picture tells the floor. A value that the reference has within a pixel
-is no difference: that absorbs edges which moved by parts of a pixel, with no flow to estimate.
+A difference is compared with the noise of this redraw, `noise² = floor² + (shift · gradient)²`; the
+larger part of the picture gives the floor. A value that the reference has within a pixel is no
+difference: this absorbs edges that moved by fractions of a pixel, without estimating a flow.
 """
 
 from dataclasses import dataclass
@@ -62,8 +62,8 @@ _LIGHT_ALONE, _LIGHT_ALONE_Z = 3.0, 4.0
 
 @dataclass(frozen=True)
 class BlurredView:
-    """The reference at one scale: its lowest and highest values within a pixel, and within some
-    more; its slope; and itself.
+    """The reference at one scale: itself, its slope, and its minimum and maximum within one pixel
+    and within several.
     """
 
     sigma: float
@@ -75,9 +75,11 @@ class BlurredView:
 
 @dataclass(frozen=True)
 class Found:
-    """The mask of the edit [Y, X], its connected regions, and the noise of the redraw in the second
-    scale. `light` [4, y, x] is a small picture of the whole: gains of
-    the three channels by light or shade, and how far those are all that was edited, 0 to 1.
+    """The mask of the edit [Y, X], its connected regions, and the redraw's noise at the second
+    scale.
+
+    `light` [4, y, x] is a small picture of the whole: gains of the three channels by light or
+    shade, and how far they are all that was edited, 0 to 1.
     """
 
     mask: Mask
@@ -87,7 +89,7 @@ class Found:
 
 
 def views(reference: Plane) -> list[BlurredView]:
-    """The reference's levels [3, Y, X] as they are compared."""
+    """Return the blurred views of the reference's levels [3, Y, X]."""
     scale, colours = scale_of(reference.shape[1:]), opponent(reference)
     found = []
     for sigma in _SIGMAS:
@@ -100,8 +102,8 @@ def views(reference: Plane) -> list[BlurredView]:
 
 
 def region(drawn: Plane, reference: Plane, seen: list[BlurredView], valid: Mask) -> Found:
-    """What of the drawn levels, drift and motion undone, is an edit of the reference, of which
-    `seen` are the views. `valid`: was drawn at all.
+    """Find the edit in drawn levels without drift and motion; `seen`: the reference's views;
+    `valid`: pixels that were drawn.
     """
     shape = valid.shape
     scale = scale_of(shape)

@@ -1,6 +1,6 @@
-"""How a redraw moved: a zoom and a shift for each axis, found robustly, or not used.
+"""Find how a redraw moved, robustly: a zoom and a shift per axis, or none.
 
-Rotation and local flow are left out on purpose: flow bends a real edit back into its source.
+Rotation and local flow are left out on purpose: flow would bend a real edit back into its source.
 """
 
 from dataclasses import dataclass, field, replace
@@ -28,8 +28,9 @@ _EDGES, _EXPLAINED, _MOST_DRIFT = 12.0, 0.7, (0.015, 0.01)
 
 @dataclass(frozen=True)
 class Motion:
-    """A point at x of what was shown is drawn at `zoom * x + shift`; vertical first. `is_sure`: the
-    picture says enough of a shift to tell that it was this one, or none.
+    """A point at x of the reference is drawn at `zoom * x + shift`; vertical first.
+
+    `is_sure`: the picture shows enough to tell this shift from others.
     """
 
     zoom: tuple[float, float] = (1.0, 1.0)
@@ -39,8 +40,9 @@ class Motion:
     def is_too_far(
         self, shape: tuple[int, ...], most: tuple[float, float] = (_MOST_ZOOM, _MOST_SHIFT)
     ) -> bool:
-        """Whether it is more than a drift of the model: a picture of this size was reframed.
-        `most`: a zoom, and a shift as part of the side.
+        """Return True if a picture of this size was reframed: the motion exceeds a model's drift.
+
+        `most`: a zoom, and a shift as a fraction of the side.
         """
         zoomed = max(abs(zoom - 1) for zoom in self.zoom) > most[0]
         centre = [
@@ -50,14 +52,16 @@ class Motion:
         return zoomed or max(centre) > most[1]
 
     def applied(self, array: Plane) -> Plane:
-        """Planes [..., Y, X] moved back over what was shown (bicubic)."""
+        """Return planes [..., Y, X] moved back onto the reference (bicubic)."""
         if self == Motion():
             return array
         flat = array.reshape(-1, *array.shape[-2:])
         return np.stack([self._moved(plane) for plane in flat]).reshape(array.shape)
 
     def inside(self, shape: tuple[int, int], rim: float) -> Mask:
-        """Pixels of what was shown that were drawn, `rim` pixels from the border and further."""
+        """Return the pixels of the reference that were drawn, at least `rim` pixels from the
+        border.
+        """
         y, x = (
             (at >= rim) & (at <= side - rim)
             for at, side in ((self._at(axis, shape[axis]), shape[axis]) for axis in (0, 1))
@@ -82,10 +86,10 @@ class Motion:
 
 
 def registered(shown: Plane, drawn: Plane, without: Mask | None = None) -> Motion:
-    """The motion between two planes of luma. `without`: pixels that were edited.
+    """Return the motion between two planes of luma. `without`: edited pixels.
 
-    It stays in place in each direction of which the picture says too little: along stripes, or of
-    the zoom where all there is stands together.
+    It stays in place in each direction that the picture does not determine: along stripes, or for
+    the zoom if all structure is in one place.
     """
     if without is not None:
         # Else the edit's own halo, in what is left of it behind the high-pass, would be followed.

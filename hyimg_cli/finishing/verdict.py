@@ -1,4 +1,6 @@
-"""Local, none, or global: whether a redraw changed a part of the picture or all of it."""
+"""Decide whether a redraw changed a part of the picture (local), nothing (none) or all of it
+(global).
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,9 +23,9 @@ _STRIP, _SAMPLE = 256, 20_000
 
 @dataclass(frozen=True)
 class Measures:
-    """Of a redraw: mean difference that the drift took away; noise; part of the area and of the
-    rim in the mask; regions; how alike the structure outside is, and how colourful it still is.
-    None where there is nothing to measure by.
+    """Measures of a redraw: mean difference removed with the drift, noise, fractions of the area
+    and of the rim in the mask, number of regions, similarity of the structure outside, and
+    remaining colourfulness. None if a measure cannot be taken.
     """
 
     drift: float
@@ -37,12 +39,14 @@ class Measures:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why the whole picture was changed, each with its value; empty where it was not."""
+        """Return why the whole picture counts as changed, each with its value; empty if it does
+        not.
+        """
         return tuple(self._reasons())
 
     @property
     def is_sure(self) -> bool:
-        """False where the whole picture may have been changed by less than `reasons` tell."""
+        """Return False if the whole picture may have changed by less than `reasons` detects."""
         return self.structure is None or self.structure >= _SURE_STRUCTURE
 
     def _reasons(self) -> Iterator[str]:
@@ -68,14 +72,16 @@ class Measures:
 
 @dataclass
 class Change:
-    """How far pixels of a result are from those of its source, gathered part by part."""
+    """Distance of a result's pixels from its source's, accumulated part by part."""
 
     pixels: int = 0
     differing: int = 0
     _distances: float = 0.0
 
     def add(self, before: Pixels, after: Pixels, differs: Mask, of: int) -> None:
-        """Measure the pixels [Y, X, 3], or [Y, X, 4] with alpha, that differ among so many."""
+        """Add the differing pixels [Y, X, 3], or [Y, X, 4] with alpha, out of this number of
+        pixels.
+        """
         self.pixels += of
         for top in range(0, len(before), _STRIP):
             rows = slice(top, top + _STRIP)
@@ -88,19 +94,21 @@ class Change:
 
     @property
     def mean_de(self) -> float:
-        """Mean distance (CIE 1976) of all pixels, to four digits: 0 only where it is."""
+        """Return the mean distance (CIE 1976) of all pixels, to four digits: 0 only if it is
+        exactly 0.
+        """
         return float(f"{self._distances / max(1, self.pixels):.4g}")
 
 
 def cie76(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Distances of levels [N, 3]."""
+    """Return CIE 1976 distances of levels [N, 3]."""
     from skimage.color import deltaE_cie76, rgb2lab
 
     return np.asarray(deltaE_cie76(*(rgb2lab(levels / 255) for levels in (before, after))))
 
 
 def structure_of(reference: Plane, drawn: Plane, mask: Mask) -> float | None:
-    """Correlation of band-passed lightness outside the mask; None where that is flat."""
+    """Return the correlation of band-passed lightness outside the mask; None if that is flat."""
     scale, free = scale_of(mask.shape), ~mask
     bands = [
         (blurred(plane, 2 * scale) - blurred(plane, 10 * scale))[free]
@@ -113,7 +121,7 @@ def structure_of(reference: Plane, drawn: Plane, mask: Mask) -> float | None:
 
 
 def chroma_of(reference: Plane, drawn: Plane, mask: Mask) -> float | None:
-    """How much of its colour is left where the reference has some, outside the mask."""
+    """Return the fraction of the reference's colour that remains outside the mask."""
     own, other = (blurred(opponent(levels)[1:], 1.0)[:, ~mask] for levels in (reference, drawn))
     strength = np.square(own).sum(0)
     colourful = strength > _LEAST_CHROMA**2
@@ -124,7 +132,7 @@ def chroma_of(reference: Plane, drawn: Plane, mask: Mask) -> float | None:
 
 
 def rim_of(mask: Mask) -> float:
-    """Part of the outermost pixels that the mask has."""
+    """Return the fraction of the outermost pixels that are in the mask."""
     rim = np.concatenate([mask[0], mask[-1], mask[:, 0], mask[:, -1]])
     return float(rim.mean())
 

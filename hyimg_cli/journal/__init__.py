@@ -1,1 +1,1 @@
-"""A run's folder: its lock, its lines, what may be resumed."""
+"""A run's folder: its lock, its lines, and what can be resumed."""

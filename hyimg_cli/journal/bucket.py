@@ -3,13 +3,13 @@
     results/00000000.jsonl      parts of the journal, numbered without a gap; each is created, and
                                 only if there is none of its name
     results/00000999.all.jsonl  the last lines of all parts up to this one, so that few are read
-    outputs/…  run.json  manifest.resolved.jsonl       as in a folder; each is put whole
+    outputs/…  run.json  manifest.resolved.jsonl       as in a folder; each is uploaded whole
     lease.json                  who writes, renewed while it does
     results-2-of-8/…  lease-2-of-8.json             a shard's own
 
-The numbered parts are the lock. A run creates the next one; whoever finds its next number taken by
-another's part has been replaced, and stops. No clock is asked. The lease is only for a refusal
-before a model is loaded. Pictures are made in a folder of this machine, and put before their line.
+The numbered parts are the lock. A run creates the next one; a run that finds its next number taken
+has been replaced, and stops. No clock is needed. The lease only serves to refuse a run before a
+model is loaded. Pictures are made in a folder of this machine and uploaded before their line.
 """
 
 import atexit
@@ -54,7 +54,7 @@ _PART = re.compile(r"([0-9]{8})(\.all)?\.jsonl")
 
 
 class PartJournal:
-    """A journal of parts. `append` returns once the lines are in the store."""
+    """A journal of numbered parts. `append` returns once the lines are in the store."""
 
     def __init__(self, store: Any, run: str, parts: str = PARTS) -> None:
         """Goes behind the last part. Raises OSError, and MachineError for a store in which two may
@@ -80,7 +80,7 @@ class PartJournal:
         )
 
     def append(self, lines: Sequence[bytes]) -> None:
-        """Adds lines in one part. Raises StorageError where another run has taken over."""
+        """Add lines in one part. Raises StorageError if another run has taken over."""
         part = self._signed(lines)
         try:
             for pause_s in (*_CONFLICT_PAUSES_S, None):
@@ -116,7 +116,7 @@ def _list_parts(store: Any, parts: str) -> tuple[int, list[int]]:
 
 
 class BucketFolder(RunFolder):
-    """The folder of a run at an address; `folder` is where its files are made, on this machine."""
+    """The folder of a run at an address; its files are made in `folder`, on this machine."""
 
     def __init__(self, place: Path, shard: tuple[int, int] | None = None) -> None:
         self._address = address_of(place)
@@ -172,11 +172,11 @@ class BucketFolder(RunFolder):
             yield outcomes_in(data, self.place / name)
 
     def write_results(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Adds outcomes to the journal, all in one part: the last one of a job counts."""
+        """Add outcomes to the journal in one part; the last outcome of a job counts."""
         self._append(list(map(json_line, entries)))
 
     def confirm(self) -> None:
-        """Nothing: nobody but the next run can write behind the last part."""
+        """Do nothing: only the next run can write after the last part."""
 
     def _append(self, lines: Sequence[bytes]) -> None:
         with self._open_store():
@@ -332,5 +332,5 @@ def _read_parts(store: Any, parts: str) -> bytes:
 
 
 def run_folder(place: Path, shard: tuple[int, int] | None = None) -> RunFolder:
-    """The folder of a run, or of a shard of one, on this machine or at an address."""
+    """Return the folder of a run, or of a shard, on this machine or at an address."""
     return BucketFolder(place, shard) if address_of(place) else RunFolder(place, shard)

@@ -1,4 +1,4 @@
-"""The output folder on its disk: its lock, its folders, what a kill left, errors as our own."""
+"""The output folder on its disk: its lock, its folders, leftovers of a kill, disk errors."""
 
 import contextlib
 import fcntl
@@ -13,9 +13,9 @@ from hyimg_cli.files import descriptor_of, opened, storage_error, write_all
 
 
 def take_lock(path: Path, held: contextlib.ExitStack, wait_s: float = 0.0) -> int:
-    """The descriptor of a lock, which is ours until `held` closes it, or the process ends.
+    """Return the descriptor of a lock, held until `held` closes it or the process ends.
 
-    Raises OutputFolderError where another process holds it for longer than `wait_s`.
+    Raises OutputFolderError if another process holds it for longer than `wait_s`.
     """
     lock = descriptor_of(path, os.O_RDWR | os.O_CREAT)
     held.callback(os.close, lock)
@@ -35,7 +35,7 @@ def take_lock(path: Path, held: contextlib.ExitStack, wait_s: float = 0.0) -> in
 
 
 def in_use(folder: Path, holder: str) -> OutputFolderError:
-    """The error of a folder that another run writes to."""
+    """Return the error of a folder that another run writes to."""
     return OutputFolderError(
         f"another run is writing to this folder: {holder}",
         where=folder,
@@ -45,7 +45,7 @@ def in_use(folder: Path, holder: str) -> OutputFolderError:
 
 
 def taken_over(folder: Path, holder: str = "") -> StorageError:
-    """The error of a run that another has replaced, and that writes nothing more."""
+    """Return the error of a run that another run has replaced and that must not write any more."""
     by = f": {holder}" if holder else ""
     return StorageError(
         f"another run is writing to this folder{by}; this one has lost its lock",
@@ -56,7 +56,7 @@ def taken_over(folder: Path, holder: str = "") -> StorageError:
 
 
 def find_holder(lock: Path) -> str:
-    """The run that holds a lock, as it wrote there; empty while none does."""
+    """Return the run that holds a lock, as it wrote there; empty if none does."""
     with contextlib.suppress(OSError), opened(lock) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -66,14 +66,14 @@ def find_holder(lock: Path) -> str:
 
 
 def is_process(number: int) -> bool:
-    """True if a process of this number runs on this machine."""
+    """Return True if a process of this number runs on this machine."""
     import psutil
 
     return bool(psutil.pid_exists(number))
 
 
 def make_folders(path: Path) -> None:
-    """Makes `path`, a folder in the output folder, and what is missing above it."""
+    """Make `path`, a folder in the output folder, and its missing parents."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -87,7 +87,7 @@ def make_folders(path: Path) -> None:
 
 @contextlib.contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turns the disk's refusals into StorageError."""
+    """Turn errors of the disk into StorageError."""
     try:
         yield
     except OSError as error:

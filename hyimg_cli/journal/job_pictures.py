@@ -1,11 +1,11 @@
-"""A job's picture as a file that says what made it; of an edit that keeps its source outside the
-redraw first, then what is made of it.
+"""Write a job's picture as a file with its metadata; for an edit that keeps its source outside,
+write the redraw first and then the result.
 
     outputs/NAME.redraw.png      what the model drew        outputs/NAME.png        the result
     outputs/NAME.reference.png   the source's round trip    outputs/NAME.mask.png   its matte
 
-The redraw and what it is compared with stay: whatever goes wrong behind them loses no picture, and
-another region or another gate needs no model.
+Redraw and reference stay. So a fault after drawing loses no picture, and another region or gate
+needs no model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,7 +36,7 @@ LATENTS_ARE_KEPT = "its denoised latents are kept: the next attempt only decodes
 def write_picture(
     folder: JobFolder, job: ImageJob, pixels: Pixels, facts: PictureFacts | None
 ) -> OutputFile:
-    """Writes the job's picture in its format under its name; without `facts` it says nothing.
+    """Write the job's picture in its format under its name; without `facts` it has no metadata.
 
     The file is on disk when this returns. Raises StorageError.
     """
@@ -47,9 +47,7 @@ def write_picture(
 def keep_redraw(
     folder: JobFolder, job: ImageJob, drawn: Pixels, reference: Pixels, facts: PictureFacts | None
 ) -> Record:
-    """Write what the model drew and what it is compared with; the line's `edit` as far as it is
-    known then. Raises StorageError.
-    """
+    """Write the redraw and its reference; return the line's `edit` so far. Raises StorageError."""
     edit: Record = {"kind": "unfinished", "sha256": {}}
     data = formats.encode(drawn, text=_text(job, drawn, facts), compress_level=3)
     _save_beside(folder, job, edit, "plain", data)
@@ -66,11 +64,11 @@ def finish(
     config: OutputConfig,
     source_digest: str = "",
 ) -> OutputFile:
-    """Put a redraw back on its source and write the result and its matte; fills `edit`.
+    """Put a redraw back on its source, write the result and its matte, and fill `edit`.
 
-    The file is read back: what is claimed of it is true of it. Raises SourceImageError where the
-    source is gone or another one than was drawn from, OutputError where the whole picture was
-    edited and that is to fail, or where a pixel differs outside.
+    The file is read back, so its claims are checked. Raises SourceImageError if the source is
+    missing or has changed since the drawing, OutputError if the whole picture was edited and
+    `on_global` is `fail`, or if a pixel differs outside.
     """
     # It brings scipy: 0.3 s of each start for jobs that keep nothing.
     from hyimg_cli.finishing.outside import edit_of, put_back
@@ -126,7 +124,7 @@ def finish(
 
 
 def edit_warnings(edit: Mapping[str, Any] | None) -> Iterator[str]:
-    """What the line of a finished job says of an edit that is not what was asked for."""
+    """Return the warnings for an edit that is not what was asked for."""
     if edit is None:
         return
     if edit["kind"] == "none":
@@ -160,7 +158,7 @@ def _text(job: ImageJob, pixels: Pixels, facts: PictureFacts | None) -> PictureT
 
 
 def list_breaches(edit: Mapping[str, Any], outside: KeepOutside) -> list[str]:
-    """The gates that an `edit` does not pass, each with its value."""
+    """Return the gates that an `edit` fails, each with its value."""
     values = {
         "max_outside_change": ("the mean change (CIE76) outside", edit["change"]["mean_de"]),
         "max_edited_area": ("the edited part of the picture", edit["area"]),

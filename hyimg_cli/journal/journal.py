@@ -4,11 +4,11 @@
           outputs/NAME.frames/0000.png   latents/<custom_id>.safetensors (unfinished videos)
           .lock-2-of-8   results-2-of-8.jsonl (a shard's own; shards of one count share the folder)
 
-NAME is the custom_id, or what the job's template makes of it; a job's line says where its file is.
-A line is appended only after its file is in place, and is on disk when `append` returns; of what
-was made elsewhere, file and line, when `store` returns. So a kill can leave a picture without a
-line, or half a line at the end, never a line without its file.
-Each append looks whether the lock and the journal are still those of this run.
+NAME is the custom_id, or the result of the job's template; a job's line has the path of its file.
+A line is appended only after its file is in place, and is on disk when `append` returns; files and
+lines that were made elsewhere are on disk when `store` returns. So a kill can leave a picture
+without a line, or half a line at the end, but never a line without its file.
+Each append checks that the lock and the journal are still those of this run.
 """
 
 import json
@@ -66,16 +66,16 @@ _encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 @dataclass(frozen=True)
 class FinishedJob:
-    """An outcome whose files wait in another folder of the disk, named as they will be here."""
+    """An outcome whose files are in another folder of the disk, under their final names."""
 
     outcome: Outcome
     folder: Path
 
 
 class JobFolder(ABC):
-    """Where a session puts its jobs' files, and tells what became of them.
+    """The folder where a session writes its jobs' files and records their outcomes.
 
-    `run`: the folder that they end in, which is this one unless a replica writes here.
+    `run`: the folder that receives them, which is this one unless a replica writes here.
     """
 
     def __init__(self, folder: Path, run: Path | None = None) -> None:
@@ -84,11 +84,11 @@ class JobFolder(ABC):
         self.attempts = Counter[str]()
 
     def replica_folder(self, number: int) -> Path:
-        """Where replica `number` writes its files."""
+        """Return the folder where replica `number` writes its files."""
         return self.folder / f"{REPLICA}{number}"
 
     def path_for(self, name: str, suffix: str = ".png") -> Path:
-        """Where a file of this name goes: a picture, or a video with what stands beside it."""
+        """Return the path for a file of this name: a picture, or a video with its side files."""
         assert not fault_of(name), f"{name!r} never passed the manifest's check"
         return self.folder / OUTPUTS / f"{name}{suffix}"
 
@@ -109,7 +109,7 @@ class JobFolder(ABC):
         return path
 
     def save(self, job: Job, suffix: str, data: bytes) -> tuple[str, str]:
-        """Writes a file of a job, whole or not at all: its name in the folder, and its sha256.
+        """Write a file of a job, whole or not at all; return its name in the folder and its sha256.
 
         Raises as `place_for`, and StorageError.
         """
@@ -119,18 +119,19 @@ class JobFolder(ABC):
         return path.relative_to(self.folder).as_posix(), digest.of_bytes(data)
 
     def is_folder(self, name: str) -> bool:
-        """True where a folder of the run has the name of a file."""
+        """Return True if a folder of the run has the name of a file."""
         place = self.run / name
         return place.is_dir() and not place.is_symlink()
 
     def latents_for(self, custom_id: str) -> Path:
-        """Where an unfinished video's latents wait; their folder is made by who writes them."""
+        """Return the path of an unfinished video's latents; the writer makes their folder."""
         assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
         return self.inside(f"{LATENTS}/{custom_id.replace('/', '~')}.safetensors")
 
     def inside(self, name: str) -> Path:
-        """A place in the run's folder, to be written or removed. Raises OutputFolderError where a
-        link leads out of it on the way there.
+        """Return a path in the run's folder that may be written or removed.
+
+        Raises OutputFolderError if a link on the way leads out of the folder.
         """
         path = self.run / name
         with disk_errors(self.run):
@@ -138,9 +139,9 @@ class JobFolder(ABC):
         return path
 
     def make_places(self, jobs: Iterable[Job]) -> None:
-        """Makes the folders below `outputs` that names lead to.
+        """Make the folders below `outputs` that names lead to.
 
-        Raises OutputFolderError where a file stands in the way, or a link leads elsewhere.
+        Raises OutputFolderError if a file is in the way, or a link leads elsewhere.
         """
         for place in sorted({os.path.dirname(path_of(job)) for job in jobs}):
             self._make_place(self.folder / OUTPUTS / place)
@@ -152,25 +153,25 @@ class JobFolder(ABC):
                 make_folders(place)
 
     def append(self, outcome: Outcome) -> None:
-        """Adds the line of an outcome whose files are here; it is on disk when this returns.
+        """Add the line of an outcome whose files are here; it is on disk when this returns.
 
-        Raises JournalError where somebody else removed or changed the journal: it is left as it is.
-        Any other StorageError: nothing of the line is left.
+        Raises JournalError if the journal was removed or changed by somebody else: it is left as it
+        is. After any other StorageError, nothing of the line remains.
         """
         self.store([FinishedJob(outcome, self.folder)])
 
     @abstractmethod
     def store(self, finished: Sequence[FinishedJob]) -> None:
-        """Takes over the files of outcomes that were made elsewhere, then adds all their lines.
+        """Move the files of outcomes that were made elsewhere into place, then add all their lines.
 
-        All of it is on disk when this returns. Raises as `append` does, of all the lines.
+        Everything is on disk when this returns. Raises as `append` does, for all lines.
         """
 
 
 class RunFolder(JobFolder):
     """An output folder. Reading needs no lock; writing needs `with`, which takes it.
 
-    `shard`: which one of how many writes; each of them reads what all have done.
+    `shard`: which shard of how many writes; every shard reads all results.
     """
 
     def __init__(self, folder: Path, shard: tuple[int, int] | None = None) -> None:
@@ -225,7 +226,7 @@ class RunFolder(JobFolder):
                 self._clear()
 
     def writes_beside(self, other: str) -> bool:
-        """True if this shard, and the one whose lock ends in `other`, are two of one count."""
+        """Return True if this shard and the one whose lock ends in `other` belong to one count."""
         count = self.shard.rpartition("-")[2]
         return bool(count) and other.endswith(f"-of-{count}") and not other.endswith(self.shard)
 
@@ -244,7 +245,7 @@ class RunFolder(JobFolder):
 
     @property
     def is_locked(self) -> bool:
-        """True while a run, or a shard of one, writes here."""
+        """Return True while a run, or a shard of one, writes here."""
         return any(find_holder(path) for path in self.folder.glob(f"{LOCK}*"))
 
     def replica_folder(self, number: int) -> Path:
@@ -252,34 +253,34 @@ class RunFolder(JobFolder):
 
     @property
     def is_run(self) -> bool:
-        """True if a run was begun there."""
+        """Return True if a run was started in this folder."""
         return bool(self.journals()) or (self.folder / RESOLVED).is_file()
 
     def write_run(self, info: Mapping[str, Any]) -> None:
-        """Replaces run.json."""
+        """Replace run.json."""
         text = json.dumps(info, indent=2, ensure_ascii=False, default=str) + "\n"
         self._replace(RUN, [text.encode("utf-8", "backslashreplace")])
 
     def write_resolved(self, jobs: Iterable[Job]) -> None:
-        """Replaces manifest.resolved.jsonl with one line per job, nothing left to a default.
+        """Replace manifest.resolved.jsonl with one line per job, all values filled in.
 
-        Its paths lead from the folder: read there as a manifest, it gives the same jobs.
+        Its paths are relative to the folder: read there as a manifest, it gives the same jobs.
         """
         self.write_lines(RESOLVED, lines_beside(jobs, self.place))
 
     def write_lines(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Replaces a file of JSON lines in the folder."""
+        """Replace a file of JSON lines in the folder."""
         self._replace(name, map(json_line, lines))
 
     def write_results(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Replaces all of the journals by these outcomes."""
+        """Replace all journals with these outcomes."""
         self.write_lines(RESULTS, entries)
         for path in self.journals():
             if path.name != RESULTS:
                 remove(path)
 
     def bring(self, name: str, source: Path) -> None:
-        """Puts a file from elsewhere under a name in the folder, by a link where the disk can."""
+        """Put a file from elsewhere under a name in the folder, by a link if the disk allows it."""
         path = self.inside(name)
         with disk_errors(self.folder), opened(source) as file, replacing(path) as temporary:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -290,12 +291,13 @@ class RunFolder(JobFolder):
                     shutil.copyfileobj(file, copy)
 
     def fetch(self, name: str) -> Path:
-        """A file of the folder, on this machine. Raises OSError."""
+        """Return a file of the folder on this machine. Raises OSError."""
         return self.folder / name
 
     def holds(self, outputs: Iterable[Mapping[str, Any]], *, with_frames: bool = False) -> bool:
-        """True if the files of outputs are there as they were written; of a video's frames, which
-        are not read again, as many.
+        """Return True if the files of outputs exist as they were written.
+
+        A video's frames are counted, not read again.
         """
         with suppress(OSError, KeyError):
             for output in outputs:
@@ -324,20 +326,20 @@ class RunFolder(JobFolder):
                 os.replace(written, self.folder / name)
 
     def results(self) -> dict[str, dict[str, Any]]:
-        """The last outcome of each job, by custom_id, in the order of first appearance.
+        """Return the last outcome of each job by custom_id, in the order of first appearance.
 
-        A last line that a kill cut off is passed over. Raises OutputFolderError for any other line
-        that is no outcome.
+        A last line that a kill cut off is skipped. Raises OutputFolderError for any other line that
+        is not an outcome.
         """
         return find_last(((entry, entry) for entry in outcomes) for outcomes in self.outcomes())
 
     def journals(self) -> list[Path]:
-        """The journals of the folder, a whole run's first."""
+        """Return the journals of the folder, a whole run's first."""
         shards = sorted(self.folder.glob("results-*-of-*.jsonl"))
         return [path for path in (self.folder / RESULTS, *shards) if os.path.lexists(path)]
 
     def outcomes(self) -> Iterator[Iterator[dict[str, Any]]]:
-        """The outcomes in each journal."""
+        """Return the outcomes in each journal."""
         for path in self.journals():
             with disk_errors(self.folder):
                 data = bytes_if_any(path)
@@ -382,7 +384,7 @@ class RunFolder(JobFolder):
             sync(place)
 
     def drop_latents(self, jobs: Iterable[str]) -> None:
-        """Removes the latents of jobs that are done, or that start afresh."""
+        """Remove the latents of jobs that are done, or that start again."""
         with disk_errors(self.folder):
             for custom_id in jobs:
                 self.latents_for(custom_id).unlink(missing_ok=True)
@@ -391,11 +393,11 @@ class RunFolder(JobFolder):
         remove(self.inside(name))
 
     def supersede(self, former: Mapping[str, list[str]]) -> None:
-        """Files of earlier results, by job: they go once the job's new line is on disk."""
+        """Mark files of earlier results, by job, for removal once the job's new line is on disk."""
         self._former = dict(former)
 
     def confirm(self) -> None:
-        """Raises as `append` does where the journal is no longer as this run left it."""
+        """Raise as `append` does if the journal has changed since this run last wrote it."""
         with disk_errors(self.folder):
             self._refuse_taken_lock()
             self._journal.confirm()
@@ -428,12 +430,12 @@ def find_last(
 
 
 def attempt_of(entry: Mapping[str, Any]) -> tuple[int, bool]:
-    """Greater for an outcome that came later, among those of several journals."""
+    """Return a number that is greater for later outcomes among several journals."""
     return entry.get("attempt") or 0, entry.get("status") == "done"
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
-    """The outcome as a result line; the user's `x_` keys stand beside the other names."""
+    """Return the outcome as a result line, with the user's `x_` keys."""
     entry = asdict(outcome)
     extra: dict[str, Any] = entry.pop("extra")
     for name in ("written", "sigmas", *LINEAGE, "source_sha256", "model_sha256"):
@@ -445,7 +447,7 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def files_of(output: Mapping[str, Any]) -> list[str]:
-    """Every file of an output: of a video its sidecar and its frames, too."""
+    """Return every file of an output, including a video's sidecar and frames."""
     path = str(output["path"])
     sidecar = [path.removesuffix(".mp4") + ".json"] if path.endswith(".mp4") else []
     frames = output.get("frames_path")
@@ -453,8 +455,8 @@ def files_of(output: Mapping[str, Any]) -> list[str]:
 
 
 def files_of_edit(entry: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """The files beside the result of a job that keeps its source outside an edit: by kind each
-    `path` and `sha256`, which is empty where the line has none.
+    """Return the side files of an edit that keeps its source, by kind: each `path` and `sha256`,
+    which is empty if the line has none.
     """
     edit = entry.get("edit") or {}
     digests = edit.get("sha256")
@@ -464,13 +466,13 @@ def files_of_edit(entry: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def files_of_result(entry: Mapping[str, Any]) -> list[str]:
-    """Every file of a job, by its line: of a failed one the redraw that is kept."""
+    """Return every file of a job by its line; for a failed one, the kept redraw."""
     beside = [file["path"] for file in files_of_edit(entry).values()]
     return [*(file for one in outputs_of(entry) for file in files_of(one)), *beside]
 
 
 def outputs_of(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The outputs of a result that name a file below `outputs`."""
+    """Return the outputs of a result that name a file below `outputs`."""
     return [one for one in entry.get("outputs") or () if _is_below(one.get("path"))]
 
 
@@ -480,13 +482,13 @@ def _is_below(path: Any) -> bool:
 
 
 def json_line(entry: Mapping[str, Any]) -> bytes:
-    """A line of a file of JSON lines."""
+    """Return a line of a file of JSON lines."""
     # Half a surrogate pair (a file name that is not UTF-8) becomes a JSON escape, and so survives.
     return (_encoded(entry) + "\n").encode("utf-8", "backslashreplace")
 
 
 def bytes_if_any(path: Path) -> bytes:
-    """A file of the folder; empty where there is none."""
+    """Return the bytes of a file of the folder; empty if it does not exist."""
     try:
         return bytes_of(path, JOURNAL_BYTES)
     except (FileNotFoundError, NotADirectoryError):

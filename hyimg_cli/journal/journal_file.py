@@ -33,9 +33,9 @@ _NO_JSON = "it is not JSON of one"
 
 
 class JournalFile:
-    """A journal open for appending. Somebody may remove, replace or change it while a run goes.
+    """A journal open for appending, which somebody may remove, replace or change during a run.
 
-    That is noticed by what can be read under the file's name: no disk's file numbers are trusted.
+    This is noticed from what can be read under the file's name: inode numbers are not trusted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,9 +61,9 @@ class JournalFile:
     def append(self, lines: Sequence[bytes]) -> None:
         """Add lines; all are on disk when this returns.
 
-        Raises as `confirm` does where the file was touched: before the lines are written, or, where
-        it happened meanwhile, behind them. Raises OSError where the disk refuses: nothing of the
-        lines is left.
+        Raises as `confirm` does if the file was touched: before the lines are written, or after
+        them if it happened at the same time. Raises OSError if the disk refuses: then nothing of
+        the lines remains.
         """
         self.confirm()
         data = b"".join(lines)
@@ -78,7 +78,7 @@ class JournalFile:
         self.confirm()
 
     def confirm(self) -> None:
-        """Raises JournalError where the file is no longer as this run left it, OSError where its
+        """Raise JournalError if the file has changed since this run last wrote it, OSError if its
         folder is gone.
         """
         gone = FileNotFoundError, NotADirectoryError, IsADirectoryError, UnfitFile
@@ -99,10 +99,10 @@ class JournalFile:
 
 
 def outcomes_in(data: bytes, file: Path, first: int = 1) -> Iterator[dict[str, Any]]:
-    """The outcomes in the bytes of a journal, of which line `first` is the first.
+    """Return the outcomes in the bytes of a journal whose first line has number `first`.
 
-    A last line that a kill cut off is passed over. Raises OutputFolderError for any other line that
-    is no outcome.
+    A last line that a kill cut off is skipped. Raises OutputFolderError for any other line that is
+    not an outcome.
     """
     for number, line in lines_in(whole_lines(data), first):
         entry = entry_of(line)
@@ -118,12 +118,12 @@ def outcomes_in(data: bytes, file: Path, first: int = 1) -> Iterator[dict[str, A
 
 
 def lines_in(data: bytes, first: int = 1) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not empty, with their numbers."""
+    """Return the lines that are not empty, with their numbers."""
     return ((n, line) for n, line in enumerate(data.split(b"\n"), first) if line.strip())
 
 
 def entry_of(line: bytes) -> dict[str, Any] | None:
-    """The outcome in a line, or None where it holds none."""
+    """Return the outcome in a line, or None if it has none."""
     try:
         entry = json_of(line, parse_constant=refuse_constant)
     except ValueError:
@@ -132,7 +132,7 @@ def entry_of(line: bytes) -> dict[str, Any] | None:
 
 
 def whole_lines(data: bytes) -> bytes:
-    """`data` without a last line that was cut off; a whole last line may lack its newline."""
+    """Return `data` without a last line that was cut off; a whole one may lack its newline."""
     end = data.rfind(b"\n") + 1
     return data if entry_of(data[end:]) is not None else data[:end]
 

@@ -1,6 +1,4 @@
-"""The file of a job's kept latents, whatever tensors are in it: whose it is, and how far the job
-came; no torch.
-"""
+"""The file of a job's kept latents: which job it belongs to, and how far the job came; no torch."""
 
 import hashlib
 from collections.abc import Iterable
@@ -20,12 +18,14 @@ _FORMAT = b"hyimg-latents 1"
 
 
 def seal(payload: bytes) -> bytes:
-    """The file's bytes: a line with a checksum, then those of a safetensors file."""
+    """Return the file's bytes: a line with a checksum, then a safetensors file."""
     return b"%s %s\n%s" % (_FORMAT, hashlib.sha256(payload).hexdigest().encode(), payload)
 
 
 def unseal(data: bytes) -> tuple[bytes, dict[str, str]]:
-    """What was sealed, and its metadata. Raises ValueError, KeyError or TypeError if damaged."""
+    """Return the sealed bytes and their metadata. Raises ValueError, KeyError or TypeError if
+    damaged.
+    """
     payload = data.partition(b"\n")[2]
     if data != seal(payload):
         raise ValueError("the checksum is another")
@@ -33,7 +33,7 @@ def unseal(data: bytes) -> tuple[bytes, dict[str, str]]:
 
 
 def find_begun(folder: JobFolder, jobs: Iterable[Job], config: RunConfig) -> dict[str, Begun]:
-    """Those of `jobs` that a run in `folder` will go on with, by custom_id."""
+    """Return those of `jobs` that a run in `folder` will resume from latents, by custom_id."""
     digest_of, found = cache(source_digest), dict[str, Begun]()
     kept = {path.stem.replace("~", "/") for path in (folder.run / LATENTS).glob("*.safetensors")}
     for job in (job for job in jobs if job.custom_id in kept):

@@ -1,5 +1,5 @@
-"""The key of each job in a run: what must be equal for an earlier result to count as this one, and
-in what it differs where it is not.
+"""The resume key of each job: what must be equal for an earlier result to count, and what differs
+if it does not.
 """
 
 import os
@@ -77,19 +77,19 @@ def job_key(
 
 
 def shaping_fields(line: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a resolved line that change pixels."""
+    """Return the fields of a resolved line that change pixels."""
     return {k: v for k, v in line.items() if k not in _NOT_IN_KEY and not k.startswith("x_")}
 
 
 def model_print(job: Job, config: RunConfig) -> str:
-    """The fingerprint of all of a job's weights."""
+    """Return the fingerprint of all of a job's weights."""
     components = config.model.components if isinstance(job, VideoJob) else None
     return registry.fingerprint(job.model, config.model.revision, components)
 
 
 def finishing_key(job: Job, output: OutputConfig) -> str:
-    """The key of what is done behind a job's drawing, to put it back on its source, and of what
-    goes along from there; empty where nothing is.
+    """Return the key of what follows a job's drawing, to put it back on its source; empty if
+    nothing does.
     """
     outside = job.outside if isinstance(job, ImageJob) else None
     if outside is None:
@@ -100,13 +100,13 @@ def finishing_key(job: Job, output: OutputConfig) -> str:
 
 
 def mask_print(job: Job) -> dict[str, str]:
-    """The digest of the mask that is the region of a job's edit, as `region`; else nothing."""
+    """Return the digest of the mask of a job's region as `region`; empty without a mask."""
     outside = job.outside if isinstance(job, ImageJob) else None
     return {"region": source_digest(outside.mask)} if outside and outside.mask else {}
 
 
 def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
-    """The settings that change the job's pixels, as they are declared to, by their words."""
+    """Return the settings that are declared to change the job's pixels, by name."""
     choice = config.model
     decided: dict[str, Any] = {"dtype": precision(choice)[1]}
     beside = {"lora": lora_files.in_key(job.lora)} if job.lora else {}
@@ -130,8 +130,8 @@ def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
 
 
 def file_provenance(job: Job, config: RunConfig) -> Provenance:
-    """Everything known in this process that decides the bits of the job's file: what a replay sets
-    again, and what it cannot.
+    """Return everything known in this process that decides the bits of the job's file: what a
+    replay sets again, and what it cannot set.
     """
     import torch
 
@@ -151,20 +151,23 @@ def file_provenance(job: Job, config: RunConfig) -> Provenance:
 
 
 def job_keys(jobs: Sequence[Job], config: RunConfig) -> dict[str, str]:
-    """Key by custom id. Each source image is digested once."""
+    """Return the key of each job by custom id. Each source image is digested once."""
     digest_of = cache(source_digest)
     return {job.custom_id: key_of(job, [*map(digest_of, job.images)], config) for job in jobs}
 
 
 def precision(choice: ModelChoice) -> tuple[str, str]:
-    """Kind of device and dtype that a run will choose; without torch, so by the driver's files."""
+    """Return the kind of device and dtype that a run will choose; without torch, by the driver's
+    files.
+    """
     kind = choice.kind(has_gpu=(choice.machine or here()).has_gpu)
     return kind, choice.dtype_on(kind)
 
 
 def here() -> MachineInfo:
-    """This machine, as far as keys depend on it: a GPU is there if the driver shows one, and
-    CUDA_VISIBLE_DEVICES does not hide them all.
+    """Return the machine facts that keys depend on.
+
+    A GPU counts if the driver shows one and CUDA_VISIBLE_DEVICES does not hide them all.
     """
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     is_shown = first not in ("", "-1") and _DEVICES.exists()
@@ -173,8 +176,8 @@ def here() -> MachineInfo:
 
 
 def confirm_dtype(choice: ModelChoice, dtype: str) -> None:
-    """Raises MachineError where a model has another dtype than the keys of its jobs say: one
-    folder would mix two precisions.
+    """Raise MachineError if a model has another dtype than its jobs' keys: a folder would mix two
+    precisions.
     """
     expected = precision(choice)[1]
     if dtype != expected:
@@ -186,7 +189,7 @@ def confirm_dtype(choice: ModelChoice, dtype: str) -> None:
 
 
 def by_graphs(choice: ModelChoice, ranks: int) -> bool:
-    """True if a model over so many ranks will decode its text by CUDA graphs; without torch."""
+    """Return True if a model over this many ranks will decode text by CUDA graphs; no torch."""
     is_on_gpu = precision(choice)[0] == "cuda" and choice.device != "balanced"
     if is_on_gpu and not registry.model_card(choice.model, choice.revision).has_graphs:
         return False
@@ -196,7 +199,7 @@ def by_graphs(choice: ModelChoice, ranks: int) -> bool:
 
 
 def confirm_graphs(choice: ModelChoice, ranks: int, has_graphs: bool) -> None:
-    """Raises MachineError where a model decodes text otherwise than the keys of its jobs say."""
+    """Raise MachineError if a model decodes text in another way than its jobs' keys say."""
     if has_graphs != by_graphs(choice, ranks):
         found, expected = ("with", "without") if has_graphs else ("without", "with")
         raise MachineError(
@@ -209,7 +212,7 @@ def confirm_graphs(choice: ModelChoice, ranks: int, has_graphs: bool) -> None:
 
 
 def device_name(choice: ModelChoice) -> str:
-    """The CPU, or the name of the GPU that the run is on, which imports torch."""
+    """Return the CPU, or the name of the run's GPU, which imports torch."""
     kind = precision(choice)[0]
     if kind == "cpu" or choice.machine is not None:
         return kind
@@ -226,7 +229,7 @@ def _has_gpu_files(devices: Path, changed_ns: int) -> bool:
 
 
 def source_digest(path: str) -> str:
-    """Digest of a picture's bytes; a file that cannot be read fails its job later, not the run."""
+    """Return the digest of a picture's bytes; an unreadable file fails its job later."""
     try:
         return digest.of_file(Path(path), MAX_SOURCE_BYTES)
     except OSError:
@@ -234,9 +237,10 @@ def source_digest(path: str) -> str:
 
 
 def source_key(image_digest: str, model_print: str, *, device: str, dtype: str) -> str:
-    """The key of an encoded source image: everything that decides its bits.
+    """Return the key of an encoded source image: everything that decides its bits.
 
-    `device` is `cpu` or `cuda`. Packages count too: another version may round otherwise.
+    `device` is `cpu` or `cuda`. Package versions count too, because another version may round
+    differently.
     """
     facts = {
         "format": _SOURCE_FORMAT,

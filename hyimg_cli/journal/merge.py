@@ -1,6 +1,6 @@
-"""Folders of runs joined into one: results and files as they are, contradictions refused.
+"""Join folders of runs into one: results and files are kept as they are, contradictions refused.
 
-Two clusters that shared a manifest have a folder each; so had shards, in earlier versions.
+Two clusters that share a manifest have a folder each; so had shards in earlier versions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,8 +31,10 @@ Entry = Mapping[str, Any]
 
 
 class Merged(NamedTuple):
-    """Jobs of a joined folder: `missing` are those that no folder has done, `failed`
-    among them; `damaged`: done ones whose files are gone or changed, which are missing too.
+    """Jobs of a joined folder.
+
+    `missing`: jobs that no folder has done, including the `failed` ones. `damaged`: done jobs whose
+    files are gone or changed; they are missing too.
     """
 
     done: int

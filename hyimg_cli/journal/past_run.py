@@ -1,6 +1,6 @@
-"""A run's folder read without its lock; its results come from `RunFolder.results`.
+"""Read a run's folder without its lock; its results come from `RunFolder.results`.
 
-Any part may be missing, damaged, or of another run: who asks checks.
+Any part may be missing, damaged, or of another run: callers check.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ _FRAME = " frame "
 
 
 def read_run_info(folder: Path) -> dict[str, Any]:
-    """The object of run.json; empty where there is none."""
+    """Return the object of run.json; empty if it does not exist."""
     try:
         info = json_of(text_of(folder / RUN, SETTINGS_BYTES))
     except (OSError, ValueError):
@@ -26,14 +26,15 @@ def read_run_info(folder: Path) -> dict[str, Any]:
 
 
 def object_in(info: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A part of run.json, which anybody may have written; empty where it is no object."""
+    """Return a part of run.json, which is untrusted; empty if it is not an object."""
     part = info.get(name)
     return part if isinstance(part, dict) else {}
 
 
 def resolved_jobs(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The lines of manifest.resolved.jsonl by custom_id, in order; none where there is no such
-    file. Raises OutputFolderError at the first line that cannot be read.
+    """Return the lines of manifest.resolved.jsonl by custom_id, in order; none without that file.
+
+    Raises OutputFolderError at the first line that cannot be read.
     """
     try:
         with suppress(FileNotFoundError), opened(folder / RESOLVED, JOURNAL_BYTES) as file:
@@ -53,7 +54,7 @@ def resolved_jobs(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def readable_jobs(folder: Path) -> dict[str, dict[str, Any]]:
-    """The same lines; none where one cannot be read."""
+    """Return the same lines; none if one cannot be read."""
     try:
         return dict(resolved_jobs(folder))
     except OutputFolderError:
@@ -61,9 +62,9 @@ def readable_jobs(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def output_files(folder: Path, *, by_frame: bool = False) -> dict[str, Path]:
-    """The files of all finished jobs by custom_id; a second one of a job is `id[1]`.
+    """Return the files of all finished jobs by custom_id; a second one of a job is `id[1]`.
 
-    `by_frame`: in place of a video its PNG files, where it has some, as `id frame 0000`.
+    `by_frame`: instead of a video, its PNG files if it has some, as `id frame 0000`.
     """
     found: dict[str, Path] = {}
     for name, entry in RunFolder(folder).results().items():
@@ -78,5 +79,5 @@ def output_files(folder: Path, *, by_frame: bool = False) -> dict[str, Path]:
 
 
 def job_of(name: str) -> str:
-    """The job that a frame of `output_files` is of; of any other name, the name."""
+    """Return the job of a frame of `output_files`; any other name is returned as it is."""
     return name.partition(_FRAME)[0]

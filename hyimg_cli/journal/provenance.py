@@ -22,9 +22,9 @@ CPU_FACTS = Path("/proc/cpuinfo")
 
 
 def run_info(manifest: Manifest, settings: Mapping[str, Setting], plan: Plan) -> dict[str, Any]:
-    """The contents of `run.json`.
+    """Return the contents of `run.json`.
 
-    Paths are cut to their last part, so that a result folder can be handed on as it is.
+    Paths are cut to their last part, so a result folder can be shared as it is.
     """
     revision = settings["revision"].value
     models = dict.fromkeys(group.model for group in plan.groups)
@@ -42,13 +42,13 @@ def run_info(manifest: Manifest, settings: Mapping[str, Setting], plan: Plan) ->
 
 @cache
 def versions() -> Mapping[str, str]:
-    """Versions of Python, hyimg and the packages that can change a picture."""
+    """Return the versions of Python, hyimg and the packages that can change a picture."""
     packages = {name: installed_version(name) or "not installed" for name in PACKAGES}
     return {"python": platform.python_version(), "hyimg": __version__} | packages
 
 
 def hardware() -> dict[str, Any]:
-    """The machine in words: processor, cores this process may use, GPUs."""
+    """Return the machine in words: processor, cores this process may use, GPUs."""
     with gc_paused():
         import torch
     return {
@@ -60,19 +60,19 @@ def hardware() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's marketing name where the system tells it."""
+    """Return the processor's marketing name if the system reports it."""
     facts = CPU_FACTS.read_text(errors="replace") if CPU_FACTS.is_file() else ""
     named = re.search(r"^model name\s*:(.*)", facts, re.MULTILINE)
     return named[1].strip() if named else platform.processor() or platform.machine()
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def portable(value: Any) -> Any:
-    """`value` as JSON; an absolute path loses its folders."""
+    """Return `value` as JSON; absolute paths lose their folders."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, tuple):

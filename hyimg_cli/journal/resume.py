@@ -1,4 +1,4 @@
-"""What a run that finds results in its folder still has to do."""
+"""Decide which jobs a run still has to do, given the results in its folder."""
 
 import os
 from collections import Counter
@@ -24,7 +24,7 @@ Results = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class ResumePolicy:
-    """Policy towards results of an earlier run in the same folder."""
+    """How a run treats results of an earlier run in the same folder."""
 
     resume: bool = True
     retry_failed: bool = False
@@ -33,12 +33,11 @@ class ResumePolicy:
 
 @dataclass(frozen=True)
 class Resumption:
-    """Jobs still to do, jobs that are there already, and failed ones that are left alone.
+    """Jobs to run, jobs already done, and failed jobs that are left alone.
 
-    `to_finish`: jobs whose redraw is there, to be put back on its source in another way. `former`:
-    by job, files of results that are to be replaced, without those that another result names, too.
-    `results`: the last outcomes before. `begun`: of those to run, what kept latents are gone on
-    with.
+    `to_finish`: jobs whose redraw exists, to be put back on its source in another way. `former`: by
+    job, files of results to be replaced, except those that another result names too. `results`: the
+    last outcomes so far. `begun`: of the jobs to run, those that resume from kept latents.
     """
 
     to_run: list[Job]
@@ -53,14 +52,15 @@ class Resumption:
 def resume(
     folder: RunFolder, jobs: Sequence[Job], config: RunConfig, policy: ResumePolicy
 ) -> Resumption:
-    """Sorts `jobs` by the results in `folder`; weights are looked at only where there are some.
+    """Sort `jobs` by the results in `folder`; weights are read only if there are results.
 
-    Done: same key, and every file there with its sha256, a video's PNG files too where the run
-    writes such. Raises OutputFolderError, unless forced, where a picture would be replaced by one
-    of another key or name, and, without resume, where the folder holds results at all; in any case
-    where a file of another job would be. A job that failed under another key is a new job: it runs.
-    Where the finishing key alone differs, or its file is gone, and the redraw is there, that is
-    enough.
+    A job is done if its key is the same and every file exists with its sha256, including a video's
+    PNG files if the run writes them. A job that failed under another key is a new job and runs. If
+    only the finishing key differs, or its file is gone, an existing redraw is enough.
+
+    Raises OutputFolderError if a picture would be replaced by one of another key or name, or,
+    without resume, if the folder holds results at all; `force` allows both. In any case, raises it
+    if a file of another job would be replaced.
     """
     results = folder.results()
     if not policy.resume and results and not policy.force:
@@ -125,7 +125,7 @@ def resume(
 
 
 def is_intact(folder: RunFolder, entry: Mapping[str, Any], *, with_frames: bool = False) -> bool:
-    """True if a result has outputs, and every file of them is there as it was written."""
+    """Return True if a result has outputs, and every file of them exists as it was written."""
     outputs = entry.get("outputs") or ()
     return bool(outputs) and folder.holds(outputs, with_frames=with_frames)
 

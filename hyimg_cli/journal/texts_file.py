@@ -1,7 +1,7 @@
-"""The file of texts that `hyimg think` writes: a manifest, a line for each job as its text ends.
+"""The file of texts that `hyimg think` writes: a manifest, one line per job as its text ends.
 
-A line is on disk when `append` returns, whole or not at all: a run that was killed goes on behind
-it. Lines are people's to edit; what is there is never written again.
+A line is on disk when `append` returns, whole or not at all, so a killed run resumes after it.
+People edit these lines; existing lines are never rewritten.
 """
 
 import glob
@@ -55,10 +55,10 @@ class TextsFile(JobFolder):
         return self._path.with_name(f".{self._path.name}{REPLICA}{number}")
 
     def begin(self, config: RunConfig, *, force: bool) -> list[Job]:
-        """Opens the file for lines: the jobs that have none yet.
+        """Open the file for lines; return the jobs that have none yet.
 
-        Raises OutputFolderError where a line is of another job of that name, unless `force`: then
-        the line is taken out.
+        Raises OutputFolderError if a line is of another job of that name; with `force`, the line is
+        removed.
         """
         kept = self._read()
         keys = job_keys([self._jobs[name] for name in self._jobs if name in kept], config)
@@ -106,13 +106,14 @@ class TextsFile(JobFolder):
         return found
 
     def append_as_is(self, job: Job) -> None:
-        """Adds the line of a job that has no text to write."""
+        """Add the line of a job that has no text to write."""
         (line,) = lines_beside([job], self.folder)
         self._append(line)
 
     def store(self, finished: Sequence[FinishedJob]) -> None:
-        """Adds the jobs with their texts, as lines of a manifest. A job that failed has no line: it
-        is tried again by the next run.
+        """Add the jobs with their texts, as lines of a manifest.
+
+        A failed job has no line: the next run tries it again.
         """
         for outcome in (one.outcome for one in finished):
             job = self._jobs[outcome.custom_id]

@@ -1,1 +1,1 @@
-"""Fast paths, each beside a plain twin with the same call."""
+"""Fast paths, each next to a plain twin with the same call."""

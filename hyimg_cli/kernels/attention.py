@@ -17,7 +17,7 @@ RowAttention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
 
 def row_attention(device: torch.device) -> RowAttention:
-    """The attention for a layer on `device`; asked once, when the model is built."""
+    """Return the attention for a layer on `device`; called once, when the model is built."""
     return fused_attention if device.type == "cuda" else masked_attention
 
 
@@ -43,7 +43,7 @@ def warn_of_slow_kernel(device: torch.device, dtype: torch.dtype) -> None:
 def masked_attention(
     q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_causal: bool
 ) -> Tensor:
-    """Attention output [T, H, D]; a mask is built for causal rows behind a prefix alone."""
+    """Return attention [T, H, D]; a mask is built only for causal rows after a prefix."""
     queries, slots = q_THD.shape[0], keys_KSD.shape[1]
     needs_mask = is_causal and 1 < queries < slots
     mask = causal_mask(queries, slots, q_THD.device) if needs_mask else None
@@ -68,7 +68,7 @@ def fused_attention(q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_caus
 
 
 def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
-    """True where the last `queries` of `keys` tokens may look, [queries, keys]."""
+    """Return [queries, keys], True where the last `queries` of `keys` tokens may look."""
     full = torch.ones(queries, keys, dtype=torch.bool, device=device)
     return full.tril(diagonal=keys - queries)
 

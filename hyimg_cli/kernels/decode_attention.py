@@ -1,11 +1,11 @@
-"""AR decode: one new token a row, each row's K/V where they lie and as long as the device says.
+"""AR decode: one new token a row; each row's K/V stay in place, their length is on the device.
 
     put [R, K]           the new key and value go to slot `length` of their row
     partial [R, K, N]    one of N runs of a row's slots: softmax sums of one kv head's query heads
     joined [R, H]        the runs of a row, weighted by their sums
 
-The kernels find a row's K/V by a pointer and its length in tables on the device, so that a CUDA
-graph of them serves any buffers of any length: only the tables change between replays. The plain
+The kernels find a row's K/V by a pointer and its length in tables on the device, so a CUDA
+graph of them serves buffers of any length: only the tables change between replays. The plain
 twin takes the same call and the same lengths, and finds K/V as tensors. No atomics, and a row's
 runs depend on its own length alone. Block sizes are first guesses: no GPU has measured them yet.
 """

@@ -1,6 +1,4 @@
-"""What is asked of the devices that a model is on, beside its work: to have it done, how much it
-took of their memory, and how quick the link to them is.
-"""
+"""Wait for a model's devices, and measure their memory and the link to them."""
 
 import resource
 import sys
@@ -14,19 +12,19 @@ _TRIAL_BYTES, _TRIALS = 1 << 28, 3
 
 
 def gpus_among(devices: Iterable[torch.device]) -> set[torch.device]:
-    """The GPUs of a model, each once."""
+    """Return the GPUs of a model, each once."""
     return {device for device in devices if device.type == "cuda"}
 
 
 def synchronize(devices: Iterable[torch.device]) -> None:
-    """Wait for a model's GPUs, so that a phase's clock stops when its work is done."""
+    """Wait for a model's GPUs, so a phase's clock stops when its work is done."""
     for gpu in gpus_among(devices):
         # The work of this thread alone: what runs beside it has streams of its own.
         torch.cuda.current_stream(gpu).synchronize()
 
 
 def peak_memory_mb(devices: Iterable[torch.device]) -> float:
-    """The largest allocation on a model's GPUs together, or the process's size, in MB."""
+    """Return the largest allocation on a model's GPUs together, or the process's size, in MB."""
     if gpus := gpus_among(devices):
         return sum(torch.cuda.max_memory_allocated(gpu) for gpu in gpus) / 1e6
     # Linux counts in KiB, macOS in bytes.
@@ -35,7 +33,7 @@ def peak_memory_mb(devices: Iterable[torch.device]) -> float:
 
 
 def measure_link(gpu: torch.device) -> float:
-    """Bytes a second to a GPU by a few copies of locked memory."""
+    """Measure bytes a second to a GPU by a few copies of locked memory."""
     host = torch.empty(_TRIAL_BYTES, dtype=torch.uint8, pin_memory=True)
     there = torch.empty_like(host, device=gpu)
     # A copy that blocks: it ends when all of it is there.

@@ -1,15 +1,15 @@
-"""A layer's routed experts: which kernel they run on, by device and by how the weights are held.
+"""Choose the kernel of a layer's routed experts, by device and by the format of the weights.
 
     device          held     few rows              more rows
     CPU             dense    routed_experts        routed_experts, groups padded
     CPU             fp8      plain_scaled_experts  plain_scaled_experts
     CPU             nf4      plain_experts         plain_experts
-    GPU             any      decode_experts        routed_experts, quantised weights made dense
+    GPU             any      decode_experts        routed_experts, quantised weights unpacked
     GPU, 9.x        fp8      decode_experts        scaled_experts
 
 `decode_experts`, in which each row reads its own experts, needs Triton, and a GPU of 8.9 or later
-for FP8. On a CPU the number of rows decides nothing, so that a row's bits never depend on its
-company.
+for FP8. On a CPU the number of rows decides nothing, so a row's bits never depend on the other
+rows.
 
 `plain_experts` takes one expert after the other, in any format: the twin of every kernel, and what
 a CPU runs for quantised ones. The grouped products sort rows by expert:
@@ -20,10 +20,10 @@ a CPU runs for quantised ones. The grouped products sort rows by expert:
     rows of x, sorted by expert      e0 e0 e0 .  e1 .. .. .  e2 e2 e2 e2  e3 ...
     padded to whole groups           |-- 4 --|  |-- 4 --|   |---- 4 ----| ...
 
-What stands around the products are `ops`: in plain torch, or fused. Shapes depend on T, K and
+The operations around the products are `ops`: in plain torch, or fused. Shapes depend on T, K and
 E alone and nothing is read on the host. A sum is gathered, not scattered: the same bits every time.
-On a CPU groups are padded, so that how a row is multiplied does not depend on how many others chose
-its expert (see `rows.py`); on a GPU a row's bits may depend on its company, as any product's do.
+On a CPU groups are padded, so a row's product does not depend on how many others chose its expert
+(see `rows.py`); on a GPU a row's bits may depend on the other rows, as in any product.
 """
 
 # Legend: T token, M model width, K chosen expert, E expert, I inner width, R sorted row
@@ -109,7 +109,7 @@ def experts_of(stacks: Stacks) -> Experts:
 
 
 def most_few_rows(capability: Capability, form: Quantization) -> int:
-    """Up to how many rows each reads its own experts on such a GPU; 0: none does."""
+    """Return the row count up to which each row reads its own experts on such a GPU; 0 for none."""
     # Older GPUs have no instructions for e4m3, and Triton no way around it.
     if not has_triton() or (form == "fp8" and capability < (8, 9)):
         return 0
@@ -118,7 +118,7 @@ def most_few_rows(capability: Capability, form: Quantization) -> int:
 
 
 def takes_scaled(capability: Capability) -> bool:
-    """True if torch multiplies groups of FP8 rows."""
+    """Return True if torch multiplies groups of FP8 rows."""
     return capability[0] == 9
 
 
@@ -134,7 +134,7 @@ def rows_unread(capability: Capability, dtype: torch.dtype, form: Quantization) 
 
 
 def require_bitsandbytes() -> None:
-    """Raises MachineError where NF4 is wanted on a GPU and bitsandbytes is not installed."""
+    """Raise MachineError if NF4 is requested on a GPU and bitsandbytes is not installed."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise MachineError(
             "nf4 on a GPU needs bitsandbytes, which is not installed",

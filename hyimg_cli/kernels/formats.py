@@ -1,10 +1,10 @@
-"""How the weights of a layer's experts may be held: as they are, in 8 bits, or in 4.
+"""Formats of a layer's expert weights: as stored, in 8 bits, or in 4.
 
     dense   [E, O, I] in the model's dtype                        2 bytes a weight in bfloat16
     fp8     e4m3 values [E, O, I], a float32 scale a row [E, O]   1 byte
     nf4     two indices a byte, a float32 scale for 64 weights    0.5625 bytes
 
-Each is quantised one expert at a time, so that no more than one is ever held as it was stored.
+Each is quantised one expert at a time, so at most one is held as it was stored.
 NF4: the sixteen quantiles of Dettmers et al., QLoRA (2023), in the layout of bitsandbytes, whose
 kernels can read it.
 """
@@ -43,8 +43,9 @@ Format = Literal["fp8", "nf4"]
 
 
 class QuantizedStack(nn.Module):
-    """Every expert's matrix in fewer bits, or one expert's. Its tensors are buffers: counted,
-    placed and moved with the network that holds it.
+    """Every expert's matrix in fewer bits, or one expert's.
+
+    Its tensors are buffers: they are counted, placed and moved with the network that holds it.
     """
 
     def __init__(self, *tensors: Tensor) -> None:
@@ -63,20 +64,20 @@ class QuantizedStack(nn.Module):
         return tuple(self.buffers())
 
     def transform(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """A stack of the same form with other tensors."""
+        """Return a stack of the same form with other tensors."""
         return type(self)(*map(change, self.tensors))
 
     def on(self, device: torch.device) -> Self:
-        """An empty stack like this one on `device`."""
+        """Return an empty stack like this one on `device`."""
         # By `empty_like` the meta device would have torch import its compiler.
         return self.transform(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
 
     def one(self, expert: int, dtype: torch.dtype) -> Tensor:
-        """One expert's matrix [O, I] in `dtype`."""
+        """Return one expert's matrix [O, I] in `dtype`."""
         return self.transform(lambda t: t[expert]).dense(dtype)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """The matrices in `dtype`, made for the occasion."""
+        """Return the matrices unpacked in `dtype`."""
         raise NotImplementedError
 
 
@@ -153,7 +154,7 @@ Stacks = tuple[Stack, Stack]
 def empty_stack(
     form: Format, experts: int, rows: int, width: int, device: torch.device
 ) -> Fp8Rows | Nf4Blocks:
-    """Room for `experts` matrices [rows, width], to be filled by `put`."""
+    """Return an empty stack of `experts` matrices [rows, width], to be filled by `put`."""
     if form == "fp8":
         values = torch.empty(experts, rows, width, dtype=FP8, device=device)
         return Fp8Rows(values, torch.empty(experts, rows, device=device))
@@ -163,12 +164,12 @@ def empty_stack(
 
 
 def one(stack: Stack, expert: int, dtype: torch.dtype) -> Tensor:
-    """One expert's matrix [O, I] in `dtype`."""
+    """Return one expert's matrix [O, I] in `dtype`."""
     return stack[expert].to(dtype) if isinstance(stack, Tensor) else stack.one(expert, dtype)
 
 
 def dense(stack: Stack, dtype: torch.dtype) -> Tensor:
-    """All matrices [E, O, I] in `dtype`; those of a quantised stack are made for the occasion."""
+    """Return all matrices [E, O, I] in `dtype`; a quantized stack is unpacked."""
     return stack.to(dtype) if isinstance(stack, Tensor) else stack.dense(dtype)
 
 
@@ -233,7 +234,7 @@ def dequantize_nf4(packed: Tensor, absmax: Tensor, dtype: torch.dtype) -> Tensor
 
 
 def by_bitsandbytes(stack: Nf4Blocks, dtype: torch.dtype) -> Tensor:
-    """All matrices [E, O, I], made dense by bitsandbytes' kernel."""
+    """Unpack all matrices [E, O, I] with bitsandbytes' kernel."""
     # Looked for when the model is built; here it is known to be there.
     from bitsandbytes import functional
 
@@ -251,7 +252,7 @@ def by_bitsandbytes(stack: Nf4Blocks, dtype: torch.dtype) -> Tensor:
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer whose matrix is held in fewer bits, and made dense for each product."""
+    """A linear layer whose matrix is held in fewer bits and unpacked for each product."""
 
     def __init__(self, layer: nn.Linear, form: Format, device: torch.device) -> None:
         """Room for the values of a `layer` that has none, to be filled by `held.put`."""
@@ -265,7 +266,7 @@ class QuantizedLinear(nn.Module):
 
 
 def quantize_linear(network: nn.Module, form: Format, device: torch.device) -> None:
-    """Put quantised ones in the place of all linear layers, to be filled."""
+    """Replace all linear layers with empty quantized ones."""
     for module in list(network.modules()):
         for name, layer in list(module.named_children()):
             if isinstance(layer, nn.Linear):

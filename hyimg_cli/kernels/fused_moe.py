@@ -1,15 +1,15 @@
-"""The part of `FusedOps` that stands around the experts' products, in Triton: one program a row, or
-a token, and a row fits into one block.
+"""The part of `FusedOps` around the experts' products, in Triton: one program per row or token, and
+a row fits into one block.
 
 `align_block_size` sorts choices by expert by counting, in three launches:
 
     count     program (block of choices)   how many of each expert, [E, blocks]
     place     program (expert)             its choices before each block, and in all
-    scatter   program (block of choices)   each choice to its row, behind the earlier ones
+    scatter   program (block of choices)   each choice to its row, after the earlier ones
 
 The result is that of a stable sort, to the last number. Nothing is read on the host. Block sizes
-are first guesses: no GPU has measured them yet. Counts are never part of what is compiled: another
-number of tokens needs no new kernel. Under TRITON_INTERPRET=1 the same code runs on a CPU.
+are first guesses: no GPU has measured them yet. Counts are never compiled in: another number of
+tokens needs no new kernel. Under TRITON_INTERPRET=1 the same code runs on a CPU.
 """
 
 # Legend: T token, M model width, K chosen expert, E expert, I inner width, R sorted row,

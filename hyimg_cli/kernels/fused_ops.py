@@ -8,7 +8,7 @@
 The roundings of `PlainOps`, in its order; sums are added in another order. The router's
 many rows are multiplied in their own dtype, the float32 weights split into three parts of it:
 products are exact and sums in float32, without a copy of the rows. A row's bits do not depend on
-its company, on few and many rows alike. Block sizes are first guesses: no GPU has measured them.
+the other rows, be they few or many. Block sizes are first guesses: no GPU has measured them.
 """
 
 # Legend: T token, M model width, H query head, K kv head (or chosen expert), D head width,

@@ -1,15 +1,15 @@
-"""Experts' weights in main memory, because the device has no memory for all of them.
+"""Keep experts' weights in main memory if the device has no memory for all of them.
 
     many rows   a whole layer into one of two buffers, while the layer before it is at work in the
                 other; what is resident is copied on the device
     few rows    the chosen experts alone, into slots that the least recently used leave; where all
                 layers choose more than there are slots, side by side into a room
 
-What is resident fills the slots that the device has memory for, of each layer as much. A step that
-chooses more over all layers than there are slots leaves them as they are: were they taken in turn,
-each would be gone again before its layer's next turn. Rows that are decoded together share what is
-fetched for them. The kernels are those of the same experts on the device: a slot's number stands
-for an expert's, and no bit depends on where an expert lies.
+Resident experts fill the slots that the device has memory for, equally many of each layer. A step
+that chooses more experts over all layers than there are slots leaves the slots unchanged: if they
+were used in turn, each expert would be evicted before its layer's next turn. Rows that are decoded
+together share the fetched experts. The kernels are those of experts on the device, with a slot's
+number in place of an expert's, and no bit depends on an expert's location.
 """
 
 # Legend: T token, M model width, K chosen expert, E expert
@@ -34,7 +34,7 @@ MOST_ROUTED_ROWS = 64
 
 
 class ExpertCache:
-    """Which key has which of `count` slots; the least recently used leaves first."""
+    """Assignment of keys to `count` slots; the least recently used leaves first."""
 
     def __init__(self, count: int) -> None:
         self._slots: OrderedDict[Hashable, int] = OrderedDict()
@@ -115,7 +115,7 @@ class OffloadedExperts:
             weakref.finalize(self, _let_go, self._link, pinned).atexit = False
 
     def of_layer(self, layer: int) -> Experts:
-        """The computation of one layer's experts."""
+        """Return the computation of one layer's experts."""
         return partial(self._computed, layer)
 
     def _computed(self, layer: int, tokens: RoutedTokens) -> Tensor:

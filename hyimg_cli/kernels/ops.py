@@ -1,8 +1,8 @@
 """Row-by-row operations around a layer's matrix products: norms, rotation, SwiGLU, the router,
 and the permutation of tokens to their experts and back.
 
-`PlainOps` is the twin in plain torch, and what a CPU runs; `fused_ops.FusedOps` has the same
-calls in Triton, each one pass over memory. A row's bits never depend on its company.
+`PlainOps` is the twin in plain torch, which a CPU runs; `fused_ops.FusedOps` has the same calls in
+Triton, each one pass over memory. A row's bits never depend on the other rows.
 """
 
 # Legend: T token, M model width, H query head, K kv head (or chosen expert), D head width,
@@ -121,12 +121,12 @@ PLAIN = PlainOps()
 
 
 def has_triton() -> bool:
-    """True if Triton is installed."""
+    """Return True if Triton is installed."""
     return importlib.util.find_spec("triton") is not None
 
 
 def ops_of(device: torch.device) -> PlainOps:
-    """The kernels for a layer on `device`; asked once, when the model is built."""
+    """Return the kernels for a layer on `device`; called once, when the model is built."""
     if device.type != "cuda":
         return PLAIN
     if not has_triton():

@@ -1,6 +1,6 @@
 """`decode_attention` in Triton, by pointers. Under TRITON_INTERPRET=1 the same code runs on a CPU.
 
-The twin is `decode_attention.plain_decode`, where the call is told.
+The twin is `decode_attention.plain_decode`, which documents the call.
 """
 
 # Legend: R row (a job that writes), H query head, K kv head, D head width, N run of slots

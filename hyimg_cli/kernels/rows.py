@@ -46,13 +46,13 @@ def group_multiple(device: torch.device) -> int:
 
 
 def pad_rows(x: Tensor, multiple: int) -> Tensor:
-    """`x` with zeros behind its first axis, up to the next multiple."""
+    """Return `x` with zeros after its first axis, up to the next multiple."""
     missing = padding(len(x), multiple)
     return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing)) if missing else x
 
 
 def padding(rows: int, multiple: int) -> int:
-    """Rows to add to reach the next multiple."""
+    """Return the number of rows to add to reach the next multiple."""
     return -rows % multiple
 
 

@@ -1,5 +1,5 @@
-"""Small values between the host and a device, without either waiting for the other; parts of a
-network that come to a device for their turn; and which device is at work.
+"""Move small values between the host and a device without either waiting for the other, bring parts
+of a network to a device for their turn, and select the current device.
 
 On a CPU both ends are one memory: the same calls are plain copies.
 """
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 
 def to_device(values: Sequence[int] | Sequence[float], device: torch.device) -> Tensor:
-    """Numbers as a tensor on `device`: int64, or float32 where they are floats."""
+    """Return numbers as a tensor on `device`: int64, or float32 for floats."""
     return sent(torch.tensor(values), device)
 
 
 def sent(host: Tensor, device: torch.device) -> Tensor:
-    """A tensor of main memory on `device`."""
+    """Return a tensor of main memory on `device`."""
     if device.type != "cuda":
         return host.to(device)
     # From pageable memory the host would wait for the device's queue.
@@ -77,7 +77,7 @@ class Readback:
             self._is_there.record(torch.cuda.current_stream(source.device))
 
     def values(self) -> list[int]:
-        """The numbers; waits for the copy alone, not for what was queued behind it."""
+        """Return the numbers; waits for the copy alone, not for work queued after it."""
         if self._is_there is not None:
             self._is_there.synchronize()
         numbers: list[int] = self._host.tolist()

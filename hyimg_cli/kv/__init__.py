@@ -1,1 +1,3 @@
-"""Keys and values: which prefixes are kept and shared (segments, tree), where they lie (buffer)."""
+"""Keys and values: which prefixes are kept and shared (segments, tree), and where they are stored
+(buffer).
+"""

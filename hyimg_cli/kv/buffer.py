@@ -4,8 +4,8 @@
            [ committed prefix ][ scratch         ]
              prefill, decode     timestep and image tokens, rewritten by every denoise step
 
-Memory lies head by head, [H, S, D]. Writes are copies into slices, reads are views. `length` counts
-committed tokens only; positions for RoPE are a separate matter and never derived from it.
+Memory is laid out head by head, [H, S, D]. Writes are copies into slices, reads are views. `length`
+counts committed tokens only; positions for RoPE are a separate matter and never derived from it.
 """
 
 # Legend: S slot, H kv head, D head width, T new token
@@ -20,7 +20,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Slice:
-    """K/V of some tokens, every layer's [H, S, D], apart from any buffer: what the tree keeps."""
+    """K/V of some tokens, [H, S, D] per layer, outside any buffer: the unit that the tree keeps."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
@@ -34,15 +34,16 @@ class Slice:
         return sum(t.nbytes for t in (*self.keys, *self.values))
 
     def on_host(self) -> "Slice":
-        """A copy in main memory, pinned where a GPU will fetch it back; waited for once."""
+        """Return a copy in main memory, pinned if a GPU will fetch it back; waits for the copy."""
         copied = self._mapped(_to_host)
         for device in {rows.device for rows in self.keys if rows.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
         return copied
 
     def on(self, devices: Sequence[torch.device]) -> "Slice":
-        """A copy with each layer on its device; there is one entry a layer. A GPU's is on its way
-        when this returns, ahead of all work that is queued later.
+        """Return a copy with each layer on its device, given one entry per layer.
+
+        A GPU's copy is queued when this returns, ahead of all later work.
         """
         return Slice(
             tuple(_sent(k, d) for k, d in zip(self.keys, devices, strict=True)),
@@ -50,11 +51,11 @@ class Slice:
         )
 
     def split(self, at: int) -> "tuple[Slice, Slice]":
-        """The first `at` tokens and the rest, each with its own memory."""
+        """Return the first `at` tokens and the rest, each with its own memory."""
         return self.cut(0, at), self.cut(at, self.length)
 
     def cut(self, start: int, stop: int) -> "Slice":
-        """A copy of the tokens `[start, stop)`, which owns its memory."""
+        """Return a copy of the tokens `[start, stop)`, with its own memory."""
         return self._mapped(lambda rows_HSD: rows_HSD[:, start:stop].clone())
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Slice":
@@ -99,11 +100,11 @@ class Buffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys and values."""
+        """Return the bytes of all keys and values."""
         return sum(t.nbytes for t in (*self.keys_HSD, *self.values_HSD))
 
     def write(self, layer: int, start: int, keys_THD: Tensor, values_THD: Tensor) -> None:
-        """Put new rows into the slots from `start` on; they get the buffer's dtype."""
+        """Write new rows into the slots from `start` on, in the buffer's dtype."""
         if self._own is not None:
             at, kept = self._own
             self.keys_HSD[layer][:, at : self.length] = kept.keys[layer]
@@ -113,26 +114,26 @@ class Buffer:
         self.values_HSD[layer][:, start:stop] = values_THD.transpose(0, 1)
 
     def read(self, layer: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Views of the first `stop` keys and values, [H, stop, D]."""
+        """Return views of the first `stop` keys and values, [H, stop, D]."""
         return self.keys_HSD[layer][:, :stop], self.values_HSD[layer][:, :stop]
 
     def commit(self, length: int) -> None:
-        """Make `[0, length)` the prefix; rows behind it are scratch."""
+        """Make `[0, length)` the prefix; rows after it are scratch."""
         assert self.length <= length <= self.capacity, "a prefix only grows, within its buffer"
         self.length = length
 
     def withdraw(self, length: int) -> None:
-        """Take the prefix back to `length`: rows behind it are scratch again."""
+        """Shorten the prefix to `length`; rows after it are scratch again."""
         assert 0 <= length <= self.length, "only what is committed can be withdrawn"
         self.length = length
 
     def cut(self, start: int, stop: int) -> "Slice":
-        """A copy of the committed tokens `[start, stop)`, which owns its memory."""
+        """Return a copy of the committed tokens `[start, stop)`, with its own memory."""
         assert stop <= self.length, "only committed tokens can be shared"
         return Slice(tuple(self.keys_HSD), tuple(self.values_HSD)).cut(start, stop)
 
     def extend(self, rows: "Slice") -> None:
-        """Put a slice behind the prefix, and make it prefix."""
+        """Append a slice to the prefix."""
         stop = self.length + rows.length
         for layer, (keys_HSD, values_HSD) in enumerate(zip(rows.keys, rows.values, strict=True)):
             self.keys_HSD[layer][:, self.length : stop] = keys_HSD
@@ -140,11 +141,12 @@ class Buffer:
         self.commit(stop)
 
     def lend(self, prefix: int) -> "Buffer":
-        """A buffer in this one's own memory, whose prefix are the first `prefix` tokens here.
+        """Return a buffer in this one's memory whose prefix is the first `prefix` tokens of this
+        one.
 
-        Their scratch is one place. So a layer is read right after it was written, before another
-        buffer's turn; each write puts back first what its buffer has behind the shortest prefix of
-        all. Lend before any scratch is written.
+        Their scratch is shared. So a layer must be read right after it was written, before another
+        buffer writes; each write first restores its buffer's rows after the shortest prefix of all.
+        Lend before any scratch is written.
         """
         assert prefix <= self.length, "only committed tokens can be shared"
         other = copy(self)

@@ -1,15 +1,15 @@
-"""Buffers and slices of which other processes hold their own parts: each method that changes one is
-called on every rank.
+"""Mirror buffers and slices over ranks: each rank holds its own part, and each method that changes
+one is called on every rank.
 
-    leader     MirroredBuffer, MirroredSlice: a call goes to the others, and is made here
+    leader     MirroredBuffer, MirroredSlice: a call is sent to the others and made here
     follower   FollowerKV: its own parts, by the leader's numbers
 
-Rows are written by the forwards, on each side its own. A change that a rank has no memory for is
-an error of the leader's caller, as in one process. When followers end, all that was made before is
-void: using it is an error and never a wrong row.
+Each rank's forwards write its own rows. If a rank has no memory for a change, the leader's caller
+gets the error, as in one process. When followers end, all parts made before are void: using one is
+an error, never a wrong row.
 
-A part with a home is one set of ranks' alone: `home` 0 is the leader's. What is made of it has the
-same home. Of another set's part the leader has shapes, and no memory.
+A part with a home belongs to one set of ranks; `home` 0 is the leader's. Parts made of it have the
+same home. Of another set's part the leader has shapes, but no memory.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Method = Literal["new", "take", "extend", "cut", "on_host", "on"]
 
 
 class Call(NamedTuple):
-    """A method of a part as the followers are told of it; pickled.
+    """A method call on a part, as it is sent to the followers; pickled.
 
-    `result`: the number of what it makes. `parts`: the part, and one that is given to it, each by
-    its number and its length on the leader. `freed`: parts that the leader has let go before.
+    `result`: the number of what it makes. `parts`: the part, and one that is passed to it, each by
+    its number and its length on the leader. `freed`: parts that the leader released before.
     """
 
     method: Method
@@ -50,8 +50,9 @@ CallAll = Callable[[Call, Callable[[], Any]], Any]
 
 
 class Mirror:
-    """What the followers know of the leader's parts. Any thread may let a part go; one thread does
-    all else.
+    """The leader's record of its followers' parts.
+
+    Any thread may release a part; one thread does everything else.
     """
 
     def __init__(self, call_all: CallAll, generation: Callable[[], int]) -> None:
@@ -70,9 +71,10 @@ class Mirror:
         *numbers: int,
         home: int | None = None,
     ) -> tuple[Any, Handle]:
-        """Call a method on every rank of `home`, here as `own`; what that returns, and the number
-        under which the others have theirs. Raises RankError for parts that were lost,
-        torch.OutOfMemoryError where a rank has no memory for it.
+        """Call a method on every rank of `home`, here as `own`; return its result and the
+        followers' number for it.
+
+        Raises RankError for lost parts, torch.OutOfMemoryError if a rank has no memory for it.
         """
         handles = [self.require(part) for part in parts]
         assert all(one.home in (None, home) for one in handles), "another set's rows are not here"
@@ -84,16 +86,16 @@ class Mirror:
     def slice_of(
         self, part: MirroredBuffer | MirroredSlice, method: Method, own: Any, *numbers: int
     ) -> MirroredSlice:
-        """What a method that makes a slice returns, on every rank that has the part."""
+        """Return the slice that a method makes, on every rank that has the part."""
         made, handle = self.call(method, own, [part], *numbers, home=part.handle.home)
         return MirroredSlice(made.keys, made.values, mirror=self, handle=handle)
 
     def drain_freed(self) -> tuple[int, ...]:
-        """Take the numbers of all parts that were let go since the last time."""
+        """Return the numbers of all parts released since the last call."""
         return tuple(self.freed.popleft() for _ in range(len(self.freed)))
 
     def require(self, part: Part) -> Handle:
-        """The handle of a part that every rank has. Raises RankError for one that was lost."""
+        """Return the handle of a part that every rank has. Raises RankError if it was lost."""
         assert isinstance(part, MirroredBuffer | MirroredSlice), "made by this mirror's buffers"
         if part.handle.generation != self.generation():
             raise RankError(
@@ -106,7 +108,7 @@ class Mirror:
 
 
 class Handle:
-    """What a part is called on the followers, which free theirs when nobody holds it here."""
+    """A part's number on the followers, which free it when nothing refers to it here."""
 
     def __init__(self, mirror: Mirror, home: int | None) -> None:
         self.number, self.generation, self.home = next(mirror.numbers), mirror.generation(), home
@@ -181,12 +183,12 @@ class FollowerKV:
         self.parts: dict[int, Part] = {}
 
     def free(self, numbers: Sequence[int]) -> None:
-        """Let parts go; of what is another set's, or made nothing, there is none."""
+        """Release parts; numbers of another set, or of calls that made nothing, are ignored."""
         for number in numbers:
             self.parts.pop(number, None)
 
     def make(self, call: Call) -> None:
-        """Do what the leader does. Raises torch.OutOfMemoryError; each part is then as it was."""
+        """Repeat the leader's call. Raises torch.OutOfMemoryError; each part is then unchanged."""
         self.free(call.freed)
         if call.home not in (None, self.home):
             return

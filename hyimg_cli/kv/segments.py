@@ -18,7 +18,7 @@ _KEY_LENGTH = 32  # hex digits: 128 bits, far from any chance of two equal keys
 
 @dataclass(frozen=True)
 class TextSegment:
-    """Text tokens; each sees only what stands before it, so the segment may split anywhere."""
+    """Text tokens; each sees only tokens before it, so the segment may split anywhere."""
 
     ids: tuple[int, ...]
     is_atomic: ClassVar[bool] = False
@@ -32,28 +32,28 @@ class TextSegment:
 
     @cached_property
     def key(self) -> str:
-        """Digest of the kind and the ids, 32 hex digits."""
+        """Return the digest of the kind and the ids, 32 hex digits."""
         return _digest(b"text", self.ids)
 
     def head(self, at: int) -> "TextSegment":
-        """The first `at` tokens."""
+        """Return the first `at` tokens."""
         return TextSegment(self.ids[:at])
 
     def tail(self, at: int) -> "TextSegment":
-        """The segment behind its first `at` tokens."""
+        """Return the segment after its first `at` tokens."""
         return TextSegment(self.ids[at:])
 
     def shared_with(self, other: "TextSegment") -> int:
-        """Number of leading tokens both have in common."""
+        """Return the number of leading tokens that both have in common."""
         pairs = zip(self.ids, other.ids, strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 @dataclass(frozen=True)
 class ImageSegment:
-    """An image's tokens; they see each other fully, so the segment is whole or not there at all.
+    """An image's tokens; they see each other fully, so the segment is never split.
 
-    `digest` names the image's content (its ids are placeholders), `grids` are the (rows, columns)
+    `digest` names the image's content (its ids are placeholders); `grids` are the (rows, columns)
     that shape its 2-D positions.
     """
 

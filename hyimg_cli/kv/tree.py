@@ -7,8 +7,8 @@
     caller    a Match: a place in the tree, owns nothing
               a Prefix, inside `with tree.pinned(match)`: payloads to copy into its own buffer
 
-Bytes never exceed a budget: what does not fit beside the pinned nodes is not inserted. Of the nodes
-nobody pins, the leaf that was used longest ago goes first. One thread uses a tree.
+Bytes never exceed a budget: payloads that do not fit next to the pinned nodes are not inserted. Of
+the unpinned nodes, the least recently used leaf is evicted first. One thread uses a tree.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,13 +20,13 @@ from hyimg_cli.kv.segments import Segment, TextSegment
 
 
 class Payload(Protocol):
-    """The K/V of one node. To the tree it is a number of bytes that does not change."""
+    """The K/V of one node. To the tree it is a constant number of bytes."""
 
     @property
     def nbytes(self) -> int: ...
 
     def split(self, at: int) -> tuple[Self, Self]:
-        """The first `at` tokens and the rest, together of equal bytes.
+        """Return the first `at` tokens and the rest, together of equal bytes.
 
         Each half owns its memory: evicting one of two views would free nothing.
         """
@@ -37,7 +37,9 @@ P = TypeVar("P", bound=Payload)
 
 @dataclass(frozen=True)
 class Host(Generic[P]):
-    """Second home of what the device evicts. `spill` and `restore` keep `nbytes` as they are."""
+    """Second storage for payloads that the device evicts. `spill` and `restore` keep `nbytes`
+    unchanged.
+    """
 
     budget_bytes: int
     spill: Callable[[P], P]
@@ -58,7 +60,7 @@ class _Node(_Root):
 
 @dataclass(frozen=True)
 class Match:
-    """A place in the tree, `length` tokens deep. Pin it to reach the payloads."""
+    """A position in the tree, `length` tokens deep. Pin it to reach the payloads."""
 
     length: int
     node: _Root = field(repr=False)
@@ -66,8 +68,8 @@ class Match:
 
 @dataclass(frozen=True)
 class Prefix(Generic[P]):
-    """The `length` tokens that a pinned match holds: its nodes' payloads in order. Valid until the
-    pin ends.
+    """The `length` tokens of a pinned match: its nodes' payloads in order. Valid until the pin
+    ends.
     """
 
     length: int
@@ -102,18 +104,18 @@ class KVTree(Generic[P]):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes on the device."""
+        """Return the bytes on the device."""
         return self._device_level.held_bytes
 
     @property
     def host_bytes(self) -> int:
-        """Bytes in host memory."""
+        """Return the bytes in host memory."""
         return self._host_level.held_bytes
 
     def match(self, scope: str, segments: Sequence[Segment]) -> Match:
-        """The longest prefix of `segments` that is held, now the most recently used.
+        """Return the longest cached prefix of `segments`, now the most recently used.
 
-        What had been spilled is restored, as far as there is room.
+        Spilled parts are restored, as far as memory allows.
         """
         node, missing = self._walk(scope, segments)
         match = Match(_length(segments) - _length(missing), node)
@@ -122,9 +124,9 @@ class KVTree(Generic[P]):
 
     @contextmanager
     def pinned(self, match: Match) -> Iterator[Prefix[P]]:
-        """The prefix of a match, kept until the block ends; then it counts as just used.
+        """Keep the prefix of a match until the block ends; then it counts as just used.
 
-        It is shorter than the match where a part was evicted since: go by the prefix's length.
+        It is shorter than the match if a part was evicted since: use the prefix's length.
         """
         node = match.node
         while isinstance(node, _Node) and node not in self._device_level.payloads:
@@ -138,11 +140,11 @@ class KVTree(Generic[P]):
     def insert(
         self, scope: str, segments: Sequence[Segment], payload_of: Callable[[int, int], P]
     ) -> Match:
-        """The prefix of `segments` that is held afterwards: all of it, or up to what did not fit.
+        """Cache the prefix of `segments` and return it: all of it, or as much as fits.
 
-        `payload_of(start, stop)` makes the payload of these tokens of the sequence; it is called
-        for missing nodes only, in order, and before room is made: memory holds the budget and one
-        payload more.
+        `payload_of(start, stop)` makes the payload of these tokens of the sequence. It is called
+        for missing nodes only, in order, and before memory is freed: memory holds the budget and
+        one more payload.
         """
         node, missing = self._walk(scope, segments)
         start = _length(segments) - _length(missing)
@@ -155,12 +157,12 @@ class KVTree(Generic[P]):
         return Match(start, node)
 
     def clear(self) -> None:
-        """Forget what nobody has pinned; the counters stay."""
+        """Drop everything that is not pinned; the counters stay."""
         for scope in list(self._roots):
             self.clear_scope(scope)
 
     def clear_scope(self, scope: str) -> None:
-        """Forget what nobody has pinned in one scope."""
+        """Drop everything that is not pinned in one scope."""
         for child in list(self._roots.get(scope, _Root()).children.values()):
             self._drop(child)
 

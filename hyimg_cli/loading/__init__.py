@@ -1,1 +1,1 @@
-"""Checkpoints on disk: what is in them, and whether it is what a model expects."""
+"""Checkpoints on disk: read them, and check that they are what a model expects."""

@@ -1,7 +1,7 @@
 """Read a safetensors checkpoint's headers: names, shapes, dtypes, digests of its tensors.
 
-Faults of the files are found here, before any weight is read; no torch. Which tensors a model
-expects is the caller's knowledge.
+Faults of the files are found here, before any weight is read; no torch. The caller knows which
+tensors a model expects.
 """
 
 import os
@@ -57,15 +57,15 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def fault(name: str, what: str, where: Path | str = "", hint: str = "") -> CheckpointError:
-    """The error of a file or folder, with the code `checkpoint.name`."""
+    """Return the error of a file or folder, with the code `checkpoint.name`."""
     return CheckpointError(what, where=where, hint=hint, code=f"checkpoint.{name}")
 
 
 def weight_files(folder: Path, stem: str = STEM) -> tuple[Path, ...]:
-    """The safetensors files that make up a checkpoint: one file, or the shards of its index.
+    """Return a checkpoint's safetensors files: one file, or the shards of its index.
 
-    `stem` is the part of their names before `.safetensors`. Pickle files beside them are ignored.
-    Raises CheckpointError where there is no folder, no safetensors, or a shard is missing.
+    `stem`: the part of their names before `.safetensors`. Pickle files are ignored. Raises
+    CheckpointError if the folder, the safetensors or a shard is missing.
     """
     if not folder.is_dir():
         hint = "give the path of a folder with config.json and safetensors weights"
@@ -85,7 +85,7 @@ def weight_files(folder: Path, stem: str = STEM) -> tuple[Path, ...]:
 
 
 def tensor_index(folder: Path, stem: str = STEM) -> dict[str, TensorInfo]:
-    """Every tensor of the checkpoint by name; headers are checked against the files."""
+    """Return every tensor of the checkpoint by name; headers are checked against the files."""
     files = weight_files(folder, stem)
     found = [pair for file in files for pair in file_tensors(file).items()]
     if files[0].name == f"{stem}.safetensors":
@@ -112,12 +112,12 @@ def metadata_of(data: bytes) -> dict[str, str]:
 def check_tensors(
     found: Tensors, expected: Shapes, where: Path | str, part: str = "", *, any_dtype: bool = False
 ) -> None:
-    """Passes files whose headers have the `expected` tensors and no other, as any mixture of 16, 32
-    and 64-bit floats: each is cast as it is loaded.
+    """Check that headers have exactly the `expected` tensors, in 16, 32 or 64-bit floats, which may
+    be mixed: each is cast as it is loaded.
 
-    Raises one CheckpointError that names what is missing, unexpected, or of another shape; or what
-    is no float, for an 8-bit weight means nothing without the scales and the layout of the program
-    that made it.
+    Raises one CheckpointError that names tensors that are missing, unexpected, of another shape, or
+    not floats: an 8-bit weight means nothing without the scales and the layout of the program that
+    made it.
     """
     title = f"{part}: " if part else ""
     others = {name: info.dtype for name, info in found.items() if info.dtype not in FLOATS}
@@ -142,7 +142,7 @@ def check_tensors(
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises CheckpointError where the file is missing or something else."""
+    """Read a JSON object. Raises CheckpointError if the file is missing or holds something else."""
     try:
         value = json_of(text_of(path, TABLE_BYTES))
     except FileNotFoundError:
@@ -156,7 +156,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def promised_bytes(folder: Path, stem: str = STEM) -> int | None:
-    """Bytes of all weights by the index's own sum: shards may not be there yet. None without."""
+    """Return the bytes of all weights by the index's own sum, even if shards are missing; None
+    without it.
+    """
     index = folder / f"{stem}.safetensors.index.json"
     metadata = read_json(index).get("metadata") if index.exists() else None
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
@@ -164,15 +166,16 @@ def promised_bytes(folder: Path, stem: str = STEM) -> int | None:
 
 
 def weight_bytes(found: Tensors) -> int:
-    """Bytes that the tensors take as stored."""
+    """Return the bytes of the tensors as stored."""
     return sum(info.bytes for info in found.values())
 
 
 def fingerprint(folder: Path, stem: str = STEM) -> str:
-    """Hex sha256 that changes with the checkpoint: its JSON files in full, and its weights.
+    """Return a hex sha256 that changes with the checkpoint: its JSON files in full, and its
+    weights.
 
-    Weights under 1 GB count in full; larger ones by size, header and first and last MiB of each
-    shard, which a retraining or a conversion changes.
+    Weights under 1 GB count in full. Larger ones count by size, header and first and last MiB of
+    each shard, which a retraining or a conversion changes.
     """
     files = weight_files(folder, stem)
     in_full = sum(file.stat().st_size for file in files) < FULL_DIGEST_BELOW_BYTES
@@ -185,13 +188,15 @@ def fingerprint(folder: Path, stem: str = STEM) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Hex sha256 of one of a checkpoint's small files. Raises CheckpointError."""
+    """Return the hex sha256 of one of a checkpoint's small files. Raises CheckpointError."""
     with readable(path):
         return digest.of_file(path, MAX_SMALL_BYTES)
 
 
 def refuse_special(folder: Path) -> None:
-    """Passes a folder in which a library opens files by their names. Raises CheckpointError."""
+    """Refuse special files in a folder in which a library opens files by name. Raises
+    CheckpointError.
+    """
     for path in sorted(folder.rglob("*")):
         if path.suffix in _OPENED_SUFFIXES and path.exists() and not path.is_dir():
             most = None if path.suffix == ".safetensors" else MAX_SMALL_BYTES
@@ -201,7 +206,7 @@ def refuse_special(folder: Path) -> None:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Raises CheckpointError where `path`, of a checkpoint, cannot be opened and read."""
+    """Raise CheckpointError if `path`, a checkpoint's file, cannot be opened and read."""
     try:
         yield
     except (OSError, SafetensorError) as error:

@@ -1,7 +1,7 @@
-"""Quantised matrices of experts kept in the disk cache: the next start reads half as much, or less.
+"""Keep quantized expert matrices in the disk cache, so the next start reads half as much, or less.
 
-An entry is one matrix as it is held. Its name is a digest of all that decides its bits, and of how
-the file that it was made from stands on its disk; so it is found without reading that file.
+An entry is one matrix as it is held. Its name is a digest of everything that decides its bits, and
+of the state of its source file on disk; so it is found without reading that file.
 """
 
 import logging
@@ -27,7 +27,7 @@ _SAMPLE_BYTES = 4096
 class KeptWeights:
     """The matrices of one network, `nbytes` bytes in all, held in `form`.
 
-    `share`, of what is read and kept: which part of a matrix a rank has; empty for all of it.
+    `share`: the part of a matrix that a rank reads and keeps; empty for all of it.
     """
 
     def __init__(self, cache: CacheConfig, form: str, nbytes: int) -> None:
@@ -51,7 +51,7 @@ class KeptWeights:
         share: str,
         quantise: Callable[[], None],
     ) -> None:
-        """Fill a matrix's `parts` with what is kept of it; else have it quantised, and kept."""
+        """Fill a matrix's `parts` from the cache; on a miss, quantize and keep it."""
 
         def take(data: bytes) -> None:
             sizes = [part.nbytes for part in parts]
@@ -68,7 +68,7 @@ class KeptWeights:
         self._store.read_through(QUANTIZED_WEIGHTS, key, quantise, pack=give, unpack=take)
 
     def tell(self) -> None:
-        """Log what was wrong with the cache since it was asked first."""
+        """Log faults of the cache since it was first used."""
         for note in dict.fromkeys(self._store.take_notes()):
             logger.warning("quantised weights: %s", note)
 

@@ -1,10 +1,10 @@
-"""Matrices that bitsandbytes has packed into 4 or 8 bits: what a checkpoint's files hold of them.
+"""Find the stored parts of matrices that bitsandbytes packed into 4 or 8 bits.
 
     4 bits   x.weight  x.weight.absmax  .quant_map  .quant_state.bitsandbytes__nf4 (or __fp4)
              twice packed also  x.weight.nested_absmax  .nested_quant_map
     8 bits   x.weight  x.SCB  x.weight_format
 
-Each stands for one matrix, which bitsandbytes makes whole as it is loaded (`readers`). No torch.
+Each is one matrix, which bitsandbytes unpacks as it is loaded (`readers`). No torch.
 """
 
 import math
@@ -41,9 +41,10 @@ class _QuantState(BaseModel):
 
 
 def stored_index(folder: Path) -> dict[str, TensorInfo]:
-    """Every tensor of the checkpoint, from its headers: of packed matrices these, not their parts.
+    """Return every tensor of the checkpoint from its headers; packed matrices as one, not as their
+    parts.
 
-    Raises CheckpointError, also for a packed matrix whose parts do not fit together.
+    Raises CheckpointError, also for a packed matrix whose parts do not match.
     """
     tensors = tensor_index(folder)
     for part, info in list(tensors.items()):

@@ -1,10 +1,10 @@
-"""Weights on their way from files to where a network has room for them, read by several threads.
+"""Read weights from files into a network's memory with several threads.
 
-    file ▸ a piece of memory, pinned where a GPU takes it ▸ some rows of a matrix, cast or quantised
-    file ▸ the room itself, where that is main memory and of the file's dtype
+    file ▸ a piece of memory, pinned for a GPU ▸ some rows of a matrix, cast or quantized
+    file ▸ the network's memory, if that is main memory and has the file's dtype
 
-Threads take tensors from all files in turn, so neither one large file nor one slow disk has one
-thread alone. Beside the room each thread holds a piece, and what is made of it.
+Threads take tensors from all files in turn, so no large file or slow disk is left to one thread.
+Besides the network's memory, each thread holds a piece and the rows made of it.
 """
 
 import math
@@ -35,8 +35,9 @@ _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file that is open, as all `files` of its checkpoint are, by their names.
-    Nothing of it is read before it is asked for.
+    """A tensor of an open file, as are all `files` of its checkpoint by name.
+
+    Nothing of it is read until it is requested.
     """
 
     name: str
@@ -45,13 +46,15 @@ class StoredTensor:
     files: Mapping[str, Any]
 
     def whole(self) -> Tensor:
-        """All of it in main memory: a view of the file, or a packed matrix in float32."""
+        """Return all of it in main memory: a view of the file, or a packed matrix in float32."""
         stored = (self.info.parts or {self.name: self.info}).items()
         tensors = {name: self.files[info.file].get_tensor(name) for name, info in stored}
         return _unpack(self.name, tensors) if self.info.parts else tensors[self.name]
 
     def rows(self, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-        """Runs of rows on `device` with the number of each one's first, for use one by one."""
+        """Yield runs of rows on `device`, each with the number of its first row, for use one by
+        one.
+        """
         if self.info.parts:
             yield 0, self.whole().to(device)
             return
@@ -89,10 +92,10 @@ class StoredTensor:
 def read_all(
     files: Sequence[Path], stored: Mapping[str, TensorInfo], put: Callable[[StoredTensor], None]
 ) -> None:
-    """`put` each of the tensors that are `stored` in `files`, several at a time.
+    """Pass each of the `stored` tensors in `files` to `put`, several at a time.
 
-    Raises CheckpointError where a file cannot be read, MachineError where bitsandbytes is not
-    installed, which unpacks, and what `put` raises; no more are begun then.
+    Raises CheckpointError if a file cannot be read, MachineError if bitsandbytes, which unpacks, is
+    not installed, and what `put` raises; no more tensors are started then.
     """
     if any(info.parts for info in stored.values()):
         require("bitsandbytes", extra="nf4")

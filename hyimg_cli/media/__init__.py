@@ -1,1 +1,1 @@
-"""Pictures on disk: read and fit source images, write results and what they carry."""
+"""Pictures and videos on disk: read and fit source images, write results and their metadata."""

@@ -1,8 +1,8 @@
-"""A source picture with all that a result in its place carries on: the numbers of its pixels as
-they are, also under clear ones, its colour profile and its EXIF. And the result as a file.
+"""A source picture with everything that its result keeps: the exact pixel numbers, also under
+transparent ones, the colour profile and EXIF. And the result as a file.
 
-What cannot be equal once it is read as 8 bits a channel is refused: 16-bit, CMYK and float
-pictures, and those of several frames.
+Pictures that reading as 8 bits a channel would change are refused: 16-bit, CMYK, float, and several
+frames.
 """
 
 import io
@@ -46,7 +46,7 @@ _CLEAR = 6
 @dataclass(frozen=True)
 class Carried:
     """`own` [H, W] grey, [H, W, 3] or [H, W, 4]: the file's numbers, upright. `pixels`: as a model
-    is shown them, on white. `exif`: without orientation, preview and place, unless that is kept.
+    sees them, on white. `exif`: without orientation, preview and place, unless that is kept.
     """
 
     pixels: Pixels
@@ -56,7 +56,7 @@ class Carried:
     exif: bytes
 
     def with_edit(self, result: Pixels, matte: Pixels) -> Pixels:
-        """The result in the source's channels; what the matte leaves out is the file's own."""
+        """Return the result in the source's channels; outside the matte, the file's own numbers."""
         if self.own.ndim == 2:
             is_grey = bool((result[..., :1] == result).all())
             return result[..., 0] if is_grey else result
@@ -79,8 +79,8 @@ class Carried:
         return edited[..., :3] if edited[..., 3].min() == 255 else edited
 
     def encode(self, pixels: Pixels, encoding: Encoding, text: PictureText | None) -> bytes:
-        """A result's file, lossless; `text`: what it says of itself. Without it only the profile
-        goes along.
+        """Return a result's file, lossless, with the metadata `text`; without it, only the profile
+        is kept.
         """
         # A profile of grey is none of colours.
         icc = self.icc if pixels.ndim == self.own.ndim or self.own.ndim != 2 else None
@@ -88,7 +88,7 @@ class Carried:
         return formats.encode(pixels, encoding, text, icc=icc, exif=exif, compress_level=3)
 
     def count_differing(self, data: bytes, matte: Pixels) -> int:
-        """Pixels outside the matte that a result's file, decoded again, has otherwise."""
+        """Count the pixels outside the matte that differ in a result's decoded file."""
         with Image.open(io.BytesIO(data)) as image:
             found, own = (
                 np.asarray(one.convert("RGBA")) for one in (image, Image.fromarray(self.own))
@@ -97,8 +97,9 @@ class Carried:
 
 
 def read_carried(path: Path, *, keep_gps: bool = False) -> Carried:
-    """A source as it is. Raises SourceImageError, `source.source-depth` where no result could be
-    equal to it.
+    """Read a source as it is.
+
+    Raises SourceImageError, `source.source-depth` if no result could be equal to it.
     """
     data = bytes_of_source(path)
     with open_picture(path, data) as image:
@@ -110,8 +111,8 @@ def read_carried(path: Path, *, keep_gps: bool = False) -> Carried:
 
 
 def own_picture(path: Path) -> tuple[Picture, bool]:
-    """A picture upright, in its own channels, grey, RGB or RGBA, and whether 8 bits of these are
-    all there is of it. Raises SourceImageError.
+    """Return a picture upright in its own channels (grey, RGB or RGBA), and whether these 8 bits
+    are all of it. Raises SourceImageError.
     """
     with open_picture(path) as image:
         is_exact = _depth_fault(path, image) is None
@@ -119,15 +120,17 @@ def own_picture(path: Path) -> tuple[Picture, bool]:
 
 
 def depth_fault(path: Path) -> SourceImageError | None:
-    """Why no result could be equal to a picture, by its head; None also where it cannot be read."""
+    """Return why no result could be equal to a picture, by its header; None also if it is
+    unreadable.
+    """
     with suppress(SourceImageError), open_picture(path) as image:
         return _depth_fault(path, image)
     return None
 
 
 def region_of(outside: KeepOutside, size: Size) -> Pixels | None:
-    """The region that a user gave of a source of this size [H, W], white where an edit may be; None
-    where there is none. Raises SourceImageError.
+    """Return the user's region for a source of this size [H, W], white where an edit may be; None
+    without one. Raises SourceImageError.
     """
     check_region(outside, size)
     if outside.box is not None:
@@ -152,8 +155,8 @@ def region_of(outside: KeepOutside, size: Size) -> Pixels | None:
 
 
 def check_region(outside: KeepOutside, size: Size) -> None:
-    """Raise SourceImageError, `source.region` where a region goes beyond a source of this size; a
-    mask is judged by its head.
+    """Raise SourceImageError, `source.region` if a region exceeds a source of this size; a mask is
+    judged by its header.
     """
     what = ""
     if outside.box is not None:

@@ -40,11 +40,11 @@ def encode(
     exif: bytes = b"",
     compress_level: int = -1,
 ) -> bytes:
-    """The picture's file; `text`: what it says about itself; `icc` and `exif` go along.
+    """Return the picture's file with the metadata `text`, and with `icc` and `exif`.
 
-    A PNG has pixels of any channels, a lossless WebP RGB or RGBA, colours under clear ones
-    included. `compress_level` of a PNG: 3 takes half of the time, for a file that is a few
-    hundredths larger.
+    A PNG has pixels of any channels; a lossless WebP has RGB or RGBA, including colours under
+    transparent pixels. `compress_level` of a PNG: 3 takes half of the time, for a file that is a
+    few hundredths larger.
     """
     assert pixels.dtype == np.uint8, "pixels are bytes"
     text, how = text or PictureText(), dict[str, Any](icc_profile=icc, exif=exif)
@@ -67,7 +67,7 @@ def encode(
 
 
 def text_in(image: ImageFile.ImageFile) -> PictureText:
-    """Metadata of an opened picture of these formats; empty where it has none.
+    """Return the metadata of an opened picture of these formats; empty if it has none.
 
     Raises what Pillow does for a damaged PNG.
     """

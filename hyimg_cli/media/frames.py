@@ -1,6 +1,6 @@
-"""Frames of a video file, one at a time, in the order they are shown.
+"""Frames of a video file, one at a time, in display order.
 
-Pixels are uint8 arrays [H, W, 3], RGB. A turn that the container asks for is not applied.
+Pixels are uint8 arrays [H, W, 3], RGB. A rotation in the container is not applied.
 """
 
 from collections.abc import Iterator
@@ -24,8 +24,8 @@ VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v")
 
 
 def read_frames(path: Path) -> Iterator[NDArray[np.uint8]]:
-    """Every frame of the first video stream. Raises as `open_video` does, at the frame it
-    happens.
+    """Yield every frame of the first video stream. Raises as `open_video` does, at the faulty
+    frame.
     """
     with open_video(path) as container:
         for frame in container.decode(video=0):
@@ -34,9 +34,9 @@ def read_frames(path: Path) -> Iterator[NDArray[np.uint8]]:
 
 @contextmanager
 def open_video(path: Path, **options: str) -> Iterator["InputContainer"]:
-    """A file with a video stream, to be read in the block; `options`: the container's.
+    """Open a file with a video stream for reading in a block; `options`: the container's.
 
-    Raises SourceImageError, also for what reading it raises; MachineError without av.
+    Raises SourceImageError, also for errors while reading; MachineError without av.
     """
     require("av")
     import av

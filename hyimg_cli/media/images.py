@@ -1,7 +1,7 @@
-"""Pictures as files: read any common one as RGB, fit it to a size, write it in one piece.
+"""Pictures as files: read any common one as RGB, fit it to a size, write it whole.
 
-Pixels are uint8 arrays [H, W, 3], RGB. Source files are hostile until read: size goes before
-decoding, and formats that start other programs (EPS) are not opened.
+Pixels are uint8 arrays [H, W, 3], RGB. Source files are untrusted until read: their size is checked
+before decoding, and formats that start other programs (EPS) are not opened.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ _DECODER_ERRORS = Exception
 
 @dataclass(frozen=True)
 class SourceImage:
-    """A source picture. `digest` is the sha256 of the file; `notes` say what reading it changed."""
+    """A source picture. `digest`: sha256 of the file; `notes`: what reading changed."""
 
     pixels: Pixels
     digest: str
@@ -74,20 +74,20 @@ class SourceImage:
     is_stretched: bool = False
 
     def stretched(self) -> "SourceImage":
-        """The same, to be resized to the model's size without cutting; to caches another image."""
+        """Return the same picture, to be resized without cutting; to caches it is another image."""
         return replace(self, digest=stretched_digest(self.digest), is_stretched=True)
 
 
 def stretched_digest(image_digest: str) -> str:
-    """The digest of an image that is resized without cutting."""
+    """Return the digest of an image that is resized without cutting."""
     return digest.of_bytes(f"stretched {image_digest}".encode())
 
 
 def probe_image(path: Path, *, decode: bool = True) -> tuple[Size, tuple[str, ...]]:
-    """Size as it will be read, and the notes that reading gives.
+    """Return the size as it will be read, and the notes that reading gives.
 
-    `decode` off looks at the header alone: damage further on and notes on pixels stay unseen.
-    Raises SourceImageError.
+    With `decode` off, only the header is read: later damage and notes on pixels are missed. Raises
+    SourceImageError.
     """
     with open_picture(path) as image:
         size, notes = image.size, tuple[str, ...]()
@@ -101,8 +101,7 @@ def probe_image(path: Path, *, decode: bool = True) -> tuple[Size, tuple[str, ..
 
 
 def size_of(path: str) -> Size:
-    """A picture's size by its header, which is looked at once until the file changes; at an address
-    once.
+    """Return a picture's size by its header, read once until the file changes; at an address, once.
 
     Raises SourceImageError.
     """
@@ -119,8 +118,8 @@ def _size_since(path: str, changed_ns: int, nbytes: int) -> Size:
 
 
 def read_image(path: Path, *, keeps_alpha: bool = False) -> SourceImage:
-    """The first frame of a picture, upright, 8 bit RGB, on white where it was transparent; or RGBA
-    there, if it `keeps_alpha`.
+    """Return the first frame of a picture, upright, 8-bit RGB on white; or RGBA if it is
+    transparent and `keeps_alpha`.
 
     Raises SourceImageError.
     """
@@ -136,7 +135,7 @@ def read_image(path: Path, *, keeps_alpha: bool = False) -> SourceImage:
 
 
 def read_small(path: Path, side: int) -> Image.Image:
-    """The first frame as `read_image` shows it, but scaled down to `side` pixels at most.
+    """Return the first frame as `read_image` does, scaled down to at most `side` pixels.
 
     A JPEG is decoded at a fraction of its size. Raises SourceImageError.
     """
@@ -148,9 +147,9 @@ def read_small(path: Path, side: int) -> Image.Image:
 
 
 def text_of(path: Path) -> PictureText:
-    """Metadata of a PNG, JPEG or WebP, text behind a PNG's pixels too.
+    """Return the metadata of a PNG, JPEG or WebP, including text after a PNG's pixels.
 
-    Raises SourceImageError for a file that is no picture, or a damaged PNG.
+    Raises SourceImageError for a file that is not a picture, or a damaged PNG.
     """
     with open_picture(path) as image, _decoder_faults(path):
         return formats.text_in(image)
@@ -173,7 +172,7 @@ def fit_cover(pixels: Pixels, size: Size) -> Pixels:
 
 
 def cut_off(source: Size, size: Size) -> str:
-    """What `fit_cover` cuts off, as the end of a sentence; empty for equal shapes."""
+    """Return what `fit_cover` cuts off, as the end of a sentence; empty for equal shapes."""
     ratio = size.width * source.height / (size.height * source.width)
     lost = 1 - min(ratio, 1 / ratio)
     sides, of = ("left and right", "width") if ratio < 1 else ("top and bottom", "height")
@@ -183,29 +182,29 @@ def cut_off(source: Size, size: Size) -> str:
 def stretch(
     pixels: Pixels, size: Size, resample: Image.Resampling = Image.Resampling.LANCZOS
 ) -> Pixels:
-    """`pixels` resized to `size`, whatever their shape; nothing is cut."""
+    """Return `pixels` resized to `size` without cutting, whatever their shape."""
     return np.array(Image.fromarray(pixels).resize((size.width, size.height), resample))
 
 
 def bicubic(pixels: Pixels, size: Size) -> Pixels:
-    """`stretch` as models do that were trained so."""
+    """Resize like `stretch`, with the bicubic filter of models that were trained with it."""
     return stretch(pixels, size, Image.Resampling.BICUBIC)
 
 
 def pixel_digest(pixels: Pixels | Picture) -> str:
-    """Hex sha256 of the RGB bytes, row by row: what reproducibility compares."""
+    """Return the hex sha256 of the RGB bytes, row by row: the value to compare pictures by."""
     return digest.of_bytes(pixels.tobytes())
 
 
 def bytes_of_source(path: Path) -> bytes:
-    """A picture's file. Raises SourceImageError."""
+    """Return the bytes of a picture's file. Raises SourceImageError."""
     with file_faults(path):
         return bytes_of(path, MAX_SOURCE_BYTES)
 
 
 @contextlib.contextmanager
 def file_faults(path: Path) -> Iterator[None]:
-    """Raises SourceImageError for a file that cannot be read as one."""
+    """Raise SourceImageError for a file that cannot be read."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
@@ -226,7 +225,8 @@ def file_faults(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_picture(path: Path, data: bytes | None = None) -> Iterator[ImageFile.ImageFile]:
-    """A picture, not decoded yet, its size and kind checked; `data`: its file, where it was read.
+    """Open a picture without decoding it, its size and kind checked; `data`: its file, if already
+    read.
 
     Raises SourceImageError.
     """
@@ -279,8 +279,8 @@ def _knows_heif() -> bool:
 
 
 def read_upright(path: Path, image: ImageFile.ImageFile) -> tuple[Picture, tuple[str, ...]]:
-    """The first frame, upright, in its own channels: 8-bit grey, RGB, or RGBA where it is clear
-    somewhere; and what that and RGB on white change. Raises SourceImageError.
+    """Return the first frame, upright, in its own channels (8-bit grey, RGB, or RGBA if it is
+    transparent anywhere), and what that and RGB on white change. Raises SourceImageError.
     """
     with _decoder_faults(path):
         # What will be changed, as far as it shows before decoding.
@@ -305,7 +305,7 @@ def read_upright(path: Path, image: ImageFile.ImageFile) -> tuple[Picture, tuple
 
 
 def bits_of(image: ImageFile.ImageFile) -> int:
-    """Bits of a channel before it is decoded: 8 where the head tells of no more."""
+    """Return the bits of a channel before decoding: 8 unless the header says more."""
     # Pillow itself drops the lower 8 bits of colours, so only the raw mode tells of them.
     if image.mode.startswith("I") or any(";16" in str(tile.args) for tile in image.tile):
         return 16
@@ -345,7 +345,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def on_white(own: Pixels) -> Pixels:
-    """Grey, RGB or RGBA as a model is shown it: RGB, on white where it is clear."""
+    """Return grey, RGB or RGBA as a model sees it: RGB, on white where it is transparent."""
     if own.ndim == 2:
         return np.repeat(own[..., None], 3, axis=2)
     if own.shape[2] == 3:

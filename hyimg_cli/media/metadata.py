@@ -1,9 +1,9 @@
 """Metadata of a file: in a picture the A1111 `parameters` text, the whole job as JSON (the record)
-and how it came about; in an MP4 that JSON as its comment. `formats` knows where each kind of
-picture keeps them, `recorded` reads them back.
+and its source type; in an MP4 that JSON as its comment. `formats` knows where each kind of picture
+keeps them, `recorded` reads them back.
 
-Basenames only: a picture that is passed on names no folder, user or host. Format 2 added to format
-1 how the file was made, and the digests of its source images.
+Base names only: a picture that is shared names no folder, user or host. Format 2 added to format 1
+how the file was made, and the digests of its source images.
 """
 
 import json
@@ -38,7 +38,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class PictureText:
-    """Texts of a picture's metadata. `source_type`: IPTC's word for how it came about."""
+    """Texts of a picture's metadata. `source_type`: IPTC's term for its origin."""
 
     parameters: str = ""
     record: str = ""
@@ -47,7 +47,7 @@ class PictureText:
 
 @dataclass(frozen=True)
 class PictureFacts:
-    """Results of a job beyond what was asked: enough to make the same pixels again.
+    """Results of a job beyond its settings: enough to make the same pixels again.
 
     `source_sha256`: of the bytes of each source image, in order.
     """
@@ -63,7 +63,9 @@ class PictureFacts:
 def picture_text(
     job: ImageJob, line: Mapping[str, Any], facts: PictureFacts, size: Size, pixel_sha256: str
 ) -> PictureText:
-    """Metadata of the job's picture of this size and these pixels. `line`: the job's public one."""
+    """Return the metadata of the job's picture of this size and these pixels. `line`: the job's
+    public one.
+    """
     record = {
         "format": FORMAT,
         "job": line,
@@ -102,8 +104,9 @@ def rewrite_metadata(
     size: Size,
     pixel_sha256: str,
 ) -> PictureText:
-    """The same of another picture that was made of this one, by a job that draws the same.
-    `region`: what its settings say of that.
+    """Return the metadata of another picture made from this one, by a job that draws the same.
+
+    `region`: the region in its settings.
     """
     record = json.loads(text.record) | {"job": line}
     settings = {name: word for name, word in record["settings"].items() if name != "region"}
@@ -115,7 +118,9 @@ def rewrite_metadata(
 def video_text(
     line: Mapping[str, Any], provenance: Provenance, source_sha256: Sequence[str] = ()
 ) -> str:
-    """Contents of an MP4's `comment` and of its sidecar file: the job as JSON, and what made it."""
+    """Return the text for an MP4's `comment` and its sidecar file: the job as JSON, and its
+    provenance.
+    """
     sources = {"source_sha256": source_sha256} if source_sha256 else {}
     return _json({"format": FORMAT, "job": line, **asdict(provenance), **sources})
 

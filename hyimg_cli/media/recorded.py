@@ -1,5 +1,6 @@
-"""Read back the metadata of a picture, an MP4 or a sidecar. Files may come from anywhere, so
-nothing in them is believed: types are checked here, values where they are used.
+"""Read back the metadata of a picture, an MP4 or a sidecar.
+
+Files are untrusted: types are checked here, values where they are used.
 """
 
 import re
@@ -33,8 +34,8 @@ _NO_RECORD = "it was written with --no-metadata, by another program, or saved ag
 
 
 class Record(BaseModel, extra="allow", frozen=True):
-    """Metadata of hyimg in a file; what is not recorded is empty. `version` of hyimg, `settings`
-    and `packages` as in `Provenance`.
+    """hyimg's metadata in a file; missing parts are empty. `version` of hyimg, `settings` and
+    `packages` as in `Provenance`.
     """
 
     format: int = Field(strict=True)
@@ -64,8 +65,10 @@ class Record(BaseModel, extra="allow", frozen=True):
 
 @dataclass(frozen=True)
 class Described:
-    """A file and what it says. `record` is None for a picture of another program, which has at most
-    a `parameters` text and a `source_type`: IPTC's address for how it came about.
+    """A file and its metadata.
+
+    `record` is None for a picture of another program, which has at most a `parameters` text and a
+    `source_type`, IPTC's address for its origin.
     """
 
     path: Path
@@ -76,8 +79,10 @@ class Described:
 
 
 def read_described(path: Path) -> Described:
-    """A file's metadata. Raises UsageError where there is none, where it is of another kind, says
-    nothing, or holds a record that is damaged; SourceImageError for a damaged picture.
+    """Return a file's metadata.
+
+    Raises UsageError if the file is missing, of another kind, without metadata, or has a damaged
+    record; SourceImageError for a damaged picture.
     """
     kind = _kind(path)
     if kind == "sidecar":

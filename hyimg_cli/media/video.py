@@ -1,6 +1,6 @@
-"""Videos as files: frames into H.264 in an MP4, and beside it into PNG files without loss.
+"""Videos as files: frames into H.264 in an MP4, and optionally into lossless PNG files.
 
-Frames are uint8 arrays [T, H, W, 3], RGB, in pieces of any length; no more than a piece is held.
+Frames are uint8 arrays [T, H, W, 3], RGB, in pieces of any length; at most one piece is held.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ _BT709 = 1
 
 @dataclass(frozen=True)
 class WrittenVideo:
-    """Digests of the file and of its frames' raw bytes before compression, and what it holds."""
+    """Digests of the file and of its frames' raw bytes before compression, and its contents."""
 
     sha256: str
     pixel_sha256: str
@@ -43,7 +43,7 @@ class WrittenVideo:
 
 
 def write_video(path: Path, pieces: Iterable[Frames], **how: Any) -> WrittenVideo:
-    """Write an MP4 of all `pieces`; `how`: as `VideoWriter` takes it, and errors as it raises."""
+    """Write an MP4 of all `pieces`; `how` and errors: as for `VideoWriter`."""
     with closing(VideoWriter(path, **how)) as writer:
         for piece in pieces:
             writer.add(piece)
@@ -53,10 +53,10 @@ def write_video(path: Path, pieces: Iterable[Frames], **how: Any) -> WrittenVide
 class VideoWriter:
     """An MP4 that is written piece by piece, and PNG files of its frames in `frames_folder`.
 
-    Each is there whole once `finish` returns, the PNG files before the MP4; `close` drops what is
-    not finished. Equal frames give equal bytes with the same libraries. H.264 halves the colours'
-    resolution, so an odd side gets its last row or column twice. All raise StorageError for what
-    the disk refuses, and the encoder's own errors as they are.
+    All files are complete once `finish` returns, the PNG files before the MP4; `close` drops
+    unfinished ones. Equal frames give equal bytes with the same libraries. H.264 halves the
+    resolution of colours, so an odd side repeats its last row or column. All methods raise
+    StorageError for errors of the disk, and the encoder's own errors as they are.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class VideoWriter:
             self._places = places.pop_all()
 
     def add(self, piece: Frames) -> None:
-        """Encode frames, and write each as a PNG file where there is a folder for them."""
+        """Encode frames, and write each as a PNG file if there is a folder for them."""
         with _disk_errors(self.path):
             for frame in piece:
                 if not self._count:
@@ -99,7 +99,7 @@ class VideoWriter:
                 self._count += 1
 
     def finish(self) -> WrittenVideo:
-        """Put everything in its place. Raises ValueError where there was no frame."""
+        """Put everything in its place. Raises ValueError if there were no frames."""
         with _disk_errors(self.path):
             self._end_stream()
             with open(self._mp4, "ab") as file:
@@ -109,7 +109,7 @@ class VideoWriter:
         return WrittenVideo(sha256, pixel_sha256, self._count, *self._shape[:2])
 
     def close(self) -> None:
-        """Drop what is not finished."""
+        """Drop unfinished files."""
         with suppress(_Unfinished), _disk_errors(self.path), self._places:
             raise _Unfinished
 

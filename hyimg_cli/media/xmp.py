@@ -1,4 +1,4 @@
-"""XMP: where viewers and platforms look for how a picture or a video came about (IPTC), and where a
+"""XMP: where viewers and platforms look for the origin of a picture or a video (IPTC), and where a
 JPEG or WebP keeps hyimg's record.
 
 Source: Adobe's XMP specification, parts 1 and 3 (ISO 16684); IPTC's NewsCodes, Digital Source Type.
@@ -32,8 +32,8 @@ _BOX = uuid.UUID("be7acfcb-97a9-42e8-9c71-999491e3afac").bytes
 
 
 def packet(source_type: str, record: str = "") -> bytes:
-    """A packet that says how a file came about, and holds `record` (text that XML can hold); empty
-    where nothing is said.
+    """Return a packet with a file's source type and `record` (text that XML can hold); empty
+    without both.
     """
     if not source_type:
         return b""
@@ -43,19 +43,19 @@ def packet(source_type: str, record: str = "") -> bytes:
 
 
 def mp4_box(source_type: str) -> bytes:
-    """The box that holds the packet in an MP4, behind all others."""
+    """Return the box that holds the packet in an MP4, after all others."""
     data = _BOX + packet(source_type)
     return (len(data) + 8).to_bytes(4) + b"uuid" + data
 
 
 def source_type_in(data: bytes) -> str:
-    """The DigitalSourceType of a packet; empty where it has none."""
+    """Return the DigitalSourceType of a packet; empty if it has none."""
     found = _SOURCE_TYPE.search(data)
     return found[1].decode("utf-8", "replace") if found else ""
 
 
 def record_in(data: bytes) -> str:
-    """The record of a packet; empty where it has none."""
+    """Return the record of a packet; empty if it has none."""
     for start, end in _RECORDS:
         record, is_whole, _ = data.partition(start)[2].partition(end)
         if is_whole:

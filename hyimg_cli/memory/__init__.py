@@ -1,1 +1,1 @@
-"""Memory of a run: what is needed, what there is, whether it fits, what would make it fit."""
+"""Memory of a run: what it needs, what is available, and what would make it fit."""

@@ -1,4 +1,4 @@
-"""Memory that one model of a run may have: main memory, a GPU's, a part of it, or all; and how many
+"""Memory that one model of a run may use (main memory, a GPU's, a part of it, or all), and how many
 jobs work together in it.
 """
 
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AvailableMemory:
-    """Bytes that one model may have in all.
+    """Bytes that one model may use in all.
 
-    `free` is on its device, `main` in main memory, None where that is not known. `gpus`: how many
-    there are, 0 where the run is on a CPU or they are not known. `limit`: the setting by which it
-    is less than what is free.
+    `free`: on its device; `main`: in main memory, None if unknown. `gpus`: their number, 0 if the
+    run is on a CPU or it is unknown. `limit`: the setting that allows less than what is free.
     """
 
     free: int
@@ -39,14 +38,14 @@ class AvailableMemory:
         return f"{self.limit} allows {free}" if self.limit else f"{self.place} has {free} free"
 
     def at_most(self, nbytes: int, limit: str) -> "AvailableMemory":
-        """The same where a setting allows no more than `nbytes`."""
+        """Return the same, limited to `nbytes` by a setting."""
         return replace(self, free=nbytes, limit=limit) if nbytes < self.free else self
 
 
 def available_memory(config: RunConfig, *, replicas: int = 1) -> AvailableMemory:
-    """The memory that is free where `config` puts a model; in main memory, for each replica.
+    """Return the free memory where `config` puts a model; in main memory, for each replica.
 
-    Raises MachineError where a GPU was asked for and there is none.
+    Raises MachineError if a GPU was requested and there is none.
     """
     main, copies = available_bytes(), copies_of(config, replicas)
     found = AvailableMemory(main // copies, main=main)
@@ -64,19 +63,19 @@ def available_memory(config: RunConfig, *, replicas: int = 1) -> AvailableMemory
 
 
 def configured_memory(config: RunConfig, *, replicas: int = 1) -> AvailableMemory | None:
-    """The memory that `config` states, for a plan that may be another machine's; None: nothing."""
+    """Return the memory that `config` states, for a plan of another machine; None without one."""
     nbytes = config.batch.memory_bytes
     return None if nbytes is None else AvailableMemory(nbytes // copies_of(config, replicas))
 
 
 def copies_of(config: RunConfig, replicas: int) -> int:
-    """Number of replicas that share a memory: on GPUs each has its own."""
+    """Return the number of replicas that share a memory; on GPUs each has its own."""
     return replicas if precision(config.model)[0] == "cpu" else 1
 
 
 def replica_config(config: RunConfig, replicas: int) -> RunConfig:
-    """The configuration of each replica: on a CPU it may fill its part of the one memory, or
-    all of them would take for theirs what is free.
+    """Return the configuration of each replica: on a CPU, each may fill only its part of the
+    memory.
     """
     if copies_of(config, replicas) == 1:
         return config
@@ -85,17 +84,18 @@ def replica_config(config: RunConfig, replicas: int) -> RunConfig:
 
 
 def available_bytes() -> int:
-    """Main memory that can be used without swapping, reclaimable caches included."""
+    """Return main memory that can be used without swapping, including reclaimable caches."""
     import psutil
 
     return int(psutil.virtual_memory().available)
 
 
 def gpu_free_bytes(device: "torch.device", part: float | None = None) -> int:
-    """Memory of a GPU that new tensors can have: what the driver has, and what this process keeps.
+    """Return a GPU's memory for new tensors: the driver's free memory, and this process's cached
+    one.
 
-    Of tensors that are gone torch's allocator keeps the memory, for the next ones. `part`: of all
-    the GPU's memory this process may use no more, what its tensors have counted in.
+    torch's allocator keeps the memory of freed tensors for the next ones. `part`: the fraction of
+    the GPU's memory that this process may use, its tensors included.
     """
     import torch
 
@@ -113,9 +113,10 @@ def batch_sizes(
     held_prefixes: int = 0,
     joins: bool = False,
 ) -> Together:
-    """Jobs of a group that may think and that may draw together: as many as asked for, if they
-    fit; at least one of each. `held_prefixes`: bytes of shared K/V that are no longer free;
-    `joins`: as of `Needs`.
+    """Return how many jobs of a group may think and draw together: as many as requested, if they
+    fit; at least one each.
+
+    `held_prefixes`: bytes of shared K/V that are no longer free; `joins`: as in `Needs`.
     """
     room = free_bytes(model, config.batch.gpu_memory_utilization)
     if (limit := config.batch.memory_bytes) is not None:
@@ -128,9 +129,10 @@ def batch_sizes(
 
 
 def free_bytes(model: "DecoderModel", part: float | None = None) -> int:
-    """Bytes free for a model's work: on its GPUs, all as full as the fullest, or in main memory.
+    """Return the bytes free for a model's work: on its GPUs, each counted as the fullest one, or in
+    main memory.
 
-    `part`: of each GPU's memory the run may use no more, weights and all.
+    `part`: the fraction of each GPU's memory that the run may use, weights included.
     """
     from hyimg_cli.kernels.devices import gpus_among
 
@@ -140,10 +142,10 @@ def free_bytes(model: "DecoderModel", part: float | None = None) -> int:
 
 
 def limit_gpu_memory(config: RunConfig, *, is_over: bool = False) -> None:
-    """Have torch refuse this process more of its GPUs than `gpu_memory_utilization` says, until the
-    session `is_over`: what comes after it may have no part.
+    """Make torch refuse this process more of its GPUs than `gpu_memory_utilization`, until the
+    session `is_over`; a later session may have no limit.
 
-    Ranks beside it are not told: they hold less than rank 0. Raises UsageError on a CPU.
+    Other ranks are not limited: they hold less than rank 0. Raises UsageError on a CPU.
     """
     import torch
 

@@ -1,7 +1,7 @@
-"""Judge whether a model and its jobs fit into memory, and find what would make them fit.
+"""Decide whether a model and its jobs fit into memory, and find what would make them fit.
 
-`plan`, `doctor` and the run ask here, about pictures and videos, one process, ranks and replicas. A
-run of a model that does not fit with any of its jobs alone is refused before anything is loaded.
+`plan`, `doctor` and the run ask here, about pictures and videos, one process, ranks and replicas.
+If a model fits with none of its jobs alone, its run is refused before anything is loaded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ CARDS = {f"{gb} GB": gb * 1_000_000_000 for gb in (12, 16, 24, 48)}
 
 @dataclass(frozen=True)
 class Fit:
-    """A model's need beside what is present, and a remedy where that is too little."""
+    """A model's need, the available memory, and a remedy if that is too little."""
 
     needed: Need
     available: AvailableMemory
@@ -40,7 +40,7 @@ class Fit:
         return fits(self.needed, self.available)
 
     def refusal(self, why: str = "") -> MachineError:
-        """The error of a run that is not begun, or that found too little after all."""
+        """Return the error of a run that does not start, or that turned out to have too little."""
         needed = self.needed
         work = f", one job beside them {bytes_text(needed.work)}" if needed.work else ""
         what = f"the weights take {bytes_text(needed.weights)}{work}; {why or self.available}"
@@ -48,7 +48,9 @@ class Fit:
 
 
 def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 1) -> Need:
-    """The need of a model with so many of `jobs` at work `together`; without jobs, its weights."""
+    """Return the need of a model with this many of `jobs` at work `together`; without jobs, its
+    weights.
+    """
     revision = config.model.revision
     if videos := [job for job in jobs if isinstance(job, VideoJob)]:
         films = video_card(model, revision, config.model.components)
@@ -61,12 +63,12 @@ def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 
 
 
 def fits(needed: Need, there: AvailableMemory) -> bool:
-    """The one rule. What is not known to be missing is there."""
+    """Apply the one rule; unknown memory counts as sufficient."""
     return needed.total <= there.free and (there.main is None or needed.waiting <= there.main)
 
 
 def check_fit(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableMemory) -> Fit:
-    """Judge a model with one job at work, whichever of `jobs` takes least; without jobs, its
+    """Check a model with one job at work, the one of `jobs` that needs least; without jobs, its
     weights.
     """
     tried = list[tuple[Need, Sequence[Job]]]()
@@ -80,24 +82,22 @@ def check_fit(model: str, jobs: Sequence[Job], config: RunConfig, there: Availab
 
 
 def need_of_second(model: str, jobs: Sequence[Job], config: RunConfig) -> Need:
-    """The need of a model that is to stay beside another: with a full batch; where its work is not
-    known, as much again as its weights.
+    """Return the need of a model that stays loaded with another: with a full batch, or, if its work
+    is unknown, its weights and as much again.
     """
     found = need(model, jobs, config, together=config.batch.max_size)
     return found if found.work else replace(found, work=found.weights)
 
 
 def spare_bytes(jobs: Sequence[ImageJob], config: RunConfig, there: AvailableMemory) -> int:
-    """Bytes for experts that may stay on the GPU beside a full batch of one model's jobs."""
+    """Return the bytes for experts that may stay on the GPU with a full batch of a model's jobs."""
     full = need(jobs[0].model, jobs, config, together=config.batch.max_size)
     return max(0, usable_bytes(there.free - full.total))
 
 
 @contextmanager
 def memory_guard(model: str, jobs: Sequence[Job], config: RunConfig) -> Iterator[None]:
-    """Load a model inside: it is refused where it does not fit, or did not after all. Raises
-    MachineError.
-    """
+    """Load a model in this block; raise MachineError if it does not fit."""
     import torch
 
     found = check_fit(model, jobs, config, available_memory(config))
@@ -112,7 +112,9 @@ def memory_guard(model: str, jobs: Sequence[Job], config: RunConfig) -> Iterator
 
 
 def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableMemory) -> str:
-    """Which settings make it fit, those that change least; else how much is wanted."""
+    """Return the settings that make it fit, the smallest change first; else how much memory is
+    needed.
+    """
     hints = [f"raise {there.limit}"] if there.limit else []
     held: dict[str, Need] = {}
     # A line may name another model than the run does.
@@ -142,8 +144,9 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableM
 
 
 def cards_for(job: Job, networks: Networks, config: RunConfig) -> dict[str, str | None]:
-    """By the size of a GPU, the settings that change least with which it takes a job: flags, empty
-    where none is needed; None where none is enough.
+    """Return by GPU size the flags that change least and let it take a job.
+
+    Empty if none is needed; None if none is enough.
     """
     gpu = MachineInfo(has_gpu=True, has_triton=True)
     plain = _changed(config, device="cuda", quantization="none", cpu_offload="none", machine=gpu)
@@ -158,13 +161,13 @@ def cards_for(job: Job, networks: Networks, config: RunConfig) -> dict[str, str 
 
 
 def cards_text(cards: Mapping[str, str | None]) -> str:
-    """Those flags in words."""
+    """Return these flags in words."""
     words = {None: "is too small", "": "as is"}
     return ", ".join(f"{name} {words.get(flags, f'with {flags}')}" for name, flags in cards.items())
 
 
 def in_forms(jobs: Sequence[Job], config: RunConfig) -> dict[Quantization, RunConfig]:
-    """The run with each quantization that its jobs' model can have."""
+    """Return the run with each quantization that its jobs' model supports."""
     found = {form: _changed(config, quantization=form) for form in QUANTIZATIONS}
     return {form: one for form, one in found.items() if _can_follow(jobs, one)}
 

@@ -10,10 +10,10 @@
     draw     the branches that draw, the contexts of the others    one denoise step, or a prefill
     decode   the contexts of the others                            one picture in the VAE
 
-Of these the largest counts. Where images are encoded beside the model, that goes on at any moment.
-Weights and K/V are exact. Activations are set beside what `tests/engine/test_fake_gpu.py` counts
-without a GPU: up to a tenth above it. What libraries take for themselves (a
-GPU's context, workspaces, an allocator's gaps, the nodes of CUDA graphs) is not in it.
+The largest moment counts. If images are encoded while the model works, that adds to any moment.
+Weights and K/V are exact. Activations are compared with the count of
+`tests/engine/test_fake_gpu.py` without a GPU: up to a tenth above it. The libraries' own memory (a
+GPU's context, workspaces, an allocator's gaps, the nodes of CUDA graphs) is not included.
 """
 
 from collections import Counter
@@ -46,8 +46,8 @@ _GRAPH_ROWS = 1.5
 
 
 class JobBytes(NamedTuple):
-    """Bytes that one job takes: K/V of its `context` while it thinks, of its `branches` while it
-    draws; activations of its rows in a denoise `step`, and of its longest `prefill`.
+    """Bytes of one job: K/V of its `context` while it thinks and of its `branches` while it draws;
+    activations of a denoise `step` and of its longest `prefill`.
     """
 
     context: int = 0
@@ -57,7 +57,7 @@ class JobBytes(NamedTuple):
 
 
 class Together(NamedTuple):
-    """Jobs that think together at most, and jobs that draw."""
+    """The maximum number of jobs that think together, and of jobs that draw."""
 
     thinking: int
     drawing: int
@@ -65,9 +65,10 @@ class Together(NamedTuple):
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes held at once while so many jobs think and so many draw, at the `moment` that takes
-    most. `least`: the total with one drawing at a time. `ranks`: bytes of each, where there are
-    several: of weights and K/V exactly its own, of activations as many as one process has at most.
+    """Bytes held at once while this many jobs think and draw, at the `moment` that takes most.
+
+    `least`: the total with one drawing at a time. `ranks`: bytes of each rank if there are several;
+    weights and K/V exactly, activations at most those of one process.
     """
 
     thinking: int
@@ -86,12 +87,11 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Needs:
-    """A group's need beside the weights: the largest of each job's parts, and what all have in
-    common.
+    """A group's need besides the weights: the maximum of each job's parts, and what all jobs share.
 
-    `share`: of a job. `encode`, `decode`: of a picture in the VAE; `prefetch`: of an encode
-    that may go on meanwhile. `forward`: of any forward. `kept`: of prefixes shared with jobs to
-    come, and of encoded source images. `joins`: jobs come, and are decoded, while others draw.
+    `share`: of a job. `encode`, `decode`: of a picture in the VAE; `prefetch`: of an encode that
+    may run at the same time. `forward`: of any forward. `kept`: prefixes shared with later jobs,
+    and encoded source images. `joins`: jobs arrive, and decode, while others draw.
     """
 
     jobs: int
@@ -105,7 +105,7 @@ class Needs:
     joins: bool = False
 
     def widest(self, together: Together, weights: int = 0) -> Footprint:
-        """The moment that takes most, with as many at work as `together` says."""
+        """Return the moment that takes most, with as many at work as `together` says."""
         share, drawing = self.share, min(together.drawing, self.jobs)
         # Jobs that wait to draw are fewer than draw together when another one begins to think.
         alive = min(self.jobs, together.thinking + drawing - 1)
@@ -129,10 +129,10 @@ class Needs:
         return Footprint(*together, moment, weights, kv + self.kept, activations)
 
     def fitting(self, room: int, most: int) -> Together:
-        """As many as `room` bytes take, `most` of each: thinking first, then drawing; at least
-        one.
+        """Return how many jobs fit in `room` bytes, `most` of each: thinking first, then drawing;
+        at least one.
 
-        A decode step gains from every row that joins it, a denoise step is full with few pictures.
+        A decode step gains from every row that joins it; a denoise step is full with few pictures.
         """
 
         def has_room(thinking: int, drawing: int) -> bool:
@@ -145,8 +145,10 @@ class Needs:
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes in the memory that holds most of a model: its weights, K/V and activations of the jobs
-    at `work`. `waiting`: main memory, for networks that take turns on a GPU.
+    """Bytes in the memory that holds most of a model: weights, K/V and activations of the jobs at
+    `work`.
+
+    `waiting`: main memory, for networks that take turns on a GPU.
     """
 
     weights: int
@@ -155,22 +157,22 @@ class Need:
 
     @property
     def total(self) -> int:
-        """Bytes that must be free, with the margin for what is not counted."""
+        """Return the bytes that must be free, with the margin for what is not counted."""
         return self.weights - (-self.work * 100 // _USABLE_PERCENT)
 
 
 def held_form(config: RunConfig) -> tuple[str, Quantization]:
-    """Dtype and quantization in which a run will hold its weights."""
+    """Return the dtype and quantization in which a run will hold its weights."""
     return precision(config.model)[1], config.model.quantization
 
 
 def number_width(config: RunConfig) -> int:
-    """How many times larger a number is than in bfloat16."""
+    """Return the size of a number relative to bfloat16."""
     return 2 if held_form(config)[0] == "float32" else 1
 
 
 def kv_bytes_per_token(card: ModelCard, config: RunConfig) -> int:
-    """Bytes of one token's K/V in the dtype that the run will choose."""
+    """Return the bytes of one token's K/V in the dtype that the run will choose."""
     return card.kv_bytes_per_token * number_width(config)
 
 
@@ -195,7 +197,9 @@ def _share(job: ImageJob, config: RunConfig, kv: int, row: int) -> JobBytes:
 
 
 def prompt_tokens(job: ImageJob, revision: str | None) -> int:
-    """Tokens before a job's picture, without what it has yet to write; 0 where it will fail."""
+    """Return the tokens before a job's picture, without text still to be written; 0 if it will
+    fail.
+    """
     return _tokens(job, revision, 0).positive
 
 
@@ -208,7 +212,7 @@ def _tokens(job: ImageJob, revision: str | None, written: int) -> JobTokens:
 
 
 def working(card: ModelCard, config: RunConfig) -> Working:
-    """Activations of a forward on the device and in the dtype of `config`."""
+    """Return the activations of a forward on the device and in the dtype of `config`."""
     choice = config.model
     kind = "cpu" if precision(choice)[0] == "cpu" else choice.quantization
     if kind == "fp8" and not choice.machine and here().has_gpu:
@@ -227,8 +231,8 @@ def working(card: ModelCard, config: RunConfig) -> Working:
 def needs(
     jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig, *, prefixes: int | None = None
 ) -> Needs:
-    """Needs of a group; `prefixes`: bytes of shared K/V that may be kept at most, by default as
-    many as the run says.
+    """Return the needs of a group; `prefixes`: the maximum bytes of kept shared K/V, by default the
+    run's.
     """
     choice, kind = config.model, precision(config.model)[0]
     # Asked for once: there may be many jobs.
@@ -269,8 +273,8 @@ def prefetches_sources(config: RunConfig) -> bool:
 
 
 def held_weights(card: ModelCard, config: RunConfig) -> int:
-    """Bytes of a model's weights in the memory that has most of them: a GPU's, where ranks have
-    one each; in main memory those of all ranks.
+    """Return the bytes of a model's weights in the memory that has most of them: one GPU of several
+    ranks, or main memory for all ranks.
     """
     held = _by_rank(card, config)
     return held.first + (_ranks_together(config) - 1) * held.other
@@ -279,8 +283,8 @@ def held_weights(card: ModelCard, config: RunConfig) -> int:
 def picture_need(
     card: ModelCard, config: RunConfig, jobs: Sequence[ImageJob], together: int
 ) -> Need:
-    """The need of a picture model with so many of `jobs` at work `together`; without jobs, its
-    weights.
+    """Return the need of a picture model with this many of `jobs` at work `together`; without jobs,
+    its weights.
     """
     waiting = work = 0
     if config.model.offloads_experts:
@@ -322,10 +326,10 @@ def _whole(card: ModelCard, config: RunConfig) -> int:
 def footprint(
     jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig, *, shared_kv_bytes: int = 0
 ) -> Footprint:
-    """The most that one model's jobs take.
+    """Return the maximum that one model's jobs take.
 
-    As many work together as fit into `config.batch.memory_gb`; where that is not said, as many as
-    may: a session that finds less free than that lets fewer work together.
+    As many work together as fit into `config.batch.memory_gb`; without it, as many as allowed: a
+    session that finds less free memory lets fewer work together.
     """
     found, weights = needs(jobs, card, config, prefixes=0), _whole(card, config)
     found = replace(found, kept=found.kept + shared_kv_bytes)
@@ -348,7 +352,7 @@ def footprint(
 
 @gc_paused()
 def footprints(plan: Plan, config: RunConfig, *, shared_kv_bytes: int) -> dict[str, Footprint]:
-    """By picture model, the group that takes most. One model is resident at a time."""
+    """Return by picture model the group that takes most. One model is loaded at a time."""
     found: dict[str, Footprint] = {}
     for group in plan.groups:
         if isinstance(group, Group):
@@ -361,7 +365,7 @@ def footprints(plan: Plan, config: RunConfig, *, shared_kv_bytes: int) -> dict[s
 
 
 def usable_bytes(free: int) -> int:
-    """Bytes for K/V and activations where so many are free beside the weights: the rest is for what
-    is not counted.
+    """Return the bytes for K/V and activations out of those free after the weights; the rest is a
+    margin.
     """
     return free * _USABLE_PERCENT // 100

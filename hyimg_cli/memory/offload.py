@@ -1,7 +1,7 @@
-"""Experts that wait in main memory: what stays on the GPU, and what fetching the others costs.
+"""Experts in main memory: which stay on the GPU, and the time to fetch the others.
 
-A token waits for the link alone: its products are far quicker than copies over it. A denoise step's
-go on beside the copies, and take as long as they do on a card of some 100 TFLOP/s.
+A token waits only for the link: its products are far faster than the copies. A denoise step
+computes while copies run, and takes as long as they do on a card of about 100 TFLOP/s.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,9 @@ STATED_BYTES_S = 25e9
 
 @dataclass(frozen=True)
 class ExpertTraffic:
-    """What of a model's experts stays, and seconds of fetching the rest over a link: `token_s` by
-    rows that write together, of which `together` have room.
+    """Experts of a model that stay, and seconds to fetch the rest over a link.
+
+    `token_s`: by rows that write together, of which `together` fit.
     """
 
     waiting: int
@@ -32,14 +33,14 @@ class ExpertTraffic:
     together: int
 
     def text_s(self, tokens: int) -> float:
-        """Seconds of a job's text, where as many jobs write together as have room."""
+        """Return the seconds of a job's text if as many jobs write together as fit."""
         return tokens * self.token_s[self.together] / self.together
 
 
 def traffic(
     jobs: Sequence[ImageJob], config: RunConfig, there: AvailableMemory | None, link_bytes_s: float
 ) -> ExpertTraffic:
-    """The traffic of experts over a link of so many bytes a second, for one model's jobs."""
+    """Return the expert traffic of one model's jobs over a link of this many bytes a second."""
     card = model_card(jobs[0].model, config.model.revision)
     routing = card.routing
     assert routing is not None, "there are experts, or it is refused"
@@ -57,7 +58,7 @@ def traffic(
 
 
 def measured_link(config: RunConfig) -> float | None:
-    """Bytes a second to this machine's GPU by a few copies of locked memory; None without one."""
+    """Measure bytes a second to the GPU by copies of locked memory; None without a GPU."""
     if precision(config.model)[0] != "cuda":
         return None
     from hyimg_cli.kernels.devices import measure_link

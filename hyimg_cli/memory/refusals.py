@@ -1,5 +1,5 @@
-"""Refuse settings of memory and ranks that a run cannot follow, and a disk that cannot hold its
-videos; nothing is ignored. No torch.
+"""Refuse memory and rank settings that a run cannot follow, and a disk that cannot hold its videos;
+no torch.
 """
 
 import shutil
@@ -26,7 +26,7 @@ _SLUGS = {UTILIZATION: "gpu-memory", OFFLOAD_EXPERTS: "cpu-offload", _CFG: "tens
 
 
 def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
-    """Raise UsageError where these jobs' run cannot follow its settings of memory and ranks."""
+    """Raise UsageError if these jobs' run cannot follow its settings of memory and ranks."""
     refuse_conflicts(jobs, config)
     choice = config.model
     if config.parallel.ray_address is not None and choice.machine is None:
@@ -46,8 +46,8 @@ def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
 
 
 def refuse_conflicts(jobs: Sequence[Job], config: RunConfig) -> None:
-    """Raise UsageError for settings that exclude each other, or that the model of one of `jobs`
-    cannot follow, on any machine.
+    """Raise UsageError for settings that exclude each other, or that a job's model cannot follow on
+    any machine.
     """
     choice, parallel = config.model, config.parallel
     pictures = dict.fromkeys(job.model for job in jobs if isinstance(job, ImageJob))
@@ -70,7 +70,7 @@ def refuse_conflicts(jobs: Sequence[Job], config: RunConfig) -> None:
 
 
 def refuse_gpu_part(config: RunConfig) -> None:
-    """Raise UsageError for a part of a GPU's memory where the run is on the CPU."""
+    """Raise UsageError for a limit of GPU memory if the run is on the CPU."""
     part = config.batch.gpu_memory_utilization
     if part is not None and precision(config.model)[0] == "cpu":
         what = f"{part:g} of a GPU's memory, and this run is on the CPU"
@@ -79,7 +79,7 @@ def refuse_gpu_part(config: RunConfig) -> None:
 
 
 def refuse_offload_on_cpu(choice: ModelChoice, flag: str = OFFLOAD) -> None:
-    """Raise UsageError without a GPU, to which weights could come from main memory."""
+    """Raise UsageError for offload without a GPU."""
     if precision(choice)[0] == "cpu":
         what = "this run is on the CPU: everything is in main memory as it is"
         raise _refused(what, "leave it out, or name a GPU by --device cuda", flag)
@@ -117,7 +117,7 @@ def _refuse_of_pictures(choice: ModelChoice, parallel: ParallelConfig) -> None:
 
 
 def is_latent(job: Job, config: RunConfig) -> bool:
-    """True if a job's model denoises latents and nothing else."""
+    """Return True if a job's model only denoises latents."""
     return (
         isinstance(job, VideoJob) or model_card(job.model, config.model.revision).denoises_latents
     )
@@ -155,8 +155,10 @@ def _refuse_unsplit_tokens(job: VideoJob, config: RunConfig) -> None:
 
 
 def refuse_full_disk(folder: Path, jobs: Sequence[VideoJob], config: RunConfig) -> None:
-    """Raises StorageError where `folder` surely has no room for the videos of `jobs`, or where the
-    disk cache's folder can be none. Pictures are too small to be counted.
+    """Raise StorageError if `folder` surely has no room for the videos of `jobs`, or the disk
+    cache's folder is unusable.
+
+    Pictures are too small to count.
     """
     if not jobs:
         return

@@ -1,14 +1,14 @@
-"""Memory that a job whose model denoises latents takes on its device, moment by moment; no torch.
+"""Count the memory on the device of a job whose model denoises latents, by moment; no torch.
 
     text       the text encoders                        they leave when every prompt is embedded
     denoise    the transformer, activations of a step
     decode     the VAE, activations of its decode
 
-Where networks do not take turns, transformer and VAE lie beside each other at both later moments.
-Activations are estimates, of live tensors alone, without workspaces and gaps of an allocator: those
-of a decode follow what was counted for the released autoencoders within a third, those of a step
-what was counted for two of their blocks. A run is not refused by them: a decode that runs out of
-memory goes on in smaller tiles.
+If networks do not take turns, transformer and VAE are both in memory at the later two moments.
+Activations are estimates of live tensors only, without workspaces and gaps of an allocator. For a
+decode they agree with counts for the released autoencoders within a third, for a step with counts
+for two of their blocks. No run is refused because of them: a decode that runs out of memory
+continues in smaller tiles.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,12 @@
-"""Guidance branches on ranks of their own: branch g of every denoise step runs on rank g. Or each
-on all ranks at once, of which each has a part of the video's tokens.
+"""Run guidance branches on separate ranks: branch g of every denoise step runs on rank g. Or run
+each on all ranks at once, each with a part of the video's tokens.
 
     once a job    each rank's branch inputs (text embeddings and masks), through the pipe
     every step    rank 0 ─▶ others: latents and timestep     others ─▶ rank 0: one velocity each
 
-The branches are separate forwards in one process too, so the velocities are equal to the bit. What
-is made of them (CFG, the scheduler's step) stays on rank 0. Where the tokens are split rank 0 has
-whole velocities, and nothing is sent back.
+The branches are separate forwards in one process too, so the velocities are equal to the bit. Rank
+0 combines them (CFG, the scheduler's step). With split tokens, rank 0 has whole velocities, and
+nothing is sent back.
 """
 
 # Legend: B batch, C channel, F latent frame, Y X latent rows and columns

@@ -1,4 +1,4 @@
-"""GPUs that torch finds, which of them a model is put on, and whether they are deterministic."""
+"""GPUs that torch finds, which of them a model uses, and whether they are deterministic."""
 
 import os
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ from hyimg_cli.settings.run import ModelChoice
 
 
 def gpu_count() -> int:
-    """GPUs that this process can use."""
+    """Return the number of GPUs that this process can use."""
     return torch.cuda.device_count()
 
 
 def refuse_missing_gpus(count: int, who: str, hint: str, *, code: str = "") -> None:
-    """Passes a machine with a GPU for each of `count` processes (`who`). Raises MachineError."""
+    """Raise MachineError unless there is a GPU for each of `count` processes (`who`)."""
     found = gpu_count()
     if found < count:
         raise MachineError(
@@ -27,9 +27,9 @@ def refuse_missing_gpus(count: int, who: str, hint: str, *, code: str = "") -> N
 
 
 def device_of(choice: ModelChoice) -> str:
-    """Device that a model is put on: "cpu", a GPU's name, or "balanced" over all of them.
+    """Return a model's device: "cpu", a GPU's name, or "balanced" over all GPUs.
 
-    Raises MachineError where a GPU was asked for that torch does not find.
+    Raises MachineError if a requested GPU is not found.
     """
     has_gpu = torch.cuda.is_available()
     if choice.kind(has_gpu=has_gpu) == "cpu":
@@ -51,7 +51,7 @@ def device_of(choice: ModelChoice) -> str:
 
 
 def gpus_of(choice: ModelChoice) -> list[torch.device]:
-    """The GPUs that a model is put on; none on the CPU. Raises MachineError as `device_of`."""
+    """Return the GPUs of a model; none on the CPU. Raises MachineError as `device_of`."""
     name = device_of(choice)
     if name == "cpu":
         return []
@@ -62,7 +62,7 @@ def gpus_of(choice: ModelChoice) -> list[torch.device]:
 
 @contextmanager
 def restored_environment(*names: str) -> Iterator[None]:
-    """Have environment variables as they were at the end, whatever is set inside."""
+    """Restore environment variables at the end of the block."""
     before = {name: os.environ.get(name) for name in names}
     try:
         yield
@@ -75,10 +75,10 @@ def restored_environment(*names: str) -> Iterator[None]:
 
 
 def set_determinism(is_deterministic: bool) -> None:
-    """Say whether this process's torch takes those algorithms alone that give the same bits again,
-    on the same machine, for the same shapes; an operation without one raises then.
+    """Make torch in this process use only algorithms that give the same bits again on the same
+    machine and shapes, or stop doing so; an operation without one then raises.
 
-    Comes before the first product on a GPU: its library reads the size of its workspace once.
+    Call before the first product on a GPU: its library reads the size of its workspace once.
     """
     if is_deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -1,8 +1,8 @@
-"""A process of ours beside this one, and both ends of the line between them; no torch.
+"""Launch a process, and hold both ends of the line to it; no torch.
 
-A launched process ends when its line does, so it never outlives this one; nor does one that is
-stopped, from its first moment on. Each end of the line is read and written by threads: who is
-stopped, or slow, holds nobody up.
+A launched process ends when its line does, so it never outlives this one, even if it is stopped at
+its very start. Threads read and write each end of the line, so a stopped or slow process delays no
+other.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ _END_S = 5.0
 
 
 class ChildProcess:
-    """A process that calls `main` of a module with its `Parent`, and our end of the line to it."""
+    """A process that calls `main` of a module with its `Parent`, and this end of the line to it."""
 
     def __init__(
         self, module: str, environment: Mapping[str, str] | None = None, beat_s: float = BEAT_S
@@ -57,19 +57,17 @@ class ChildProcess:
             )
 
     def listen(self, heard: Callable[[Any], None], ended: Callable[[], None]) -> None:
-        """Have a thread hand over every message, and tell when there will be none any more."""
+        """Start a thread that delivers every message, and reports the end of the line."""
         reading, writing = (Connection(os.dup(self._line.fileno())) for _ in range(2))
         threading.Thread(target=self._read, args=(reading, heard, ended), daemon=True).start()
         threading.Thread(target=self._write, args=(writing,), daemon=True).start()
 
     def post(self, message: object) -> None:
-        """Send a message, at once or when there is room; nobody waits for that. It is pickled as it
-        is now: functions go by name, all else by value.
-        """
+        """Send a message without waiting. It is pickled now; functions by name, else by value."""
         self._outbox.put(pickle.dumps(message))
 
     def hang_up(self) -> None:
-        """End the line, and with it a process that listens."""
+        """Close the line, which ends a process that listens."""
         with suppress(OSError):
             self._line.shutdown(socket.SHUT_RDWR)
 
@@ -84,7 +82,7 @@ class ChildProcess:
         self._line.close()
 
     def death(self) -> str:
-        """How a process died that has ended its line, as the system tells it."""
+        """Return how a process that closed its line died, as the system reports it."""
         try:
             code = self.process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -109,7 +107,7 @@ class ChildProcess:
 
 
 def run_child() -> None:
-    """In a launched process: have a module do the work, whose `main` is given the parent."""
+    """In a launched process: call a module's `main` with the parent."""
     module, line, beat_s, tied = sys.argv[1:]
     tie_to(int(tied))  # before anything is imported that takes its time
     parent = Parent(int(line), float(beat_s))
@@ -119,8 +117,10 @@ def run_child() -> None:
 
 
 def tie_to(parent: int) -> None:
-    """Have the system end this process with process `parent`, which started it, even where it is
-    stopped and reads no line. On Linux alone; nothing for 0.
+    """Make the system end this process with its parent process `parent`, even if it is stopped and
+    reads no line.
+
+    On Linux only; does nothing for 0.
     """
     if sys.platform == "linux" and parent:
         pr_set_pdeathsig = 1

@@ -1,4 +1,4 @@
-"""Other processes that work with this one: started once, kept for the run, gone when it is gone.
+"""Other processes that work with this one: started once, kept for the run, ended with it.
 
     this process   rank 0   RankPool ── a pipe to each: tasks out, answers back; it ends with us ─┐
     main           ranks 1, 2, ..   a loop over tasks, and the parts it was told to load  ◀───────┘
@@ -99,11 +99,11 @@ class RankPool:
 
     @property
     def member_pids(self) -> list[int]:
-        """Process ids of ranks 1, 2, ..; empty where none runs."""
+        """Return the process ids of ranks 1, 2, …; empty if none runs."""
         return [member.child.process.pid for member in self._members]
 
     def launch(self) -> None:
-        """Begin to start the members without waiting for them: rank 0 has other work meanwhile."""
+        """Begin to start the members without waiting for them."""
         if not self._members:
             self._members = [
                 Member(n, ChildProcess("hyimg_cli.parallel.ranks", beat_s=self._beat_s))
@@ -114,9 +114,9 @@ class RankPool:
             threading.Thread(target=watch, args=watched, daemon=True).start()
 
     def start(self) -> None:
-        """Start the members, form the group, load every part that was asked for before.
+        """Start the members, form the group, load every part that was requested before.
 
-        Raises MachineError where a member does not come up.
+        Raises MachineError if a member does not start.
         """
         if self.size == 1 or self._has_group:
             return
@@ -136,9 +136,9 @@ class RankPool:
             raise
 
     def revive(self) -> None:
-        """Start anew where a member has ended since the last task; a task would end with an error.
+        """Restart if a member has ended since the last task, which would fail otherwise.
 
-        Raises MachineError where a member does not come up.
+        Raises MachineError if a member does not start.
         """
         ended = [m.number for m in self._members if m.child.process.poll() is not None]
         if ended:
@@ -171,7 +171,7 @@ class RankPool:
             raise
 
     def unload(self, name: str) -> None:
-        """Have no member hold the part `name`: they end, and start with their others."""
+        """Remove the part `name` from every member: they end, and restart with their others."""
         self.stop()
         self.parts.pop(name, None)
 
@@ -217,7 +217,7 @@ class RankPool:
             self._steps.begin()
 
     def stop(self) -> None:
-        """End the members and the group; parts of rank 0 stay, a later task starts anew."""
+        """End the members and the group; parts of rank 0 stay, and a later task restarts."""
         members, self._members = self._members, []
         self._over.set()
         for member in members:

@@ -1,7 +1,7 @@
-"""Who has stopped, and who hangs: two watches for processes that work for this one; no torch.
+"""Detect stopped and hanging processes: two watches for processes that work for this one; no torch.
 
-A process tells every few seconds that it goes on: silence is a process that is stopped. It tells
-too what it is at and for how long: far longer than ever before is a kernel that hangs.
+A process reports every few seconds that it is alive: silence means it is stopped. It also reports
+its current step and for how long: a step far longer than any before means a kernel hangs.
 """
 
 import threading
@@ -47,8 +47,8 @@ class AwakeClock:
 
 @dataclass(frozen=True)
 class Beat:
-    """A process goes on. `kind` of step that it is at, empty where none is timed; for how long;
-    and the longest one of that kind that it has done.
+    """A sign of life: the `kind` of its current step (empty if untimed), its duration, and the
+    longest one of that kind so far.
     """
 
     kind: str = ""
@@ -58,7 +58,7 @@ class Beat:
 
 @dataclass
 class Steps:
-    """The step that a process is at, told by itself: one ends where the next begins."""
+    """The current step of a process, recorded by itself; a step ends where the next begins."""
 
     clock: Callable[[], float] = field(default_factory=AwakeClock)
     _kind: str = ""
@@ -66,7 +66,7 @@ class Steps:
     _longest_s: dict[str, float] = field(default_factory=dict)
 
     def begin(self, kind: str = "") -> None:
-        """A step of this kind begins; of none, what follows may take as long as it likes."""
+        """Begin a step of this kind; without a kind, what follows has no time limit."""
         now = self.clock()
         if self._kind:
             done_s = now - self._since
@@ -79,14 +79,14 @@ class Steps:
 
 
 class StepWatch:
-    """The longest steps of all processes that do such work."""
+    """The longest steps of all processes that do the same work."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._longest_s: dict[str, float] = {}
 
     def overdue(self, beat: Beat) -> str:
-        """Say in what a process hangs by its own word; empty where it does not."""
+        """Return the step in which a process hangs by its own report; empty if it does not."""
         if not beat.kind:
             return ""
         seen = [beat.longest_s, self._longest_s.get(beat.kind)]

@@ -2,8 +2,8 @@
 
 to a member     where the group meets, the Rank it is there, its Numerics; then tasks: a function
                 of a module and its arguments, to be called with the rank first
-from a member   a word that it is up, one that it has joined; then what each task returned, or
-                Failed and nothing more; between them that it goes on
+from a member   that it is up, and that it has joined; then the result of each task, or
+                Failed and nothing more; in between, signs of life
 """
 
 from __future__ import annotations
@@ -97,9 +97,7 @@ class Member:
         child.listen(self._hear, self._die)
 
     def receive(self, timeout_s: float) -> Any:
-        """The next answer. Raises what failed in the member, RankError where it died or says
-        nothing.
-        """
+        """Return the next answer. Raises the member's error, RankError if it died or is silent."""
         try:
             answer = self._answers.get(timeout=timeout_s)
         except Empty:
@@ -109,7 +107,7 @@ class Member:
         return answer
 
     def fault(self, within_s: float) -> Failed | None:
-        """This member's fault, None where it is well; answers are passed over."""
+        """Return this member's fault, None if it has none; answers are skipped."""
         until = time.monotonic() + within_s
         with suppress(Empty):
             while True:
@@ -119,7 +117,7 @@ class Member:
         return None
 
     def kill(self, why: str) -> None:
-        """End it, whatever it does; whoever waits for it is told why."""
+        """Kill it whatever it does; callers that wait for it learn why."""
         self._why = why
         self.child.process.kill()
 
@@ -152,7 +150,7 @@ def watch(members: Sequence[Member], steps: Steps, limits: Limits, over: Event) 
 
 
 def silence(timeout_s: float, who: str = "a rank") -> RankError:
-    """The error where a rank lives but says nothing."""
+    """Return the error of a rank that is alive but silent."""
     return RankError(
         f"{who} has not answered for {timeout_s:.0f} s",
         hint="look for a process that is stopped, or a machine that swaps",

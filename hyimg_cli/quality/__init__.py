@@ -1,1 +1,1 @@
-"""Distances of two pictures: arrays in, numbers out. Models and files are no matter here."""
+"""Distances between two pictures: arrays in, numbers out, independent of models and files."""

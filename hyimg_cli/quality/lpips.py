@@ -1,6 +1,6 @@
 """LPIPS, version 0.1, through the lpips package: real backbones only, inputs in [-1, 1].
 
-A backbone whose file is not the published one is taken only if it gives the stored numbers.
+A backbone whose file is not the published one is accepted only if it reproduces the stored numbers.
 """
 
 import warnings
@@ -45,7 +45,7 @@ TELLING = ("rolled by 8 columns", "channels reversed")
 
 @dataclass(frozen=True)
 class StoredPair:
-    """One pair of the self-test: the distance that was stored, and the one found here."""
+    """One pair of the self-test: the stored distance, and the one measured here."""
 
     name: str
     stored: float
@@ -57,7 +57,7 @@ class StoredPair:
 
 
 class Lpips:
-    """A loaded metric. `origin` says where its backbone came from."""
+    """A loaded metric. `origin`: where its backbone was found."""
 
     def __init__(self, net: Net, module: "nn.Module", origin: str) -> None:
         self.net = net
@@ -66,10 +66,10 @@ class Lpips:
 
     @classmethod
     def load(cls, net: Net = "alex", weights: Path | None = None) -> "Lpips":
-        """The metric with a backbone that was found, never a random one.
+        """Return the metric with a backbone that was found, never a random one.
 
-        Raises MachineError where there is none, UsageError where the given one is of another shape
-        or does not give LPIPS's numbers.
+        Raises MachineError if none was found, UsageError if the given one has another shape or does
+        not reproduce LPIPS's numbers.
         """
         backbone = find_backbone(net, weights)
         metric = cls(net, _module(backbone), backbone.origin)
@@ -79,27 +79,27 @@ class Lpips:
 
     @property
     def title(self) -> str:
-        """Version, net and weights: the words that others need to compare with."""
+        """Return version, net and weights, as others need them to compare results."""
         return f"LPIPS {VERSION}, {self.net}, {self.origin}"
 
     @property
     def metric(self) -> Metric:
-        """The distance beside those that need no weights."""
+        """Return the distance as a `Metric`, like those that need no weights."""
         return Metric("lpips", "", False, self.distance, MIN_SIDE)
 
     def distance(self, a: Pixels, b: Pixels) -> float:
-        """LPIPS of two pictures, uint8 [H, W, 3]: 0 for equal ones, lower is nearer.
+        """Return LPIPS of two pictures, uint8 [H, W, 3]: 0 if they are equal, lower is nearer.
 
-        Raises UsageError where the sizes differ or a side is shorter than 32 pixels.
+        Raises UsageError if the sizes differ or a side is shorter than 32 pixels.
         """
         require_same_size(a, b)
         require_side("LPIPS", MIN_SIDE, a, hint="measure psnr or ssim")
         return self._between(_in_range(a), _in_range(b))
 
     def self_test(self, names: Collection[str] = ()) -> tuple[StoredPair, ...]:
-        """The stored pairs, or those of `names`, measured here.
+        """Measure the stored pairs, or those of `names`.
 
-        Raises UsageError for squeeze, for which nothing is stored.
+        Raises UsageError for squeeze, which has no stored numbers.
         """
         if self.net not in STORED:
             hint = f"nets with stored numbers: {', '.join(STORED)}"

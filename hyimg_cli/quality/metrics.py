@@ -23,18 +23,20 @@ SSIM_WINDOW = 11
 
 
 def psnr(a: Pixels, b: Pixels) -> float:
-    """Peak signal-to-noise ratio in dB over all values, peak 255; `inf` for equal pictures."""
+    """Return the peak signal-to-noise ratio in dB over all values, peak 255; `inf` for equal
+    pictures.
+    """
     require_same_size(a, b)
     return psnr_of_error(float(np.mean(np.subtract(a, b, dtype=np.float64) ** 2)))
 
 
 def psnr_of_error(mean_squared_error: float) -> float:
-    """PSNR in dB of a mean squared error in levels squared; `inf` for 0."""
+    """Return the PSNR in dB of a mean squared error in levels squared; `inf` for 0."""
     return math.inf if mean_squared_error == 0 else 10 * math.log10(255**2 / mean_squared_error)
 
 
 def error_of_psnr(psnr: float) -> float:
-    """The mean squared error, in levels squared, that has this PSNR."""
+    """Return the mean squared error, in levels squared, of a PSNR."""
     return 255**2 / 10 ** (psnr / 10)
 
 
@@ -62,26 +64,26 @@ def ssim(a: Pixels, b: Pixels) -> float:
 
 
 def max_abs(a: Pixels, b: Pixels) -> int:
-    """The largest difference of a value, in levels."""
+    """Return the largest difference of a value, in levels."""
     return int(level_differences(a, b).max())
 
 
 def share_within(a: Pixels, b: Pixels, levels: int) -> float:
-    """Share of the values that differ by `levels` or less; 0 asks for exact equality."""
+    """Return the share of values that differ by at most `levels`; 0 counts equal values."""
     return float(np.mean(level_differences(a, b) <= levels))
 
 
 def level_differences(a: Pixels, b: Pixels) -> Pixels:
-    """|a - b| of each value, [H, W, 3]. Raises UsageError where the sizes differ."""
+    """Return |a - b| of each value, [H, W, 3]. Raises UsageError if the sizes differ."""
     require_same_size(a, b)
     return np.maximum(a, b) - np.minimum(a, b)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One measure: its name and unit, whether higher is nearer, and how it is taken.
+    """One measure: name, unit, whether higher is nearer, and the function that takes it.
 
-    `min_side`: pixels that each side of a picture must have.
+    `min_side`: the shortest side that a picture may have.
     """
 
     name: str
@@ -91,8 +93,9 @@ class Metric:
     min_side: int = 1
 
     def mean(self, values: Iterable[float]) -> float:
-        """The mean over frames; of PSNR that of the squared error, so that one equal frame does
-        not make it infinite (as ffmpeg's psnr filter reports it).
+        """Return the mean over frames; for PSNR, that of the squared error.
+
+        So one equal frame does not make it infinite (as ffmpeg's psnr filter reports it).
         """
         found = list(values)
         if self.name != "psnr":
@@ -100,7 +103,7 @@ class Metric:
         return psnr_of_error(math.fsum(map(error_of_psnr, found)) / len(found))
 
     def worst(self, values: Iterable[float]) -> float:
-        """The value of the picture that is furthest apart."""
+        """Return the value of the worst picture."""
         return min(values) if self.higher_is_nearer else max(values)
 
 
@@ -121,14 +124,14 @@ PIXEL_METRICS: Mapping[str, Metric] = {
 
 
 def distance(a: Pixels, b: Pixels, metrics: Iterable[Metric]) -> Distance:
-    """Two pictures by these metrics. Raises UsageError where the sizes differ."""
+    """Measure two pictures by these metrics. Raises UsageError if the sizes differ."""
     require_same_size(a, b)
     side = min(a.shape[:2])
     return {m.name: m.measure(a, b) if side >= m.min_side else None for m in metrics}
 
 
 def require_same_size(a: Pixels, b: Pixels) -> None:
-    """Raise UsageError where two pictures differ in size: nothing is scaled to fit."""
+    """Raise UsageError if two pictures differ in size: nothing is scaled to fit."""
     assert a.dtype == b.dtype == np.uint8, "pixels are bytes"
     assert a.shape[2:] == b.shape[2:] == (3,), "pixels are RGB"
     if a.shape != b.shape:
@@ -138,14 +141,14 @@ def require_same_size(a: Pixels, b: Pixels) -> None:
 
 
 def require_side(metric: str, least: int, picture: Pixels, *, hint: str) -> None:
-    """Raise UsageError where a side is shorter than `least` pixels."""
+    """Raise UsageError if a side is shorter than `least` pixels."""
     if min(picture.shape[:2]) < least:
         what = f"{metric} needs {least} pixels on each side; this is {_size(picture)}"
         raise UsageError(what, hint=hint, code="quality.too-small")
 
 
 def number_to_json(value: Any) -> Any:
-    """`value`, infinity as the text "inf", which JSON has no number for."""
+    """Return `value`; infinity becomes the text "inf", because JSON has no number for it."""
     return "inf" if value == math.inf else value
 
 

@@ -1,1 +1,1 @@
-"""Latents decoded tile by tile, alone or over ranks."""
+"""Decode latents tile by tile, in one process or over ranks."""

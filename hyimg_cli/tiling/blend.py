@@ -1,9 +1,8 @@
-"""Decoded tiles into one picture, to the bit what the library's own `tiled_decode` makes of them.
+"""Blend decoded tiles into one picture, equal to the bit to the library's own `tiled_decode`.
 
-The library fades row by row in Python, in place: a tile meets its neighbours as they are after
-their own blending, not as they left the decoder. Here each border is two products and a sum over
-the whole strip, which rounds the same way: products in float32 (or wider), each rounded to the
-tiles' dtype, then added in that dtype.
+The library fades row by row in Python, in place: a tile is blended with its neighbours after their
+own blending. Here each border is two products and a sum over the whole strip, rounded alike:
+products in float32 (or wider), each rounded to the tiles' dtype, then added in that dtype.
 """
 
 # Legend: B batch, C channel, T frame, H W pixel rows and columns
@@ -50,9 +49,9 @@ def merge(plan: TilePlan, tile_of: TileOf) -> Tensor:
 
 
 def blend_(before: Tensor, tile: Tensor, extent: int, dim: int) -> Tensor:
-    """`tile`, its first `extent` rows (dim -2) or columns (-1) faded in from the last of `before`.
+    """Fade the first `extent` rows (dim -2) or columns (-1) of `tile` in from the last of `before`.
 
-    In place. The extent is cut to what both have.
+    In place. The extent is limited to what both have.
     """
     extent = min(before.shape[dim], tile.shape[dim], extent)
     if not extent:
@@ -66,7 +65,7 @@ def blend_(before: Tensor, tile: Tensor, extent: int, dim: int) -> Tensor:
 
 
 def pixel_shape(plan: TilePlan, tile: Tile) -> tuple[int, int]:
-    """Rows and columns of pixels that decoding a tile gives."""
+    """Return the rows and columns of pixels of a decoded tile."""
     rows, columns = tile.bottom - tile.top, tile.right - tile.left
     return rows * plan.tiling.pixels, columns * plan.tiling.pixels
 

@@ -37,22 +37,24 @@ class TiledVae(Protocol):
     tile_channels: int
 
     def tile_frames(self, latent_frames: int) -> int:
-        """Frames that `decode_tile` returns for so many latent frames."""
+        """Return the frames that `decode_tile` returns for this many latent frames."""
 
     def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
-        """One tile with all its frames, [B, C, T, H, W], in the dtype and on the device of the
-        latents; not re-entrant where features are kept between frames.
+        """Decode one tile with all its frames, [B, C, T, H, W], in the dtype and on the device of
+        the latents.
+
+        Not re-entrant if features are kept between frames.
         """
 
     def finish(self, merged_BCTHW: Tensor) -> Tensor:
-        """Merged tiles as pixels: patches unfolded and values clamped, where the VAE does so."""
+        """Return merged tiles as pixels: patches unfolded and values clamped as the VAE does."""
         return merged_BCTHW
 
 
 def decode_tiled(vae: TiledVae, latents_BCFYX: Tensor, tiling: TileRule | None = None) -> Tensor:
-    """The picture of latents, tile by tile in this process: [B, C, T, H, W].
+    """Decode latents tile by tile in this process: [B, C, T, H, W].
 
-    Needs memory for two rows of tiles beside the picture. `tiling`: instead of the VAE's own.
+    Needs memory for two rows of tiles and the picture. `tiling`: replaces the VAE's own.
     """
     items = [_item(vae, item, tiling or vae.tiling) for item in latents_BCFYX.split(1)]
     return items[0] if len(items) == 1 else torch.cat(items)
@@ -118,7 +120,7 @@ class TiledJob:
 
 
 def decode_share(rank: Rank, job: TiledJob) -> RankReport:
-    """Task of ranks 1, 2, ..: receive the latents, decode this rank's tiles, send each at once."""
+    """Task of ranks 1, 2, …: receive the latents, decode this rank's tiles, send each at once."""
     vae: TiledVae = rank.parts[job.part]
     latents = torch.empty(job.latents_shape, dtype=job.dtype, device=rank.device)
     dist.recv(latents, 0)
@@ -196,7 +198,7 @@ def _decoded_tile(vae: TiledVae, latents_1CFYX: Tensor, tile: Tile, job: TiledJo
 
 
 def latents_of(latents_BCFYX: Tensor, tile: Tile) -> Tensor:
-    """The latents of a tile, a view."""
+    """Return a view of a tile's latents."""
     return latents_BCFYX[..., tile.top : tile.bottom, tile.left : tile.right]
 
 

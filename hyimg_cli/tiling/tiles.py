@@ -1,12 +1,12 @@
-"""How a latent grid is cut into tiles, and which rank decodes which; arithmetic only, no torch.
+"""Cut a latent grid into tiles and assign them to ranks; arithmetic only, no torch.
 
     one axis, latent cells      |---- tile ----|            tiles start every `stride` cells,
     (tile 16, stride 12)                   |---- tile ----|     the last may be shorter
                                            |-- | overlap: blended over `blend` pixels
 
-"Pixel" is a cell of what the decoder puts out, which for a patchified VAE is not yet a picture's
-pixel. Source of the rules: `tiled_decode` of diffusers' AutoencoderKLHunyuanVideo15 and
-AutoencoderKLWan (0.42.1), `spatial_tiled_decode` of HunyuanImage-3.
+"Pixel" is a cell of the decoder's output, which for a patchified VAE is not yet a picture's pixel.
+Source of the rules: `tiled_decode` of diffusers' AutoencoderKLHunyuanVideo15 and AutoencoderKLWan
+(0.42.1), `spatial_tiled_decode` of HunyuanImage-3.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from hyimg_cli.spec.card import TileRule
 
 @dataclass(frozen=True)
 class Tile:
-    """One tile: its place in raster order, and its first and last-plus-one latent cells."""
+    """One tile: its index in raster order, and its first and last-plus-one latent cells."""
 
     index: int
     top: int
@@ -28,12 +28,12 @@ class Tile:
 
     @property
     def area(self) -> int:
-        """Latent cells; decoding costs in proportion to it."""
+        """Return its latent cells; the cost of decoding is proportional to them."""
         return (self.bottom - self.top) * (self.right - self.left)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Latent rows and columns."""
+        """Return its latent rows and columns."""
         return self.bottom - self.top, self.right - self.left
 
 
@@ -49,15 +49,15 @@ class TilePlan:
 
     @property
     def area(self) -> int:
-        """Latent cells that are decoded, overlaps counted as often as they are."""
+        """Return the latent cells to decode, overlaps counted each time."""
         return sum(tile.area for tile in self.tiles)
 
     def above(self, tile: Tile) -> int | None:
-        """Index of the tile above, None in the first row."""
+        """Return the index of the tile above, None in the first row."""
         return tile.index - self.across if tile.index >= self.across else None
 
     def left_of(self, tile: Tile) -> int | None:
-        """Index of the tile at the left, None in the first column."""
+        """Return the index of the tile to the left, None in the first column."""
         return tile.index - 1 if tile.index % self.across else None
 
 
@@ -74,10 +74,10 @@ class DecodeShare:
 
 @dataclass(frozen=True)
 class DecodeForecast:
-    """The cost of a tiled decode: for `hyimg plan`, known before any weight is read.
+    """The cost of a tiled decode, known before any weight is read; for `hyimg plan`.
 
-    `speed_up_limit`: of the decoder's work against one process that decodes the same tiles.
-    `overlap_cost`: decoded area over the picture's.
+    `speed_up_limit`: over one process that decodes the same tiles. `overlap_cost`: decoded area
+    over the picture's.
     """
 
     across: int
@@ -92,18 +92,18 @@ class DecodeForecast:
 
     @property
     def received_bytes(self) -> int:
-        """Bytes that rank 0 receives from all others; they receive nothing but the latents."""
+        """Return the bytes that rank 0 receives; the other ranks receive only the latents."""
         return sum(share.sent_bytes for share in self.shares)
 
 
 def halve_tiles(rule: TileRule) -> TileRule:
-    """Tiles of half the side, which is of whole cells."""
+    """Return tiles of half the side, in whole cells."""
     assert rule.tile % 2 == rule.stride % 2 == 0, "checkpoints of wider cells are refused"
     return replace(rule, tile=rule.tile // 2, stride=rule.stride // 2)
 
 
 def tile_plan(tiling: TileRule, rows: int, columns: int) -> TilePlan:
-    """The tiles of a latent grid; one, of the grid's own size, where it is no larger than a tile.
+    """Return the tiles of a latent grid; a single one if the grid is no larger than a tile.
 
     Raises UsageError for a grid without cells.
     """
@@ -127,10 +127,10 @@ def tile_plan(tiling: TileRule, rows: int, columns: int) -> TilePlan:
 
 
 def assign_tiles(plan: TilePlan, ranks: int) -> list[tuple[Tile, ...]]:
-    """Every rank's tiles, in the order to decode them; every rank computes the same lists.
+    """Return every rank's tiles in the order to decode them; every rank computes the same lists.
 
-    Largest first to the least loaded rank, ties by tile index. Rank 0, which merges too, takes the
-    smallest of the shares that are not empty; ranks without tiles come last. Source: the LPT rule,
+    The largest tile goes to the least loaded rank, ties by tile index. Rank 0, which also merges,
+    takes the smallest share that is not empty; ranks without tiles come last. Source: the LPT rule,
     Graham 1969.
     """
     shares: list[list[Tile]] = [[] for _ in range(ranks)]

@@ -106,9 +106,3 @@ def test_a_block_typed_in_its_turn_does_what_is_said(
 
 def test_it_is_read_in_one_sitting() -> None:
     assert len(README.splitlines()) <= 180
-
-
-def test_the_recipe_shown_is_the_file() -> None:
-    shown = re.search(r"\[(recipes/\S+\.toml)\].*?```toml\n(.*?)```", README, re.S)
-    assert shown is not None
-    assert shown[2] == (REPOSITORY / shown[1]).read_text(encoding="utf-8")

@@ -310,7 +310,7 @@ def test_the_hours_commands_name_what_there_is(
     from shapes.rows import groups
     from workload import REAL, workload
 
-    page = (FOLDER.parent / "docs" / "gpu.md").read_text()
+    page = (FOLDER / "gpu.md").read_text()
     commands = re.findall(r"python benchmarks/real_shape\.py ([^\n`]+)", page)
     assert len(commands) >= 6
     names = {name for group in groups(workload(tmp_path, REAL, 1)) for name in group.names}

@@ -25,7 +25,7 @@ from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
 
 FACTS = json.loads((Path(__file__).parent / "released.json").read_text())
 CHECKPOINTS: dict[str, list[str]] = FACTS["checkpoints"]
-PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+PAGE = Path(__file__).parents[3] / "docs" / "gpus.md"
 WEIGHTS = shutil.ignore_patterns("*.safetensors")
 # What of a VAE would be on disk is asked by its digest, that of a hole of half a GB.
 GPU = ("--device", "cuda", "--dtype", "bfloat16", "--no-disk-cache")
