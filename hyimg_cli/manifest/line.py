@@ -353,7 +353,9 @@ class Line:
                 hint = f"give {other} or seeds"
                 self.add("conflict", f"{other} beside seeds", field=other, hint=hint)
         is_candidate = "candidate_of" in self.given
-        for name in sorted(({"n", "seeds"} if is_candidate else {"candidate", "round"}) & self.given):
+        for name in sorted(
+            ({"n", "seeds"} if is_candidate else {"candidate", "round"}) & self.given
+        ):
             what = "a candidate is one result" if is_candidate else "it goes with candidate_of"
             self.add("conflict", what, field=name, hint="take the field out")
         # A region turns keep_outside on, unless the line says otherwise.

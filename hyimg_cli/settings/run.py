@@ -52,6 +52,7 @@ Megabytes = Annotated[int, Interval(ge=0, le=10**7)]
 _run, _model = partial(o.option, panel=o.RUN), partial(o.option, panel=o.MODEL)
 # What every command that loads a model asks.
 _each_model = partial(_model, commands=("doctor", "bench", "replay"))
+_candidates = partial(o.option, panel=o.CANDIDATES)
 _kept = partial(_run, commands=("doctor", "replay"))
 _run_of_pictures = partial(_run, only="pictures")
 _replayed_of_pictures = partial(_run_of_pictures, commands=("replay",))
@@ -478,6 +479,57 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CandidatesConfig:
+    """How the results of a line are scored, and the best of them picked.
+
+    `draft_steps`: candidates are first drawn in so few steps, and only the picked ones in full;
+    None: all in full. `score`: see `scoring.scorers`. `least`, `most`: gates, SCORER[.PART]=NUMBER.
+    """
+
+    draft_steps: Annotated[int, Interval(ge=1, le=1000)] | None = _candidates(
+        None, "Draw every candidate in so few steps, and the picked ones in full.", is_basic=True
+    )
+    score: Annotated[tuple[str, ...], NAMES] = _candidates(
+        (),
+        "Scorers: outside, text, judge:MODEL, MODULE:FUNCTION or FILE.py:FUNCTION; NAME=… names "
+        "one.",
+        is_basic=True,
+    )
+    score_python: Annotated[tuple[str, ...], NAMES] = _candidates(
+        (), "Interpreter of a scorer: NAME=PATH."
+    )
+    score_timeout: Annotated[float, Interval(gt=0, le=86400)] = _candidates(
+        300.0, "Seconds that a scorer may take for a batch of 8."
+    )
+    judge_url: str | None = _candidates(
+        None, "OpenAI-compatible endpoint of the judge; its key is in HYIMG_JUDGE_KEY."
+    )
+    rubric: Annotated[str, FOLDER] | None = _candidates(
+        None, "File that tells the judge how to score."
+    )
+    keep: Annotated[int, Interval(ge=1, le=1000)] = _candidates(
+        1, "Candidates to pick of each line.", flags=("--pick", "--keep"), is_basic=True
+    )
+    least: Annotated[tuple[str, ...], NAMES] = _candidates(
+        (), "Reject candidates below: SCORER=NUMBER or SCORER.PART=NUMBER.", name="min"
+    )
+    most: Annotated[tuple[str, ...], NAMES] = _candidates(
+        (), "Reject candidates above: SCORER=NUMBER or SCORER.PART=NUMBER.", name="max"
+    )
+    rounds: Annotated[int, Interval(ge=1, le=100)] = _candidates(
+        1, "Draw n more for lines without an accepted candidate, so many rounds in all."
+    )
+    audit: str | None = _candidates(
+        None, "A scorer that never chooses: its means are shown beside."
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """True where something is to choose among candidates."""
+        return bool(self.score or self.draft_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
 class FailurePolicy:
     """Policy for failed jobs. `max_consecutive_errors`: of jobs that reached the model."""
 
@@ -508,3 +560,4 @@ class RunConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     output: OutputConfig = field(kw_only=False)
     failure: FailurePolicy = field(default_factory=FailurePolicy)
+    candidates: CandidatesConfig = field(default_factory=CandidatesConfig)
