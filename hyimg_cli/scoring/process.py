@@ -212,7 +212,7 @@ class ScorerProcess:
             self._listener.join(1)
 
 
-def _is_finite(number: float) -> bool:
+def _is_finite(number: Any) -> bool:
     try:
         return math.isfinite(number)
     except OverflowError:  # an integer that no float holds
