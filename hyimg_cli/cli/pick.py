@@ -10,7 +10,7 @@ import typer
 
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
-from hyimg_cli.cli.picks import RunOrTexts, pool_of, show_best_of, show_picks
+from hyimg_cli.cli.picks import RunOrTexts, pool_of, refresh_pages, show_best_of, show_picks
 from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import UsageError
 from hyimg_cli.files import replace_file
@@ -95,9 +95,10 @@ def pick(
         hint = "hyimg score RUN --score … scores; with --rounds, this command does as well"
         raise UsageError("nothing is scored here", where="--score", hint=hint)
     file = ScoresFile(run)
-    rule = rule_of(config.candidates, file)
+    rule = rule_of(config.candidates, file.declared)
     picks = picked_of(pool, finals, file.scores, rule, read_choices(run))
     write_picks(run, picks)
+    refresh_pages(run)
     if output is not None:
         names = {name for one in picks for name in one["picked"]}
         lines = [one.line for some in pool.values() for one in some if one.custom_id in names]

@@ -73,8 +73,19 @@ def show_best_of(request: RunRequest, style: Style, *, again: str) -> int:
     flow = BestOf(request, report.show)
     with stoppable(flow.request_stop):
         picks = flow.run()
+    if request.config.output.report:
+        refresh_pages(request.config.output.folder)
     code = show_picks(picks, style)
     return 1 if any(one.failed or one.invalid for one in flow.summaries) else code
+
+
+def refresh_pages(place: Path) -> None:
+    """Show the picks on the pages that a run and its drafts have."""
+    from hyimg_cli.report.run_page import NAME, RunPage
+
+    for folder in (place, place / DRAFTS):
+        if (folder / NAME).is_file():
+            RunPage(folder).refresh()
 
 
 def _values(line: Mapping[str, Any]) -> str:

@@ -60,6 +60,7 @@ class BestOf:
         """Raises UsageError for what does not go together, before anything is drawn."""
         config, request = self.request.config, self.request
         self.scorers = scorers_of(config.candidates)
+        self._rule = rule_of(config.candidates, {one.name: one.recorded for one in self.scorers})
         self._out, steps = config.output.folder, config.candidates.draft_steps
         self._pool = self._out / DRAFTS if steps else self._out
         # Of each line, the rounds of draws until now.
@@ -121,8 +122,7 @@ class BestOf:
         with ScoresFile(self._out) as file:
             again = self.request.policy.retry_failed
             score_candidates(every, self.scorers, file, config, self._tell, retry_failed=again)
-        rule = rule_of(config, file, [one.name for one in self.scorers])
-        picks = pick(pool, finals, file.scores, rule, read_choices(self._out))
+        picks = pick(pool, finals, file.scores, self._rule, read_choices(self._out))
         write_picks(self._out, picks)
         return picks
 

@@ -162,8 +162,7 @@ def score_candidates(
         }
         left = {key: wanted[key] for key in reversed(wanted) if key not in known}
         if (file.declared.get(scorer.name) or {}).get("identity") != scorer.identity:
-            named = {"scorer": scorer.name, "identity": scorer.identity}
-            file.append([named | {"declared": scorer.declared}])
+            file.append([scorer.recorded])
         try:
             asked += _ask(scorer, left, file, config, tell)
         except MachineError as error:

@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import Any
 
 from hyimg_cli.errors import UsageError
-from hyimg_cli.journal.picks import ScoresFile
 from hyimg_cli.scoring.candidates import Candidate, Groups
 from hyimg_cli.settings.run import CandidatesConfig
 from hyimg_cli.settings.values import shown
@@ -46,12 +45,11 @@ class Rule:
         return gates | {"keep": self.keep, "audit": self.audit, "scorers": scorers}
 
 
-def rule_of(config: CandidatesConfig, file: ScoresFile, names: Sequence[str] = ()) -> Rule:
-    """The rule of a run's settings over the scorers that `file` knows, or those of these names.
+def rule_of(config: CandidatesConfig, declared: Mapping[str, Mapping[str, Any]]) -> Rule:
+    """The rule of a run's settings over scorers by name: each has `identity` and `declared`.
 
     Raises UsageError for a gate or an audit by a scorer that there is not.
     """
-    declared = {name: one for name, one in file.declared.items() if not names or name in names}
     least, most = (_gates(one, declared) for one in (config.least, config.most))
     if config.audit is not None and config.audit not in declared:
         raise _no_scorer(config.audit, "--audit", declared)
@@ -101,7 +99,7 @@ def pick(
                 reasons[name] += [f"duplicate of {twin}"] if twin != name else []
             if finals is not None and (final := finals.get(name)):
                 final_values[name], why = judge(final, scores, rule)
-                reasons[name] += [f"final: {reason}" for reason in why]
+                reasons[name] = reasons[name] or [f"final: {reason}" for reason in why]
         eligible = [one for one in candidates if not reasons[one.custom_id]]
         mean_ranks = _mean_ranks(eligible, values, rule)
         order = sorted(eligible, key=lambda one: (mean_ranks[one.custom_id] or 0, one.number))

@@ -91,10 +91,15 @@ class Scorer:
 
     @cached_property
     def declared(self) -> dict[str, Any]:
-        """What is recorded of it: JSON."""
+        """What it says of itself, as JSON."""
         said = asdict(self.declaration) | {"needs": list(self.declaration.needs)}
         bounds = self.declaration.range
         return {"name": self.name} | said | {"range": bounds and list(bounds)} | dict(self.facts)
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """Its line in scores.jsonl."""
+        return {"scorer": self.name, "identity": self.identity, "declared": self.declared}
 
     @cached_property
     def identity(self) -> str:

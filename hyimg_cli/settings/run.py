@@ -53,6 +53,7 @@ _run, _model = partial(o.option, panel=o.RUN), partial(o.option, panel=o.MODEL)
 # What every command that loads a model asks.
 _each_model = partial(_model, commands=("doctor", "bench", "replay"))
 _candidates = partial(o.option, panel=o.CANDIDATES)
+_scored = partial(_candidates, commands=("bench",))
 _kept = partial(_run, commands=("doctor", "replay"))
 _run_of_pictures = partial(_run, only="pictures")
 _replayed_of_pictures = partial(_run_of_pictures, commands=("replay",))
@@ -489,24 +490,22 @@ class CandidatesConfig:
     draft_steps: Annotated[int, Interval(ge=1, le=1000)] | None = _candidates(
         None, "Draw every candidate in so few steps, and the picked ones in full.", is_basic=True
     )
-    score: Annotated[tuple[str, ...], NAMES] = _candidates(
+    score: Annotated[tuple[str, ...], NAMES] = _scored(
         (),
         "Scorers: outside, text, judge:MODEL, MODULE:FUNCTION or FILE.py:FUNCTION; NAME=… names "
         "one.",
         is_basic=True,
     )
-    score_python: Annotated[tuple[str, ...], NAMES] = _candidates(
+    score_python: Annotated[tuple[str, ...], NAMES] = _scored(
         (), "Interpreter of a scorer: NAME=PATH."
     )
-    score_timeout: Annotated[float, Interval(gt=0, le=86400)] = _candidates(
+    score_timeout: Annotated[float, Interval(gt=0, le=86400)] = _scored(
         300.0, "Seconds that a scorer may take for a batch of 8."
     )
-    judge_url: str | None = _candidates(
+    judge_url: str | None = _scored(
         None, "OpenAI-compatible endpoint of the judge; its key is in HYIMG_JUDGE_KEY."
     )
-    rubric: Annotated[str, FOLDER] | None = _candidates(
-        None, "File that tells the judge how to score."
-    )
+    rubric: Annotated[str, FOLDER] | None = _scored(None, "File that tells the judge how to score.")
     keep: Annotated[int, Interval(ge=1, le=1000)] = _candidates(
         1, "Candidates to pick of each line.", flags=("--pick", "--keep"), is_basic=True
     )
