@@ -28,18 +28,17 @@ from hyimg_cli.settings.config import Setting
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.settings.values import shown
-from hyimg_cli.spec import options as panels
+from hyimg_cli.spec.options import CANDIDATES as CANDIDATES_PANEL
 
 if TYPE_CHECKING:
     from hyimg_cli.scoring.candidates import Groups
 
-# How more candidates are drawn, where --rounds asks for them: their lines say the rest.
+# The rule, and how more candidates are drawn where --rounds asks for them: lines say the rest.
 _SETTINGS = tuple(
     row.name
     for row in SETTINGS.values()
-    if row.panel in (panels.CANDIDATES, panels.RUN, panels.MODEL)
-    and row.only != "videos"
-    and row.name not in ("draft_steps", "output_dir", "name")
+    if row.panel == CANDIDATES_PANEL or "doctor" in row.commands
+    if row.only != "videos" and row.name not in ("draft_steps", "model")
 )
 
 
@@ -67,7 +66,6 @@ def pick(
     progress: o.Progress = "auto",
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
-    help_all: o.HelpAll = False,
 ) -> None:
     """Pick the best of each line's candidates by their scores, with a reason for each rejected one.
 

@@ -59,6 +59,8 @@ def show_picks(picks: Sequence[Mapping[str, Any]], style: Style) -> int:
         render.note(f"{said}; rejected: {rejected or 'none'}")
         for name, means in _audits(picks).items():
             render.note(f"audit by {name}, which never chooses: {means}")
+    if any(one["missing"] for one in picks) and not style.is_quiet:
+        render.note("the hyimg generate command of this run draws in full what is not yet")
     for one in picks if style.as_json else ():
         render.json_line(one)
     return 1 if poor else 0
@@ -98,9 +100,10 @@ def _values(line: Mapping[str, Any]) -> str:
 
 def _kind(reason: str) -> str:
     """A reason without its numbers and names, to be counted."""
+    reason = reason.removeprefix("final: ")
     if reason.startswith(("none: ", "global: ", "duplicate ", "failed: ", "not scored: ")):
         return reason.partition(":")[0].partition(" of ")[0]
-    return printable(reason.removeprefix("final: ").partition(" ")[0])
+    return printable(reason.partition(" ")[0])
 
 
 def _audits(picks: Sequence[Mapping[str, Any]]) -> dict[str, str]:

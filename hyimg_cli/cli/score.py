@@ -22,7 +22,6 @@ def score(
         bool, o.option("--retry-failed", "Ask again what has no value.", is_basic=True)
     ] = False,
     quiet: o.Quiet = False,
-    help_all: o.HelpAll = False,
 ) -> None:
     """Score the pictures of a run, or the texts of hyimg think.
 

@@ -118,10 +118,11 @@ class RunPage:
                     for start in starts
                 ],
             }
-            picks = call("picks", shown_picks(self._folder))
-            files[f"{DATA}/picks.js"] = picks
-            # The page asks for it again where it has changed.
-            facts["picks"] = digest.of_bytes(picks.encode("utf-8", "backslashreplace"))[:16]
+            facts["picks"] = ""
+            if shown := shown_picks(self._folder):
+                files[f"{DATA}/picks.js"] = picks = call("picks", shown)
+                # The page asks for it again where it has changed.
+                facts["picks"] = digest.of_bytes(picks.encode("utf-8", "backslashreplace"))[:16]
             files[f"{DATA}/index.js"] = call("index", facts)
             files[NAME] = render("report.html", title=facts["title"], inline="")
             return bool([name for name, text in files.items() if self._put(name, text)])

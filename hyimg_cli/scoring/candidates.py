@@ -76,6 +76,11 @@ class Candidate:
         )
 
     @property
+    def is_intact(self) -> bool:
+        """True if its picture is as its run wrote it."""
+        return not self.result or is_intact(RunFolder(self.folder), self.result)
+
+    @property
     def _text(self) -> str:
         return str((self.result or self.line).get("cot_text") or "")
 
@@ -182,10 +187,7 @@ def _ask(
     if not left:
         return 0
     began = told = time.monotonic()
-    folder = RunFolder(next(iter(left.values())).folder)
-    items = [
-        (key, one) for key, one in left.items() if not one.result or is_intact(folder, one.result)
-    ]
+    items = [(key, one) for key, one in left.items() if one.is_intact]
     if gone := len(left) - len(items):
         tell(f"{counted(gone, 'candidate')} not scored: the file is not as its run wrote it")
     done = without = 0

@@ -488,13 +488,12 @@ class CandidatesConfig:
     """
 
     draft_steps: Annotated[int, Interval(ge=1, le=1000)] | None = _candidates(
-        None, "Draw every candidate in so few steps, and the picked ones in full.", is_basic=True
+        None, "Draw every candidate in so few steps, and the picked ones in full."
     )
     score: Annotated[tuple[str, ...], NAMES] = _scored(
         (),
-        "Scorers: outside, text, judge:MODEL, MODULE:FUNCTION or FILE.py:FUNCTION; NAME=… names "
-        "one.",
-        is_basic=True,
+        "Scorers: outside, text, judge:MODEL, MODULE:FUNCTION or FILE.py:FUNCTION; NAME= before "
+        "one names it.",
     )
     score_python: Annotated[tuple[str, ...], NAMES] = _scored(
         (), "Interpreter of a scorer: NAME=PATH."
@@ -507,7 +506,7 @@ class CandidatesConfig:
     )
     rubric: Annotated[str, FOLDER] | None = _scored(None, "File that tells the judge how to score.")
     keep: Annotated[int, Interval(ge=1, le=1000)] = _candidates(
-        1, "Candidates to pick of each line.", flags=("--pick", "--keep"), is_basic=True
+        1, "Candidates to pick of each line.", flags=("--pick", "--keep")
     )
     least: Annotated[tuple[str, ...], NAMES] = _candidates(
         (), "Reject candidates below: SCORER=NUMBER or SCORER.PART=NUMBER.", name="min"

@@ -76,6 +76,14 @@ def test_finals_are_the_plain_runs_pictures_and_nothing_is_done_twice(
     assert run_cli("score", "out/jobs.jsonl", "--score", "mine.py:random").code == 0
     assert (here / "out/jobs.jsonl/scores.jsonl").read_bytes() == scores
     assert (here / "out/jobs.jsonl/picks.jsonl").read_bytes() == picks
+    # A scorer that comes later is shown drafts and finals.
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert run_cli("score", "out/jobs.jsonl", "--score", "mine.py:odd").code == 0
+    assert run_cli("pick", "out/jobs.jsonl").code == 0
+    ranked = read_picks(here / "out/jobs.jsonl")["cat"]["ranking"]
+    assert [one["final_values"].keys() for one in ranked[:2]] == [{"random", "odd"}] * 2
+    forbid_processes(monkeypatch)
     # Another threshold scores nothing.
     gate = run_cli("pick", "out/jobs.jsonl", "--min", "random=0.5", "--json")
     assert [one["picked"] for one in gate.json_lines] == [["cat-2"], ["edit-2"]]
@@ -107,7 +115,7 @@ def test_more_candidates_draw_what_is_new_and_rounds_those_of_poor_lines(
     # By the command that draws nothing else, and by one whose line asks for four: the same seeds.
     shutil.rmtree(here / "out")
     assert run_cli(*command).code == 0
-    assert run_cli("pick", "out", "--score", "mine.py:random", *rounds, "--no-report").code == 0
+    assert run_cli("pick", "out", "--score", "mine.py:random", *rounds).code == 0
     two_rounds = pixels(here / "out")
     assert read_picks(here / "out").keys() == picks.keys()
     assert read_picks(here / "out")["edit"]["picked"] == ["edit-2"]
