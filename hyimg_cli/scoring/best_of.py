@@ -31,12 +31,15 @@ from hyimg_cli.journal.picks import (
     write_picks,
 )
 from hyimg_cli.journal.texts_file import note_of
+from hyimg_cli.manifest.manifest import Manifest, read_manifest
 from hyimg_cli.manifest.resolved import lines_beside
 from hyimg_cli.manifest.resolved_line import count_up
 from hyimg_cli.models import registry
 from hyimg_cli.scoring.candidates import Candidate, Groups, read_candidates, score_candidates
 from hyimg_cli.scoring.pick import pick, rule_of
 from hyimg_cli.scoring.scorers import Scorer, scorers_of
+from hyimg_cli.settings.config import settings_of
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.events import Remark
 from hyimg_cli.spec.job import BY_ID, ImageJob, Job, Lineage, SizeRequest
@@ -97,8 +100,10 @@ class BestOf:
     def _draw_round(self) -> Picks:
         self._draw(self._pool, self._candidates)
         pool = read_candidates(self._pool)
-        picks = self._pick(pool)
-        while any(one["missing"] for one in picks):
+        picks, before = self._pick(pool), set[str]()
+        # A run that ended early, by --fail-fast, leaves what it left: then so does this.
+        while (missing := {name for one in picks for name in one["missing"]}) - before:
+            before = missing
             chosen = {name for one in picks for name in one["picked"]}
             self._draw(self._out, partial(self._finals, pool, chosen))
             picks = self._pick(pool)
@@ -159,6 +164,17 @@ class BestOf:
         self.on_event(Remark(text, "info"))
 
 
+def draw_best(
+    manifest: Manifest | Path | str, config: RunConfig, *, on_event: OnEvent = lambda _: None
+) -> Picks:
+    """Draw, score and pick the best of a manifest's candidates, as `hyimg generate --score` does,
+    and return the lines of picks.jsonl. `config.candidates` says how; `n` is in `config.sampling`.
+    """
+    if not isinstance(manifest, Manifest):
+        manifest = read_manifest(Path(manifest))
+    return BestOf(RunRequest(manifest, config, settings_of(config)), on_event).run()
+
+
 def accepted(line: dict[str, Any]) -> list[str]:
     """The picked candidates of a line of picks that are drawn in full."""
     return [name for name in line["picked"] if name not in line["missing"]]
@@ -169,6 +185,19 @@ def read_finals(folder: Path) -> dict[str, Candidate]:
     if not RunFolder(folder).is_run:
         return {}
     return {one.custom_id: one for some in read_candidates(folder).values() for one in some}
+
+
+def drafts_of(request: RunRequest) -> RunRequest:
+    """The run of a request's drafts; the request itself where none were asked for."""
+    config, steps = request.config, request.config.candidates.draft_steps
+    if not steps:
+        return request
+    output = replace(config.output, folder=config.output.folder / DRAFTS)
+    return replace(
+        request,
+        config=replace(config, output=output),
+        change=lambda jobs: [draft_of(job, steps) for job in request.change(jobs)],
+    )
 
 
 def draft_of(job: Job, steps: int) -> Job:

@@ -70,6 +70,8 @@ def test_finals_are_the_plain_runs_pictures_and_nothing_is_done_twice(
     scores = (here / "out/jobs.jsonl/scores.jsonl").read_bytes()
     picks = (here / "out/jobs.jsonl/picks.jsonl").read_bytes()
     forbid_processes(monkeypatch)
+    plan = run_cli("plan", "jobs.jsonl", "-o", "out/jobs.jsonl", "--n", "3", *drafts)
+    assert (plan.code, "the plan is of the drafts; then 2 of each line" in plan.err) == (0, True)
     again = ("generate", "jobs.jsonl", "-o", "out/jobs.jsonl", "--n", "3", "--no-report", *drafts)
     done = run_cli(*again)
     assert (done.code, "loaded" in done.err) == (0, False)
