@@ -66,6 +66,8 @@ class BestOf:
         self._rule = rule_of(config.candidates, {one.name: one.recorded for one in self.scorers})
         self._out, steps = config.output.folder, config.candidates.draft_steps
         self._pool = self._out / DRAFTS if steps else self._out
+        # What has no value is asked again once, and not at each step of the way.
+        self._asks_again = request.policy.retry_failed
         # Of each line, the rounds of draws until now.
         self._rounds: Counter[str] = Counter()
         why = ""
@@ -124,8 +126,8 @@ class BestOf:
         finals = read_finals(self._out) if self._pool != self._out else None
         every = [one for some in pool.values() for one in some] + [*(finals or {}).values()]
         config = self.request.config.candidates
+        again, self._asks_again = self._asks_again, False
         with ScoresFile(self._out) as file:
-            again = self.request.policy.retry_failed
             score_candidates(every, self.scorers, file, config, self._tell, retry_failed=again)
         picks = pick(pool, finals, file.scores, self._rule, read_choices(self._out))
         write_picks(self._out, picks)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import MachineError, UsageError
-from hyimg_cli.journal.journal import OUTPUTS, RunFolder
+from hyimg_cli.journal.journal import RunFolder, files_of_edit
 from hyimg_cli.journal.keys import source_digest
 from hyimg_cli.journal.past_run import resolved_jobs
 from hyimg_cli.journal.picks import ScoresFile, read_lines
@@ -70,10 +70,10 @@ class Candidate:
     @property
     def has(self) -> set[str]:
         """What a scorer can be shown of it, by the words of `scorers.NEEDS`."""
-        parts = {"result": self.output, "source": self.line.get("images"), "mask": self._matte}
-        return {"prompt", *(name for name, part in parts.items() if part)} | (
-            {"text"} if self._text else set()
-        )
+        matte = files_of_edit(self.result).get("mask")
+        parts: dict[str, object] = {"result": self.output, "source": self._sources}
+        parts |= {"text": self._text, "mask": matte}
+        return {"prompt", *(name for name, part in parts.items() if part)}
 
     @property
     def is_intact(self) -> bool:
@@ -85,31 +85,31 @@ class Candidate:
         return str((self.result or self.line).get("cot_text") or "")
 
     @property
-    def _matte(self) -> str:
-        return str((self.result.get("edit") or {}).get("mask") or "")
+    def _sources(self) -> list[str]:
+        folder = self.folder.absolute()
+        return [os.path.join(folder, path) for path in self.line.get("images", ())]
 
     def key(self, identity: str, needs: Iterable[str]) -> str:
         """The key of its score by the scorer of this identity: a digest of all that it is shown."""
-        images = [os.path.join(self.folder, path) for path in self.line.get("images", ())]
-        sources = self.result.get("source_sha256") or [*map(source_digest, images)]
+        sources = self.result.get("source_sha256") or [*map(source_digest, self._sources)]
         facts = [identity, self.content, [*sources], self.line["prompt"]]
+        facts += [self.line.get("kept_source", 1)] if "source" in needs else []
         facts += [self._text] if "text" in needs else []
-        matte = (self.result.get("edit") or {}).get("sha256") or {}
-        facts += [matte.get("mask", "")] if "mask" in needs else []
+        facts += [files_of_edit(self.result).get("mask")] if "mask" in needs else []
         return digest.of_json(facts)
 
-    def case(self) -> dict[str, Any]:
-        """What a scorer is shown: paths are absolute."""
+    def case(self, needs: Iterable[str]) -> dict[str, Any]:
+        """What a scorer of these needs is shown: paths are absolute."""
         folder = self.folder.absolute()
-        path, matte = self.output.get("path"), self._matte
+        path, matte = self.output.get("path"), files_of_edit(self.result).get("mask")
         return {
             "id": self.custom_id,
             "prompt": self.line["prompt"],
-            "sources": [os.path.join(folder, image) for image in self.line.get("images", ())],
+            "sources": self._sources,
             "kept_source": self.line.get("kept_source", 1),
             "result": path and str(folder / path),
-            "mask": str(folder / matte) if matte.startswith(f"{OUTPUTS}/") else None,
-            "text": self._text or None,
+            "mask": str(folder / matte["path"]) if matte and "mask" in needs else None,
+            "text": self._text if "text" in needs else None,
         }
 
 
@@ -187,6 +187,7 @@ def _ask(
     if not left:
         return 0
     began = told = time.monotonic()
+    needs = scorer.declaration.needs
     items = [(key, one) for key, one in left.items() if one.is_intact]
     if gone := len(left) - len(items):
         tell(f"{counted(gone, 'candidate')} not scored: the file is not as its run wrote it")
@@ -194,7 +195,7 @@ def _ask(
     with ScorerProcess(scorer, config.score_timeout, tell) as process:
         for start in range(0, len(items), BATCH):
             batch = items[start : start + BATCH]
-            scores = process.score([one.case() for _, one in batch])
+            scores = process.score([one.case(needs) for _, one in batch])
             lines = [_line(scorer, *of, score) for of, score in zip(batch, scores, strict=True)]
             file.append(lines)
             done, without = (

@@ -1,6 +1,9 @@
 """Candidates without a model, and scorers that behave and misbehave, as files of their own."""
 
-from collections.abc import Callable
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +99,57 @@ def rule() -> Callable[..., Rule]:
         return Rule(**given, declared=declared)
 
     return make
+
+
+GOOD = '{"follows": 8, "preserves": 7, "quality": 9, "reason": "red"}'
+
+
+class Endpoint(ThreadingHTTPServer):
+    """Answers each request by what its prompt asks for; `asked`: the requests by prompt."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.asked: dict[str, list[dict[str, Any]]] = {}
+        self.headers: list[dict[str, str]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Endpoint
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompt = body["messages"][1]["content"][0]["text"].removeprefix("Instruction: ")
+        before = self.server.asked.setdefault(prompt, [])
+        before.append(body)
+        self.server.headers.append(dict(self.headers))
+        status, _, count = prompt.partition(" x")
+        code = int(status) if status.isdecimal() and len(before) <= int(count or 99) else 200
+        text = {
+            "chatter": f"Well. {GOOD} Is that all?",
+            "prose": "It is fine.",
+            "eleven": "11",
+        }.get(prompt, GOOD.replace("8", "11") if prompt == "out of range" else GOOD)
+        answer = {"choices": [{"message": {"content": text}}]}
+        if prompt == "refuses":
+            answer = {"choices": [{"message": {"content": None, "refusal": "I cannot"}}]}
+        self.send_response(code)
+        self.send_header("Location", "http://127.0.0.1:1/elsewhere")
+        self.end_headers()
+        self.wfile.write(b"<html>" if prompt == "html" else json.dumps(answer).encode())
+
+    def log_message(self, *_: Any) -> None:
+        return None
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    with Endpoint() as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield server
+        server.shutdown()

@@ -1,9 +1,6 @@
 """The judge at an endpoint that is busy, broken, chatty or wrong."""
 
-import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,59 +11,6 @@ from hyimg_cli.scoring import judge as judge_of
 from hyimg_cli.scoring.process import ScorerProcess
 from hyimg_cli.scoring.scorers import scorers_of
 from hyimg_cli.settings.run import CandidatesConfig
-
-GOOD = '{"follows": 8, "preserves": 7, "quality": 9, "reason": "red"}'
-
-
-class Endpoint(ThreadingHTTPServer):
-    """Answers each request by what its prompt asks for; `asked`: the requests by prompt."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.asked: dict[str, list[dict[str, Any]]] = {}
-        self.headers: list[dict[str, str]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Endpoint
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        prompt = body["messages"][1]["content"][0]["text"].removeprefix("Instruction: ")
-        before = self.server.asked.setdefault(prompt, [])
-        before.append(body)
-        self.server.headers.append(dict(self.headers))
-        status, _, count = prompt.partition(" x")
-        code = int(status) if status.isdecimal() and len(before) <= int(count or 99) else 200
-        text = {
-            "chatter": f"Well. {GOOD} Is that all?",
-            "prose": "It is fine.",
-            "eleven": "11",
-        }.get(prompt, GOOD.replace("8", "11") if prompt == "out of range" else GOOD)
-        answer = {"choices": [{"message": {"content": text}}]}
-        if prompt == "refuses":
-            answer = {"choices": [{"message": {"content": None, "refusal": "I cannot"}}]}
-        self.send_response(code)
-        self.send_header("Location", "http://127.0.0.1:1/elsewhere")
-        self.end_headers()
-        self.wfile.write(b"<html>" if prompt == "html" else json.dumps(answer).encode())
-
-    def log_message(self, *_: Any) -> None:
-        return None
-
-
-@pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    with Endpoint() as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield server
-        server.shutdown()
 
 
 @pytest.fixture
@@ -81,7 +25,7 @@ def options(url: str, limit_s: float = 20.2) -> dict[str, Any]:
 
 
 def test_replies_are_read_and_what_is_not_readable_is_null(
-    endpoint: Endpoint, case: Any, monkeypatch: pytest.MonkeyPatch
+    endpoint: Any, case: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(judge_of.time, "sleep", lambda _: None)
     monkeypatch.setenv("HYIMG_JUDGE_KEY", "secret")
@@ -114,7 +58,7 @@ def test_replies_are_read_and_what_is_not_readable_is_null(
 
 @pytest.mark.parametrize("code", ["401", "404", "302"])
 def test_a_wrong_address_or_key_stops_and_no_redirection_is_followed(
-    endpoint: Endpoint, case: Any, code: str
+    endpoint: Any, case: Any, code: str
 ) -> None:
     with pytest.raises(judge_of.CannotJudge, match=f"HTTP {code}"):
         judge_of.judge([case(code)], options(endpoint.url))
@@ -130,7 +74,7 @@ def test_nobody_at_the_address_is_told_at_once_and_scores_nothing(case: Any) -> 
         [*process.score([case("good")])]
 
 
-def test_only_pictures_leave_the_machine(endpoint: Endpoint, case: Any, tmp_path: Path) -> None:
+def test_only_pictures_leave_the_machine(endpoint: Any, case: Any, tmp_path: Path) -> None:
     (tmp_path / "secrets").write_text("password")
     with pytest.raises(ValueError, match="not a PNG"):
         judge_of.judge(
