@@ -155,26 +155,32 @@ class ScorerProcess:
         """Send a line, and wait for the one that answers it."""
         until = time.monotonic() + self._limit_s
         left, found = memoryview(json.dumps(question).encode() + b"\n"), bytearray()
+        waits = select.poll()
+        waits.register(self._answers, select.POLLIN)
+        waits.register(self._asks, select.POLLOUT)
         while not found.endswith(b"\n"):
-            wait_s = until - time.monotonic()
-            ready = select.select([self._answers], [self._asks] if left else [], [], max(0, wait_s))
-            if wait_s <= 0 or not any(ready):
+            ready = dict(waits.poll(max(0.0, until - time.monotonic()) * 1000))
+            if not ready:
                 raise _BatchFailed(f"no answer in {self._limit_s:g} s", is_dead=True)
-            if ready[1]:
-                with suppress(BlockingIOError, BrokenPipeError):
+            if self._asks in ready:
+                try:
                     left = left[os.write(self._asks, left) :]
-            if ready[0]:
+                except BrokenPipeError:  # it is gone, which its answers tell
+                    left = left[:0]
+                if not left:
+                    waits.unregister(self._asks)
+            if self._answers in ready:
                 found += (piece := os.read(self._answers, 1 << 16))
                 if not piece:
                     raise _BatchFailed(self._ending(), is_dead=True)
                 if len(found) > _MOST_BYTES or b"\n" in found[:-1]:
-                    raise _BatchFailed("its answer is not one line", is_dead=True)
+                    raise _BatchFailed("its answer is not one line of JSON", is_dead=True)
         try:
             answer = json_of(bytes(found))
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise _BatchFailed("its answer is not JSON", is_dead=True)
+            raise _BatchFailed("its answer is not one line of JSON", is_dead=True)
         return answer
 
     def _ending(self) -> str:

@@ -43,7 +43,7 @@ def test_what_is_no_value_is_null_with_a_fault(scorers_file: Path) -> None:
         "guessed": "reply not readable: the scorer guessed",
         "refused": r"refused: \u001b[2J no",
         "too few": "0 scores for 1 cases",
-        "chatters": "its answer is not JSON",
+        "chatters": "its answer is not one line of JSON",
         "exits": "it exited with 3",
         "also fine": None,
     }
