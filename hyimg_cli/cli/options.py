@@ -242,7 +242,9 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
     refuse_misspelt(os.environ)
     recipe = read_recipe(Path(given["recipe"])) if given.get("recipe") else {}
     flags = {name: given[name] for name in SETTINGS if name in given}
-    flags |= {name: ",".join(some) for name, some in flags.items() if isinstance(some, list)}
+    for name, given_often in flags.items():
+        if isinstance(given_often, list | tuple):
+            flags[name] = ",".join(given_often) if given_often else None
     return settle(flags, os.environ, recipe, _folders_own(given))
 
 

@@ -195,3 +195,15 @@ def test_videos_are_refused(here: Path, run_cli: Run, write_manifest: Callable[.
     write_manifest({"prompt": "a red circle", "task": "t2v"})
     refused = run_cli(*COMMAND, "--score", "text")
     assert (refused.code, "this is a video" in refused.err) == (2, True)
+
+
+def test_scorers_are_named_by_flags_or_a_variable(
+    here: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "texts.jsonl").write_text('{"custom_id": "a", "prompt": "a", "cot_text": "a"}\n')
+    flags = ("--score", "text,mine.py:blind", "--score", "other=text")
+    assert run_cli("score", "texts.jsonl", *flags).code == 0
+    monkeypatch.setenv("HYIMG_SCORE", "again=text")
+    assert run_cli("score", "texts.jsonl").code == 0
+    lines = map(json.loads, (here / "texts.scores.jsonl").read_text().splitlines())
+    assert {line["scorer"] for line in lines} == {"text", "blind", "other", "again"}
