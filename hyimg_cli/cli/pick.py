@@ -51,17 +51,22 @@ def pick(
         list[str] | None,
         o.option(
             "--choose",
-            "Your own choice, kept: LINE=CANDIDATE, LINE=none, or LINE=rule.",
+            "Your own choice, which is kept: LINE=CANDIDATE, LINE=none, or LINE=rule.",
             is_basic=True,
             metavar="<id=id>",
         ),
     ] = None,
     choices: Annotated[
         Path | None,
-        o.option("--choices", "The same from a file that the page saved.", parser=o.folder),
+        o.option(
+            "--choices",
+            "Choices from a file that the page saved.",
+            parser=o.folder,
+            metavar="<path>",
+        ),
     ] = None,
     output: Annotated[
-        Path | None, o.output("--output", "Of texts: the manifest of those picked.")
+        Path | None, o.output("--output", "Manifest of the picked texts to write.")
     ] = None,
     progress: o.Progress = "auto",
     as_json: o.AsJson = False,

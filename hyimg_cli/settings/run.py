@@ -488,38 +488,38 @@ class CandidatesConfig:
     """
 
     draft_steps: Annotated[int, Interval(ge=1, le=1000)] | None = _candidates(
-        None, "Draw every candidate in so few steps, and the picked ones in full."
+        None, "Draw every candidate in this many steps, and only the picked ones in full."
     )
     score: Annotated[tuple[str, ...], NAMES] = _scored(
         (),
-        "Scorers: outside, text, judge:MODEL, MODULE:FUNCTION or FILE.py:FUNCTION; NAME= before "
-        "one names it.",
+        "Scorers: outside, text, judge:MODEL, MODULE:FUNCTION or FILE.py:FUNCTION. "
+        "NAME=SCORER renames one.",
     )
     score_python: Annotated[tuple[str, ...], NAMES] = _scored(
-        (), "Interpreter of a scorer: NAME=PATH."
+        (), "Python of a scorer's own environment: NAME=PATH."
     )
     score_timeout: Annotated[float, Interval(gt=0, le=86400)] = _scored(
-        300.0, "Seconds that a scorer may take for a batch of 8."
+        300.0, "Seconds that a scorer may take for a batch of 8 candidates."
     )
     judge_url: str | None = _scored(
-        None, "OpenAI-compatible endpoint of the judge; its key is in HYIMG_JUDGE_KEY."
+        None, "OpenAI-compatible endpoint of the judge. Its key is read from HYIMG_JUDGE_KEY."
     )
-    rubric: Annotated[str, FOLDER] | None = _scored(None, "File that tells the judge how to score.")
+    rubric: Annotated[str, FOLDER] | None = _scored(
+        None, "File with the judge's instructions. Default: the one that ships."
+    )
     keep: Annotated[int, Interval(ge=1, le=1000)] = _candidates(
-        1, "Candidates to pick of each line.", flags=("--pick", "--keep")
+        1, "Candidates to pick from each line.", flags=("--pick", "--keep")
     )
     least: Annotated[tuple[str, ...], NAMES] = _candidates(
-        (), "Reject candidates below: SCORER=NUMBER or SCORER.PART=NUMBER.", name="min"
+        (), "Lowest value to accept: SCORER=NUMBER or SCORER.PART=NUMBER.", name="min"
     )
     most: Annotated[tuple[str, ...], NAMES] = _candidates(
-        (), "Reject candidates above: SCORER=NUMBER or SCORER.PART=NUMBER.", name="max"
+        (), "Highest value to accept: SCORER=NUMBER or SCORER.PART=NUMBER.", name="max"
     )
     rounds: Annotated[int, Interval(ge=1, le=100)] = _candidates(
-        1, "Draw n more for lines without an accepted candidate, so many rounds in all."
+        1, "Rounds of draws: each later one draws n more for lines without an accepted candidate."
     )
-    audit: str | None = _candidates(
-        None, "A scorer that never chooses: its means are shown beside."
-    )
+    audit: str | None = _candidates(None, "Scorer that never chooses. Its means are reported.")
 
     @property
     def is_on(self) -> bool:
