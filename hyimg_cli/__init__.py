@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from hyimg_cli.engine.session import Session as Session
     from hyimg_cli.journal.journal import RunFolder as RunFolder
     from hyimg_cli.manifest.manifest import read_manifest as read_manifest
+    from hyimg_cli.scoring.best_of import draw_best as draw_best
     from hyimg_cli.settings.run import CacheConfig as CacheConfig
+    from hyimg_cli.settings.run import CandidatesConfig as CandidatesConfig
     from hyimg_cli.settings.run import FailurePolicy as FailurePolicy
     from hyimg_cli.settings.run import ModelChoice as ModelChoice
     from hyimg_cli.settings.run import OutputConfig as OutputConfig
@@ -34,8 +36,17 @@ _HOME = {
     "hyimg_cli.engine.session": ("Session",),
     "hyimg_cli.journal.journal": ("RunFolder",),
     "hyimg_cli.manifest.manifest": ("read_manifest",),
+    "hyimg_cli.scoring.best_of": ("draw_best",),
     "hyimg_cli.settings.run": (
-        *("CacheConfig", "FailurePolicy", "ModelChoice", "OutputConfig", "RunConfig", "Sampling"),
+        *(
+            "CacheConfig",
+            "CandidatesConfig",
+            "FailurePolicy",
+            "ModelChoice",
+            "OutputConfig",
+            "RunConfig",
+            "Sampling",
+        ),
     ),
 }
 

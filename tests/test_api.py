@@ -71,12 +71,13 @@ def test_the_pages_on_python_run_as_they_stand(
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", page, re.S)):
         exec(compile(block, f"Python, example {number}", "exec"), names)
         said.append(capsys.readouterr().out.splitlines())
-    run, again, _, pictures, results, distances, errors, session = said
+    run, again, _, pictures, results, best, distances, errors, session = said
     assert run == ["2 done 0 failed"]
     assert again == pictures == []
     assert names["bar"].n == names["summary"].done == 2
     assert names["pictures"]["circle"].size == (64, 64)
     assert [line.split()[:2] for line in results][1] == ["square", "7"]
+    assert [line.split()[0] for line in best] == ["circle", "square"]
     assert [line.split()[0] for line in distances] == ["circle", "square"]
     assert [line.split()[0] for line in errors] == ["faulty.jsonl:1:", "faulty.jsonl:2:"]
     assert session == ["outputs/circle.png", "outputs/square.png"]

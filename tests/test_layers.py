@@ -28,6 +28,7 @@ LAYERS = (
     ("pipelines",),
     ("report",),
     ("engine",),
+    ("scoring",),
     ("measure", "doctor", "serve", "export"),
     ("cli",),
 )
@@ -57,6 +58,7 @@ NEVER = {
     "measure": TERMINAL | {"transformers", "diffusers", "PIL"},
     "quality": TERMINAL | {"transformers", "diffusers", "PIL"},
     "report": TERMINAL | {"torch", "transformers", "diffusers"},
+    "scoring": TERMINAL | {"torch", "transformers", "diffusers", "PIL"},
     "doctor": TERMINAL | {"transformers", "diffusers", "PIL"},
     "serve": TERMINAL | {"torch", "transformers", "diffusers"},
     "export": TERMINAL | {"torch", "transformers", "diffusers", "numpy", "PIL"},
@@ -95,6 +97,7 @@ WITHOUT_TORCH = (
     "doctor.trial",
     "report",
     "cache",
+    "scoring",
     "cli",
     "loading.checkpoint",
     "kv.segments",

@@ -11,6 +11,8 @@ import typer
 
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
+from hyimg_cli.cli.bench_drafts import NAME as DRAFTS
+from hyimg_cli.cli.bench_drafts import bench_drafts
 from hyimg_cli.cli.completion import manifests, scenarios
 from hyimg_cli.errors import UsageError
 from hyimg_cli.measure.bench.scenario import Scenario, names, read_scenario
@@ -30,7 +32,7 @@ def bench(
             "--compare",
             metavar="NAME",
             autocompletion=scenarios,
-            help=f"{', '.join(names())}, or the .toml file of a scenario.",
+            help=f"{', '.join([*names(), DRAFTS])}, or the .toml file of a scenario.",
         ),
     ],
     manifest: Annotated[
@@ -59,6 +61,12 @@ def bench(
     lpips_weights: Annotated[
         Path | None, typer.Option("--lpips-weights", help="Backbone weights for LPIPS (alex).")
     ] = None,
+    draft_steps: Annotated[
+        str, typer.Option("--draft-steps", help="Of drafts: their steps, as 6,8,10.")
+    ] = "6,8,10",
+    candidates: Annotated[
+        int, typer.Option("--candidates", min=2, help="Of drafts: candidates of a line.")
+    ] = 8,
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -68,6 +76,9 @@ def bench(
     """
     from hyimg_cli.measure.bench import baseline as earlier_bench
 
+    if compare == DRAFTS:
+        flags = {name: ctx.params[name] for name in _MODEL_FLAGS}
+        raise typer.Exit(bench_drafts(ctx.params, flags, draft_steps, candidates))
     scenario = read_scenario(compare)
     scenario = replace(scenario, repeats=repeats) if repeats else scenario
     if steps:

@@ -27,6 +27,9 @@ OF_A_RUN = {
 OTHERS = {
     "serve": "Serve pictures over HTTP, by OpenAI's API: durable batches, and single requests.",
     "think": "Write the texts of a manifest's jobs, and draw nothing.",
+    "score": "Score the pictures of a run, or the texts of hyimg think.",
+    "pick": "Pick the best of each line's candidates by their scores, with a reason for each "
+    "rejected one.",
     "manifest": "Write the manifest that pictures and prompts stand for, to be edited and run.",
     "merge": "Join folders of runs into one, and name what is missing.",
     "report": "Make the page of a run's folder: report.html, or one file to attach.",

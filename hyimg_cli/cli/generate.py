@@ -8,6 +8,7 @@ import typer
 from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
+from hyimg_cli.cli.picks import show_best_of
 from hyimg_cli.cli.plan import show_plan
 from hyimg_cli.cli.progress import show_run
 from hyimg_cli.cli.request import request_of
@@ -24,7 +25,11 @@ def generate(ctx: typer.Context) -> None:
         raise typer.Exit(show_plan(ctx.params))
     style = render.style_of(ctx.params)
     render.remarks(remark_unsplit(ctx.params["shard"]), style)
-    run = ManifestRun(request_of(ctx.params))
+    request = request_of(ctx.params)
+    if request.config.candidates.is_on:
+        again = shlex.join(["hyimg", *(word for word in ctx.obj or () if word not in NOT_AGAIN)])
+        raise typer.Exit(show_best_of(request, style, again=again))
+    run = ManifestRun(request)
     # A shard's folder may be one of its own, beside the one that is named.
     unsharded, manifest_name = {**ctx.params, "shard": None}, run.request.manifest.name
     whole = shown_place(o.output_folder(unsharded, run.request.settings, manifest_name))

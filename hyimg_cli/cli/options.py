@@ -25,7 +25,7 @@ from hyimg_cli.cli.shard import folder_of, shard_named
 from hyimg_cli.errors import UsageError
 from hyimg_cli.remote import keep_copies_in
 from hyimg_cli.settings.config import Setting, build_run_config, settle
-from hyimg_cli.settings.kinds import FOLDER, RUN_FOLDER, Kind, plain
+from hyimg_cli.settings.kinds import FOLDER, NAMES, RUN_FOLDER, Kind, plain
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import BY_NAME, PREFIX, SETTINGS, Declaration
 from hyimg_cli.settings.values import BadValue, nearest, shown
@@ -101,7 +101,7 @@ def _parameter(row: Declaration) -> inspect.Parameter:
     """A setting's flag: text, which its kind reads, or a truth."""
     is_truth = row.kind.schema is bool
     metavar = None if is_truth else f"<{row.kind.metavar}>"
-    default = "" if row.default in (None, CHECKPOINT, "", False) else f"default: {row.default}"
+    default = "" if row.default in (None, CHECKPOINT, "", False, ()) else f"default: {row.default}"
     default = "default: on" if row.default is True else default
     facts = "; ".join(filter(None, (row.kind.allowed, default)))
     help = f"{row.help}  [{facts}]" if facts else row.help
@@ -116,7 +116,8 @@ def _parameter(row: Declaration) -> inspect.Parameter:
         autocompletion=among(row.kind.choices) if row.kind.choices else None,
     )
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    of = bool if is_truth else str
+    # Of names one flag may have several, and there may be several flags.
+    of: Any = bool if is_truth else list[str] if row.kind is NAMES else str
     return inspect.Parameter(row.name, kind, default=None, annotation=Annotated[of | None, flag])
 
 
@@ -241,6 +242,9 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
     refuse_misspelt(os.environ)
     recipe = read_recipe(Path(given["recipe"])) if given.get("recipe") else {}
     flags = {name: given[name] for name in SETTINGS if name in given}
+    for name, given_often in flags.items():
+        if isinstance(given_often, list | tuple):
+            flags[name] = ",".join(given_often) if given_often else None
     return settle(flags, os.environ, recipe, _folders_own(given))
 
 

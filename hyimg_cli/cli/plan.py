@@ -27,6 +27,7 @@ from hyimg_cli.memory.footprint import Footprint, footprints
 from hyimg_cli.memory.offload import STATED_BYTES_S, measured_link, traffic
 from hyimg_cli.memory.videos import networks_need
 from hyimg_cli.models import registry
+from hyimg_cli.scoring.best_of import drafts_of
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import Networks
 from hyimg_cli.spec.job import ImageJob
@@ -51,9 +52,14 @@ def show_plan(given: Mapping[str, Any]) -> int:
     """Print the plan of what is left of a manifest, and return the exit code; only reads."""
     style = render.style_of(given)
     render.remarks(remark_unsplit(given["shard"]), style)
-    request = request_of(given)
+    request = drafts_of(request_of(given))
     config = request.config
+    if config.candidates.draft_steps:
+        kept = config.candidates.keep
+        said = f"the plan is of the drafts; then {kept} of each line will be drawn in full"
+        render.remarks([said], style)
     every, invalid = runner.accept(request.manifest, request.settings)
+    every = tuple(request.change(every))
     if not invalid:  # a faulty line may be of the other kind
         cards = runner.cards(config.model.revision)
         render.remarks(without_effect(request.settings, every, cards), style)

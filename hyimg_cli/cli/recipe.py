@@ -18,8 +18,8 @@ FOLDERS_OWN = Path("hyimg.toml")
 
 def read_recipe(path: Path, *, is_named: bool = True) -> dict[str, Any]:
     """The settings of a recipe file by name, typed. Raises RecipeError at the first fault; of a
-    file that nobody named, also for what it may not decide: which weights are loaded, and where is
-    written.
+    file that nobody named, also for what it may not decide: which weights are loaded, which scorers
+    run, and where is written.
     """
     try:
         tables = tomllib.loads(text_of(path, SETTINGS_BYTES, encoding="utf-8-sig", or_stream=True))
@@ -38,7 +38,8 @@ def read_recipe(path: Path, *, is_named: bool = True) -> dict[str, Any]:
             where = f"{path.name}: {table}.{name}"
             if (row := TABLES[table].get(name)) is None:
                 raise _unknown(name, TABLES[table], where=where)
-            if not is_named and (row.pixels == "checkpoint" or row.kind in (FOLDER, RUN_FOLDER)):
+            decides = row.pixels == "checkpoint" or row.table == "candidates"
+            if not is_named and (decides or row.kind in (FOLDER, RUN_FOLDER)):
                 what = f"{name} may not be set by a file that is read because it lies here"
                 hint = f"--recipe {path.name} lets it; --no-config leaves the file out"
                 raise RecipeError(what, where=where, hint=hint, code="recipe.not-by-itself")

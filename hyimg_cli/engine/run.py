@@ -217,6 +217,7 @@ class ManifestRun:
         """
         request, self._tell = self.request, on_event
         every, invalid = runner.accept(request.manifest, request.settings)
+        every = tuple(request.change(every))
         config = find_place(config)
         if not config.parallel.has_replicas and config.model.device not in ("auto", "cpu"):
             # `auto` takes a device that is there, and replicas count theirs: torch is imported here

@@ -63,13 +63,16 @@ class Selection:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What one run was asked to do: manifest, settings, selection, resume policy."""
+    """What one run was asked to do: manifest, settings, selection, resume policy. `change`: what
+    is drawn instead of the jobs that the manifest asks for.
+    """
 
     manifest: Manifest
     config: RunConfig
     settings: Mapping[str, Setting]
     selection: Selection = Selection()
     policy: ResumePolicy = field(default_factory=ResumePolicy)
+    change: Callable[[Sequence[Job]], Sequence[Job]] = tuple
 
 
 @dataclass

@@ -4,6 +4,7 @@
                         line for each score; of a key, and of a scorer's name, the last line counts
     OUT/choices.jsonl   appended; of a line of the manifest the last choice counts
     OUT/picks.jsonl     written whole, a line for each line of the manifest
+    OUT/candidates.jsonl  written whole: every candidate of the first round, as a manifest in full
     OUT/drafts/         the run folder of the drafts
 
 Of a file of texts `texts.jsonl` the first three are called `texts.scores.jsonl` and so on.
@@ -20,7 +21,8 @@ from hyimg_cli.journal.disk import disk_errors, take_lock
 from hyimg_cli.journal.journal import bytes_if_any, json_line
 from hyimg_cli.journal.journal_file import JournalFile, lines_in
 
-SCORES, PICKS, CHOICES, DRAFTS = "scores.jsonl", "picks.jsonl", "choices.jsonl", "drafts"
+SCORES, PICKS, CHOICES = "scores.jsonl", "picks.jsonl", "choices.jsonl"
+DRAFTS, CANDIDATES = "drafts", "candidates.jsonl"
 Line = Mapping[str, Any]
 
 
@@ -63,6 +65,13 @@ def write_picks(place: Path, picks: Iterable[Line]) -> None:
     path = beside(place, PICKS)
     with disk_errors(path.parent):
         replace_file(path, b"".join(map(json_line, picks)))
+
+
+def write_candidates(place: Path, lines: Iterable[Line]) -> None:
+    """Replace candidates.jsonl."""
+    with disk_errors(place):
+        place.mkdir(parents=True, exist_ok=True)
+        replace_file(place / CANDIDATES, b"".join(map(json_line, lines)))
 
 
 def append_choices(place: Path, choices: Iterable[Line]) -> None:

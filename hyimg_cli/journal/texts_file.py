@@ -28,6 +28,15 @@ from hyimg_cli.spec.job import ImageJob, Job
 _FIRST = ("custom_id", "prompt", "cot_text", "ratio_index")
 
 
+def note_of(
+    job: ImageJob, ids: Sequence[int], text: str, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The note of a text that a job wrote; by its key among the `facts` a later run knows it."""
+    fields = job_to_json(job)
+    sampling = {name: fields[name] for name in fields if name in (*AR_FIELDS, "bot_task")}
+    return note(ids, text, sampling | dict(facts))
+
+
 class TextsFile(JobFolder):
     """The file at `path`. Reading needs no lock; writing needs `with`, which takes it."""
 
@@ -129,11 +138,7 @@ class TextsFile(JobFolder):
         if job.size.is_auto and outcome.ratio_index is not None:
             line["ratio_index"] = outcome.ratio_index
         line["cot_token_ids"] = line.pop("cot_token_ids")  # behind what people read
-        # How the text came about; by `key` a later run knows the job.
-        fields = job_to_json(job)
-        sampling = {name: fields[name] for name in fields if name in (*AR_FIELDS, "bot_task")}
-        facts = {"key": outcome.key} | sampling | dict(outcome.written or {})
-        line["written"] = note(ids, text, facts)
+        line["written"] = note_of(job, ids, text, {"key": outcome.key, **(outcome.written or {})})
         return {name: line[name] for name in _FIRST if name in line} | line
 
     def _append(self, line: Mapping[str, Any]) -> None:

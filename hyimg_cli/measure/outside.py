@@ -4,6 +4,7 @@ result of editing it.
 
 import os
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -131,12 +132,10 @@ def _read_record(result: Path, size: Size) -> tuple[Record, Mask] | None:
     """
     place = Path(os.path.abspath(result))
     run = run_of(place)
-    name = place.relative_to(run).as_posix()
-    for entry in RunFolder(run).results().values():
-        edit = entry.get("edit") or {}
-        if "mask" in edit and any(file["path"] == name for file in entry["outputs"]):
-            break
-    else:
+    states = [(path, os.stat(path)) for path in RunFolder(run).journals()]
+    as_it_is = tuple((path, one.st_size, one.st_mtime_ns) for path, one in states)
+    edit = _edits_in(run, as_it_is).get(place.relative_to(run).as_posix())
+    if edit is None:
         return None
     path = run / str(edit["mask"])
     try:
@@ -153,6 +152,17 @@ def _read_record(result: Path, size: Size) -> tuple[Record, Mask] | None:
     matte = np.asarray(own_picture(path)[0])
     is_of_this = matte.shape == (size.height, size.width)
     return (record | {"spill": None}, matte > 0) if is_of_this else None
+
+
+@lru_cache(maxsize=4)
+def _edits_in(run: Path, _as_it_is: tuple[Any, ...]) -> dict[str, Mapping[str, Any]]:
+    """What a run recorded of its edits with a matte, by file: read once for all of its pictures."""
+    return {
+        file["path"]: edit
+        for entry in RunFolder(run).results().values()
+        if "mask" in (edit := entry.get("edit") or {})
+        for file in entry["outputs"]
+    }
 
 
 def _as_redraw(image: Picture, size: Size) -> tuple[Pixels, Placement]:

@@ -1,6 +1,6 @@
 """The page of a run: `report.html` in its folder, and its data beside it.
 
-    OUT/report.html   report/index.js   report/data-0001.js …   report/thumbs/
+    OUT/report.html   report/index.js   report/picks.js   report/data-0001.js …   report/thumbs/
 
 Data are scripts, since a page from a disk may not fetch. Each data file has a run of lines of
 results.jsonl in their order; the last one about a job counts. So the page of a folder is the same
@@ -36,8 +36,10 @@ from hyimg_cli.journal.past_run import object_in, read_run_info, resolved_jobs
 from hyimg_cli.journal.provenance import cores
 from hyimg_cli.models.registry import TOYS
 from hyimg_cli.report.page import render
+from hyimg_cli.report.picks import shown_picks
 from hyimg_cli.report.records import Entry, Pictures, Record, record
 from hyimg_cli.report.thumbnails import LinkedPictures
+from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Event, JobEnded
 
 NAME, DATA = "report.html", "report"
@@ -116,6 +118,11 @@ class RunPage:
                     for start in starts
                 ],
             }
+            facts["picks"] = ""
+            if shown := shown_picks(self._folder):
+                files[f"{DATA}/picks.js"] = picks = call("picks", shown)
+                # The page asks for it again where it has changed.
+                facts["picks"] = digest.of_bytes(picks.encode("utf-8", "backslashreplace"))[:16]
             files[f"{DATA}/index.js"] = call("index", facts)
             files[NAME] = render("report.html", title=facts["title"], inline="")
             return bool([name for name, text in files.items() if self._put(name, text)])

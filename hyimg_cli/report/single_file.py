@@ -7,6 +7,7 @@ from pathlib import Path
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.report.page import render
+from hyimg_cli.report.picks import shown_picks
 from hyimg_cli.report.records import Pictures, Record
 from hyimg_cli.report.run_page import AskedJobs, call, status_of
 from hyimg_cli.report.thumbnails import SHOWABLE, as_jpeg, is_video, small
@@ -37,7 +38,8 @@ def single_file(folder: Path, *, most_mb: float = MOST_MB) -> str:
         else ""
     )
     uris = {key: uri for uri, key in pictures.keys.items()}
-    inline = call("index", facts) + call("pictures", uris) + call("inside", records)
+    inline = call("index", facts) + call("pictures", uris) + call("picks", shown_picks(folder))
+    inline += call("inside", records)
     return render("report.html", title=facts["title"], inline=inline)
 
 

@@ -52,6 +52,8 @@ Megabytes = Annotated[int, Interval(ge=0, le=10**7)]
 _run, _model = partial(o.option, panel=o.RUN), partial(o.option, panel=o.MODEL)
 # What every command that loads a model asks.
 _each_model = partial(_model, commands=("doctor", "bench", "replay"))
+_candidates = partial(o.option, panel=o.CANDIDATES)
+_scored = partial(_candidates, commands=("bench",))
 _kept = partial(_run, commands=("doctor", "replay"))
 _run_of_pictures = partial(_run, only="pictures")
 _replayed_of_pictures = partial(_run_of_pictures, commands=("replay",))
@@ -478,6 +480,54 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CandidatesConfig:
+    """How the results of a line are scored, and the best of them picked.
+
+    `draft_steps`: candidates are first drawn in so few steps, and only the picked ones in full;
+    None: all in full. `score`: see `scoring.scorers`. `least`, `most`: gates, SCORER[.PART]=NUMBER.
+    """
+
+    draft_steps: Annotated[int, Interval(ge=1, le=1000)] | None = _candidates(
+        None, "Draw every candidate in this many steps, and only the picked ones in full."
+    )
+    score: Annotated[tuple[str, ...], NAMES] = _scored(
+        (),
+        "Scorers: outside, text, judge:MODEL, MODULE:FUNCTION or FILE.py:FUNCTION. "
+        "NAME=SCORER renames one.",
+    )
+    score_python: Annotated[tuple[str, ...], NAMES] = _scored(
+        (), "Python of a scorer's own environment: NAME=PATH."
+    )
+    score_timeout: Annotated[float, Interval(gt=0, le=86400)] = _scored(
+        300.0, "Seconds that a scorer may take for a batch of 8 candidates."
+    )
+    judge_url: str | None = _scored(
+        None, "OpenAI-compatible endpoint of the judge. Its key is read from HYIMG_JUDGE_KEY."
+    )
+    rubric: Annotated[str, FOLDER] | None = _scored(
+        None, "File with the judge's instructions. Default: the one that ships."
+    )
+    keep: Annotated[int, Interval(ge=1, le=1000)] = _candidates(
+        1, "Candidates to pick from each line.", flags=("--pick", "--keep")
+    )
+    least: Annotated[tuple[str, ...], NAMES] = _candidates(
+        (), "Lowest value to accept: SCORER=NUMBER or SCORER.PART=NUMBER.", name="min"
+    )
+    most: Annotated[tuple[str, ...], NAMES] = _candidates(
+        (), "Highest value to accept: SCORER=NUMBER or SCORER.PART=NUMBER.", name="max"
+    )
+    rounds: Annotated[int, Interval(ge=1, le=100)] = _candidates(
+        1, "Rounds of draws: each later one draws n more for lines without an accepted candidate."
+    )
+    audit: str | None = _candidates(None, "Scorer that never chooses. Its means are reported.")
+
+    @property
+    def is_on(self) -> bool:
+        """True where something is to choose among candidates."""
+        return bool(self.score or self.draft_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
 class FailurePolicy:
     """Policy for failed jobs. `max_consecutive_errors`: of jobs that reached the model."""
 
@@ -508,3 +558,4 @@ class RunConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     output: OutputConfig = field(kw_only=False)
     failure: FailurePolicy = field(default_factory=FailurePolicy)
+    candidates: CandidatesConfig = field(default_factory=CandidatesConfig)

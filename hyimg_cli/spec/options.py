@@ -15,6 +15,7 @@ from hyimg_cli.spec.step_cache import StepCache
 
 # Panels of the help.
 RUN, MODEL, SAMPLING, VIDEO = "Run", "Model", "Sampling defaults", "Video (t2v, i2v)"
+CANDIDATES = "Candidates"
 OUTSIDE = "Edits that keep their source outside"
 # The default that the job's checkpoint says where nobody else does.
 CHECKPOINT = object()

@@ -56,6 +56,7 @@ def test_options_stand_under_their_panels(run_cli: Callable[..., Any]) -> None:
         "Sampling defaults:",
         "Video (t2v, i2v):",
         "Edits that keep their source outside:",
+        "Candidates:",
         "Style:",
         "Options:",
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hyimg_cli.cli import app
-from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.settings.table import SETTINGS, TABLES
 
 SOURCE = Path(__file__).parents[2] / "recipes" / "quickstart" / "red-circle.png"
 # Two edits of one picture share a prefix; the third picture has no text, and another batch.
@@ -74,6 +74,7 @@ CANNOT = {
     "background_pass": "of a server: `tests/engine/test_service.py` has its pixels",
     "tokens_between_steps": "the same",
     "gpu_memory_utilization": "it is refused where there is no GPU",
+    **dict.fromkeys(TABLES["candidates"], "it chooses among pictures: `tests/scoring`"),
     "keep_quantized": "of quantised weights: `tests/models/hunyuan_image3/test_kept.py`",
 }
 

@@ -69,6 +69,17 @@ FILLS: dict[str, tuple[str, Any]] = {
     "skip_invalid": ("failure.skip_invalid", True),
     "allow_model": ("model.allow_model", ("other",)),
     "name": ("output.name", "{stem}-{seed}"),
+    "draft_steps": ("candidates.draft_steps", 6),
+    "score": ("candidates.score", ("outside", "text")),
+    "score_python": ("candidates.score_python", ("clip=python",)),
+    "score_timeout": ("candidates.score_timeout", 5.0),
+    "judge_url": ("candidates.judge_url", "http://localhost:8000/v1"),
+    "rubric": ("candidates.rubric", "rubric.txt"),
+    "keep": ("candidates.keep", 2),
+    "min": ("candidates.least", ("judge.follows=7",)),
+    "max": ("candidates.most", ("outside=3",)),
+    "rounds": ("candidates.rounds", 3),
+    "audit": ("candidates.audit", "text"),
 }
 # Folders, which depend on more than their setting, and another spelling of one.
 BEFORE: dict[str, Any] = {

@@ -9,6 +9,9 @@ const hyimgReport = (() => {
   let run = null, uris = null, files = [], jobs = [], order = [], groups = [];
   let limit = AT_ONCE, filter = "all", opened = null, sideBySide = false, masked = false, before = 0, at = 50, gathering = null;
   const built = new Map(), unfolded = new Set();
+  // Of each candidate its line, values and place; what somebody chose here, by line.
+  let ranks = { scorers: {}, jobs: {} }, known = "";
+  const choices = new Map();
 
   // --- small things
 
@@ -63,6 +66,7 @@ const hyimgReport = (() => {
       files[n] = { state, records: files[n]?.records ?? [] };
       setTimeout(() => load(n, state), n && !jobs.length ? 100 : 0);
     });
+    if (run.picks && run.picks !== known) script("report/picks.js", (known = run.picks));
     if (!run.files.length) gather();
     if (run.running) setTimeout(() => script("report/index.js", Date.now()), POLL_MS);
   }
@@ -87,6 +91,37 @@ const hyimgReport = (() => {
     else gathering ??= setTimeout(gather, 50);
   }
 
+  function picks(value) {
+    ranks = { scorers: {}, jobs: {}, ...value };
+    const sort = by("sort"), names = Object.keys(ranks.scorers);
+    sort.hidden = !names.length;
+    sort.replaceChildren(sort.options[0], ...names.map((name) => make("option", { value: name }, `by ${name}`)));
+    for (const job of jobs) job.key = undefined;
+    built.clear();
+    if (jobs.length) gather();
+  }
+  const pickOf = (job) => ranks.jobs[job.id];
+  // Candidates of a line from the best to the worst value by one scorer; those without come last.
+  function sorted(group) {
+    const name = by("sort").value, sign = ranks.scorers[name] ? -1 : 1;
+    const worth = (job) => (pickOf(job)?.values[name] ?? Infinity * sign) * sign;
+    const gap = (a, b) => (worth(a) === worth(b) ? 0 : worth(a) - worth(b));
+    return name ? [...group].sort(gap) : group;
+  }
+  function choose(job) {
+    const { line } = pickOf(job);
+    if (choices.get(line) === job.id) choices.delete(line);
+    else choices.set(line, job.id);
+    const made = [...choices], lines = made.map(([of, id]) => JSON.stringify({ candidate_of: of, picked: [id] }) + "\n");
+    by("choices").hidden = !made.length;
+    by("chosen").textContent = `${count(made.length, "choice")} made here.`;
+    by("save").href = `data:application/jsonl;charset=utf-8,${encodeURIComponent(lines.join(""))}`;
+    by("command").textContent = `hyimg pick RUN ${made.map(([of, id]) => `--choose ${of}=${id}`).join(" ")}`;
+    about.replaceChildren(...facts(job));
+    built.clear();
+    render();
+  }
+
   // The last record about a job counts; jobs stand in the order of the manifest.
   function gather() {
     gathering = null;
@@ -94,7 +129,7 @@ const hyimgReport = (() => {
     for (const file of files) for (const record of file?.records ?? []) last.set(record.id, record);
     jobs = [...last.values()].sort((a, b) => a.place - b.place);
     for (const job of jobs) {
-      job.key ??= JSON.stringify(job.sources ? job.sources.map((one) => [one.name, one.link]) : [job.prompt]);
+      job.key ??= pickOf(job) ? `line ${pickOf(job).line}` : JSON.stringify(job.sources ? job.sources.map((one) => [one.name, one.link]) : [job.prompt]);
       job.words ??= [
         job.id, job.prompt, ...all(job, "texts").map((text) => text[1]), ...all(job, "warnings"),
         ...all(job, "sources").map((one) => one.name), ...Object.values(job.error ?? {}),
@@ -166,7 +201,7 @@ const hyimgReport = (() => {
       (!source.value || all(job, "sources").some((one) => one.name === source.value)));
     const found = new Map();
     for (const job of seen) (found.get(job.key) ?? found.set(job.key, []).get(job.key)).push(job);
-    groups = [...found.values()];
+    groups = [...found.values()].map(sorted);
     order = groups.flat();
     for (const chip of document.querySelectorAll("[data-show]"))
       chip.setAttribute("aria-pressed", chip.dataset.show === filter);
@@ -195,7 +230,7 @@ const hyimgReport = (() => {
         known.group.every((job, n) => job === group[n])) return known.node;
     const from = all(first, "sources"), alike = group.every((job) => job.prompt === first.prompt);
     const shown = folded ? group.slice(0, TILES) : group;
-    const name = from.map((one) => one.name).join(" + ") || (group.length > 1 ? count(group.length, "picture") : first.id);
+    const name = pickOf(first)?.line || from.map((one) => one.name).join(" + ") || (group.length > 1 ? count(group.length, "picture") : first.id);
     const strip = make("div", { className: "strip" },
       ...from.map((picture) => make("figure", { className: "tile" },
         make("span", { className: "frame" }, thumbnail(picture, `source ${picture.name}`)),
@@ -221,15 +256,18 @@ const hyimgReport = (() => {
     const inside = failed(job) || !picture
       ? make("span", { className: "problem" }, make("b", {}, job.error?.code ?? job.status ?? ""), ` ${job.error?.message ?? ""}`)
       : thumbnail(picture, `${job.id}: ${job.prompt ?? ""}`);
-    const marks = [picture?.is_video && "▶", failed(job) && "failed", warned(job) && "warned"].filter(Boolean);
+    const pick = pickOf(job), mine = pick && choices.get(pick.line) === job.id;
+    const marks = [picture?.is_video && "▶", failed(job) && "failed", warned(job) && "warned", mine ? "chosen" : pick && pick.state !== "ranked" && pick.state].filter(Boolean);
     return make("button", {
       type: "button", className: `tile job${failed(job) ? " tone-bad" : ""}`, "data-id": job.id,
       "aria-label": [job.id, job.prompt, ...marks].filter(Boolean).join(", "), onclick: () => open(job.id),
     },
       make("span", { className: "frame" }, inside, ...marks.filter((mark) => mark !== "failed").map((mark) => make("span", { className: "mark" }, mark))),
       make("span", { className: "name" }, withId ? make("span", {}, job.id) : null, job.seed === undefined ? null : make("span", {}, `seed ${job.seed}`)),
+      pick ? make("span", { className: "says" }, [values(pick), ...(pick.state === "rejected" ? pick.why : [])].filter(Boolean).join("; ")) : null,
       withPrompt && job.prompt ? make("span", { className: "says" }, job.prompt) : null);
   }
+  const values = (pick) => Object.entries(pick.values).filter(([name]) => !name.includes(".")).map(([name, value]) => `${name} ${+value.toPrecision(4)}`).join(", ");
 
   // --- one job, large
 
@@ -353,7 +391,14 @@ const hyimgReport = (() => {
     const result = all(job, "outputs")[0], think = all(job, "texts").filter((text) => text[0] === "think");
     const size = result?.width ? [["size", `${result.width} × ${result.height}`]] : [];
     const seed = job.seed === undefined ? [] : [["seed", String(job.seed)]];
+    const pick = pickOf(job);
     return [
+      ...(pick ? [
+        make("p", { className: pick.state === "rejected" ? "warning" : "" }, pick.why.join("; ")),
+        list(Object.entries(pick.values).map(([name, value]) => [name, String(+value.toPrecision(6))])),
+        make("p", {}, make("button", { type: "button", "aria-pressed": String(choices.get(pick.line) === job.id), onclick: () => choose(job) },
+          choices.get(pick.line) === job.id ? "chosen: take it back" : `choose this one for ${pick.line}`)),
+      ] : []),
       job.error ? make("div", { className: "problem tone-bad" }, make("p", {}, make("b", {}, job.error.code), ` ${job.error.message}`),
         job.error.hint ? make("p", {}, `What to do: ${job.error.hint}`) : null) : null,
       ...all(job, "warnings").map((text) => make("p", { className: "warning" }, text)),
@@ -416,6 +461,7 @@ const hyimgReport = (() => {
   document.addEventListener("keydown", key);
   query.addEventListener("input", () => { clearTimeout(query.timer); query.timer = setTimeout(() => look(filter), 80); });
   source.addEventListener("change", () => look(filter));
+  by("sort").addEventListener("change", () => look(filter));
   document.querySelector("form").addEventListener("submit", (event) => event.preventDefault());
   for (const chip of document.querySelectorAll("[data-show]")) chip.addEventListener("click", () => look(chip.dataset.show));
   by("clear").addEventListener("click", () => { source.value = ""; look("all", ""); });
@@ -434,7 +480,7 @@ const hyimgReport = (() => {
   below.observe(more);
 
   return {
-    index, data, script,
+    index, data, script, picks,
     pictures: (value) => { uris = value; },
     inside: (records) => data(0, records),
   };

@@ -1,0 +1,39 @@
+"""`hyimg bench --compare drafts`: whether drafts choose as well as pictures in full would."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.cli import options as o
+from hyimg_cli.cli import packaged, render
+from hyimg_cli.engine.runner import RunRequest
+from hyimg_cli.errors import UsageError
+from hyimg_cli.settings.config import Setting
+
+NAME = "drafts"
+
+
+def bench_drafts(
+    given: Mapping[str, Any], flags: Mapping[str, Any], counts: str, candidates: int
+) -> int:
+    """Compare, show and record; the exit code, which is 0 whatever the verdict."""
+    from hyimg_cli.measure.bench.drafts import compare_drafts, lines
+
+    steps = [*dict.fromkeys(part.strip() for part in counts.split(","))]
+    if not all(part.isdecimal() and 0 < int(part) <= 1000 for part in steps):
+        what = f"--draft-steps {counts!r} is no list of whole numbers"
+        raise UsageError(what, hint="for example --draft-steps 6,8,10")
+    if not given["manifest"]:
+        hint = "--manifest jobs.jsonl: a few dozen jobs such as yours"
+        raise UsageError("drafts are compared on jobs of your own", hint=hint)
+    settings = o.settings_of(flags) | {"n": Setting("n", candidates, "flag")}
+    folder = given["output_dir"] or Path("runs") / f"bench-{NAME}"
+    request = RunRequest(packaged.read(given["manifest"]), o.run_config(settings, folder), settings)
+    tell = str if given["quiet"] else render.note
+    found = compare_drafts(request, [*map(int, steps)], tell)
+    if given["as_json"]:
+        render.json_line(found)
+    else:
+        render.lines("\n".join(lines(found)))
+        render.note(f"written: {folder}/drafts.json")
+    return 0

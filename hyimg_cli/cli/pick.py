@@ -1,0 +1,151 @@
+"""`hyimg pick`: the best of each line's candidates, by the scores that a run has."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hyimg_cli.cli import options as o
+from hyimg_cli.cli import render
+from hyimg_cli.cli.picks import RunOrTexts, pool_of, refresh_pages, show_best_of, show_picks
+from hyimg_cli.engine.runner import RunRequest
+from hyimg_cli.errors import UsageError
+from hyimg_cli.files import replace_file
+from hyimg_cli.journal.journal import json_line
+from hyimg_cli.journal.picks import (
+    CANDIDATES,
+    ScoresFile,
+    append_choices,
+    read_choices,
+    read_lines,
+    write_picks,
+)
+from hyimg_cli.manifest.manifest import read_manifest
+from hyimg_cli.settings.config import Setting
+from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.settings.values import shown
+from hyimg_cli.spec.options import CANDIDATES as CANDIDATES_PANEL
+
+if TYPE_CHECKING:
+    from hyimg_cli.scoring.candidates import Groups
+
+# The rule, and how more candidates are drawn where --rounds asks for them: lines say the rest.
+_SETTINGS = tuple(
+    row.name
+    for row in SETTINGS.values()
+    if row.panel == CANDIDATES_PANEL or "doctor" in row.commands
+    if row.only != "videos" and row.name not in ("draft_steps", "model")
+)
+
+
+@o.takes(*_SETTINGS)
+def pick(
+    ctx: typer.Context,
+    run: RunOrTexts,
+    recipe: o.Recipe = None,
+    choose: Annotated[
+        list[str] | None,
+        o.option(
+            "--choose",
+            "Your own choice, which is kept: LINE=CANDIDATE, LINE=none, or LINE=rule.",
+            is_basic=True,
+            metavar="<id=id>",
+        ),
+    ] = None,
+    choices: Annotated[
+        Path | None,
+        o.option(
+            "--choices",
+            "Choices from a file that the page saved.",
+            parser=o.folder,
+            metavar="<path>",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, o.output("--output", "Manifest of the picked texts to write.")
+    ] = None,
+    progress: o.Progress = "auto",
+    as_json: o.AsJson = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Pick the best of each line's candidates by their scores, with a reason for each rejected one.
+
+    Gates come first, then the mean rank over the scorers. Nothing is scored or drawn, unless
+    --rounds asks for more candidates. Exit code 1: a line has no accepted candidate.
+    """
+    from hyimg_cli.scoring.pick import pick as picked_of
+    from hyimg_cli.scoring.pick import rule_of
+
+    style = render.style_of(ctx.params)
+    settings = o.settings_of(ctx.params)
+    config = o.run_config(settings, run)
+    pool, finals = pool_of(run)
+    if given := [*_chosen(choose or ()), *(_saved(choices) if choices else ())]:
+        known = {one.custom_id: of for of, some in pool.items() for one in some}
+        for one in given:
+            for name in one["picked"] or ():
+                if known.get(name) != one["candidate_of"]:
+                    what = f'"{name}" is not a candidate of "{one["candidate_of"]}"'
+                    raise UsageError(what, where="--choose", code="usage.choice")
+        append_choices(run, given)
+    if config.candidates.rounds > 1:
+        raise typer.Exit(_draw_more(ctx, config, pool, finals is not None))
+    if config.candidates.score:
+        hint = "hyimg score RUN --score … scores; with --rounds, this command does as well"
+        raise UsageError("nothing is scored here", where="--score", hint=hint)
+    file = ScoresFile(run)
+    rule = rule_of(config.candidates, file.declared)
+    picks = picked_of(pool, finals, file.scores, rule, read_choices(run))
+    write_picks(run, picks)
+    refresh_pages(run)
+    if output is not None:
+        names = {name for one in picks for name in one["picked"]}
+        lines = [one.line for some in pool.values() for one in some if one.custom_id in names]
+        replace_file(output, b"".join(map(json_line, lines)))
+    raise typer.Exit(show_picks(picks, style))
+
+
+def _draw_more(ctx: typer.Context, config: RunConfig, pool: "Groups", are_drafts: bool) -> int:
+    """Draw further rounds of a run's candidates, as the command that drew the first would."""
+    run = config.output.folder
+    if not (run / CANDIDATES).is_file():
+        what = "the run does not say how its candidates are drawn"
+        hint = "give --rounds to hyimg generate, with the command that drew them"
+        raise UsageError(what, where=run, hint=hint, code="usage.rounds")
+    drafts = (one.result.get("denoise_steps") for some in pool.values() for one in some)
+    steps = max(filter(None, drafts), default=None) if are_drafts else None
+    config = replace(config, candidates=replace(config.candidates, draft_steps=steps))
+    # Each line is one candidate already.
+    settings = o.settings_of(ctx.params) | {"n": Setting("n", 1, "default")}
+    request = RunRequest(read_manifest(run / CANDIDATES), config, settings)
+    again = shlex.join(["hyimg", *(ctx.obj or ())])
+    return show_best_of(request, render.style_of(ctx.params), again=again)
+
+
+def _chosen(texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Choices as the command line has them; several of one line are all picked, in their order."""
+    by_line: dict[str, list[str]] = {}
+    for text in texts:
+        of, sign, name = text.partition("=")
+        if not sign or not of or not name:
+            hint = "write LINE=CANDIDATE, LINE=none, or LINE=rule"
+            raise UsageError(f"{shown(text)} is not a choice", where="--choose", hint=hint)
+        by_line.setdefault(of, []).append(name)
+    for of, names in by_line.items():
+        picked = None if names == ["rule"] else [] if names == ["none"] else names
+        yield {"candidate_of": of, "picked": picked}
+
+
+def _saved(path: Path) -> Iterator[dict[str, Any]]:
+    """Choices that the page saved. Raises UsageError for a line that is none."""
+    for number, line in enumerate(read_lines(path), 1):
+        of, picked = line.get("candidate_of"), line.get("picked")
+        names = picked if isinstance(picked, list) else []
+        is_picked = picked is None or isinstance(picked, list)
+        if not isinstance(of, str) or not is_picked or not all(isinstance(n, str) for n in names):
+            raise UsageError("this line is not a choice", where=f"{path}:{number}")
+        yield {"candidate_of": of, "picked": picked}

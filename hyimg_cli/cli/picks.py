@@ -1,0 +1,120 @@
+"""Picks shown: a line for each line of the manifest, with reasons; and where they are from."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hyimg_cli.cli import options as o
+from hyimg_cli.cli import render
+from hyimg_cli.cli.progress import Report, stoppable
+from hyimg_cli.cli.render import Style
+from hyimg_cli.engine.runner import RunRequest
+from hyimg_cli.journal.picks import DRAFTS
+from hyimg_cli.spec.printed import printable
+from hyimg_cli.spec.units import counted
+
+if TYPE_CHECKING:
+    from hyimg_cli.scoring.candidates import Candidate, Groups
+
+RunOrTexts = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        parser=o.folder,
+        help="Output folder of hyimg generate, or a file that hyimg think wrote.",
+    ),
+]
+_MOST_SHOWN = 20
+
+
+def pool_of(place: Path) -> "tuple[Groups, dict[str, Candidate] | None]":
+    """The candidates of a run; and where they are drafts, the pictures in full by id."""
+    from hyimg_cli.scoring.best_of import read_finals
+    from hyimg_cli.scoring.candidates import read_candidates
+
+    if (place / DRAFTS).is_dir():
+        return read_candidates(place / DRAFTS), read_finals(place)
+    return read_candidates(place), None
+
+
+def show_picks(picks: Sequence[Mapping[str, Any]], style: Style) -> int:
+    """Say what was picked, and what rejected why; the exit code: 1 where a line has no accepted
+    candidate.
+    """
+    poor = [one for one in picks if not set(one["picked"]) - set(one["missing"])]
+    for one in [] if style.is_quiet else picks[:_MOST_SHOWN]:
+        picked, missing = ", ".join(one["picked"]) or "none", one["missing"]
+        by = " by a person" if one["chosen_by"] == "person" else ""
+        waits = f"; not drawn in full yet: {', '.join(missing)}" if missing else ""
+        render.note(f"{one['candidate_of']}: {picked} picked{by}{waits}{_values(one)}")
+    if len(picks) > _MOST_SHOWN and not style.is_quiet:
+        render.note(f"{len(picks) - _MOST_SHOWN} more in picks.jsonl")
+    reasons = Counter(_kind(entry["reasons"][0]) for one in picks for entry in one["rejected"])
+    rejected = ", ".join(f"{reason}: {count}" for reason, count in reasons.most_common(5))
+    said = f"{counted(len(picks), 'line')}, {len(picks) - len(poor)} with an accepted candidate"
+    if not style.is_quiet:
+        render.note(f"{said}; rejected: {rejected or 'none'}")
+        for name, means in _audits(picks).items():
+            render.note(f"audit by {name}, which never chooses: {means}")
+    if any(one["missing"] for one in picks) and not style.is_quiet:
+        render.note("the hyimg generate command of this run draws in full what is not yet")
+    for one in picks if style.as_json else ():
+        render.json_line(one)
+    return 1 if poor else 0
+
+
+def show_best_of(request: RunRequest, style: Style, *, again: str) -> int:
+    """Draw candidates, score and pick, as `hyimg generate … --score …` does; the exit code."""
+    from hyimg_cli.scoring.best_of import BestOf
+
+    place = str(request.config.output.folder)
+    report = Report(style, place=place, again=again, retry=f"{again} --retry-failed")
+    flow = BestOf(request, report.show)
+    with stoppable(flow.request_stop):
+        picks = flow.run()
+    if request.config.output.report:
+        refresh_pages(request.config.output.folder)
+    code = show_picks(picks, style)
+    return 1 if any(one.failed or one.invalid for one in flow.summaries) else code
+
+
+def refresh_pages(place: Path) -> None:
+    """Show the picks on the pages that a run and its drafts have."""
+    from hyimg_cli.report.run_page import NAME, RunPage
+
+    for folder in (place, place / DRAFTS):
+        if (folder / NAME).is_file():
+            RunPage(folder).refresh()
+
+
+def _values(line: Mapping[str, Any]) -> str:
+    """The values of the first one picked."""
+    first = next((one for one in line["ranking"] if one["custom_id"] in line["picked"]), None)
+    values = (first or {}).get("final_values") or (first or {}).get("values") or {}
+    found = ", ".join(f"{name} {value:g}" for name, value in values.items() if "." not in name)
+    return f" ({found})" if found else ""
+
+
+def _kind(reason: str) -> str:
+    """A reason without its numbers and names, to be counted."""
+    reason = reason.removeprefix("final: ")
+    if reason.startswith(("none: ", "global: ", "duplicate ", "failed: ", "not scored: ")):
+        return reason.partition(":")[0].partition(" of ")[0]
+    return printable(reason.partition(" ")[0])
+
+
+def _audits(picks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Means over lines of the scorer that never chooses."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for one in picks:
+        for name, means in one["audit"].items():
+            if None not in means.values():
+                found.setdefault(name, []).append((means["picked"], means["all"]))
+    return {
+        name: f"{sum(a for a, _ in pairs) / len(pairs):.4g} of those picked, "
+        f"{sum(b for _, b in pairs) / len(pairs):.4g} of all"
+        for name, pairs in found.items()
+    }

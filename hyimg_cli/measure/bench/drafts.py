@@ -1,0 +1,196 @@
+"""Whether drafts are worth it for a checkpoint and a scorer: the share of best-of-n's gain that the
+drafts' choice keeps, beside fewer candidates in full for the same denoise steps.
+
+    gain     of best-of-n: a task's best value among n pictures in full, less their mean
+    share    of that gain, over all tasks, that is left where drafts choose
+    fewer    the same of the expected best of so many pictures in full as the steps would pay for
+
+Intervals are of a bootstrap over tasks, 90 %. All of it is by this scorer: its own errors stay.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import comb
+from typing import Any
+
+import numpy as np
+
+from hyimg_cli.engine.run import ManifestRun
+from hyimg_cli.engine.runner import RunRequest
+from hyimg_cli.errors import UsageError
+from hyimg_cli.files import replace_file
+from hyimg_cli.journal.picks import ScoresFile
+from hyimg_cli.scoring.best_of import draft_of
+from hyimg_cli.scoring.candidates import Candidate, Groups, read_candidates, score_candidates
+from hyimg_cli.scoring.scorers import Scorer, scorers_of
+from hyimg_cli.spec.job import Job
+
+_RESAMPLES, _TAILS = 4000, (5, 95)
+_REDONE = (1, 2)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A line's candidates by one scorer, higher being better: `full` [n], and by draft steps
+    `drafts` [n], of the same seeds. `steps`: denoise steps of a picture in full.
+    """
+
+    full: np.ndarray
+    drafts: Mapping[int, np.ndarray]
+    steps: int
+
+
+def compare_drafts(
+    request: RunRequest, counts: Sequence[int], tell: Callable[[str], object]
+) -> dict[str, Any]:
+    """Draw every candidate in full and in so many steps, score them all, and compare. Every part
+    resumes. What it returns is in `drafts.json` in the request's folder, too.
+    """
+    folder, config = request.config.output.folder, request.config.candidates
+    if not (scorers := scorers_of(config)):
+        raise UsageError("no scorer is named", hint="--score outside, for example")
+    places = {0: folder / "full"} | {steps: folder / f"drafts-{steps}" for steps in counts}
+    for steps, place in places.items():
+        tell(f"{place.name}: drawing")
+        output = replace(request.config.output, folder=place, report=False)
+        change = partial(_as_drafts, steps) if steps else request.change
+        own = replace(request, config=replace(request.config, output=output), change=change)
+        ManifestRun(own).run(lambda _: None)
+    pools = {steps: read_candidates(place) for steps, place in places.items()}
+    every = [one for pool in pools.values() for some in pool.values() for one in some]
+    with ScoresFile(folder) as file:
+        score_candidates(every, scorers, file, config, tell)
+    found: dict[str, Any] = {}
+    for scorer in scorers:
+        tasks = [*_tasks(pools, scorer, file.scores)]
+        lines = len(pools[0])
+        if not tasks:
+            raise UsageError(f"no line has two candidates that {scorer.name} gave a value")
+        rows = [judge_drafts(tasks, steps, redone) for steps in counts for redone in _REDONE]
+        found[scorer.name] = {"tasks": len(tasks), "left_out": lines - len(tasks), "rows": rows}
+    path = folder / "drafts.json"
+    replace_file(path, (json.dumps({"scorers": found}, indent=2) + "\n").encode())
+    return found
+
+
+def _as_drafts(steps: int, jobs: Sequence[Job]) -> list[Job]:
+    if few := [job for job in jobs if job.num_inference_steps <= steps]:
+        what = f"drafts of {steps} steps of a job of {few[0].num_inference_steps} save nothing"
+        raise UsageError(what, where=few[0].source_line, hint="give fewer --draft-steps")
+    return [draft_of(job, steps) for job in jobs]
+
+
+def _tasks(
+    pools: Mapping[int, Groups], scorer: Scorer, scores: Mapping[str, Mapping[str, Any]]
+) -> list[Task]:
+    """Lines whose candidates all have a value in full; a draft without one is never chosen."""
+    sign = 1 if scorer.declaration.higher_is_better else -1
+
+    def value(one: Candidate | None) -> float:
+        line = scores.get(one.key(scorer.identity, scorer.declaration.needs), {}) if one else {}
+        return -np.inf if line.get("value") is None else sign * float(line["value"])
+
+    tasks = []
+    for of, full in pools[0].items():
+        drafts = {
+            steps: np.array([value(found.get(one.custom_id)) for one in full])
+            for steps, pool in pools.items()
+            if steps and (found := {one.custom_id: one for one in pool.get(of, ())}) is not None
+        }
+        task = Task(np.array([*map(value, full)]), drafts, int(full[0].result["denoise_steps"]))
+        if len(full) > 1 and np.isfinite(task.full).all():
+            tasks.append(task)
+    return tasks
+
+
+def judge_drafts(tasks: Sequence[Task], steps: int, redone: int) -> dict[str, Any]:
+    """Drafts of so many steps, the best `redone` of them drawn in full and the best of those kept:
+    the share of best-of-n's gain, of the same steps as fewer pictures in full, their difference,
+    each with its interval; and the verdict. Worth it: the difference's interval is above zero.
+    """
+    rows = []
+    for task in tasks:
+        order = np.argsort(-task.drafts[steps], kind="stable")
+        spent = len(task.full) * steps + redone * task.steps
+        chosen, plain = (
+            task.full[order[:redone]].max(),
+            expected_best(task.full, spent / task.steps),
+        )
+        one, best = task.full.mean(), task.full.max()
+        alike = order[0] == np.argmax(task.full)
+        rows.append((best - one, chosen - one, plain - one, spent, alike))
+    gains = np.array(rows, dtype=float)
+    draws = np.random.default_rng(0).integers(len(tasks), size=(_RESAMPLES, len(tasks)))
+    # Sums [resample, column] of tasks drawn with replacement.
+    sums = np.vstack([gains.sum(0), gains[draws].sum(1)])
+    with np.errstate(all="ignore"):
+        shares = sums[:, 1:3] / sums[:, :1]
+    by_name = {
+        "share": shares[:, 0],
+        "fewer": shares[:, 1],
+        "difference": shares[:, 0] - shares[:, 1],
+    }
+    found = {name: _interval(values) for name, values in by_name.items()}
+    most = sum(len(task.full) * task.steps for task in tasks) / len(tasks)
+    return {
+        "draft_steps": steps,
+        "redone": redone,
+        "steps": round(gains[:, 3].mean(), 1),
+        "steps_of_all_in_full": round(most, 1),
+        **found,
+        "same_winner": round(gains[:, 4].mean(), 3),
+        "is_worth_it": bool(
+            found["difference"]["low"] is not None and found["difference"]["low"] > 0
+        ),
+    }
+
+
+def expected_best(values: np.ndarray, count: float) -> float:
+    """The expected best of `count` of these values [n], drawn without putting back; between whole
+    counts in proportion.
+    """
+    ordered, whole = np.sort(values), max(1, min(int(count), len(values)))
+
+    def best(of: int) -> float:
+        ways = [comb(below, of - 1) for below in range(len(values))]
+        return float(np.dot(ordered, ways) / comb(len(values), of))
+
+    part = count - whole
+    if part <= 0 or whole == len(values):
+        return best(whole)
+    return (1 - part) * best(whole) + part * best(whole + 1)
+
+
+def _interval(values: np.ndarray) -> dict[str, float | None]:
+    """The value itself, which is first, and the interval of its resamples."""
+    own, resampled = values[0], values[1:][np.isfinite(values[1:])]
+    if not np.isfinite(own) or not len(resampled):
+        return {"value": None, "low": None, "high": None}
+    low, high = np.percentile(resampled, _TAILS)
+    return {"value": round(own, 4), "low": round(low, 4), "high": round(high, 4)}
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """The comparison as a table of text."""
+    said = []
+    for name, one in found.items():
+        left_out = f", {one['left_out']} left out" if one["left_out"] else ""
+        said += [f"by {name}, over {one['tasks']} lines{left_out}; 90 % intervals over lines", ""]
+        said += ["| drafts | in full | steps | share of the gain | same steps, fewer in full | |"]
+        said += ["|---|--:|--:|--:|--:|---|"]
+        for row in one["rows"]:
+            share, fewer = (_percent(row[kind]) for kind in ("share", "fewer"))
+            verdict = "worth it, by this scorer" if row["is_worth_it"] else "not worth it"
+            steps = f"{row['steps']:g} of {row['steps_of_all_in_full']:g}"
+            cells = [f"{row['draft_steps']} steps", row["redone"], steps, share, fewer, verdict]
+            said.append(f"| {' | '.join(map(str, cells))} |")
+        said.append("")
+    return said
+
+
+def _percent(one: Mapping[str, float | None]) -> str:
+    if one["value"] is None:
+        return "no gain"
+    return f"{one['value']:.0%} ({one['low']:.0%} to {one['high']:.0%})"

@@ -1,0 +1,267 @@
+"""The best of a line's candidates: drawn as drafts, scored, picked, and the picked ones in full.
+
+    OUT/drafts    a run of every candidate in few steps: whatever stops it, it resumes
+    the model is released, the scorers look at the drafts one after the other
+    OUT           a run of the picked candidates, each with its seed and its draft's text
+    the scorers look at those, too; a final that a gate rejects makes way for the next candidate
+    lines without an accepted candidate get n new seeds, for as many rounds as were asked for
+
+Without drafts OUT is a run of every candidate in full. What is done is found by files alone: the
+same command goes on wherever it was stopped.
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.addresses import address_of
+from hyimg_cli.engine.run import ManifestRun, OnEvent
+from hyimg_cli.engine.runner import RunRequest, Summary
+from hyimg_cli.errors import UsageError
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.picks import (
+    DRAFTS,
+    ScoresFile,
+    read_choices,
+    write_candidates,
+    write_picks,
+)
+from hyimg_cli.journal.texts_file import note_of
+from hyimg_cli.manifest.manifest import Manifest, read_manifest
+from hyimg_cli.manifest.resolved import lines_beside
+from hyimg_cli.manifest.resolved_line import count_up
+from hyimg_cli.models import registry
+from hyimg_cli.scoring.candidates import Candidate, Groups, read_candidates, score_candidates
+from hyimg_cli.scoring.pick import pick, rule_of
+from hyimg_cli.scoring.scorers import Scorer, scorers_of
+from hyimg_cli.settings.config import settings_of
+from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.spec.digest import seed_from
+from hyimg_cli.spec.events import Remark
+from hyimg_cli.spec.job import BY_ID, ImageJob, Job, Lineage, SizeRequest
+from hyimg_cli.spec.units import counted
+
+Picks = list[dict[str, Any]]
+
+
+@dataclass
+class BestOf:
+    """What `hyimg generate … --score … --pick M` does. `summaries`: of its runs."""
+
+    request: RunRequest
+    on_event: OnEvent
+    scorers: Sequence[Scorer] = ()
+    summaries: list[Summary] = field(default_factory=list)
+    _at_work: ManifestRun | None = None
+    _stop_signal: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for what does not go together, before anything is drawn."""
+        config, request = self.request.config, self.request
+        self.scorers = scorers_of(config.candidates)
+        self._rule = rule_of(config.candidates, {one.name: one.recorded for one in self.scorers})
+        self._out, steps = config.output.folder, config.candidates.draft_steps
+        self._pool = self._out / DRAFTS if steps else self._out
+        # What has no value is asked again once, and not at each step of the way.
+        self._asks_again = request.policy.retry_failed
+        # Of each line, the rounds of draws until now.
+        self._rounds: Counter[str] = Counter()
+        why = ""
+        if not self.scorers:
+            why = "nothing would choose among the drafts: --score names what does"
+        elif address_of(self._out):
+            why = "candidates are scored in a folder on this machine, and -o is an address"
+        elif request.selection.shard or not request.policy.resume:
+            why = "candidates are picked among all of a line: no --shard, and no --no-resume"
+        elif not steps and (self._out / DRAFTS).is_dir():
+            why = f"{self._out} holds drafts: give their --draft-steps, or another folder"
+        if why:
+            raise UsageError(why, code="usage.candidates")
+
+    def request_stop(self, signal_number: int) -> bool:
+        """As `ManifestRun.request_stop`; a scorer at work ends at once."""
+        self._stop_signal = signal_number
+        return self._at_work is not None and self._at_work.request_stop(signal_number)
+
+    def run(self) -> Picks:
+        """Draw, score and pick until every line has its candidates or the rounds are over."""
+        picks = self._draw_round()
+        for _ in range(1, self.request.config.candidates.rounds):
+            poor = [one["candidate_of"] for one in picks if not accepted(one)]
+            if not poor:
+                break
+            self._rounds.update(poor)
+            self._tell(f"{counted(len(poor), 'line')} without an accepted candidate: another round")
+            picks = self._draw_round()
+        return picks
+
+    def _draw_round(self) -> Picks:
+        self._draw(self._pool, self._candidates)
+        pool = read_candidates(self._pool)
+        picks, before = self._pick(pool), set[str]()
+        # A run that ended early, by --fail-fast, leaves what it left: then so does this.
+        while (missing := {name for one in picks for name in one["missing"]}) - before:
+            before = missing
+            chosen = {name for one in picks for name in one["picked"]}
+            self._draw(self._out, partial(self._finals, pool, chosen))
+            picks = self._pick(pool)
+        return picks
+
+    def _draw(self, folder: Path, change: Callable[[Sequence[Job]], Sequence[Job]]) -> None:
+        """An ordinary run, whose model is released when it ends."""
+        config = self.request.config
+        config = replace(config, output=replace(config.output, folder=folder))
+        run = self._at_work = ManifestRun(replace(self.request, config=config, change=change))
+        if self._stop_signal is not None:
+            run.request_stop(self._stop_signal)
+        self.summaries.append(run.run(self.on_event))
+        self._at_work = None
+
+    def _pick(self, pool: Groups) -> Picks:
+        """Score what has no score yet, and pick; the picks are on disk."""
+        finals = read_finals(self._out) if self._pool != self._out else None
+        every = [one for some in pool.values() for one in some] + [*(finals or {}).values()]
+        config = self.request.config.candidates
+        again, self._asks_again = self._asks_again, False
+        with ScoresFile(self._out) as file:
+            score_candidates(every, self.scorers, file, config, self._tell, retry_failed=again)
+        picks = pick(pool, finals, file.scores, self._rule, read_choices(self._out))
+        write_picks(self._out, picks)
+        return picks
+
+    def _candidates(self, jobs: Sequence[Job]) -> list[Job]:
+        """Every candidate of these rounds, as a draft where drafts were asked for."""
+        steps = self.request.config.candidates.draft_steps
+        for job in jobs:
+            if not isinstance(job, ImageJob):
+                what, hint = "scorers are shown pictures, and this is a video", "leave videos out"
+                raise UsageError(what, where=job.source_line, hint=hint, code="usage.videos")
+            if steps and steps >= job.num_inference_steps:
+                what = (
+                    f"a draft of {steps} steps of a job of {job.num_inference_steps} saves nothing"
+                )
+                hint = "give fewer --draft-steps, or leave them out"
+                raise UsageError(what, where=job.source_line, hint=hint, code="usage.draft-steps")
+        if not self._rounds:
+            write_candidates(self._out, lines_beside(jobs, self._out))
+        every = add_rounds(jobs, self._rounds)
+        return [draft_of(job, steps) for job in every] if steps else [*every]
+
+    def _finals(self, pool: Groups, chosen: set[str], jobs: Sequence[Job]) -> list[Job]:
+        """The chosen candidates in full, and those that were drawn before."""
+        drafts = {one.custom_id: one for some in pool.values() for one in some}
+        drawn = read_finals(self._out).keys() & drafts.keys()
+        revision = self.request.config.model.revision
+        return [
+            with_text(job, drafts[job.custom_id], revision)
+            for job in add_rounds(jobs, self._rounds)
+            if job.custom_id in chosen | drawn and isinstance(job, ImageJob)
+        ]
+
+    def _tell(self, text: str) -> None:
+        self.on_event(Remark(text, "info"))
+
+
+def draw_best(
+    manifest: Manifest | Path | str, config: RunConfig, *, on_event: OnEvent = lambda _: None
+) -> Picks:
+    """Draw, score and pick the best of a manifest's candidates, as `hyimg generate --score` does,
+    and return the lines of picks.jsonl. `config.candidates` says how; `n` is in `config.sampling`.
+    """
+    if not isinstance(manifest, Manifest):
+        manifest = read_manifest(Path(manifest))
+    return BestOf(RunRequest(manifest, config, settings_of(config)), on_event).run()
+
+
+def accepted(line: dict[str, Any]) -> list[str]:
+    """The picked candidates of a line of picks that are drawn in full."""
+    return [name for name in line["picked"] if name not in line["missing"]]
+
+
+def read_finals(folder: Path) -> dict[str, Candidate]:
+    """The pictures in full in a run's folder, by id; none where nothing was drawn yet."""
+    if not RunFolder(folder).is_run:
+        return {}
+    return {one.custom_id: one for some in read_candidates(folder).values() for one in some}
+
+
+def drafts_of(request: RunRequest) -> RunRequest:
+    """The run of a request's drafts; the request itself where none were asked for."""
+    config, steps = request.config, request.config.candidates.draft_steps
+    if not steps:
+        return request
+    output = replace(config.output, folder=config.output.folder / DRAFTS)
+    return replace(
+        request,
+        config=replace(config, output=output),
+        change=lambda jobs: [draft_of(job, steps) for job in request.change(jobs)],
+    )
+
+
+def draft_of(job: Job, steps: int) -> Job:
+    """A job in few steps, all of them full ones."""
+    lineage = replace(job.lineage, draft_of=job.custom_id)
+    return replace(job, num_inference_steps=steps, step_cache=None, lineage=lineage)
+
+
+def with_text(job: ImageJob, draft: Candidate, revision: str | None) -> ImageJob:
+    """A job with the text that its draft wrote, fed as it was written: the same pixels as if it
+    wrote that itself.
+    """
+    result = draft.result
+    text, ids = result.get("cot_text"), result.get("cot_token_ids")
+    if not job.writes_text or ids is None:
+        return job
+    facts = {"key": result["key"], **(result.get("written") or {})}
+    note = note_of(job, ids, str(text), facts)
+    size = job.size
+    if size.is_auto:  # the text chose it
+        buckets = registry.model_card(job.model, revision).buckets
+        own = [one.size for one in buckets if one.ratio_index == result.get("ratio_index")]
+        size = SizeRequest(own[0].height, own[0].width) if own else size
+    written = json.dumps(note, sort_keys=True)
+    return replace(job, size=size, cot_token_ids=tuple(ids), written_json=written)
+
+
+def add_rounds(jobs: Sequence[Job], rounds: Counter[str]) -> Iterator[Job]:
+    """The jobs, each line's followed by as many more for each further round of draws.
+
+    Raises UsageError where a new candidate has the id of another job.
+    """
+    groups: dict[str, list[Job]] = defaultdict(list)
+    for job in jobs:
+        groups[job.lineage.candidate_of or job.custom_id].append(job)
+    taken = {job.custom_id for job in jobs}
+    for of, own in groups.items():
+        yield from own
+        for number in range(len(own), len(own) * (1 + rounds[of])):
+            custom_id = f"{of}-{number}"
+            if custom_id in taken:
+                what = f'another round of "{of}" needs the id "{custom_id}", which a job has'
+                raise UsageError(what, hint="rename that job", code="usage.rounds")
+            yield _next_candidate(of, own, number, custom_id)
+
+
+def _next_candidate(of: str, own: Sequence[Job], number: int, custom_id: str) -> Job:
+    """The candidate of this number, its seeds as the line's would go on."""
+    ids = [job.custom_id for job in own]
+
+    def follow(seeds: Sequence[int]) -> int:
+        if len(seeds) > 1 and len(set(seeds)) == 1:
+            return seeds[0]  # what the candidates do not differ in
+        if list(seeds) == [count_up(seeds[0], by) for by in range(len(seeds))]:
+            by_id = seeds[0] == seed_from(ids[0])
+            return seed_from(custom_id) if by_id else count_up(seeds[0], number)
+        return seed_from(custom_id)
+
+    first = own[0]
+    lineage = Lineage(of, number, round=1 + number // len(own))
+    name = first.file_name if first.file_name == BY_ID else f"{first.file_name}-{number}"
+    values: dict[str, Any] = {"seed": follow([job.seed for job in own])}
+    if isinstance(first, ImageJob):
+        values["ar_seed"] = follow([job.ar_seed for job in own if isinstance(job, ImageJob)])
+    return replace(first, custom_id=custom_id, file_name=name, lineage=lineage, **values)

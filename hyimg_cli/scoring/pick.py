@@ -1,0 +1,210 @@
+"""Which candidates are picked: gates, each with its reason, then the mean rank over the scorers.
+
+A pure function of results, scores, a person's choices and the rule: nothing is drawn or scored.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from hyimg_cli.errors import UsageError
+from hyimg_cli.scoring.candidates import Candidate, Groups
+from hyimg_cli.settings.run import CandidatesConfig
+from hyimg_cli.settings.values import shown
+
+_GATE = re.compile(r"([A-Za-z0-9_-]+(?:\.[^=]+)?)=(-?[0-9]+(?:\.[0-9]+)?)")
+# Faults of `outside` that are verdicts on the edit.
+_VERDICTS = ("none: ", "global: ")
+Values = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a line's candidates are picked. `least`, `most`: gates by scorer or SCORER.PART;
+    `declared`: the scorers that there are, by name; `audit` never chooses, the `choosing` do.
+    """
+
+    least: Mapping[str, float]
+    most: Mapping[str, float]
+    keep: int
+    audit: str | None
+    declared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def choosing(self) -> list[str]:
+        return [name for name in self.declared if name != self.audit]
+
+    def to_json(self) -> dict[str, Any]:
+        scorers = {
+            name: {"identity": one["identity"]} | one["declared"]
+            for name, one in self.declared.items()
+        }
+        gates = {"min": dict(self.least), "max": dict(self.most)}
+        return gates | {"keep": self.keep, "audit": self.audit, "scorers": scorers}
+
+
+def rule_of(config: CandidatesConfig, declared: Mapping[str, Mapping[str, Any]]) -> Rule:
+    """The rule of a run's settings over scorers by name: each has `identity` and `declared`.
+
+    Raises UsageError for a gate or an audit by a scorer that there is not.
+    """
+    least, most = (_gates(one, declared) for one in (config.least, config.most))
+    if config.audit is not None and config.audit not in declared:
+        raise _no_scorer(config.audit, "--audit", declared)
+    return Rule(least, most, config.keep, config.audit, declared)
+
+
+def _gates(texts: Sequence[str], declared: Mapping[str, Any]) -> dict[str, float]:
+    gates = {}
+    for text in texts:
+        if (found := _GATE.fullmatch(text)) is None:
+            hint = "write SCORER=NUMBER or SCORER.PART=NUMBER, for example judge.follows=7"
+            raise UsageError(f"{shown(text)} is not a gate", hint=hint, code="usage.gate")
+        if (scorer := found[1].partition(".")[0]) not in declared:
+            raise _no_scorer(scorer, text, declared)
+        gates[found[1]] = float(found[2])
+    return gates
+
+
+def _no_scorer(name: str, where: str, declared: Mapping[str, Any]) -> UsageError:
+    hint = f"scorers here: {', '.join(declared) or 'none; hyimg score RUN --score … adds one'}"
+    return UsageError(f"no scorer is called {shown(name)}", where=where, hint=hint)
+
+
+def pick(
+    pool: Groups,
+    finals: Mapping[str, Candidate] | None,
+    scores: Mapping[str, Mapping[str, Any]],
+    rule: Rule,
+    choices: Mapping[str, Sequence[str]],
+) -> list[dict[str, Any]]:
+    """The lines of picks.jsonl, one for each line of the manifest.
+
+    `finals`: of drafts, the pictures that were drawn in full, by id; None where the candidates are
+    in full themselves.
+    """
+    picks = []
+    for of, candidates in pool.items():
+        values: dict[str, Values] = {}
+        final_values: dict[str, Values] = {}
+        reasons: dict[str, list[str]] = {}
+        first: dict[str, str] = {}
+        for one in candidates:
+            name = one.custom_id
+            values[name], reasons[name] = judge(one, scores, rule)
+            if one.content:
+                twin = first.setdefault(one.content, name)
+                reasons[name] += [f"duplicate of {twin}"] if twin != name else []
+            if finals is not None and (final := finals.get(name)):
+                final_values[name], why = judge(final, scores, rule)
+                reasons[name] = reasons[name] or [f"final: {reason}" for reason in why]
+        eligible = [one for one in candidates if not reasons[one.custom_id]]
+        mean_ranks = _mean_ranks(eligible, values, rule)
+        order = sorted(eligible, key=lambda one: (mean_ranks[one.custom_id] or 0, one.number))
+        picked = [one.custom_id for one in order[: rule.keep]]
+        # A person's choice stands above the gates, and above the order.
+        if (chosen := choices.get(of)) is not None:
+            drawn = {one.custom_id for one in candidates if one.content}
+            picked = [name for name in chosen if name in drawn]
+            order = sorted(
+                [one for one in candidates if one in eligible or one.custom_id in picked],
+                key=lambda one: (
+                    picked.index(one.custom_id) if one.custom_id in picked else len(picked),
+                    mean_ranks.get(one.custom_id) or 0,
+                    one.number,
+                ),
+            )
+        ranking = []
+        for rank, one in enumerate(order, 1):
+            name = one.custom_id
+            entry = {"custom_id": name, "candidate": one.number, "rank": rank}
+            entry |= {"mean_rank": mean_ranks.get(name), "values": values[name]}
+            entry |= {"final_values": final_values[name]} if name in final_values else {}
+            ranking.append(entry | ({"overruled": reasons[name]} if reasons[name] else {}))
+        ranked = {one.custom_id for one in order}
+        picks.append(
+            {
+                "candidate_of": of,
+                "picked": picked,
+                "missing": [name for name in picked if finals is not None and name not in finals],
+                "chosen_by": "rule" if chosen is None else "person",
+                "ranking": ranking,
+                "rejected": [
+                    {"custom_id": name, "candidate": one.number}
+                    | {"reasons": reasons[name], "values": values[name]}
+                    | ({"final_values": final_values[name]} if name in final_values else {})
+                    for one in candidates
+                    if (name := one.custom_id) not in ranked
+                ],
+                "round": max(one.round for one in candidates),
+                "draft_steps": candidates[0].result.get("denoise_steps")
+                if finals is not None
+                else None,
+                "audit": _audit(rule, picked, values),
+                "rule": rule.to_json(),
+            }
+        )
+    return picks
+
+
+def judge(
+    one: Candidate, scores: Mapping[str, Mapping[str, Any]], rule: Rule
+) -> tuple[Values, list[str]]:
+    """A candidate's values by scorer and SCORER.PART, and why it is rejected, if it is."""
+    values: Values = {}
+    if one.result and one.result.get("status") != "done":
+        return values, [f"failed: {(one.result.get('error') or {}).get('message', '')}"]
+    edit = one.result.get("edit") or {}
+    reasons = ["none: no edit was found"] if edit.get("kind") == "none" else []
+    for name, declared in rule.declared.items():
+        needs = declared["declared"].get("needs", ())
+        if not one.has.issuperset(needs):
+            continue
+        score = scores.get(one.key(declared["identity"], needs), {"fault": "not scored yet"})
+        if score.get("value") is not None:
+            values[name] = score["value"]
+            values |= {f"{name}.{part}": value for part, value in score["parts"].items()}
+        elif name != rule.audit:
+            fault = str(score["fault"])
+            reasons += [fault if fault.startswith(_VERDICTS) else f"not scored: {name}: {fault}"]
+    return values, [*dict.fromkeys(reasons), *_breaches(values, rule)]
+
+
+def _breaches(values: Values, rule: Rule) -> Iterator[str]:
+    gates = [(rule.least, "<", 1), (rule.most, ">", -1)]
+    for limits, sign, way in gates:
+        for name, limit in limits.items():
+            if name.partition(".")[0] not in values:
+                continue  # not scored, which is told, or not to be: a picture without a source
+            if name not in values:
+                yield f"not scored: {name}"
+            elif values[name] * way < limit * way:
+                yield f"{name} {values[name]:g} {sign} {limit:g}"
+
+
+def _mean_ranks(
+    candidates: Sequence[Candidate], values: Mapping[str, Values], rule: Rule
+) -> dict[str, float | None]:
+    """Each one's rank by each scorer, 1 the best, equal values sharing theirs, as the mean over the
+    scorers that have a value; None where none has.
+    """
+    ranks: dict[str, list[float]] = {one.custom_id: [] for one in candidates}
+    for name in rule.choosing:
+        sign = -1 if rule.declared[name]["declared"].get("higher_is_better", True) else 1
+        own = {one: sign * found[name] for one in ranks if name in (found := values[one])}
+        for one, value in own.items():
+            better, equal = (sum(map(test, own.values())) for test in (value.__gt__, value.__eq__))
+            ranks[one].append(better + (equal + 1) / 2)
+    return {one: round(fmean(some), 4) if some else None for one, some in ranks.items()}
+
+
+def _audit(rule: Rule, picked: Sequence[str], values: Mapping[str, Values]) -> dict[str, Any]:
+    """Means of the scorer that never chooses: over those picked, and over all."""
+    if (name := rule.audit) is None:
+        return {}
+    every = {one: found[name] for one, found in values.items() if name in found}
+    some = [every[one] for one in picked if one in every]
+    mean = {"picked": some, "all": [*every.values()]}
+    return {name: {of: round(fmean(those), 4) if those else None for of, those in mean.items()}}

@@ -1,0 +1,72 @@
+"""Runs one scorer in an interpreter of its own. The standard library is all that it needs, and
+Python 3.8: hyimg may be missing there.
+
+    PYTHON runner.py READ WRITE MODULE_OR_FILE FUNCTION
+
+READ and WRITE are descriptors of JSON lines. The first line has the options; then each line has
+`cases`, and is answered by `scores`, or by `error`. Everything that the scorer prints goes to
+standard error. The process ends as soon as nobody can ask it any more, whatever it is doing.
+"""
+
+import importlib
+import importlib.util
+import json
+import os
+import queue
+import sys
+import threading
+from typing import Any, BinaryIO
+
+
+def main() -> None:
+    asked, told = os.fdopen(int(sys.argv[1]), "rb"), os.fdopen(int(sys.argv[2]), "wb")
+    os.dup2(2, 1)
+    # As for `python -m`: modules of the working folder, and none that lie beside this file.
+    sys.path[0] = os.getcwd()
+    lines: Any = queue.Queue()
+    threading.Thread(target=_read, args=(asked, lines), daemon=True).start()
+    options = lines.get()
+    try:
+        function = getattr(_module(sys.argv[3]), sys.argv[4])
+        _tell(told, {"ready": True})
+    except BaseException as error:
+        _tell(told, {"error": _said(error), "stops": True})
+        return
+    while True:
+        cases = lines.get()["cases"]
+        try:
+            _tell(told, {"scores": list(function(cases, options))})
+        except Exception as error:
+            stops = bool(getattr(error, "stops_scoring", False))
+            _tell(told, {"error": _said(error), "stops": stops})
+
+
+def _read(asked: BinaryIO, lines: Any) -> None:
+    """Passes each line on. The end of them is the end of who asks, and so of this process."""
+    for line in asked:
+        lines.put(json.loads(line))
+    os._exit(0)
+
+
+def _tell(told: BinaryIO, answer: Any) -> None:
+    # What JSON cannot hold is the scorer's fault, and an error of this batch.
+    told.write(json.dumps(answer).encode() + b"\n")
+    told.flush()
+
+
+def _module(name: str) -> Any:
+    if not name.endswith(".py"):
+        return importlib.import_module(name)
+    spec: Any = importlib.util.spec_from_file_location(os.path.basename(name)[:-3], name)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    main()

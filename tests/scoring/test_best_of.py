@@ -1,0 +1,209 @@
+"""Drafts, scores, picks and finals by the commands, with the embedded model."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.picks import read_picks
+from hyimg_cli.scoring.process import ScorerProcess
+
+SOURCE = Path(__file__).parents[2] / "recipes" / "quickstart" / "red-circle.png"
+DRAW = {"num_inference_steps": 4, "max_new_tokens": 24}
+LINES = (
+    {"custom_id": "cat", "prompt": "a red circle", "bot_task": "recaption", "n": 3, **DRAW},
+    {"custom_id": "edit", "prompt": "make the circle blue", "images": ["circle.png"], **DRAW},
+)
+FLAGS = ("--n", "3", "-q", "--no-report")
+COMMAND = ("generate", "jobs.jsonl", *FLAGS, "-o", "out")
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def here(tmp_path: Path, scorers_file: Path, write_manifest: Callable[..., Path]) -> Path:
+    shutil.copy(SOURCE, tmp_path / "circle.png")
+    write_manifest(*LINES)
+    return tmp_path
+
+
+def pixels(folder: Path) -> dict[str, str]:
+    return {
+        name: line["outputs"][0]["pixel_sha256"]
+        for name, line in RunFolder(folder).results().items()
+    }
+
+
+def forbid_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: ScorerProcess) -> None:
+        raise AssertionError(f"{self.scorer.name} was started")
+
+    monkeypatch.setattr(ScorerProcess, "_start", start)
+
+
+def test_finals_are_the_plain_runs_pictures_and_nothing_is_done_twice(
+    here: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafts = ("--draft-steps", "2", "--score", "mine.py:random", "--pick", "2")
+    # A step cache is refused under 12 steps: the drafts of these jobs have none.
+    cached = json.loads((here / "jobs.jsonl").read_text().splitlines()[0])
+    cached |= {"custom_id": "cached", "num_inference_steps": 12, "step_cache": "taylor:interval=4"}
+    (here / "cached.jsonl").write_text(json.dumps(cached) + "\n")
+    for manifest in ("jobs.jsonl", "cached.jsonl"):
+        for out, more in (("plain", ()), ("out", drafts)):
+            where = ("-o", f"{out}/{manifest}", *more)
+            assert run_cli("generate", manifest, *FLAGS, *where).code == 0
+        out, plain = (here / name / manifest for name in ("out", "plain"))
+        finals = pixels(out)
+        assert finals.items() <= pixels(plain).items()
+        assert {line["draft_of"] for line in RunFolder(out / "drafts").results().values()} == {
+            *pixels(plain)
+        }
+        for of, line in read_picks(out).items():
+            # 0, 2, 4 fifths: the last two are picked, the best one first.
+            assert line["picked"] == [f"{of}-2", f"{of}-1"]
+            assert (line["missing"], line["draft_steps"]) == ([], 2)
+            assert {*line["picked"]} <= finals.keys()
+    scores = (here / "out/jobs.jsonl/scores.jsonl").read_bytes()
+    picks = (here / "out/jobs.jsonl/picks.jsonl").read_bytes()
+    forbid_processes(monkeypatch)
+    plan = run_cli("plan", "jobs.jsonl", "-o", "out/jobs.jsonl", "--n", "3", *drafts)
+    assert (plan.code, "the plan is of the drafts; then 2 of each line" in plan.err) == (0, True)
+    again = ("generate", "jobs.jsonl", "-o", "out/jobs.jsonl", "--n", "3", "--no-report", *drafts)
+    done = run_cli(*again)
+    assert (done.code, "loaded" in done.err) == (0, False)
+    assert run_cli("score", "out/jobs.jsonl", "--score", "mine.py:random").code == 0
+    assert (here / "out/jobs.jsonl/scores.jsonl").read_bytes() == scores
+    assert (here / "out/jobs.jsonl/picks.jsonl").read_bytes() == picks
+    # A scorer that comes later is shown drafts and finals.
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert run_cli("score", "out/jobs.jsonl", "--score", "mine.py:odd").code == 0
+    assert run_cli("pick", "out/jobs.jsonl").code == 0
+    ranked = read_picks(here / "out/jobs.jsonl")["cat"]["ranking"]
+    assert [one["final_values"].keys() for one in ranked[:2]] == [{"random", "odd"}] * 2
+    forbid_processes(monkeypatch)
+    # Another threshold scores nothing.
+    gate = run_cli("pick", "out/jobs.jsonl", "--min", "random=0.5", "--json")
+    assert [one["picked"] for one in gate.json_lines] == [["cat-2"], ["edit-2"]]
+    assert gate.json_lines[0]["rejected"][1]["reasons"] == ["random 0.4 < 0.5"]
+
+
+def test_more_candidates_draw_what_is_new_and_rounds_those_of_poor_lines(
+    here: Path, run_cli: Run
+) -> None:
+    command = ("generate", "jobs.jsonl", "-o", "out", "--no-report", "--score", "mine.py:random")
+    assert run_cli(*command, "--limit", "3").code == 0
+    assert pixels(here / "out").keys() == {"cat-0", "cat-1", "cat-2"}
+    lines = [{**LINES[0], "n": 4}, {**LINES[1], "n": 2}]
+    (here / "jobs.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    more = run_cli(*command)
+    assert "3 done, 0 failed, 3 skipped" in more.err
+    # cat-2 has 4 fifths, cat-3 1, edit-0 0, edit-1 2: the edit has none above a half, nor edit-3.
+    rounds = ("--min", "random=0.5", "--rounds", "2")
+    poor = run_cli(*command, *rounds)
+    assert poor.code == 0
+    assert pixels(here / "out").keys() >= {"edit-2", "edit-3"}
+    assert "cat-4" not in pixels(here / "out")
+    picks = read_picks(here / "out")
+    assert [(one["picked"], one["round"]) for one in picks.values()] == [
+        (["cat-2"], 1),
+        (["edit-2"], 2),
+    ]
+    assert RunFolder(here / "out").results()["edit-2"]["round"] == 2
+    # By the command that draws nothing else, and by one whose line asks for four: the same seeds.
+    shutil.rmtree(here / "out")
+    assert run_cli(*command).code == 0
+    assert run_cli("pick", "out", "--score", "mine.py:random", *rounds).code == 0
+    two_rounds = pixels(here / "out")
+    assert read_picks(here / "out").keys() == picks.keys()
+    assert read_picks(here / "out")["edit"]["picked"] == ["edit-2"]
+    (here / "four.jsonl").write_text(json.dumps({**LINES[1], "n": 4}) + "\n")
+    assert run_cli("generate", "four.jsonl", "-o", "four", "-q", "--no-report").code == 0
+    assert pixels(here / "four").items() <= two_rounds.items()
+
+
+def test_a_persons_choice_is_kept_and_drawn_in_full(here: Path, run_cli: Run) -> None:
+    command = (*COMMAND, "--draft-steps", "1", "--score", "mine.py:random")
+    assert run_cli(*command).code == 0
+    assert read_picks(here / "out")["cat"]["picked"] == ["cat-2"]
+    said = run_cli("pick", "out", "--choose", "cat=cat-0", "--choose", "edit=none")
+    assert said.code == 1
+    assert "cat: cat-0 picked by a person; not drawn in full yet: cat-0" in said.err
+    assert run_cli(*command).code == 1  # nothing of the edit is good
+    picks = read_picks(here / "out")
+    assert (picks["cat"]["picked"], picks["cat"]["missing"]) == (["cat-0"], [])
+    assert "cat-0" in pixels(here / "out")
+    (here / "choices.jsonl").write_text('{"candidate_of": "edit", "picked": null}\n')
+    assert run_cli("pick", "out", "--choices", "choices.jsonl").code == 0
+    assert read_picks(here / "out")["edit"]["chosen_by"] == "rule"
+    wrong = run_cli("pick", "out", "--choose", "cat=edit-0")
+    assert (wrong.code, '"edit-0" is not a candidate of "cat"' in wrong.err) == (2, True)
+
+
+def test_texts_are_scored_and_picked_before_anything_is_drawn(here: Path, run_cli: Run) -> None:
+    think = ("think", "jobs.jsonl", "--n", "3", "--vary", "text", "-o", "texts.jsonl", "-q")
+    assert run_cli(*think, "--select", "cat*").code == 0
+    lines = [json.loads(line) for line in (here / "texts.jsonl").read_text().splitlines()]
+    # Of equal texts one counts.
+    lines[2]["cot_text"], lines[2]["written"] = lines[0]["cot_text"], lines[0]["written"]
+    lines[2]["cot_token_ids"] = lines[0]["cot_token_ids"]
+    (here / "texts.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert run_cli("score", "texts.jsonl", "--score", "text").code == 0
+    scores = [json.loads(line) for line in (here / "texts.scores.jsonl").read_text().splitlines()]
+    texts = {line["cot_text"] for line in lines}
+    assert len([one for one in scores if "key" in one]) == len(texts)
+    picked = run_cli("pick", "texts.jsonl", "-o", "picked.jsonl", "--json")
+    (line,) = picked.json_lines
+    assert "duplicate of cat-0" in [why for one in line["rejected"] for why in one["reasons"]]
+    assert json.loads((here / "picked.jsonl").read_text())["custom_id"] == line["picked"][0]
+    assert run_cli("check", "picked.jsonl").code == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        (("--draft-steps", "2"), "nothing would choose among the drafts"),
+        (("--draft-steps", "4", "--score", "text"), "saves nothing"),
+        (("--score", "text", "--shard", "1/2"), "no --shard"),
+        (("--score", "text", "-o", "memory://out"), "an address"),
+        (("--score", "text", "--min", "text=high"), "is not a gate"),
+        (("--score", "text", "--max", "outside=3"), "no scorer is called"),
+        (("--score", "text", "--audit", "hps"), "no scorer is called"),
+    ],
+)
+def test_what_does_not_go_together_is_told_before_anything_is_drawn(
+    here: Path, run_cli: Run, flags: tuple[str, ...], what: str
+) -> None:
+    refused = run_cli(*COMMAND, *flags)
+    assert refused.code == 2
+    assert what in refused.err
+    assert not (here / "out/results.jsonl").exists()
+
+
+def test_a_file_that_lies_in_the_folder_names_no_scorer(here: Path, run_cli: Run) -> None:
+    (here / "hyimg.toml").write_text('[candidates]\nscore = ["mine.py:random"]\n')
+    refused = run_cli(*COMMAND)
+    assert (refused.code, "score may not be set by a file" in refused.err) == (2, True)
+    assert run_cli(*COMMAND, "--recipe", "hyimg.toml", "--limit", "1").code == 0
+
+
+def test_videos_are_refused(here: Path, run_cli: Run, write_manifest: Callable[..., Path]) -> None:
+    write_manifest({"prompt": "a red circle", "task": "t2v"})
+    refused = run_cli(*COMMAND, "--score", "text")
+    assert (refused.code, "this is a video" in refused.err) == (2, True)
+
+
+def test_scorers_are_named_by_flags_or_a_variable(
+    here: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "texts.jsonl").write_text('{"custom_id": "a", "prompt": "a", "cot_text": "a"}\n')
+    flags = ("--score", "text,mine.py:blind", "--score", "other=text")
+    assert run_cli("score", "texts.jsonl", *flags).code == 0
+    monkeypatch.setenv("HYIMG_SCORE", "again=text")
+    assert run_cli("score", "texts.jsonl").code == 0
+    lines = map(json.loads, (here / "texts.scores.jsonl").read_text().splitlines())
+    assert {line["scorer"] for line in lines} == {"text", "blind", "other", "again"}

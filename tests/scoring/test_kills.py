@@ -1,0 +1,149 @@
+"""Runs of candidates, killed anywhere again and again: nothing is lost, nothing done twice."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.picks import read_picks
+from hyimg_cli.scoring.candidates import BATCH
+
+SCORE_KILLS, RUN_KILLS = 50, 15
+SLOW = """
+import os, time
+SCORERS = {"slow": {"needs": ["text"], "version": "1"}}
+
+
+def slow(cases, options):
+    for case in cases:
+        with open("asked.log", "a") as log:
+            log.write(case["id"] + "\\n")
+        time.sleep(0.004)
+    return [len(case["text"]) for case in cases]
+"""
+DRAW = {"num_inference_steps": 4, "max_new_tokens": 24, "n": 3}
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "hyimg_cli", *words]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen(command, cwd=folder, **quiet)  # type: ignore[call-overload, no-any-return]
+
+
+def runners(folder: Path) -> list[str]:
+    """Scorers' processes that work in a folder."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (place / "cmdline").read_bytes().decode().split("\0")
+            if (
+                any(word.endswith("runner.py") for word in words)
+                and place.joinpath("cwd").resolve() == folder
+            ):
+                found.append(place.name)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1200)
+def test_a_killed_score_asks_again_at_most_its_batch(tmp_path: Path) -> None:
+    rng, count = random.Random(1), 1500
+    (tmp_path / "slow.py").write_text(SLOW)
+    texts = tmp_path / "texts.jsonl"
+    lines = [{"custom_id": f"t-{n}", "prompt": "a", "cot_text": f"text {n}"} for n in range(count)]
+    texts.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    words, scores = (
+        ("score", "texts.jsonl", "--score", "slow.py:slow"),
+        tmp_path / "texts.scores.jsonl",
+    )
+    killed = 0
+    for _ in range(SCORE_KILLS):
+        before = len(scores.read_bytes()) if scores.exists() else 0
+        more = rng.randint(1, 24 * 240)
+        with start(tmp_path, *words) as process:
+            while (
+                process.poll() is None
+                and (scores.stat().st_size if scores.exists() else 0) < before + more
+            ):
+                time.sleep(0.001)
+            killed += process.poll() is None
+            process.send_signal(signal.SIGKILL)
+    time.sleep(1)
+    assert not runners(tmp_path)
+    with start(tmp_path, *words) as process:
+        assert process.wait() == 0
+    found = [json.loads(line) for line in scores.read_text().splitlines()]
+    keys = Counter(line["key"] for line in found if "key" in line)
+    assert (len(keys), max(keys.values())) == (count, 1)
+    asked = Counter((tmp_path / "asked.log").read_text().split())
+    again = sum(asked.values()) - count
+    said = f"{killed} kills while it scored, {len(keys)} scores, {again} asked again\n"
+    sys.stdout.write(said)
+    assert asked.keys() == {f"t-{n}" for n in range(count)}
+    assert again <= killed * BATCH
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_killed_drafts_and_finals_are_those_of_a_plain_run(
+    tmp_path: Path, scorers_file: Path, replicas: int
+) -> None:
+    rng = random.Random(replicas)
+    lines = [
+        {"custom_id": f"job-{n}", "prompt": f"a {c} circle", "bot_task": "recaption", **DRAW}
+        for n, c in enumerate(("red", "blue", "green"))
+    ]
+    (tmp_path / "jobs.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with start(tmp_path, "generate", "jobs.jsonl", "-o", "plain") as process:
+        assert process.wait() == 0
+    words = (
+        "generate",
+        "jobs.jsonl",
+        "-o",
+        "out",
+        "--replicas",
+        str(replicas),
+        "--draft-steps",
+        "2",
+    )
+    words += ("--score", "mine.py:random", "--score", "text", "--pick", "2")
+    began = time.monotonic()
+    with start(tmp_path, *words, "-o", "whole") as process:
+        assert process.wait() == 0
+    whole_s, killed = time.monotonic() - began, 0
+    for _ in range(RUN_KILLS):
+        with start(tmp_path, *words) as process:
+            try:
+                process.wait(rng.uniform(0.3, 1) * whole_s)
+            except subprocess.TimeoutExpired:
+                killed += 1
+            process.send_signal(signal.SIGKILL)
+    with start(tmp_path, *words) as process:
+        assert process.wait() == 0
+    sys.stdout.write(f"{killed} kills, replicas {replicas}, a whole run takes {whole_s:.1f} s\n")
+    plain, out, whole = (
+        {
+            name: line["outputs"][0]["pixel_sha256"]
+            for name, line in RunFolder(folder).results().items()
+        }
+        for folder in (tmp_path / "plain", tmp_path / "out", tmp_path / "whole")
+    )
+    assert out == whole
+    assert len(out) == 6
+    assert out.items() <= plain.items()
+    assert read_picks(tmp_path / "out") == read_picks(tmp_path / "whole")
+    keys = [
+        json.loads(line).get("key")
+        for line in (tmp_path / "out/scores.jsonl").read_text().splitlines()
+    ]
+    assert max(Counter(filter(None, keys)).values()) == 1
