@@ -50,8 +50,8 @@ def compare(
     """Run all variants over the manifest's jobs and judge every two of them.
 
     `flags` choose the model and the device for all. Pictures of the first timed runs stay in
-    `folder/A`, `folder/B` and so on. Raises ManifestError for a faulty manifest, UsageError for one whose
-    jobs are of several models, and for a flag that a variant sets itself.
+    `folder/A`, `folder/B` and so on. Raises ManifestError for a faulty manifest, UsageError for
+    one whose jobs are of several models, and for a flag that a variant sets itself.
     """
     for name in flags:
         if any(name in one.settings for one in scenario.variants):

@@ -134,7 +134,11 @@ def _scenario(path: Path, table: dict[str, Any]) -> Scenario:
             {**table, "name": path.stem, "variants": variants}
         )
     except ValidationError as error:
-        faults = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        faults = []
+        for one in error.errors():
+            first, *rest = one["loc"]
+            loc = [sides[int(rest[0])], *rest[1:]] if first == "variants" else one["loc"]
+            faults.append(f"{'.'.join(map(str, loc))}: {one['msg']}")
         raise _fault(path, "; ".join(faults)) from None
     if not found.steps or min(found.steps) < 1:
         raise _fault(path, f"steps are {list(found.steps)}, not whole numbers from 1 on")

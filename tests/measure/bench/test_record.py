@@ -54,7 +54,7 @@ def test_bench_json_says_everything_in_plain_values(
     assert all(one.startswith("time: not resolved, runs of re") for one in others)
     assert entry["timings"][0]["is_resolved"] == (not others)
     rows = {row["name"]: row for row in entry["precision"]}
-    assert rows["reuse vs recompute, 2 steps"]["psnr_min"] == "inf"
+    assert rows["reuse vs recompute once, 2 steps"]["psnr_min"] == "inf"
     assert isinstance(rows["reuse, other seed"]["psnr_min"], float)
     timing = entry["timings"][0]
     for side in ("a", "b"):
