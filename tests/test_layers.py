@@ -55,7 +55,8 @@ NEVER = {
     "pipelines": TERMINAL,
     "engine": TERMINAL,
     "measure": TERMINAL | {"transformers", "diffusers", "PIL"},
-    "quality": TERMINAL | {"transformers", "diffusers", "PIL"},
+    # CLIP is the library's.
+    "quality": TERMINAL | {"diffusers", "PIL"},
     "report": TERMINAL | {"torch", "transformers", "diffusers"},
     "doctor": TERMINAL | {"transformers", "diffusers", "PIL"},
     "serve": TERMINAL | {"torch", "transformers", "diffusers"},

@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 # What is no distance: an edit outside itself.
 _OUTSIDE = "outside"
 _OF_OUTSIDE = o.settings_for("eval")
-_OF_DISTANCES = ("min_psnr", "min_ssim", "max_lpips", "max_abs", "weights", "csv")
+_OF_DISTANCES = ("min_psnr", "min_ssim", "max_lpips", "max_abs", "weights", "clip", "csv")
 # What is measured without paths.
 _COMPARISON = "kv-reuse"
 _TITLES = {
     "psnr": "PSNR dB ↑",
     "ssim": "SSIM ↑",
     "lpips": "LPIPS ↓",
+    "cosine": "cosine ↑",
+    "clip": "CLIP cosine ↑",
     "max_abs": "max |diff| ↓",
     "equal_share": "equal",
     "within_5": "≤ 5",
@@ -43,7 +45,7 @@ _TITLES = {
 }
 _compare_option = partial(o.option, panel="What is compared")
 _gate_option = partial(o.option, panel="Gates (exit code 1)")
-METRICS = ("lpips", "psnr", "ssim", "all", "outside")
+METRICS = ("lpips", "psnr", "ssim", "cosine", "all", "outside")
 
 
 @o.takes(*_OF_OUTSIDE)
@@ -82,6 +84,12 @@ def evaluate(
             "--weights", "LPIPS: the backbone, such as torchvision's alexnet-owt-7be5be79.pth."
         ),
     ] = None,
+    clip: Annotated[
+        Path | None,
+        _compare_option(
+            "--clip", "cosine, all: also of embeddings by the CLIP checkpoint in this folder."
+        ),
+    ] = None,
     self_test: Annotated[
         bool, _compare_option("--self-test", "LPIPS: measure pairs of known distance.")
     ] = False,
@@ -116,7 +124,7 @@ def evaluate(
         hint = f"allowed: {', '.join(METRICS)}"
         raise UsageError(f"{metric!r} is not a metric", hint=hint)
     # Before 0.29 typer leaves paths as words in a context.
-    given = ctx.params | {"a": a, "b": b, "weights": weights, "csv": csv}
+    given = ctx.params | {"a": a, "b": b, "weights": weights, "clip": clip, "csv": csv}
     # NOTE: readers of pictures catch every Exception, so the signal stays a KeyboardInterrupt until
     # it is out of them.
     try:
@@ -172,10 +180,21 @@ def _run(given: Mapping[str, Any]) -> int:
         render.note(f"{', '.join(title for title, _, _ in sides)}: pictures of {bench}")
     rule = {name: given[name] for name in ("allow_unpaired", "as_video")}
     pairings = {title: find_pairs(a, b, **rule) for title, a, b in sides}
-    every = ("psnr", "ssim", "lpips", "max_abs", *SHARES)
-    names = dict.fromkeys((*(every if given["metric"] == "all" else [given["metric"]]), *limits))
+    every = ("psnr", "ssim", "lpips", "cosine", "clip", "max_abs", *SHARES)
+    if given["clip"] is not None and given["metric"] not in ("all", "cosine"):
+        raise UsageError(f"{given['metric']} does not take --clip", hint="hyimg eval cosine A B")
+    asked_for = {"all": every, "cosine": ("cosine", "clip")}.get(given["metric"])
+    names = dict.fromkeys((*(asked_for or [given["metric"]]), *limits))
+    known = dict(PIXEL_METRICS)
     loaded = _lpips(given) if "lpips" in names else None
-    known = {**PIXEL_METRICS, **({"lpips": loaded.metric} if loaded else {})}
+    if loaded is not None:
+        known["lpips"] = loaded.metric
+    if given["clip"] is None:
+        names.pop("clip", None)
+    else:
+        from hyimg_cli.quality.clip import Clip
+
+        known["clip"] = Clip.load(given["clip"]).metric
     metrics = [known[name] for name in names]
     for pairing in pairings.values():
         if pairing.unpaired:

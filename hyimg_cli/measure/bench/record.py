@@ -44,7 +44,8 @@ def write(found: Findings, *, command: str, lpips: str, flags: Mapping[str, Any]
             "exit_code": verdict.exit_code,
         },
         "variants": {
-            side: asdict(one) for side, one in zip(SIDES, scenario.variants, strict=False)
+            side: {**asdict(one), "phases": list(one.phases)}
+            for side, one in zip(SIDES, scenario.variants, strict=False)
         },
         "common": {**scenario.common, **{k: portable(v) for k, v in flags.items()}},
         "phases_that_may_differ": list(scenario.phases),

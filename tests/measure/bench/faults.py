@@ -146,6 +146,31 @@ def forget_source_in_key(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ImageSegment, "key", property(lambda self: f"image {self.grids} {self.ids}"))
 
 
+def one_token_negative(patch: pytest.MonkeyPatch) -> None:
+    """The negative branch denoises on a prefix of one token, as an empty companion prompt has."""
+    _mark_forks(patch, lambda branch, layout: [(1, layout.live_start)] * _is_negative(branch))
+
+
+def pad_negative_branch(patch: pytest.MonkeyPatch) -> None:
+    """The end of the negative branch's prefix is padding: zeros that every row sees."""
+    original = HunyuanImage3.branch
+
+    def branch(self: Any, layout: Any, buffer: Any) -> Any:
+        made = original(self, layout, buffer)
+        if _is_negative(made):
+            for rows in (*buffer.keys_HSD, *buffer.values_HSD):
+                rows[:, layout.live_start - 8 : layout.live_start] = 0
+        return made
+
+    _flag_forks(patch)
+    patch.setattr(HunyuanImage3, "branch", branch)
+
+
+def _is_negative(branch: Any) -> bool:
+    """True for a branch that took a part of the positive one's prefix, not all of it."""
+    return getattr(branch.query_block.buffer, "is_partial", False)
+
+
 def one_guidance_for_a_batch(patch: pytest.MonkeyPatch) -> None:
     """Every job of a batch is drawn with the first one's guidance."""
     original = batch.denoise_step
@@ -290,7 +315,7 @@ def _flag_forks(patch: pytest.MonkeyPatch) -> None:
 
     def take(self: Any, other: Buffer, prefix: int) -> None:
         original(self, other, prefix)
-        self.is_forked = True
+        self.is_forked, self.is_partial = True, prefix < other.length
 
     patch.setattr(Buffer, "take", take)
 

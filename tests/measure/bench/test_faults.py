@@ -23,6 +23,8 @@ IN_PICTURES = [
     faults.one_step_less,
     faults.other_noise,
     faults.rounded_hand_off,
+    faults.one_token_negative,
+    faults.pad_negative_branch,
 ]
 # A fault of each kind: what is hidden, what lies elsewhere, what is not done, what is rounded.
 QUICK = (
