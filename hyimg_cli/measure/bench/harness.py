@@ -80,8 +80,8 @@ class _Bench:
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     load: LoadModel = field(default_factory=shared_models)
-    # By variant and step count: seconds of the latest run, and of its denoise steps.
-    _took_s: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    # Of each variant's latest run: all its seconds, and those of denoise steps.
+    _took_s: list[tuple[float, float]] = field(default_factory=list)
     _count: int = 0
 
     def run(self) -> Findings:
@@ -95,25 +95,21 @@ class _Bench:
             f"{count} variants, {len(jobs[0])} jobs, {', '.join(map(str, scenario.steps))} steps: "
             f"{count * runs_of_one + 2} runs; the first ones tell how long they take"
         )
-        texts = self._decide_texts(
-            configs[0], [job for job in at_main[0] if isinstance(job, ImageJob)]
-        )
+        pictures = [job for job in at_main[0] if isinstance(job, ImageJob)]
+        texts = self._decide_texts(configs[0], pictures)
         with ExitStack() as opened:
-            runs = [
-                opened.enter_context(
-                    runs_of(one.lifetime, config, texts, self.load, keeps_kv=one.keeps_kv)
-                )
-                for one, config in zip(scenario.variants, configs, strict=True)
-            ]
+            runs = []
+            for one, config in zip(scenario.variants, configs, strict=True):
+                run = runs_of(one.lifetime, config, texts, self.load, keeps_kv=one.keeps_kv)
+                runs.append(opened.enter_context(run))
             timed = {steps: self._time_in_turn(runs, jobs, steps) for steps in scenario.steps}
-            rivals = {}
-            if scenario.least_psnr is not None:
-                rivals = self._rivals(runs[-1], jobs[-1], timed)
+            is_lossy = scenario.least_psnr is not None
+            rivals = self._rivals(runs[-1], jobs[-1], timed) if is_lossy else {}
         main = timed.get(scenario.main_steps, timed[scenario.steps[-1]])
         self.tell("control: other seed")
         reseeded = [replace(job, seed=(job.seed + 1) % 2**32) for job in at_main[0]]
-        with runs_of("session", configs[0], texts, self.load) as run:
-            other = self._run(0, run, reseeded)
+        with runs_of("session", configs[0], texts, self.load) as first:
+            other = self._run(0, first, reseeded)
         self.tell("measuring distances")
         if scenario.repeats < 2:
             self.notes.append("one run of each variant: their floors are not measured")
@@ -125,25 +121,22 @@ class _Bench:
         comparisons = []
         for pair, (a, b) in zip(scenario.pairs, combinations(range(count), 2), strict=True):
             of_pair = [Timed(steps, turns[a], turns[b]) for steps, turns in timed.items()]
-            of_main = next(one for one in of_pair if timed[one.steps] is main)
-            comparisons.append(
-                Comparison(
-                    scenario=pair,
-                    pairs={
-                        one.steps: row(
-                            f"{pair.title}, {one.steps} steps", one.a[0], one.b[0], self.metrics
-                        )
-                        for one in of_pair
-                    },
-                    floors=(floors[a], floors[b]),
-                    other_seed=other_seed,
-                    rivals=rivals,
-                    timed=of_pair,
-                    failures=list(dict.fromkeys(self.failures)),
-                    same_work=() if scenario.same_work else _same_work(of_main),
-                )
+            comparison = Comparison(
+                scenario=pair,
+                pairs={one.steps: self._pair(pair, one) for one in of_pair},
+                floors=(floors[a], floors[b]),
+                other_seed=other_seed,
+                rivals=rivals,
+                timed=of_pair,
+                failures=list(dict.fromkeys(self.failures)),
+                same_work=() if scenario.same_work else _same_work(main[a], main[b]),
             )
+            comparisons.append(comparison)
         return Findings(scenario, comparisons, jobs[0], self.notes, self.scratch.parent)
+
+    def _pair(self, pair: Scenario, timed: Timed) -> DistanceRow:
+        name = f"{pair.title}, {timed.steps} steps"
+        return row(name, timed.a[0], timed.b[0], self.metrics)
 
     def _jobs(self, variant: Variant) -> list[Job]:
         settings = self._settings(variant)
@@ -197,18 +190,21 @@ class _Bench:
         """Warm-up apart, then all variants in turn; by variant, its timed runs. `jobs`: of each."""
 
         def one_turn() -> list[RunResult]:
-            found = []
-            for number, (run, own) in enumerate(zip(runs, jobs, strict=True)):
-                found.append(self._run(number, run, self._with_steps(own, steps)))
-                denoise_s = sum(found[-1].phases_s[p] for p in ("denoise_first", "denoise_rest"))
-                self._took_s[number, steps] = found[-1].wall_s, denoise_s
+            found = [
+                self._run(number, run, self._with_steps(own, steps))
+                for number, (run, own) in enumerate(zip(runs, jobs, strict=True))
+            ]
+            denoise = ("denoise_first", "denoise_rest")
+            self._took_s = [(one.wall_s, sum(one.phases_s[p] for p in denoise)) for one in found]
             return found
 
         one_turn()
         turns = []
         for repeat in range(self.scenario.repeats):
-            left = render_seconds(self._left_s(steps, self.scenario.repeats - repeat))
-            self.tell(f"{steps} steps: run {repeat + 1} of {self.scenario.repeats}; {left} left")
+            left_s = self._left_s(steps, self.scenario.repeats - repeat)
+            left = f"{left_s:.0f} s" if left_s < 100 else f"{left_s / 60:.0f} min"
+            at = f"{repeat + 1} of {self.scenario.repeats}"
+            self.tell(f"{steps} steps: run {at}; about {left} left")
             turns.append(one_turn())
         return tuple(zip(*turns, strict=True))
 
@@ -218,16 +214,13 @@ class _Bench:
         A step count not yet run takes as long as another one of that variant, its denoise steps in
         proportion.
         """
-        scenario = self.scenario
-        left = dict.fromkeys(scenario.steps[scenario.steps.index(now) :], scenario.repeats + 1)
-        left[now] = repeats
-        total = 0.0
-        for number in range(len(scenario.variants)):
-            wall_s, denoise_s = self._took_s[number, now]
-            total += sum(
-                turns * (wall_s + denoise_s * (steps / now - 1)) for steps, turns in left.items()
-            )
-        return total
+        later = self.scenario.steps[self.scenario.steps.index(now) + 1 :]
+        turns = {now: repeats, **dict.fromkeys(later, self.scenario.repeats + 1)}
+        return sum(
+            count * (wall_s + denoise_s * (steps / now - 1))
+            for steps, count in turns.items()
+            for wall_s, denoise_s in self._took_s
+        )
 
     def _rivals(
         self, b: Run, jobs: Sequence[Job], timed: Mapping[int, Sequence[Sequence[RunResult]]]
@@ -251,11 +244,9 @@ class _Bench:
         return result
 
     def _with_steps(self, jobs: Sequence[Job], steps: int) -> list[Job]:
-        less = int(self.scenario.uneven_steps and steps > 1)
-        return [
-            replace(job, num_inference_steps=steps - less * (number % 2))
-            for number, job in enumerate(jobs)
-        ]
+        less = (0, int(self.scenario.uneven_steps and steps > 1))
+        counts = [steps - less[number % 2] for number in range(len(jobs))]
+        return [replace(job, num_inference_steps=n) for job, n in zip(jobs, counts, strict=True)]
 
     def _floor(self, label: str, runs: Sequence[RunResult]) -> DistanceRow:
         """The worst of all repetitions against the first; one run has nothing but itself."""
@@ -275,25 +266,17 @@ class _Bench:
                 shutil.copyfile(file, copy)
 
 
-def render_seconds(seconds: float) -> str:
-    """A rough time to read: `40 s`, `3 min`."""
-    return f"about {seconds:.0f} s" if seconds < 100 else f"about {seconds / 60:.0f} min"
-
-
-def _same_work(timed: Timed) -> tuple[str, ...]:
+def _same_work(a: Sequence[RunResult], b: Sequence[RunResult]) -> tuple[str, ...]:
     """The jobs for which both variants report the same counts: nothing sets them apart there."""
-    ours, theirs = (
-        {one.custom_id: _counts(one) for one in runs[-1].outcomes} for runs in (timed.a, timed.b)
-    )
+    ours, theirs = ({one.custom_id: _counts(one) for one in runs[-1].outcomes} for runs in (a, b))
     same = [name for name in ours if ours[name] == theirs.get(name)]
     # A line's are those until it was written, and the next job may have begun: a run's last ones.
     embedded = [
-        [one.cache.get("prompt_embeddings") for one in runs[-1].outcomes[-1:]]
-        for runs in (timed.a, timed.b)
+        [one.cache.get("prompt_embeddings") for one in runs[-1].outcomes[-1:]] for runs in (a, b)
     ]
     # Some jobs may have nothing to share; a variant that shares nowhere is none.
     is_same = len(same) == len(ours) and embedded[0] == embedded[1]
-    return tuple(same) if is_same and timed.a[-1].rows == timed.b[-1].rows else ()
+    return tuple(same) if is_same and a[-1].rows == b[-1].rows else ()
 
 
 def _counts(outcome: Outcome) -> tuple[object, ...]:

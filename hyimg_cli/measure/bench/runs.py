@@ -198,19 +198,15 @@ class _Wrapped:
 class CountedRows(_Wrapped):
     """A model whose transformer rows are added up in `rows`, by stage."""
 
-    _STAGES = {
-        "prefill": "prefill",
-        "prefill_branches": "prefill",
-        "feed": "text",
-        "velocities": "denoise",
-    }
+    _STAGE_OF = {"prefill": "prefill", "prefill_branches": "prefill"}
+    _STAGE_OF |= {"feed": "text", "velocities": "denoise"}
 
     def __init__(self, inner: Any, rows: Counter[str]) -> None:
         super().__init__(inner)
         self._rows = rows
 
     def __getattr__(self, name: str) -> Any:
-        found, stage = super().__getattr__(name), self._STAGES.get(name)
+        found, stage = super().__getattr__(name), self._STAGE_OF.get(name)
         # Models that only denoise latents count no rows.
         if stage is None or not hasattr(self._inner, "rows_seen"):
             return found
@@ -224,22 +220,15 @@ class CountedRows(_Wrapped):
         return counted
 
 
-@dataclass(frozen=True)
-class _Sequence:
-    """A branch's sequence, from which any denoise step can start: arguments of its prefill."""
-
-    layout: Any
-    ids: Sequence[int]
-    sources: Sequence[Encoded]
-    stop: int
-    capacity: int
-
-
 @dataclass
 class _UncachedBranch:
-    """`first`: the K/V that the first denoise step uses up."""
+    """A branch by its layout and what its prefix is made of; `first`: the K/V that the first
+    denoise step uses up.
+    """
 
-    of: _Sequence
+    layout: Any
+    capacity: int
+    prefix: tuple[Sequence[int], Sequence[Encoded], int] | None
     first: Buffer | None
 
 
@@ -250,34 +239,33 @@ class Uncached(_Wrapped):
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
-        self._sequences: WeakKeyDictionary[Buffer, _Sequence] = WeakKeyDictionary()
+        self._prefixes: WeakKeyDictionary[Buffer, Any] = WeakKeyDictionary()
         if getattr(inner, "branch_sets", 1) > 1:
-            what = "keeps_kv = false measures one process"
-            raise UsageError(what, hint="leave cfg_parallel_size out", code="bench.ranks")
+            what, hint = "keeps_kv = false measures one process", "leave cfg_parallel_size out"
+            raise UsageError(what, hint=hint, code="bench.ranks")
 
     def prefill(
         self, layout: Any, ids: Sequence[int], sources: Sequence[Encoded], buffer: Buffer, stop: int
-    ) -> Tensor:
-        self._sequences[buffer] = _Sequence(layout, ids, sources, stop, buffer.capacity)
-        return cast(Tensor, self._inner.prefill(layout, ids, sources, buffer, stop))
+    ) -> Any:
+        self._prefixes[buffer] = ids, sources, stop
+        return self._inner.prefill(layout, ids, sources, buffer, stop)
 
     def branch(self, layout: Any, buffer: Buffer) -> _UncachedBranch:
-        # A branch without a prefix was not prefilled.
-        own = self._sequences.get(buffer, _Sequence(layout, (), (), 0, buffer.capacity))
-        return _UncachedBranch(own, buffer)
+        prefix = self._prefixes.get(buffer)  # none where a branch has no prefix
+        return _UncachedBranch(layout, buffer.capacity, prefix, buffer)
 
-    def velocities(self, pictures: Sequence[LivePicture]) -> list[Tensor]:
+    def velocities(self, pictures: Sequence[LivePicture]) -> Any:
         anew = [replace(one, branches=[*map(self._anew, one.branches)]) for one in pictures]
-        return cast(list[Tensor], self._inner.velocities(anew))
+        return self._inner.velocities(anew)
 
     def _anew(self, branch: _UncachedBranch) -> Any:
-        own, buffer = branch.of, branch.first
-        branch.first = None
+        buffer, branch.first = branch.first, None
         if buffer is None:
-            buffer = self._inner.new_buffer(own.capacity)
-            if own.stop:
-                self._inner.prefill(own.layout, own.ids, own.sources, buffer, own.stop)
-        return self._inner.branch(own.layout, buffer)
+            buffer = self._inner.new_buffer(branch.capacity)
+            if branch.prefix is not None:
+                ids, sources, stop = branch.prefix
+                self._inner.prefill(branch.layout, ids, sources, buffer, stop)
+        return self._inner.branch(branch.layout, buffer)
 
 
 class ForcedText(_Wrapped):
