@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from pathlib import Path
 
 from hyimg_cli.engine import runner
@@ -80,8 +79,7 @@ class _Bench:
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     load: LoadModel = field(default_factory=shared_models)
-    # Of each variant's latest run: all its seconds, and those of denoise steps.
-    _took_s: list[tuple[float, float]] = field(default_factory=list)
+    _latest: Sequence[RunResult] = ()
     _count: int = 0
 
     def run(self) -> Findings:
@@ -90,11 +88,9 @@ class _Bench:
         jobs = [self._jobs(variant) for variant in scenario.variants]
         at_main = [self._with_steps(own, scenario.main_steps) for own in jobs]
         configs = [self._config(variant) for variant in scenario.variants]
-        runs_of_one, count = len(scenario.steps) * (scenario.repeats + 1), len(configs)
-        self.tell(
-            f"{count} variants, {len(jobs[0])} jobs, {', '.join(map(str, scenario.steps))} steps: "
-            f"{count * runs_of_one + 2} runs; the first ones tell how long they take"
-        )
+        count, turns = len(configs), len(scenario.steps) * (scenario.repeats + 1)
+        what = f"{count} variants, {len(jobs[0])} jobs, {', '.join(map(str, scenario.steps))} steps"
+        self.tell(f"{what}: {count * turns + 2} runs; the first ones tell how long they take")
         pictures = [job for job in at_main[0] if isinstance(job, ImageJob)]
         texts = self._decide_texts(configs[0], pictures)
         with ExitStack() as opened:
@@ -119,9 +115,10 @@ class _Bench:
         other_seed = row(f"{scenario.labels[0]}, other seed", main[0][0], other, self.metrics)
         self._keep(main)
         comparisons = []
-        for pair, (a, b) in zip(scenario.pairs, combinations(range(count), 2), strict=True):
+        for pair in scenario.pairs:
+            a, b = map(scenario.labels.index, pair.labels)
             of_pair = [Timed(steps, turns[a], turns[b]) for steps, turns in timed.items()]
-            comparison = Comparison(
+            found = Comparison(
                 scenario=pair,
                 pairs={one.steps: self._pair(pair, one) for one in of_pair},
                 floors=(floors[a], floors[b]),
@@ -131,7 +128,7 @@ class _Bench:
                 failures=list(dict.fromkeys(self.failures)),
                 same_work=() if scenario.same_work else _same_work(main[a], main[b]),
             )
-            comparisons.append(comparison)
+            comparisons.append(found)
         return Findings(scenario, comparisons, jobs[0], self.notes, self.scratch.parent)
 
     def _pair(self, pair: Scenario, timed: Timed) -> DistanceRow:
@@ -189,24 +186,19 @@ class _Bench:
     ) -> tuple[tuple[RunResult, ...], ...]:
         """Warm-up apart, then all variants in turn; by variant, its timed runs. `jobs`: of each."""
 
-        def one_turn() -> list[RunResult]:
-            found = [
-                self._run(number, run, self._with_steps(own, steps))
-                for number, (run, own) in enumerate(zip(runs, jobs, strict=True))
-            ]
-            denoise = ("denoise_first", "denoise_rest")
-            self._took_s = [(one.wall_s, sum(one.phases_s[p] for p in denoise)) for one in found]
-            return found
-
-        one_turn()
-        turns = []
-        for repeat in range(self.scenario.repeats):
-            left_s = self._left_s(steps, self.scenario.repeats - repeat)
-            left = f"{left_s:.0f} s" if left_s < 100 else f"{left_s / 60:.0f} min"
-            at = f"{repeat + 1} of {self.scenario.repeats}"
-            self.tell(f"{steps} steps: run {at}; about {left} left")
-            turns.append(one_turn())
-        return tuple(zip(*turns, strict=True))
+        turns: list[list[RunResult]] = []
+        for repeat in range(self.scenario.repeats + 1):
+            if repeat:
+                left_s = self._left_s(steps, self.scenario.repeats + 1 - repeat)
+                left = f"{left_s:.0f} s" if left_s < 100 else f"{left_s / 60:.0f} min"
+                at = f"{repeat} of {self.scenario.repeats}"
+                self.tell(f"{steps} steps: run {at}; about {left} left")
+            turn = enumerate(zip(runs, jobs, strict=True))
+            turns.append(
+                [self._run(n, run, self._with_steps(own, steps)) for n, (run, own) in turn]
+            )
+            self._latest = turns[-1]
+        return tuple(zip(*turns[1:], strict=True))
 
     def _left_s(self, now: int, repeats: int) -> float:
         """Seconds that the runs still to come take, of this step count so many turns.
@@ -217,9 +209,9 @@ class _Bench:
         later = self.scenario.steps[self.scenario.steps.index(now) + 1 :]
         turns = {now: repeats, **dict.fromkeys(later, self.scenario.repeats + 1)}
         return sum(
-            count * (wall_s + denoise_s * (steps / now - 1))
+            count * (one.wall_s + (steps / now - 1) * one.denoise_s)
             for steps, count in turns.items()
-            for wall_s, denoise_s in self._took_s
+            for one in self._latest
         )
 
     def _rivals(
@@ -239,14 +231,14 @@ class _Bench:
         """One run in a folder of its own; what fails in any run is told in the verdict."""
         self._count += 1
         result = run(jobs, self.scratch / f"{self._count:04}")
-        label = self.scenario.labels[number]
-        self.failures += [f"{label} fails: {text}" for text in result.failures]
+        self.failures += [f"{self.scenario.labels[number]} fails: {one}" for one in result.failures]
         return result
 
     def _with_steps(self, jobs: Sequence[Job], steps: int) -> list[Job]:
-        less = (0, int(self.scenario.uneven_steps and steps > 1))
-        counts = [steps - less[number % 2] for number in range(len(jobs))]
-        return [replace(job, num_inference_steps=n) for job, n in zip(jobs, counts, strict=True)]
+        less = self.scenario.uneven_steps and steps > 1
+        return [
+            replace(job, num_inference_steps=steps - less * (n % 2)) for n, job in enumerate(jobs)
+        ]
 
     def _floor(self, label: str, runs: Sequence[RunResult]) -> DistanceRow:
         """The worst of all repetitions against the first; one run has nothing but itself."""

@@ -31,7 +31,8 @@ def write(found: Findings, *, command: str, lpips: str, flags: Mapping[str, Any]
     all variants that came from flags or the environment.
     """
     scenario, verdict = found.scenario, found.verdict
-    shown = scenario.pairs[found.comparisons.index(found.worst)]
+    variants = [{**asdict(one), "phases": list(one.phases)} for one in scenario.variants]
+    shown = found.worst.scenario
     # An infinite PSNR is the text "inf".
     entry = {
         "format": FORMAT,
@@ -43,10 +44,7 @@ def write(found: Findings, *, command: str, lpips: str, flags: Mapping[str, Any]
             "reasons": list(verdict.reasons),
             "exit_code": verdict.exit_code,
         },
-        "variants": {
-            side: {**asdict(one), "phases": list(one.phases)}
-            for side, one in zip(SIDES, scenario.variants, strict=False)
-        },
+        "variants": dict(zip(SIDES, variants, strict=False)),
         "common": {**scenario.common, **{k: portable(v) for k, v in flags.items()}},
         "phases_that_may_differ": list(scenario.phases),
         "main_steps": scenario.main_steps,

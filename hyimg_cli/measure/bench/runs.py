@@ -26,7 +26,7 @@ from torch import Tensor
 
 from hyimg_cli.engine.runner import cards
 from hyimg_cli.engine.session import Session
-from hyimg_cli.errors import MachineError, UsageError
+from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.manifest import planner
@@ -62,6 +62,10 @@ class RunResult:
     outcomes: tuple[Outcome, ...]
     processes: int = 1
     rows: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def denoise_s(self) -> float:
+        return self.phases_s["denoise_first"] + self.phases_s["denoise_rest"]
 
     @property
     def failures(self) -> list[str]:
@@ -240,9 +244,6 @@ class Uncached(_Wrapped):
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
         self._prefixes: WeakKeyDictionary[Buffer, Any] = WeakKeyDictionary()
-        if getattr(inner, "branch_sets", 1) > 1:
-            what, hint = "keeps_kv = false measures one process", "leave cfg_parallel_size out"
-            raise UsageError(what, hint=hint, code="bench.ranks")
 
     def prefill(
         self, layout: Any, ids: Sequence[int], sources: Sequence[Encoded], buffer: Buffer, stop: int

@@ -123,23 +123,21 @@ def _scenario(path: Path, table: dict[str, Any]) -> Scenario:
         raise _fault(path, "it lacks two variants", "give tables [a] and [b], and [c] for a third")
     variants = []
     for side in sides:
-        if not isinstance(of := table.pop(side), dict):
-            raise _fault(path, f"{side} is not a table")
-        # In the file a variant's settings are in one table with its label.
-        own = {one.name: of[one.name] for one in fields(Variant) if one.name in of}
-        settings = {name: value for name, value in of.items() if name not in own}
-        variants.append(own | {"settings": settings})
+        if isinstance(of := table.pop(side), dict):
+            # In the file a variant's settings are in one table with its label.
+            own = {one.name: of[one.name] for one in fields(Variant) if one.name in of}
+            of = own | {"settings": {name: of[name] for name in of if name not in own}}
+        variants.append(of)
     try:
-        found = TypeAdapter(Scenario).validate_python(
-            {**table, "name": path.stem, "variants": variants}
-        )
+        table |= {"name": path.stem, "variants": variants}
+        found = TypeAdapter(Scenario).validate_python(table)
     except ValidationError as error:
-        faults = []
-        for one in error.errors():
-            first, *rest = one["loc"]
-            loc = [sides[int(rest[0])], *rest[1:]] if first == "variants" else one["loc"]
-            faults.append(f"{'.'.join(map(str, loc))}: {one['msg']}")
-        raise _fault(path, "; ".join(faults)) from None
+        what = "; ".join(
+            f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()
+        )
+        for number, side in enumerate(sides):
+            what = what.replace(f"variants.{number}", side)
+        raise _fault(path, what) from None
     if not found.steps or min(found.steps) < 1:
         raise _fault(path, f"steps are {list(found.steps)}, not whole numbers from 1 on")
     if found.least_psnr is not None and len(sides) > 2:
@@ -148,11 +146,12 @@ def _scenario(path: Path, table: dict[str, Any]) -> Scenario:
         if phase not in (EVERY_PHASE, START, LOAD, EMBED, PREWARM, REST, *PHASES):
             raise _fault(path, f"{phase!r} is no phase")
     for side, one in zip(sides, found.variants, strict=True):
-        if not one.keeps_kv and {**found.common, **one.settings}.get("kv_reuse", True):
-            raise _fault(path, f"[{side}] keeps_kv = false reuses nothing", "add kv_reuse = false")
-    own_settings = (one.settings for one in found.variants)
-    parts = {"common": found.common, **dict(zip(sides, own_settings, strict=True))}
-    for part, settings in parts.items():
+        of = {**found.common, **one.settings}
+        if not one.keeps_kv and (of.get("kv_reuse", True) or of.get("cfg_parallel_size", 1) != 1):
+            hint = "add kv_reuse = false; leave cfg_parallel_size out"
+            raise _fault(path, f"[{side}] keeps_kv = false reuses nothing, in one process", hint)
+    own = zip(sides, (one.settings for one in found.variants), strict=True)
+    for part, settings in (("common", found.common), *own):
         for name, value in settings.items():
             if name not in SETTINGS:
                 close = nearest(name, SETTINGS)

@@ -170,12 +170,11 @@ class Findings:
     @property
     def rows(self) -> tuple[DistanceRow, ...]:
         """The precision budget from top to bottom."""
-        every = [
-            *(floor for one in self.comparisons for floor in one.floors),
-            *(pair for one in self.comparisons for pair in one.pairs.values()),
-            *self.comparisons[0].rivals.values(),
-            self.comparisons[0].other_seed,
-        ]
+        first = self.comparisons[0]
+        every = [row for one in self.comparisons for row in (*one.floors, *one.pairs.values())]
+        every += [*first.rivals.values(), first.other_seed]
+        # Floors first; each is in several pairs.
+        every.sort(key=lambda row: not row.name.endswith(" twice"))
         return tuple({row.name: row for row in every}.values())
 
     @property
@@ -189,13 +188,9 @@ class Findings:
         worst = self.worst
         if len(self.comparisons) == 1:
             return worst.verdict
-        others = [one for one in self.comparisons if one is not worst]
-        reasons = [
-            f"{one.scenario.title}: {reason}"
-            for one in (worst, *others)
-            for reason in one.verdict.reasons
-        ]
-        return Verdict(worst.verdict.name, _said_once(reasons))
+        ordered = sorted(self.comparisons, key=lambda one: one is not worst)
+        found = ((one.scenario.title, reason) for one in ordered for reason in one.verdict.reasons)
+        return Verdict(worst.verdict.name, _said_once([": ".join(one) for one in found]))
 
 
 def _time_faults(timed: Timed, scenario: Scenario) -> Iterator[str]:

@@ -76,7 +76,7 @@ def test_three_variants_are_three_pairs_each_with_the_phases_of_its_plainer_one(
         (GOOD.replace("[4, 2]", "[4, 'two']"), "steps.1: Input should be a valid integer"),
         (GOOD.replace("[4, 2]", "[4, 0]"), "steps are [4, 0], not whole numbers"),
         (GOOD.replace('["prefill"]', '["prefil"]'), "'prefil' is no phase"),
-        (GOOD.replace("[a]", "[[a]]"), "a is not a table"),
+        (GOOD.replace("[a]", "[[a]]"), "a: Input should be a dictionary"),
         (GOOD + 'keeps_kv = false\n[c]\nlabel = "c"\nphases = ["prefil"]', "'prefil' is no phase"),
         (GOOD + '[c]\nlabel = "c"\nkeeps_kv = false', "[c] keeps_kv = false reuses nothing"),
         (f"least_psnr = 30.0\n{GOOD}[c]\nlabel = 'c'", "least_psnr judges one variant"),
