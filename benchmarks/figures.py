@@ -53,7 +53,8 @@ def tables() -> Iterator[str]:
     """Rows of the page's tables: counted, timed, planted, and all comparisons of `hyimg bench`."""
     kept = json.loads((RESULTS / f"kv-reuse{SUFFIX}").read_text())
     for kind in ("counted", "timed"):
-        for name, one in kept[kind].items():
+        for name in CASES[kind]:
+            one = kept[kind][name]
             words = " ".join(f"--{word} {value}" for word, value in CASES[kind][name].items())
             command = f"`{'count' if kind == 'counted' else 'clock'} {words}`".replace(" `", "`")
             if kind == "counted":
@@ -82,11 +83,11 @@ def _ratio(up: dict[str, float]) -> str:
 
 def main() -> None:
     """Write the plots; print the tables."""
-    kept = json.loads((RESULTS / f"kv-reuse{SUFFIX}").read_text())
+    by_steps = json.loads((RESULTS / f"kv-reuse{SUFFIX}").read_text())["by_steps"]
     # The same bytes from the same figures.
     with mpl.rc_context({"svg.hashsalt": "hyimg"}):
-        figure = draw_reuse(kept["by_steps"])
-        figure.savefig(DOCS / "kv-reuse.svg", transparent=True, metadata={"Date": None})
+        kind = {"transparent": True, "metadata": {"Date": None}}
+        draw_reuse(by_steps).savefig(DOCS / "kv-reuse.svg", **kind)
     print("\n".join(tables()))
 
 

@@ -46,6 +46,7 @@ STEPS = (1, 2, 4, 8, 12, 20, 30, 50, 100)
 SYSTEM, BEFORE, BEHIND, AROUND_SOURCE = 1150, 4, 11, 1030
 # Behind the text: its closing tag and what opens the picture, which the AR stage was not fed.
 UNFED = 5
+KV_BYTES = 4 * ARCH.num_key_value_heads * ARCH.head_dim * ARCH.num_hidden_layers
 
 
 @dataclass(frozen=True)
@@ -86,24 +87,23 @@ def count(case: Case) -> dict[str, Any]:
     # first picture of a text the last token of each branch alone is computed.
     first = flops(unfed, prefix - unfed) + flops(prefix - shared, shared)
     reused = case.batch * (first + (case.seeds - 1) * 2 * flops(1, prefix - 1))
-    steps = pictures * case.steps * step
-    found = (steps + reused, steps + pictures * whole, steps + pictures * case.steps * whole)
-    kv_token = 4 * ARCH.num_key_value_heads * ARCH.head_dim * ARCH.num_hidden_layers
+    found = [reused, pictures * whole, pictures * case.steps * whole]
+    found = [of + pictures * case.steps * step for of in found]
     return {
         "prefix_tokens": prefix,
         "pflop": [of / 1e15 for of in found],
         "saved_of_once": 1 - found[0] / found[1],
         "over_once": found[1] / found[0],
         "over_every": found[2] / found[0],
-        "kv_bytes_while_drawing": 2 * pictures * (prefix + live) * kv_token,
+        "kv_bytes_while_drawing": 2 * pictures * (prefix + live) * KV_BYTES,
     }
 
 
-def clock(case: Case, repeats: int) -> dict[str, Any]:
+def clock(case: Case) -> dict[str, Any]:
     """Processor seconds of a run by variant on the embedded model, and rows of its transformer."""
     cache, steps = 512 if case.seeds > 1 else 0, case.steps
     common = {"batching_max_size": 16, "prewarm": False, "prefix_cache_mb": cache}
-    scenario = replace(read_scenario("kv-reuse"), common=common, repeats=repeats)
+    scenario = replace(read_scenario("kv-reuse"), common=common, repeats=5)
     scenario = replace(scenario, steps=(steps,), main_steps=steps)
     found = _compared(scenario, "".join(_lines(case)))
     (once,), (every,), _ = (one.timed for one in found.comparisons)
@@ -153,32 +153,31 @@ def _lines(case: Case) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print one case, or write all of them."""
+    """Print one case, or write all that are not in the file yet."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("count", "clock", "planted", "all"))
-    parser.add_argument("--repeats", type=int, default=5, help="timed runs of each variant")
     parser.add_argument("--out", type=Path)
     for one in fields(Case):
         parser.add_argument(f"--{one.name}", type=int, default=one.default)
     given = vars(parser.parse_args())
     torch.set_num_threads(1)
     time.perf_counter = time.process_time
-    case, repeats = Case(**{one.name: given[one.name] for one in fields(Case)}), given["repeats"]
-    do = {"count": count, "clock": lambda of: clock(of, repeats), "planted": lambda _: planted()}
-    if given["what"] != "all":
-        print(json.dumps(do[given["what"]](case), indent=1))
-        return
-    counted = {name: Case(**one) for name, one in CASES["counted"].items()}
-    entry = {
-        "environment": {"hardware": hardware(), "versions": versions(), "threads": 1},
-        "counted": {name: count(one) for name, one in counted.items()},
-        "by_steps": {
-            n: {name: count(replace(one, steps=n)) for name, one in counted.items()} for n in STEPS
-        },
-        "timed": {name: clock(Case(**one), repeats) for name, one in CASES["timed"].items()},
-        "planted": planted(),
+    case = Case(**{one.name: given[one.name] for one in fields(Case)})
+    do = {"count": count, "clock": clock, "planted": lambda _: planted()}
+    if one_of := do.get(given["what"]):
+        return print(json.dumps(one_of(case), indent=1))
+    out, counted = given["out"], {name: Case(**one) for name, one in CASES["counted"].items()}
+    entry = json.loads(out.read_text()) if out.exists() else {"timed": {}}
+    entry["environment"] = {"hardware": hardware(), "versions": versions(), "threads": 1}
+    entry["counted"] = {name: count(one) for name, one in counted.items()}
+    entry["by_steps"] = {
+        n: {name: count(replace(one, steps=n)) for name, one in counted.items()} for n in STEPS
     }
-    given["out"].write_text(json.dumps(entry, indent=1) + "\n")
+    for name in sorted(CASES["timed"].keys() - entry["timed"].keys()):
+        entry["timed"][name] = clock(Case(**CASES["timed"][name]))
+        out.write_text(json.dumps(entry, indent=1) + "\n")
+    entry["planted"] = entry.get("planted") or planted()
+    out.write_text(json.dumps(entry, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from hyimg_cli.measure.bench.scenario import EMBED, LOAD, PREWARM, REST, START, 
 from hyimg_cli.memory.fit import memory_guard
 from hyimg_cli.models import registry
 from hyimg_cli.models.common.model import DecoderModel
-from hyimg_cli.models.protocols import Context, Encoded, LivePicture
+from hyimg_cli.models.protocols import Context, LivePicture
 from hyimg_cli.pipelines.image.pipeline import LoadModel
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import PHASES, JobEnded, ModelLoaded, Outcome, Prewarmed, PromptsReady
@@ -77,12 +77,7 @@ Run = Callable[[Sequence[Job], Path], RunResult]
 
 @contextmanager
 def runs_of(
-    lifetime: Lifetime,
-    config: RunConfig,
-    texts: Texts,
-    load: LoadModel,
-    *,
-    keeps_kv: bool = True,
+    lifetime: Lifetime, config: RunConfig, texts: Texts, load: LoadModel, *, keeps_kv: bool = True
 ) -> Iterator[Run]:
     """Carry out a variant's runs; `texts` decides what is written, `keeps_kv` as in `Variant`.
 
@@ -224,18 +219,6 @@ class CountedRows(_Wrapped):
         return counted
 
 
-@dataclass
-class _UncachedBranch:
-    """A branch by its layout and what its prefix is made of; `first`: the K/V that the first
-    denoise step uses up.
-    """
-
-    layout: Any
-    capacity: int
-    prefix: tuple[Sequence[int], Sequence[Encoded], int] | None
-    first: Buffer | None
-
-
 class Uncached(_Wrapped):
     """A model that keeps no K/V between denoise steps. Each step computes the whole sequence of
     every branch, as an engine without a cache does; the first one uses what was prefilled for it.
@@ -245,28 +228,27 @@ class Uncached(_Wrapped):
         super().__init__(inner)
         self._prefixes: WeakKeyDictionary[Buffer, Any] = WeakKeyDictionary()
 
-    def prefill(
-        self, layout: Any, ids: Sequence[int], sources: Sequence[Encoded], buffer: Buffer, stop: int
-    ) -> Any:
+    def prefill(self, layout: Any, ids: Any, sources: Any, buffer: Buffer, stop: int) -> Any:
         self._prefixes[buffer] = ids, sources, stop
         return self._inner.prefill(layout, ids, sources, buffer, stop)
 
-    def branch(self, layout: Any, buffer: Buffer) -> _UncachedBranch:
-        prefix = self._prefixes.get(buffer)  # none where a branch has no prefix
-        return _UncachedBranch(layout, buffer.capacity, prefix, buffer)
+    def branch(self, layout: Any, buffer: Buffer) -> Callable[[], Any]:
+        """A function that makes the branch of one denoise step."""
+        capacity, first = buffer.capacity, [buffer]
+        # Nothing, where a branch has no prefix.
+        ids, sources, stop = self._prefixes.get(buffer, ((), (), 0))
+
+        def of_one_step() -> Any:
+            own = first.pop() if first else self._inner.new_buffer(capacity)
+            if own.length < stop:
+                self._inner.prefill(layout, ids, sources, own, stop)
+            return self._inner.branch(layout, own)
+
+        return of_one_step
 
     def velocities(self, pictures: Sequence[LivePicture]) -> Any:
-        anew = [replace(one, branches=[*map(self._anew, one.branches)]) for one in pictures]
+        anew = [replace(one, branches=[made() for made in one.branches]) for one in pictures]
         return self._inner.velocities(anew)
-
-    def _anew(self, branch: _UncachedBranch) -> Any:
-        buffer, branch.first = branch.first, None
-        if buffer is None:
-            buffer = self._inner.new_buffer(branch.capacity)
-            if branch.prefix is not None:
-                ids, sources, stop = branch.prefix
-                self._inner.prefill(branch.layout, ids, sources, buffer, stop)
-        return self._inner.branch(branch.layout, buffer)
 
 
 class ForcedText(_Wrapped):

@@ -140,6 +140,8 @@ def _scenario(path: Path, table: dict[str, Any]) -> Scenario:
         raise _fault(path, what) from None
     if not found.steps or min(found.steps) < 1:
         raise _fault(path, f"steps are {list(found.steps)}, not whole numbers from 1 on")
+    if len(set(found.labels)) < len(sides):
+        raise _fault(path, "two variants have one label", "give each a label of its own")
     if found.least_psnr is not None and len(sides) > 2:
         raise _fault(path, "least_psnr judges one variant against one other", "leave [c] out")
     for phase in {*found.phases, *(phase for one in found.variants for phase in one.phases)}:

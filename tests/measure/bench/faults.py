@@ -278,23 +278,18 @@ def wrong_branch(before: Rows, rows: Rows) -> Rows:
 def spoil_prefixes(
     patch: pytest.MonkeyPatch, variant: str, change: Callable[[Rows, Rows], Rows]
 ) -> None:
-    """Change the prefix of every branch of one variant of kv-reuse, by its label, when it is built.
-
-    Where no step keeps it, the first step's is left as it should be.
+    """Change the prefix of every branch of one variant of kv-reuse, by its label, when it is made:
+    once for all denoise steps, or, where none keeps it, at each.
     """
-    builds, anew, of = BranchBuilder.build, Uncached._anew, HunyuanImage3.branch
+    build_of, branch_of = BranchBuilder.build, HunyuanImage3.branch
     now, before = "", Rows()
 
     def build(self: Any, context: Any) -> Any:
         nonlocal now
-        plain = "" if isinstance(self.model._inner._inner, Uncached) else "recompute once"
+        is_uncached = isinstance(self.model._inner._inner, Uncached)
+        plain = "recompute every step" if is_uncached else "recompute once"
         now = plain if self.prefixes is None else "reuse"
-        return builds(self, context)
-
-    def built_anew(self: Any, one: Any) -> Any:
-        nonlocal now
-        now = "recompute every step" if one.first is None else ""
-        return anew(self, one)
+        return build_of(self, context)
 
     def branch(self: Any, layout: Any, buffer: Any) -> Any:
         nonlocal before
@@ -303,10 +298,9 @@ def spoil_prefixes(
             kept = [each.clone() for each in rows]
             change(before or kept, rows)
             before = kept
-        return of(self, layout, buffer)
+        return branch_of(self, layout, buffer)
 
     patch.setattr(BranchBuilder, "build", build)
-    patch.setattr(Uncached, "_anew", built_anew)
     patch.setattr(HunyuanImage3, "branch", branch)
 
 

@@ -72,6 +72,7 @@ def test_three_variants_are_three_pairs_each_with_the_phases_of_its_plainer_one(
             GOOD.replace('"process"', '"day"'),
             "b.lifetime: Input should be 'session', 'process'",
         ),
+        (GOOD.replace('"one"', '"other"'), "two variants have one label"),
         (GOOD.replace('label = "one"', ""), "a.label: Field required"),
         (GOOD.replace("[4, 2]", "[4, 'two']"), "steps.1: Input should be a valid integer"),
         (GOOD.replace("[4, 2]", "[4, 0]"), "steps are [4, 0], not whole numbers"),
