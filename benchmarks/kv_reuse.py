@@ -101,10 +101,9 @@ def count(case: Case) -> dict[str, Any]:
 
 def clock(case: Case) -> dict[str, Any]:
     """Processor seconds of a run by variant on the embedded model, and rows of its transformer."""
-    cache, steps = 512 if case.seeds > 1 else 0, case.steps
-    common = {"batching_max_size": 16, "prewarm": False, "prefix_cache_mb": cache}
+    common = {"batching_max_size": 16, "prefix_cache_mb": 512 if case.seeds > 1 else 0}
     scenario = replace(read_scenario("kv-reuse"), common=common, repeats=5)
-    scenario = replace(scenario, steps=(steps,), main_steps=steps)
+    scenario = replace(scenario, steps=(case.steps,), main_steps=case.steps)
     found = _compared(scenario, "".join(_lines(case)))
     (once,), (every,), _ = (one.timed for one in found.comparisons)
     runs = dict(zip(scenario.labels, (once.a, once.b, every.b), strict=True))
