@@ -53,7 +53,7 @@ def tables() -> Iterator[str]:
     """Rows of the page's tables: counted, timed, planted, and all comparisons of `hyimg bench`."""
     kept = json.loads((RESULTS / f"kv-reuse{SUFFIX}").read_text())
     for kind in ("counted", "timed"):
-        for name in CASES[kind]:
+        for name in filter(kept[kind].get, CASES[kind]):
             one = kept[kind][name]
             words = " ".join(f"--{word} {value}" for word, value in CASES[kind][name].items())
             command = f"`{'count' if kind == 'counted' else 'clock'} {words}`".replace(" `", "`")
@@ -69,12 +69,13 @@ def tables() -> Iterator[str]:
         yield "| {} | {:.1f} | {:.4f} | {} |".format(name, *shown)
     for path in sorted(RESULTS.glob(f"bench-*{SUFFIX}")):
         entry = json.loads(path.read_text())
+        labels, end = [of["label"] for of in entry["variants"].values()], entry["verdict"]["name"]
         for one in entry["timings"]:
             if one["steps"] == entry["main_steps"]:
-                ratio = _ratio(one["speedup"]) if one["is_resolved"] else "not resolved"
-                n, verdict = str(one["a"]["wall_s"]["n"]), entry["verdict"]["name"]
-                cells = (f"`{entry['name']}`", " over ".join(one["pair"]), ratio, n, verdict)
-                yield f"| {' | '.join(cells)} | |"
+                # A kept result may be older than these two fields.
+                ratio = _ratio(one["speedup"]) if one.get("is_resolved", True) else "not resolved"
+                what, n = " over ".join(one.get("pair", labels)), one["a"]["wall_s"]["n"]
+                yield f"| `{entry['name']}` | {what} | {ratio} | {n} | {end} | |"
 
 
 def _ratio(up: dict[str, float]) -> str:

@@ -172,7 +172,7 @@ def main() -> None:
     entry["by_steps"] = {
         n: {name: count(replace(one, steps=n)) for name, one in counted.items()} for n in STEPS
     }
-    for name in sorted(CASES["timed"].keys() - entry["timed"].keys()):
+    for name in (one for one in CASES["timed"] if one not in entry["timed"]):
         entry["timed"][name] = clock(Case(**CASES["timed"][name]))
         out.write_text(json.dumps(entry, indent=1) + "\n")
     entry["planted"] = entry.get("planted") or planted()

@@ -118,6 +118,8 @@ class _Bench:
         for pair in scenario.pairs:
             a, b = map(scenario.labels.index, pair.labels)
             of_pair = [Timed(steps, turns[a], turns[b]) for steps, turns in timed.items()]
+            # With one step it is all the same whether K/V are kept.
+            is_judged = not scenario.same_work and (a == 0 or scenario.main_steps > 1)
             found = Comparison(
                 scenario=pair,
                 pairs={one.steps: self._pair(pair, one) for one in of_pair},
@@ -126,7 +128,7 @@ class _Bench:
                 rivals=rivals,
                 timed=of_pair,
                 failures=list(dict.fromkeys(self.failures)),
-                same_work=() if scenario.same_work else _same_work(main[a], main[b]),
+                same_work=_same_work(main[a], main[b]) if is_judged else (),
             )
             comparisons.append(found)
         return Findings(scenario, comparisons, jobs[0], self.notes, self.scratch.parent)

@@ -90,10 +90,11 @@ def test_the_command(
     entry = json.loads(told.out)
     # Reused rows were decoded one by one, recomputed ones together: a level may round otherwise.
     assert entry["verdict"]["name"] in ("identical", "equal")
-    assert [one["steps"] for one in entry["timings"]] == [1]
+    assert [one["steps"] for one in entry["timings"]] == [1, 1, 1], "each two of three variants"
+    assert [*entry["variants"]] == ["a", "b", "c"]
     assert "run 2 of 2" in told.err
     names = {path.name for path in out.iterdir()}
-    assert names == {"bench.json", "bench.md", "report.html", "A", "B"}
+    assert names == {"bench.json", "bench.md", "report.html", "A", "B", "C"}
     # Held against itself with all the room there is, then against what nothing can reach.
     again = [*line, "-q", "--baseline", str(out / "bench.json"), "--max-regress", "100%"]
     assert app.run(again) == 0
@@ -102,7 +103,7 @@ def test_the_command(
         faster["timings"][0]["a"]["wall_s"][figure] = 1e-6
     (tmp_path / "faster.json").write_text(json.dumps(faster))
     assert app.run([*line, "-q", "--baseline", str(tmp_path / "faster.json")]) == 1
-    assert "worse than the baseline: 1 steps: seconds a run went from" in capsys.readouterr().err
+    assert "recompute once, 1 steps: seconds a run went from" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
