@@ -33,9 +33,10 @@ class Clip:
             kind = json_of(text_of(folder / "config.json", TABLE_BYTES)).get("model_type")
             if kind != "clip":
                 raise ValueError(f"its model_type is {kind!r}")
-            local = {"local_files_only": True}
-            model = CLIPModel.from_pretrained(folder, use_safetensors=True, **local)
-            return cls(model.eval(), CLIPImageProcessor.from_pretrained(folder, **local))
+            model = CLIPModel.from_pretrained(
+                folder, use_safetensors=True, local_files_only=True
+            ).eval()
+            return cls(model, CLIPImageProcessor.from_pretrained(folder, local_files_only=True))
         except (OSError, ValueError, AttributeError) as error:
             what = f"not a CLIP checkpoint: {error}"
             raise UsageError(what, where=folder, hint=hint, code="clip.checkpoint") from None
@@ -48,8 +49,8 @@ class Clip:
         """Cosine of the angle between two pictures' embeddings, -1 to 1."""
         import torch
 
-        embeddings = [self._embedding(pixels) for pixels in (a, b)]
-        return float(torch.nn.functional.cosine_similarity(*embeddings))
+        of_a, of_b = self._embedding(a), self._embedding(b)
+        return float(torch.nn.functional.cosine_similarity(of_a, of_b))
 
     def _embedding(self, pixels: Pixels) -> "Tensor":
         import torch

@@ -152,8 +152,8 @@ def _scenario(path: Path, table: dict[str, Any]) -> Scenario:
         if not one.keeps_kv and (of.get("kv_reuse", True) or of.get("cfg_parallel_size", 1) != 1):
             hint = "add kv_reuse = false; leave cfg_parallel_size out"
             raise _fault(path, f"[{side}] keeps_kv = false reuses nothing, in one process", hint)
-    own = zip(sides, (one.settings for one in found.variants), strict=True)
-    for part, settings in (("common", found.common), *own):
+    every = (found.common, *(one.settings for one in found.variants))
+    for part, settings in zip(("common", *sides), every, strict=True):
         for name, value in settings.items():
             if name not in SETTINGS:
                 close = nearest(name, SETTINGS)
