@@ -66,7 +66,7 @@ def tables() -> Iterator[str]:
             yield f"| {' | '.join((name, *cells, command))} |"
     for name, one in kept["planted"].items():
         shown = (float(one["psnr_min"]), one["cosine_min"], one.get("verdict", ""))
-        yield "| {} | {:.1f} | {:.4f} | {} |".format(name, *shown)
+        yield "| {} | {:.1f} | {:.6f} | {} |".format(name, *shown)
     for path in sorted(RESULTS.glob(f"bench-*{SUFFIX}")):
         entry = json.loads(path.read_text())
         labels, end = [of["label"] for of in entry["variants"].values()], entry["verdict"]["name"]
