@@ -1,5 +1,6 @@
 # make demo   pictures from recipes/quickstart.jsonl with the embedded checkpoint
 # make test   the test suite      make lint   ruff and mypy      make clean   forget everything made
+# make figures   the plots of docs/ from the kept results of benchmarks/, with their tables
 # make test-all   with the tests that do at length what quicker ones look at too: before a release
 #
 # Each target sets itself up in .venv; another Python: make demo PYTHON=python3.12
@@ -17,7 +18,7 @@ MODEL := from hyimg_cli.models import registry as r; print(r.fingerprint("tiny-i
 # processes, and torch alone takes 7 s of each that compiles it again, 2 s of one that does not.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all lint clean
+.PHONY: demo test test-all lint figures clean
 
 demo: $(READY)
 	@out="runs/quickstart-$$($(BIN)/python -c '$(MODEL)')" && \
@@ -40,6 +41,9 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+figures: $(READY)
+	$(BIN)/python benchmarks/figures.py
 
 clean:
 	rm -rf $(VENV) runs build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -56,7 +56,8 @@ NEVER = {
     "pipelines": TERMINAL,
     "engine": TERMINAL,
     "measure": TERMINAL | {"transformers", "diffusers", "PIL"},
-    "quality": TERMINAL | {"transformers", "diffusers", "PIL"},
+    # CLIP is the library's.
+    "quality": TERMINAL | {"diffusers", "PIL"},
     "report": TERMINAL | {"torch", "transformers", "diffusers"},
     "scoring": TERMINAL | {"torch", "transformers", "diffusers", "PIL"},
     "doctor": TERMINAL | {"transformers", "diffusers", "PIL"},

@@ -1,4 +1,4 @@
-"""`hyimg bench`: two variants of the engine on the same jobs, and what sets them apart."""
+"""`hyimg bench`: variants of the engine on the same jobs, and what sets them apart."""
 
 import re
 import shlex
@@ -70,7 +70,7 @@ def bench(
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Compare two variants: seconds by phase, pictures, a verdict with reasons.
+    """Compare variants of the engine: seconds by phase, pictures, a verdict with reasons.
 
     Exit code 0 where the pictures agree and the clock is explained, else 1.
     """

@@ -43,7 +43,7 @@ OTHERS = {
     "prove it.",
     "eval": "Measure how far pictures or videos are apart: two files, folders, runs, or a list of "
     "pairs.",
-    "bench": "Compare two variants: seconds by phase, pictures, a verdict with reasons.",
+    "bench": "Compare variants of the engine: seconds by phase, pictures, a verdict with reasons.",
     "cache": "Show or clear what is kept on disk between runs.",
     "schema": "Print the JSON Schema of a manifest line or of a recipe.",
 }

@@ -15,7 +15,7 @@ from hyimg_cli.cli.bench import run_comparison
 from hyimg_cli.cli.completion import among
 from hyimg_cli.errors import Interrupted, SourceImageError, UsageError
 from hyimg_cli.measure import distances
-from hyimg_cli.measure.pairs import VARIANTS, find_pairs, newest_bench
+from hyimg_cli.measure.pairs import bench_sides, find_pairs, newest_bench
 from hyimg_cli.quality.backbones import NETS
 from hyimg_cli.quality.metrics import PIXEL_METRICS, SHARES, Metric
 from hyimg_cli.settings.config import settle
@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 # What is no distance: an edit outside itself.
 _OUTSIDE = "outside"
 _OF_OUTSIDE = o.settings_for("eval")
-_OF_DISTANCES = ("min_psnr", "min_ssim", "max_lpips", "max_abs", "weights", "csv")
+_OF_DISTANCES = ("min_psnr", "min_ssim", "max_lpips", "max_abs", "weights", "clip", "csv")
 # What is measured without paths.
 _COMPARISON = "kv-reuse"
 _TITLES = {
     "psnr": "PSNR dB ↑",
     "ssim": "SSIM ↑",
     "lpips": "LPIPS ↓",
+    "cosine": "cosine ↑",
+    "clip": "CLIP cosine ↑",
     "max_abs": "max |diff| ↓",
     "equal_share": "equal",
     "within_5": "≤ 5",
@@ -43,7 +45,7 @@ _TITLES = {
 }
 _compare_option = partial(o.option, panel="What is compared")
 _gate_option = partial(o.option, panel="Gates (exit code 1)")
-METRICS = ("lpips", "psnr", "ssim", "all", "outside")
+METRICS = ("lpips", "psnr", "ssim", "cosine", "all", "outside")
 
 
 @o.takes(*_OF_OUTSIDE)
@@ -82,6 +84,12 @@ def evaluate(
             "--weights", "LPIPS: the backbone, such as torchvision's alexnet-owt-7be5be79.pth."
         ),
     ] = None,
+    clip: Annotated[
+        Path | None,
+        _compare_option(
+            "--clip", "cosine, all: also of embeddings by the CLIP checkpoint in this folder."
+        ),
+    ] = None,
     self_test: Annotated[
         bool, _compare_option("--self-test", "LPIPS: measure pairs of known distance.")
     ] = False,
@@ -110,13 +118,13 @@ def evaluate(
 ) -> None:
     """Measure how far pictures or videos are apart: two files, folders, runs, or a list of pairs.
 
-    Without paths: KV reuse against recompute, from the newest bench folder here.
+    Without paths: KV reuse against each kind of recompute, from the newest bench folder here.
     """
     if metric not in METRICS:
         hint = f"allowed: {', '.join(METRICS)}"
         raise UsageError(f"{metric!r} is not a metric", hint=hint)
     # Before 0.29 typer leaves paths as words in a context.
-    given = ctx.params | {"a": a, "b": b, "weights": weights, "csv": csv}
+    given = ctx.params | {"a": a, "b": b, "weights": weights, "clip": clip, "csv": csv}
     # NOTE: readers of pictures catch every Exception, so the signal stays a KeyboardInterrupt until
     # it is out of them.
     try:
@@ -165,32 +173,57 @@ def _run(given: Mapping[str, Any]) -> int:
     """Measure and show every pair; the exit code."""
     asked = {name: given[option] for name, option in distances.LIMITED_BY.items()}
     limits = {name: limit for name, limit in asked.items() if limit is not None}
-    a, b = given["a"], given["b"]
-    if a is None:
+    sides = [("", given["a"], given["b"])]
+    if given["a"] is None:
         bench = newest_bench(Path(), _COMPARISON) or _bench_now()
-        render.note(f"A against B of {bench}")
-        a, b = (bench / name for name in VARIANTS)
+        sides = bench_sides(bench)
+        render.note(f"{', '.join(title for title, _, _ in sides)}: pictures of {bench}")
     rule = {name: given[name] for name in ("allow_unpaired", "as_video")}
-    pairing = find_pairs(a, b, **rule)
-    every = ("psnr", "ssim", "lpips", "max_abs", *SHARES)
-    names = dict.fromkeys((*(every if given["metric"] == "all" else [given["metric"]]), *limits))
+    pairings = {title: find_pairs(a, b, **rule) for title, a, b in sides}
+    every = ("psnr", "ssim", "lpips", "cosine", "clip", "max_abs", *SHARES)
+    if given["clip"] is not None and given["metric"] not in ("all", "cosine"):
+        raise UsageError(f"{given['metric']} does not take --clip", hint="hyimg eval cosine A B")
+    asked_for = {"all": every, "cosine": ("cosine", "clip")}.get(given["metric"])
+    names = dict.fromkeys((*(asked_for or [given["metric"]]), *limits))
+    known = dict(PIXEL_METRICS)
     loaded = _lpips(given) if "lpips" in names else None
-    known = {**PIXEL_METRICS, **({"lpips": loaded.metric} if loaded else {})}
+    if loaded is not None:
+        known["lpips"] = loaded.metric
+    if given["clip"] is None:
+        names.pop("clip", None)
+    else:
+        from hyimg_cli.quality.clip import Clip
+
+        known["clip"] = Clip.load(given["clip"]).metric
     metrics = [known[name] for name in names]
-    if pairing.unpaired:
-        render.note(f"left out: {pairing.unpaired}")
-    results = list(distances.measured(pairing.pairs, metrics))
-    records = [distances.to_record(result, metrics) for result in results]
+    for pairing in pairings.values():
+        if pairing.unpaired:
+            render.note(f"left out: {pairing.unpaired}")
+    found = {
+        title: list(distances.measured(pairing.pairs, metrics))
+        for title, pairing in pairings.items()
+    }
+    results = [result for of_title in found.values() for result in of_title]
+    entries: list[dict[str, Any]] = []
+    rows = [["pair", *(_TITLES[metric.name] for metric in metrics)]]
+    for title, of_title in found.items():
+        named = {"comparison": title} if title else {}
+        entries += [named | distances.to_record(result, metrics) for result in of_title]
+        totals = distances.summary(of_title, metrics)
+        entries.append(named | {"summary": totals, "lpips": loaded.title if loaded else None})
+        of_pairs = _distance_rows(of_title, metrics, totals)
+        if title:  # each comparison in one row
+            of_pairs = [[f"{title}, {of_pairs[-1][0]}", *of_pairs[-1][1:]]]
+        rows += of_pairs
     if given["csv"] is not None:
-        distances.write_csv(given["csv"], records)
-    totals, title = distances.summary(results, metrics), loaded.title if loaded else None
+        distances.write_csv(given["csv"], [one for one in entries if "summary" not in one])
     if given["as_json"]:
-        for entry in (*records, {"summary": totals, "lpips": title}):
+        for entry in entries:
             render.json_line(entry)
     else:
-        _show_table(_distance_rows(results, metrics, totals))
-        if title is not None:
-            render.note(title)
+        _show_table(rows)
+        if loaded:
+            render.note(loaded.title)
     for result in results:
         for text in result.notes:
             render.note(f"{result.pair.name}: {text}")
@@ -207,12 +240,13 @@ def _bench_now() -> Path:
     scenario, folder = read_scenario(_COMPARISON), Path("runs") / f"bench-{_COMPARISON}"
     manifest = packaged.read(str(scenario.manifest))
     # Each variant warms up once for every number of steps.
-    count = 2 * len(manifest.lines) * len(scenario.steps) * (scenario.repeats + 1)
+    turns = len(scenario.variants) * len(scenario.steps) * (scenario.repeats + 1)
+    count = len(manifest.lines) * turns
     steps = ", ".join(map(str, scenario.steps))
     render.note(
         f"no bench folder here: running hyimg bench --compare {_COMPARISON} first, into {folder}: "
-        f"over {count} pictures of {steps} steps by the embedded model, about a minute on two "
-        "cores. To measure pictures that are there: hyimg eval METRIC A B"
+        f"over {count} pictures of {steps} steps by the embedded model, up to two minutes of "
+        "processor time. To measure pictures you already have: hyimg eval METRIC A B"
     )
     run_comparison(
         scenario,
@@ -268,7 +302,7 @@ def _distance_rows(
     results: Sequence[distances.Measured], metrics: Sequence[Metric], summary: Mapping[str, Any]
 ) -> list[list[str]]:
     """A row for each pair, then mean and worst of all; of a video the mean (min to max)."""
-    rows = [["pair", *(_TITLES[metric.name] for metric in metrics)]]
+    rows = []
     for measured in results:
         is_video = measured.pair.kind == "video"
         name = measured.pair.name + (f" ({measured.frames} frames)" if is_video else "")

@@ -18,8 +18,8 @@ from hyimg_cli.media.frames import VIDEO_SUFFIXES
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".avif", ".gif")
 BENCH_JSON = "bench.json"
-# Where a bench keeps the pictures of its variants, side by side.
-VARIANTS = ("A", "B")
+# Where a bench keeps the pictures of its variants, side by side; it has two at least.
+VARIANTS = tuple("ABCD")
 # Here, in a folder, in a folder of folders such as runs/.
 _BENCH_PLACES = (BENCH_JSON, f"*/{BENCH_JSON}", f"*/*/{BENCH_JSON}")
 _NAMED_AT_MOST = 5
@@ -101,13 +101,21 @@ def newest_bench(folder: Path, comparison: str) -> Path | None:
     """
     found = []
     for path in (path for place in _BENCH_PLACES for path in folder.glob(place)):
-        if all((path.parent / side).is_dir() for side in VARIANTS):
+        if all((path.parent / side).is_dir() for side in VARIANTS[:2]):
             with suppress(OSError, ValueError):
                 entry = json_of(text_of(path, TABLE_BYTES))
                 if isinstance(entry, dict) and entry.get("name") == comparison:
                     found.append(path)
     newest = max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
     return None if newest is None else newest.parent
+
+
+def bench_sides(bench: Path) -> list[tuple[str, Path, Path]]:
+    """The first variant of a bench against each other one: a title, and the two folders."""
+    variants = json_of(text_of(bench / BENCH_JSON, TABLE_BYTES)).get("variants", {})
+    label = {side: variants.get(side.lower(), {}).get("label", side) for side in VARIANTS}
+    first, *others = (side for side in VARIANTS if (bench / side).is_dir())
+    return [(f"{label[first]} vs {label[one]}", bench / first, bench / one) for one in others]
 
 
 def _some(names: Sequence[str]) -> str:

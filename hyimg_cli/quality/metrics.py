@@ -63,6 +63,18 @@ def ssim(a: Pixels, b: Pixels) -> float:
     return float(value)
 
 
+def cosine(a: Pixels, b: Pixels) -> float:
+    """Cosine of the angle between all values of two pictures; 1 for equal ones.
+
+    Values are never negative, so that any two pictures are close: see PSNR.
+    """
+    require_same_size(a, b)
+    x, y = (pixels.astype(np.float64).ravel() for pixels in (a, b))
+    # Of equal pictures the root of a square: exactly 1.
+    lengths = math.sqrt((x @ x) * (y @ y))
+    return float(x @ y) / lengths if lengths else float(not x.any() and not y.any())
+
+
 def max_abs(a: Pixels, b: Pixels) -> int:
     """Return the largest difference of a value, in levels."""
     return int(level_differences(a, b).max())
@@ -114,6 +126,7 @@ PIXEL_METRICS: Mapping[str, Metric] = {
     for metric in (
         Metric("psnr", "dB", True, psnr),
         Metric("ssim", "", True, ssim, SSIM_WINDOW),
+        Metric("cosine", "", True, cosine),
         Metric("max_abs", "levels", False, max_abs),
         *(
             Metric(name, "share", True, partial(share_within, levels=levels))

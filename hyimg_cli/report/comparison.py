@@ -5,7 +5,7 @@ Pixels are uint8 arrays [H, W, 3], RGB.
 
 import base64
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,10 +68,13 @@ class HeatMap(NamedTuple):
     gradient: str = f"linear-gradient(to right, #{', #'.join(_INFERNO.split())})"
 
 
-def comparison_page(entry: Entry, pictures: Mapping[str, tuple[Path, Path]]) -> str:
-    """The page of a `bench.json`; `pictures` by job: the files of variant A and of variant B."""
-    pairs = list(_pairs(entry, pictures))
-    return render("comparison.html", pairs=pairs, count=len(pictures), **_tables(entry))
+def comparison_page(
+    entry: Entry, shown: Sequence[str], pictures: Mapping[str, tuple[Path, Path]]
+) -> str:
+    """The page of a `bench.json`; `pictures` by job: the files of the two variants `shown`."""
+    pairs = list(_pairs(entry, shown, pictures))
+    count = len(pictures)
+    return render("comparison.html", pairs=pairs, shown=shown, count=count, **_tables(entry))
 
 
 def markdown(entry: Entry) -> str:
@@ -81,45 +84,48 @@ def markdown(entry: Entry) -> str:
 
 def _tables(entry: Entry) -> dict[str, Any]:
     """Content of both forms: rows of cells."""
-    speedups, phases = [], []
+    speedups = []
+    # By step count, each variant's seconds and rows.
+    variants: dict[int, dict[str, Any]] = {}
     for timing in entry["timings"]:
-        up, a, b = timing["speedup"], timing["a"], timing["b"]
+        up = timing["speedup"]
+        sides = dict(zip(timing["pair"], (timing["a"], timing["b"]), strict=True))
+        variants.setdefault(timing["steps"], {}).update(sides)
         speedups.append(
             (
+                " over ".join(timing["pair"]),
                 str(timing["steps"]),
-                *(f"{side['s_per_job']:.3f}" for side in (a, b)),
                 f"{up['median']:.3f}" if timing["is_resolved"] else "not resolved",
                 f"{up['low']:.3f} to {up['high']:.3f}",
                 f"{timing['gain_s']:.3f}",
                 f"{timing['explained_s']:.3f}",
             )
         )
-        # The spread of both variants: of the whole run, then of each phase that took any time.
-        both = {name: (a["phases_s"][name], b["phases_s"][name]) for name in a["phases_s"]}
-        taken = [(name, pair) for name, pair in both.items() if max(one["max"] for one in pair) > 0]
-        phases.append([("whole run", (a["wall_s"], b["wall_s"])), *taken])
+    runs, phases = [], []
+    for steps, sides in variants.items():
+        for label, own in sides.items():
+            rows = [str(own["rows"].get(stage, "–")) for stage in ("prefill", "text", "denoise")]
+            runs.append((label, str(steps), f"{own['s_per_job']:.3f}", *rows))
+        # The spread of all variants: of the whole run, then of each phase that took any time.
+        spreads = {"whole run": [own["wall_s"] for own in sides.values()]}
+        for name in entry["timings"][0]["a"]["phases_s"]:
+            spreads[name] = [own["phases_s"][name] for own in sides.values()]
+        taken = [(name, of) for name, of in spreads.items() if max(one["max"] for one in of) > 0]
+        phases.append((steps, list(sides), [(name, tuple(of)) for name, of in taken]))
     budget = []
     for row in entry["precision"]:
         figures = (number(row.get(name), form) for name, form in _FIGURES.items())
         budget.append((row["name"], str(row["pictures"]), *figures))
-    return {
-        "entry": entry,
-        "labels": _labels(entry),
-        "speedups": speedups,
-        "phases": phases,
-        "budget": budget,
-    }
+    return {"entry": entry, "speedups": speedups, "runs": runs, "phases": phases, "budget": budget}
 
 
-def _labels(entry: Entry) -> list[str]:
-    return [entry["variants"][side]["label"] for side in "ab"]
-
-
-def _pairs(entry: Entry, pictures: Mapping[str, tuple[Path, Path]]) -> Iterator[dict[str, Any]]:
+def _pairs(
+    entry: Entry, shown: Sequence[str], pictures: Mapping[str, tuple[Path, Path]]
+) -> Iterator[dict[str, Any]]:
     """The first pairs with prompt and distances at the main step count; one of two sizes has no
     difference to show.
     """
-    a, b = _labels(entry)
+    a, b = shown
     row_name = f"{a} vs {b}, {entry['main_steps']} steps"
     distances: Entry = next(
         (row["by_job"] for row in entry["precision"] if row["name"] == row_name), {}

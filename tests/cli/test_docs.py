@@ -1,5 +1,6 @@
 """The pages of `docs/`: links lead somewhere, commands run as they stand, in the page's order."""
 
+import importlib.util
 import json
 import re
 import shlex
@@ -121,6 +122,22 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert target.exists(), link
         if anchor:
             assert anchor in heading_anchors(target.read_text(encoding="utf-8")), link
+
+
+def test_the_tables_of_kv_reuse_are_those_of_the_kept_results() -> None:
+    """`make figures` prints them; a result that is measured anew is written anew."""
+    path = REPOSITORY / "benchmarks" / "figures.py"
+    if not path.exists():
+        pytest.skip("a source distribution has no benchmarks")
+    spec = importlib.util.spec_from_file_location("figures", path)
+    assert spec is not None
+    assert spec.loader is not None
+    figures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(figures)
+    lines = (DOCS / "kv-reuse.md").read_text(encoding="utf-8").splitlines()
+    rows = list(figures.tables())
+    assert len(rows) > 40
+    assert [row for row in rows if row not in lines] == []
 
 
 def test_the_index_names_every_page() -> None:

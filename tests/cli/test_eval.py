@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +121,32 @@ def test_all_measures_everything(run_cli: Run, two: tuple[Path, Path]) -> None:
     assert last["lpips"].startswith("LPIPS 0.1, alex, ")
 
 
+def test_cosine_is_of_pixels_and_with_a_checkpoint_of_clip_embeddings(
+    run_cli: Run, two: tuple[Path, Path], tmp_path: Path
+) -> None:
+    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
+
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    small["num_attention_heads"] = 2
+    vision = small | {"image_size": 32, "patch_size": 16}
+    config = CLIPConfig(text_config=small, vision_config=vision, projection_dim=8)
+    CLIPModel(config).save_pretrained(tmp_path / "clip")
+    size = {"crop_size": {"height": 32, "width": 32}, "size": {"shortest_edge": 32}}
+    CLIPImageProcessor(**size).save_pretrained(tmp_path / "clip")
+    other, same, last = run_cli("eval", "cosine", *two, "--json").json_lines
+    assert (same["cosine"], other["cosine"]) == (1.0, pytest.approx(1.0)), "grey is parallel"
+    assert "clip" not in last["summary"]
+    ran = run_cli("eval", "cosine", *two, "--clip", tmp_path / "clip", "--json")
+    other, same, last = ran.json_lines
+    assert same["clip"] == pytest.approx(1.0)
+    assert 0.9 < other["clip"] < 1.0
+    assert last["summary"]["clip"]["worst"] == other["clip"]
+    for folder in (two[0], tmp_path / "none"):
+        ran = run_cli("eval", "cosine", *two, "--clip", folder)
+        assert (ran.code, "error[clip.checkpoint]" in ran.err) == (2, True)
+    assert run_cli("eval", "psnr", *two, "--clip", tmp_path / "clip").code == 2
+
+
 @needs_weights
 def test_the_self_test_passes_with_real_weights(run_cli: Run) -> None:
     ran = run_cli("eval", "lpips", "--self-test", "--json")
@@ -186,8 +213,29 @@ def test_without_paths_the_newest_bench_is_measured(
     (bench / "bench.json").write_text(json.dumps({"name": "kv-reuse"}))
     ran = run_cli("eval", "psnr", "--json")
     assert ran.code == 0
-    assert "A against B of runs/bench-kv-reuse" in ran.err
+    assert "A vs B: pictures of runs/bench-kv-reuse" in ran.err
     assert [entry.get("name") for entry in ran.json_lines] == ["other.png", "same.png", None]
+
+
+def test_a_third_variant_is_a_second_row(
+    run_cli: Run, two: tuple[Path, Path], tmp_path: Path
+) -> None:
+    bench = tmp_path / "runs" / "bench-kv-reuse"
+    shutil.copytree(two[0], bench / "A")
+    shutil.copytree(two[0], bench / "B")
+    shutil.copytree(two[1], bench / "C")
+    labels = {"a": {"label": "reuse"}, "b": {"label": "once"}, "c": {"label": "every step"}}
+    (bench / "bench.json").write_text(json.dumps({"name": "kv-reuse", "variants": labels}))
+    ran = run_cli("eval", "psnr")
+    _, first, second = ran.out.splitlines()
+    assert first.split() == ["reuse", "vs", "once,", "worst", "of", "2", "inf"]
+    assert second.split() == ["reuse", "vs", "every", "step,", "worst", "of", "2", "38.59"]
+    ran = run_cli("eval", "psnr", "--json", "--min-psnr", "39")
+    assert ran.code == 1
+    assert {entry["comparison"] for entry in ran.json_lines} == {
+        "reuse vs once",
+        "reuse vs every step",
+    }
 
 
 def test_ctrl_c_exits_130(
@@ -212,6 +260,7 @@ def test_without_paths_and_bench_the_packaged_one_is_run(
         folder.mkdir(parents=True)
         for side in two:
             side.rename(folder / side.name)
+        (folder / "bench.json").write_text('{"name": "kv-reuse"}')
 
     monkeypatch.setattr("hyimg_cli.cli.eval.run_comparison", run_comparison)
     ran = run_cli("eval", "psnr", "--json")
@@ -219,9 +268,9 @@ def test_without_paths_and_bench_the_packaged_one_is_run(
     said, runs, _ = ran.err.partition("the bench runs")
     assert runs
     assert "no bench folder here: running hyimg bench --compare kv-reuse first" in said
-    assert "over 144 pictures of 1, 8, 50 steps" in said
-    assert "about a minute on two cores" in said
-    assert "A against B of runs/bench-kv-reuse" in ran.err
+    assert "over 96 pictures of 8, 50 steps" in said
+    assert "up to two minutes of processor time" in said
+    assert "A vs B: pictures of runs/bench-kv-reuse" in ran.err
     assert [entry.get("name") for entry in ran.json_lines] == ["other.png", "same.png", None]
 
 

@@ -21,7 +21,7 @@ def distance(a: metrics.Pixels, b: metrics.Pixels) -> metrics.Distance:
 def test_equal_pictures_are_at_no_distance() -> None:
     found = distance(noise(), noise())
     shares = dict.fromkeys(metrics.SHARES, 1.0)
-    assert found == {"psnr": math.inf, "ssim": 1.0, "max_abs": 0, **shares}
+    assert found == {"psnr": math.inf, "ssim": 1.0, "cosine": 1.0, "max_abs": 0, **shares}
     assert number_to_json(found["psnr"]) == "inf"
 
 
@@ -75,3 +75,12 @@ def test_another_size_is_an_error(measure: object) -> None:
     assert callable(measure)
     with pytest.raises(UsageError, match="32x24 and 24x32"):
         measure(noise(24, 32), noise(32, 24))
+
+
+def test_cosine_is_exactly_1_for_equal_pictures_and_0_beside_a_black_one() -> None:
+    picture = np.random.default_rng(3).integers(0, 256, (31, 17, 3), dtype=np.uint8)
+    black = np.zeros_like(picture)
+    cosine = PIXEL_METRICS["cosine"].measure
+    assert (cosine(picture, picture), cosine(black, black)) == (1.0, 1.0)
+    assert cosine(picture, black) == 0.0
+    assert 0.4 < cosine(picture, 255 - picture) < 0.6, "values of noise"

@@ -23,7 +23,8 @@ def spread(median: float, low: float, high: float) -> dict[str, float]:
 def side(wall_s: float, denoise_s: float) -> dict[str, Any]:
     phases = {"denoise_rest": spread(denoise_s, denoise_s, denoise_s), "prewarm": spread(0, 0, 0)}
     wall = spread(wall_s, wall_s - 1, wall_s + 2)
-    return {"wall_s": wall, "s_per_job": wall_s, "phases_s": phases}
+    rows = {"prefill": 100, "denoise": 200}
+    return {"wall_s": wall, "s_per_job": wall_s, "phases_s": phases, "rows": rows}
 
 
 def bench_entry(text: str = "invented") -> dict[str, Any]:
@@ -45,6 +46,7 @@ def bench_entry(text: str = "invented") -> dict[str, Any]:
         "timings": [
             {
                 "steps": 8,
+                "pair": [text, "B"],
                 "a": side(6.0, 2.0),
                 "b": side(8.0, 4.0),
                 "speedup": {"median": 1.3, "low": 1.2, "high": 1.4, "coverage": 0.9},
@@ -78,7 +80,7 @@ def bench_page(folder: Path, text: str = "invented") -> str:
     for path, pixels in zip(files.values(), (a, a + np.uint8(9), a[:8]), strict=True):
         Image.fromarray(pixels).save(path)
     pairs = {"job": (files["a"], files["b"]), text: (files["a"], files["small"])}
-    return comparison_page(bench_entry(text), pairs)
+    return comparison_page(bench_entry(text), (text, "B"), pairs)
 
 
 class Tags(HTMLParser):
@@ -137,7 +139,8 @@ def test_bars_share_one_scale_that_begins_at_zero(tmp_path: Path) -> None:
 def test_markdown_is_not_escaped_and_says_what_is_missing() -> None:
     text = markdown(bench_entry("<x> & y"))
     assert text.startswith("# <x> & y: equal <x> & y\n\nDoes it change the pictures? <x> & y\n")
-    assert "| 8 | 6.000 | 8.000 | 1.300 | 1.200 to 1.400 | 2.000, of it 2.000 where" in text
+    assert "| <x> & y | 8 | 6.000 | 100 | - | 200 |\n| B | 8 | 8.000 | 100 |" in text
+    assert "| <x> & y over B | 8 | 1.300 | 1.200 to 1.400 | 2.000, of it 2.000 where" in text
     assert "| <x> & y vs B, 8 steps | 1 | 29.0 | - | - | 9 | 50.00% |" in text
     assert "| <x> & y | 0, nothing to compare: <x> & y |" in text
 
@@ -145,8 +148,8 @@ def test_markdown_is_not_escaped_and_says_what_is_missing() -> None:
 def test_a_clock_that_resolves_nothing_gives_no_speed_up(tmp_path: Path) -> None:
     entry = bench_entry()
     entry["timings"][0] |= {"is_resolved": False}
-    assert "| 8 | 6.000 | 8.000 | not resolved | 1.200 to 1.400 |" in markdown(entry)
-    assert '<td class="right">not resolved</td>' in comparison_page(entry, {})
+    assert "over B | 8 | not resolved | 1.200 to 1.400 |" in markdown(entry)
+    assert '<td class="right">not resolved</td>' in comparison_page(entry, ("A", "B"), {})
     assert "not resolved" not in bench_page(tmp_path)
 
 

@@ -1,1 +1,1 @@
-"""Two variants of the engine on the same jobs: seconds by phase, distances, and a verdict."""
+"""Variants of the engine on the same jobs: seconds by phase, distances, and a verdict."""

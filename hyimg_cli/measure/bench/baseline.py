@@ -51,19 +51,18 @@ def regressions(now: Mapping[str, Any], before: Mapping[str, Any], most: float) 
     verdicts = now["verdict"]["name"], before["verdict"]["name"]
     if _RANK[verdicts[0]] > _RANK[verdicts[1]]:
         yield f"the verdict was {verdicts[1]}, now it is {verdicts[0]}"
-    earlier = {one["steps"]: one for one in before["timings"]}
-    newer = {one["steps"]: one for one in now["timings"]}
-    for steps in earlier.keys() ^ newer.keys():
-        yield f"{steps} steps were timed in one of them only"
-    for steps in earlier.keys() & newer.keys():
-        own, then = newer[steps], earlier[steps]
+    earlier, newer = ({_timed(of, one): one for one in of["timings"]} for of in (before, now))
+    for what in earlier.keys() ^ newer.keys():
+        yield f"{what} were timed in one of them only"
+    for what in earlier.keys() & newer.keys():
+        own, then = newer[what], earlier[what]
         up = own["speedup"], then["speedup"]
         if up[0]["median"] < up[1]["median"] * (1 - most) and up[0]["high"] < up[1]["median"]:
-            yield _sentence(steps, "speed-up", up[1], up[0], most)
+            yield _sentence(what, "speed-up", up[1], up[0], most)
         walls = own["a"]["wall_s"], then["a"]["wall_s"]
         is_longer = walls[0]["median"] > walls[1]["median"] * (1 + most)
         if is_same_machine(now, before) and is_longer and walls[0]["min"] > walls[1]["median"]:
-            yield _sentence(steps, "seconds a run", walls[1], walls[0], most)
+            yield _sentence(what, "seconds a run", walls[1], walls[0], most)
 
 
 def is_same_machine(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
@@ -79,8 +78,14 @@ _COMPARED: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
+def _timed(entry: Mapping[str, Any], one: Mapping[str, Any]) -> str:
+    """What a timing is of. Where a bench had two variants alone, it did not name the pair."""
+    pair = one.get("pair") or [entry["variants"][side]["label"] for side in "ab"]
+    return f"{' vs '.join(pair)}, {one['steps']} steps"
+
+
 def _sentence(
-    steps: int, what: str, then: Mapping[str, float], now: Mapping[str, float], most: float
+    timed: str, what: str, then: Mapping[str, float], now: Mapping[str, float], most: float
 ) -> str:
     change = f"from {then['median']:.3f} to {now['median']:.3f}"
-    return f"{steps} steps: {what} went {change}, more than {most:.0%}"
+    return f"{timed}: {what} went {change}, more than {most:.0%}"

@@ -78,6 +78,7 @@ class DistanceRow:
             "psnr_median": to_json(statistics.median(psnrs)),
             "ssim_min": min(self.values("ssim"), default=None),
             "lpips_max": max(self.values("lpips"), default=None),
+            "cosine_min": min(self.values("cosine"), default=None),
             "max_abs": max(self.values("max_abs")),
             **{share: min(self.values(share)) for share in SHARES},
         }

@@ -1,6 +1,6 @@
 """One comparison from scenario to verdict.
 
-    1 decide the text     A writes once; its tokens are forced into every run of both variants
+    1 decide the text     A writes once; its tokens are forced into every run of all variants
     2 time                per step count: warm-up, then A B A B ..; pictures kept
     3 control             other seed
     4 judge
@@ -10,6 +10,7 @@ Videos have no text stage: they take steps 2 to 4, frame by frame.
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.measure.bench.budget import DistanceRow, Metrics, row
 from hyimg_cli.measure.bench.runs import Run, RunResult, Texts, runs_of, shared_models
 from hyimg_cli.measure.bench.scenario import Scenario, Variant
-from hyimg_cli.measure.bench.verdict import FEWEST_RUNS, Comparison, Timed
+from hyimg_cli.measure.bench.verdict import FEWEST_RUNS, Comparison, Findings, Timed
 from hyimg_cli.measure.pairs import VARIANTS
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import LoadModel
@@ -44,15 +45,15 @@ def compare(
     folder: Path,
     metrics: Metrics,
     tell: Tell,
-) -> Comparison:
-    """Run both variants over the manifest's jobs and judge them.
+) -> Findings:
+    """Run all variants over the manifest's jobs and judge every two of them.
 
-    `flags` choose the model and the device for both. Pictures of the first timed runs stay in
-    `folder/A` and `folder/B`. Raises ManifestError for a faulty manifest, UsageError for one whose
-    jobs are of several models, and for a flag that a variant sets itself.
+    `flags` choose the model and the device for all. Pictures of the first timed runs stay in
+    `folder/A`, `folder/B` and so on. Raises ManifestError for a faulty manifest, UsageError for
+    one whose jobs are of several models, and for a flag that a variant sets itself.
     """
     for name in flags:
-        if name in scenario.a.settings or name in scenario.b.settings:
+        if any(name in one.settings for one in scenario.variants):
             what = f"{name} is what sets the variants of {scenario.name} apart"
             raise UsageError(what, hint=f"leave --{name} and HYIMG_{name.upper()} out")
     for name in ("runs", *VARIANTS):
@@ -78,50 +79,63 @@ class _Bench:
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     load: LoadModel = field(default_factory=shared_models)
+    _latest: Sequence[RunResult] = ()
     _count: int = 0
 
-    def run(self) -> Comparison:
+    def run(self) -> Findings:
         scenario = self.scenario
         # They differ in what a job says of itself, where that sets the variants apart.
-        both = self._jobs(scenario.a), self._jobs(scenario.b)
-        jobs, plain = (_with_steps(own, scenario.main_steps) for own in both)
-        configs = self._config(scenario.a), self._config(scenario.b)
-        texts = self._decide_texts(configs[0], [job for job in jobs if isinstance(job, ImageJob)])
-        with (
-            runs_of(scenario.a.lifetime, configs[0], texts, self.load) as a,
-            runs_of(scenario.b.lifetime, configs[1], texts, self.load) as b,
-        ):
-            timed = [self._time_in_turn(a, b, both, steps) for steps in scenario.steps]
-            main = next((t for t in timed if t.steps == scenario.main_steps), timed[-1])
-            rivals = self._rivals(b, plain, timed) if scenario.least_psnr is not None else {}
+        jobs = [self._jobs(variant) for variant in scenario.variants]
+        at_main = [self._with_steps(own, scenario.main_steps) for own in jobs]
+        configs = [self._config(variant) for variant in scenario.variants]
+        count, turns = len(configs), len(scenario.steps) * (scenario.repeats + 1)
+        what = f"{count} variants, {len(jobs[0])} jobs, {', '.join(map(str, scenario.steps))} steps"
+        self.tell(f"{what}: {count * turns + 2} runs; the first ones tell how long they take")
+        pictures = [job for job in at_main[0] if isinstance(job, ImageJob)]
+        texts = self._decide_texts(configs[0], pictures)
+        with ExitStack() as opened:
+            runs = []
+            for one, config in zip(scenario.variants, configs, strict=True):
+                run = runs_of(one.lifetime, config, texts, self.load, keeps_kv=one.keeps_kv)
+                runs.append(opened.enter_context(run))
+            timed = {steps: self._time_in_turn(runs, jobs, steps) for steps in scenario.steps}
+            is_lossy = scenario.least_psnr is not None
+            rivals = self._rivals(runs[-1], jobs[-1], timed) if is_lossy else {}
+        main = timed.get(scenario.main_steps, timed[scenario.steps[-1]])
+        self.tell("control: other seed")
+        reseeded = [replace(job, seed=(job.seed + 1) % 2**32) for job in at_main[0]]
+        with runs_of("session", configs[0], texts, self.load) as first:
+            other = self._run(0, first, reseeded)
         self.tell("measuring distances")
-        name, (label, plain_label) = " vs ".join(scenario.labels), scenario.labels
-        pairs = {
-            t.steps: row(f"{name}, {t.steps} steps", t.a[0], t.b[0], self.metrics) for t in timed
-        }
         if scenario.repeats < 2:
             self.notes.append("one run of each variant: their floors are not measured")
         if scenario.repeats < FEWEST_RUNS:
             self.notes.append(f"fewer than {FEWEST_RUNS} runs: the clock was not judged")
-        floors = self._floor(label, main.a), self._floor(plain_label, main.b)
-        self.tell("control: other seed")
-        reseeded = [replace(job, seed=(job.seed + 1) % 2**32) for job in jobs]
-        with runs_of("session", configs[0], texts, self.load) as run:
-            other = self._run(label, run, reseeded)
+        floors = [*map(self._floor, scenario.labels, main)]
+        other_seed = row(f"{scenario.labels[0]}, other seed", main[0][0], other, self.metrics)
         self._keep(main)
-        return Comparison(
-            scenario=scenario,
-            pairs=pairs,
-            floors=floors,
-            other_seed=row(f"{label}, other seed", main.a[0], other, self.metrics),
-            rivals=rivals,
-            timed=timed,
-            failures=list(dict.fromkeys(self.failures)),
-            same_work=() if scenario.same_work else _same_work(main),
-            jobs=jobs,
-            notes=self.notes,
-            kept=self.scratch.parent,
-        )
+        comparisons = []
+        for pair in scenario.pairs:
+            a, b = map(scenario.labels.index, pair.labels)
+            of_pair = [Timed(steps, turns[a], turns[b]) for steps, turns in timed.items()]
+            # With one step it is all the same whether K/V are kept.
+            is_judged = not scenario.same_work and (a == 0 or scenario.main_steps > 1)
+            found = Comparison(
+                scenario=pair,
+                pairs={one.steps: self._pair(pair, one) for one in of_pair},
+                floors=(floors[a], floors[b]),
+                other_seed=other_seed,
+                rivals=rivals,
+                timed=of_pair,
+                failures=list(dict.fromkeys(self.failures)),
+                same_work=_same_work(main[a], main[b]) if is_judged else (),
+            )
+            comparisons.append(found)
+        return Findings(scenario, comparisons, jobs[0], self.notes, self.scratch.parent)
+
+    def _pair(self, pair: Scenario, timed: Timed) -> DistanceRow:
+        name = f"{pair.title}, {timed.steps} steps"
+        return row(name, timed.a[0], timed.b[0], self.metrics)
 
     def _jobs(self, variant: Variant) -> list[Job]:
         settings = self._settings(variant)
@@ -135,7 +149,7 @@ class _Bench:
             raise UsageError(what, where=self.manifest.title, hint=hint, code="bench.models")
         revision, components = settings["revision"].value, settings["video_components"].value
         try:
-            for job in (job for steps in self.scenario.steps for job in _with_steps(jobs, steps)):
+            for job in (job for n in self.scenario.steps for job in self._with_steps(jobs, n)):
                 registry.check(job, revision, components)
         except JobError as error:
             hint = f"--steps {jobs[0].num_inference_steps} is the model's own"
@@ -159,10 +173,9 @@ class _Bench:
         if not pictures:
             self.notes.append("videos: compared by frames")
             return {}
-        label = self.scenario.labels[0]
-        self.tell(f"{len(pictures)} jobs; {label} writes the text for both")
+        self.tell(f"{self.scenario.labels[0]} writes the text for all")
         with runs_of("session", config, {}, self.load) as run:
-            outcomes = self._run(label, run, pictures).outcomes
+            outcomes = self._run(0, run, pictures).outcomes
         writers = {job.custom_id for job in pictures if job.writes_text}
         return {
             one.custom_id: one.cot_token_ids
@@ -170,72 +183,94 @@ class _Bench:
             if one.cot_token_ids and one.custom_id in writers
         }
 
-    def _time_in_turn(self, a: Run, b: Run, jobs: Sequence[Sequence[Job]], steps: int) -> Timed:
-        """Warm-up apart, then A and B in turn. `jobs`: of each."""
-        own = [_with_steps(of_one, steps) for of_one in jobs]
-        turn = list(zip(self.scenario.labels, (a, b), own, strict=True))
-        for one in turn:
-            self._run(*one)
-        turns = []
-        for repeat in range(self.scenario.repeats):
-            self.tell(f"{steps} steps: run {repeat + 1} of {self.scenario.repeats}")
-            turns.append([self._run(*one) for one in turn])
-        return Timed(steps, *zip(*turns, strict=True))
+    def _time_in_turn(
+        self, runs: Sequence[Run], jobs: Sequence[Sequence[Job]], steps: int
+    ) -> tuple[tuple[RunResult, ...], ...]:
+        """Warm-up apart, then all variants in turn; by variant, its timed runs. `jobs`: of each."""
+
+        turns: list[list[RunResult]] = []
+        for repeat in range(self.scenario.repeats + 1):
+            if repeat:
+                left_s = self._left_s(steps, self.scenario.repeats + 1 - repeat)
+                left = f"{left_s:.0f} s" if left_s < 100 else f"{left_s / 60:.0f} min"
+                at = f"{repeat} of {self.scenario.repeats}"
+                self.tell(f"{steps} steps: run {at}; about {left} left")
+            turn = enumerate(zip(runs, jobs, strict=True))
+            turns.append(
+                [self._run(n, run, self._with_steps(own, steps)) for n, (run, own) in turn]
+            )
+            self._latest = turns[-1]
+        return tuple(zip(*turns[1:], strict=True))
+
+    def _left_s(self, now: int, repeats: int) -> float:
+        """Seconds that the runs still to come take, of this step count so many turns.
+
+        A step count not yet run takes as long as another one of that variant, its denoise steps in
+        proportion.
+        """
+        later = self.scenario.steps[self.scenario.steps.index(now) + 1 :]
+        turns = {now: repeats, **dict.fromkeys(later, self.scenario.repeats + 1)}
+        return sum(
+            count * (one.wall_s + (steps / now - 1) * one.denoise_s)
+            for steps, count in turns.items()
+            for one in self._latest
+        )
 
     def _rivals(
-        self, b: Run, jobs: Sequence[Job], timed: Sequence[Timed]
+        self, b: Run, jobs: Sequence[Job], timed: Mapping[int, Sequence[Sequence[RunResult]]]
     ) -> dict[int, DistanceRow]:
         """By step count, B with as many steps as A evaluates its model in, against all of them."""
-        found, label = {}, self.scenario.labels[1]
-        for one in timed:
-            full = max(done.step_cache.full for done in one.a[0].outcomes if done.step_cache)
+        found, label = {}, self.scenario.labels[-1]
+        for steps, (a, plain) in timed.items():
+            full = max(done.step_cache.full for done in a[0].outcomes if done.step_cache)
             self.tell(f"controls: {label} in {full} steps")
-            fewer = self._run(label, b, _with_steps(jobs, full))
-            name = f"{label} in {full} steps, against {one.steps}"
-            found[one.steps] = row(name, one.b[0], fewer, self.metrics)
+            fewer = self._run(len(self.scenario.labels) - 1, b, self._with_steps(jobs, full))
+            name = f"{label} in {full} steps, against {steps}"
+            found[steps] = row(name, plain[0], fewer, self.metrics)
         return found
 
-    def _run(self, label: str, run: Run, jobs: Sequence[Job]) -> RunResult:
+    def _run(self, number: int, run: Run, jobs: Sequence[Job]) -> RunResult:
         """One run in a folder of its own; what fails in any run is told in the verdict."""
         self._count += 1
         result = run(jobs, self.scratch / f"{self._count:04}")
-        self.failures += [f"{label} fails: {text}" for text in result.failures]
+        self.failures += [f"{self.scenario.labels[number]} fails: {one}" for one in result.failures]
         return result
+
+    def _with_steps(self, jobs: Sequence[Job], steps: int) -> list[Job]:
+        less = self.scenario.uneven_steps and steps > 1
+        return [
+            replace(job, num_inference_steps=steps - less * (n % 2)) for n, job in enumerate(jobs)
+        ]
 
     def _floor(self, label: str, runs: Sequence[RunResult]) -> DistanceRow:
         """The worst of all repetitions against the first; one run has nothing but itself."""
         rows = [row(f"{label} twice", runs[0], other, self.metrics) for other in runs[1:] or runs]
         return min(rows, key=lambda one: one.psnr)
 
-    def _keep(self, main: Timed) -> None:
-        """The first timed pictures of both variants, under equal names in `A` and `B`."""
-        for side, run in zip(VARIANTS, (main.a[0], main.b[0]), strict=True):
+    def _keep(self, main: Sequence[Sequence[RunResult]]) -> None:
+        """The first timed pictures of each variant, under equal names in `A`, `B` and so on."""
+        for side in VARIANTS:
+            shutil.rmtree(self.scratch.parent / side, ignore_errors=True)
+        for side, (first, *_) in zip(VARIANTS, main, strict=False):
             target = self.scratch.parent / side
-            shutil.rmtree(target, ignore_errors=True)
             target.mkdir(parents=True)
-            for name, file in output_files(run.folder, by_frame=True).items():
+            for name, file in output_files(first.folder, by_frame=True).items():
                 copy = target / f"{name}{file.suffix}"
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy)
 
 
-def _with_steps(jobs: Sequence[Job], steps: int) -> list[Job]:
-    return [replace(job, num_inference_steps=steps) for job in jobs]
-
-
-def _same_work(timed: Timed) -> tuple[str, ...]:
+def _same_work(a: Sequence[RunResult], b: Sequence[RunResult]) -> tuple[str, ...]:
     """The jobs for which both variants report the same counts: nothing sets them apart there."""
-    ours, theirs = (
-        {one.custom_id: _counts(one) for one in runs[-1].outcomes} for runs in (timed.a, timed.b)
-    )
+    ours, theirs = ({one.custom_id: _counts(one) for one in runs[-1].outcomes} for runs in (a, b))
     same = [name for name in ours if ours[name] == theirs.get(name)]
     # A line's are those until it was written, and the next job may have begun: a run's last ones.
     embedded = [
-        [one.cache.get("prompt_embeddings") for one in runs[-1].outcomes[-1:]]
-        for runs in (timed.a, timed.b)
+        [one.cache.get("prompt_embeddings") for one in runs[-1].outcomes[-1:]] for runs in (a, b)
     ]
     # Some jobs may have nothing to share; a variant that shares nowhere is none.
-    return tuple(same) if len(same) == len(ours) and embedded[0] == embedded[1] else ()
+    is_same = len(same) == len(ours) and embedded[0] == embedded[1]
+    return tuple(same) if is_same and a[-1].rows == b[-1].rows else ()
 
 
 def _counts(outcome: Outcome) -> tuple[object, ...]:

@@ -13,8 +13,8 @@ from typing import Any
 from hyimg_cli.files import replace_file
 from hyimg_cli.journal.provenance import hardware, portable, versions
 from hyimg_cli.measure.bench.runs import RUN_PHASES, RunResult
-from hyimg_cli.measure.bench.scenario import Scenario
-from hyimg_cli.measure.bench.verdict import Comparison, Timed, clock_notes, spread_of
+from hyimg_cli.measure.bench.scenario import SIDES, Scenario
+from hyimg_cli.measure.bench.verdict import Findings, Timed, clock_notes, spread_of
 from hyimg_cli.measure.pairs import BENCH_JSON, VARIANTS, folder_pairs
 from hyimg_cli.models import registry
 from hyimg_cli.report.comparison import comparison_page, markdown
@@ -24,15 +24,15 @@ FORMAT = 1
 MARKDOWN_NAME, REPORT_NAME = "bench.md", "report.html"
 
 
-def write(
-    found: Comparison, *, command: str, lpips: str, flags: Mapping[str, Any]
-) -> dict[str, Any]:
+def write(found: Findings, *, command: str, lpips: str, flags: Mapping[str, Any]) -> dict[str, Any]:
     """Write `bench.json`, `bench.md` and `report.html` beside the pictures; what the first holds.
 
     `command` is how the bench was called, `lpips` how that was measured; `flags` are settings of
-    both variants that came from flags or the environment.
+    all variants that came from flags or the environment.
     """
     scenario, verdict = found.scenario, found.verdict
+    variants = [{**asdict(one), "phases": list(one.phases)} for one in scenario.variants]
+    shown = found.worst.scenario
     # An infinite PSNR is the text "inf".
     entry = {
         "format": FORMAT,
@@ -44,13 +44,15 @@ def write(
             "reasons": list(verdict.reasons),
             "exit_code": verdict.exit_code,
         },
-        "variants": {"a": asdict(scenario.a), "b": asdict(scenario.b)},
+        "variants": dict(zip(SIDES, variants, strict=False)),
         "common": {**scenario.common, **{k: portable(v) for k, v in flags.items()}},
         "phases_that_may_differ": list(scenario.phases),
         "main_steps": scenario.main_steps,
-        "timings": [_timing(timed, scenario) for timed in found.timed],
+        "timings": [
+            _timing(timed, one.scenario) for one in found.comparisons for timed in one.timed
+        ],
         "precision": [row.to_json() for row in found.rows],
-        "failures": list(found.failures),
+        "failures": list(found.comparisons[0].failures),
         "jobs": [_job(job) for job in found.jobs],
         "notes": [*found.notes],
         "environment": {
@@ -62,24 +64,27 @@ def write(
         "lpips": lpips,
         "command": command,
     }
-    pairs = folder_pairs(*(found.kept / side for side in VARIANTS)).pairs
+    sides = (VARIANTS[scenario.labels.index(label)] for label in shown.labels)
+    pairs = folder_pairs(*(found.kept / side for side in sides)).pairs
+    files = {pair.a.stem: (pair.a, pair.b) for pair in pairs}
     for name, content in (
         (BENCH_JSON, json.dumps(entry, indent=1, ensure_ascii=False, allow_nan=False) + "\n"),
         (MARKDOWN_NAME, markdown(entry)),
-        (REPORT_NAME, comparison_page(entry, {pair.a.stem: (pair.a, pair.b) for pair in pairs})),
+        (REPORT_NAME, comparison_page(entry, shown.labels, files)),
     ):
         replace_file(found.kept / name, content.encode())
     return entry
 
 
 def _timing(timed: Timed, scenario: Scenario) -> dict[str, Any]:
-    """One step count: seconds of both variants, the speed-up with its interval, the gain's parts.
+    """A pair at one step count: seconds of both, the speed-up with its interval, the gain's parts.
 
     `explained_s` is what the phases gain in which the variants may differ.
     """
     gains = {phase: timed.gain_in_s(phase) for phase in RUN_PHASES}
     return {
         "steps": timed.steps,
+        "pair": list(scenario.labels),
         "a": _seconds(timed.a),
         "b": _seconds(timed.b),
         "speedup": asdict(timed.speedup),
@@ -104,6 +109,7 @@ def _seconds(runs: Sequence[RunResult]) -> dict[str, Any]:
         "peak_memory_mb": max(
             (one.peak_memory_mb or 0.0 for run in runs for one in run.outcomes), default=0.0
         ),
+        "rows": dict(runs[0].rows),
     }
 
 

@@ -10,14 +10,16 @@ batch's time in equal parts. Waiting in a queue is no work of a job and no part 
 import multiprocessing
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Self, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -26,12 +28,13 @@ from hyimg_cli.engine.runner import cards
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.manifest import planner
 from hyimg_cli.measure.bench.scenario import EMBED, LOAD, PREWARM, REST, START, Lifetime
 from hyimg_cli.memory.fit import memory_guard
 from hyimg_cli.models import registry
 from hyimg_cli.models.common.model import DecoderModel
-from hyimg_cli.models.protocols import Context
+from hyimg_cli.models.protocols import Context, LivePicture
 from hyimg_cli.pipelines.image.pipeline import LoadModel
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import PHASES, JobEnded, ModelLoaded, Outcome, Prewarmed, PromptsReady
@@ -48,7 +51,8 @@ Texts = Mapping[str, Sequence[int]]
 @dataclass(frozen=True)
 class RunResult:
     """One run, of one or several processes one after another. `idle_s`: wall time during which no
-    thread had any work, their starts left out.
+    thread had any work, their starts left out. `rows`: token rows that entered the transformer, by
+    stage: `prefill` of prompts and prefixes, `text`, `denoise`.
     """
 
     folder: Path
@@ -57,6 +61,11 @@ class RunResult:
     phases_s: Mapping[str, float]
     outcomes: tuple[Outcome, ...]
     processes: int = 1
+    rows: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def denoise_s(self) -> float:
+        return self.phases_s["denoise_first"] + self.phases_s["denoise_rest"]
 
     @property
     def failures(self) -> list[str]:
@@ -67,34 +76,40 @@ Run = Callable[[Sequence[Job], Path], RunResult]
 
 
 @contextmanager
-def runs_of(lifetime: Lifetime, config: RunConfig, texts: Texts, load: LoadModel) -> Iterator[Run]:
-    """Carry out a variant's runs; `texts` decides what is written.
+def runs_of(
+    lifetime: Lifetime, config: RunConfig, texts: Texts, load: LoadModel, *, keeps_kv: bool = True
+) -> Iterator[Run]:
+    """Carry out a variant's runs; `texts` decides what is written, `keeps_kv` as in `Variant`.
 
     Processes load a model of their own and start with nothing warm; starting them counts. A session
     takes its model from `load` and forgets all else before each run; it is closed at the end.
     """
     if lifetime != "session":
         given = {name: tuple(ids) for name, ids in texts.items()}
-        yield partial(_in_processes, config, given, 1 if lifetime == "process-per-job" else None)
+        start = partial(_alone, config, given, keeps_kv)
+        yield partial(_in_processes, start, 1 if lifetime == "process-per-job" else None)
         return
+    rows: Counter[str] = Counter()
 
     def load_forced(choice: ModelChoice, *, is_batch_invariant: bool) -> DecoderModel:
-        model = load(choice, is_batch_invariant=is_batch_invariant)
-        return cast(DecoderModel, ForcedText(model, texts))
+        model: Any = load(choice, is_batch_invariant=is_batch_invariant)
+        model = model if keeps_kv else Uncached(model)
+        return cast(DecoderModel, CountedRows(ForcedText(model, texts), rows))
 
     with Session(config, load_forced) as session:
 
         def run(jobs: Sequence[Job], folder: Path) -> RunResult:
             session.forget()
-            return _timed_run(session, config, jobs, folder)
+            rows.clear()
+            return replace(_timed_run(session, config, jobs, folder), rows=dict(rows))
 
         yield run
 
 
 def _in_processes(
-    config: RunConfig, texts: Texts, jobs_each: int | None, jobs: Sequence[Job], folder: Path
+    start: Run, jobs_each: int | None, jobs: Sequence[Job], folder: Path
 ) -> RunResult:
-    """A new process for all jobs, or for every few, one after another."""
+    """A new process for all jobs, or for every few, one after another; each does `start`."""
     size = jobs_each or len(jobs)
     parts = [jobs[at : at + size] for at in range(0, len(jobs), size)]
     results = []
@@ -102,7 +117,7 @@ def _in_processes(
         started = time.perf_counter()
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             try:
-                result = pool.submit(_alone, config, texts, tuple(part), folder).result()
+                result = pool.submit(start, tuple(part), folder).result()
             except BrokenProcessPool:
                 what, hint = "a process of the bench died", "is there enough memory for its model?"
                 raise MachineError(what, hint=hint, code="bench.process") from None
@@ -116,12 +131,15 @@ def _in_processes(
         {phase: sum(one.phases_s[phase] for one in results) for phase in RUN_PHASES},
         tuple(outcome for one in results for outcome in one.outcomes),
         processes=len(results),
+        rows=sum((Counter(one.rows) for one in results), Counter()),
     )
 
 
-def _alone(config: RunConfig, texts: Texts, jobs: Sequence[Job], folder: Path) -> RunResult:
+def _alone(
+    config: RunConfig, texts: Texts, keeps_kv: bool, jobs: Sequence[Job], folder: Path
+) -> RunResult:
     """All that such a process does."""
-    with runs_of("session", config, texts, _load) as run:
+    with runs_of("session", config, texts, _load, keeps_kv=keeps_kv) as run:
         return run(jobs, folder)
 
 
@@ -166,7 +184,74 @@ def _timed_run(session: Session, config: RunConfig, jobs: Sequence[Job], folder:
     return RunResult(folder, wall_s, idle.idle_s, phases_s, tuple(outcomes))
 
 
-class ForcedText:
+class _Wrapped:
+    """A model of which a part is done otherwise; all else is the inner model's."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class CountedRows(_Wrapped):
+    """A model whose transformer rows are added up in `rows`, by stage."""
+
+    _STAGE_OF = {"prefill": "prefill", "prefill_branches": "prefill"}
+    _STAGE_OF |= {"feed": "text", "velocities": "denoise"}
+
+    def __init__(self, inner: Any, rows: Counter[str]) -> None:
+        super().__init__(inner)
+        self._rows = rows
+
+    def __getattr__(self, name: str) -> Any:
+        found, stage = super().__getattr__(name), self._STAGE_OF.get(name)
+        # Models that only denoise latents count no rows.
+        if stage is None or not hasattr(self._inner, "rows_seen"):
+            return found
+
+        def counted(*arguments: Any) -> Any:
+            before = self._inner.rows_seen
+            result = found(*arguments)
+            self._rows[stage] += self._inner.rows_seen - before
+            return result
+
+        return counted
+
+
+class Uncached(_Wrapped):
+    """A model that keeps no K/V between denoise steps. Each step computes the whole sequence of
+    every branch, as an engine without a cache does; the first one uses what was prefilled for it.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self._prefixes: WeakKeyDictionary[Buffer, Any] = WeakKeyDictionary()
+
+    def prefill(self, layout: Any, ids: Any, sources: Any, buffer: Buffer, stop: int) -> Any:
+        self._prefixes[buffer] = ids, sources, stop
+        return self._inner.prefill(layout, ids, sources, buffer, stop)
+
+    def branch(self, layout: Any, buffer: Buffer) -> Callable[[], Any]:
+        """A function that makes the branch of one denoise step."""
+        capacity, first = buffer.capacity, [buffer]
+        # Nothing, where a branch has no prefix.
+        ids, sources, stop = self._prefixes.get(buffer, ((), (), 0))
+
+        def of_one_step() -> Any:
+            own = first.pop() if first else self._inner.new_buffer(capacity)
+            if own.length < stop:
+                self._inner.prefill(layout, ids, sources, own, stop)
+            return self._inner.branch(layout, own)
+
+        return of_one_step
+
+    def velocities(self, pictures: Sequence[LivePicture]) -> Any:
+        anew = [replace(one, branches=[made() for made in one.branches]) for one in pictures]
+        return self._inner.velocities(anew)
+
+
+class ForcedText(_Wrapped):
     """A model whose text is decided beforehand, so that both variants draw from the same words:
     logits are computed, then all but the decided token's drop.
 
@@ -175,21 +260,19 @@ class ForcedText:
     """
 
     def __init__(self, inner: DecoderModel, texts: Texts) -> None:
-        self._inner, self._texts = inner, texts
+        super().__init__(inner)
+        self._texts = texts
         self._started: dict[int, tuple[Context, Sequence[int], int]] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
     def text_budget(self, job: ImageJob, context: Context) -> int:
         # A text's first ids open it and were fed with the prompt.
         opening = len(self._inner.script(job).opening)
         ids = self._texts.get(job.custom_id, ())[opening:]
         self._started[id(context)] = context, ids, len(context.ids)
-        return self._inner.text_budget(job, context)
+        return cast(int, self._inner.text_budget(job, context))
 
     def text_logits(self, contexts: Sequence[Context]) -> Tensor:
-        logits_RV = self._inner.text_logits(contexts)
+        logits_RV = cast(Tensor, self._inner.text_logits(contexts))
         for row, context in enumerate(contexts):
             _, ids, start = self._started.get(id(context), (context, (), 0))
             # Rows are counted in the buffer: ids that were just chosen may not be known here yet.

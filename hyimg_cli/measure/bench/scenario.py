@@ -1,13 +1,14 @@
-"""Scenarios: a question, two variants, the phases that may differ, and a manifest.
+"""Scenarios: a question, two or more variants, the phases that may differ, and a manifest.
 
-A scenario is a TOML file with a manifest beside it; those of the package lie in `scenarios/`. A new
+A scenario is a TOML file with a manifest next to it; the package's own are in `scenarios/`. A new
 comparison is a new file, never a new harness.
 """
 
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import combinations, takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,37 +23,44 @@ Lifetime = Literal["session", "process", "process-per-job"]
 # Phases of a run that no single job owns, before those of `spec.events.PHASES`.
 START, LOAD, EMBED, PREWARM, REST = "start", "load", "embed", "prewarm", "unattributed"
 EVERY_PHASE = "*"
+# The tables of a file that hold its variants, in order.
+SIDES = "abcd"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One side of a comparison: its settings, and how long what it has loaded lives.
+    """One way to run the jobs: its settings, and how long what it has loaded lives.
 
     `session`: one session for all runs, emptied before each. `process`: each run is a process of
-    its own. `process-per-job`: each job of each run is.
+    its own. `process-per-job`: each job of each run is. Without `keeps_kv` every denoise step
+    computes its whole sequence again, for measurement only. `phases`: where the variants before
+    this one may gain over it, if not in the scenario's phases.
     """
 
     label: str
     settings: Mapping[str, Any]
     lifetime: Lifetime = "session"
+    keeps_kv: bool = True
+    phases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A comparison. `a` is the optimised variant, `b` the plain one.
+    """A comparison of `variants`, the most optimised one first and the plainest one last.
 
-    `phases` are those in which `a` may gain (`*`: any); a gain elsewhere is not explained.
-    `same_work`: the variants do the same, at other times or in another precision, and their lines
-    say so. `least_psnr`: `a` is declared to change pictures, at most so far, in dB. `steps` are the
-    denoise steps to be timed; at `main_steps`, by default the last of them, pictures are compared.
+    `phases` are those in which a variant may gain over a later one (`*`: any); a gain elsewhere is
+    not explained. `same_work`: the variants do the same, at other times or in another precision,
+    and their lines say so. `least_psnr`: the first of two variants is declared to change pictures,
+    at most so far, in dB. `steps` are the denoise steps to be timed; at `main_steps`, by default
+    the last of them, pictures are compared. `uneven_steps`: every other job takes one step less,
+    so that jobs of one batch are at different steps.
     """
 
     __pydantic_config__ = {"extra": "forbid"}
 
     name: str
     question: str
-    a: Variant
-    b: Variant
+    variants: tuple[Variant, ...]
     phases: tuple[str, ...]
     manifest: Path
     common: Mapping[str, Any] = field(default_factory=dict)
@@ -61,10 +69,23 @@ class Scenario:
     repeats: int = 5
     same_work: bool = False
     least_psnr: float | None = None
+    uneven_steps: bool = False
 
     @property
-    def labels(self) -> tuple[str, str]:
-        return self.a.label, self.b.label
+    def labels(self) -> tuple[str, ...]:
+        return tuple(variant.label for variant in self.variants)
+
+    @property
+    def title(self) -> str:
+        return " vs ".join(self.labels)
+
+    @property
+    def pairs(self) -> "list[Scenario]":
+        """Every two variants as a comparison of their own, in order."""
+        return [
+            replace(self, variants=(one, other), phases=other.phases or self.phases)
+            for one, other in combinations(self.variants, 2)
+        ]
 
     def may_gain_in(self, phase: str) -> bool:
         return EVERY_PHASE in self.phases or phase in self.phases
@@ -97,23 +118,42 @@ def _scenario(path: Path, table: dict[str, Any]) -> Scenario:
     # Here, since it takes 0.2 s: the names alone are asked for by every --help.
     from pydantic import TypeAdapter, ValidationError
 
-    for side in ("a", "b"):
-        # In the file the settings of a side stand beside its label.
-        if isinstance(of := table.get(side), dict):
-            own = {name: of[name] for name in ("label", "lifetime") if name in of}
-            table[side] = own | {"settings": {name: of[name] for name in of if name not in own}}
+    sides = [*takewhile(table.__contains__, SIDES)]
+    if len(sides) < 2:
+        raise _fault(path, "it lacks two variants", "give tables [a] and [b], and [c] for a third")
+    variants = []
+    for side in sides:
+        if isinstance(of := table.pop(side), dict):
+            # In the file a variant's settings are in one table with its label.
+            own = {one.name: of[one.name] for one in fields(Variant) if one.name in of}
+            of = own | {"settings": {name: of[name] for name in of if name not in own}}
+        variants.append(of)
     try:
-        found = TypeAdapter(Scenario).validate_python({**table, "name": path.stem})
+        table |= {"name": path.stem, "variants": variants}
+        found = TypeAdapter(Scenario).validate_python(table)
     except ValidationError as error:
-        faults = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise _fault(path, "; ".join(faults)) from None
+        what = "; ".join(
+            f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()
+        )
+        for number, side in enumerate(sides):
+            what = what.replace(f"variants.{number}", side)
+        raise _fault(path, what) from None
     if not found.steps or min(found.steps) < 1:
         raise _fault(path, f"steps are {list(found.steps)}, not whole numbers from 1 on")
-    for phase in found.phases:
+    if len(set(found.labels)) < len(sides):
+        raise _fault(path, "two variants have one label", "give each a label of its own")
+    if found.least_psnr is not None and len(sides) > 2:
+        raise _fault(path, "least_psnr judges one variant against one other", "leave [c] out")
+    for phase in {*found.phases, *(phase for one in found.variants for phase in one.phases)}:
         if phase not in (EVERY_PHASE, START, LOAD, EMBED, PREWARM, REST, *PHASES):
             raise _fault(path, f"{phase!r} is no phase")
-    parts = {"common": found.common, "a": found.a.settings, "b": found.b.settings}
-    for part, settings in parts.items():
+    for side, one in zip(sides, found.variants, strict=True):
+        of = {**found.common, **one.settings}
+        if not one.keeps_kv and (of.get("kv_reuse", True) or of.get("cfg_parallel_size", 1) != 1):
+            hint = "add kv_reuse = false; leave cfg_parallel_size out"
+            raise _fault(path, f"[{side}] keeps_kv = false reuses nothing, in one process", hint)
+    every = (found.common, *(one.settings for one in found.variants))
+    for part, settings in zip(("common", *sides), every, strict=True):
         for name, value in settings.items():
             if name not in SETTINGS:
                 close = nearest(name, SETTINGS)

@@ -23,6 +23,7 @@ VerdictName = Literal[
     "identical", "equal", "within floor", "as declared", "differs", "not explained"
 ]
 _GOOD = ("identical", "equal", "within floor", "as declared")
+_FROM_GOOD_TO_BAD = (*_GOOD, "not explained", "differs")
 # A difference in time is worth a word beyond these: see `_noticeable_s`.
 _SHARE_OF_WALL, _LEAST_SHARE, _SHARE_OF_GAIN, _SECONDS = 0.05, 0.01, 0.25, 0.02
 _SHARE_OF_IDLE = 0.25
@@ -107,12 +108,12 @@ class Timed:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that was found about the two variants of a scenario, and where their pictures lie.
+    """What was found about the two variants of a scenario's pair.
 
-    `pairs`: by step count, A against B; `floors`: A against A, then B against B; `other_seed`:
-    A against itself with another one; `same_work`: jobs for which both variants did the very same,
-    where they should not; `rivals`: where A declares a loss, by step count B against itself in as
-    many steps as A evaluates.
+    `pairs`: by step count, A against B; `floors`: A against A, then B against B; `other_seed`: the
+    scenario's first variant against itself with another one; `same_work`: jobs for which both
+    variants did the very same, where they should not; `rivals`: where A declares a loss, by step
+    count B against itself in as many steps as A evaluates.
     """
 
     scenario: Scenario
@@ -122,15 +123,7 @@ class Comparison:
     timed: Sequence[Timed]
     failures: Sequence[str] = ()
     same_work: Sequence[str] = ()
-    jobs: Sequence[Job] = ()
-    notes: Sequence[str] = ()
-    kept: Path = Path()
     rivals: Mapping[int, DistanceRow] = field(default_factory=dict)
-
-    @property
-    def rows(self) -> tuple[DistanceRow, ...]:
-        """The precision budget from top to bottom."""
-        return (*self.floors, *self.pairs.values(), *self.rivals.values(), self.other_seed)
 
     @property
     def worst(self) -> DistanceRow:
@@ -160,6 +153,44 @@ class Comparison:
         if faults:
             return Verdict("not explained", _said_once([*faults, *unresolved]))
         return Verdict(name, (_in_words(name, self), *unresolved))
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that a bench found: each two of its variants compared, on these jobs, and the folder
+    `kept` with the pictures.
+    """
+
+    scenario: Scenario
+    comparisons: Sequence[Comparison]
+    jobs: Sequence[Job]
+    notes: Sequence[str]
+    kept: Path
+
+    @property
+    def rows(self) -> tuple[DistanceRow, ...]:
+        """The precision budget from top to bottom."""
+        first = self.comparisons[0]
+        every = [row for one in self.comparisons for row in (*one.floors, *one.pairs.values())]
+        every += [*first.rivals.values(), first.other_seed]
+        # Floors first; each is in several pairs.
+        every.sort(key=lambda row: not row.name.endswith(" twice"))
+        return tuple({row.name: row for row in every}.values())
+
+    @property
+    def worst(self) -> Comparison:
+        """The first of those with the worst verdict."""
+        return max(self.comparisons, key=lambda one: _FROM_GOOD_TO_BAD.index(one.verdict.name))
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of all; each reason names its pair where there are several."""
+        worst = self.worst
+        if len(self.comparisons) == 1:
+            return worst.verdict
+        ordered = sorted(self.comparisons, key=lambda one: one is not worst)
+        found = ((one.scenario.title, reason) for one in ordered for reason in one.verdict.reasons)
+        return Verdict(worst.verdict.name, _said_once([": ".join(one) for one in found]))
 
 
 def _time_faults(timed: Timed, scenario: Scenario) -> Iterator[str]:
@@ -212,7 +243,8 @@ def _slower(
     timed: Timed, scenario: Scenario, apart_s: float, phases: Sequence[str]
 ) -> tuple[str, float, str]:
     """The slower variant, by how much, and the phase of these that differs most that way."""
-    label, sign = (scenario.b.label, 1) if apart_s > 0 else (scenario.a.label, -1)
+    a, b = scenario.labels
+    label, sign = (b, 1) if apart_s > 0 else (a, -1)
     return label, abs(apart_s), max(phases, key=lambda phase: sign * timed.gain_in_s(phase))
 
 

@@ -12,7 +12,7 @@ from measure.bench import faults
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.measure.bench.harness import compare
 from hyimg_cli.measure.bench.scenario import SCENARIOS, Scenario, read_scenario
-from hyimg_cli.measure.bench.verdict import Comparison
+from hyimg_cli.measure.bench.verdict import Findings
 from hyimg_cli.models import registry
 from hyimg_cli.quality.metrics import PIXEL_METRICS
 from hyimg_cli.settings.run import ModelChoice
@@ -21,7 +21,7 @@ ONE_EDIT = (
     '{"custom_id": "edit", "task": "it2i", "prompt": "make the circle blue", "seed": 5, '
     f'"images": ["{SCENARIOS}/images/red-circle.png"], "bot_task": "recaption"}}\n'
 )
-Bench = Callable[..., Comparison]
+Bench = Callable[..., Findings]
 
 
 @pytest.fixture(scope="session")
@@ -31,8 +31,9 @@ def loaded() -> Any:
 
 @pytest.fixture(scope="session")
 def small() -> Scenario:
-    """kv-reuse over two steps of one edit."""
-    return replace(read_scenario("kv-reuse"), steps=(2,), main_steps=2, repeats=3)
+    """kv-reuse over two steps of one edit, its first two variants."""
+    found = read_scenario("kv-reuse")
+    return replace(found, variants=found.variants[:2], steps=(2,), main_steps=2, repeats=3)
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def bench_in(folder: Path, loaded: Any, small: Scenario, patch: pytest.MonkeyPat
     """The same, in a folder of the caller's."""
     patch.setattr(registry, "load", lambda choice, **_: loaded)
 
-    def carried_out(scenario: Scenario = small, lines: str = ONE_EDIT) -> Comparison:
+    def carried_out(scenario: Scenario = small, lines: str = ONE_EDIT) -> Findings:
         manifest = folder / "jobs.jsonl"
         manifest.write_text(lines)
         return compare(

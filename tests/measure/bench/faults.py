@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from time import sleep
 from typing import Any
@@ -14,7 +15,10 @@ import torch
 from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import ImageSegment
+from hyimg_cli.measure.bench import runs
+from hyimg_cli.measure.bench.runs import Uncached
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
+from hyimg_cli.pipelines.image import batch
 from hyimg_cli.pipelines.image.branches import BranchBuilder
 from hyimg_cli.pipelines.image.stages import ImageStages
 
@@ -142,12 +146,170 @@ def forget_source_in_key(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ImageSegment, "key", property(lambda self: f"image {self.grids} {self.ids}"))
 
 
+def one_token_negative(patch: pytest.MonkeyPatch) -> None:
+    """The negative branch denoises on a prefix of one token, as an empty companion prompt has."""
+    _mark_forks(patch, lambda branch, layout: [(1, layout.live_start)] * _is_negative(branch))
+
+
+def pad_negative_branch(patch: pytest.MonkeyPatch) -> None:
+    """The end of the negative branch's prefix is padding: zeros that every row sees."""
+    original = HunyuanImage3.branch
+
+    def branch(self: Any, layout: Any, buffer: Any) -> Any:
+        made = original(self, layout, buffer)
+        if _is_negative(made):
+            for rows in (*buffer.keys_HSD, *buffer.values_HSD):
+                rows[:, layout.live_start - 8 : layout.live_start] = 0
+        return made
+
+    _flag_forks(patch)
+    patch.setattr(HunyuanImage3, "branch", branch)
+
+
+def _is_negative(branch: Any) -> bool:
+    """True for a branch that took a part of the positive one's prefix, not all of it."""
+    return getattr(branch.query_block.buffer, "is_partial", False)
+
+
+def one_guidance_for_a_batch(patch: pytest.MonkeyPatch) -> None:
+    """Every job of a batch is drawn with the first one's guidance."""
+    original = batch.denoise_step
+
+    def denoise_step(drawings: Any, velocities: Any) -> None:
+        for one in drawings:
+            one.track = replace(one.track, guidance=drawings[0].track.guidance)
+        original(drawings, velocities)
+
+    patch.setattr(batch, "denoise_step", denoise_step)
+
+
+def one_source_for_a_batch(patch: pytest.MonkeyPatch) -> None:
+    """Every picture of a batch that has as many branches is drawn on the first one's."""
+    original = HunyuanImage3.velocities
+
+    def velocities(self: Any, pictures: Any) -> Any:
+        first = pictures[0].branches
+        same = [
+            replace(one, branches=first) if len(one.branches) == len(first) else one
+            for one in pictures
+        ]
+        return original(self, same)
+
+    patch.setattr(HunyuanImage3, "velocities", velocities)
+
+
+# What leaks lives as long as a process; see `simulate_processes`.
+_LEAKED: dict[Any, Any] = {}
+
+
+def keep_generator_of_a_seed(patch: pytest.MonkeyPatch) -> None:
+    """A process keeps each seed's generator: a second job of that seed goes on where it was."""
+    original, randn = HunyuanImage3.initial_latents, torch.randn
+
+    def initial_latents(self: Any, bucket: Any, seed: int) -> Any:
+        kept = _LEAKED.setdefault(seed, torch.Generator().manual_seed(seed))
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(
+                torch,
+                "randn",
+                lambda *shape, generator, **kind: randn(*shape, generator=kept, **kind),
+            )
+            return original(self, bucket, seed)
+
+    patch.setattr(HunyuanImage3, "initial_latents", initial_latents)
+
+
+def add_seed_of_last_job(patch: pytest.MonkeyPatch) -> None:
+    """A job's noise depends on the seed of the job before it in the same process."""
+    original = HunyuanImage3.initial_latents
+
+    def initial_latents(self: Any, bucket: Any, seed: int) -> Any:
+        before, _LEAKED["seed"] = _LEAKED.get("seed", 0), seed
+        return original(self, bucket, seed + before)
+
+    patch.setattr(HunyuanImage3, "initial_latents", initial_latents)
+
+
+def simulate_processes(patch: pytest.MonkeyPatch) -> None:
+    """The bench's processes are this one, emptied of what has leaked: starting any takes long."""
+
+    class Pool:
+        def __init__(self, *_: Any) -> None:
+            _LEAKED.clear()
+
+        def __enter__(self) -> "Pool":
+            return self
+
+        def __exit__(self, *_: Any) -> None: ...
+
+        def submit(self, call: Callable[..., Any], *arguments: Any) -> Any:
+            done: Future[Any] = Future()
+            done.set_result(call(*arguments))
+            return done
+
+    patch.setattr(runs, "ProcessPoolExecutor", Pool)
+
+
+Rows = list[torch.Tensor]
+
+
+def stale_cache(before: Rows, rows: Rows) -> Rows:
+    """The last rows of a prefix are still those of the branch built before it."""
+    for old, new in zip(before, rows, strict=True):
+        new[:, -8:] = old[:, -8:]
+    return rows
+
+
+def shifted_position(before: Rows, rows: Rows) -> Rows:
+    """A prefix is one slot too late."""
+    for new in rows:
+        new[:, 1:] = new[:, :-1].clone()
+    return rows
+
+
+def wrong_branch(before: Rows, rows: Rows) -> Rows:
+    """A branch denoises on the prefix of the one built before it."""
+    for old, new in zip(before, rows, strict=True):
+        shared = min(old.shape[1], new.shape[1])
+        new[:, :shared] = old[:, :shared]
+    return rows
+
+
+def spoil_prefixes(
+    patch: pytest.MonkeyPatch, variant: str, change: Callable[[Rows, Rows], Rows]
+) -> None:
+    """Change the prefix of every branch of one variant of kv-reuse, by its label, when it is made:
+    once for all denoise steps, or, where none keeps it, at each.
+    """
+    build_of, branch_of = BranchBuilder.build, HunyuanImage3.branch
+    now, before = "", Rows()
+
+    def build(self: Any, context: Any) -> Any:
+        nonlocal now
+        is_uncached = isinstance(self.model._inner._inner, Uncached)
+        plain = "recompute every step" if is_uncached else "recompute once"
+        now = plain if self.prefixes is None else "reuse"
+        return build_of(self, context)
+
+    def branch(self: Any, layout: Any, buffer: Any) -> Any:
+        nonlocal before
+        if now == variant:
+            rows = [each[:, : buffer.length] for each in (*buffer.keys_HSD, *buffer.values_HSD)]
+            kept = [each.clone() for each in rows]
+            change(before or kept, rows)
+            before = kept
+        return branch_of(self, layout, buffer)
+
+    patch.setattr(BranchBuilder, "build", build)
+    patch.setattr(HunyuanImage3, "branch", branch)
+
+
 def _flag_forks(patch: pytest.MonkeyPatch) -> None:
     original = Buffer.take
 
     def take(self: Any, other: Buffer, prefix: int) -> None:
         original(self, other, prefix)
-        self.is_forked = True
+        self.is_forked, self.is_partial = True, prefix < other.length
 
     patch.setattr(Buffer, "take", take)
 

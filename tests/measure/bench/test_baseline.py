@@ -21,7 +21,9 @@ def entry(wall_s: float = 1.0, speedup: float = 2.0, verdict: str = "identical")
         "common": {"batching_max_size": 1},
         "jobs": [{"custom_id": "one"}],
         "environment": {"hardware": {"cpu": "one"}, "model_fingerprint": "f"},
-        "timings": [{"steps": 8, "a": {"wall_s": wall}, "speedup": up}],
+        "timings": [
+            {"steps": 8, "pair": ["reuse", "recompute once"], "a": {"wall_s": wall}, "speedup": up}
+        ],
     }
 
 
@@ -73,7 +75,9 @@ def test_what_cannot_be_held_against_each_other(name: str, value: Any, says: str
 def test_step_counts_of_one_side_only() -> None:
     fewer = entry() | {"timings": []}
     for now, then in ((fewer, entry()), (entry(), fewer)):
-        assert list(regressions(now, then, 0.05)) == ["8 steps were timed in one of them only"]
+        assert list(regressions(now, then, 0.05)) == [
+            "reuse vs recompute once, 8 steps were timed in one of them only"
+        ]
 
 
 @pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.1", 0.1), (" 12.5 % ", 0.125)])

@@ -3,16 +3,17 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from measure.bench import faults
 
 from hyimg_cli.measure.bench import record
 from hyimg_cli.measure.bench.scenario import Scenario, read_scenario
-from hyimg_cli.measure.bench.verdict import Comparison
+from hyimg_cli.measure.bench.verdict import Findings
 from hyimg_cli.media.images import size_of
 
-Bench = Callable[..., Comparison]
+Bench = Callable[..., Findings]
 
 IN_PICTURES = [
     faults.hide_three_specials,
@@ -22,6 +23,8 @@ IN_PICTURES = [
     faults.one_step_less,
     faults.other_noise,
     faults.rounded_hand_off,
+    faults.one_token_negative,
+    faults.pad_negative_branch,
 ]
 # A fault of each kind: what is hidden, what lies elsewhere, what is not done, what is rounded.
 QUICK = (
@@ -53,8 +56,8 @@ def test_a_fault_in_the_pictures_differs(
 @pytest.mark.parametrize(
     ("plant", "words"),
     [
-        (faults.sleep_in_recompute, ("recompute waits", "kv_handoff", "a sleep or a timeout")),
-        (faults.sleep_in_decoding, ("recompute is 0.", "slower in decode_latents", "waits")),
+        (faults.sleep_in_recompute, ("recompute once waits", "kv_handoff", "a sleep or a timeout")),
+        (faults.sleep_in_decoding, ("recompute once is 0.", "slower in decode_latents", "waits")),
     ],
 )
 def test_a_gain_that_is_a_sleep_is_not_explained(
@@ -71,7 +74,7 @@ def test_a_gain_that_is_a_sleep_is_not_explained(
     text = " ".join(found.verdict.reasons)
     for word in words:
         assert word in text, text
-    assert found.pairs[2].is_identical, "the pictures know nothing of a sleep"
+    assert found.worst.pairs[2].is_identical, "the pictures know nothing of a sleep"
 
 
 def test_values_that_are_no_numbers_differ_and_are_written(
@@ -113,16 +116,83 @@ def test_a_source_that_is_left_out_of_a_prefixs_key_is_found(
     assert bench(scenario, lines).verdict.name == "differs"
 
 
+SPOILED = [
+    (variant, change)
+    for variant in read_scenario("kv-reuse").labels
+    for change in (faults.stale_cache, faults.shifted_position, faults.wrong_branch)
+]
+
+
+@pytest.mark.parametrize(
+    ("variant", "change"),
+    # Each variant and each fault once in the quick ones.
+    [
+        pytest.param(*one, marks=[] if number % 4 == 0 else [pytest.mark.thorough])
+        for number, one in enumerate(SPOILED)
+    ],
+)
+def test_a_spoiled_prefix_of_one_variant_differs_from_both_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, variant: str, change: Any
+) -> None:
+    faults.spoil_prefixes(monkeypatch, variant, change)
+    found = bench(replace(read_scenario("kv-reuse"), steps=(2,), main_steps=2, repeats=1))
+    assert found.verdict.name == "differs"
+    assert [variant in one.scenario.labels for one in found.comparisons] == [
+        one.verdict.name == "differs" for one in found.comparisons
+    ]
+
+
+def jobs_of(scenario: Scenario, count: int) -> str:
+    """The first lines of a scenario's own manifest, from any folder."""
+    lines = [json.loads(line) for line in scenario.manifest.read_text().splitlines()[:count]]
+    folder = scenario.manifest.parent
+    return "".join(
+        f"{json.dumps(one | {'images': [str(folder / path) for path in one['images']]})}\n"
+        for one in lines
+    )
+
+
+@pytest.mark.parametrize(
+    "plant", [None, faults.one_guidance_for_a_batch, faults.one_source_for_a_batch]
+)
+def test_a_batch_that_draws_with_the_first_jobs_settings_is_found(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, plant: faults.Plant | None
+) -> None:
+    scenario = replace(read_scenario("batching"), steps=(3,), main_steps=3, repeats=1)
+    if plant is not None:
+        plant(monkeypatch)
+    found = bench(scenario, jobs_of(scenario, 4))
+    assert found.verdict.name in (("differs",) if plant else ("identical", "equal"))
+    assert {job.num_inference_steps for job in found.jobs} == {20}, "steps are the bench's own"
+    assert max(one.batch["denoise"] for one in found.worst.timed[0].a[0].outcomes) > 1
+
+
+@pytest.mark.parametrize(
+    "plant", [None, faults.keep_generator_of_a_seed, faults.add_seed_of_last_job]
+)
+def test_a_seed_that_leaks_from_job_to_job_is_found(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, plant: faults.Plant | None
+) -> None:
+    scenario = replace(read_scenario("persistent"), steps=(1,), main_steps=1, repeats=1)
+    scenario = replace(scenario, common={**scenario.common, "prewarm": False})
+    faults.simulate_processes(monkeypatch)
+    if plant is not None:
+        plant(monkeypatch)
+    found = bench(scenario, jobs_of(scenario, 3))
+    assert found.verdict.name in (("differs",) if plant else ("identical", "equal"))
+
+
 @pytest.mark.thorough
 @pytest.mark.usefixtures("processor_clock")
 def test_clean_comparisons_are_not_flagged(bench: Bench, small: Scenario) -> None:
     """Twice five runs a side; what does not come from the clock is the same in all."""
     found = bench(replace(small, steps=(1,), main_steps=1, repeats=10))
-    (timed,) = found.timed
+    (compared,) = found.comparisons
+    (timed,) = compared.timed
     verdicts = [found.verdict]
     for start in range(0, 10, 5):
         five = slice(start, start + 5)
         part = replace(timed, a=timed.a[five], b=timed.b[five])
-        verdicts.append(replace(found, timed=[part]).verdict)
+        verdicts.append(replace(compared, timed=[part]).verdict)
     assert {one.name for one in verdicts} <= {"identical", "equal"}, verdicts
     assert {one.exit_code for one in verdicts} == {0}

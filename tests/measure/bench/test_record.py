@@ -54,7 +54,7 @@ def test_bench_json_says_everything_in_plain_values(
     assert all(one.startswith("time: not resolved, runs of re") for one in others)
     assert entry["timings"][0]["is_resolved"] == (not others)
     rows = {row["name"]: row for row in entry["precision"]}
-    assert rows["reuse vs recompute, 2 steps"]["psnr_min"] == "inf"
+    assert rows["reuse vs recompute once, 2 steps"]["psnr_min"] == "inf"
     assert isinstance(rows["reuse, other seed"]["psnr_min"], float)
     timing = entry["timings"][0]
     for side in ("a", "b"):
@@ -90,19 +90,20 @@ def test_the_command(
     entry = json.loads(told.out)
     # Reused rows were decoded one by one, recomputed ones together: a level may round otherwise.
     assert entry["verdict"]["name"] in ("identical", "equal")
-    assert [one["steps"] for one in entry["timings"]] == [1]
+    assert [one["steps"] for one in entry["timings"]] == [1, 1, 1], "each two of three variants"
+    assert [*entry["variants"]] == ["a", "b", "c"]
     assert "run 2 of 2" in told.err
     names = {path.name for path in out.iterdir()}
-    assert names == {"bench.json", "bench.md", "report.html", "A", "B"}
+    assert names == {"bench.json", "bench.md", "report.html", "A", "B", "C"}
     # Held against itself with all the room there is, then against what nothing can reach.
-    again = [*line, "-q", "--baseline", str(out / "bench.json"), "--max-regress", "100%"]
+    again = [*line, "-q", "--baseline", str(out / "bench.json"), "--max-regress", "900%"]
     assert app.run(again) == 0
     faster = json.loads((out / "bench.json").read_text())
     for figure in ("min", "median", "max"):
         faster["timings"][0]["a"]["wall_s"][figure] = 1e-6
     (tmp_path / "faster.json").write_text(json.dumps(faster))
     assert app.run([*line, "-q", "--baseline", str(tmp_path / "faster.json")]) == 1
-    assert "worse than the baseline: 1 steps: seconds a run went from" in capsys.readouterr().err
+    assert "recompute once, 1 steps: seconds a run went from" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.measure.bench.harness import compare
 from hyimg_cli.measure.bench.runs import Lifetime, RunResult, runs_of, shared_models
 from hyimg_cli.measure.bench.scenario import SCENARIOS, Scenario, read_scenario
-from hyimg_cli.measure.bench.verdict import Comparison
+from hyimg_cli.measure.bench.verdict import Findings
 from hyimg_cli.models import registry
 from hyimg_cli.quality.metrics import PIXEL_METRICS
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
@@ -103,21 +103,19 @@ def test_a_process_of_its_own_draws_the_same(quick: None, tmp_path: Path) -> Non
     assert sum(there.phases_s.values()) == pytest.approx(there.wall_s)
 
 
-def test_every_row_of_the_review_is_there(
-    bench: Callable[..., Comparison], small: Scenario
-) -> None:
+def test_every_row_of_the_review_is_there(bench: Callable[..., Findings], small: Scenario) -> None:
     other = {'"edit"': '"other"', "make the circle blue": "make it a green square"}
     lines = ONE_EDIT + re.sub("|".join(other), lambda found: other[found[0]], ONE_EDIT)
     found = bench(replace(small, repeats=2), lines)
     rows = {row.name: row for row in found.rows}
     assert set(rows) == {
         "reuse twice",
-        "recompute twice",
-        "reuse vs recompute, 2 steps",
+        "recompute once twice",
+        "reuse vs recompute once, 2 steps",
         "reuse, other seed",
     }
     assert rows["reuse twice"].is_identical
-    assert rows["recompute twice"].is_identical
+    assert rows["recompute once twice"].is_identical
     assert not rows["reuse, other seed"].unchanged
     assert found.verdict.name in ("identical", "equal")
     assert len(list((found.kept / "A").iterdir())) == len(list((found.kept / "B").iterdir())) == 2
@@ -146,5 +144,7 @@ def test_videos_are_compared_frame_by_frame(tmp_path: Path) -> None:
     ignored, by_frames = found.notes[:2]
     assert ignored == "--no-batch-invariant concerns pictures only; this manifest has none"
     assert "videos: compared by frames" in by_frames
-    embedded = [run.phases_s["embed"] for run in (found.timed[0].a[0], found.timed[0].b[0])]
+    embedded = [
+        runs[0].phases_s["embed"] for runs in (found.worst.timed[0].a, found.worst.timed[0].b)
+    ]
     assert embedded[0] > 0

@@ -1,5 +1,6 @@
 """Scenarios: every one of the package is whole, and a faulty one says what is wrong."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,10 @@ def test_every_scenario_of_the_package_is_whole(name: str) -> None:
     assert manifest.lines
     assert not manifest.faults
     assert found.main_steps in found.steps
-    assert found.a.label != found.b.label
-    assert (found.a.settings, found.a.lifetime) != (found.b.settings, found.b.lifetime)
+    assert len(set(found.labels)) == len(found.variants) >= 2
+    for pair in found.pairs:
+        one, other = (replace(variant, label="", phases=()) for variant in pair.variants)
+        assert one != other
 
 
 def test_a_scenario_of_ones_own(tmp_path: Path) -> None:
@@ -41,27 +44,43 @@ def test_a_scenario_of_ones_own(tmp_path: Path) -> None:
     found = scenario.read_scenario(str(path))
     assert (found.name, found.main_steps, found.repeats) == ("mine", 2, 5)
     assert found.manifest == tmp_path / "jobs.jsonl"
-    assert found.b == scenario.Variant("other", {"kv_reuse": False}, "process")
+    assert found.variants[1] == scenario.Variant("other", {"kv_reuse": False}, "process")
     assert found.may_gain_in("prefill")
     assert not found.may_gain_in("think")
+
+
+def test_three_variants_are_three_pairs_each_with_the_phases_of_its_plainer_one(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f'{GOOD}[c]\nlabel = "third"\nphases = ["think"]\n')
+    pairs = scenario.read_scenario(str(path)).pairs
+    assert [one.title for one in pairs] == ["one vs other", "one vs third", "other vs third"]
+    assert [one.phases for one in pairs] == [("prefill",), ("think",), ("think",)]
 
 
 @pytest.mark.parametrize(
     ("text", "what"),
     [
         ("question = ", "not valid TOML"),
-        ("question = 'x'", "a: Field required; b: Field required; phases: Field required"),
+        ("question = 'x'", "it lacks two variants"),
+        (GOOD.split("[b]")[0], "it lacks two variants"),
+        (GOOD.replace("question", "# question"), "question: Field required"),
         (GOOD.replace("steps", "stepps"), "stepps: Unexpected"),
         (GOOD.replace("kv_reuse", "kv_reus"), "[b] kv_reus is no setting"),
         (
             GOOD.replace('"process"', '"day"'),
             "b.lifetime: Input should be 'session', 'process'",
         ),
+        (GOOD.replace('"one"', '"other"'), "two variants have one label"),
         (GOOD.replace('label = "one"', ""), "a.label: Field required"),
         (GOOD.replace("[4, 2]", "[4, 'two']"), "steps.1: Input should be a valid integer"),
         (GOOD.replace("[4, 2]", "[4, 0]"), "steps are [4, 0], not whole numbers"),
         (GOOD.replace('["prefill"]', '["prefil"]'), "'prefil' is no phase"),
         (GOOD.replace("[a]", "[[a]]"), "a: Input should be a dictionary"),
+        (GOOD + 'keeps_kv = false\n[c]\nlabel = "c"\nphases = ["prefil"]', "'prefil' is no phase"),
+        (GOOD + '[c]\nlabel = "c"\nkeeps_kv = false', "[c] keeps_kv = false reuses nothing"),
+        (f"least_psnr = 30.0\n{GOOD}[c]\nlabel = 'c'", "least_psnr judges one variant"),
         (GOOD.replace("= false", "= 'no'"), '[b] kv_reuse: "no" is not true or false'),
         (GOOD.replace("batching_max_size = 1", "replicas = 2"), "[common] replicas"),
     ],

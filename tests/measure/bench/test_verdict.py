@@ -10,10 +10,10 @@ import pytest
 from hyimg_cli.measure.bench.budget import DistanceRow
 from hyimg_cli.measure.bench.runs import RUN_PHASES, RunResult
 from hyimg_cli.measure.bench.scenario import read_scenario
-from hyimg_cli.measure.bench.verdict import Comparison, Timed, clock_notes
+from hyimg_cli.measure.bench.verdict import Comparison, Findings, Timed, clock_notes
 from hyimg_cli.quality.metrics import PIXEL_METRICS, Distance
 
-SCENARIO = read_scenario("kv-reuse")
+SCENARIO = read_scenario("kv-reuse").pairs[0]
 SAME: Distance = {
     name: inf if name == "psnr" else 0 if name == "max_abs" else 1.0 for name in PIXEL_METRICS
 }
@@ -150,8 +150,8 @@ def test_a_failed_job_differs() -> None:
 @pytest.mark.parametrize(
     ("slow", "says"),
     [
-        ({"decode_latents": 0.4}, "recompute is 0.30 s a run slower in decode_latents"),
-        ({"prefill": 0.4, "idle_s": 0.3}, "recompute waits 0.30 s longer"),
+        ({"decode_latents": 0.4}, "recompute once is 0.30 s a run slower in decode_latents"),
+        ({"prefill": 0.4, "idle_s": 0.3}, "recompute once waits 0.30 s longer"),
     ],
 )
 def test_a_gain_from_elsewhere(slow: dict[str, float], says: str) -> None:
@@ -169,13 +169,13 @@ def test_a_timeout_that_spares_one_run_or_is_small_beside_the_run_is_named() -> 
     for a, b in ((even, spared), (long, longer)):
         found = replace(CLEAN, timed=timed(a, b)).verdict
         assert found.name == "not explained"
-        assert "recompute is 30.00 s a run slower" in found.reasons[0]
+        assert "recompute once is 30.00 s a run slower" in found.reasons[0]
 
 
 def test_a_wait_is_held_against_that_of_the_variant_that_waits_less() -> None:
     """1.3 s beside 1.0 s: more than a quarter of the one, less than a quarter of the other."""
     short, long = ([run(idle_s=wait) for _ in range(5)] for wait in (1.0, 1.3))
-    for a, b, label in ((short, long, "recompute"), (long, short, "reuse")):
+    for a, b, label in ((short, long, "recompute once"), (long, short, "reuse")):
         found = replace(CLEAN, timed=timed(a, b)).verdict
         assert found.name == "not explained"
         assert f"{label} waits 0.30 s longer" in found.reasons[0]
@@ -210,7 +210,7 @@ def runs(*walls: float) -> list[RunResult]:
     [
         ((1.0, 5.5, 2.0, 3.0, 1.5), (2.0, 1.2, 4.0, 1.4, 3.0), "reuse vary 5.5x"),
         ((9.8, 11.4), (11.7, 12.0), "reuse vary 1.2x"),
-        ((1.0, 1.0, 1.0), (1.0, 1.5, 1.0), "recompute vary 1.5x"),
+        ((1.0, 1.0, 1.0), (1.0, 1.5, 1.0), "recompute once vary 1.5x"),
     ],
 )
 def test_a_clock_that_tells_nothing_is_said_and_changes_no_verdict(
@@ -249,3 +249,18 @@ def test_a_speed_up_agrees_with_the_medians_beside_it_or_says_why() -> None:
     (note,) = clock_notes(slowing)
     assert "speed-up of 3.000 is the median of ratios" in note
     assert "the medians of all runs give 2.714" in note
+
+
+def test_of_several_pairs_the_worst_decides_and_each_reason_names_its_pair() -> None:
+    scenario = read_scenario("kv-reuse")
+    compared = [replace(CLEAN, scenario=pair) for pair in scenario.pairs]
+    assert Findings(scenario, compared, (), (), Path()).verdict.name == "identical"
+    compared[1] = replace(compared[1], pairs={8: pair(APART)})
+    found = Findings(scenario, compared, (), (), Path())
+    assert (found.verdict.name, found.verdict.exit_code) == ("differs", 1)
+    first, *others = found.verdict.reasons
+    assert first.startswith("reuse vs recompute every step: the pictures are 30.0 dB apart")
+    assert [one.partition(":")[0] for one in others] == [
+        "reuse vs recompute once",
+        "recompute once vs recompute every step",
+    ]

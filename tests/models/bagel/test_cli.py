@@ -76,7 +76,7 @@ def test_bench(run_cli: Any, write_manifest: Any, tiny: str, tmp_path: Path) -> 
     line = {"custom_id": "a", "prompt": "a red house", "size": "32x32", "steps": 2, **SHORT}
     ran = run_cli(
         *("bench", "--compare", "kv-reuse", "--manifest", str(write_manifest(line))),
-        *("--model", tiny, "--repeats", "1", "--steps", "2", "-o", str(tmp_path / "bench")),
+        *("--model", tiny, "--repeats", "1", "--steps", "3", "-o", str(tmp_path / "bench")),
     )
     assert ran.code == 0, ran.err
 
