@@ -30,7 +30,7 @@ def bench(
             "--compare",
             metavar="NAME",
             autocompletion=scenarios,
-            help=f"{', '.join(names())}, or the .toml file of a scenario.",
+            help=f"Scenario to run: {', '.join(names())}, or a .toml file.",
         ),
     ],
     manifest: Annotated[
@@ -38,23 +38,24 @@ def bench(
         typer.Option(
             "--manifest",
             autocompletion=manifests,
-            help="Jobs to compare on. Default: the scenario's own.",
+            help="Jobs to compare. Default: the scenario's own.",
         ),
     ] = None,
     output_dir: Annotated[
-        Path | None, o.output("--output-dir", "Where results go. Default: runs/bench-NAME.")
+        Path | None, o.output("--output-dir", "Output folder. Default: runs/bench-NAME.")
     ] = None,
     steps: Annotated[
-        str | None, typer.Option("--steps", help="Denoise steps to time, as 1,8,50.")
+        str | None, typer.Option("--steps", help="Step counts to measure, for example 1,8,50.")
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option("--repeats", min=1, help="Timed runs of each variant.")
+        int | None,
+        typer.Option("--repeats", min=1, metavar="<int>", help="Number of timed runs per variant."),
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option("--baseline", help="An earlier bench.json that must still hold.")
+        Path | None, typer.Option("--baseline", help="Compare with an earlier bench.json.")
     ] = None,
     max_regress: Annotated[
-        str, typer.Option("--max-regress", help="How much slower than the baseline is still good.")
+        str, typer.Option("--max-regress", help="Maximum slowdown against the baseline.")
     ] = "5%",
     lpips_weights: Annotated[
         Path | None, typer.Option("--lpips-weights", help="Backbone weights for LPIPS (alex).")
@@ -62,9 +63,9 @@ def bench(
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Compare two variants: seconds by phase, pictures, a verdict with reasons.
+    """Compare two engine variants: time by phase, picture distance, and a verdict.
 
-    Exit code 0 where the pictures agree and the clock is explained, else 1.
+    Exit code 0: the pictures agree and the time difference is explained; 1: they do not.
     """
     from hyimg_cli.measure.bench import baseline as earlier_bench
 

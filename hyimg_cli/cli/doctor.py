@@ -26,8 +26,8 @@ def doctor(
         typer.Argument(
             metavar="[determinism]",
             show_default=False,
-            help="determinism: instead, draw one picture by the chosen model alone, again and in a "
-            "batch, and say which are equal to the bit.",
+            help="Instead, draw one picture with the chosen model three times: alone, again and "
+            "in a batch, and report which are equal to the bit.",
         ),
     ] = None,
     recipe: o.Recipe = None,
@@ -39,11 +39,10 @@ def doctor(
     ] = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """Check that this machine can run the chosen models, and draw one small picture to prove it.
+    """Check that this machine can run the chosen models, and draw a small test picture.
 
-    No weights but the embedded ones are loaded, unless determinism is asked for. The report names
-    no user, host, token or folder from the root on, so that it can be attached to an issue. Exit
-    code 0: ready; 3: not.
+    Loads only the embedded weights, unless determinism is given. The report contains no user, host,
+    token or absolute path, so you can attach it to an issue. Exit code 0: ready; 3: not ready.
     """
     settings = o.settings_of(ctx.params)
     config = o.run_config(settings, Path(settings["output_dir"].value or "runs"))

@@ -54,7 +54,7 @@ def evaluate(
         typer.Argument(
             metavar="|".join(METRICS),
             autocompletion=among(METRICS),
-            help="What to measure; outside: what an edit, B, changed of its source, A.",
+            help="Distance to measure; outside measures what the edit B changed in its source A.",
         ),
     ],
     a: Annotated[
@@ -62,55 +62,55 @@ def evaluate(
         typer.Argument(
             metavar="A",
             show_default=False,
-            help="A picture, a video, a folder of them, a run of hyimg generate, or alone a "
-            '.jsonl file with {"a": …, "b": …} on each line. Without A and B: the newest bench '
-            "folder here.",
+            help='Picture, video, folder or run; or, without B, a .jsonl file with {"a": …, "b": '
+            "…} on each line. Default: the newest bench folder.",
         ),
     ] = None,
     b: Annotated[
-        Path | None, typer.Argument(metavar="B", show_default=False, help="The same of the other.")
+        Path | None, typer.Argument(metavar="B", show_default=False, help="What to compare A with.")
     ] = None,
     net: Annotated[
         str,
         _compare_option(
-            "--net", "LPIPS: alex (default), squeeze, vgg.", autocompletion=among(NETS)
+            "--net", "LPIPS network: alex (default), squeeze or vgg.", autocompletion=among(NETS)
         ),
     ] = "alex",
     weights: Annotated[
         Path | None,
         _compare_option(
-            "--weights", "LPIPS: the backbone, such as torchvision's alexnet-owt-7be5be79.pth."
+            "--weights", "LPIPS backbone weights, such as torchvision's alexnet-owt-7be5be79.pth."
         ),
     ] = None,
     self_test: Annotated[
-        bool, _compare_option("--self-test", "LPIPS: measure pairs of known distance.")
+        bool, _compare_option("--self-test", "Check LPIPS against pairs of known distance.")
     ] = False,
     allow_unpaired: Annotated[
-        bool, _compare_option("--allow-unpaired", "Leave out what has no counterpart.")
+        bool, _compare_option("--allow-unpaired", "Skip files without a counterpart.")
     ] = False,
     as_video: Annotated[
-        bool, _compare_option("--as-video", "A and B are folders of one video's frames.")
+        bool, _compare_option("--as-video", "Treat A and B as folders of video frames.")
     ] = False,
     min_psnr: Annotated[
-        float | None, _gate_option("--min-psnr", "dB that every picture and frame must reach.")
+        float | None, _gate_option("--min-psnr", "Minimum PSNR of every picture and frame, in dB.")
     ] = None,
     min_ssim: Annotated[
-        float | None, _gate_option("--min-ssim", "SSIM that every picture and frame must reach.")
+        float | None, _gate_option("--min-ssim", "Minimum SSIM of every picture and frame.")
     ] = None,
     max_lpips: Annotated[
-        float | None, _gate_option("--max-lpips", "LPIPS that no picture or frame may exceed.")
+        float | None, _gate_option("--max-lpips", "Maximum LPIPS of any picture or frame.")
     ] = None,
     max_abs: Annotated[
-        int | None, _gate_option("--max-abs", "Levels (0-255) that no value may exceed.")
+        int | None,
+        _gate_option("--max-abs", "Maximum difference of any value, in levels (0 to 255)."),
     ] = None,
     csv: Annotated[
-        Path | None, o.style_option("--csv", "Write the distances to this file too.")
+        Path | None, o.style_option("--csv", "Also write the distances to this CSV file.")
     ] = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Measure how far pictures or videos are apart: two files, folders, runs, or a list of pairs.
+    """Measure the distance between pictures or videos: two files, folders or runs, or many pairs.
 
-    Without paths: KV reuse against recompute, from the newest bench folder here.
+    Without paths, compares KV reuse with recomputing, from the newest bench folder.
     """
     if metric not in METRICS:
         hint = f"allowed: {', '.join(METRICS)}"

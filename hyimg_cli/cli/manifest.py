@@ -21,17 +21,21 @@ def manifest(
     task: o.Task = None,
     recursive: o.Recursive = False,
     output: Annotated[
-        Path | None, o.output("--output", "File to write; its paths lead from its folder.")
+        Path | None,
+        o.output(
+            "--output",
+            "File to write; paths in it are relative to its folder. Default: standard output.",
+        ),
     ] = None,
-    force: Annotated[bool, o.option("--force", "Replace a file that is there.")] = False,
+    force: Annotated[bool, o.option("--force", "Overwrite an existing file.")] = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Write the manifest that pictures and prompts stand for, to be edited and run.
 
     hyimg manifest photos --prompt "make the background white" > jobs.jsonl
 
-    Without -o the paths lead from the working folder, where the file then belongs. The jobs are
-    those of hyimg generate with the same pictures and prompts, by the same names.
+    Without -o, paths are relative to the working folder, so save the file there. Jobs and ids are
+    those that hyimg generate makes from the same pictures and prompts.
     """
     if not prompt:
         hint = 'for example: hyimg manifest photos --prompt "make the background white"'

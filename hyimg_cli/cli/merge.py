@@ -18,22 +18,23 @@ from hyimg_cli.spec.units import counted
 
 def merge(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="OUT", help="Folders of runs: the -o of hyimg generate.")
+        list[Path], typer.Argument(metavar="OUT", help="Run folders: the -o of hyimg generate.")
     ],
     into: Annotated[
         Path,
-        o.output("--output-dir", "The folder to join them in; what it has stays.", parser=o.place),
+        o.output("--output-dir", "Folder to merge into; its own results are kept.", parser=o.place),
     ],
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Join folders of runs into one, and name what is missing.
 
-    For runs of two clusters, and to bring an address here: shards of one run share a folder.
+    Use it for runs of several clusters, or to download a run; shards of one run share a folder and
+    need no merge.
 
-    Lines are copied unchanged, files linked or copied once their sha256 is checked. A done job wins
-    over a failed one; a job done in two folders by other settings is refused. missing.jsonl is the
-    manifest of what nobody has done. Exit code 1 where something is missing.
+    Copies result lines unchanged, and files once their sha256 is checked. A finished job replaces a
+    failed one. A job that two folders made with different settings is an error. Jobs without a
+    result are written to missing.jsonl, and the exit code is then 1.
     """
     for folder in folders:
         if not run_folder(folder).is_run:

@@ -99,8 +99,9 @@ def plain(annotation: Any, aliases: Mapping[Any, str] | None = None) -> Kind:
         hint = f"allowed: {allowed}{''.join(meant)}"
     for within in limits:
         lowest = f"above {within.gt}" if within.ge is None else f"from {within.ge}"
-        hint += f" {lowest} to {within.le}"
-        allowed = f"{lowest} to {within.le}".removeprefix("from ")
+        highest = "2^63-1" if within.le == 2**63 - 1 else within.le
+        hint += f" {lowest} to {highest}"
+        allowed = f"{lowest} to {highest}".removeprefix("from ")
 
     def read(value: Any) -> Any:
         if type(value) in (str, bool):  # 1 is not true
