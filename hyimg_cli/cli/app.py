@@ -52,11 +52,14 @@ _app = typer.Typer(
 
 @_app.callback(invoke_without_command=True)
 def _hyimg(
+    ctx: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
     if version:
         render.line(f"hyimg {__version__}")
         raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        render.lines(FIRST_DAY)
 
 
 def command_line() -> TyperGroup:
@@ -73,9 +76,6 @@ def run(arguments: Sequence[str]) -> int:
     log_printable()
     try:
         joined_values(os.environ)
-        if not arguments:
-            render.lines(FIRST_DAY)
-            return 0
         words = list(arguments)
         code = command_line().main(
             args=words, prog_name="hyimg", standalone_mode=False, obj=tuple(words)

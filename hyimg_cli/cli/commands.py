@@ -33,7 +33,7 @@ EXAMPLES = {
     "generate": """
 hyimg generate quickstart
 hyimg generate photos --prompt "make the background white"
-hyimg generate jobs.jsonl --model ./HunyuanImage-3.0-Instruct -o out"""
+hyimg generate jobs.jsonl --model ./checkpoint -o out"""
 }
 # The first sentence of each command's own help.
 OTHERS = {
@@ -45,10 +45,8 @@ OTHERS = {
     "info": "Show how a picture or video was made: prompt, seed, model and versions.",
     "replay": "Run the job of a finished file again, and compare the pixels.",
     "doctor": "Check that this machine can run the chosen models, and draw a small test picture.",
-    "eval": (
-        "Measure the distance between pictures or videos: two files, folders, runs, or a list of "
-        "pairs."
-    ),
+    "eval": "Measure the distance between pictures or videos: two files, folders or runs, or many "
+    "pairs.",
     "bench": "Compare two engine variants: time by phase, picture distance, and a verdict.",
     "cache": "Show or clear the disk cache.",
     "schema": "Print the JSON Schema of a manifest line or a recipe.",

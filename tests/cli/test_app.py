@@ -85,7 +85,7 @@ def test_a_help_breaks_where_the_terminal_ends(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "1000")
     shown = run_cli("replay", "--help").out
-    (line,) = [line for line in shown.splitlines() if "record is used" in line]
+    (line,) = [line for line in shown.splitlines() if "recorded in the file" in line]
     assert line.rstrip().endswith("this machine cannot run it.")
 
 
