@@ -30,7 +30,7 @@ def manifest(
     force: Annotated[bool, o.option("--force", "Overwrite an existing file.")] = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Write the manifest that pictures and prompts stand for, to be edited and run.
+    """Write a manifest from pictures and prompts, to edit and run.
 
     hyimg manifest photos --prompt "make the background white" > jobs.jsonl
 

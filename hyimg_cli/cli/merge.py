@@ -27,7 +27,7 @@ def merge(
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Join folders of runs into one, and name what is missing.
+    """Merge run folders into one, and list missing jobs.
 
     Use it for runs of several clusters, or to download a run; shards of one run share a folder and
     need no merge.

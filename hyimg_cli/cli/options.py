@@ -125,8 +125,8 @@ Inputs = Annotated[
     typer.Argument(
         metavar="INPUT",
         autocompletion=manifests,
-        help="Manifest (.jsonl, .csv, .tsv, .txt, - for standard input, quickstart or "
-        "quickstart-video). With --prompt: a folder, files or a quoted pattern.",
+        help="Manifest (.jsonl, .csv, .tsv, .txt, - for standard input, quickstart, "
+        "quickstart-video). With --prompt: folder, files or quoted pattern.",
     ),
 ]
 Prompt = Annotated[

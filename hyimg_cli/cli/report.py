@@ -35,7 +35,7 @@ def report(
     ] = 24.0,
     quiet: o.Quiet = False,
 ) -> None:
-    """Make the page of a run's folder: report.html, or one file to attach.
+    """Write a run's report: report.html, or a single file to share.
 
     The run may still be going on, be of an older version, or have lost files; the page shows that.
     """

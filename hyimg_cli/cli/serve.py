@@ -72,7 +72,7 @@ def serve(
     verbose: o.Verbose = 0,
     help_all: o.HelpAll = False,
 ) -> None:
-    """Serve pictures over HTTP, by OpenAI's API: durable batches, and single requests.
+    """Serve an OpenAI-compatible API: durable batches and single requests.
 
     Loads the model once. Keeps files, batches and results in the output folder, and resumes batches
     when it starts again after a kill. Settings are those of generate, and apply where a request

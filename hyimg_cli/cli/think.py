@@ -48,7 +48,7 @@ def think(
     verbose: o.Verbose = 0,
     help_all: o.HelpAll = False,
 ) -> None:
-    """Write the texts of a manifest's jobs, and draw nothing.
+    """Write the text of each job in a manifest, and draw nothing.
 
     The file is a manifest with one line per job. Edit its cot_text, then run it with generate;
     unedited, it gives the same pixels as a run without this step. Run the same command again to
