@@ -96,7 +96,7 @@ def test_the_sdist_has_what_its_tests_need(dist: Path, tmp_path: Path) -> None:
         tracked = passed(run("git", "ls-files")).stdout.splitlines()
         kept = [name for name in tracked if not name.startswith((".ci/", "benchmarks/"))]
         assert not [name for name in kept if not (root / name).is_file()]
-    tests = ("tests/test_size.py", "tests/cli/test_docs.py", "tests/manifest/test_table.py")
+    tests = ("tests/cli/test_docs.py", "tests/manifest/test_table.py")
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, "-k", "not command")
     environ = OFFLINE | {"PYTHONPATH": str(root)}
     done = subprocess.run(

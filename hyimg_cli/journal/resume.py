@@ -148,19 +148,19 @@ def _refuse_taken_names(
     for image in dict.fromkeys(image for job in jobs for image in job.images):
         path = f"{real(os.path.dirname(image))}/{os.path.basename(image)}"
         if path.startswith(f"{outputs}/") and os.path.exists(path):
-            taken[OUTPUTS + path.removeprefix(outputs)] = "source", "a source image"
+            taken[OUTPUTS + path.removeprefix(outputs)] = "output.source", "a source image"
     own = {job.custom_id for job in jobs}
     for name, entry in results.items():
         for output in outputs_of(entry) if name not in own else ():
-            taken[output["path"]] = "other-file", f'that of "{name}"'
+            taken[output["path"]] = "output.other-file", f'that of "{name}"'
     targets = [f"{OUTPUTS}/{path_of(job)}" for job in to_run] if taken else []
     for later, earlier in clashes([*taken, *targets]):
         if earlier < len(taken) <= later:
             path, job = list(taken)[earlier], to_run[later - len(taken)]
-            slug, whose = taken[path]
+            code, whose = taken[path]
             raise OutputFolderError(
                 f'{path} would be the file of "{job.custom_id}"; it is {whose}',
                 where=job.source_line,
                 hint="choose another folder with -o, or another --name",
-                code=f"output.{slug}",
+                code=code,
             )
