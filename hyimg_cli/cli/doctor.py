@@ -14,6 +14,7 @@ from hyimg_cli.doctor.check import is_ready, run_checks
 from hyimg_cli.doctor.checks import BY_NAME, CHECKS, RANKS
 from hyimg_cli.doctor.models import model_name
 from hyimg_cli.errors import UsageError
+from hyimg_cli.spec.units import time_text
 
 NOT_READY = 3
 
@@ -70,5 +71,7 @@ def doctor(
         counts = Counter(answer.status for answer in answers)
         counted = ", ".join(f"{counts[status]} {status}" for status in ("ok", "warning", "failed"))
         took = sum(one.seconds for one in answers)
-        render.line(f"{verdict} for {' and '.join(models.values())}: {counted}, in {took:.1f} s")
+        render.line(
+            f"{verdict} for {' and '.join(models.values())}: {counted}, in {time_text(took)}"
+        )
     raise typer.Exit(0 if is_ready(answers) else NOT_READY)

@@ -12,6 +12,7 @@ import numpy as np
 from hyimg_cli.doctor.check import Check
 from hyimg_cli.errors import HyimgError, require
 from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.spec.units import time_text
 
 if TYPE_CHECKING:
     from hyimg_cli.parallel.ranks import Rank
@@ -63,7 +64,7 @@ def ranks(config: RunConfig) -> Check:
     began = time.perf_counter()
     with RankPool(2, timeout_s=60) as pool:
         sums = pool.run(sum_over_ranks)
-    found = f"2 ranks over gloo added up to {sums} in {time.perf_counter() - began:.1f} s"
+    found = f"2 ranks over gloo added up to {sums} in {time_text(time.perf_counter() - began)}"
     if sums != [3.0, 3.0]:
         return Check("failed", found, "leave out --vae-patch-parallel-size and its like")
     return Check("ok", found)

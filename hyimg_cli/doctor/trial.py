@@ -23,6 +23,7 @@ from hyimg_cli.media.formats import encode
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import CacheConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobEnded
+from hyimg_cli.spec.units import time_text
 
 Lines = Sequence[Mapping[str, Any]]
 # Every stage of a run, in few steps.
@@ -47,10 +48,10 @@ def trial(config: RunConfig) -> Check:
             drawn += digests.values()
             times.append(time.perf_counter())
     (first, second), (first_s, second_s) = drawn, np.diff(times)
-    found = f"{registry.EMBEDDED} drew an edit in {first_s:.1f} s with loading, again in "
+    found = f"{registry.EMBEDDED} drew an edit in {time_text(first_s)} with loading, again in "
     if first == second:
-        return Check("ok", f"{found}{second_s:.1f} s with equal pixels ({first[:12]})")
-    found += f"{second_s:.1f} s with other pixels ({first[:12]}, {second[:12]})"
+        return Check("ok", f"{found}{time_text(second_s)} with equal pixels ({first[:12]})")
+    found += f"{time_text(second_s)} with other pixels ({first[:12]}, {second[:12]})"
     if precision(config.model)[0] == "cpu":
         return Check("failed", found, "please report it: on a CPU they should be equal")
     return Check("warning", found, "a replay will not be equal on this device")

@@ -14,6 +14,7 @@ from hyimg_cli.journal.keys import precision
 from hyimg_cli.models.registry import model_card, refuse_unfollowed, sequences, video_card
 from hyimg_cli.settings.run import CONTEXT_BACKENDS, ModelChoice, ParallelConfig, RunConfig
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
+from hyimg_cli.spec.units import bytes_text
 from hyimg_cli.spec.work import film_bytes, video_work
 
 UTILIZATION = "--gpu-memory-utilization"
@@ -176,7 +177,7 @@ def refuse_full_disk(folder: Path, jobs: Sequence[VideoJob], config: RunConfig) 
     latents_bytes = 2 * max(work.latents_bytes for work in works)
     needed = film_bytes(pixels, with_frames=config.output.frames != "none") + latents_bytes
     if needed > (free := shutil.disk_usage(folder).free):
-        what = f"the videos will take about {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
+        what = f"the videos will take about {bytes_text(needed)}, and {bytes_text(free)} are free"
         hint = "free some space, choose another folder with -o, or run a part with --limit"
         raise StorageError(what, where=folder, hint=hint, code="storage.full")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import VIDEO_TASKS
+from hyimg_cli.spec.units import time_text
 
 Entry = Mapping[str, Any]
 Record = dict[str, Any]
@@ -94,7 +95,7 @@ def _facts(asked: Entry, result: Entry) -> Iterator[tuple[str, str]]:
         yield "steps", f"{steps}, {estimated} of them estimated" if estimated else str(steps)
     if times := result.get("timings_s"):
         own = times.get("total", 0.0) - times.get("queue", 0.0)
-        yield "time", f"{(result.get('share_s') or {}).get('total', own):.2f} s"
+        yield "time", time_text((result.get("share_s") or {}).get("total", own))
     reuse = (result.get("kv_reuse") or {}).get("status")
     if reuse and asked.get("task") not in VIDEO_TASKS:
         yield "KV reuse", str(reuse)

@@ -80,7 +80,7 @@ def test_environment_and_recipe_are_followed_too(
     assert "work together" not in said
     manifest = write_manifest(PICTURE)
     said = run_cli("plan", manifest, "--device", "cuda", "--recipe", recipe).out
-    assert "0.5 of the GPU's memory is not counted here" in said
+    assert "the limit of 0.5 of the GPU's memory is not checked here" in said
     assert "lets fewer work together" in said
     monkeypatch.setenv("HYIMG_GPU_MEMORY_UTILIZATION", "0.25")
     assert "0.25 of the GPU's" in run_cli("plan", manifest, "--device", "cuda").out

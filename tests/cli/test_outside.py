@@ -190,11 +190,11 @@ def test_a_source_that_is_gone_fails_and_loses_no_picture(home: Path, run_cli: R
     assert run_cli(*command).code == 0
     assert line_of(home)["edit"]["spill"] > 0.2
     plan = run_cli("plan", home / "jobs.jsonl", "-o", home / "run")
-    assert "1 done before" in plan.out + plan.err
+    assert "1 already done" in plan.out + plan.err
     mask[:] = 255
     Image.fromarray(mask).save(home / "mask.png")
     plan = run_cli("plan", home / "jobs.jsonl", "-o", home / "run")
-    assert "1 finished again without a model" in plan.out + plan.err
+    assert "1 to finish again without a model" in plan.out + plan.err
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from hyimg_cli.memory.fit import check_fit
 from hyimg_cli.parallel.launch import ChildProcess
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.units import bytes_text
 
 # Messages of each replica that may wait for the run to look at them, and that it takes at once.
 _WAITING = 64
@@ -104,8 +105,8 @@ def _refuse_little_memory(config: RunConfig, plan: Plan, count: int) -> None:
         found = check_fit(model, plan.jobs_of_model(model), config, part)
         if not found.is_enough:
             raise MachineError(
-                f"{count} replicas hold {found.needed.weights / 1e9:.1f} GB of weights each; main "
-                f"memory has {available_bytes() / 1e9:.1f} GB free",
+                f"{count} replicas hold {bytes_text(found.needed.weights)} of weights each; main "
+                f"memory has {bytes_text(available_bytes())} free",
                 hint="fewer --replicas, or none",
                 code="machine.memory",
             )
