@@ -68,7 +68,7 @@ def refuse_conflicts(jobs: Sequence[Job], config: RunConfig) -> None:
     if choice.cpu_offload != "none" and parallel.vae_ranks > 1 and parallel.step_ranks > 1:
         flag = _CFG if parallel.cfg_ranks > 1 else _CONTEXT
         what = f"with --vae-patch-parallel-size and {flag} together a rank holds a VAE beside its"
-        raise _refused(f"{what} transformer", "give one of the two", OFFLOAD)
+        raise _refused(f"{what} transformer", "remove one of the two", OFFLOAD)
     for model in pictures:
         of_model = replace(choice, model=model)
         _refuse_of_pictures(of_model, parallel)

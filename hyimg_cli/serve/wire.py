@@ -78,7 +78,7 @@ class Wire:
             is_ours = known is None or known.name in ALLOWED or name in _OF_THE_API
             if not is_ours or name == "input_reference":
                 what = f"{shown(name)} cannot be set by a request"
-                hint = "take the field out"
+                hint = "remove the field"
                 raise Refused(400, what, param=name, hint=hint, code="manifest.refused-field")
         self._check_limits(fields)
         files = self._take_files(fields, owner)

@@ -199,7 +199,7 @@ def test_a_process_without_standard_input_says_so(
     monkeypatch.setattr("io.StringIO", lambda _: None)  # what run_cli makes of stdin
     ran = run_cli("check", "-")
     assert ran.code == 2
-    assert "error[manifest.missing]: there is no standard input" in ran.err
+    assert "error[manifest.missing]: standard input is closed" in ran.err
 
 
 def test_an_interrupt_while_modules_load_leaves_no_traceback() -> None:

@@ -45,13 +45,13 @@ def flat(text: str) -> str:
             (VIDEO,),
             ("--no-vae-use-tiling", "--vae-patch-parallel-size", "2"),
             "does not go with --no-vae-use-tiling: it shares tiles",
-            "give one of the two",
+            "remove one of the two",
         ),
         (
             (VIDEO,),
             (OFFLOAD, "--device", "cuda", *RANKS),
             "a rank holds a VAE beside its transformer",
-            "give one of the two",
+            "remove one of the two",
         ),
     ],
 )

@@ -34,7 +34,7 @@ def test_a_folder_is_edited_and_goes_on_when_files_come(
 ) -> None:
     ran = run_cli("generate", "photos/", "--prompt", "x", "--recursive", "--seed", "7")
     assert ran.code == 0
-    assert "1 file is no picture: photos/notes.txt" in ran.err
+    assert "1 file that is not an image: photos/notes.txt" in ran.err
     assert sorted(fake_session.ran) == ["Foto-a-1-b9b0f196c0", "cat", "cat-png", "sub/dog"]
     (folder,) = Path("runs").iterdir()
     assert folder.name.startswith("photos-")

@@ -51,7 +51,7 @@ def test_an_address_that_nobody_serves_makes_no_folder(
 ) -> None:
     write_manifest(JOB)
     ran = run_cli(*words.split())
-    assert (ran.code, "is not a place on this machine" in ran.err) == (2, True), ran.err
+    assert (ran.code, "is not a path on this machine" in ran.err) == (2, True), ran.err
     assert [path.name for path in tmp_path.iterdir()] == ["jobs.jsonl"]
 
 

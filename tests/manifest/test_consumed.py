@@ -58,7 +58,7 @@ def test_commands_tell_it_on_stderr(
 
 def test_what_only_models_with_a_camera_read_is_told_of_other_videos() -> None:
     settings = settle({"clips_together": 2}, {}, {})
-    told = ["--clips-together concerns models that follow a camera only; no video is of one"]
+    told = ["--clips-together concerns models that follow a camera only; no video uses one"]
     film = VideoJob(
         custom_id="film",
         **FILM,

@@ -119,10 +119,10 @@ def check_job(job: VideoJob, card: VideoCard, positions: int) -> None:
         what = f"guidance_scale {job.guidance_scale:g}; the model was distilled without guidance"
         raise _fault(what, "guidance_scale", "give 1, or leave it out")
     if job.lora:
-        raise _fault("LoRAs are not read for this model", "lora", "take the field out")
+        raise _fault("LoRAs are not read for this model", "lora", "remove the field")
     if job.scheduler is not None:
         what = "the model has noise levels of its own"
-        raise _fault(what, "scheduler", "take the field out")
+        raise _fault(what, "scheduler", "remove the field")
     if not job.camera:
         what = "the model follows a camera, and the line says none"
         hint = f'"camera": a file of poses, or keys: "none-{job.num_frames}" stands still'

@@ -110,7 +110,7 @@ def test_a_line_is_checked_before_anything_is_loaded(
         own = [one["message"] for where, one in told.items() if f".jsonl:{number}: " in where]
         assert any(what in message for message in own), (what, own)
     other = run_cli("check", manifest({"camera": "w-3"}), "--json")
-    assert "this model follows no camera" in other.out
+    assert "this model does not follow a camera" in other.out
 
 
 def test_a_plan_counts_the_components_of_their_own_folder(
