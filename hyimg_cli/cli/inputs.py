@@ -122,7 +122,7 @@ def _refuse_pictures(names: Sequence[str]) -> None:
     """Raises UsageError for what is to be edited, where nobody says how."""
     what, hint = "", _WITH_PROMPT
     if is_raw_name(names[0]) and not os.path.isdir(names[0]):
-        what = "RAW pictures of cameras are not read"
+        what = "camera RAW files are not supported"
         hint = RAW_HINT.format(names[0], os.path.splitext(names[0])[0])
     elif len(names) > 1:
         what = f"{len(names)} names are given; a manifest stands alone, and pictures need a prompt"

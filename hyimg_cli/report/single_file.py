@@ -68,7 +68,7 @@ class EmbeddedPictures(Pictures):
             if is_video(path) or not whole:
                 copy = _uri("image/jpeg", as_jpeg(small(file, _SIDE), _QUALITY))
         except (HyimgError, OSError, ValueError) as error:
-            return {"gone": getattr(error, "what", "there is no such file")}
+            return {"gone": getattr(error, "what", "file not found")}
         if len(whole) + len(copy) > self._left_bytes:
             self.left_out += 1
             return {"gone": "left out of this file"}

@@ -56,7 +56,7 @@ def test_their_jobs_fail_by_a_line_each_and_once(
         "text": "source.not-an-image",
         "c": "source.missing",
     }
-    assert results["gone"]["error"]["message"].endswith("gone.png: there is no such file")
+    assert results["gone"]["error"]["message"].endswith("gone.png: file not found")
     assert results["gone"]["metadata"] == {"sku": 1}
     assert len(ran.json_lines) == 6
     ran = run_cli("generate", manifest, "-o", "out")
@@ -304,4 +304,4 @@ def test_settings_models_and_sources_are_named_too(
     (tmp_path / "out" / "run.json").unlink()
     told = run_cli("check", manifest, "-o", "out").err
     assert "source image: 1" in told
-    assert "what this folder does not say: 1" in told
+    assert "something this folder does not record: 1" in told

@@ -369,7 +369,7 @@ def test_a_moved_folder_goes_on_where_it_is(
     manifest, moved = write_manifest(*GOOD), tmp_path / "moved"
     fake_session.meanwhile["job-2"] = lambda out: out.rename(moved)
     stopped = run_cli("generate", manifest)
-    assert (stopped.code, "the folder is not there" in stopped.err) == (3, True)
+    assert (stopped.code, "the folder does not exist" in stopped.err) == (3, True)
     assert not (tmp_path / "runs/jobs").exists()
     fake_session.ran.clear()
     assert run_cli("generate", manifest, "-o", moved).code == 0
@@ -538,7 +538,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 
 def put(path: Path, make: Callable[[Path], object]) -> None:
-    """Makes something else of a part of the page, which may be written meanwhile."""
+    """Makes another kind of file of a part of the page, which may be written meanwhile."""
     while True:
         with contextlib.suppress(OSError):
             remove(path)
@@ -618,7 +618,7 @@ def test_a_picture_that_is_gone_by_then_fails_no_sheet(
     fake_session.meanwhile["close"] = lambda out: (out / "outputs/job-1.png").unlink()
     ran = run_cli("generate", write_manifest(*GOOD))
     assert (ran.code, "no report" in ran.err) == (0, False)
-    assert "there is no such file" in (tmp_path / "runs/jobs/report/data-0001.js").read_text()
+    assert "file not found" in (tmp_path / "runs/jobs/report/data-0001.js").read_text()
 
 
 def test_a_session_that_does_not_close_fails_no_run(

@@ -229,7 +229,7 @@ def test_a_source_that_was_deleted_since_is_told_as_not_found(
     ran = run_cli(command, home / "jobs.jsonl", "-o", home / "run", *FLAGS[:2])
     assert ran.code == 2
     assert "1 of 1 jobs differ (source image not found: 1) from what is done" in ran.err
-    assert "hint: put the source images back, or name another folder with -o" in ran.err
+    assert "hint: restore the source images, or choose another folder with -o" in ran.err
 
 
 BARE = {name: value for name, value in JOB.items() if name != "keep_outside"}
@@ -437,7 +437,7 @@ def test_eval_claims_nothing_of_16_bits_and_takes_the_smallest(
     [
         (("--region", "0,0,500,9"), "goes beyond it"),
         (("--region", "1.png"), "the mask is black"),
-        (("--region", "none.png"), "there is no such file\n  --> none.png\n"),
+        (("--region", "none.png"), "file not found\n  --> none.png\n"),
         (("--region-mode", "insted"), "--> --region-mode\n"),
         (("--max-spill", 0.1), "outside a region"),
         (("--min-psnr", 30, "--csv", "a.csv"), "outside does not take --min-psnr, --csv"),

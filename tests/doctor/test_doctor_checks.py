@@ -312,7 +312,7 @@ def test_experts_that_wait_are_told_apart_from_what_the_gpu_holds(
     choice = {"device": "cuda", "quantization": "fp8", "offloads_experts": True}
     found = models.image_memory(subject(real_size, **choice))
     assert "82.4 GB of them wait in main memory; on the GPU 23.6 GB" in found.found
-    assert (found.status, found.hint) == ("warning", "fewer jobs will work together")
+    assert (found.status, found.hint) == ("warning", "batches will be smaller")
 
 
 @pytest.mark.parametrize(

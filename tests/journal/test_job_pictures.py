@@ -207,7 +207,7 @@ def test_an_edit_of_the_whole_is_kept_or_fails(tmp_path: Path) -> None:
     assert np.array_equal(own, found)
     said, *_ = edit_warnings(edit)
     assert said.startswith("the whole picture was edited (")
-    assert said.endswith("): only the region was taken")
+    assert said.endswith("): only the region was used")
     assert raised.value.code == "outside.global"
     assert (tmp_path / "fail" / "outputs" / "a.redraw.png").is_file()
     assert not (tmp_path / "fail" / "outputs" / "a.png").exists()

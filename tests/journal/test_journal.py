@@ -345,7 +345,7 @@ def test_a_folder_that_was_moved_is_told_and_not_made_again(tmp_path: Path) -> N
         run.append(failed("a"))
         outcome = done(run, "b")
         out.rename(moved)
-        with pytest.raises(StorageError, match="the folder is not there") as caught:
+        with pytest.raises(StorageError, match="the folder does not exist") as caught:
             run.append(outcome)
         assert (caught.value.code, caught.value.where) == ("storage.gone", str(out))
     assert not out.exists()

@@ -61,4 +61,4 @@ def test_it_shows_pictures_and_films_from_anywhere(tmp_path: Path, tab: Tab) -> 
 @pytest.mark.parametrize("most_mb", [0.0, 24.0])
 def test_pictures_that_are_gone_leave_a_word(tmp_path: Path, most_mb: float) -> None:
     out = write_run(tmp_path / "out", [done("a")], [asked("a")])
-    assert single_file(out, most_mb=most_mb).count("there is no such file") == 2
+    assert single_file(out, most_mb=most_mb).count("file not found") == 2

@@ -104,7 +104,7 @@ class EditorFolder(ImageCheckpoint):
         ):
             if is_asked:
                 what = f"{self.card.name} does not follow {name}"
-                raise JobError(what, where=name, hint="leave it out", code="job.not-followed")
+                raise JobError(what, where=name, hint="remove it", code="job.not-followed")
         scheduler = self.layout.components["scheduler"].config()
         if job.num_inference_steps == 1 and keeps_shift and scheduler.has("shift_terminal"):
             what, hint = f"one step of {self.card.name} would have no schedule", "take 2 or more"

@@ -114,7 +114,7 @@ def check_job(job: VideoJob, card: VideoCard, positions: int) -> None:
     check_shape(job, card, positions)
     if job.num_inference_steps != len(INDICES):
         what = f"{job.num_inference_steps} steps; the model was distilled to {len(INDICES)}"
-        raise _fault(what, "num_inference_steps", "leave it out")
+        raise _fault(what, "num_inference_steps", "remove it")
     if job.guidance_scale != 1:
         what = f"guidance_scale {job.guidance_scale:g}; the model was distilled without guidance"
         raise _fault(what, "guidance_scale", "give 1, or leave it out")
