@@ -110,7 +110,7 @@ def _as_usage(error: "typer.TyperException", arguments: Sequence[str]) -> UsageE
     context = getattr(error, "ctx", None)
     if context is None:
         command = " ".join(["hyimg", *(word for word in arguments[:1] if word in COMMANDS)])
-        return UsageError(error.format_message(), hint=f"{command} --help lists what there is")
+        return UsageError(error.format_message(), hint=f"{command} --help lists all commands")
     what, guess = error.format_message(), ""
     page = "--help-all" if isinstance(context.command, pages.LongCommand) else "--help"
     if isinstance(given := getattr(error, "option_name", None), str):
@@ -119,14 +119,14 @@ def _as_usage(error: "typer.TyperException", arguments: Sequence[str]) -> UsageE
         lacking = NOT_SUPPORTED.get(given.strip("-").replace("-", "_").lower())
         if lacking and given not in flags:
             meaning, hint = lacking
-            return UsageError(f"{given} is not supported: there is no {meaning}", hint=hint)
+            return UsageError(f"{given} is not supported: hyimg has no {meaning}", hint=hint)
         what = error.message
         if given not in flags:  # else it lacks its value
             # The one flag that begins like this, else the nearest.
             longer = [name for name in flags if name.startswith(given)]
             close = min(longer, key=len, default=nearest(given, flags))
             guess = f"did you mean {close}? " if close else ""
-    return UsageError(what, hint=f"{guess}{context.command_path} {page} lists what there is")
+    return UsageError(what, hint=f"{guess}{context.command_path} {page} lists all options")
 
 
 def main() -> None:

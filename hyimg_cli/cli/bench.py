@@ -73,7 +73,7 @@ def bench(
     scenario = replace(scenario, repeats=repeats) if repeats else scenario
     if steps:
         if not re.fullmatch(r"[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*", steps):
-            what = f"--steps {steps!r} is no list of whole numbers"
+            what = f"--steps {steps!r} is not a list of whole numbers"
             raise UsageError(what, hint="for example --steps 1,8,50")
         counts = tuple(dict.fromkeys(map(int, steps.split(","))))
         main = scenario.main_steps if scenario.main_steps in counts else counts[-1]
@@ -95,7 +95,7 @@ def bench(
     )
     worse = list(earlier_bench.regressions(entry, earlier, most)) if earlier else []
     if earlier and not earlier_bench.is_same_machine(entry, earlier):
-        render.note("the baseline is of another machine: seconds were not compared")
+        render.note("the baseline was measured on another machine, so times were not compared")
     if as_json:
         render.json_line({**entry, "regressions": worse})
     else:

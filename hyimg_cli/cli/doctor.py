@@ -51,8 +51,8 @@ def doctor(
     checks = (*CHECKS, RANKS) if has_ranks else CHECKS
     if what is not None:
         if what not in BY_NAME:
-            hint = f"leave it out, or name {', '.join(BY_NAME)}"
-            raise UsageError(f"{what} is no check", hint=hint, code="usage.doctor")
+            hint = f"remove it, or use {', '.join(BY_NAME)}"
+            raise UsageError(f"{what} is not a check", hint=hint, code="usage.doctor")
         checks = ((what, BY_NAME[what]),)
     answers = []
     for answer in run_checks(config, checks):

@@ -124,7 +124,7 @@ def evaluate(
         others = _OF_DISTANCES if metric == _OUTSIDE else _OF_OUTSIDE
         idle = [f"--{name}".replace("_", "-") for name in others if given[name] is not None]
         if idle:
-            hint = f"it goes with {'a distance' if metric == _OUTSIDE else 'hyimg eval outside'}"
+            hint = f"it belongs to {'a distance' if metric == _OUTSIDE else 'hyimg eval outside'}"
             raise UsageError(f"{metric} does not take {', '.join(idle)}", hint=hint)
         if metric == _OUTSIDE:
             raise typer.Exit(_outside(given))
@@ -141,8 +141,8 @@ def _outside(given: Mapping[str, Any]) -> int:
         raise UsageError("outside compares two pictures", hint="hyimg eval outside SOURCE RESULT")
     settings = settle({name: given[name] for name in _OF_OUTSIDE}, {}, {})
     if given["max_spill"] is not None and not given["region"]:
-        hint = "give --region, or leave --max-spill out"
-        raise UsageError("--max-spill judges what lies outside a region", hint=hint)
+        hint = "add --region, or remove --max-spill"
+        raise UsageError("--max-spill needs a region", hint=hint)
     asked = {name: settings[name].value for name in _OF_OUTSIDE}
     outside = KeepOutside(**{name: value for name, value in asked.items() if value is not None})
     try:
@@ -178,7 +178,7 @@ def _run(given: Mapping[str, Any]) -> int:
     known = {**PIXEL_METRICS, **({"lpips": loaded.metric} if loaded else {})}
     metrics = [known[name] for name in names]
     if pairing.unpaired:
-        render.note(f"left out: {pairing.unpaired}")
+        render.note(f"skipped: {pairing.unpaired}")
     results = list(distances.measured(pairing.pairs, metrics))
     records = [distances.to_record(result, metrics) for result in results]
     if given["csv"] is not None:
@@ -210,9 +210,9 @@ def _bench_now() -> Path:
     count = 2 * len(manifest.lines) * len(scenario.steps) * (scenario.repeats + 1)
     steps = ", ".join(map(str, scenario.steps))
     render.note(
-        f"no bench folder here: running hyimg bench --compare {_COMPARISON} first, into {folder}: "
-        f"over {count} pictures of {steps} steps by the embedded model, about a minute on two "
-        "cores. To measure pictures that are there: hyimg eval METRIC A B"
+        f"no bench folder found: running hyimg bench --compare {_COMPARISON} first, into {folder}: "
+        f"over {count} pictures of {steps} steps with the embedded model, about a minute on two "
+        "cores. To compare existing pictures: hyimg eval METRIC A B"
     )
     run_comparison(
         scenario,
@@ -238,7 +238,7 @@ def _lpips(given: Mapping[str, Any]) -> "Lpips":
 def _self_test(given: Mapping[str, Any]) -> int:
     """Measure the stored pairs; 1 where one is not at its stored distance."""
     if given["metric"] not in ("lpips", "all"):
-        raise UsageError("--self-test is of lpips", hint="hyimg eval lpips --self-test")
+        raise UsageError("--self-test needs lpips", hint="hyimg eval lpips --self-test")
     loaded = _lpips(given)
     pairs = loaded.self_test()
     if given["as_json"]:

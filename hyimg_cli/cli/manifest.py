@@ -39,14 +39,14 @@ def manifest(
     """
     if not prompt:
         hint = 'for example: hyimg manifest photos --prompt "make the background white"'
-        raise UsageError("there is no prompt", hint=hint, code="manifest.no-prompt")
+        raise UsageError("no prompt is given", hint=hint, code="manifest.no-prompt")
     found, prompts = given_inputs.pictures_and_prompts(ctx.params)
     if output is None:
         render.lines(json_lines(found, prompts, Path(), task).decode().rstrip("\n"))
         return
     if output.exists() and not force:
-        hint = "--force replaces it"
-        raise UsageError("the file is there", where=output, hint=hint, code="usage.exists")
+        hint = "overwrite it with --force"
+        raise UsageError("the file already exists", where=output, hint=hint, code="usage.exists")
     data = json_lines(found, prompts, output.parent, task)
     with disk_errors(output.parent):
         replace_file(output, data)

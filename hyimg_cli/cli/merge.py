@@ -39,9 +39,9 @@ def merge(
     for folder in folders:
         if not run_folder(folder).is_run:
             raise UsageError(
-                "this is no run's folder",
+                "this is not the output folder of a run",
                 where=folder,
-                hint=f"one has {RESULTS} and {RESOLVED}",
+                hint=f"such a folder has {RESULTS} and {RESOLVED}",
                 code="usage.no-run",
             )
     found = merged_from(folders, into)
@@ -52,16 +52,17 @@ def merge(
     elif not quiet:
         place = shown_place(into)
         render.note(
-            f"{counted(len(folders), 'folder')} joined in {place}: {found.done} done, "
-            f"{found.failed} failed, {len(found.missing)} missing"
+            f"merged {counted(len(folders), 'folder')} into {place}: {found.done:,} done, "
+            f"{found.failed:,} failed, {len(found.missing):,} missing"
         )
         if found.damaged:
             render.note(
-                f"{counted(len(found.damaged), 'job')} done, and their files are gone or changed: "
+                f"{counted(len(found.damaged), 'finished job')} whose files are missing or "
+                "changed: "
                 f"{', '.join(found.damaged[:3])}{', …' if len(found.damaged) > 3 else ''}"
             )
         if found.missing:
             again = ["hyimg", "generate", shown_place(into / MISSING), "-o", place]
             again += ["--retry-failed"] if found.failed else []
-            render.note(f"make what is missing with: {shlex.join(again)}")
+            render.note(f"to run the missing jobs: {shlex.join(again)}")
     raise typer.Exit(1 if found.missing else 0)

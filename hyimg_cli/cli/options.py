@@ -277,7 +277,7 @@ def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:
     found = read_recipe(FOLDERS_OWN, is_named=False)
     if not given["quiet"]:
         names = ", ".join(found) or "nothing"
-        render.note(f"{FOLDERS_OWN} of this folder sets {names}; --no-config leaves it out")
+        render.note(f"{FOLDERS_OWN} in this folder sets {names}; --no-config ignores it")
     return found
 
 

@@ -110,7 +110,7 @@ def _run(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
         return code
     original = compared_file(described)
     if original is None:
-        render.remarks([f"no video beside {described.path.name}: nothing to compare with"], style)
+        render.remarks([f"no video next to {described.path.name} to compare with"], style)
         return 1 if given["expect_equal"] else 0
     made, digest = answer_to(original, folder, made_again)
     found = verdict(described, original, made, digest)
@@ -140,9 +140,9 @@ def _show(found: ReplayVerdict, original: Path, made: Path, style: render.Style)
     if found.psnr is None:
         apart = found.not_measured
     elif math.isinf(found.psnr):
-        apart = "not any more once they are compressed"
+        apart = "but they differ once compressed"
     else:
         apart = f"PSNR {found.psnr:.2f} dB, at most {found.max_abs:g} levels"
     render.note(f"not equal: the {found.compared} of {made} and {of} differ: {apart}")
-    for reason in found.reasons or ("nothing that is recorded differs; please report it",):
-        render.note(f"  may be why: {reason}")
+    for reason in found.reasons or ("no recorded setting differs; please report it",):
+        render.note(f"  possible reason: {reason}")

@@ -40,7 +40,7 @@ def report(
     The run may still be going on, be of an older version, or have lost files; the page shows that.
     """
     if output is not None and not single_file:
-        raise UsageError("-o is for a single file", hint="add --single-file, or leave out -o")
+        raise UsageError("-o needs --single-file", hint="add --single-file, or remove -o")
     # Imported here: a page of help needs none of it.
     if single_file:
         from hyimg_cli.report.single_file import single_file as page_in_one

@@ -61,8 +61,8 @@ class Service:
         """Raises UsageError for a configuration that one process cannot follow, CheckpointError."""
         for row in SETTINGS.values():
             if row.table == "parallel" and in_config(row.name, config) != row.default:
-                what = "a server works in one process"
-                hint = "leave it out; several servers behind a proxy can share the requests"
+                what = "a server runs in one process"
+                hint = "remove it; use several servers behind a proxy instead"
                 raise UsageError(what, where=row.flag, hint=hint, code="usage.not-served")
         self.config, self.model = config, config.model.model
         self.card = registry.model_card(self.model, config.model.revision)
@@ -187,9 +187,11 @@ class Service:
         except BaseException as error:
             fault = error if isinstance(error, HyimgError) else machine_fault(error)
             if fault is None:
-                logger.error("the engine ended by a fault of hyimg's own", exc_info=error)
+                logger.error("the engine stopped because of a bug in hyimg", exc_info=error)
                 what = f"the engine failed: {type(error).__name__}: {error}"
-                hint = "this is a bug: please report it; started again, batches go on"
+                hint = (
+                    "this is a bug: please report it; batches resume when the server starts again"
+                )
                 fault = MachineError(what, hint=hint, code="machine.engine")
             self._end_by(fault)
         finally:
@@ -275,7 +277,7 @@ class ServedSession:
             for job in jobs:
                 if job.model != service.model:
                     what = f"{job.model} is not served here"
-                    hint = f"leave the model out, or name {service.model}"
+                    hint = f"remove the model, or use {service.model}"
                     raise UsageError(what, where=job.custom_id, hint=hint, code="usage.not-served")
             refuse_conflicts(jobs, service.config)
             if folder:

@@ -62,7 +62,7 @@ def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Recor
     link = pictures.link(drawn) if drawn else ""
     # The time of each phase, and how long the job waited before the first.
     phases = [(name, f"{s:.3f} s") for name, s in times.items() if name not in _NO_TIME and s]
-    waited = [("waited before", f"{times.get('queue', 0.0):.3f} s")] if phases else []
+    waited = [("waited", f"{times.get('queue', 0.0):.3f} s")] if phases else []
     error = result.get("error") or {}
     # Where an edit was put back on its source.
     mask = {"path": edit.get("mask"), "sha256": (edit.get("sha256") or {}).get("mask")}
@@ -103,7 +103,7 @@ def _facts(asked: Entry, result: Entry) -> Iterator[tuple[str, str]]:
         area = f", {edit['area']:.1%} of the picture" if edit.get("area") else ""
         yield "edit", f"{edit['kind']}{area}"
     if edit.get("outside_equal"):
-        yield "outside the edit", "every pixel is the source's"
+        yield "outside the edit", "every pixel equals the source"
     for one in fields(Outcome):
         value = result.get(one.name)
         if (label := one.metadata.get("label")) and value not in (None, one.default):

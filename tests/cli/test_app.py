@@ -117,7 +117,7 @@ def test_an_error_before_the_first_job_sums_nothing_up(
     assert (ran.code, ran.out) == (3, "")
     assert "error[checkpoint]: there is none" in ran.err
     assert "0 done" not in ran.err
-    assert "resume with" not in ran.err
+    assert "to resume" not in ran.err
 
 
 @pytest.mark.parametrize("arguments", LIGHT_COMMANDS, ids=" ".join)

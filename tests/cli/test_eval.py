@@ -218,7 +218,7 @@ def test_without_paths_and_bench_the_packaged_one_is_run(
     assert ran.code == 0
     said, runs, _ = ran.err.partition("the bench runs")
     assert runs
-    assert "no bench folder here: running hyimg bench --compare kv-reuse first" in said
+    assert "no bench folder found: running hyimg bench --compare kv-reuse first" in said
     assert "over 144 pictures of 1, 8, 50 steps" in said
     assert "about a minute on two cores" in said
     assert "A against B of runs/bench-kv-reuse" in ran.err

@@ -116,7 +116,7 @@ def test_the_plan_names_the_flag_that_makes_it_fit(
     assert (ran.code, "does not fit" in ran.out) == (0, False)
     for room, device, said in (
         (facts["least"] - 1, "cpu", "--quantization fp8 would fit with"),
-        (10**6, "cpu", "free some, or use a machine with"),
+        (10**6, "cpu", "free some memory, or use a machine with"),
         (10**6, "cuda", "more GPUs share it by --tensor-parallel-size"),
     ):
         monkeypatch.setattr(BatchConfig, "memory_bytes", property(lambda _self, room=room: room))

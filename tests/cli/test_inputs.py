@@ -123,7 +123,7 @@ def test_the_flag_for_names_wins_over_the_pictures_and_not_over_lines(
     assert outputs(Path("out")) == ["Foto-a-1-b9b0f196c0-7.png", "cat-7.png", "cat-png-7.png"]
     Path("jobs.jsonl").write_text(run_cli("manifest", *arguments[:3]).out)
     ran = run_cli("check", "jobs.jsonl", "--name", "{custom_id}-x")
-    assert "--name is not used for 1 of 3 jobs: their lines have a name" in ran.err
+    assert "--name has no effect for 1 of 3 jobs: their lines set a name" in ran.err
 
 
 def test_the_manifest_written_is_the_one_that_runs(

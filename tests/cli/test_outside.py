@@ -96,7 +96,7 @@ def test_another_finishing_needs_no_model_and_no_force(
     command = ("generate", write(home, half), "-o", home / "run", *FLAGS)
     ran = run_cli(*command)
     assert ran.code == 1, "a gate says no"
-    assert "1 edit finished again from the redraws that are kept" in ran.err
+    assert "1 edit finished again from the saved redraws" in ran.err
     assert "gate: max_edited_area 0.01" in ran.err
     after = line_of(home)
     assert after["key"] == before["key"]
@@ -267,12 +267,12 @@ def test_a_region_beyond_its_source_is_refused_before_any_line_runs(
     lines = [BARE | {"region": "0,0,128,129"}, BARE | {"custom_id": "b", "region": "small.png"}]
     ran = run_cli(command, write(home, *lines, BARE | {"custom_id": "c"}), *place)
     assert ran.code == 2
-    said = "the source is 128x128, and the region 0,0,128,129 goes beyond it"
+    said = "the region 0,0,128,129 extends beyond the source, which is 128x128"
     assert f"error[manifest.region]: {said}\n  --> jobs.jsonl:1: region\n" in ran.err
-    assert "the mask is 50x50, and its source 128x128\n  --> jobs.jsonl:2: region\n" in ran.err
+    assert "the mask is 50x50, but its source is 128x128\n  --> jobs.jsonl:2: region\n" in ran.err
     assert not (home / "new").exists()
     ran = run_cli(command, write(home, BARE), *place, "--region", "0,0,200,9")
-    assert (ran.code, "region 0,0,200,9 goes beyond it" in ran.err) == (2, True)
+    assert (ran.code, "region 0,0,200,9 extends beyond the source" in ran.err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -435,7 +435,7 @@ def test_eval_claims_nothing_of_16_bits_and_takes_the_smallest(
 @pytest.mark.parametrize(
     ("flags", "what"),
     [
-        (("--region", "0,0,500,9"), "goes beyond it"),
+        (("--region", "0,0,500,9"), "extends beyond the source"),
         (("--region", "1.png"), "the mask is black"),
         (("--region", "none.png"), "file not found\n  --> none.png\n"),
         (("--region-mode", "insted"), "--> --region-mode\n"),
@@ -503,7 +503,7 @@ def test_a_folder_with_former_names_goes_on_as_it_is(home: Path, run_cli: Run) -
     half = write(home, JOB | {"region": [0, 0, 64, 128]})
     ran = run_cli("generate", half, "-o", run, *FLAGS)
     assert ran.code == 0, ran.err
-    assert "1 edit finished again from the redraws that are kept" in ran.err
+    assert "1 edit finished again from the saved redraws" in ran.err
     line = line_of(home)
     redraw = run / line["edit"]["plain"]
     assert redraw.name == "blue.plain.png"

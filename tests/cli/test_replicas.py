@@ -136,7 +136,7 @@ def test_more_replicas_than_gpus_are_refused_before_anything_is_loaded(
     ran = run_cli("generate", "quickstart", "-o", "out", *flags)
     assert ran.code == 3
     assert "4 replicas need 4 GPUs; torch finds 3" in ran.err
-    assert "hint: fewer --replicas, or --device cpu" in ran.err
+    assert "hint: use fewer --replicas, or --device cpu" in ran.err
 
 
 def test_one_replica_is_the_plain_session(run_cli: Run, fake_session: Any) -> None:

@@ -173,7 +173,7 @@ def test_gpus_by_name_capability_and_room(
     one = replace(alone, parallel=ParallelConfig(replicas=2))
     several = environment.gpus(one)
     assert several.status == "failed"
-    assert several.found.startswith("2 processes want a GPU each; torch")
+    assert several.found.startswith("2 processes need one GPU each; torch")
 
 
 def test_the_kernels_are_the_engines_choice(subject: MakeSubject) -> None:
@@ -268,7 +268,10 @@ def test_what_is_not_fetched_yet(
     one = subject("somebody/unfetched")
     with_free(monkeypatch, 1e12)
     found = models.image_checkpoint(one)
-    assert (found.status, found.hint) == ("warning", "fetch it now: hf download somebody/unfetched")
+    assert (found.status, found.hint) == (
+        "warning",
+        "download it now: hf download somebody/unfetched",
+    )
     assert "166.0 GB; 1000.0 GB are free" in found.found
     with_free(monkeypatch, 1e9)
     assert models.image_checkpoint(one).status == "failed"
@@ -285,7 +288,7 @@ def test_what_is_not_fetched_yet(
         (110e9, "failed", "--quantization fp8 would fit"),
         (90e9, "failed", "--quantization nf4 would fit"),
         (75e9, "failed", "--quantization nf4 would fit"),
-        (30e9, "failed", "free some, or use a machine with"),
+        (30e9, "failed", "free some memory, or use a machine with"),
     ],
 )
 def test_memory_against_the_real_model(
@@ -392,7 +395,7 @@ def test_networks_that_take_turns_need_the_largest_on_the_gpu(
     assert models.video_memory(groups).status == "ok"
     assert "a decode about " in models.video_memory(groups).found
     room[0] = 1000
-    assert "--cpu-offload group is on already" in models.video_memory(groups).hint
+    assert "--cpu-offload group is already on" in models.video_memory(groups).hint
     room[0], main_memory[0] = 10**9, 1000
     assert "main memory is too small" in models.video_memory(turns).hint
 

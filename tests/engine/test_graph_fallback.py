@@ -1,4 +1,4 @@
-"""Captures that fail, or give another kind of file: the same numbers, and not a word too few about it."""
+"""Captures that fail, or give something else: the same numbers, and not a word too few about it."""
 
 import logging
 from collections.abc import Callable

@@ -142,7 +142,7 @@ class Floor:
     @property
     def death(self) -> str:
         """Why a replica is gone that was killed, in the words of who carries its messages."""
-        return "its process or its machine is gone" if self.ray_address else "killed by signal 9"
+        return "its process or machine is gone" if self.ray_address else "killed by signal 9"
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -653,9 +653,9 @@ def test_memory_that_cannot_hold_them_all_is_said_before_any_starts(
     floor: Floor, some: Some, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_main_memory(monkeypatch, 100_000_000)  # a tiny model has 39 MB
-    with pytest.raises(MachineError, match=r"5 replicas hold 0\.0 GB of weights each") as raised:
+    with pytest.raises(MachineError, match=r"5 replicas need .* for weights each") as raised:
         floor.run(some(9), 5)
-    assert (raised.value.code, raised.value.hint) == ("machine.memory", "fewer --replicas, or none")
+    assert (raised.value.code, raised.value.hint) == ("machine.memory", "use fewer --replicas")
     assert floor.started == []
     assert len(outcomes(floor.run(some(9), 2))) == 9
 
@@ -735,7 +735,7 @@ def test_our_signal_handlers_survive_ray(ray_cluster: str, tmp_path: Path) -> No
             {"num_cpus": 1},
             {"num_cpus": 2},
         ]
-        with pytest.raises(MachineError, match="5 replicas need 5 CPUs; the Ray cluster has 4"):
+        with pytest.raises(MachineError, match="5 replicas need 5 CPUs, but the Ray cluster has 4"):
             cluster._needs(config, 5)
     finally:
         for number, former in before.items():

@@ -344,4 +344,4 @@ def test_frames_and_regions_are_looked_at_too(tmp_path: Path) -> None:
     Image.fromarray(np.eye(101, 150, dtype=np.uint8)).save(mask)
     assert "its brightest level is 1 of 255" in str(probe_sources([one]).error_of(one))
     beyond = job(source, KeepOutside(region="0,0,151,20"))
-    assert "goes beyond it" in str(probe_sources([beyond]).error_of(beyond))
+    assert "extends beyond the source" in str(probe_sources([beyond]).error_of(beyond))

@@ -75,13 +75,19 @@ def test_an_envelope_is_the_line_in_it(envelope: dict[str, Any], plain: dict[str
     ("envelope", "what"),
     [
         (wrapped("/v1/images/edit", prompt="x"), '"/v1/images/edit" is not an endpoint'),
-        (wrapped("/v1/chat/completions", prompt="x"), "is not an endpoint of pictures or videos"),
+        (wrapped("/v1/chat/completions", prompt="x"), "is not an endpoint for pictures or videos"),
         (wrapped(EDITS, prompt="x") | {"method": "GET"}, 'method is "GET"'),
         ({"url": EDITS, "body": "x"}, 'body is "x"'),
         ({"url": EDITS}, "body is null"),
         ({"body": {"prompt": "x"}}, "null is not an endpoint"),
-        (wrapped(EDITS, prompt="x", task="t2i"), 'the endpoint is for it2i, the body says "t2i"'),
-        (wrapped(VIDEOS, prompt="x", task="t2i"), "the endpoint is for t2v and i2v, the body says"),
+        (
+            wrapped(EDITS, prompt="x", task="t2i"),
+            'the endpoint is for it2i, but the body has task "t2i"',
+        ),
+        (
+            wrapped(VIDEOS, prompt="x", task="t2i"),
+            "the endpoint is for t2v and i2v, but the body has task",
+        ),
         (wrapped(EDITS, prompt="x", custom_id="b"), "custom_id is there twice"),
         (wrapped(PICTURES, prompt="x", quality="high"), 'quality is "high", which hyimg cannot'),
         (wrapped(PICTURES, prompt="x", stream=0), "stream is 0"),

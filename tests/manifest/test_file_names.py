@@ -168,7 +168,7 @@ def test_a_faulty_line_keeps_its_number(examined: Examined) -> None:
 @pytest.mark.parametrize(
     ("line", "settings", "where", "what"),
     [
-        ({"quality": 5}, {}, "jobs.jsonl:1: quality", "no stage would use it: a PNG has none"),
+        ({"quality": 5}, {}, "jobs.jsonl:1: quality", "it has no effect: a PNG has none"),
         ({"quality": 5, "format": "webp", "lossless": True}, {}, "jobs.jsonl:1: quality", "WebP"),
         ({"quality": 5}, {"format": "webp", "lossless": True}, "jobs.jsonl:1: quality", "WebP"),
         ({"lossless": True}, {}, "jobs.jsonl:1: lossless", "a PNG loses nothing"),

@@ -88,7 +88,7 @@ def test_what_is_named_twice_is_taken_once(tree: Tree) -> None:
     tree("p/a.jpg")
     found = sources(["p/a.jpg", "p", "p/../p/a.jpg"], is_recursive=False)
     assert list(found.files) == ["a.jpg"]
-    assert found.notes == ("named more than once, taken once: 2",)
+    assert found.notes == ("used once, though named more than once: 2",)
 
 
 def test_a_pattern_that_is_a_files_name_is_that_file(tree: Tree) -> None:

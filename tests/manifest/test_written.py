@@ -103,7 +103,7 @@ def test_another_size_needs_no_ratio(card_of: Any) -> None:
         (TEXT + "<think>", "<think> is there 2 times"),
         (
             "<recaption>A cat.</recaption><think>a cat</think>",
-            "its tags stand in another order: <recaption> </recaption> <think> </think>",
+            "its tags are in another order: <recaption> </recaption> <think> </think>",
         ),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_record_has_all_that_belongs_to_a_job(out: Path) -> None:
     assert found["facts"] == [*facts, ["note", "was turned"]]
     assert ["guidance_scale", "2.5"] in found["settings"]
     assert ["model", "big"] in found["settings"]
-    assert found["phases"][-1] == ["waited before", "3.000 s"]
+    assert found["phases"][-1] == ["waited", "3.000 s"]
     assert found["warnings"] == ["was slow"]
 
 

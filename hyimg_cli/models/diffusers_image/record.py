@@ -113,7 +113,7 @@ class EditorFolder(ImageCheckpoint):
             text = getattr(job, name)
             if "<" in text and (found := [one for one in self._control_tokens if one in text]):
                 what = f"the text has the control token {max(found, key=len)}"
-                raise JobError(what, where=name, hint="take it out", code="job.control-token")
+                raise JobError(what, where=name, hint="remove it", code="job.control-token")
         least, most = kind.least_side, kind.most_ratio
         for path in job.images if least else ():
             with suppress(SourceImageError):  # which is told of the file
