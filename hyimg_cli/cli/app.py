@@ -126,7 +126,8 @@ def _as_usage(error: "typer.TyperException", arguments: Sequence[str]) -> UsageE
             longer = [name for name in flags if name.startswith(given)]
             close = min(longer, key=len, default=nearest(given, flags))
             guess = f"did you mean {close}? " if close else ""
-    return UsageError(what, hint=f"{guess}{context.command_path} {page} lists all options")
+    every = "commands" if context.command_path == "hyimg" else "options"
+    return UsageError(what, hint=f"{guess}{context.command_path} {page} lists all {every}")
 
 
 def main() -> None:

@@ -84,7 +84,7 @@ def name_files(
         other = "another file of this line" if is_own else f"the file of {twin.source_line}"
         what, hint = f'"{paths[later]}" is also {other}', "add {custom_id} or {seed} to the name"
         if paths[later] != paths[earlier]:
-            what = f'"{paths[later]}" may be the same file as {other}, "{paths[earlier]}"'
+            what = f'"{paths[later]}" may collide with {other}, "{paths[earlier]}"'
         faults[job.source_line] = _fault(job, setting, "duplicate-name", what, hint)
     faults |= _beside(found)
     return [job for job in found if job.source_line not in faults], list(faults.values())

@@ -180,11 +180,15 @@ def test_where_no_job_can_keep_its_source_the_cause_and_what_to_do_are_told(
             "give LEFT,TOP,RIGHT,BOTTOM",
         ),
         (("b.jpg",), "b.jpg: its pixels are CMYK", "convert it to 8-bit RGB"),
-        (("a.png", "--region", "c.png"), "c.png: there is no such mask", "give a mask's path"),
+        (
+            ("a.png", "--region", "c.png"),
+            "c.png: the region's mask is not found",
+            "give the path of a mask",
+        ),
     ):
         ran = run_cli(command, *flags, *kept)
         assert (ran.code, fake_session.ran) == (2, [])
-        assert "no job has its source" not in ran.err
+        assert "no job has all its source" not in ran.err
         # A region beyond its source is a fault of its line, which the manifest is refused by.
         of_line = "manifest.region" in ran.err
         assert of_line is (flags[-1] == "0,0,9999,9")
@@ -257,7 +261,7 @@ def test_reuse_that_is_required_and_switched_off_is_refused(
     manifest = write_manifest({"prompt": "x"})
     ran = run_cli(command, manifest, "--no-kv-reuse", "--require-kv-reuse")
     assert (ran.code, "error[usage.kv-reuse]" in ran.err) == (2, True)
-    assert "--require-kv-reuse does not go with --no-kv-reuse" in ran.err
+    assert "--require-kv-reuse and --no-kv-reuse cannot be used together" in ran.err
 
 
 # --- results made otherwise ------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_each_command_of_a_run_reads_it(
         config(f"[model]\n{name} = {value}\n")
         removed = run_cli(command, manifest)
         assert removed.code == 2
-        assert f"error[recipe.removed]: {name} is a setting of earlier versions" in removed.err
+        assert f"error[recipe.removed]: {name} was removed in an earlier version" in removed.err
 
 
 @pytest.mark.parametrize("command", ["bench", "eval", "replay", "doctor", "cache"])

@@ -31,10 +31,15 @@ def flat(text: str) -> str:
         ((PICTURE,), (PART, "0.8", "--device", "cpu"), "is on the CPU", "[batch] memory_gb"),
         ((PICTURE,), (PART, "1.2"), "out of range", "above 0 to 1"),
         ((PICTURE,), (PART, "0"), "out of range", "above 0 to 1"),
-        ((PICTURE,), (OFFLOAD,), "one network makes a picture", "--quantization nf4"),
-        ((PICTURE, VIDEO), (OFFLOAD, "--device", "cuda"), "one network makes", "a run of their"),
-        ((VIDEO,), (OFFLOAD, "--device", "cpu"), "in main memory as it is", "--device cuda"),
-        ((VIDEO,), (*GROUPS, "--device", "cpu"), "in main memory as it is", "--device cuda"),
+        ((PICTURE,), (OFFLOAD,), "this model uses one network", "--quantization nf4"),
+        (
+            (PICTURE, VIDEO),
+            (OFFLOAD, "--device", "cuda"),
+            "this model uses one network",
+            "videos separately",
+        ),
+        ((VIDEO,), (OFFLOAD, "--device", "cpu"), "already in main memory", "--device cuda"),
+        ((VIDEO,), (*GROUPS, "--device", "cpu"), "already in main memory", "--device cuda"),
         (
             (VIDEO,),
             ("--quantization", "nf4", "--device", "cpu"),
@@ -44,7 +49,7 @@ def flat(text: str) -> str:
         (
             (VIDEO,),
             ("--no-vae-use-tiling", "--vae-patch-parallel-size", "2"),
-            "does not go with --no-vae-use-tiling: it shares tiles",
+            "and --no-vae-use-tiling cannot be used together: it shares tiles",
             "remove one of the two",
         ),
         (
@@ -117,7 +122,7 @@ def test_the_plan_names_the_flag_that_makes_it_fit(
     for room, device, said in (
         (facts["least"] - 1, "cpu", "--quantization fp8 would fit with"),
         (10**6, "cpu", "free some memory, or use a machine with"),
-        (10**6, "cuda", "more GPUs share it by --tensor-parallel-size"),
+        (10**6, "cuda", "split it over more GPUs with --tensor-parallel-size"),
     ):
         monkeypatch.setattr(BatchConfig, "memory_bytes", property(lambda _self, room=room: room))
         words = (manifest, "--recipe", recipe, "--device", device)

@@ -216,7 +216,7 @@ def test_what_is_refused(
         ("--prompt make it blue photos", 'photos --prompt "make it blue"'),
         ("photos make it blue.", 'photos --prompt "make it blue."'),
         ("photos/cat.jpg nowhere/cat.jpg --prompt blue", ""),
-        ("photos --prompt prompts.tx", "name a .txt file with a prompt per line"),
+        ("photos --prompt prompts.tx", "give a .txt file with one prompt per line"),
         ("photos --prompt jobs.jsonl", "hyimg generate jobs.jsonl"),
         ("jobs.xlsx", 'save a spreadsheet as "CSV UTF-8"'),
         ("jobs.parquet", "pandas.read_parquet('jobs.parquet').to_csv('jobs.csv', index=False)"),

@@ -202,13 +202,13 @@ def test_a_source_that_is_gone_fails_and_loses_no_picture(home: Path, run_cli: R
     [
         ({"mask": "m.png"}, '"mask" is not a field', "write region, a box"),
         ({"format": "jpeg"}, "cannot hold in a JPEG", "use png, or webp with lossless"),
-        ({"format": "webp"}, "cannot hold in a lossy WebP", "lossless"),
-        ({"size": "64x32"}, "draws in the size of its source, 64x64", "leave it out"),
+        ({"format": "webp"}, "cannot work with a lossy WebP", "lossless"),
+        ({"size": "64x32"}, "draws at the size of its source, 64x64", "remove it"),
         ({"region": [5, 0, 3, 9]}, "is empty", "LEFT,TOP,RIGHT,BOTTOM"),
-        ({"kept_source": 2}, "kept_source 2 of 1 image", "counted from 1"),
-        ({"infer_align_image_size": False}, "seen whole", "remove the field"),
+        ({"kept_source": 2}, "kept_source is 2, but the line has 1 image", "count images from 1"),
+        ({"infer_align_image_size": False}, "includes infer_align_image_size", "remove the field"),
         ({"max_spill": 0.1}, "there is no region", "remove the field"),
-        ({"keep_outside": False, "on_global": "fail"}, "goes with keep_outside", ""),
+        ({"keep_outside": False, "on_global": "fail"}, "needs keep_outside", ""),
         ({"max_edited_area": 2}, "out of range", "from 0 to 1"),
     ],
 )
@@ -278,7 +278,11 @@ def test_a_region_beyond_its_source_is_refused_before_any_line_runs(
 @pytest.mark.parametrize(
     ("line", "flags", "what"),
     [
-        (JOB | {"keep_outside": False, "region": "0,0,9,9"}, (), "keep_outside is false"),
+        (
+            JOB | {"keep_outside": False, "region": "0,0,9,9"},
+            (),
+            "needs keep_outside, which is false",
+        ),
         (BARE, ("--region", "0,0,9,9", "--no-keep-outside"), "--no-keep-outside"),
         (PLAIN | {"region": "0,0,9,9"}, (), "there is no source image to keep"),
     ],
@@ -439,7 +443,7 @@ def test_eval_claims_nothing_of_16_bits_and_takes_the_smallest(
         (("--region", "1.png"), "the mask is black"),
         (("--region", "none.png"), "file not found\n  --> none.png\n"),
         (("--region-mode", "insted"), "--> --region-mode\n"),
-        (("--max-spill", 0.1), "outside a region"),
+        (("--max-spill", 0.1), "needs a region"),
         (("--min-psnr", 30, "--csv", "a.csv"), "outside does not take --min-psnr, --csv"),
     ],
 )
@@ -467,12 +471,14 @@ def test_eval_of_no_picture_is_no_gate(
 
 def test_what_goes_with_keep_outside_is_told_where_it_is_left_out(home: Path, run_cli: Run) -> None:
     left_out = run_cli("check", write(home, JOB | {"keep_outside": False}), "--max-spill", 0.1)
-    assert "note: --max-spill concerns edits with keep_outside only; no job is one" in left_out.err
+    assert (
+        "note: --max-spill applies to edits with keep_outside only; no job is one" in left_out.err
+    )
     flags = ("--region", "0,0,9,9", "--on-global", "fail", "--max-spill", 0.1)
-    assert "concern" not in run_cli("check", write(home, JOB), *flags).err
+    assert "appl" not in run_cli("check", write(home, JOB), *flags).err
     wide = run_cli("check", write(home, JOB), "--max-spill", 0.1, "--region-mode", "instead").err
     names = "--region-mode, --max-spill"
-    assert f"note: {names} concern edits with a region only; no job is one" in wide
+    assert f"note: {names} apply to edits with a region only; no job is one" in wide
 
 
 def test_a_replay_answers_to_the_redraw_with_its_own(made: Path) -> None:

@@ -121,7 +121,7 @@ def test_what_does_not_go_with_replicas_is_refused_by_name(
 ) -> None:
     ran = run_cli(command, "quickstart", "--replicas", "2", *flags)
     assert ran.code == 2
-    assert f"error[usage.replicas]: --replicas 2 does not go with {named}" in ran.err
+    assert f"error[usage.replicas]: --replicas 2 and {named}" in ran.err
     assert not (tmp_path / "runs").exists()
 
 

@@ -203,10 +203,10 @@ def seconds_of(run_cli: Run, *words: object) -> tuple[Any, float]:
         ('{"prompt": "x", ' + ", ".join(['"seed": 1'] * 200_000) + "}", '"seed" is there twice'),
         (
             json.dumps({"prompt": "x"} | {f"seed{n}": n for n in range(20_000)}),
-            "19,980 more keys are no fields",
+            "19,980 more keys are not fields",
         ),
         ("custom_id,prompt," + ",".join(f"q{n}" for n in range(20_000)) + "\na,b\n",
-         "19,980 more columns are no fields"),
+         "19,980 more columns are not fields"),
         (json.dumps({"prompt": "x", "matrix": {f"seed{n}": [1] for n in range(20_000)}}),
          "the matrix is too large"),
         (json.dumps({"prompt": "x", "matrix": {"seed": [*range(200_000)]}}),
@@ -371,7 +371,7 @@ def test_a_folder_in_the_way_fails_its_job_alone(
     words = ("generate", write_manifest(*lines), "-o", "out", "--device", "cpu", "--no-prewarm")
     ran = run_cli(*words, "--no-report")
     assert ran.code == 1, ran.err
-    assert "j2: failed[job.folder-in-the-way]: outputs/j2.png: a folder stands where" in ran.err
+    assert "j2: failed[job.folder-in-the-way]: outputs/j2.png: a folder has the name" in ran.err
     assert "2 done, 1 failed" in ran.err
     assert precious.exists()
 

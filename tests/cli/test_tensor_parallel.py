@@ -102,7 +102,7 @@ def test_videos_are_not_split(run_cli: Run, write_manifest: Write) -> None:
     manifest = write_manifest({"task": "t2v", "prompt": "a dog", "num_frames": 1})
     ran = run_cli("check", manifest, TP, "3")
     assert ran.code == 0
-    assert f"{TP} concerns pictures only" in ran.err
+    assert f"{TP} applies to pictures only" in ran.err
 
 
 def test_the_plan_says_bytes_by_rank(run_cli: Run, write_manifest: Write) -> None:

@@ -285,7 +285,7 @@ def test_a_killed_replica_costs_no_job(floor: Floor, some: Some) -> None:
     assert (death.jobs, death.starts_again) == (1, True)
     assert len(floor.started) == 3
     (warning,) = found["j3"].warnings
-    assert "died at this job" in warning
+    assert "died while running this job" in warning
     assert [name for name, outcome in found.items() if outcome.warnings] == ["j3"]
     assert floor.leftovers == []
     assert Counter(line["custom_id"] for line in floor.lines) == Counter(list(found))
@@ -760,5 +760,5 @@ def test_a_cluster_that_is_not_there_or_is_stopped_is_told_soon(
         if not listens:
             server.close()
         parallel = ParallelConfig(replicas=2, ray_address=address)
-        with pytest.raises(MachineError, match=f"no Ray cluster at {address}: nothing answers"):
+        with pytest.raises(MachineError, match=f"no Ray cluster at {address}: no response"):
             cluster.connect(RunConfig(OutputConfig(tmp_path), parallel=parallel))

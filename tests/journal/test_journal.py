@@ -799,7 +799,7 @@ def test_a_line_of_a_stranger_removes_nothing_elsewhere(
     output = {"path": "outputs/a.mp4", "frames_path": "outputs/a.frames"} | {name: path}
     entry = {"custom_id": "a", "status": "done", "key": "k", "outputs": [output]}
     results_file(tmp_path).write_text(json.dumps(entry) + "\n")
-    what = f"no outcome of a job: (outputs|{name}) is"
+    what = f"not a job's result: (outputs|{name}) is"
     with pytest.raises(OutputFolderError, match=what) as caught:
         resume(run, [make_job("a")], {"a": "key"}, force=True)
     assert (caught.value.code, caught.value.where) == (

@@ -88,8 +88,11 @@ def test_an_envelope_is_the_line_in_it(envelope: dict[str, Any], plain: dict[str
             wrapped(VIDEOS, prompt="x", task="t2i"),
             "the endpoint is for t2v and i2v, but the body has task",
         ),
-        (wrapped(EDITS, prompt="x", custom_id="b"), "custom_id is there twice"),
-        (wrapped(PICTURES, prompt="x", quality="high"), 'quality is "high", which hyimg cannot'),
+        (wrapped(EDITS, prompt="x", custom_id="b"), "custom_id is given twice"),
+        (
+            wrapped(PICTURES, prompt="x", quality="high"),
+            'quality is "high", which hyimg does not support',
+        ),
         (wrapped(PICTURES, prompt="x", stream=0), "stream is 0"),
         (wrapped(EDITS, prompt="x", image="a.png", mask="m.png"), "mask is not read"),
         (wrapped(VIDEOS, prompt="x", seconds="4"), "seconds is not read"),

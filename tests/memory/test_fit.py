@@ -245,9 +245,13 @@ def test_a_quantization_that_is_named_fits_and_none_before_it(
         (79, {"quantization": "fp8"}, "--quantization nf4 would fit with "),
         (39, {}, "--offload-experts would fit with "),
         (28, {}, "--quantization fp8 --offload-experts would fit with "),
-        (12, {}, "GB for --quantization nf4 --offload-experts; more GPUs share it by --tensor"),
+        (
+            12,
+            {},
+            "GB for --quantization nf4 --offload-experts; split it over more GPUs with --tensor",
+        ),
         (12, {"offloads_experts": True}, "--offload-experts is already on"),
-        (39, {"device": "balanced"}, "more GPUs share it by --tensor-parallel-size"),
+        (39, {"device": "balanced"}, "split it over more GPUs with --tensor-parallel-size"),
         (75, {"device": "cpu", "dtype": "float32", "quantization": "nf4"}, "--dtype bfloat16"),
         (39, {"device": "cpu", "quantization": "nf4"}, "or use a machine with "),
     ],
@@ -296,7 +300,7 @@ def test_as_many_ranks_as_are_needed_are_named(released: str, free_gb: int, rank
 def test_ranks_are_those_that_the_lines_model_can_be_split_over(released: str) -> None:
     """The run's own model, which has no such line, could be split over six."""
     found = check_fit(released, edits(released), GPU, AvailableMemory(10 * GB, "cuda:0", gpus=7))
-    assert "more GPUs share it by --tensor-parallel-size" in found.remedy
+    assert "split it over more GPUs with --tensor-parallel-size" in found.remedy
 
 
 @pytest.fixture

@@ -296,7 +296,7 @@ def test_names_are_what_sources_do_not_share_and_links_lead_there(out: Path) -> 
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not the folder of a run"):
+    with pytest.raises(UsageError, match="not the output folder of a run"):
         RunPage(tmp_path)
 
 
