@@ -17,7 +17,7 @@ def bytes_text(count: float) -> str:
 
 def time_text(seconds: float) -> str:
     """A duration: 0.36 s, 9.3 s, 45 s, 4 min 10 s, 3 h 12 min."""
-    if seconds < 0.995:
+    if 0.05 <= seconds < 0.995:
         return f"{seconds:.2f} s"
     if seconds < 9.95:
         return f"{seconds:.1f} s"

@@ -43,7 +43,7 @@ def flat(text: str) -> str:
         (
             (VIDEO,),
             ("--quantization", "nf4", "--device", "cpu"),
-            "in 4 bits by bitsandbytes on a GPU, and this run is on the CPU",
+            "need bitsandbytes and a GPU, but this run is on the CPU",
             "--quantization fp8",
         ),
         (
@@ -55,7 +55,7 @@ def flat(text: str) -> str:
         (
             (VIDEO,),
             (OFFLOAD, "--device", "cuda", *RANKS),
-            "a rank holds a VAE beside its transformer",
+            "a process holds a VAE in addition to its transformer",
             "remove one of the two",
         ),
     ],
@@ -82,11 +82,11 @@ def test_environment_and_recipe_are_followed_too(
     recipe.write_text("[batch]\ngpu_memory_utilization = 0.5\n")
     said = run_cli("plan", write_manifest(VIDEO), "--device", "cuda", "--recipe", recipe).out
     assert "refuses a model" in said
-    assert "work together" not in said
+    assert "batches smaller" not in said
     manifest = write_manifest(PICTURE)
     said = run_cli("plan", manifest, "--device", "cuda", "--recipe", recipe).out
     assert "the limit of 0.5 of the GPU's memory is not checked here" in said
-    assert "lets fewer work together" in said
+    assert "makes batches smaller" in said
     monkeypatch.setenv("HYIMG_GPU_MEMORY_UTILIZATION", "0.25")
     assert "0.25 of the GPU's" in run_cli("plan", manifest, "--device", "cuda").out
     assert run_cli("plan", manifest, "--device", "cpu").code == 2

@@ -137,7 +137,7 @@ def test_what_was_made_ready_is_told(view: views.View, capsys: pytest.CaptureFix
     view.show(Prewarmed(2, 0.5, tokens=(512, 7168)))
     err = capsys.readouterr().err
     assert "tiny" in err
-    assert "prewarmed 3 shapes in 1.25 s" in err
+    assert "prewarmed 3 shapes in 1.2 s" in err
     assert "prewarmed 0 shapes and 12 CUDA graphs in 0.50 s" in err
     assert "prewarmed 2 shapes with texts of up to 512, 7,168 tokens in 0.50 s" in err
 
@@ -318,7 +318,7 @@ def test_loading_in_words(read: int, nbytes: int, said: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
-        (0.04, "0.0 s"), (9.3, "9.3 s"), (9.97, "10 s"), (59.7, "1 min"), (250, "4 min 10 s"),
+        (0.04, "0.0 s"), (0.36, "0.36 s"), (9.3, "9.3 s"), (9.97, "10 s"), (59.7, "1 min"), (250, "4 min 10 s"),
         (3599.6, "1 h"), (11_520, "3 h 12 min"), (90_000, "25 h"),
     ],
 )  # fmt: skip

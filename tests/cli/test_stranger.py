@@ -353,12 +353,12 @@ def test_only_listed_models_are_taken_from_lines(
     ran = run_cli("check", manifest, "--allow-model", "a/b, c/d")
     assert ran.code == 2
     assert 'lines may not use the model "./mine"' in ran.err
-    assert "hint: --allow-model has: a/b, c/d" in ran.err
+    assert "hint: --allow-model allows: a/b, c/d" in ran.err
     assert "2 jobs, 1 fault" in ran.err  # what --model names, a line may name
     assert run_cli("check", manifest, "--allow-model", "./mine").code == 0
     (tmp_path / "recipe.toml").write_text("[model]\nallow_model = []\n")
     ran = run_cli("plan", manifest, "--recipe", "recipe.toml")
-    assert (ran.code, "allow_model of the recipe has: none" in ran.err) == (2, True), ran.err
+    assert (ran.code, "allow_model of the recipe allows: none" in ran.err) == (2, True), ran.err
 
 
 def test_a_folder_in_the_way_fails_its_job_alone(

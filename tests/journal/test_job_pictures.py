@@ -259,7 +259,7 @@ def test_a_difference_outside_is_a_failure_and_the_redraw_stays(
 
 @pytest.mark.parametrize(
     ("mode", "suffix", "why"),
-    [("I;16", ".png", "16 bits"), ("CMYK", ".jpg", "CMYK"), ("F", ".tif", "fractions")],
+    [("I;16", ".png", "16 bits"), ("CMYK", ".jpg", "CMYK"), ("F", ".tif", "floating-point")],
 )
 def test_what_cannot_be_equal_is_refused_before_a_model_loads(
     tmp_path: Path, mode: str, suffix: str, why: str
@@ -337,7 +337,10 @@ def test_frames_and_regions_are_looked_at_too(tmp_path: Path) -> None:
     assert depth_fault(several) is not None
     assert depth_fault(source) is None
     mask = tmp_path / "mask.png"
-    for pixels, why in ((np.zeros((101, 150)), "black"), (np.ones((50, 50)), "its source 150x101")):
+    for pixels, why in (
+        (np.zeros((101, 150)), "black"),
+        (np.ones((50, 50)), "its source is 150x101"),
+    ):
         Image.fromarray(np.uint8(pixels * 255)).save(mask)
         one = job(source, KeepOutside(region=str(mask)))
         assert why in str(probe_sources([one]).error_of(one))

@@ -833,7 +833,7 @@ def test_the_file_of_another_manifests_job_is_not_written_over(
             with pytest.raises(OutputFolderError) as caught:
                 resume(run, [job], {}, force=force)
             assert caught.value.code == "output.other-file"
-            assert 'outputs/Cat-64.png would be the file of "b"; it is that of "a"' in (
+            assert 'outputs/Cat-64.png would be the file of "b", but is that of "a"' in (
                 caught.value.what
             )
     assert resume(run, [make_job("b", file_name="cat-65")], {}).to_run

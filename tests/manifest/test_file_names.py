@@ -129,7 +129,7 @@ def test_both_lines_of_a_collision_are_named(examined: Examined) -> None:
     assert [job.custom_id for job in jobs] == ["a", "b", "d"]
     assert told(faults) == [
         ("jobs.jsonl:3: --name", '"Cat.png" may collide with the file of jobs.jsonl:1, "cat.png"'),
-        ("jobs.jsonl:5: --name", '"c\u00e4t.png" is the file of jobs.jsonl:4'),
+        ("jobs.jsonl:5: --name", '"c\u00e4t.png" is also the file of jobs.jsonl:4'),
     ]
     assert faults[0].code == "manifest.duplicate-name"
     assert faults[0].hint == "add {custom_id} or {seed} to the name"
