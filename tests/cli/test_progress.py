@@ -318,8 +318,8 @@ def test_loading_in_words(read: int, nbytes: int, said: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
-        (0.04, "0.0 s"), (0.36, "0.36 s"), (9.3, "9.3 s"), (9.97, "10 s"), (59.7, "1 min"), (250, "4 min 10 s"),
-        (3599.6, "1 h"), (11_520, "3 h 12 min"), (90_000, "25 h"),
+        (0.04, "0.0 s"), (0.36, "0.36 s"), (9.3, "9.3 s"), (9.97, "10 s"), (59.7, "1 min"),
+        (250, "4 min 10 s"), (3599.6, "1 h"), (11_520, "3 h 12 min"), (90_000, "25 h"),
     ],
 )  # fmt: skip
 def test_seconds_in_words(seconds: float, said: str) -> None:

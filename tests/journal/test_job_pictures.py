@@ -314,7 +314,7 @@ def test_colours_that_are_read_as_8_bits_but_have_more_are_refused(
     with Image.open(path) as image:
         assert image.mode == "RGB"
     assert why in str(depth_fault(path))
-    with pytest.raises(SourceImageError, match=f"{why} a channel"):
+    with pytest.raises(SourceImageError, match=f"{why} per channel"):
         read_carried(path)
 
 
