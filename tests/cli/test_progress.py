@@ -332,10 +332,10 @@ def test_notes_are_said_and_a_hit_of_reuse_with_v_alone(caplog: pytest.LogCaptur
     hit, part = (
         replace(line, kv_reuse=ReuseReport(status, 0, 0, 0, ())) for status in ("hit", "partial")
     )
-    assert describe_outcome(hit) == "a: outputs/a.png in 0.00 s, 9 steps; turned"
-    assert describe_outcome(part) == "a: outputs/a.png in 0.00 s, 9 steps, KV reuse partial; turned"
+    assert describe_outcome(hit) == "a: outputs/a.png in 0.0 s, 9 steps; turned"
+    assert describe_outcome(part) == "a: outputs/a.png in 0.0 s, 9 steps, KV reuse partial; turned"
     caplog.set_level(logging.INFO)
-    assert describe_outcome(hit) == "a: outputs/a.png in 0.00 s, 9 steps, KV reuse hit; turned"
+    assert describe_outcome(hit) == "a: outputs/a.png in 0.0 s, 9 steps, KV reuse hit; turned"
 
 
 def test_reuse_is_not_said_of_a_video() -> None:

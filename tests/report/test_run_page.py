@@ -67,7 +67,7 @@ def test_a_record_has_all_that_belongs_to_a_job(out: Path) -> None:
         {"name": "a.png", "link": "outputs/a.png", "width": 64, "height": 48, "seed": 5}
     ]
     assert found["texts"] == [["recaption", "A blue picture."], ["think", "The user wants blue."]]
-    facts = [["steps", "20"], ["time", "1.25 s"], ["KV reuse", "hit"], ["attempt", "2"]]
+    facts = [["steps", "20"], ["time", "1.2 s"], ["KV reuse", "hit"], ["attempt", "2"]]
     assert found["facts"] == [*facts, ["note", "was turned"]]
     assert ["guidance_scale", "2.5"] in found["settings"]
     assert ["model", "big"] in found["settings"]
