@@ -21,9 +21,10 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test test-all lint figures clean
 
 demo: $(READY)
+	@echo "Drawing the $$(grep -c . recipes/quickstart.jsonl) pictures of recipes/quickstart.jsonl with the embedded model"
 	@out="runs/quickstart-$$($(BIN)/python -c '$(MODEL)')" && \
 	$(BIN)/hyimg generate recipes/quickstart.jsonl -o "$$out" && \
-	echo "The pictures are in $$out/outputs"
+	echo "The pictures are in $$out/outputs; open $$out/report.html to look at them"
 
 # A process more than cores, up to four, since tests wait for processes of their own; each with one
 # thread: two threads of one small model would wait for each other. A test that hangs is ended after
@@ -51,8 +52,9 @@ clean:
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(NEEDS)'
+	@echo "Installing hyimg and its dependencies into $(VENV): about 6 GB, about two minutes, once"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
 
 # The backbones of LPIPS, which no dependency brings: 64 MB, some 10 s, once. Where they cannot be

@@ -75,7 +75,7 @@ class ManifestError(UsageError):
     default_code = "manifest"
 
     def __init__(self, faults: Sequence[HyimgError], *, where: str = "") -> None:
-        count = f"{len(faults)} fault{'s' if len(faults) != 1 else ''}"
+        count = f"{len(faults):,} fault{'s' if len(faults) != 1 else ''}"
         super().__init__(f"{count} in the manifest", where=where)
         self.faults = tuple(faults)
 
@@ -181,7 +181,7 @@ def require(*packages: str, extra: str = "") -> None:
     For packages that most commands do without, where one begins that does not.
     """
     if missing := [name for name in packages if find_spec(name) is None]:
-        wanted = f"'hyimg-cli[{extra}]'" if extra else "hyimg-cli brings all that it needs"
+        wanted = f"'hyimg-cli[{extra}]'" if extra else "hyimg-cli"
         what = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
         raise MachineError(what, hint=f"pip install {wanted}", code="machine.no-package")
 

@@ -160,7 +160,7 @@ def descriptor_of(path: Path, flags: int, most: int | None = None) -> int:
     if flags & (os.O_WRONLY | os.O_RDWR):
         flags |= os.O_NOFOLLOW
         if path.is_symlink():
-            what = "this is a link: what is written there would land in another file"
+            what = "this is a link, so writing to it would change another file"
             raise UnfitFile(errno.ELOOP, what, str(path))
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
     try:
@@ -176,10 +176,10 @@ def refuse_unfit(path: Path, status: os.stat_result, most: int | None = None) ->
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "another kind of file")
         raise UnfitFile(errno.EINVAL, f"this is {kind}, not a regular file", str(path))
     if most is not None and status.st_size > most:
-        what = f"the file has {status.st_size:,} bytes; up to {most:,} are read"
+        what = f"the file has {status.st_size:,} bytes; the limit is {most:,}"
         raise UnfitFile(errno.EFBIG, what, str(path))
 
 
@@ -267,24 +267,26 @@ def is_of_the_disk(number: int | None) -> bool:
 def storage_error(error: OSError, folder: Path) -> StorageError | OutputFolderError:
     """Explain an error of the disk for `folder`, in plain words."""
     if address_of(folder):
-        hint = "look at the address, the credentials and the network, and run the command again"
-        what = f"the store refused: {error.strerror or error}"
+        hint = "check the address, the credentials and the network, then run the command again"
+        what = f"the store reported an error: {error.strerror or error}"
         return StorageError(what, where=folder, hint=hint, code="storage.store", retryable=True)
     if isinstance(error, UnfitFile):
         what, where = error.strerror, error.filename
-        hint = "take it away, or choose another folder with -o"
+        hint = "remove it, or choose another folder with -o"
         if error.errno == errno.ELOOP:
             return OutputFolderError(what, where=where, hint=hint, code="output.link")
         return StorageError(what, where=where, hint=hint, code="storage.not-a-file")
     if error.errno in _FULL:
-        hint = "free some space and run the same command again: it resumes"
+        hint = "free some space, then run the same command again to resume"
         return StorageError("the disk is full", where=folder, hint=hint, code="storage.full")
     if error.errno in _FORBIDDEN:
-        hint = "choose a folder that can be written with -o"
-        what = "the folder cannot be written"
+        hint = "choose a writable folder with -o"
+        what = "the folder is not writable"
         return StorageError(what, where=folder, hint=hint, code="storage.read-only")
     if error.errno in (errno.ENOENT, errno.ENOTDIR) and not folder.is_dir():
-        hint = "make it, put it back or name another, and run the command again"
-        return StorageError("the folder is not there", where=folder, hint=hint, code="storage.gone")
-    what = f"the disk refused: {error.strerror}"
+        hint = "create or restore it, or choose another one, then run the command again"
+        return StorageError(
+            "the folder does not exist", where=folder, hint=hint, code="storage.gone"
+        )
+    what = f"the disk reported an error: {error.strerror}"
     return StorageError(what, where=folder, hint="check the disk", code="storage.failed")

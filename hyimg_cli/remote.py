@@ -70,12 +70,15 @@ def locate(address: str) -> tuple[Any, str]:
     try:
         parts = urlsplit(address)
     except ValueError as error:
-        what = f"this is no address: {error}"
+        what = f"this is not an address: {error}"
         raise UsageError(what, where=address, code="usage.address") from None
     if parts.password is not None:
         where = f"{parts.scheme}://…@{parts.hostname or ''}{parts.path}"
-        what, hint = "an address must not hold a password", "credentials come from the environment"
-        raise UsageError(what, where=where, hint=f"{hint} or a profile", code="usage.password")
+        what, hint = (
+            "an address must not contain a password",
+            "take credentials from the environment",
+        )
+        raise UsageError(what, where=where, hint=f"{hint} or from a profile", code="usage.password")
     system = _system(parts.scheme)
     return system, system._strip_protocol(address)
 
@@ -99,8 +102,8 @@ def _system(scheme: str) -> Any:
     except (ValueError, TypeError, AttributeError, OSError):
         # No library says that it needs more than an address, as an archive or a host does.
         raise UsageError(
-            f"{scheme}:// is no kind of store that fsspec knows by its address alone",
-            hint="s3:// and gs:// are; ./ in front makes a path of it",
+            f"fsspec cannot open {scheme}:// from an address alone",
+            hint="use an address such as s3:// or gs://, or put ./ before a path",
             code="usage.address",
         ) from None
 

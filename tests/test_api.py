@@ -129,7 +129,7 @@ def test_a_configuration_is_checked_as_flags_are(write_manifest: Write, tmp_path
         run_manifest(manifest, RunConfig(output, model=ModelChoice(dtype=wrong)))
     assert caught.value.where == "model.dtype"
     reuse = ReuseConfig(kv_reuse=False, required=True)
-    with pytest.raises(UsageError, match=r"reuse\.required does not go with reuse\.kv_reuse"):
+    with pytest.raises(UsageError, match=r"reuse\.required and reuse\.kv_reuse cannot"):
         run_manifest(manifest, RunConfig(output, reuse=reuse))
     assert not (tmp_path / "out").exists()
 

@@ -1,13 +1,18 @@
-"""The wheel alone, in a fresh environment and an empty folder, has all that a command needs."""
+"""A release: the wheel alone runs in a fresh environment, and the sdist has what its tests need."""
 
 import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
+
+from hyimg_cli import __version__
 
 REPOSITORY = Path(__file__).parent.parent
 OFFLINE = os.environ | {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "PYTHONPATH": ""}
@@ -26,10 +31,16 @@ def passed(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProces
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist, and the wheel that was built from it."""
     folder = tmp_path_factory.mktemp("dist")
-    passed(run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", folder))
-    (built,) = folder.glob("hyimg_cli-*.whl")
+    passed(run(sys.executable, "-m", "build", "--no-isolation", "-o", folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    (built,) = dist.glob("hyimg_cli-*.whl")
     return built
 
 
@@ -71,5 +82,55 @@ def test_check_runs_from_an_empty_folder(installed: Path, tmp_path: Path) -> Non
 
 
 def test_generate_runs_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
-    passed(run(installed / "hyimg", "generate", "quickstart", "--limit", "1", cwd=tmp_path))
-    assert len(list((tmp_path / "runs/quickstart/outputs").glob("*.png"))) == 1
+    passed(run(installed / "hyimg", "generate", "quickstart", cwd=tmp_path))
+    assert len(list((tmp_path / "runs/quickstart/outputs").glob("*.png"))) == 9
+    assert (tmp_path / "runs/quickstart/report.html").is_file()
+
+
+def test_the_sdist_has_what_its_tests_need(dist: Path, tmp_path: Path) -> None:
+    (archive,) = dist.glob("hyimg_cli-*.tar.gz")
+    with tarfile.open(archive) as opened:
+        opened.extractall(tmp_path, filter="data")
+    (root,) = tmp_path.iterdir()
+    if (REPOSITORY / ".git").exists():
+        tracked = passed(run("git", "ls-files")).stdout.splitlines()
+        kept = [name for name in tracked if not name.startswith((".ci/", "benchmarks/"))]
+        assert not [name for name in kept if not (root / name).is_file()]
+    tests = ("tests/cli/test_docs.py", "tests/manifest/test_table.py")
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, "-k", "not command")
+    environ = OFFLINE | {"PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=root, env=environ, capture_output=True, text=True, check=False
+    )
+    passed(done)
+
+
+def test_every_file_of_a_release_names_its_version() -> None:
+    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert citation["version"] == __version__
+    assert [one["name"] for one in citation["authors"]] == [
+        one["name"] for one in project["authors"]
+    ]
+    heads = (REPOSITORY / "CHANGELOG.md").read_text().split("\n## ")
+    assert heads[1].startswith("Unreleased")
+    assert heads[2].startswith(__version__)
+    assert len(heads[2].splitlines()) <= 60
+
+
+def test_what_contributors_use_calls_the_same_targets() -> None:
+    hooks = yaml.safe_load((REPOSITORY / ".pre-commit-config.yaml").read_text())["repos"][0][
+        "hooks"
+    ]
+    lint = (REPOSITORY / "Makefile").read_text().partition("lint: ")[2].partition("\n\n")[0]
+    for hook in hooks:
+        assert hook["entry"].removeprefix(".venv/bin/") in lint.replace(" --check", "")
+    (job,) = yaml.safe_load((REPOSITORY / ".github/workflows/ci.yml").read_text())["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == ["make lint", "make test"]
+    for name in ("bug", "feature"):
+        form = yaml.safe_load((REPOSITORY / f".github/ISSUE_TEMPLATE/{name}.yml").read_text())
+        assert form["name"]
+        assert form["description"]
+        fields = [part for part in form["body"] if part["type"] != "markdown"]
+        assert len({field["id"] for field in fields}) == len(fields)
+        assert all(field["attributes"]["label"] for field in fields)

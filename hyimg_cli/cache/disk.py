@@ -237,7 +237,7 @@ class DiskStore:
     def _stop_taking(self, error: OSError) -> None:
         if self.takes_more:
             reason = error.strerror or type(error).__name__
-            self._notes.append(f"the disk cache takes nothing more in this run: {reason}")
+            self._notes.append(f"nothing more is added to the disk cache in this run: {reason}")
         self.takes_more = False
 
 
@@ -247,7 +247,7 @@ def refuse_cache_file(folder: Path | None) -> None:
     """
     above = nearest_existing(folder) if folder else None
     if above is not None and not above.is_dir():
-        hint = "choose another folder with --cache-dir, or leave it out with --no-disk-cache"
+        hint = "choose another folder with --cache-dir, or turn it off with --no-disk-cache"
         what = "the disk cache's folder is a file"
         raise StorageError(what, where=above, hint=hint, code="storage.cache")
 

@@ -21,6 +21,19 @@ from hyimg_cli.settings.values import nearest
 from hyimg_cli.spec.printed import log_printable
 
 INTERNAL_ERROR = 101
+# What the command alone prints.
+FIRST_DAY = """\
+Usage: hyimg COMMAND [OPTIONS]
+
+Edit and generate pictures and videos in batches. To start:
+
+  hyimg doctor                                      check this machine
+  hyimg generate photos --prompt "make it evening"  edit every picture in a folder
+  hyimg check jobs.jsonl                            report every error in a manifest
+  hyimg plan jobs.jsonl                             show what a run would do
+
+To try it, run `hyimg generate quickstart`, which draws nine samples. `hyimg --help`
+lists all commands, and `hyimg COMMAND --help` explains one."""
 logger = logging.getLogger(__name__)
 
 _app = typer.Typer(
@@ -29,21 +42,24 @@ _app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": pages.WIDEST},
-    help="Make pictures and videos in batches: a manifest, or pictures and a prompt, go in, files "
-    "come out.",
-    epilog="Exit codes: 0 all done, 1 some job failed or a gate of bench, eval or replay, 2 usage "
-    "or manifest, 3 machine, 101 internal error, 130/143 interrupted (run the same command again "
-    "to resume).",
+    help="Edit and generate pictures and videos in batches, from a manifest or from pictures and "
+    "a prompt.",
+    epilog="Exit codes: 0 all done, 1 a job or a gate failed, 2 wrong usage or manifest, 3 this "
+    "machine cannot run it, 101 internal error, 130 or 143 interrupted (run the same command "
+    "again to resume).",
 )
 
 
 @_app.callback(invoke_without_command=True)
 def _hyimg(
-    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+    ctx: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
     if version:
         render.line(f"hyimg {__version__}")
         raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        render.lines(FIRST_DAY)
 
 
 def command_line() -> TyperGroup:
@@ -60,7 +76,7 @@ def run(arguments: Sequence[str]) -> int:
     log_printable()
     try:
         joined_values(os.environ)
-        words = list(arguments) or ["--help"]
+        words = list(arguments)
         code = command_line().main(
             args=words, prog_name="hyimg", standalone_mode=False, obj=tuple(words)
         )
@@ -94,7 +110,7 @@ def _as_usage(error: "typer.TyperException", arguments: Sequence[str]) -> UsageE
     context = getattr(error, "ctx", None)
     if context is None:
         command = " ".join(["hyimg", *(word for word in arguments[:1] if word in COMMANDS)])
-        return UsageError(error.format_message(), hint=f"{command} --help lists what there is")
+        return UsageError(error.format_message(), hint=f"{command} --help lists all commands")
     what, guess = error.format_message(), ""
     page = "--help-all" if isinstance(context.command, pages.LongCommand) else "--help"
     if isinstance(given := getattr(error, "option_name", None), str):
@@ -103,14 +119,15 @@ def _as_usage(error: "typer.TyperException", arguments: Sequence[str]) -> UsageE
         lacking = NOT_SUPPORTED.get(given.strip("-").replace("-", "_").lower())
         if lacking and given not in flags:
             meaning, hint = lacking
-            return UsageError(f"{given} is not supported: there is no {meaning}", hint=hint)
+            return UsageError(f"{given} is not supported: hyimg has no {meaning}", hint=hint)
         what = error.message
         if given not in flags:  # else it lacks its value
             # The one flag that begins like this, else the nearest.
             longer = [name for name in flags if name.startswith(given)]
             close = min(longer, key=len, default=nearest(given, flags))
             guess = f"did you mean {close}? " if close else ""
-    return UsageError(what, hint=f"{guess}{context.command_path} {page} lists what there is")
+    every = "commands" if context.command_path == "hyimg" else "options"
+    return UsageError(what, hint=f"{guess}{context.command_path} {page} lists all {every}")
 
 
 def main() -> None:

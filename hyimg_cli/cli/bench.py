@@ -32,7 +32,7 @@ def bench(
             "--compare",
             metavar="NAME",
             autocompletion=scenarios,
-            help=f"{', '.join([*names(), DRAFTS])}, or the .toml file of a scenario.",
+            help=f"Scenario to run: {', '.join([*names(), DRAFTS])}, or a .toml file.",
         ),
     ],
     manifest: Annotated[
@@ -40,23 +40,24 @@ def bench(
         typer.Option(
             "--manifest",
             autocompletion=manifests,
-            help="Jobs to compare on. Default: the scenario's own.",
+            help="Jobs to compare. Default: the scenario's own.",
         ),
     ] = None,
     output_dir: Annotated[
-        Path | None, o.output("--output-dir", "Where results go. Default: runs/bench-NAME.")
+        Path | None, o.output("--output-dir", "Output folder. Default: runs/bench-NAME.")
     ] = None,
     steps: Annotated[
-        str | None, typer.Option("--steps", help="Denoise steps to time, as 1,8,50.")
+        str | None, typer.Option("--steps", help="Step counts to measure, for example 1,8,50.")
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option("--repeats", min=1, help="Timed runs of each variant.")
+        int | None,
+        typer.Option("--repeats", min=1, metavar="<int>", help="Number of timed runs per variant."),
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option("--baseline", help="An earlier bench.json that must still hold.")
+        Path | None, typer.Option("--baseline", help="Compare with an earlier bench.json.")
     ] = None,
     max_regress: Annotated[
-        str, typer.Option("--max-regress", help="How much slower than the baseline is still good.")
+        str, typer.Option("--max-regress", help="Maximum slowdown against the baseline.")
     ] = "5%",
     lpips_weights: Annotated[
         Path | None, typer.Option("--lpips-weights", help="Backbone weights for LPIPS (alex).")
@@ -70,9 +71,9 @@ def bench(
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Compare variants of the engine: seconds by phase, pictures, a verdict with reasons.
+    """Compare engine variants: time by phase, picture distance, and a verdict.
 
-    Exit code 0 where the pictures agree and the clock is explained, else 1.
+    Exit code 0: the pictures agree and the time difference is explained; 1: they do not.
     """
     from hyimg_cli.measure.bench import baseline as earlier_bench
 
@@ -83,7 +84,7 @@ def bench(
     scenario = replace(scenario, repeats=repeats) if repeats else scenario
     if steps:
         if not re.fullmatch(r"[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*", steps):
-            what = f"--steps {steps!r} is no list of whole numbers"
+            what = f"--steps {steps!r} is not a list of whole numbers"
             raise UsageError(what, hint="for example --steps 1,8,50")
         counts = tuple(dict.fromkeys(map(int, steps.split(","))))
         main = scenario.main_steps if scenario.main_steps in counts else counts[-1]
@@ -105,7 +106,7 @@ def bench(
     )
     worse = list(earlier_bench.regressions(entry, earlier, most)) if earlier else []
     if earlier and not earlier_bench.is_same_machine(entry, earlier):
-        render.note("the baseline is of another machine: seconds were not compared")
+        render.note("the baseline was measured on another machine, so times were not compared")
     if as_json:
         render.json_line({**entry, "regressions": worse})
     else:

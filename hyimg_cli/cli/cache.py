@@ -13,7 +13,7 @@ from hyimg_cli.cli.help import Command
 from hyimg_cli.errors import UsageError
 
 cache = typer.Typer(
-    help="Show or clear what is kept on disk between runs.",
+    help="Show or clear the disk cache.",
     add_completion=False,
     rich_markup_mode=None,
 )
@@ -22,7 +22,7 @@ cache = typer.Typer(
 @cache.command("list", cls=Command)
 @o.takes("cache_dir")
 def list_kinds(ctx: typer.Context, as_json: o.AsJson = False) -> None:
-    """Entries and bytes of each kind."""
+    """List entries and bytes by kind."""
     entries = _store(ctx.params).entries()
     for kind in sorted({*KINDS, *(entry.kind for entry in entries)}):
         of_kind = [entry for entry in entries if entry.kind == kind]
@@ -32,7 +32,7 @@ def list_kinds(ctx: typer.Context, as_json: o.AsJson = False) -> None:
 @cache.command(cls=Command)
 @o.takes("cache_dir")
 def size(ctx: typer.Context, as_json: o.AsJson = False) -> None:
-    """Entries and bytes of all kinds together, and their folder."""
+    """Show the cache folder, its number of entries and their size."""
     folder = str(o.cache_folder(o.settings_of(ctx.params)) or "")
     _show({"folder": folder} | _counts(_store(ctx.params).entries()), as_json=as_json)
 
@@ -45,14 +45,14 @@ def clear(
         str | None,
         o.option(
             "--kind",
-            f"Only one kind: {', '.join(KINDS)}.",
+            f"Remove only one kind: {', '.join(KINDS)}.",
             autocompletion=among(KINDS),
             panel="Selection",
         ),
     ] = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Remove every entry, or those of one kind. A run that is under way encodes again."""
+    """Remove all entries, or those of one kind. A run in progress encodes what it needs again."""
     if kind is not None and kind not in KINDS:
         raise UsageError(f"--kind {kind!r} is not known", hint=f"allowed: {', '.join(KINDS)}")
     removed = _store(ctx.params).clear(kind)

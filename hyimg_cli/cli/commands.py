@@ -16,36 +16,45 @@ from hyimg_cli.cli import help as pages
 
 # Of those that take the options of a run not even the help page needs the module.
 OF_A_RUN = {
-    "generate": "Make the pictures and videos of a manifest. A run that stopped goes on where it "
-    "was.",
-    "check": "Name every fault of a manifest. Exit code 2: it would not run; 1: only some pictures "
-    "are unreadable.",
-    "plan": "Show what generate would do, without loading a model or writing anything. Exit code "
-    "3: a model does not fit into memory_gb.",
+    "generate": (
+        "Run the jobs in a manifest, or edit pictures with a prompt. Run the same command again "
+        "to resume."
+    ),
+    "check": (
+        "Check a manifest and report every error. Exit code 2: it would not run; 1: some source "
+        "images are unreadable."
+    ),
+    "plan": (
+        "Show what generate would do, without loading a model or writing files. Exit code 3: a "
+        "model does not fit into memory_gb."
+    ),
+}
+EXAMPLES = {
+    "generate": """
+hyimg generate quickstart
+hyimg generate photos --prompt "make the background white"
+hyimg generate jobs.jsonl --model ./checkpoint -o out"""
 }
 # The first sentence of each command's own help.
 OTHERS = {
-    "serve": "Serve pictures over HTTP, by OpenAI's API: durable batches, and single requests.",
-    "think": "Write the texts of a manifest's jobs, and draw nothing.",
+    "serve": "Serve an OpenAI-compatible API: durable batches and single requests.",
+    "think": "Write the text of each job in a manifest, and draw nothing.",
     "score": "Score the pictures of a run, or the texts of hyimg think.",
-    "pick": "Pick the best of each line's candidates by their scores, with a reason for each "
+    "pick": "Pick the best candidates of each line by their scores, with a reason for each "
     "rejected one.",
-    "manifest": "Write the manifest that pictures and prompts stand for, to be edited and run.",
-    "merge": "Join folders of runs into one, and name what is missing.",
-    "report": "Make the page of a run's folder: report.html, or one file to attach.",
+    "manifest": "Write a manifest from pictures and prompts, to edit and run.",
+    "merge": "Merge run folders into one, and list missing jobs.",
+    "report": "Write a run's report: report.html, or a single file to share.",
     "export": "Make a training set of the accepted pictures of runs: Parquet, WebDataset or a "
     "folder.",
-    "info": "Show the prompt, seed, job, model and versions that a picture, an MP4 or its sidecar "
-    "was made with.",
-    "replay": "Run the job of a finished file again, as it was run, and say whether the pixels are "
-    "equal.",
-    "doctor": "Check that this machine can run the chosen models, and draw one small picture to "
-    "prove it.",
-    "eval": "Measure how far pictures or videos are apart: two files, folders, runs, or a list of "
+    "info": "Show how a picture or video was made: prompt, seed, model and versions.",
+    "replay": "Run the job of a finished file again, and compare the pixels.",
+    "doctor": "Check that this machine can run the chosen models, and draw a small test picture.",
+    "eval": "Measure the distance between pictures or videos: two files, folders or runs, or many "
     "pairs.",
-    "bench": "Compare variants of the engine: seconds by phase, pictures, a verdict with reasons.",
-    "cache": "Show or clear what is kept on disk between runs.",
-    "schema": "Print the JSON Schema of a manifest line or of a recipe.",
+    "bench": "Compare engine variants: time by phase, picture distance, and a verdict.",
+    "cache": "Show or clear the disk cache.",
+    "schema": "Print the JSON Schema of a manifest line or a recipe.",
 }
 COMMANDS = OF_A_RUN | OTHERS
 
@@ -66,7 +75,10 @@ class LazyCommand(TyperCommand):
         if name in OF_A_RUN:
             from hyimg_cli.cli.options import run_command  # reads every setting
 
-            return _build(name, run_command(lambda ctx: _function(name)(ctx)), COMMANDS[name])
+            # The parser leaves lines behind \\b as they are.
+            examples = f"\n\n\b{EXAMPLES[name]}" if name in EXAMPLES else ""
+            text = f"{COMMANDS[name]}{examples}"
+            return _build(name, run_command(lambda ctx: _function(name)(ctx)), text)
         found = _function(name)
         if isinstance(found, typer.Typer):
             return get_command(found)

@@ -14,6 +14,7 @@ from hyimg_cli.doctor.check import is_ready, run_checks
 from hyimg_cli.doctor.checks import BY_NAME, CHECKS, RANKS
 from hyimg_cli.doctor.models import model_name
 from hyimg_cli.errors import UsageError
+from hyimg_cli.spec.units import time_text
 
 NOT_READY = 3
 
@@ -26,8 +27,8 @@ def doctor(
         typer.Argument(
             metavar="[determinism]",
             show_default=False,
-            help="determinism: instead, draw one picture by the chosen model alone, again and in a "
-            "batch, and say which are equal to the bit.",
+            help="Instead, draw one picture with the chosen model three times: alone, again and "
+            "in a batch, and report which are equal to the bit.",
         ),
     ] = None,
     recipe: o.Recipe = None,
@@ -39,11 +40,10 @@ def doctor(
     ] = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """Check that this machine can run the chosen models, and draw one small picture to prove it.
+    """Check that this machine can run the chosen models, and draw a small test picture.
 
-    No weights but the embedded ones are loaded, unless determinism is asked for. The report names
-    no user, host, token or folder from the root on, so that it can be attached to an issue. Exit
-    code 0: ready; 3: not.
+    Loads only the embedded weights, unless determinism is given. The report contains no user, host,
+    token or absolute path, so you can attach it to an issue. Exit code 0: ready; 3: not ready.
     """
     settings = o.settings_of(ctx.params)
     config = o.run_config(settings, Path(settings["output_dir"].value or "runs"))
@@ -51,8 +51,8 @@ def doctor(
     checks = (*CHECKS, RANKS) if has_ranks else CHECKS
     if what is not None:
         if what not in BY_NAME:
-            hint = f"leave it out, or name {', '.join(BY_NAME)}"
-            raise UsageError(f"{what} is no check", hint=hint, code="usage.doctor")
+            hint = f"remove it, or use {', '.join(BY_NAME)}"
+            raise UsageError(f"{what} is not a check", hint=hint, code="usage.doctor")
         checks = ((what, BY_NAME[what]),)
     answers = []
     for answer in run_checks(config, checks):
@@ -71,5 +71,7 @@ def doctor(
         counts = Counter(answer.status for answer in answers)
         counted = ", ".join(f"{counts[status]} {status}" for status in ("ok", "warning", "failed"))
         took = sum(one.seconds for one in answers)
-        render.line(f"{verdict} for {' and '.join(models.values())}: {counted}, in {took:.1f} s")
+        render.line(
+            f"{verdict} for {' and '.join(models.values())}: {counted}, in {time_text(took)}"
+        )
     raise typer.Exit(0 if is_ready(answers) else NOT_READY)

@@ -56,7 +56,7 @@ def evaluate(
         typer.Argument(
             metavar="|".join(METRICS),
             autocompletion=among(METRICS),
-            help="What to measure; outside: what an edit, B, changed of its source, A.",
+            help="Distance to measure; outside measures what the edit B changed in its source A.",
         ),
     ],
     a: Annotated[
@@ -64,61 +64,61 @@ def evaluate(
         typer.Argument(
             metavar="A",
             show_default=False,
-            help="A picture, a video, a folder of them, a run of hyimg generate, or alone a "
-            '.jsonl file with {"a": …, "b": …} on each line. Without A and B: the newest bench '
-            "folder here.",
+            help='Picture, video, folder or run; or, without B, a .jsonl file with {"a": …, "b": '
+            "…} on each line. Default: the newest bench folder.",
         ),
     ] = None,
     b: Annotated[
-        Path | None, typer.Argument(metavar="B", show_default=False, help="The same of the other.")
+        Path | None, typer.Argument(metavar="B", show_default=False, help="What to compare A with.")
     ] = None,
     net: Annotated[
         str,
         _compare_option(
-            "--net", "LPIPS: alex (default), squeeze, vgg.", autocompletion=among(NETS)
+            "--net", "LPIPS network: alex (default), squeeze or vgg.", autocompletion=among(NETS)
         ),
     ] = "alex",
     weights: Annotated[
         Path | None,
         _compare_option(
-            "--weights", "LPIPS: the backbone, such as torchvision's alexnet-owt-7be5be79.pth."
+            "--weights", "LPIPS backbone weights, such as torchvision's alexnet-owt-7be5be79.pth."
         ),
     ] = None,
     clip: Annotated[
         Path | None,
         _compare_option(
-            "--clip", "cosine, all: also of embeddings by the CLIP checkpoint in this folder."
+            "--clip", "Also compare embeddings by the CLIP checkpoint in this folder (cosine, all)."
         ),
     ] = None,
     self_test: Annotated[
-        bool, _compare_option("--self-test", "LPIPS: measure pairs of known distance.")
+        bool, _compare_option("--self-test", "Check LPIPS against pairs of known distance.")
     ] = False,
     allow_unpaired: Annotated[
-        bool, _compare_option("--allow-unpaired", "Leave out what has no counterpart.")
+        bool, _compare_option("--allow-unpaired", "Skip files without a counterpart.")
     ] = False,
     as_video: Annotated[
-        bool, _compare_option("--as-video", "A and B are folders of one video's frames.")
+        bool, _compare_option("--as-video", "Treat A and B as folders of video frames.")
     ] = False,
     min_psnr: Annotated[
-        float | None, _gate_option("--min-psnr", "dB that every picture and frame must reach.")
+        float | None, _gate_option("--min-psnr", "Minimum PSNR of every picture and frame, in dB.")
     ] = None,
     min_ssim: Annotated[
-        float | None, _gate_option("--min-ssim", "SSIM that every picture and frame must reach.")
+        float | None, _gate_option("--min-ssim", "Minimum SSIM of every picture and frame.")
     ] = None,
     max_lpips: Annotated[
-        float | None, _gate_option("--max-lpips", "LPIPS that no picture or frame may exceed.")
+        float | None, _gate_option("--max-lpips", "Maximum LPIPS of any picture or frame.")
     ] = None,
     max_abs: Annotated[
-        int | None, _gate_option("--max-abs", "Levels (0-255) that no value may exceed.")
+        int | None,
+        _gate_option("--max-abs", "Maximum difference of any value, in levels (0 to 255)."),
     ] = None,
     csv: Annotated[
-        Path | None, o.style_option("--csv", "Write the distances to this file too.")
+        Path | None, o.style_option("--csv", "Also write the distances to this CSV file.")
     ] = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Measure how far pictures or videos are apart: two files, folders, runs, or a list of pairs.
+    """Measure the distance between pictures or videos: two files, folders or runs, or many pairs.
 
-    Without paths: KV reuse against each kind of recompute, from the newest bench folder here.
+    Without paths, compares KV reuse with each kind of recompute, from the newest bench folder.
     """
     if metric not in METRICS:
         hint = f"allowed: {', '.join(METRICS)}"
@@ -132,7 +132,7 @@ def evaluate(
         others = _OF_DISTANCES if metric == _OUTSIDE else _OF_OUTSIDE
         idle = [f"--{name}".replace("_", "-") for name in others if given[name] is not None]
         if idle:
-            hint = f"it goes with {'a distance' if metric == _OUTSIDE else 'hyimg eval outside'}"
+            hint = f"it belongs to {'a distance' if metric == _OUTSIDE else 'hyimg eval outside'}"
             raise UsageError(f"{metric} does not take {', '.join(idle)}", hint=hint)
         if metric == _OUTSIDE:
             raise typer.Exit(_outside(given))
@@ -149,8 +149,8 @@ def _outside(given: Mapping[str, Any]) -> int:
         raise UsageError("outside compares two pictures", hint="hyimg eval outside SOURCE RESULT")
     settings = settle({name: given[name] for name in _OF_OUTSIDE}, {}, {})
     if given["max_spill"] is not None and not given["region"]:
-        hint = "give --region, or leave --max-spill out"
-        raise UsageError("--max-spill judges what lies outside a region", hint=hint)
+        hint = "add --region, or remove --max-spill"
+        raise UsageError("--max-spill needs a region", hint=hint)
     asked = {name: settings[name].value for name in _OF_OUTSIDE}
     outside = KeepOutside(**{name: value for name, value in asked.items() if value is not None})
     try:
@@ -198,7 +198,7 @@ def _run(given: Mapping[str, Any]) -> int:
     metrics = [known[name] for name in names]
     for pairing in pairings.values():
         if pairing.unpaired:
-            render.note(f"left out: {pairing.unpaired}")
+            render.note(f"skipped: {pairing.unpaired}")
     found = {
         title: list(distances.measured(pairing.pairs, metrics))
         for title, pairing in pairings.items()
@@ -244,9 +244,9 @@ def _bench_now() -> Path:
     count = len(manifest.lines) * turns
     steps = ", ".join(map(str, scenario.steps))
     render.note(
-        f"no bench folder here: running hyimg bench --compare {_COMPARISON} first, into {folder}: "
-        f"over {count} pictures of {steps} steps by the embedded model, up to two minutes of "
-        "processor time. To measure pictures you already have: hyimg eval METRIC A B"
+        f"no bench folder found: running hyimg bench --compare {_COMPARISON} first, into {folder}: "
+        f"over {count} pictures of {steps} steps with the embedded model, up to two minutes of "
+        "processor time. To compare existing pictures: hyimg eval METRIC A B"
     )
     run_comparison(
         scenario,
@@ -272,7 +272,7 @@ def _lpips(given: Mapping[str, Any]) -> "Lpips":
 def _self_test(given: Mapping[str, Any]) -> int:
     """Measure the stored pairs; 1 where one is not at its stored distance."""
     if given["metric"] not in ("lpips", "all"):
-        raise UsageError("--self-test is of lpips", hint="hyimg eval lpips --self-test")
+        raise UsageError("--self-test needs lpips", hint="hyimg eval lpips --self-test")
     loaded = _lpips(given)
     pairs = loaded.self_test()
     if given["as_json"]:

@@ -20,15 +20,14 @@ def info(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE", help="PNG, JPEG, WebP and MP4 files, or the .json beside an MP4."
+            metavar="FILE", help="PNG, JPEG, WebP or MP4 files, or the .json next to an MP4."
         ),
     ],
     as_json: o.AsJson = False,
 ) -> None:
-    """Show the prompt, seed, job, model and versions that a picture, an MP4 or its sidecar was made
-    with.
+    """Show how a picture or video was made: prompt, seed, model and versions.
 
-    Every file is looked at; the exit code is that of the first one that says nothing.
+    Reads every file; the exit code is that of the first one without a record.
     """
     faults: list[HyimgError] = []
     for path in files:

@@ -23,7 +23,7 @@ from hyimg_cli.settings.file_names import fault_of, fill_template, read_template
 from hyimg_cli.settings.values import BadValue
 from hyimg_cli.spec.job import BY_ID
 
-_WITH_PROMPT = 'say what to do with them: --prompt "make the background white"'
+_WITH_PROMPT = 'add a prompt: --prompt "make the background white"'
 
 
 def manifest_of(
@@ -38,13 +38,13 @@ def manifest_of(
         recorded_by = partial(_recorded_names, given, settings or {})
         return manifest_of_prompts(found, prompts, given.get("task"), recorded_by)
     if given.get("task"):
-        what = "--task goes with pictures and --prompt; the lines of a manifest have their own"
-        raise UsageError(what, hint="leave --task out", code="usage.task")
+        what = "--task is for pictures with --prompt; manifest lines have their own task"
+        raise UsageError(what, hint="remove --task", code="usage.task")
     names = given["inputs"] or []
     if not names:
         raise UsageError(
-            "nothing to do is given",
-            hint="name a manifest, for example quickstart, or pictures with --prompt",
+            "no manifest or pictures are given",
+            hint="give a manifest, for example quickstart, or pictures with --prompt",
             code="usage.no-manifest",
         )
     _refuse_pictures(names)
@@ -111,7 +111,7 @@ def _hint_quotes(prompt: Sequence[str], names: Sequence[str]) -> str:
     given = [name for name in names if name not in words]
     command = shlex.join([*given, "--prompt"])
     text = " ".join([*prompt, *words]).replace('"', "'")
-    return f'quote a prompt of several words: {command} "{text}"' if words and is_text else ""
+    return f'put the prompt in quotes: {command} "{text}"' if words and is_text else ""
 
 
 def _each(error: UsageError) -> tuple[HyimgError, ...]:
@@ -122,17 +122,20 @@ def _refuse_pictures(names: Sequence[str]) -> None:
     """Raises UsageError for what is to be edited, where nobody says how."""
     what, hint = "", _WITH_PROMPT
     if is_raw_name(names[0]) and not os.path.isdir(names[0]):
-        what = "RAW pictures of cameras are not read"
+        what = "camera RAW files are not supported"
         hint = RAW_HINT.format(names[0], os.path.splitext(names[0])[0])
     elif len(names) > 1:
-        what = f"{len(names)} names are given; a manifest stands alone, and pictures need a prompt"
+        what = (
+            f"{len(names)} names are given, but only one manifest can run, and pictures need a "
+            "prompt"
+        )
         hint = _hint_quotes((), names) or hint
     elif is_pattern(names[0]):
-        what = "a pattern stands for pictures, and there is no prompt"
+        what = "this is a pattern for pictures, but no prompt is given"
     elif is_picture_name(names[0]) and not os.path.isdir(names[0]):
-        what = "this is a picture, and there is no prompt"
+        what = "this is a picture, but no prompt is given"
     elif os.path.isdir(names[0]) and names[0] not in packaged.names():
-        what = "this is a folder, and there is no prompt"
+        what = "this is a folder, but no prompt is given"
     if what:
         where = ", ".join(names[:3])
         raise UsageError(what, where=where, hint=hint, code="manifest.no-prompt")
@@ -145,8 +148,9 @@ def _refuse_manifest(names: Sequence[str]) -> None:
             Path(name).suffix in (".jsonl", ".csv", ".tsv", ".txt") and os.path.isfile(name)
         ):
             raise UsageError(
-                "--prompt goes with pictures; the lines of a manifest have prompts of their own",
+                "--prompt is for pictures; manifest lines have their own prompts",
                 where=name,
-                hint="leave --prompt out, or name the pictures; --prompt prompts.txt reads prompts",
+                hint="remove --prompt, or name pictures instead; --prompt prompts.txt reads "
+                "prompts from a file",
                 code="usage.prompt-and-manifest",
             )

@@ -21,28 +21,32 @@ def manifest(
     task: o.Task = None,
     recursive: o.Recursive = False,
     output: Annotated[
-        Path | None, o.output("--output", "File to write; its paths lead from its folder.")
+        Path | None,
+        o.output(
+            "--output",
+            "File to write; paths in it are relative to its folder. Default: standard output.",
+        ),
     ] = None,
-    force: Annotated[bool, o.option("--force", "Replace a file that is there.")] = False,
+    force: Annotated[bool, o.option("--force", "Overwrite an existing file.")] = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Write the manifest that pictures and prompts stand for, to be edited and run.
+    """Write a manifest from pictures and prompts, to edit and run.
 
     hyimg manifest photos --prompt "make the background white" > jobs.jsonl
 
-    Without -o the paths lead from the working folder, where the file then belongs. The jobs are
-    those of hyimg generate with the same pictures and prompts, by the same names.
+    Without -o, paths are relative to the working folder, so save the file there. Jobs and ids are
+    those that hyimg generate makes from the same pictures and prompts.
     """
     if not prompt:
         hint = 'for example: hyimg manifest photos --prompt "make the background white"'
-        raise UsageError("there is no prompt", hint=hint, code="manifest.no-prompt")
+        raise UsageError("no prompt is given", hint=hint, code="manifest.no-prompt")
     found, prompts = given_inputs.pictures_and_prompts(ctx.params)
     if output is None:
         render.lines(json_lines(found, prompts, Path(), task).decode().rstrip("\n"))
         return
     if output.exists() and not force:
-        hint = "--force replaces it"
-        raise UsageError("the file is there", where=output, hint=hint, code="usage.exists")
+        hint = "overwrite it with --force"
+        raise UsageError("the file already exists", where=output, hint=hint, code="usage.exists")
     data = json_lines(found, prompts, output.parent, task)
     with disk_errors(output.parent):
         replace_file(output, data)

@@ -18,29 +18,30 @@ from hyimg_cli.spec.units import counted
 
 def merge(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="OUT", help="Folders of runs: the -o of hyimg generate.")
+        list[Path], typer.Argument(metavar="OUT", help="Run folders: the -o of hyimg generate.")
     ],
     into: Annotated[
         Path,
-        o.output("--output-dir", "The folder to join them in; what it has stays.", parser=o.place),
+        o.output("--output-dir", "Folder to merge into; its own results are kept.", parser=o.place),
     ],
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Join folders of runs into one, and name what is missing.
+    """Merge run folders into one, and list missing jobs.
 
-    For runs of two clusters, and to bring an address here: shards of one run share a folder.
+    Use it for runs of several clusters, or to download a run; shards of one run share a folder and
+    need no merge.
 
-    Lines are copied unchanged, files linked or copied once their sha256 is checked. A done job wins
-    over a failed one; a job done in two folders by other settings is refused. missing.jsonl is the
-    manifest of what nobody has done. Exit code 1 where something is missing.
+    Copies result lines unchanged, and files once their sha256 is checked. A finished job replaces a
+    failed one. A job that two folders made with different settings is an error. Jobs without a
+    result are written to missing.jsonl, and the exit code is then 1.
     """
     for folder in folders:
         if not run_folder(folder).is_run:
             raise UsageError(
-                "this is no run's folder",
+                "this is not the output folder of a run",
                 where=folder,
-                hint=f"one has {RESULTS} and {RESOLVED}",
+                hint=f"such a folder has {RESULTS} and {RESOLVED}",
                 code="usage.no-run",
             )
     found = merged_from(folders, into)
@@ -51,16 +52,17 @@ def merge(
     elif not quiet:
         place = shown_place(into)
         render.note(
-            f"{counted(len(folders), 'folder')} joined in {place}: {found.done} done, "
-            f"{found.failed} failed, {len(found.missing)} missing"
+            f"merged {counted(len(folders), 'folder')} into {place}: {found.done:,} done, "
+            f"{found.failed:,} failed, {len(found.missing):,} missing"
         )
         if found.damaged:
             render.note(
-                f"{counted(len(found.damaged), 'job')} done, and their files are gone or changed: "
+                f"{counted(len(found.damaged), 'finished job')} whose files are missing or "
+                "changed: "
                 f"{', '.join(found.damaged[:3])}{', …' if len(found.damaged) > 3 else ''}"
             )
         if found.missing:
             again = ["hyimg", "generate", shown_place(into / MISSING), "-o", place]
             again += ["--retry-failed"] if found.failed else []
-            render.note(f"make what is missing with: {shlex.join(again)}")
+            render.note(f"to run the missing jobs: {shlex.join(again)}")
     raise typer.Exit(1 if found.missing else 0)

@@ -126,16 +126,15 @@ Inputs = Annotated[
     typer.Argument(
         metavar="INPUT",
         autocompletion=manifests,
-        help="A manifest: .jsonl, .csv or .tsv with a job per line, .txt with a prompt per line, "
-        "- for JSONL on standard input, or a packaged one: quickstart, quickstart-video. Or "
-        "pictures, for --prompt: a folder, files, a quoted pattern.",
+        help="Manifest (.jsonl, .csv, .tsv, .txt, - for standard input, quickstart, "
+        "quickstart-video). With --prompt: folder, files or quoted pattern.",
     ),
 ]
 Prompt = Annotated[
     list[str] | None,
     option(
         "--prompt",
-        "What to do with each picture; or a .txt of prompts.",
+        "Apply this prompt, or each prompt in a .txt file.",
         is_basic=True,
         metavar="<text>",
     ),
@@ -144,45 +143,49 @@ Task = Annotated[
     str | None,
     option(
         "--task",
-        "Of the jobs that --prompt makes: i2v starts a video from each picture.",
+        "Task for --prompt; i2v starts a video from each picture.",
         parser=task_named,
         metavar="<task>",
     ),
 ]
-Recursive = Annotated[
-    bool, option("--recursive", "Pictures of the folders below, too.", is_basic=True)
+Recursive = Annotated[bool, option("--recursive", "Include pictures in subfolders.", is_basic=True)]
+Recipe = Annotated[
+    Path | None, option("--recipe", "Read settings from a TOML file.", is_basic=True)
 ]
-Recipe = Annotated[Path | None, option("--recipe", "Settings from a TOML file.", is_basic=True)]
 Force = Annotated[
-    bool, option("--force", "Replace results of the same id made otherwise.", is_basic=True)
+    bool,
+    option("--force", "Overwrite results made with different settings.", is_basic=True),
 ]
 Select = Annotated[
     str | None,
     _selection_option(
-        "--select", "Only ids that match this pattern.", is_basic=True, autocompletion=ids
+        "--select", "Select ids that match this pattern.", is_basic=True, autocompletion=ids
     ),
 ]
 Limit = Annotated[
     int | None,
-    _selection_option(
-        "--limit", "Only the first N of the jobs.", is_basic=True, min=1, metavar="<int>"
-    ),
+    _selection_option("--limit", "Select the first N jobs.", is_basic=True, min=1, metavar="<int>"),
 ]
 Shard = Annotated[
     str | None,
     _selection_option(
         "--shard",
-        "One of N parts, jobs that share work together; auto: by the queue's task.",
+        "Select part I of N, with jobs that share work in one part; auto takes I and N from "
+        "the job scheduler.",
         metavar="<I/N>",
     ),
 ]
-AsJson = Annotated[bool, style_option("--json", "Results as JSON lines on standard output.")]
-Quiet = Annotated[bool, style_option("--quiet", "Only errors and failed jobs.", "-q")]
-Verbose = Annotated[int, style_option("--verbose", "Say more.", "-v", count=True)]
+AsJson = Annotated[bool, style_option("--json", "Print results as JSON lines on standard output.")]
+Quiet = Annotated[bool, style_option("--quiet", "Print only errors and failed jobs.", "-q")]
+Verbose = Annotated[
+    int, style_option("--verbose", "Print more details; -vv prints everything.", "-v", count=True)
+]
 Progress = Annotated[
     str,
     style_option(
-        "--progress", "auto (default), rich, plain or none.", autocompletion=among(PROGRESS)
+        "--progress",
+        "Progress display: auto (default), rich, plain or none.",
+        autocompletion=among(PROGRESS),
     ),
 ]
 HelpAll = Annotated[
@@ -206,23 +209,29 @@ def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]
         recursive: Recursive = False,
         recipe: Recipe = None,
         no_config: Annotated[
-            bool, option("--no-config", "Leave out the hyimg.toml of this folder.")
+            bool, option("--no-config", "Ignore hyimg.toml in the working folder.")
         ] = False,
         resume: Annotated[
-            bool, option("--resume/--no-resume", "Leave out what is done already (default).")
+            bool, option("--resume/--no-resume", "Skip jobs that are already done (default).")
         ] = True,
         retry_failed: Annotated[
-            bool, option("--retry-failed", "Run the jobs again that failed before.", is_basic=True)
+            bool, option("--retry-failed", "Run failed jobs again.", is_basic=True)
         ] = False,
         force: Force = False,
         dry_run: Annotated[
-            bool, option("--dry-run", "Show the plan (as hyimg plan does) and stop.")
+            bool, option("--dry-run", "Show the plan, as hyimg plan does, and exit.")
         ] = False,
         select: Select = None,
         limit: Limit = None,
         shard: Shard = None,
         assume_think: Annotated[
-            int, style_option("--assume-think", "Tokens a text stage is taken to write.", min=0)
+            int,
+            style_option(
+                "--assume-think",
+                "Assume texts of this many tokens in a plan (default 256).",
+                min=0,
+                metavar="<int>",
+            ),
         ] = 256,
         progress: Progress = "auto",
         as_json: AsJson = False,
@@ -272,7 +281,7 @@ def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:
     found = read_recipe(FOLDERS_OWN, is_named=False)
     if not given["quiet"]:
         names = ", ".join(found) or "nothing"
-        render.note(f"{FOLDERS_OWN} of this folder sets {names}; --no-config leaves it out")
+        render.note(f"{FOLDERS_OWN} in this folder sets {names}; --no-config ignores it")
     return found
 
 

@@ -19,8 +19,9 @@ def read(name: str) -> Manifest:
     packaged = recipes_folder() / f"{name}.jsonl"
     if not packaged.is_file():
         raise UsageError(
-            f"{name!r} is neither a file nor a packaged manifest",
-            hint=f"give a .jsonl or .txt file, - for stdin, or one of: {', '.join(names())}",
+            f"{name!r} is neither a file nor a built-in manifest",
+            hint="give a .jsonl or .txt file, - for standard input, or one of: "
+            f"{', '.join(names())}",
             code="manifest.missing",
         )
     return read_manifest(packaged)

@@ -100,16 +100,16 @@ def show_plan(given: Mapping[str, Any]) -> int:
         return code
     if shard:
         render.line(
-            f"shard {shard.index} of {shard.count}: {len(shard.jobs)} of "
+            f"shard {shard.index} of {shard.count}: {len(shard.jobs):,} of "
             f"{counted(shard.of_jobs, 'job')}, {shard.part:.1%} of the planned work; the largest "
-            f"shard has {shard.largest:.2f} x the mean"
+            f"shard has {shard.largest:.2f} times the mean"
         )
-    before = f", {len(rest.done)} done before" if rest.done else ""
-    before += f", {len(rest.to_finish)} finished again without a model" if rest.to_finish else ""
+    before = f", {len(rest.done):,} already done" if rest.done else ""
+    before += f", {len(rest.to_finish):,} to finish again without a model" if rest.to_finish else ""
     for text in (
         *_lines(order, costs, think=given["assume_think"]),
-        f"all: {counted(len(order.groups), 'group')}{before}",
-        *(_time_lines(eta) if to_run else ["time: nothing is left to run"]),
+        f"total: {counted(len(order.groups), 'group')}{before}",
+        *(_time_lines(eta) if to_run else ["time: nothing left to run"]),
         *_memory_lines(memory, components),
         *(f"  {model} does not fit into {why}" for model, why in too_large.items()),
         *_limit_lines(components, on_gpu, config, replicas, has_pictures=bool(memory)),
@@ -120,11 +120,11 @@ def show_plan(given: Mapping[str, Any]) -> int:
 
 
 def _time_lines(eta: Eta) -> Iterator[str]:
-    """How long the plan takes, or what would tell that."""
+    """The estimated time, or how to get an estimate."""
     if eta.unknown:
         models = ", ".join(eta.unknown)
-        yield f"time: unknown: no earlier run of {models} here had these settings and such jobs"
-        yield "  run a few first (hyimg generate with --limit 4), then plan the rest"
+        yield f"time: unknown, no earlier run of {models} had these settings and kinds of jobs"
+        yield "  to measure it, run a few jobs with --limit 4, then plan again"
         return
     stages = eta.stages_s
     seconds = time_text(sum(stages.values()))
@@ -160,23 +160,24 @@ def _memory_lines(
     memory: Mapping[str, Footprint], components: Mapping[str, dict[str, int]]
 ) -> Iterator[str]:
     for model, one in memory.items():
-        yield f"  weights of {model}: {bytes_text(one.weights)} once loaded"
-        counts = f"{one.thinking} thinking and {one.drawing} drawing together"
+        yield f"  weights of {model}: {bytes_text(one.weights)}"
+        texts, drawn = counted(one.thinking, "text"), counted(one.drawing, "picture")
+        counts = f"memory for {texts} and {drawn} at once"
         if one.ranks:
-            yield f"  memory with {counts}, by rank:"
+            yield f"  {counts}, by rank:"
             for own in one.ranks:
-                parts = f"{bytes_text(own['weights'])} of weights, {bytes_text(own['kv'])} of KV"
+                parts = f"{bytes_text(own['weights'])} of weights, {bytes_text(own['kv'])} of K/V"
                 at_most = f"at most {bytes_text(own['activations'])} of activations"
-                total = f"{bytes_text(own['total'])} in all"
+                total = f"{bytes_text(own['total'])} in total"
                 yield f"    rank {own['rank']}: {parts}, {at_most}; {total}"
             continue
-        parts = f"{bytes_text(one.kv)} of KV, about {bytes_text(one.activations)} of activations"
-        yield f"  memory with {counts}: {parts}; {bytes_text(one.total)} in all"
+        parts = f"{bytes_text(one.kv)} of K/V, about {bytes_text(one.activations)} of activations"
+        yield f"  {counts}: {parts}; {bytes_text(one.total)} in total"
         if one.least < one.total:
-            yield f"  where less is free, fewer draw together: {bytes_text(one.least)} with one"
+            yield f"  with less memory, fewer pictures at once: {bytes_text(one.least)} for one"
     for model, sizes in components.items():
         parts = ", ".join(f"{name} {bytes_text(size)}" for name, size in sizes.items())
-        yield f"  weights of {model} once loaded: {parts}"
+        yield f"  weights of {model}: {parts}"
 
 
 def _too_large(order: Plan, config: RunConfig, replicas: int) -> Iterator[tuple[str, str]]:
@@ -202,8 +203,8 @@ def _limit_lines(
     """Lines on replicas, the offload and the GPU's part, for the figures before."""
     if replicas > 1:
         place = "a GPU each" if precision(config.model)[0] == "cuda" else "in one memory"
-        yield f"  {replicas} replicas, {place}: each holds such weights and memory"
-        yield "  tokens and encodes are one process's; replicas read what they share once each"
+        yield f"  {replicas} replicas, {place}: each needs this memory"
+        yield "  token counts are for one process; each replica computes shared parts once"
     if config.model.cpu_offload != "none":
         what = "one network"
         if config.model.cpu_offload == "group":
@@ -211,17 +212,17 @@ def _limit_lines(
         for model, sizes in components.items():
             most, every = bytes_text(on_gpu[model]), bytes_text(sum(sizes.values()))
             yield (
-                f"  of {model} {what} at a time is on the GPU: {most} at most; main memory holds "
-                f"{every} or less"
+                f"  {model}: {what} at a time is on the GPU, at most {most}; main memory holds "
+                f"up to {every}"
             )
     part = config.batch.gpu_memory_utilization
     if part is not None:
         yield (
-            f"  {part:g} of the GPU's memory is not counted here, where its size is not known: the "
-            "run refuses a model that takes more"
+            f"  the limit of {part:g} of the GPU's memory is not checked here, because its size is "
+            "not known; the run refuses a model that needs more"
         )
         if has_pictures:
-            yield "  and lets fewer work together; [batch] memory_gb of a recipe plans with a size"
+            yield "  and makes batches smaller; [batch] memory_gb in a recipe plans for a size"
 
 
 def _expert_lines(order: Plan, config: RunConfig, *, think: int) -> Iterator[str]:
@@ -236,15 +237,15 @@ def _expert_lines(order: Plan, config: RunConfig, *, think: int) -> Iterator[str
         rate = f"{(link or STATED_BYTES_S) / 1e9:.1f} GB/s, {'measured' if link else 'assumed'}"
         yield (
             f"  experts of {model}: {bytes_text(found.waiting)} in main memory, "
-            f"{bytes_text(found.resident)} of them stay on the GPU; the link: {rate}"
+            f"{bytes_text(found.resident)} of them stay on the GPU; link speed: {rate}"
         )
-        tokens = ", ".join(f"{s:.2g} s with {n}" for n, s in found.token_s.items())
-        yield f"    fetched for a denoise step {found.step_s:.2g} s, for a token {tokens} together"
+        tokens = ", ".join(f"{s:.2g} s with {n} at once" for n, s in found.token_s.items())
+        yield f"    fetching takes {found.step_s:.2g} s per denoise step; per token {tokens}"
         text_s = found.text_s(think)
         if any(job.writes_text for job in jobs) and text_s > _HOPELESS_TEXT_S:
             yield (
-                f"    a text takes {time_text(text_s)} a job: --bot-task none writes none, and "
-                "`hyimg think` on a machine that holds the model writes them for this one"
+                f"    each text takes {time_text(text_s)}: skip texts with --bot-task none, or "
+                "write them with `hyimg think` on a larger machine"
             )
 
 
@@ -263,7 +264,7 @@ def _as_json(order: Plan, costs: PlanForecast) -> dict[str, Any]:
 
 
 def _lines(order: Plan, costs: PlanForecast, *, think: int) -> Iterator[str]:
-    """The plan as text: one paragraph for each group, then all pictures together."""
+    """The plan as text: a block for each group, and of several one for all pictures together."""
     videos = list[VideoForecast]()
     for number, (group, cost) in enumerate(zip(order.groups, costs.groups, strict=True), 1):
         yield f"group {number}: {group.model}, size {group.size_class}"
@@ -280,14 +281,13 @@ def _lines(order: Plan, costs: PlanForecast, *, think: int) -> Iterator[str]:
         yield f"  denoise: {_floor_text(flops)}"
     pictures = [cost for cost in costs.groups if isinstance(cost, Cost)]
     has_text = any(not isinstance(cost, LatentCost) for cost in pictures)
-    if has_text or len(pictures) > 1:
+    if len(pictures) > 1:
         yield "all pictures:"
         yield from _cost_lines(costs.total, has_text=has_text)
     if has_text or costs.shared_kv_bytes:
-        yield f"  shared between jobs: {bytes_text(costs.shared_kv_bytes)} of KV"
+        yield f"  K/V that jobs share: {bytes_text(costs.shared_kv_bytes)}"
     if has_text:
-        length = f"{think} tokens a job, or its max_new_tokens"
-        yield f"  estimated: what depends on written text, taken to be {length}"
+        yield f"  estimates assume {think:,} tokens of text per job, or its max_new_tokens"
 
 
 def _video_lines(video: VideoForecast) -> Iterator[str]:
@@ -296,32 +296,32 @@ def _video_lines(video: VideoForecast) -> Iterator[str]:
     forwards = f"{steps}, {counted(calls, 'forward')}"
     yield f"  {counted(video.jobs, 'job')}, {forwards} over {frames} x {rows} x {columns} latents"
     yield f"  denoise: {_floor_text(video.denoise_flops)}"
-    yield f"  text: {counted(video.prompts, 'distinct prompt')} to embed, once"
+    yield f"  to encode: {counted(video.prompts, 'distinct prompt')}"
     shapes = " ".join(f"{height}x{width}" for height, width in video.tile_shapes)
     tiles = f"{video.decode.down} x {video.decode.across}"
-    yield f"  decode: {tiles} tiles a video, in latents {shapes}"
+    yield f"  decode: {tiles} tiles per video, of {shapes} latents"
     yield from _rank_lines(video)
-    latents = f"up to {bytes_text(video.latents_bytes)} of latents until a video's file is written"
+    latents = f"up to {bytes_text(video.latents_bytes)} of latents until each video is written"
     yield from _card_lines(video)
     if video.without_negative:
         yield (
-            f"  {counted(video.without_negative, 'job')} with guidance and no negative prompt: the "
+            f"  {counted(video.without_negative, 'job')} with guidance but no negative prompt; the "
             "model's authors use a long one (--negative-prompt)"
         )
-    yield f"  files: about {bytes_text(video.disk_bytes)}, and {latents}"
+    yield f"  files: about {bytes_text(video.disk_bytes)}, plus {latents}"
 
 
 def _card_lines(cost: VideoForecast | LatentCost) -> Iterator[str]:
-    """What a job takes beside the weights, and which GPUs take it how."""
+    """Memory of a job without the weights, and the flags with which each GPU fits it."""
     denoise, decode = (bytes_text(cost.memory[moment].work) for moment in ("denoise", "decode"))
-    yield f"  memory beside weights: about {denoise} to denoise, {decode} to decode"
-    yield f"  on a GPU: {cards_text(cost.cards)}"
+    yield f"  memory besides weights: about {denoise} to denoise, {decode} to decode"
+    yield f"  by GPU memory: {cards_text(cost.cards)}"
 
 
 def _steps_text(cost: Cost | VideoForecast) -> str:
     steps, left_out = counted(cost.denoise_steps, "denoise step"), cost.denoise_steps
     left_out -= cost.full_steps
-    return f"{steps} ({left_out} of them estimated by a lossy step cache)" if left_out else steps
+    return f"{steps} ({left_out:,} of them estimated by a lossy step cache)" if left_out else steps
 
 
 def _floor_text(flops: int) -> str:
@@ -330,26 +330,26 @@ def _floor_text(flops: int) -> str:
     units = (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9))
     unit, size = next((one for one in units if flops >= one[1]), units[-1])
     count = f"{flops / size:,.1f} {unit}"
-    return f"{count}, {least} at the peak of one H100 or H200; real runs take more"
+    return f"{count}; at least {least} on one H100 or H200"
 
 
 def _rank_lines(video: VideoForecast) -> Iterator[str]:
     """Which rank decodes how much of a video, and what that can save at most."""
     decode = video.decode
-    areas = " + ".join(str(share.area) for share in decode.shares)
+    areas = " + ".join(f"{share.area:,}" for share in decode.shares)
     ranks = counted(len(decode.shares), "rank")
     limit = f"speed-up limit {decode.speed_up_limit:.2f}"
     arriving = (
         f", rank 0 receives {bytes_text(decode.received_bytes)}" if decode.received_bytes else ""
     )
-    yield f"  decode on {ranks}: {areas} latent cells a frame{arriving}; {limit}"
+    yield f"  decode on {ranks}: {areas} latent cells per frame{arriving}; {limit}"
     branches, busy = counted(video.branches, "branch"), counted(video.branch_ranks, "rank")
     yield f"  guidance: {branches} on {busy}"
     each = video.context_ranks
     if each > 1:
         yield (
-            f"  tokens: {video.tokens} of a forward on {each} ranks, {video.tokens // each} each, "
-            f"and {video.heads // each} of {video.heads} heads of attention"
+            f"  tokens: {video.tokens:,} per forward on {each} ranks, {video.tokens // each:,} and "
+            f"{video.heads // each} of {video.heads} attention heads each"
         )
 
 
@@ -357,21 +357,22 @@ def _cost_lines(cost: Cost, *, has_text: bool) -> Iterator[str]:
     """`has_text`: of pictures some of whose models have a text stage."""
     jobs, steps, kv = counted(cost.jobs, "job"), _steps_text(cost), bytes_text(cost.kv_bytes_peak)
     saved = cost.prefix_rows_unshared - cost.prefix_rows
+    reused = f"denoising: reuses {saved:,} of {cost.prefix_rows_unshared:,} prompt tokens"
     forwards = "" if has_text else f", {counted(cost.forwards, 'forward')}"
     about = "" if has_text or cost.kv_bytes_peak else "about "
-    yield f"  {jobs}, {steps}{forwards} over {about}{cost.denoise_rows} tokens"
+    yield f"  {jobs}, {steps}{forwards} over {about}{cost.denoise_rows:,} tokens"
     if not has_text:
         texts = counted(cost.prompt_encodes, "prompt")
         images = counted(cost.image_encodes, "source image")
-        yield f"  to encode: {texts}, {images}; found in the disk cache: {cost.kept_encodes}"
+        yield f"  to encode: {texts}, {images}; found in the disk cache: {cost.kept_encodes:,}"
         if cost.kv_bytes_peak:
-            shared = f"{saved} of them shared with earlier jobs"
-            yield f"  prefixes: {cost.prefix_rows_unshared} tokens, {shared}; KV at most {kv}"
+            yield f"  {reused}; K/V at most {kv}"
         return
-    read = f"{cost.ar_prefill_rows} tokens read, {cost.ar_shared_rows} shared with earlier jobs"
-    yield f"  text stage: {read}, {cost.think_rows} estimated to be written"
+    every = cost.ar_prefill_rows + cost.ar_shared_rows
+    read = f"computes {cost.ar_prefill_rows:,} of {every:,} prompt tokens"
+    yield f"  text stage: {read} (jobs share the others), writes about {cost.think_rows:,} tokens"
     if cost.shared_texts:
-        texts = f"{counted(cost.texts, 'text')} for {cost.texts + cost.shared_texts} pictures"
-        yield f"  {texts}: {cost.spared_think_rows} tokens estimated not to be written again"
-    yield f"  prefixes: {cost.prefix_rows_unshared} tokens, {saved} of them by KV reuse"
-    yield f"  source images encoded: {cost.image_encodes}; KV at most {kv}"
+        texts = f"{counted(cost.texts, 'text')} for {cost.texts + cost.shared_texts:,} pictures"
+        yield f"  shared texts: {texts}, which saves about {cost.spared_think_rows:,} tokens"
+    yield f"  {reused}"
+    yield f"  source images to encode: {cost.image_encodes:,}; K/V at most {kv}"

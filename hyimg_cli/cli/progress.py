@@ -60,14 +60,14 @@ class Report:
         if not self._style.is_quiet:
             note(summary(counts, self._place))
             if counts.failed:
-                note(f"run the failed jobs again with: {self._retry}")
+                note(f"to run the failed jobs again: {self._retry}")
             if counts.left:
-                note(f"resume with: {self._again}")
+                note(f"to resume: {self._again}")
         if self._style.as_json:
             try:
                 json_line({"summary": counts.to_json(), "output_dir": self._place})
             except (StorageError, BrokenPipeError) as error:  # the jobs have their lines
-                note(f"no summary: {error}; {self._place}/results.jsonl says what was done")
+                note(f"no summary: {error}; see {self._place}/results.jsonl")
 
 
 def show_remark(remark: ManifestEvent, style: Style) -> None:

@@ -40,8 +40,8 @@ def read_recipe(path: Path, *, is_named: bool = True) -> dict[str, Any]:
                 raise _unknown(name, TABLES[table], where=where)
             decides = row.pixels == "checkpoint" or row.table == "candidates"
             if not is_named and (decides or row.kind in (FOLDER, RUN_FOLDER)):
-                what = f"{name} may not be set by a file that is read because it lies here"
-                hint = f"--recipe {path.name} lets it; --no-config leaves the file out"
+                what = f"hyimg.toml in the working folder cannot set {name}"
+                hint = f"use --recipe {path.name} to allow it, or --no-config to ignore the file"
                 raise RecipeError(what, where=where, hint=hint, code="recipe.not-by-itself")
             try:
                 settings[name] = row.kind.read(value)
@@ -53,10 +53,10 @@ def read_recipe(path: Path, *, is_named: bool = True) -> dict[str, Any]:
 
 def _unknown(name: str, known: Iterable[str], *, where: str) -> RecipeError:
     if name in REMOVED:
-        what = f"{name} is a setting of earlier versions: no measurement asked for it"
-        return RecipeError(what, where=where, hint="take it out", code="recipe.removed")
+        what = f"{name} was removed in an earlier version"
+        return RecipeError(what, where=where, hint="remove it", code="recipe.removed")
     close = nearest(name, known)
-    hint = f"did you mean {close}?" if close else f"known here: {', '.join(known)}"
+    hint = f"did you mean {close}?" if close else f"allowed here: {', '.join(known)}"
     if meant := BY_NAME.get(name):
         hint = f"write {meant.name} below [{meant.table}]"
     return RecipeError(f"{name} is not known", where=where, hint=hint, code="recipe.unknown")

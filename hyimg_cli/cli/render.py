@@ -104,8 +104,8 @@ def internal_error(trace: str) -> None:
     """A mistake of ours: the traceback, and what to do with it."""
     for text in trace.rstrip().split("\n"):
         note(text)
-    note("error[internal]: this is a mistake in hyimg, not in what you asked for")
-    note("  hint: report it with the lines above; finished pictures are kept")
+    note("error[internal]: this is a bug in hyimg")
+    note("  hint: report it with the lines above; finished results are kept")
 
 
 def log_to_stderr(verbosity: int) -> None:

@@ -40,29 +40,24 @@ def replay(
     ctx: typer.Context,
     file: Annotated[
         Path,
-        typer.Argument(
-            metavar="FILE", help="A picture or MP4 that hyimg wrote, or a video's .json."
-        ),
+        typer.Argument(metavar="FILE", help="Picture or MP4 that hyimg wrote, or a video's .json."),
     ],
     output_dir: Annotated[
-        Path | None, o.output("--output-dir", "Result folder. Default: runs/replay-<id>.")
+        Path | None, o.output("--output-dir", "Output folder. Default: runs/replay-<id>.")
     ] = None,
     images_from: Annotated[
         Path | None,
         _replay_option(
             "--images-from",
-            "Folder of the files that it was made from. Default: beside FILE, then where its "
-            "run found them.",
+            "Folder with the source images. Default: FILE's folder, then where its run found them.",
         ),
     ] = None,
     allow_changed: Annotated[
         bool,
-        _replay_option(
-            "--allow-changed", "Run although the model or a source image is not the recorded one."
-        ),
+        _replay_option("--allow-changed", "Run even if the model or a source image has changed."),
     ] = False,
     expect_equal: Annotated[
-        bool, _replay_option("--expect-equal", "Exit code 1 where pixels are not equal.")
+        bool, _replay_option("--expect-equal", "Exit with code 1 if the pixels are not equal.")
     ] = False,
     model: Annotated[
         str | None, o.option("--model", "Folder or hub id of the recorded model.", panel=MODEL)
@@ -72,13 +67,12 @@ def replay(
     quiet: o.Quiet = False,
     verbose: o.Verbose = 0,
 ) -> None:
-    """Run the job of a finished file again, as it was run, and say whether the pixels are equal.
+    """Run the job of a finished file again, and compare the pixels.
 
-    The file's own record is used: job, seeds, precision, quantization, ranks that share layers;
-    flags win over it, and variables that set what a job says for itself are not looked at. Exit
-    code 0: made, equal or not (1 with --expect-equal where it is not); 1: the job failed; 2: the
-    file holds no job, or its model or a source image is not the recorded one; 3: this machine
-    cannot run it.
+    Uses the settings recorded in the file: job, seeds, precision, quantization and ranks. Flags
+    override them; environment variables for a job's own settings do not. Exit code 0: the job ran;
+    1: it failed, or pixels differ and --expect-equal is given; 2: the file has no record, or its
+    model or a source image has changed; 3: this machine cannot run it.
     """
     render.log_to_stderr(verbose)
     # Before 0.29 typer leaves paths as words in a context.
@@ -116,7 +110,7 @@ def _run(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
         return code
     original = compared_file(described)
     if original is None:
-        render.remarks([f"no video beside {described.path.name}: nothing to compare with"], style)
+        render.remarks([f"no video next to {described.path.name} to compare with"], style)
         return 1 if given["expect_equal"] else 0
     made, digest = answer_to(original, folder, made_again)
     found = verdict(described, original, made, digest)
@@ -146,9 +140,9 @@ def _show(found: ReplayVerdict, original: Path, made: Path, style: render.Style)
     if found.psnr is None:
         apart = found.not_measured
     elif math.isinf(found.psnr):
-        apart = "not any more once they are compressed"
+        apart = "but they differ once compressed"
     else:
         apart = f"PSNR {found.psnr:.2f} dB, at most {found.max_abs:g} levels"
     render.note(f"not equal: the {found.compared} of {made} and {of} differ: {apart}")
-    for reason in found.reasons or ("nothing that is recorded differs; please report it",):
-        render.note(f"  may be why: {reason}")
+    for reason in found.reasons or ("no recorded setting differs; please report it",):
+        render.note(f"  possible reason: {reason}")

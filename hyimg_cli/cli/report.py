@@ -14,28 +14,33 @@ from hyimg_cli.journal.disk import disk_errors
 
 def report(
     folder: Annotated[
-        Path, typer.Argument(metavar="OUT", help="A run's folder: the -o of hyimg generate.")
+        Path, typer.Argument(metavar="OUT", help="Run folder: the -o of hyimg generate.")
     ],
     single_file: Annotated[
         bool,
-        typer.Option("--single-file", help="One HTML file with its pictures inside, to attach."),
+        typer.Option("--single-file", help="Write a single HTML file with its pictures inside."),
     ] = False,
     output: Annotated[
         Path | None,
-        o.output("--output", "Where the single file goes. Default: OUT/report-single.html."),
+        o.output("--output", "Path of the single file. Default: OUT/report-single.html."),
     ] = None,
     max_mb: Annotated[
         float,
-        typer.Option("--max-mb", min=0.0, help="How much of pictures a single file may hold."),
+        typer.Option(
+            "--max-mb",
+            min=0.0,
+            metavar="<float>",
+            help="Maximum size of the pictures in a single file, in MB.",
+        ),
     ] = 24.0,
     quiet: o.Quiet = False,
 ) -> None:
-    """Make the page of a run's folder: report.html, or one file to attach.
+    """Write a run's report: report.html, or a single file to share.
 
-    The run may be going on, be of an older version, or have lost pictures: the page says so.
+    The run may still be going on, be of an older version, or have lost files; the page shows that.
     """
     if output is not None and not single_file:
-        raise UsageError("-o is for a single file", hint="add --single-file, or leave out -o")
+        raise UsageError("-o needs --single-file", hint="add --single-file, or remove -o")
     # Imported here: a page of help needs none of it.
     if single_file:
         from hyimg_cli.report.single_file import single_file as page_in_one

@@ -17,10 +17,13 @@ MODELS = {"line": line_model, "recipe": recipe_model}
 
 def schema(
     of: Annotated[
-        str, typer.Argument(metavar="|".join(MODELS), autocompletion=among(MODELS), help="Of what.")
+        str,
+        typer.Argument(
+            metavar="|".join(MODELS), autocompletion=among(MODELS), help="Schema to print."
+        ),
     ],
 ) -> None:
-    """Print the JSON Schema of a manifest line or of a recipe, for editors that complete and check.
+    """Print the JSON Schema of a manifest line or a recipe, for completion and checks in editors.
 
     hyimg schema recipe > hyimg-recipe.schema.json
     """

@@ -47,19 +47,19 @@ def progress_text(at: Progress) -> str:
 
 def summary(counts: Summary, place: str) -> str:
     """Counts, times, and where the pictures are."""
-    parts = [f"{counts.done} done", f"{counts.failed} failed", f"{counts.skipped} skipped"]
-    parts += [f"{counts.invalid} invalid"] if counts.invalid else []
-    parts += [f"{counts.left} left"] if counts.left else []
-    parts += [f"{counts.unchanged} without an edit"] if counts.unchanged else []
-    parts += [f"{counts.whole} edited as a whole"] if counts.whole else []
-    parts += [f"{counts.gated} beyond a gate"] if counts.gated else []
-    parts += [f"{counts.lossy} lossy, by a step cache"] if counts.lossy else []
-    parts += [f"model loaded in {counts.load_s:.2f} s"] if counts.load_s else []
-    parts += [f"prewarmed in {counts.prewarm_s:.2f} s"] if counts.prewarm_s else []
-    parts += [f"prompts embedded in {counts.encode_s:.2f} s"] if counts.encode_s else []
-    parts += [f"blocks compiled in {counts.compile_s:.2f} s"] if counts.compile_s else []
+    parts = [f"{counts.done:,} done", f"{counts.failed:,} failed", f"{counts.skipped:,} skipped"]
+    parts += [f"{counts.invalid:,} invalid"] if counts.invalid else []
+    parts += [f"{counts.left:,} left"] if counts.left else []
+    parts += [f"{counts.unchanged:,} without an edit"] if counts.unchanged else []
+    parts += [f"{counts.whole:,} edited as a whole"] if counts.whole else []
+    parts += [f"{counts.gated:,} beyond a gate"] if counts.gated else []
+    parts += [f"{counts.lossy:,} lossy (step cache)"] if counts.lossy else []
+    parts += [f"model loaded in {time_text(counts.load_s)}"] if counts.load_s else []
+    parts += [f"prewarmed in {time_text(counts.prewarm_s)}"] if counts.prewarm_s else []
+    parts += [f"prompts embedded in {time_text(counts.encode_s)}"] if counts.encode_s else []
+    parts += [f"blocks compiled in {time_text(counts.compile_s)}"] if counts.compile_s else []
     rate = counts.seconds_per_picture
-    parts += [f"{rate:.2f} s per {counts.noun}"] if rate is not None else []
+    parts += [f"{time_text(rate)} per {counts.noun}"] if rate is not None else []
     return f"{', '.join(parts)}; results in {place}"
 
 
@@ -70,26 +70,26 @@ def describe_readiness(event: Readiness) -> str:
         case ModelLoading():
             return f"{who}loading {event.model}"
         case ReplicaDied():
-            again = "a new one starts in its place" if event.starts_again else "it is given up"
-            return f"{who}died ({event.why}), jobs it was at: {event.jobs}; {again}"
+            again = "starting a new one" if event.starts_again else "it is not started again"
+            return f"{who}died ({event.why}) while running {counted(event.jobs, 'job')}; {again}"
         case Prewarmed():
             graphs = f" and {event.graphs} CUDA graphs" if event.graphs else ""
             shapes = counted(event.shapes, "shape")
             told = ", ".join(f"{count:,}" for count in event.tokens)
             texts = f" with texts of up to {told} tokens" if told else ""
-            return f"{who}prewarmed {shapes}{texts}{graphs} in {event.prewarm_s:.2f} s"
+            return f"{who}prewarmed {shapes}{texts}{graphs} in {time_text(event.prewarm_s)}"
         case PromptsReady():
-            made = f"{event.encoded} of {event.strings} distinct {event.what} embedded"
-            kept = ", the others were kept" if event.encoded < event.strings else ""
-            return f"{who}{made} in {event.encode_s:.2f} s{kept}"
+            made = f"{event.encoded:,} of {event.strings:,} distinct {event.what} embedded"
+            kept = ", the others came from the cache" if event.encoded < event.strings else ""
+            return f"{who}{made} in {time_text(event.encode_s)}{kept}"
         case ModelReleased():
             needed, free = bytes_text(event.needed_bytes), bytes_text(event.free_bytes)
-            return f"{who}{event.model} released: the next takes {needed}, {free} were free"
+            return f"{who}{event.model} unloaded: the next needs {needed}, {free} were free"
     assert isinstance(event, ModelLoaded), "every other one has its sentence above"
     size = f"{event.parameters / 1e6:.1f} M parameters, {event.dtype} on {event.device}"
     ranks = f", {event.ranks} ranks" if event.ranks > 1 else ""
-    beside = f", beside {', '.join(event.beside)}" if event.beside else ""
-    return f"{who}{event.model}: {size}{ranks}, loaded in {event.load_s:.2f} s{beside}"
+    beside = f", in addition to {', '.join(event.beside)}" if event.beside else ""
+    return f"{who}{event.model}: {size}{ranks}, loaded in {time_text(event.load_s)}{beside}"
 
 
 def describe_outcome(outcome: Outcome) -> str:
@@ -105,7 +105,7 @@ def describe_outcome(outcome: Outcome) -> str:
 def _describe_results(outcome: Outcome) -> str:
     """Sentence on a job's outcome, and how long it took."""
     # Of the time in which it worked together with others its share.
-    seconds = f"{outcome.share_s.get('total', 0.0):.2f} s"
+    seconds = time_text(outcome.share_s.get("total", 0.0))
     if not (outcome.outputs or outcome.denoise_steps):
         return f"{len(outcome.cot_token_ids or ())} tokens in {seconds}"
     paths = ", ".join(file.path for file in outcome.outputs)
@@ -115,5 +115,5 @@ def _describe_results(outcome: Outcome) -> str:
     is_told = status and (status != "hit" or logger.isEnabledFor(logging.INFO))
     reuse = f", KV reuse {status}" if is_told else ""
     cache = outcome.step_cache
-    lossy = "" if cache is None else f", {cache.estimated} of them estimated: lossy"
+    lossy = "" if cache is None else f", {cache.estimated} of them estimated (lossy)"
     return f"{paths} in {seconds}, {outcome.denoise_steps} steps{lossy}{reuse}"

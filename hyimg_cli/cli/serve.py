@@ -25,23 +25,27 @@ STATE = Path("runs/serve")
 _option = partial(o.option, panel="Server", is_basic=True)
 _number = partial(_option, metavar="<int>")
 _LISTEN = _option(
-    "--host", "Address to listen on; others than this machine's need a key.", metavar="<host>"
+    "--host", "Address to listen on; a public one requires an API key.", metavar="<host>"
 )
-_PORT = _number("--port", "Port to listen on; 0: a free one.", min=0, max=65535)
+_PORT = _number("--port", "Port to listen on; 0 picks a free one.", min=0, max=65535)
 _KEYS = _option(
     "--api-key-file",
-    "Keys of callers, a line each: NAME KEY, or NAME sha256:DIGEST. HYIMG_API_KEY has one more.",
+    "Read API keys from a file, one per line: NAME KEY or NAME sha256:DIGEST. HYIMG_API_KEY "
+    "adds one.",
     metavar="<path>",
 )
 _WAITING = _number(
-    "--max-waiting", "Pictures of single requests that may wait; more get 429.", min=1, max=10_000
+    "--max-waiting",
+    "Maximum number of waiting pictures of single requests; more get status 429.",
+    min=1,
+    max=10_000,
 )
-_STEPS = _number("--max-steps", "Most denoise steps of a request.", min=1, max=1000)
-_GRACE = _number("--grace", "Seconds for single requests to end after SIGTERM.", min=0, max=3600)
+_STEPS = _number("--max-steps", "Maximum denoise steps of a request.", min=1, max=1000)
+_GRACE = _number("--grace", "Seconds to finish single requests after SIGTERM.", min=0, max=3600)
 
 
 _FOLDER = o.output(
-    "--output-dir", "Folder of files, batches and results. Default: runs/serve.", is_basic=True
+    "--output-dir", "Folder for files, batches and results. Default: runs/serve.", is_basic=True
 )
 _SETTINGS = (
     name
@@ -62,18 +66,18 @@ def serve(
     grace: Annotated[int, _GRACE] = 30,
     recipe: o.Recipe = None,
     no_config: Annotated[
-        bool, o.option("--no-config", "Leave out the hyimg.toml of this folder.")
+        bool, o.option("--no-config", "Ignore hyimg.toml in the working folder.")
     ] = False,
     quiet: o.Quiet = False,
     verbose: o.Verbose = 0,
     help_all: o.HelpAll = False,
 ) -> None:
-    """Serve pictures over HTTP, by OpenAI's API: durable batches, and single requests.
+    """Serve an OpenAI-compatible API: durable batches and single requests.
 
-    Loads the model once. Files, batches and their results are kept in -o (default: runs/serve); a
-    server that was killed goes on with its batches when it is started again. The settings are those
-    of generate, for what a request does not say. A line of JSON for each request goes to standard
-    output. SIGTERM and Ctrl-C end in order; a second one at once.
+    Loads the model once. Keeps files, batches and results in the output folder, and resumes batches
+    when it starts again after a kill. Settings are those of generate, and apply where a request
+    sets nothing. Prints one line of JSON per request. SIGTERM or Ctrl-C lets running requests
+    finish; a second one stops at once.
     """
     require("starlette", "uvicorn", "python_multipart", "prometheus_client", extra="serve")
     from hyimg_cli.serve.app import is_loopback

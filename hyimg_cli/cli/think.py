@@ -31,7 +31,8 @@ _SETTINGS = tuple(
 def think(
     ctx: typer.Context,
     output: Annotated[
-        Path, o.output("--output", "File to write; what it has is not done again.", is_basic=True)
+        Path,
+        o.output("--output", "File to write; lines it already has are skipped.", is_basic=True),
     ],
     inputs: o.Inputs = None,
     prompt: o.Prompt = None,
@@ -47,11 +48,11 @@ def think(
     verbose: o.Verbose = 0,
     help_all: o.HelpAll = False,
 ) -> None:
-    """Write the texts of a manifest's jobs, and draw nothing.
+    """Write the text of each job in a manifest, and draw nothing.
 
-    The file is a manifest with a line for each job: read it, edit its cot_text, and generate draws
-    from it; unedited, it draws the same pixels as without this step. A run that stopped goes on
-    where it was. Exit codes as generate: 1 where some job failed, which then has no line.
+    The file is a manifest with one line per job. Edit its cot_text, then run it with generate;
+    unedited, it gives the same pixels as a run without this step. Run the same command again to
+    resume. Jobs that fail have no line, and the exit code is then 1.
     """
     render.log_to_stderr(verbose)
     style = render.style_of(ctx.params)

@@ -46,7 +46,7 @@ def run_checks(config: RunConfig, checks: Iterable[tuple[str, Examine]]) -> Iter
         # NOTE: a package that is half installed ends in nearly any error: that is looked for.
         except Exception as error:
             what = f"{type(error).__name__}: {error}".splitlines()[0]
-            check = Check("failed", what, "if a fresh installation says the same, report it")
+            check = Check("failed", what, "reinstall hyimg; if that does not help, report it")
         yield replace(
             check,
             name=name,

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import torch
 
 OURS = "hyimg-cli"
-_UNKNOWN = "hyimg is not installed as a package, so the versions that it needs are not known"
-_INSTALL = "pip install hyimg-cli, in a fresh environment"
+_UNKNOWN = "hyimg is not installed as a package, so the versions it needs are unknown"
+_INSTALL = "pip install hyimg-cli in a fresh environment"
 _EXPERTS, _WIDTH = 1, 64
 
 
@@ -40,7 +40,7 @@ def python(config: RunConfig) -> Check:
     except PackageNotFoundError:
         return Check("warning", f"{found}; {_UNKNOWN}", _INSTALL)
     if not wanted.contains(platform.python_version(), prereleases=True):
-        return Check("failed", f"{found}; needed is {wanted}", "use another Python")
+        return Check("failed", f"{found}; expected {wanted}", "use a supported Python")
     return Check("ok", f"{found} (needed: {wanted})")
 
 
@@ -74,7 +74,7 @@ def processor(config: RunConfig) -> Check:
     told += f", threads: {threads} on {found} cores"
     if threads > found:
         hint = f"export OMP_NUM_THREADS={found}"
-        return Check("warning", f"{told}: they wait for each other", hint)
+        return Check("warning", f"{told}: threads wait for each other", hint)
     return Check("ok", told)
 
 
@@ -87,16 +87,18 @@ def gpus(config: RunConfig) -> Check:
     wanted, build = precision(config.model)[0], f"torch {torch.__version__}"
     count = gpu_count()
     if not count and wanted == "cuda":
-        found = f"no GPU that {build} (CUDA {torch.version.cuda or 'not built in'}) can use"
+        found = (
+            f"{build} (CUDA {torch.version.cuda or 'not built in'}) finds no GPU that it can use"
+        )
         found += _hidden()
         hint = "install a torch build for this driver, or run with --device cpu"
-        return Check("failed", f"{found}, and the run wants one{_driver()}", hint)
+        return Check("failed", f"{found}, but the run needs one{_driver()}", hint)
     if not count:
         return Check("ok", f"none{_hidden()}; {build} runs on the CPU")
     processes = config.parallel.of_session * config.parallel.replicas
     if wanted == "cuda" and count < processes:
-        hint = "ask for fewer ranks or replicas, or show more GPUs (CUDA_VISIBLE_DEVICES)"
-        found = f"{processes} processes want a GPU each; {build} finds {count}{_hidden()}"
+        hint = "use fewer processes or replicas, or make more GPUs visible (CUDA_VISIBLE_DEVICES)"
+        found = f"{processes} processes need one GPU each; {build} finds {count}{_hidden()}"
         return Check("failed", found, hint)
     told = []
     for index in range(count):
@@ -156,13 +158,13 @@ def kernels(config: RunConfig) -> Check:
     if device.type == "cpu":
         return Check("ok", told)
     if find_spec("triton") is None:
-        return Check("warning", told, "install triton: without it experts run unfused, and slower")
+        return Check("warning", told, "install triton; without it experts run slower")
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    lacking = "" if headers.is_file() else "; no Python.h"
+    lacking = "" if headers.is_file() else "; Python.h is missing"
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        lacking = "; no C compiler"
-    hint = "install gcc and Python's headers (python3-dev), or set CC: Triton builds what starts "
-    hint += "its kernels when the first one runs"
+        lacking = "; a C compiler is missing"
+    hint = "install gcc and Python's headers (python3-dev), or set CC: Triton compiles "
+    hint += "launchers when its first kernel runs"
     return Check("failed" if lacking else "ok", f"{told}{lacking}", hint if lacking else "")
 
 

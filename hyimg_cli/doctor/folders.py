@@ -30,7 +30,7 @@ def output_folder(config: RunConfig) -> Check:
     free, above = free_bytes(folder), nearest_existing(folder)
     found = f"{portable_path(folder)}: {bytes_text(free)} free"
     if not _is_writable(above):
-        return Check("failed", f"{found}, but it cannot be written", "choose another with -o")
+        return Check("failed", f"{found}, but cannot be written", "choose another with -o")
     needed = _pictures_bytes(config)
     found += f"; {PICTURES} pictures take at most {bytes_text(needed)}" if needed else ""
     if needed >= free:
@@ -42,10 +42,10 @@ def cache_folder(config: RunConfig) -> Check:
     """Bytes that the disk cache holds, may hold, and has room for."""
     cache = config.cache
     if cache.folder is None or not cache.budget_bytes:
-        return Check("ok", "no disk cache: source images are encoded again in each run")
+        return Check("ok", "off: source images are encoded again in each run")
     shown = portable_path(cache.folder)
     if not _is_writable(nearest_existing(cache.folder)):
-        hint = "choose another with --cache-dir, or leave it out with --no-disk-cache"
+        hint = "choose another with --cache-dir, or turn it off with --no-disk-cache"
         return Check("failed", f"{shown} cannot be written", hint)
     used = DiskStore(cache.folder, cache.budget_bytes).size_bytes
     free = free_bytes(cache.folder)
@@ -53,7 +53,7 @@ def cache_folder(config: RunConfig) -> Check:
     found += f", {bytes_text(free)} free"
     if cache.budget_bytes - used > free:
         hint = f"--disk-cache-mb {max(0, int((used + free) * 0.9 / 1e6))} keeps below what is free"
-        return Check("warning", f"{found}: less than it may grow", hint)
+        return Check("warning", f"{found}: less space than its limit", hint)
     return Check("ok", found)
 
 

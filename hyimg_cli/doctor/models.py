@@ -32,8 +32,8 @@ CardOf = Callable[[str, str | None], Card]
 # An edit, as most jobs are; everything else is the checkpoint's own default.
 _EDIT = {"prompt": "an edit", "images": ["picture.png"]}
 _SHOWN = 8
-_UNREAD = "what the model needs is not known: its checkpoint cannot be read"
-_UNCOUNTED = "what the model needs is not known: neither its weights nor their indexes are here"
+_UNREAD = "memory need unknown: the checkpoint cannot be read"
+_UNCOUNTED = "memory need unknown: neither the weights nor their index are here"
 # What a folder lacks that has only been looked at: small files without weights.
 _NOT_FETCHED = ("checkpoint.no-weights", "checkpoint.missing-shard")
 
@@ -67,8 +67,10 @@ def video_checkpoint(config: RunConfig) -> Check:
     cleaner = registry.video_card(model, config.model.revision).cleaner
     if not cleaner or find_spec(cleaner) is not None:
         return found
-    said = f"{found.found}; {cleaner} is not installed: prompts with broken Unicode are not mended"
-    hint = f"pip install {cleaner}; prompts are embedded anew with it, and may be read differently"
+    said = (
+        f"{found.found}; {cleaner} is not installed, so broken Unicode in prompts is not repaired"
+    )
+    hint = f"pip install {cleaner}; prompts are then encoded again, and some results may change"
     return Check("warning", said, hint)
 
 
@@ -85,7 +87,7 @@ def _checkpoint(model: str, config: RunConfig, card_of: CardOf) -> Check:
     card = card_of(model, revision)
     if isinstance(card, ModelCard) and card.licence:
         found += f"; licence: {card.licence}"
-    return Check("ok", found if card.is_trained else f"{found}; untrained, for trying out only")
+    return Check("ok", found if card.is_trained else f"{found}; untrained, for tests only")
 
 
 def _incomplete(model: str, error: CheckpointError, card: Callable[[], Card]) -> Check:
@@ -99,10 +101,10 @@ def _incomplete(model: str, error: CheckpointError, card: Callable[[], Card]) ->
         except CheckpointError as other:
             what += f"; {other.what}" if other.what != error.what else ""
     if not is_of_hub or error.code not in _NOT_FETCHED:
-        gated = "accept its terms on the hub, and log in with: hf auth login"
+        gated = "accept its terms on the hub, then log in with: hf auth login"
         return Check("failed", what, gated if "Gated" in error.what else error.hint)
     if os.environ.get("HF_HUB_OFFLINE"):
-        hint = "unset HF_HUB_OFFLINE for the first run, or copy the checkpoint here"
+        hint = "unset HF_HUB_OFFLINE for the first run, or copy the checkpoint to this machine"
         return Check("failed", f"{what}, and HF_HUB_OFFLINE is set", hint)
     from huggingface_hub import constants
 
@@ -110,11 +112,11 @@ def _incomplete(model: str, error: CheckpointError, card: Callable[[], Card]) ->
     # Of a video model the weights that its indexes tell.
     parts = facts.component_bytes if isinstance(facts, VideoCard) else [("", facts.weight_bytes)]
     needed = sum(count for _, count in parts)
-    found = f"{shown}: the first run fetches about {bytes_text(needed)}"
+    found = f"{shown}: the first run downloads about {bytes_text(needed)}"
     found += f"; {bytes_text(free)} are free"
     if needed > free:
         return Check("failed", found, "set HF_HOME to a larger disk")
-    return Check("warning", found, f"fetch it now: hf download {model}")
+    return Check("warning", found, f"download it now: hf download {model}")
 
 
 def image_memory(config: RunConfig) -> Check:
@@ -154,7 +156,7 @@ def image_memory(config: RunConfig) -> Check:
     if not found.is_enough:
         return Check("failed", said, found.remedy)
     if not fits(full, there):
-        return Check("warning", said, "fewer jobs will work together")
+        return Check("warning", said, "batches will be smaller")
     return Check("ok", said)
 
 
@@ -223,7 +225,7 @@ def _available(config: RunConfig) -> AvailableMemory:
     refusals.refuse_gpu_part(config)
     there = available_memory(config, replicas=config.parallel.replicas)
     if precision(config.model)[0] == "cuda" and not there.gpus:
-        raise MachineError("there is no GPU to put it on", hint="run with --device cpu")
+        raise MachineError("no GPU found", hint="run with --device cpu")
     return there
 
 

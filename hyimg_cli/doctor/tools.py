@@ -12,6 +12,7 @@ import numpy as np
 from hyimg_cli.doctor.check import Check
 from hyimg_cli.errors import HyimgError, require
 from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.spec.units import time_text
 
 if TYPE_CHECKING:
     from hyimg_cli.parallel.ranks import Rank
@@ -35,7 +36,7 @@ def film(config: RunConfig) -> Check:
         count = sum(1 for _ in read_frames(path))
     found = f"av {av.__version__}: {count} of {_FRAMES} frames written by libx264 and read back"
     if count != _FRAMES:
-        return Check("failed", found, "install av anew")
+        return Check("failed", found, "reinstall av")
     return Check("ok", found)
 
 
@@ -51,7 +52,7 @@ def lpips(config: RunConfig) -> Check:
     wrong = [pair for pair in pairs if not pair.agrees]
     if wrong:
         said = ", ".join(f"{p.name} is {p.found:.5f}, stored {p.stored:.5f}" for p in wrong)
-        hint = "hyimg eval lpips --self-test tells more"
+        hint = "run hyimg eval lpips --self-test for details"
         return Check("warning", f"{metric.title}: {said}", hint)
     return Check("ok", f"{metric.title}: {len(pairs)} pairs give the stored numbers")
 
@@ -63,9 +64,11 @@ def ranks(config: RunConfig) -> Check:
     began = time.perf_counter()
     with RankPool(2, timeout_s=60) as pool:
         sums = pool.run(sum_over_ranks)
-    found = f"2 ranks over gloo added up to {sums} in {time.perf_counter() - began:.1f} s"
+    found = f"2 ranks over gloo added up to {sums} in {time_text(time.perf_counter() - began)}"
     if sums != [3.0, 3.0]:
-        return Check("failed", found, "leave out --vae-patch-parallel-size and its like")
+        return Check(
+            "failed", found, "remove --vae-patch-parallel-size and other flags that start processes"
+        )
     return Check("ok", found)
 
 

@@ -23,6 +23,7 @@ from hyimg_cli.media.formats import encode
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import CacheConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobEnded
+from hyimg_cli.spec.units import time_text
 
 Lines = Sequence[Mapping[str, Any]]
 # Every stage of a run, in few steps.
@@ -47,13 +48,13 @@ def trial(config: RunConfig) -> Check:
             drawn += digests.values()
             times.append(time.perf_counter())
     (first, second), (first_s, second_s) = drawn, np.diff(times)
-    found = f"{registry.EMBEDDED} drew an edit in {first_s:.1f} s with loading, again in "
+    found = f"{registry.EMBEDDED} drew an edit in {time_text(first_s)} with loading, again in "
     if first == second:
-        return Check("ok", f"{found}{second_s:.1f} s with equal pixels ({first[:12]})")
-    found += f"{second_s:.1f} s with other pixels ({first[:12]}, {second[:12]})"
+        return Check("ok", f"{found}{time_text(second_s)} with equal pixels ({first[:12]})")
+    found += f"{time_text(second_s)} with other pixels ({first[:12]}, {second[:12]})"
     if precision(config.model)[0] == "cpu":
         return Check("failed", found, "please report it: on a CPU they should be equal")
-    return Check("warning", found, "a replay will not be equal on this device")
+    return Check("warning", found, "replays will not be equal on this device")
 
 
 def determinism(config: RunConfig) -> Check:
@@ -74,7 +75,7 @@ def determinism(config: RunConfig) -> Check:
         together: alone[first] == batch[first],
         f"{together}, again": batch == batch_again,
     }
-    told = "; ".join(f"{what}: {'equal' if it else 'other bits'}" for what, it in found.items())
+    told = "; ".join(f"{what}: {'equal' if it else 'different'}" for what, it in found.items())
     kind, dtype = precision(config.model)
     said = f"{model_name(config.model.model)} on {kind} in {dtype}, {told}"
     if all(found.values()):
@@ -82,10 +83,10 @@ def determinism(config: RunConfig) -> Check:
     if kind == "cpu" and config.batch.is_invariant:
         return Check("failed", said, "please report it: on a CPU they should be equal")
     if alone == again and batch == batch_again:
-        return Check("ok", f"{said} (a row's bits may depend on its company here)")
+        return Check("ok", f"{said} (results may depend on the batch on this device)")
     if config.model.deterministic:
-        return Check("failed", said, "please report it: --deterministic claims them")
-    return Check("warning", said, "--deterministic leaves out what may differ")
+        return Check("failed", said, "please report it: with --deterministic they should be equal")
+    return Check("warning", said, "use --deterministic to avoid operations that may differ")
 
 
 def draw_pictures(

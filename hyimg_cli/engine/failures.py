@@ -19,10 +19,11 @@ from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 logger = logging.getLogger(__name__)
 # What one job alone can be given where memory was short.
 _SMALLER: Mapping[type[Job], str] = {
-    ImageJob: "--quantization fp8 or nf4 leaves more to work with, --vae-use-tiling decodes in "
-    "bounded memory (other pixels near tile borders); or ask for a smaller size",
-    VideoJob: "--enable-cpu-offload leaves the GPU to one network at a time; or ask for a smaller "
-    "size or fewer frames",
+    ImageJob: (
+        "use --quantization fp8 or nf4, --vae-use-tiling (changes pixels near tile borders), or "
+        "a smaller size"
+    ),
+    VideoJob: "use --enable-cpu-offload, a smaller size or fewer frames",
 }
 
 
@@ -42,7 +43,7 @@ def failed_job(
     else:
         failure = Failure.of(error)
         if not isinstance(error, HyimgError):
-            logger.error("job %s failed by a fault of hyimg's own", job.custom_id, exc_info=error)
+            logger.error("job %s failed because of a bug in hyimg", job.custom_id, exc_info=error)
     said = {
         "error": failure,
         "finishing_key": finishing_key(job, config.output),
@@ -81,7 +82,7 @@ def replicas_died(deaths: Sequence[str]) -> ReplicaError:
     """Why a job failed that replicas died at until nobody tried any more."""
     return ReplicaError(
         f"the processes that worked on it died: {', then '.join(deaths)}",
-        hint="memory may be short (signal 9): look at the system's log, then --retry-failed with "
+        hint="memory may be short (signal 9): check the system log, then use --retry-failed with "
         "fewer --replicas or a smaller --batching-max-size",
         code="replica.died",
         retryable=True,
@@ -146,6 +147,6 @@ class FailureLimit:
         raise ConsecutiveErrors(
             f"{len(row)} errors in a row, {'all' if count == len(row) else count} of them {code}: "
             f"{message}",
-            hint="mend what they share, and run the same command with --retry-failed; "
-            "--max-consecutive-errors 0 goes on whatever fails",
+            hint="fix their common cause, then run the same command with --retry-failed; "
+            "--max-consecutive-errors 0 never stops",
         )

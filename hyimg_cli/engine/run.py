@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 # The IPTC property is in every file unless it is asked to be left out.
 _UNMARKED = (
-    "--no-metadata: the files do not say that a model made them, which the EU's AI Act asks for "
+    "--no-metadata: the files do not say that a model made them, as the EU AI Act requires "
     "(article 50)"
 )
 
@@ -168,10 +168,10 @@ class ManifestRun:
             finally:
                 # Whatever ends the run, the page says what was done, and its rates are kept.
                 again = shlex.join(["hyimg", "report", str(config.output.folder)])
-                with self._told("no report", then=f"to have one: {again}"):
+                with self._told("no report", then=f"to write it: {again}"):
                     if page and page.close():
                         self._remark([f"report: {config.output.folder / 'report.html'}"], "info")
-                with self._told("no rates are kept of this run"):
+                with self._told("this run's times were not saved for estimates"):
                     if self._new_session is None:
                         kept.keep(plan, eta.rates())
                     self._remark(kept.take_notes())
@@ -244,7 +244,7 @@ class ManifestRun:
                     self._tell(event)
                     self._follow(event)
         finally:
-            with self._told("the session did not close in order"):
+            with self._told("the session did not close properly"):
                 session.close()
             self._session = None  # from here on a signal stops at once
 
@@ -260,7 +260,7 @@ class ManifestRun:
                     raise Interrupted(self._stop_signal)
         finally:
             self._is_patient = False
-        text = f"{counted(count, 'edit')} finished again from the redraws that are kept"
+        text = f"{counted(count, 'edit')} finished again from the saved redraws"
         self._remark([text], "info")
 
     def _end(self, outcomes: Iterable[Outcome]) -> None:
@@ -311,11 +311,11 @@ class ManifestRun:
             return None
         if address:
             bring = shlex.join(["hyimg", "merge", address, "-o", "FOLDER"])
-            self._remark([f"no report.html at an address; {bring} brings all of it here"], "info")
+            self._remark([f"no report.html at an address; to download the run: {bring}"], "info")
             return None
         if self.request.selection.shard:
             make = shlex.join(["hyimg", "report", str(output.folder)])
-            self._remark([f"no report.html by a shard; {make} makes it of all"], "info")
+            self._remark([f"shards write no report.html; when all are done: {make}"], "info")
             return None
         return Follower(output.folder)
 

@@ -49,7 +49,7 @@ class Selection:
         """
         chosen = [j for j in jobs if self.pattern is None or fnmatchcase(j.custom_id, self.pattern)]
         if jobs and not chosen:
-            hint = f"the first id is {jobs[0].custom_id!r}; * stands for anything"
+            hint = f"the first id is {jobs[0].custom_id!r}; * matches anything"
             raise UsageError(
                 f"--select {self.pattern!r} matches none of {counted(len(jobs), 'job')}", hint=hint
             )

@@ -67,8 +67,8 @@ class Service:
         """Raises UsageError for a configuration that one process cannot follow, CheckpointError."""
         for row in SETTINGS.values():
             if row.table == "parallel" and in_config(row.name, config) != row.default:
-                what = "a server works in one process"
-                hint = "leave it out; several servers behind a proxy can share the requests"
+                what = "a server runs in one process"
+                hint = "remove it; use several servers behind a proxy instead"
                 raise UsageError(what, where=row.flag, hint=hint, code="usage.not-served")
         self.model, self._room = config.model.model, available_memory(config)
         # In time prefixes fill all that they may: at most a part of what the weights leave.
@@ -197,9 +197,11 @@ class Service:
         except BaseException as error:
             fault = error if isinstance(error, HyimgError) else machine_fault(error)
             if fault is None:
-                logger.error("the engine ended by a fault of hyimg's own", exc_info=error)
+                logger.error("the engine stopped because of a bug in hyimg", exc_info=error)
                 what = f"the engine failed: {type(error).__name__}: {error}"
-                hint = "this is a bug: please report it; started again, batches go on"
+                hint = (
+                    "this is a bug: please report it; batches resume when the server starts again"
+                )
                 fault = MachineError(what, hint=hint, code="machine.engine")
             self._end_by(fault)
         finally:
@@ -287,7 +289,7 @@ class ServedSession:
             for job in jobs:
                 if job.model != service.model:
                     what = f"{job.model} is not served here"
-                    hint = f"leave the model out, or name {service.model}"
+                    hint = f"remove the model, or use {service.model}"
                     raise UsageError(what, where=job.custom_id, hint=hint, code="usage.not-served")
             refuse_conflicts(jobs, service.config)
             if folder:

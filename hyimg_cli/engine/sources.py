@@ -60,7 +60,7 @@ class SourcesSeen:
                 of = counted(len(self.sizes) + len(self.errors), "source")
                 yield f"{count} of {of} {'is' if count == 1 else 'are'} {what}"
         if self.unfit:
-            yield f"{counted(len(self.unfit), 'job')} cannot keep what is outside an edit"
+            yield f"{counted(len(self.unfit), 'job')} cannot keep the source outside the edit"
 
     def named(self) -> Iterator[str]:
         """The sentences, and the first that they are about."""
@@ -90,9 +90,9 @@ def turned_sizes(found: SourcesSeen, jobs: Sequence[Job]) -> Iterator[str]:
     if turned:
         (job, source), more = turned[0], len(turned) - 1
         yield (
-            f"{job.source_line}{f' and {more} more' if more else ''}: size is WIDTHxHEIGHT; "
-            f"{job.size} is the shape of the source ({source}) turned, as the official script "
-            "writes it, height first"
+            f"{job.source_line}{f' and {more} more' if more else ''}: size is WIDTHxHEIGHT, "
+            f"but {job.size} is the shape of the source ({source}) with height first, as in "
+            "the official script"
         )
 
 
@@ -125,7 +125,7 @@ def probe_sources(
                 errors[path] = error
             if not is_told and time.monotonic() - began > _TOLD_AFTER_S:
                 is_told = True
-                tell(f"reading {counted(len(left), 'source')}, each once until it changes")
+                tell(f"reading {counted(len(left), 'source')}, once each until they change")
     finally:
         pool.shutdown(cancel_futures=True)
         known.keep()
@@ -197,8 +197,8 @@ def _region_fault(outside: KeepOutside, size: Size) -> SourceImageError | None:
     except SourceImageError as error:
         if error.code != _MISSING:
             return error
-        hint = "give a mask's path, in a manifest relative to it, or LEFT,TOP,RIGHT,BOTTOM"
-        what = "there is no such mask for the region"
+        hint = "give the path of a mask (relative to the manifest), or LEFT,TOP,RIGHT,BOTTOM"
+        what = "the region's mask is not found"
         return SourceImageError(what, where=outside.mask, hint=hint, code=_MISSING)
     return None
 
@@ -235,7 +235,7 @@ def refuse_hopeless(found: SourcesSeen, jobs: Sequence[Job], run: RunFolder) -> 
     results = run.results()
     if not any(job.custom_id in results for job in jobs):
         hints = (error.hint for job in jobs for error in found.errors_of(job) if error.hint)
-        none = "no job has its source pictures" if found.errors else "no job can be tried"
+        none = "no job has all its source images" if found.errors else "no job can run"
         what = f"{none}: {', '.join(found.sentences())}"
         raise UsageError(what, hint=next(hints, ""), code="source.none")
 

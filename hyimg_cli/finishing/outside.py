@@ -71,11 +71,16 @@ class Edit:
         """Return why the verdict may be wrong, so that somebody looks at the redraw."""
         found, is_global = [], self.kind == "global"
         if not is_global and not self.measures.is_sure:
-            found.append("the rest is unlike the source, as in a style or by rain: see the redraw")
+            found.append(
+                "outside the edit the redraw is unlike the source, as after a change of style: "
+                "check the redraw"
+            )
         # A zoom that nothing tells of looks like another structure, and like nothing else.
         is_plain = is_global and not all(why.startswith("structure") for why in self.reasons)
         if not self.seen.is_sure and not is_plain:
-            found.append("too little in the picture tells whether it was shifted or zoomed")
+            found.append(
+                "the picture has too little detail to tell whether it was shifted or zoomed"
+            )
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:

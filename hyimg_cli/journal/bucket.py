@@ -73,7 +73,8 @@ class PartJournal:
         except (TypeError, NotImplementedError):
             pass  # it knows no such thing
         raise MachineError(
-            "this store lets two writers create one name: a run there would not be safe",
+            "this store allows two writers to create the same object, so a run there would "
+            "not be safe",
             where=self._where,
             hint="use a store with conditional writes (S3, GCS, MinIO from 2024 on), or a folder",
             code="machine.store",
@@ -322,7 +323,7 @@ def _read_parts(store: Any, parts: str) -> bytes:
         raise OutputFolderError(
             f"part {gap:08}.jsonl of the journal is missing",
             where=f"{store.path}/{parts}",
-            hint="put it back; without it nobody knows what is done",
+            hint="restore it; without it hyimg cannot tell which jobs are done",
             code="output.damaged-journal",
         )
     before = store.cat_file(f"{parts}/{joined:08}.all.jsonl") if joined >= 0 else b""

@@ -48,9 +48,9 @@ def taken_over(folder: Path, holder: str = "") -> StorageError:
     """Return the error of a run that another run has replaced and that must not write any more."""
     by = f": {holder}" if holder else ""
     return StorageError(
-        f"another run is writing to this folder{by}; this one has lost its lock",
+        f"another run is writing to this folder{by}; this run lost its lock",
         where=folder,
-        hint="wait for it, then run the same command again: it resumes",
+        hint="wait for it, then run the same command again to resume",
         code="storage.in-use",
     )
 
@@ -78,7 +78,7 @@ def make_folders(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise OutputFolderError(
-            "a file stands where the output folder should be",
+            "the output folder is a file",
             where=path.parent,
             hint="choose another folder with -o",
             code="output.not-a-folder",

@@ -30,7 +30,7 @@ from hyimg_cli.spec.options import KeepOutside
 
 Record = dict[str, Any]
 # Of a failed job's line; it holds until the job is finished.
-LATENTS_ARE_KEPT = "its denoised latents are kept: the next attempt only decodes them"
+LATENTS_ARE_KEPT = "its denoised latents are saved, so the next attempt only decodes them"
 
 
 def write_picture(
@@ -76,20 +76,20 @@ def finish(
     from hyimg_cli.finishing.verdict import Change
 
     outside, path = job.outside, Path(job.kept_image)
-    assert outside is not None, "the job keeps what is outside an edit"
+    assert outside is not None, "the job keeps the source outside the edit"
     source = read_carried(path, keep_gps=config.keep_gps)
     if source_digest and source.digest != source_digest:
-        what = "the source is another file than the one that was drawn from"
+        what = "the source is not the file that the result was drawn from"
         raise SourceImageError(what, where=path, code="source.changed")
     if drawn.shape != reference.shape:
-        what = "the picture was drawn in another size than its source was shown in"
+        what = "the picture was drawn at another size than its source was shown to the model"
         raise OutputError(what, code="outside.not-comparable")
     given = region_of(outside, Size(*source.pixels.shape[:2]))
     placement = Placement.stretched(source.pixels.shape[:2], drawn.shape[:2])
     found = edit_of(drawn, reference, placement, given=given, mode=outside.region_mode)
     edit |= found.to_json()
     if found.kind == "global" and outside.on_global == "fail":
-        hint = "the redraw is kept; on_global keep takes it, a region limits it"
+        hint = "the redraw is saved; use on_global keep to accept it, or a region to limit it"
         what = f"the whole picture was edited: {', '.join(found.reasons)}"
         raise OutputError(what, hint=hint, code="outside.global")
     result, change = put_back(source.pixels, drawn, reference, found, given), Change()
@@ -129,9 +129,9 @@ def edit_warnings(edit: Mapping[str, Any] | None) -> Iterator[str]:
         return
     if edit["kind"] == "none":
         found = "the edit lies outside the region" if edit["spill"] else "no edit was found"
-        yield f"{found}: the result is the source; what was drawn is beside it"
+        yield f"{found}: the result is the source; the redraw is saved next to it"
     elif edit["reasons"]:
-        kept = "nothing was kept" if edit["kind"] == "global" else "only the region was taken"
+        kept = "the source was not kept" if edit["kind"] == "global" else "only the region was used"
         yield f"the whole picture was edited ({', '.join(edit['reasons'])}): {kept}"
     # Lines of former versions have no doubts.
     yield from (f"not sure: {doubt}" for doubt in edit.get("doubts", ()))
@@ -161,8 +161,8 @@ def list_breaches(edit: Mapping[str, Any], outside: KeepOutside) -> list[str]:
     """Return the gates that an `edit` fails, each with its value."""
     values = {
         "max_outside_change": ("the mean change (CIE76) outside", edit["change"]["mean_de"]),
-        "max_edited_area": ("the edited part of the picture", edit["area"]),
-        "max_spill": ("the part of the edit outside the region", edit["spill"]),
+        "max_edited_area": ("the edited fraction of the picture", edit["area"]),
+        "max_spill": ("the fraction of the edit outside the region", edit["spill"]),
     }
     return [
         f"{name} {limit:g}: {what} is {value:.4g}"

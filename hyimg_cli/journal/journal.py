@@ -101,9 +101,9 @@ class JobFolder(ABC):
         for name in files_of({"path": path.relative_to(self.folder).as_posix()}):
             if self.is_folder(name):
                 raise JobError(
-                    "a folder stands where the file goes",
+                    "a folder has the name of the output file",
                     where=name,
-                    hint="take it away, and run the job again with --retry-failed",
+                    hint="remove it, then run the job again with --retry-failed",
                     code="job.folder-in-the-way",
                 )
         return path

@@ -29,7 +29,7 @@ from hyimg_cli.spec.events import Outcome, VideoFile
 
 # Of a file that is there already, as much of its end is compared as most lines have.
 _TAIL_BYTES = 4096
-_NO_JSON = "it is not JSON of one"
+_NO_JSON = "it is not valid JSON"
 
 
 class JournalFile:
@@ -93,8 +93,8 @@ class JournalFile:
         raise JournalError(
             f"{self._path.name} was {happened} while the run was writing it",
             where=self._path,
-            hint="put it back if you can, then run the same command again: it resumes, and makes "
-            "again what has no line",
+            hint="restore it if you can, then run the same command again: it resumes, and runs "
+            "jobs without a line again",
         )
 
 
@@ -109,9 +109,9 @@ def outcomes_in(data: bytes, file: Path, first: int = 1) -> Iterator[dict[str, A
         why = _NO_JSON if entry is None else _find_fault(line, entry)
         if entry is None or why:
             raise OutputFolderError(
-                f"this line is no outcome of a job: {why}",
+                f"this line is not a job's result: {why}",
                 where=f"{shown_place(file)}:{number}",
-                hint="take the line out: its job runs again",
+                hint="remove the line: its job runs again",
                 code="output.damaged-journal",
             )
         yield entry

@@ -182,8 +182,8 @@ def confirm_dtype(choice: ModelChoice, dtype: str) -> None:
     expected = precision(choice)[1]
     if dtype != expected:
         raise MachineError(
-            f"the model is in {dtype}, and by the GPU driver's files it would be in {expected}",
-            hint=f"name both: --device and --dtype {dtype}",
+            f"the model is in {dtype}, but the GPU driver's files imply {expected}",
+            hint=f"give both --device and --dtype {dtype}",
             code="machine.dtype",
         )
 
@@ -203,10 +203,10 @@ def confirm_graphs(choice: ModelChoice, ranks: int, has_graphs: bool) -> None:
     if has_graphs != by_graphs(choice, ranks):
         found, expected = ("with", "without") if has_graphs else ("without", "with")
         raise MachineError(
-            f"text is decoded {found} CUDA graphs, and by the GPU driver's files it would be "
+            f"text is decoded {found} CUDA graphs, but the GPU driver's files imply "
             f"{expected} them",
-            hint=f"name both: --device, and [model] decode_graphs = {str(has_graphs).lower()} "
-            "in a recipe",
+            hint=f"give both --device, and [model] decode_graphs = {str(has_graphs).lower()} in a "
+            "recipe",
             code="machine.graphs",
         )
 
@@ -283,5 +283,5 @@ def count_differences(folder: Path, jobs: Iterable[Job], config: RunConfig) -> C
             names.add("model")
         if not names and job.images:
             names.add("source image")
-        counts.update(sorted(names) or ["what this folder does not say"])
+        counts.update(sorted(names) or ["something this folder does not record"])
     return counts

@@ -69,10 +69,10 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
             for other in done[1:]:
                 if other.results[name].get("key") != done[0].results[name].get("key"):
                     raise OutputFolderError(
-                        f'"{name}" was done otherwise in {shown_place(done[0].folder)}: its line, '
-                        "a source image, the model or a setting differs",
+                        f'"{name}" was made with another line, source image, model or setting '
+                        f"in {shown_place(done[0].folder)}",
                         where=other.folder,
-                        hint="leave one of the folders out; run.json has the flags of each",
+                        hint="leave out one of the folders; run.json has the flags of each",
                         code="output.other-job",
                     )
             # Files at an address are read, too: what is copied is what was written.
@@ -88,9 +88,9 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
         for later, earlier in clashes([path for path, _ in files]):
             path, name = files[later]
             raise OutputFolderError(
-                f'{path} would be the file of "{name}" and of "{files[earlier][1]}"',
+                f'{path} would be the file of both "{name}" and "{files[earlier][1]}"',
                 where=chosen[name].folder,
-                hint="join folders of one manifest, or of manifests whose ids and names differ",
+                hint="merge folders of one manifest, or of manifests with different ids and names",
                 code="output.other-file",
             )
         # The line of a job is where its outcome is from: another folder may know it otherwise.

@@ -48,7 +48,7 @@ def resolved_jobs(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise OutputFolderError(
             f"{RESOLVED} cannot be read: {error}",
             where=folder,
-            hint="plan or generate with this folder writes it again",
+            hint="run plan or generate with this folder to write it again",
             code="output.damaged-manifest",
         ) from error
 

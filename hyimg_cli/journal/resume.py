@@ -65,9 +65,9 @@ def resume(
     results = folder.results()
     if not policy.resume and results and not policy.force:
         raise OutputFolderError(
-            f"the folder holds {counted(len(results), 'result')} already",
+            f"the folder already has {counted(len(results), 'result')}",
             where=folder.place,
-            hint="choose another folder, leave out --no-resume, or run all again with --force",
+            hint="choose another folder, remove --no-resume, or run everything again with --force",
             code="output.not-empty",
         )
     known = [job for job in jobs if policy.resume and job.custom_id in results]
@@ -100,14 +100,14 @@ def resume(
         counts.update("name" for job in others if _is_renamed(job, results[job.custom_id]))
         named = ", ".join(f"{name}: {count}" for name, count in counts.most_common())
         hint = (
-            f"--force makes {len(others)} again and keeps {len(done)}; -o names another folder; "
-            "run.json has the old flags"
+            f"--force overwrites {len(others)} and keeps {len(done)}; or choose another "
+            "folder with -o; run.json has the old flags"
         )
         if NOT_FOUND in counts:
-            hint = "put the source images back, or name another folder with -o"
+            hint = "restore the source images, or choose another folder with -o"
         raise OutputFolderError(
-            f"{len(others)} of {len(jobs)} jobs differ ({named}) from what is done in this folder, "
-            f'"{others[0].custom_id}" first',
+            f"{len(others):,} of {len(jobs):,} jobs differ ({named}) from the results in this "
+            f'folder, "{others[0].custom_id}" first',
             where=folder.place,
             hint=hint,
             code="output.other-job",
@@ -148,19 +148,19 @@ def _refuse_taken_names(
     for image in dict.fromkeys(image for job in jobs for image in job.images):
         path = f"{real(os.path.dirname(image))}/{os.path.basename(image)}"
         if path.startswith(f"{outputs}/") and os.path.exists(path):
-            taken[OUTPUTS + path.removeprefix(outputs)] = "source", "a source image"
+            taken[OUTPUTS + path.removeprefix(outputs)] = "output.source", "a source image"
     own = {job.custom_id for job in jobs}
     for name, entry in results.items():
         for output in outputs_of(entry) if name not in own else ():
-            taken[output["path"]] = "other-file", f'that of "{name}"'
+            taken[output["path"]] = "output.other-file", f'that of "{name}"'
     targets = [f"{OUTPUTS}/{path_of(job)}" for job in to_run] if taken else []
     for later, earlier in clashes([*taken, *targets]):
         if earlier < len(taken) <= later:
             path, job = list(taken)[earlier], to_run[later - len(taken)]
-            slug, whose = taken[path]
+            code, whose = taken[path]
             raise OutputFolderError(
-                f'{path} would be the file of "{job.custom_id}"; it is {whose}',
+                f'{path} would be the file of "{job.custom_id}", but is {whose}',
                 where=job.source_line,
                 hint="choose another folder with -o, or another --name",
-                code=f"output.{slug}",
+                code=code,
             )

@@ -80,10 +80,10 @@ class TextsFile(JobFolder):
         ]
         if others and not force:
             raise OutputFolderError(
-                f'"{others[0].custom_id}" has a text in {self._path.name} already, written for '
-                "another line, source image, model or setting",
+                f'"{others[0].custom_id}" already has a text in {self._path.name}, written '
+                "for another line, source image, model or setting",
                 where=others[0].source_line,
-                hint="choose another file or custom_id, or replace its line with --force",
+                hint="choose another file or custom_id, or overwrite its line with --force",
                 code="output.other-job",
             )
         for job in others:
@@ -106,9 +106,9 @@ class TextsFile(JobFolder):
         for number, line in lines_in(whole if is_cut_off else data):
             if (entry := entry_of(line)) is None:
                 raise OutputFolderError(
-                    "this line is no job",
+                    "this line is not a job",
                     where=f"{self._path.name}:{number}",
-                    hint="mend it, or take it out: its text is written again",
+                    hint="correct it, or remove it: its text is written again",
                     code="output.damaged-texts",
                 )
             found[entry["custom_id"]] = entry

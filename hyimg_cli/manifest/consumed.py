@@ -34,31 +34,31 @@ def without_effect(
         yield from _concern(settings, own, what)
     yield from dict.fromkeys(text for job in pictures for text in card_of(job.model).advise(job))
     if films and not any(job.camera for job in films) and settings["clips_together"].value > 1:
-        of_models = "models that follow a camera only; no video is of one"
+        of_models = "models that follow a camera only; no video uses one"
         yield from _concern(settings, ["clips_together"], of_models)
     if pictures and all(job.encoding.quality is None for job in pictures):
-        formats = "JPEG and lossy WebP only; no picture is one"
+        formats = "JPEG and lossy WebP only; no result has these formats"
         yield from _concern(settings, ["quality"], formats)
     if pictures and all(job.encoding.format != "webp" for job in pictures):
-        yield from _concern(settings, ["lossless"], "WebP only; no picture is one")
+        yield from _concern(settings, ["lossless"], "WebP only; no result has this format")
     kept = [job.outside for job in pictures if job.outside is not None]
     if pictures and not any(outside.region for outside in kept):
         names = ["region_mode", "max_spill"] if kept else [f.name for f in fields(KeepOutside)]
         kind = "a region" if kept else "keep_outside"
         yield from _concern(settings, names, f"edits with {kind} only; no job is one")
     if jobs and not films and not any(job.negative_prompt for job in pictures):
-        yield from _concern(settings, ["negative_prompt"], "models that take one; no job is of one")
+        yield from _concern(settings, ["negative_prompt"], "models that take one; no job uses one")
     named = sum("name" in job.user_fields for job in jobs)
     if named and _is_given(settings["name"]):
         flag, jobs_named = as_given(settings["name"]), f"{named} of {len(jobs)} jobs"
-        yield f"{flag} is not used for {jobs_named}: their lines have a name"
+        yield f"{flag} has no effect for {jobs_named}: their lines set a name"
 
 
 def _concern(settings: Mapping[str, Setting], names: Iterable[str], what: str) -> Iterator[str]:
     """A sentence on those of the settings that were given."""
     found = [as_given(settings[name]) for name in names if _is_given(settings[name])]
     if found:
-        yield f"{', '.join(found)} {'concerns' if len(found) == 1 else 'concern'} {what}"
+        yield f"{', '.join(found)} {'applies' if len(found) == 1 else 'apply'} to {what}"
 
 
 def _is_given(setting: Setting) -> bool:

@@ -40,10 +40,13 @@ def prompts_of(given: Sequence[str]) -> list[str]:
         if text.lower().endswith(".txt") and "\n" not in text:
             prompts += _lines_of(Path(text), faults)
         elif file := _LIKE_A_FILE.fullmatch(text):
-            what = f"{text} looks like a file, and prompts are read from .txt files"
-            hint = f"name a .txt file with a prompt per line; to draw the word: --prompt '{text} '"
+            what = f"{text} looks like a file, but prompts are read from .txt files only"
+            hint = (
+                "give a .txt file with one prompt per line; to use the word itself: --prompt "
+                f"'{text} '"
+            )
             if file[1].lower() in _MANIFESTS:
-                hint = f"a manifest needs no --prompt: hyimg generate {text}"
+                hint = f"run a manifest without --prompt: hyimg generate {text}"
             faults.append(fault("prompt-file", what, where="--prompt", hint=hint))
         elif text.strip():
             prompts.append(text)
@@ -60,12 +63,12 @@ def _lines_of(path: Path, faults: list[HyimgError]) -> list[str]:
         lines = data.removeprefix(_BOM).decode().splitlines()
     except (OSError, ValueError) as error:
         what = f"the prompts cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}"
-        hint = "a --prompt that ends in .txt is a file with a prompt per line"
+        hint = "a --prompt that ends in .txt names a file with one prompt per line"
         faults.append(fault("unreadable", what, where=path, hint=hint))
         return []
     prompts = [line.strip() for line in lines if line.strip()]
     if not prompts:
-        faults.append(fault("empty", "it holds no prompts", where=path))
+        faults.append(fault("empty", "the file has no prompts", where=path))
     return prompts
 
 

@@ -34,7 +34,7 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
     "stream": (False,),
 }
 _INSTEAD = {
-    "extra_body": "put its fields into body itself",
+    "extra_body": "move its fields into body",
     "mask": "write region, a box or the path of a mask",
     "seconds": "give num_frames and fps",
 }
@@ -47,21 +47,21 @@ def unwrap(entry: Mapping[str, Any]) -> dict[str, Any]:
     """
     url, method, body = entry.get("url"), entry.get("method", "POST"), entry.get("body")
     if method != "POST":
-        raise _wrong(f"method is {shown(method)}", 'a job is "POST"')
+        raise _wrong(f"method is {shown(method)}", 'use "POST"')
     if not isinstance(url, str) or url not in TASKS_OF_URL:
         close = nearest(url, TASKS_OF_URL) if isinstance(url, str) else None
-        hint = f"did you mean {close}?" if close else f"known: {', '.join(TASKS_OF_URL)}"
-        raise _wrong(f"{shown(url)} is not an endpoint of pictures or videos", hint)
+        hint = f"did you mean {close}?" if close else f"allowed: {', '.join(TASKS_OF_URL)}"
+        raise _wrong(f"{shown(url)} is not an endpoint for pictures or videos", hint)
     tasks = TASKS_OF_URL[url]
     if not isinstance(body, dict):
         raise _wrong(f"body is {shown(body)}", "give the request's fields as an object")
     if body.get("task", tasks[0]) not in tasks:
         names = " and ".join(dict.fromkeys(tasks))
-        what = f"the endpoint is for {names}, the body says {shown(body['task'])}"
-        raise _wrong(what, "take task out of the body")
+        what = f"the endpoint is for {names}, but the body has task {shown(body['task'])}"
+        raise _wrong(what, "remove task from the body")
     beside = {key: value for key, value in entry.items() if key not in KEYS}
     if twice := sorted(beside.keys() & body.keys()):
-        raise _wrong(f"{twice[0]} is there twice", "keep one of them")
+        raise _wrong(f"{twice[0]} is given twice", "remove one of them")
     own: dict[str, Any] = {}
     for key, value in body.items():
         # A client's way to leave a field out.
@@ -72,7 +72,7 @@ def unwrap(entry: Mapping[str, Any]) -> dict[str, Any]:
         if key in _FIXED:
             # By type too: JSON's false is not its 0.
             if shown(value) not in (allowed := [shown(one) for one in _FIXED[key]]):
-                what = f"{key} is {shown(value)}, which hyimg cannot give"
+                what = f"{key} is {shown(value)}, which hyimg does not support"
                 raise _wrong(what, f"allowed: {', '.join(allowed)}")
         elif key in _KEPT:
             own[f"x_{key}"] = value

@@ -32,25 +32,27 @@ _COUNT = plain(Annotated[int, Interval(ge=0, le=10**6)])
 _ROUND = plain(Annotated[int, Interval(ge=1, le=1000)])
 _IMAGE = ("image", "image_path")
 _OWN = (
-    Field("custom_id", CUSTOM_ID, "Name of the job and its file.", ("id", "request_id")),
-    Field("task", plain(AnyTask), "Default: it2i where there are images, or t2i."),
+    Field("custom_id", CUSTOM_ID, "Id of the job, and name of its file.", ("id", "request_id")),
+    Field("task", plain(AnyTask), "Task. Default: it2i with images, t2i without."),
     Field("prompt", text("prompt"), "What to show, or to change in the images."),
-    Field("images", SOURCES, "Source pictures, in order; of i2v first and last frame.", _IMAGE),
-    Field("model", MODEL_NAME, "Checkpoint of this job: a folder or a hub id."),
-    Field("seeds", numbers(Seed, 1, 1000, is_distinct=True), "A result for each seed."),
-    Field("matrix", MATRIX, "A job for each combination of values: lists of them, by field."),
-    Field("width", _SIDE, "With height, instead of size."),
-    Field("height", _SIDE, "With width, instead of size."),
-    Field("cot_text", text("text"), "Text before the picture, given.", only="pictures"),
-    Field("cot_token_ids", _TOKENS, "The same as tokens.", only="pictures"),
-    Field("ratio_index", _RATIO, "The size of a given text.", only="pictures"),
-    Field("written", NOTE, "What hyimg think notes of its text.", only="pictures"),
-    Field("camera", CAMERA, "Path that an i2v follows: poses.npy, or keys.", only="videos"),
-    Field("candidate_of", CUSTOM_ID, "Line that this is one of several results of."),
+    Field("images", SOURCES, "Source images, in order; for i2v the first and last frame.", _IMAGE),
+    Field("model", MODEL_NAME, "Checkpoint for this job: folder or hub id."),
+    Field("seeds", numbers(Seed, 1, 1000, is_distinct=True), "Make one result per seed."),
+    Field(
+        "matrix", MATRIX, "Make one job for each combination of these values, as lists by field."
+    ),
+    Field("width", _SIDE, "Width, used with height instead of size."),
+    Field("height", _SIDE, "Height, used with width instead of size."),
+    Field("cot_text", text("text"), "Use this text instead of writing one.", only="pictures"),
+    Field("cot_token_ids", _TOKENS, "The same text as token ids.", only="pictures"),
+    Field("ratio_index", _RATIO, "Size that goes with a given text.", only="pictures"),
+    Field("written", NOTE, "Record that hyimg think keeps of its text.", only="pictures"),
+    Field("camera", CAMERA, "Camera path for i2v: poses.npy, or keys.", only="videos"),
+    Field("candidate_of", CUSTOM_ID, "Line that this job is a candidate of."),
     Field("candidate", _COUNT, "Number of the candidate in its line, from 0."),
     Field("round", _ROUND, "Round of draws of the candidate, from 1."),
     Field("draft_of", CUSTOM_ID, "Job that this is a draft of."),
-    Field("metadata", ANYTHING, "Copied to the result."),
+    Field("metadata", ANYTHING, "Copy this object to the result."),
 )
 FIELDS: tuple[Field | Declaration, ...] = (
     *_OWN,
@@ -72,7 +74,7 @@ COT_FIELDS = ("cot_text", "cot_token_ids")
 
 
 def _only(kind: JobKind, tasks: str) -> dict[str, str]:
-    return {field.name: f"it belongs to {tasks}" for field in FIELDS if field.only == kind}
+    return {field.name: f"it is only for {tasks}" for field in FIELDS if field.only == kind}
 
 
 _OF_PICTURES, _OF_VIDEOS = _only("pictures", "it2i and t2i"), _only("videos", "t2v and i2v")
@@ -80,6 +82,6 @@ _OF_PICTURES, _OF_VIDEOS = _only("pictures", "it2i and t2i"), _only("videos", "t
 NOT_IN: dict[str, dict[str, str]] = {
     **dict.fromkeys(TASKS, _OF_VIDEOS),
     "t2v": _OF_PICTURES
-    | {"images": "t2v makes a video from its prompt alone", "fit": "t2v has no picture to fit"},
+    | {"images": "t2v makes a video from a prompt only", "fit": "t2v has no start image to fit"},
     "i2v": _OF_PICTURES,
 }

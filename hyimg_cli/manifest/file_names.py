@@ -82,9 +82,9 @@ def name_files(
         job, twin = found[later], found[earlier]
         is_own = twin.source_line == job.source_line
         other = "another file of this line" if is_own else f"the file of {twin.source_line}"
-        what, hint = f'"{paths[later]}" is {other}', "add {custom_id} or {seed} to the name"
+        what, hint = f'"{paths[later]}" is also {other}', "add {custom_id} or {seed} to the name"
         if paths[later] != paths[earlier]:
-            what = f'"{paths[later]}" may be {other}, "{paths[earlier]}"'
+            what = f'"{paths[later]}" may collide with {other}, "{paths[earlier]}"'
         faults[job.source_line] = _fault(job, setting, "duplicate-name", what, hint)
     faults |= _beside(found)
     return [job for job in found if job.source_line not in faults], list(faults.values())
@@ -104,9 +104,11 @@ def _beside(jobs: Sequence[Job]) -> Iterator[tuple[str, HyimgError]]:
     for later, earlier in clashes(paths):
         if earlier < len(sides) <= later:
             job, owner = jobs[later - len(sides)], sides[paths[earlier]]
-            what = f'"{paths[later]}" stands beside the result of "{owner.custom_id}"'
+            what = f'"{paths[later]}" is reserved for files of "{owner.custom_id}"'
             where = f"{job.source_line}: custom_id"
-            hint = "rename it: .mask, .redraw, .reference, .plain and .shown end no name there"
+            hint = (
+                "rename it: names there cannot end in .mask, .redraw, .reference, .plain or .shown"
+            )
             yield job.source_line, fault("duplicate-name", what, where=where, hint=hint)
 
 

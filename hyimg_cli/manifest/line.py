@@ -27,7 +27,7 @@ from hyimg_cli.settings.values import BadValue, nearest, shown
 from hyimg_cli.spec.job import VIDEO_TASKS, SizeRequest
 
 Same = TypeVar("Same", bound=Hashable)
-_TAGS_HINT = "edit what stands between the tags; with written taken out, any text will do"
+_TAGS_HINT = "edit only the text between the tags; without written, any text is allowed"
 # How chat endpoints spell a conversation; the released models draw from a single turn.
 _TURNS = ("messages", "message_list", "conversation", "history")
 
@@ -49,8 +49,8 @@ _UPSCALING = (
     *("upscale", "upscaler", "upscaling", "upscale_by", "upscale_factor", "upscale_ratio"),
     *("enable_hr", "hires_fix", "hr_scale", "hr_upscaler", "super_resolution", "scale_by"),
 )
-_PROMPTED = "the source is read, not drawn over; say in the prompt how much to change"
-_ENLARGED = "size chooses among the model's own; enlarge the file afterwards"
+_PROMPTED = "say in the prompt how much to change"
+_ENLARGED = "size selects one of the model's sizes; enlarge the file afterwards"
 NOT_SUPPORTED = dict.fromkeys(_STRENGTH, ("strength of an edit", _PROMPTED))
 NOT_SUPPORTED |= dict.fromkeys(_UPSCALING, ("upscaling", _ENLARGED))
 
@@ -91,12 +91,12 @@ def fault(slug: str, what: str, *, where: Path | str, hint: str = "") -> UsageEr
 def _not_a_field(key: str, value: Any) -> tuple[str, str]:
     """Fault of a key that no field has, with what to do: other tools' words by name."""
     if key in _TURNS:
-        hint = "write the one turn as prompt and images; earlier turns are not read"
-        return "a job has no turns before it", hint
+        hint = "write one turn as prompt and images; earlier turns are not read"
+        return "jobs have no earlier turns", hint
     if key.lower() in NOT_SUPPORTED:
         meaning, hint = NOT_SUPPORTED[key.lower()]
-        return f"{shown(key)} is not supported: there is no {meaning}", hint
-    hint = "begin it with x_ to have it copied through"
+        return f"{shown(key)} is not supported: hyimg has no {meaning}", hint
+    hint = "fields that begin with x_ are copied to the result"
     if key.lower() in _MASKS:
         hint = "write region, a box or the path of a mask"
     elif key == "image_size":
@@ -105,7 +105,7 @@ def _not_a_field(key: str, value: Any) -> tuple[str, str]:
             size = f"{sides[2]}x{sides[1]}"
         elif isinstance(value, str) and re.fullmatch(r"auto|[0-9]+:[0-9]+", value):
             size = value
-        hint = f'write "size": "{size}"; the official script has height first'
+        hint = f'write "size": "{size}"; the official script puts height first'
     elif close := nearest(key, BY_NAME):
         hint = f'did you mean "{close}"?'
     return f"{shown(key)} is not a field", hint
@@ -132,10 +132,10 @@ def idle_fields(
         idle = dict.fromkeys((*AR_FIELDS, "drop_think"), reason)
     else:
         if fields.get("temperature") == 0:
-            reason = "temperature is 0, so the most likely token is taken"
+            reason = "temperature is 0, so the most likely token is always chosen"
             idle = dict.fromkeys(SAMPLED_FIELDS, reason)
         if bot_task == "recaption" and fields.get("drop_think"):
-            idle["drop_think"] = "bot_task is recaption, so there is no thinking to drop"
+            idle["drop_think"] = "bot_task is recaption, so there is no think text to drop"
     if not fields.get("images"):
         idle["infer_align_image_size"] = "there is no source image to align with"
         idle["keep_outside"] = "there is no source image to keep"
@@ -177,7 +177,7 @@ class IdClaims:
                 twin, owner = self._spelled.get(folded, folded), self._line_of[folded]
                 what = f'"{name}" appears twice'
                 if twin != name:
-                    what = f'"{name}" and "{twin}" differ in case only'
+                    what = f'"{name}" and "{twin}" differ only in case'
                 hint = f"give each line its own custom_id; line {owner} has this one"
                 return [fault("duplicate-id", what, where=where, hint=hint)]
         for name in names:
@@ -218,7 +218,9 @@ class Line:
     def end_unknown(self, what: str) -> None:
         """Adds how many more there were; `what` they are."""
         if self.unknown > _MOST_UNKNOWN:
-            self.add("unknown-field", f"{self.unknown - _MOST_UNKNOWN:,} more {what} are no fields")
+            self.add(
+                "unknown-field", f"{self.unknown - _MOST_UNKNOWN:,} more {what} are not fields"
+            )
 
     def done(self, number: int) -> ManifestLine:
         """The line as it is kept."""
@@ -276,8 +278,11 @@ class Line:
         if "seed" in self.axes:
             both |= {"n", "seeds"} & self.given
         for name in sorted(both):
-            what = f"{name} beside a matrix of {'seed' if name in ('n', 'seeds') else name}"
-            self.add("conflict", what, field=name, hint="give it in one of the two")
+            what = (
+                f"{name} cannot be used with a matrix of "
+                f"{'seed' if name in ('n', 'seeds') else name}"
+            )
+            self.add("conflict", what, field=name, hint="remove one of the two")
         if not self.axes or self.faults:
             return []
         children = [
@@ -314,14 +319,16 @@ class Line:
         elif known.name in self.given:
             self.refused.add(known.name)
             hint = f"give one of {', '.join((known.name, *known.aliases))}"
-            self.add("duplicate-field", f"{known.name} is there by two names", field=key, hint=hint)
+            self.add(
+                "duplicate-field", f"{known.name} is given under two names", field=key, hint=hint
+            )
         else:
             self.given.add(known.name)
             try:
                 typed = known.kind.parse(value) if is_cell else known.kind.read(value)
             except BadValue as bad:
                 self.refused.add(known.name)
-                hint = "leave the field out for its default" if value is None else bad.hint
+                hint = "remove the field to use its default" if value is None else bad.hint
                 self.add(bad.slug, bad.what, field=key, hint=hint)
                 return
             if known.name == "matrix":
@@ -336,12 +343,14 @@ class Line:
         # Width and height become the size.
         sides = {"width", "height"} & self.given
         if sides and "size" in self.given:
-            hint = "give size, or width and height"
-            self.add("conflict", "the size is there twice", field="size", hint=hint)
+            hint = "give either size, or width and height"
+            self.add("conflict", "the size is given twice", field="size", hint=hint)
         elif len(sides) == 1:
             (side,) = sides
             (other,) = {"width", "height"} - sides
-            self.add("conflict", f"{side} without {other}", field=side, hint=f"give {other} too")
+            self.add(
+                "conflict", f"{side} is given without {other}", field=side, hint=f"give {other} too"
+            )
         elif sides and not sides & self.refused:
             self.given = self.given - sides | {"size"}
             height, width = self.fields.pop("height"), self.fields.pop("width")
@@ -351,24 +360,24 @@ class Line:
         for other in ("n", "seed"):
             if {"seeds", other} <= self.given:
                 hint = f"give {other} or seeds"
-                self.add("conflict", f"{other} beside seeds", field=other, hint=hint)
+                self.add("conflict", f"{other} cannot be used with seeds", field=other, hint=hint)
         is_candidate = "candidate_of" in self.given
         for name in sorted(
             ({"n", "seeds"} if is_candidate else {"candidate", "round"}) & self.given
         ):
-            what = "a candidate is one result" if is_candidate else "it goes with candidate_of"
-            self.add("conflict", what, field=name, hint="take the field out")
+            what = "a candidate has one result" if is_candidate else "it needs candidate_of"
+            self.add("conflict", what, field=name, hint="remove the field")
         # A region turns keep_outside on, unless the line says otherwise.
         if "region" in self.fields and not self.fields.setdefault("keep_outside", True):
-            what = "keep_outside is false, and a region needs it"
-            self.add("conflict", what, field="region", hint="take one of the two out")
+            what = "a region needs keep_outside, which is false"
+            self.add("conflict", what, field="region", hint="remove one of the two")
         if self.fields.get("task") not in VIDEO_TASKS:
             self._check_text()
 
     def _check_task(self) -> None:
         """Checks that prompt, images and all other fields fit the task; fills in the task."""
         if "prompt" not in self.given:
-            hint = "say what it should show"
+            hint = "describe what it should show"
             self.add("missing-field", "the line has no prompt", field="prompt", hint=hint)
         if "task" in self.refused:
             return
@@ -377,14 +386,14 @@ class Line:
             task = self.fields.setdefault("task", "it2i" if images else "t2i")
             if task in _WITHOUT_IMAGES and not images:
                 hint = _WITHOUT_IMAGES[task]
-                self.add("missing-field", f"{task} without images", field="images", hint=hint)
+                self.add("missing-field", f"{task} needs images", field="images", hint=hint)
             if task == "t2i" and images:
-                hint = "use task it2i, or take the images out"
-                self.add("conflict", "t2i does not look at images", field="images", hint=hint)
+                hint = "use task it2i, or remove the images"
+                self.add("conflict", "t2i does not use images", field="images", hint=hint)
         task = self.fields.get("task", "t2i")
         foreign = NOT_IN[task]
         for name in sorted(self.given & foreign.keys()):
-            hint = "take the field out"
+            hint = "remove the field"
             if not (task in VIDEO_TASKS or "task" in self.given):
                 hint += f', or set "task": "{"i2v" if "images" in self.given else "t2v"}"'
             self.add("foreign-field", foreign[name], field=name, hint=hint)
@@ -395,22 +404,34 @@ class Line:
         if "ratio_index" in self.given:
             if self.given.isdisjoint(COT_FIELDS):
                 hint = "give size instead"
-                self.add("unconsumed", "it goes with a given text", field="ratio_index", hint=hint)
+                self.add(
+                    "unconsumed", "it needs a given text (cot_text)", field="ratio_index", hint=hint
+                )
             if not self.fields.get("size", SizeRequest()).is_auto:
-                hint = "take ratio_index out: the size is another one now"
-                self.add("conflict", "ratio_index beside a size", field="ratio_index", hint=hint)
+                hint = "remove ratio_index: the size has changed"
+                self.add(
+                    "conflict",
+                    "ratio_index cannot be used with a size",
+                    field="ratio_index",
+                    hint=hint,
+                )
         if {"written"} & self.given - self.refused:
             self._settle_written()
         elif self.given.issuperset(COT_FIELDS):
-            hint = "give one of the two"
-            self.add("conflict", "cot_text beside cot_token_ids", field="cot_text", hint=hint)
+            hint = "remove one of the two"
+            self.add(
+                "conflict",
+                "cot_text cannot be used with cot_token_ids",
+                field="cot_text",
+                hint=hint,
+            )
         idle = idle_fields(self.fields, self.given, self.fields.get("bot_task"))
         kind = self.fields.get("use_system_prompt", "custom")
         if "system_prompt" in self.given and kind != "custom":
             idle["system_prompt"] = f"use_system_prompt is {kind}"
         for name, reason in idle.items():
-            what = f"no stage would use it: {reason}"
-            self.add("unconsumed", what, field=name, hint="take the field out")
+            what = f"it has no effect: {reason}"
+            self.add("unconsumed", what, field=name, hint="remove the field")
 
     def _settle_written(self) -> None:
         """Keeps the one form of a written text that counts: its own tokens as long as nobody edited
@@ -423,7 +444,7 @@ class Line:
         found = digests_of(text, ids)
         if text is None:
             if ids is None:
-                hint = "put the text back, or take written out to have one written"
+                hint = "restore the text, or remove written to have a new one written"
                 self.add("written", "the line has no text", field="written", hint=hint)
         elif found["text_sha256"] != noted["text_sha256"]:
             if why := tag_fault(noted, text):
@@ -431,7 +452,10 @@ class Line:
             self._leave_out("cot_token_ids")
         elif ids is not None:
             if found["ids_sha256"] != noted["ids_sha256"]:
-                what, hint = "edited, and cot_text was not", "edit cot_text, and leave these as are"
+                what, hint = (
+                    "it was edited, but cot_text was not",
+                    "edit cot_text, and leave the tokens unchanged",
+                )
                 self.add("written", what, field="cot_token_ids", hint=hint)
             self._leave_out("cot_text")
 
@@ -450,7 +474,7 @@ def _parsed(text: str) -> dict[str, Any]:
     except BadValue:
         raise
     except UnicodeEncodeError:
-        what, hint = "a text holds half of a surrogate pair", "write it as UTF-8"
+        what, hint = "a text contains half of a surrogate pair", "write it as UTF-8"
         raise BadValue(what, hint, "bad-json") from None
     except ValueError as error:
         why = "a number has too many digits" if "digits" in str(error) else str(error)
@@ -470,7 +494,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(entry) < len(pairs):
         counts = Counter(key for key, _ in pairs)
         twice = next(key for key, count in counts.items() if count > 1)
-        raise BadValue(f"{shown(twice)} is there twice", "keep one of them", "duplicate-field")
+        raise BadValue(f"{shown(twice)} is there twice", "remove one of them", "duplicate-field")
     return entry
 
 

@@ -25,17 +25,19 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _BOM = b"\xef\xbb\xbf"
 # So many lines in a row that are no JSON objects are those of a file of another kind.
 _MOST_UNREAD = 1000
-_NO_LIST = "write one JSON object per line, and no list around them"
+_NO_LIST = "write one JSON object per line, without a list around them"
 # What people give in place of a manifest, by its first bytes: what it is, and what to do.
 _OTHER_FILES = {
     b"PK\3\4": ("a spreadsheet or a zip", 'save a spreadsheet as "CSV UTF-8"; unpack a zip'),
     b"\xd0\xcf\x11\xe0": ("a spreadsheet", 'save it as "CSV UTF-8"'),
     b"PAR1": (
         "a Parquet file",
-        "make a CSV of it: python -c \"import pandas; pandas.read_parquet('{0}')"
-        ".to_csv('{1}.csv', index=False)\"",
+        (
+            'convert it to CSV: python -c "import pandas; '
+            "pandas.read_parquet('{0}').to_csv('{1}.csv', index=False)\""
+        ),
     ),
-    b"\x1f\x8b": ("a file packed by gzip", "unpack it: gunzip -k {0}"),
+    b"\x1f\x8b": ("a gzip file", "decompress it: gunzip -k {0}"),
 }
 _HINT = "give a .jsonl, .csv, .tsv or .txt file, or - for standard input"
 
@@ -69,7 +71,7 @@ def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Man
         else:
             data = bytes_of(where, MANIFEST_BYTES, or_stream=True)
     except (FileNotFoundError, NotADirectoryError):
-        slug, what = "missing", "there is no such manifest"
+        slug, what = "missing", "manifest not found"
     except IsADirectoryError:
         slug, what = "is-a-folder", "this is a folder, not a manifest"
     except (OSError, ValueError) as error:
@@ -145,9 +147,9 @@ class _Reading:
             what, hint = "the file is not UTF-8, but UTF-16 or the like", "save it as UTF-8"
             self._refuse_file("not-utf8", what, hint)
         elif not first:
-            self._refuse_file("empty", "it holds no jobs", "write one job per line")
+            self._refuse_file("empty", "the file has no jobs", "write one job per line")
         elif first in (b"[", b"{") and self.suffix not in (".txt", *DELIMITERS):
-            self._refuse_file("not-json-lines", "its JSON is spread over lines", _NO_LIST)
+            self._refuse_file("not-json-lines", "a JSON object spans several lines", _NO_LIST)
         else:
             lines = self._text_lines(data)
             if self.suffix in DELIMITERS:
@@ -174,7 +176,7 @@ class _Reading:
                 continue
             line = Line(f"{self.title}:{number}")
             if len(raw) > SETTINGS_BYTES:
-                what = f"the line has {len(raw):,} bytes; up to {SETTINGS_BYTES:,} are read"
+                what = f"the line has {len(raw):,} bytes; the limit is {SETTINGS_BYTES:,}"
                 line.add("too-long", what, hint=_NO_LIST)
             else:
                 line.read(raw, is_prompt=self.suffix == ".txt")
@@ -221,8 +223,8 @@ def _id_stem(stem: str) -> str:
 
 def _bytes_of(stream: TextIO | None) -> bytes:
     if stream is None:  # the process was started without one
-        hint = "send the lines through a pipe, or name a file"
-        raise fault("missing", "there is no standard input", where="stdin", hint=hint)
+        hint = "pipe the lines in, or name a file"
+        raise fault("missing", "standard input is closed", where="stdin", hint=hint)
     buffer = getattr(stream, "buffer", None)
     if buffer is None:
         return stream.read().encode("utf-8", "surrogatepass")

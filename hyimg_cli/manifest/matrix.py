@@ -21,7 +21,7 @@ def axes_of(lists: Mapping[str, Any], add: Callable[..., None]) -> Axes:
     """
     sides = [len(values) for values in lists.values() if isinstance(values, list)]
     if max(len(lists), *sides, 0) > MOST:
-        hint = f"up to {MOST} jobs are made of a line"
+        hint = f"the limit is {MOST} jobs per line"
         raise BadValue("the matrix is too large", hint, "out-of-range")
     axes: Axes = {}
     for key, values in lists.items():
@@ -32,15 +32,15 @@ def axes_of(lists: Mapping[str, Any], add: Callable[..., None]) -> Axes:
             add(bad.slug, bad.what, field=place, hint=bad.hint)
             continue
         if name in axes:
-            what = f"{name} is there by two names"
-            add("duplicate-field", what, field="matrix", hint="keep one")
+            what = f"{name} is given under two names"
+            add("duplicate-field", what, field="matrix", hint="remove one of them")
         else:
             axes[name] = axis
     count = math.prod(map(len, axes.values()))
     if count > MOST:
         shape = " x ".join(str(len(axis)) for axis in axes.values())
         what = f"the matrix makes {count} jobs ({shape})"
-        raise BadValue(what, f"up to {MOST} are made of a line; write several", "out-of-range")
+        raise BadValue(what, f"the limit is {MOST} per line; write several lines", "out-of-range")
     return axes
 
 
@@ -50,10 +50,10 @@ def _read_axis(key: str, values: Any) -> tuple[str, dict[str, Any]]:
     if known is None:
         close = nearest(key, IN_MATRIX)
         names = ", ".join(dict.fromkeys(field.name for field in IN_MATRIX.values()))
-        hint = f'did you mean "{close}"?' if close else f"these can: {names}"
+        hint = f'did you mean "{close}"?' if close else f"allowed: {names}"
         raise BadValue(f"{shown(key)} cannot be in a matrix", hint, "unknown-field")
     if not isinstance(values, list) or not values:
-        what, hint = f"{shown(values)} is not a list of values", "give a list of one value or more"
+        what, hint = f"{shown(values)} is not a list of values", "give a list of at least one value"
         raise BadValue(what, hint, "wrong-type")
     found: dict[str, Any] = {}
     for value in values:
@@ -64,5 +64,5 @@ def _read_axis(key: str, values: Any) -> tuple[str, dict[str, Any]]:
             text = repr(typed).removesuffix(".0")
         found[text] = typed
     if len(found) < len(values):
-        raise BadValue(f"{shown(values)} names a value twice", "keep one")
+        raise BadValue(f"{shown(values)} contains a value twice", "remove one of them")
     return known.name, found

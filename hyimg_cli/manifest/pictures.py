@@ -44,7 +44,7 @@ class PictureLine(ResolvedLine):
         for name, reason in idle_fields(settled, self.line.given, self.values["bot_task"]).items():
             yield self.unused(name, reason)
         if fields.get("use_system_prompt") == "custom" and self.values["system_prompt"] is None:
-            what, hint = "custom without a system_prompt", "write the system_prompt"
+            what, hint = "custom needs a system_prompt", "write the system_prompt"
             yield self.fault("missing-field", what, "use_system_prompt", hint)
         # All results of the line are one, or there is one alone.
         if len(self.child_ids) == 1:
@@ -54,47 +54,52 @@ class PictureLine(ResolvedLine):
             # Of a text that no seed changes the seed is idle.
             given = {"ar_seed"} | self.line.given & {*COT_FIELDS}
             if why := idle_fields(self.values, given, self.values["bot_task"]).get("ar_seed"):
-                what = f"vary text would give {len(self.child_ids)} equal pictures: {why}"
-                yield self.fault("vary", what, "vary", "vary the picture")
+                what = (
+                    f"varying only the text would give {len(self.child_ids)} equal pictures: {why}"
+                )
+                yield self.fault("vary", what, "vary", "use vary: picture")
         count, most = len(self.images), self.card.most_images
         if count > most:
-            what = f"{counted(count, 'source image')}; {self.card.name} takes {most or 'none'}"
-            hint = "take the others out" if most else "name a model that edits pictures"
+            what = (
+                f"{counted(count, 'source image')}, but {self.card.name} takes "
+                f"{('at most ' + str(most)) if most else 'none'}"
+            )
+            hint = "remove the others" if most else "name a model that edits pictures"
             yield self.fault("too-many-images", what, "images", hint)
         elif count < self.card.fewest_images:
-            what = f"{self.card.name} edits pictures, and the line has none"
+            what = f"{self.card.name} only edits pictures, and the line has none"
             yield self.fault("task", what, "task", "set task it2i and images")
         own = sampling_defaults(self.card, is_edit=bool(self.images))
         for name in GUIDANCE_FIELDS:
             if getattr(own, name) is None and self.values[name] is not None:
                 yield self.unused(name, f"{self.card.name} does not read it")
         if "negative_prompt" in self.line.given and not own.has_negative_prompt:
-            why = "it guides away from no prompt at all"
+            why = "it guides away from an empty prompt"
             what = f"{self.card.name} takes no negative prompt: {why}"
-            yield self.fault("foreign-field", what, "negative_prompt", "take the field out")
+            yield self.fault("foreign-field", what, "negative_prompt", "remove the field")
         if "ratio_index" in fields and self._of_ratio(fields["ratio_index"]) is None:
             known = [f"{bucket.ratio_index} is {bucket.size}" for bucket in self.card.buckets]
             names = ", ".join(known if len(known) < 5 else [known[0], "…", known[-1]])
             what = f"the model has no ratio {fields['ratio_index']}"
-            hint = f"{names}; or take it out and give size"
+            hint = f"{names}; or remove it and give size"
             yield self.fault("out-of-range", what, "ratio_index", hint)
         beyond = [n for n in fields.get("cot_token_ids", ()) if n >= self.card.vocab_size]
         if beyond:
-            what = f"{beyond[0]} is no token of the model"
+            what = f"{beyond[0]} is not a token of the model"
             hint = f"its tokens are 0 to {self.card.vocab_size - 1}"
             yield self.fault("out-of-range", what, "cot_token_ids", hint)
         yield from self.step_cache_faults(is_distilled=self.card.is_distilled)
         if self.card.denoises_latents:
             yield from self.lora_faults(has_two=False)
         elif "lora" in self.line.given:
-            what = f"{self.card.name} reads no LoRA"
-            yield self.fault("foreign-field", what, "lora", "take the field out")
+            what = f"{self.card.name} does not support LoRA files"
+            yield self.fault("foreign-field", what, "lora", "remove the field")
         # Options that the file's format does not take, or implies.
         kind, is_lossless = self.values["format"], self.values["lossless"]
         if kind == "jpeg" and is_lossless:
-            yield self.fault("conflict", "no JPEG is lossless", "lossless", "use webp or png")
+            yield self.fault("conflict", "JPEG cannot be lossless", "lossless", "use webp or png")
         if "lossless" in self.line.given and is_lossless and kind == "png":
-            yield self.unused("lossless", "a PNG loses nothing as it is")
+            yield self.unused("lossless", "PNG is always lossless")
         if "quality" in self.line.given and self._encoding().quality is None:
             what = "a PNG" if kind == "png" else "a lossless WebP"
             yield self.unused("quality", f"{what} has none")
@@ -104,7 +109,7 @@ class PictureLine(ResolvedLine):
         """What does not go with an edit that keeps its source outside, or only with one."""
         fields = self.fields
         if not self._keeps_outside:
-            why = "it goes with keep_outside"
+            why = "it needs keep_outside"
             if not fields.get("images"):
                 why = "there is no source image to keep"
             for name in sorted({"kept_source", *FINISHING} & self.line.given):
@@ -112,16 +117,16 @@ class PictureLine(ResolvedLine):
             return
         number, images = self.values["kept_source"], fields["images"]
         if number > len(images):
-            what = f"kept_source {number} of {counted(len(images), 'image')}"
-            yield self.fault("out-of-range", what, "kept_source", "they are counted from 1")
+            what = f"kept_source is {number}, but the line has {counted(len(images), 'image')}"
+            yield self.fault("out-of-range", what, "kept_source", "count images from 1")
             return
         if self._encoding().quality is not None:
-            kind = "a JPEG" if self.values["format"] == "jpeg" else "a WebP with losses"
-            what = f"keep_outside cannot hold in {kind}: no pixel stays equal"
+            kind = "a JPEG" if self.values["format"] == "jpeg" else "a lossy WebP"
+            what = f"keep_outside cannot work with {kind}, which changes every pixel"
             yield self.fault("conflict", what, "format", "use png, or webp with lossless")
         if "infer_align_image_size" in self.line.given and not fields["infer_align_image_size"]:
-            what = "keep_outside has sources seen whole, as infer_align_image_size does"
-            yield self.fault("conflict", what, "infer_align_image_size", "take the field out")
+            what = "keep_outside includes infer_align_image_size"
+            yield self.fault("conflict", what, "infer_align_image_size", "remove the field")
         if not self.values["region"]:
             for name in sorted({"region_mode", "max_spill"} & self.line.given):
                 yield self.unused(name, "there is no region")
@@ -143,8 +148,8 @@ class PictureLine(ResolvedLine):
         is_exact = asked.is_ratio or Size(asked.height, asked.width) in (drawn, source)
         if bucket is None or bucket.size != drawn or not is_exact:
             name = "ratio_index" if "ratio_index" in self.fields else "size"
-            what = f"keep_outside draws in the size of its source, {drawn}; this is {asked}"
-            yield self.fault("conflict", what, name, "leave it out: the result has the source's")
+            what = f"keep_outside draws at the size of its source, {drawn}, not at {asked}"
+            yield self.fault("conflict", what, name, "remove it: the result has the source's")
 
     @property
     def _keeps_outside(self) -> bool:

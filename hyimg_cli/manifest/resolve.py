@@ -91,8 +91,8 @@ def resolve_jobs(
         refused = [one for one in weights if place_of(one[2]) not in allowed]
         if refused and listed.value is not None:
             field, name, _ = refused[0]
-            what = f"{shown(name)} is not among the models that a line may name"
-            hint = f"{as_given(listed)} has: {', '.join(listed.value) or 'none'}"
+            what = f"lines may not use the model {shown(name)}"
+            hint = f"{as_given(listed)} allows: {', '.join(listed.value) or 'none'}"
             where = f"{line.where}: {field}"
             faults.append(fault("model-not-allowed", what, where=where, hint=hint))
             continue

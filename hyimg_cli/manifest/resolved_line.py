@@ -89,14 +89,14 @@ class ResolvedLine:
         rule: StepCache | None = self.values["step_cache"]
         if rule is None:
             return
-        steps, hint = self.values["num_inference_steps"], 'give "none" here, or take more steps'
+        steps, hint = self.values["num_inference_steps"], 'use "none" here, or more steps'
         if is_distilled:
-            what = "a step cache has nothing to leave out where a model is distilled to few steps"
-            hint = 'give "none" here'
+            what = "a model distilled to few steps has no steps that a step cache could leave out"
+            hint = 'use "none" here'
         elif steps < FEWEST_STEPS:
-            what = f"a step cache of {steps} steps: from {FEWEST_STEPS} on it may be worth its loss"
+            what = f"a step cache needs at least {FEWEST_STEPS} steps; the job has {steps}"
         elif count_full(rule, steps) == steps:
-            what = f"all of {steps} steps would be full"
+            what = f"the step cache would leave out none of the {steps} steps"
         else:
             return
         yield self.fault("step-cache", what, "step_cache", hint)
@@ -106,12 +106,12 @@ class ResolvedLine:
         loras: tuple[Lora, ...] = self.values["lora"]
         places = {one.on for one in loras}
         if loras and has_two and places != {"high", "low"}:
-            what = "this model has two transformers, and a LoRA of theirs is a pair of files"
-            hint = "write high=FILE;low=FILE; none in the place of a file leaves one without"
+            what = "this model has two transformers, so it needs a pair of LoRA files"
+            hint = "write high=FILE;low=FILE; use none for a transformer without a LoRA"
             yield self.fault("lora", what, "lora", hint)
         if places - {""} and not has_two:
-            what = "this model has one transformer, neither high nor low"
-            yield self.fault("lora", what, "lora", "write the file alone")
+            what = "this model has one transformer, without high and low"
+            yield self.fault("lora", what, "lora", "give only the file")
         for one in loras:
             if one.file and not os.path.isfile(one.file) and not is_hub_file(one.file):
                 what, hint = f"LoRA file not found: {one.file}", _LORA_IN_LINE
@@ -126,8 +126,8 @@ class ResolvedLine:
 
     def unused(self, name: str, reason: str) -> HyimgError:
         """The fault of a field that would change nothing."""
-        what = f"no stage would use it: {reason}"
-        return self.fault("unconsumed", what, name, "take the field out")
+        what = f"it has no effect: {reason}"
+        return self.fault("unconsumed", what, name, "remove the field")
 
 
 def count_up(seed: int, by: int) -> int:

@@ -51,7 +51,7 @@ def line_model() -> type[BaseModel]:
     request = _line(
         "OpenAI batch request",
         None,
-        prompt=(str, _unset("In the body.")),
+        prompt=(str, _unset("Inside the body.")),
         method=(Literal["POST"], _unset("")),
         url=(Literal[tuple(TASKS_OF_URL)], ...),
         body=(dict[str, Any], ...),

@@ -19,11 +19,11 @@ _NAMED = 3
 _DIGITS = re.compile(r"([0-9]+)")
 # Why files and folders are left out: what is said of one, and of several.
 _REASONS = {
-    "other": ("file is no picture", "files are no pictures"),
-    "raw": ("RAW picture is not read", "RAW pictures are not read"),
-    "below": ("folder is left out without --recursive", "folders are left out without --recursive"),
-    "linked": ("linked folder is left out", "linked folders are left out"),
-    "run": ("folder of an earlier run is left out", "folders of an earlier run are left out"),
+    "other": ("file that is not an image", "files that are not images"),
+    "raw": ("camera RAW file", "camera RAW files"),
+    "below": ("subfolder (add --recursive)", "subfolders (add --recursive)"),
+    "linked": ("linked folder", "linked folders"),
+    "run": ("folder of an earlier run", "folders of an earlier run"),
 }
 
 
@@ -64,12 +64,12 @@ def sources(arguments: Sequence[str], *, is_recursive: bool, if_missing: str = "
         base = search.add(argument)
         bases.setdefault(os.path.abspath(base), base)
     if not search.faults and not search.found:
-        hint = "a picture is known by its suffix: .jpg, .png, .webp, .tiff, .heic, .avif, …"
+        hint = "images are recognized by suffix: .jpg, .png, .webp, .tiff, .heic, .avif, …"
         if raw := search.left_out["raw"]:
             hint = RAW_HINT.format(raw[0], os.path.splitext(raw[0])[0])
         elif search.left_out["below"]:
-            hint = "--recursive looks into the folders below, too"
-        what = "; ".join(("there is no picture here", *search.notes()))
+            hint = "add --recursive to include subfolders"
+        what = "; ".join(("no images found", *search.notes()))
         where = ", ".join(arguments[:_NAMED])
         search.faults.append(fault("no-pictures", what, where=where, hint=hint))
     if search.faults:
@@ -103,8 +103,8 @@ class _Search:
         if is_pattern(argument):
             matches = sorted(glob.glob(argument, recursive=True))
             if not matches:
-                hint = "* stands for anything within a folder, ** for folders of any depth"
-                self._refuse("nothing matches this pattern", argument, hint)
+                hint = "* matches names in one folder, ** folders at any depth"
+                self._refuse("no file matches this pattern", argument, hint)
             for match in matches:
                 self._add_path(match)
             # The folder before the first part that stands for many.
@@ -123,9 +123,9 @@ class _Search:
                         self._add_file(os.path.join(folder, file))
         elif scheme_of(name):
             hint = 'write one: {"prompt": "…", "images": ["ADDRESS"]}'
-            self._refuse("pictures at an address are named by a manifest", name, hint)
+            self._refuse("pictures at an address need a manifest", name, hint)
         elif not name or "\0" in name or not os.path.lexists(name):
-            self._refuse("there is no such file or folder", name or '""', self.if_missing)
+            self._refuse("file or folder not found", name or '""', self.if_missing)
         else:
             self._add_file(name)
 
@@ -172,9 +172,12 @@ class _Search:
                     for name in sorted(names)[:_NAMED]
                 ]
                 rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-                yield f"{len(names)} {one if len(names) == 1 else many}: {', '.join(first)}{rest}"
+                yield (
+                    f"skipped {len(names):,} {one if len(names) == 1 else many}: "
+                    f"{', '.join(first)}{rest}"
+                )
         if self.repeated:
-            yield f"named more than once, taken once: {self.repeated}"
+            yield f"used once, though named more than once: {self.repeated}"
 
 
 def _is_text(name: str) -> bool:

@@ -44,14 +44,16 @@ def read_table(
         return
     records = list(rows)
     if not records and not faults:
-        faults.append(fault("empty", "it holds no jobs", where=title, hint="write one job per row"))
+        faults.append(
+            fault("empty", "the file has no jobs", where=title, hint="write one job per row")
+        )
     for number, row in records:
         line, named = Line(f"{title}:{number}"), zip(columns, row, strict=False)
         # Cells under unknown names are left out: the name is the fault.
         line.read_fields(((name, text) for name, text in named if name is not None), are_cells=True)
         if beyond := sum(bool(text.strip()) for text in row[len(columns) :]):
-            what = f"{counted(beyond, 'cell')} more than columns"
-            line.add("bad-csv", what, hint="put a cell with a comma in it in quotes")
+            what = f"the row has {counted(beyond, 'cell')} too many"
+            line.add("bad-csv", what, hint="put quotes around a cell that contains a comma")
         yield number, line
 
 
@@ -71,7 +73,7 @@ def _rows(
                 yield number, row
             number = reader.line_num + 1
     except csv.Error as error:
-        hint = 'a cell with a quote in it is written "like ""this"""'
+        hint = 'write a cell that contains quotes "like ""this"""'
         where = f"{title}:{number}"
         faults.append(fault("bad-csv", f"not a valid record: {error}", where=where, hint=hint))
     finally:
@@ -87,7 +89,7 @@ def _columns(row: Sequence[str], place: str, faults: list[HyimgError]) -> list[s
         names.append(own if own in BY_NAME else name)
     if not any(name in BY_NAME for name in names):
         hint = "for example custom_id,prompt,images,seed"
-        what = "the first row does not name the columns"
+        what = "the first row must name the columns"
         faults.append(fault("no-header", what, where=place, hint=hint))
         return [None] * len(names)
     columns: list[str | None] = []
@@ -99,7 +101,7 @@ def _columns(row: Sequence[str], place: str, faults: list[HyimgError]) -> list[s
         if column is None and name:  # a spreadsheet leaves columns without a name
             header.add_unknown(name)
         elif column in columns and name:
-            column, what, hint = None, f"{own} is there twice", "keep one of the columns"
+            column, what, hint = None, f"{own} is given twice", "remove one of the columns"
             header.add("duplicate-field", what, field=plain_key(name), hint=hint)
         columns.append(column)
     header.end_unknown("columns")

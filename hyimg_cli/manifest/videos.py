@@ -22,43 +22,43 @@ class VideoLine(ResolvedLine):
         # A task that is not the checkpoint's, and pictures that it has no use for.
         rule, count = self.card.start, len(self.images)
         if self.card.needs_start and not count:
-            what = "this model makes videos from a picture and a prompt, not from a prompt alone"
+            what = "this model needs a start image as well as a prompt"
             hint = "set task i2v and images, or use the t2v checkpoint of the same size"
             yield self.fault("task", what, "task", hint)
         elif rule is None and count:
-            what = "this model makes videos from a prompt alone; it would not look at the picture"
+            what = "this model makes videos from a prompt only, and cannot use the picture"
             hint = "use the i2v checkpoint of the same size, or task t2v without images"
             yield self.fault("task", what, "task", hint)
         elif rule and count > rule.most:
             kinds = "the first frame" if rule.most == 1 else "the first and the last frame"
-            what = f"{count} pictures; this model takes {kinds}"
-            yield self.fault("images", what, "images", "take the others out")
+            what = f"{count} pictures, but this model takes {kinds}"
+            yield self.fault("images", what, "images", "remove the others")
         elif rule and 0 < count < rule.fewest:
-            what = "this model goes from a first frame to a last one, and there is no last one"
+            what = "this model needs a first and a last frame, and the last one is missing"
             hint = "name two pictures, or use the i2v checkpoint"
             yield self.fault("images", what, "images", hint)
         # Libraries round sizes and frames down without a word.
         size, multiple = self.size(), self.card.size_multiple
         for side, pixels in (("height", size.height), ("width", size.width)):
             if rest := pixels % multiple:
-                what = f"{size}: its {side} {pixels} is not a multiple of {multiple}"
+                what = f"size {size}: the {side} {pixels} is not a multiple of {multiple}"
                 around = (pixels - rest, pixels - rest + multiple)
                 near = " and ".join(str(n) for n in around if multiple <= n <= MAX_SIDE)
                 yield self.fault("size", what, "size", f"the nearest are {near}")
         stride, frames = self.card.frame_stride, self.values["num_frames"]
         if (frames - 1) % stride:
-            what = f"{frames} frames are not {stride} * k + 1"
+            what = f"the number of frames must be {stride} * k + 1, not {frames}"
             below = (frames - 1) // stride * stride + 1
             hint = f"the nearest are {below} and {below + stride}"
             yield self.fault("frames", what, "num_frames", hint)
         # A guidance that is asked for and is off, or that this model does not have.
         scale = self.values["guidance_scale"]
         if scale < 1 and not self.card.guides_below_one:
-            what = f"guidance_scale {scale:g} would be none: this model guides above 1 only"
-            hint = "give 1 for no guidance, or more"
+            what = f"guidance_scale {scale:g} has no effect: this model guides above 1 only"
+            hint = "use 1 for no guidance, or a larger value"
             yield self.fault("guidance", what, "guidance_scale", hint)
         if "negative_prompt" in self.line.given and scale == 1:
-            yield self.unused("negative_prompt", "guidance_scale is 1: nothing is held against it")
+            yield self.unused("negative_prompt", "guidance_scale is 1, which turns guidance off")
         has_two = self.card.defaults.guidance_scale_2 is not None
         if "guidance_scale_2" in self.line.given and (not has_two or scale == 1):
             why = "guidance_scale is 1, which switches guidance off for both transformers"
@@ -68,7 +68,7 @@ class VideoLine(ResolvedLine):
         yield from self.step_cache_faults(is_distilled=few_steps)
         yield from self.lora_faults(has_two=has_two)
         if "camera" in self.line.given and not self.card.has_camera:
-            yield self.unused("camera", "this model follows no camera")
+            yield self.unused("camera", "this model does not follow a camera")
 
     def size(self) -> Size:
         """Pixels of the video: as asked; the model's own; or of that area in a ratio asked for, or

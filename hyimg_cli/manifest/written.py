@@ -40,8 +40,8 @@ def read_note(value: Any) -> Any:
         and all(type(one) is kind for name, kind in kinds.items() for one in value[name])
         and all(one >= 0 for name in _LISTS for one in value[name])
     ):
-        what = f"{shown(value)} is no note of hyimg think"
-        raise BadValue(what, "leave it as it was written, or take it out", "written")
+        what = f"{shown(value)} was not written by hyimg think"
+        raise BadValue(what, "restore it, or remove it", "written")
     return value
 
 
@@ -116,8 +116,8 @@ def tag_fault(note: Mapping[str, Any], text: str) -> str:
     for tag in Counter(expected) - Counter(found):
         return f"{tag} is missing"
     for tag in Counter(found) - Counter(expected):
-        return f"{tag} is there {found.count(tag)} times"
-    return f"its tags stand in another order: {' '.join(found)}"
+        return f"{tag} appears {found.count(tag)} times"
+    return f"its tags are in another order: {' '.join(found)}"
 
 
 def _tags(text: str, names: set[str]) -> list[str]:

@@ -70,7 +70,7 @@ def find_pairs(
     """
     for path in (a, *([] if b is None else [b])):
         if not os.path.exists(path):
-            raise _fault("there is no such file or folder", path, slug="missing")
+            raise _fault("file or folder not found", path, slug="missing")
     pairing = _read_pair_list(a) if b is None else _two_sided(a, b, as_video)
     if pairing.unpaired and not allow_unpaired:
         hint = "--allow-unpaired leaves them out"

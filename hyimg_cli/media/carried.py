@@ -148,8 +148,8 @@ def region_of(outside: KeepOutside, size: Size) -> Pixels | None:
     is_alpha = own.mode == "RGBA" and darkest == brightest
     levels = np.asarray(own.getchannel("A") if is_alpha else grey)
     if not (levels > 127).any():
-        what = f"the mask is black: its brightest level is {levels.max()} of 255"
-        hint = "paint white where an edit may be"
+        what = f"the mask is black (brightest level {levels.max()} of 255)"
+        hint = "paint white where edits are allowed"
         raise SourceImageError(what, where=path, hint=hint, code="source.region")
     return levels
 
@@ -160,12 +160,12 @@ def check_region(outside: KeepOutside, size: Size) -> None:
     """
     what = ""
     if outside.box is not None:
-        hint = "give LEFT,TOP,RIGHT,BOTTOM in the source's pixels"
+        hint = "give LEFT,TOP,RIGHT,BOTTOM in pixels of the source"
         if outside.box[2] > size.width or outside.box[3] > size.height:
-            what = f"the source is {size}, and the region {outside.region} goes beyond it"
+            what = f"the region {outside.region} extends beyond the source, which is {size}"
     elif outside.mask and (own := size_of(outside.mask)) != size:
-        what = f"the mask is {own}, and its source {size}"
-        hint = "give a mask in the source's size, upright, white where an edit may be"
+        what = f"the mask is {own}, but its source is {size}"
+        hint = "give a mask of the source's size, upright, white where edits are allowed"
     if what:
         raise SourceImageError(what, where=outside.region, hint=hint, code="source.region")
 
@@ -176,13 +176,13 @@ def _depth_fault(path: Path, image: ImageFile.ImageFile) -> SourceImageError | N
     if frames > 1:
         why = f"it has {frames} frames"
     elif bits > 8:
-        why = f"it has {bits} bits a channel"
+        why = f"it has {bits} bits per channel"
     elif image.mode in _EXACT:
         return None
     else:
-        why = f"its pixels are {'numbers with fractions' if image.mode == 'F' else image.mode}"
-    what = f"{why}: a result in 8-bit RGB cannot be equal to it"
-    hint = "convert it to 8-bit RGB, or leave keep_outside out"
+        why = f"its pixels are {'floating-point numbers' if image.mode == 'F' else image.mode}"
+    what = f"{why}, so a result in 8-bit RGB cannot be equal to it"
+    hint = "convert it to 8-bit RGB, or remove keep_outside"
     return SourceImageError(what, where=path, hint=hint, code="source.source-depth")
 
 

@@ -209,11 +209,11 @@ def file_faults(path: Path) -> Iterator[None]:
         yield
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         if path.is_symlink():
-            raise _fault("missing", "this link leads nowhere", path) from error
+            raise _fault("missing", "the link's target does not exist", path) from error
         hint = "paths in a manifest are relative to it"
         if "\\" in path.name:
             hint += ", with forward slashes"
-        raise _fault("missing", "there is no such file", path, hint) from error
+        raise _fault("missing", "file not found", path, hint) from error
     except IsADirectoryError as error:
         raise _fault("is-a-folder", "this is a folder", path, "name a picture in it") from error
     except UnfitFile as error:
@@ -235,7 +235,7 @@ def open_picture(path: Path, data: bytes | None = None) -> Iterator[ImageFile.Im
     with file:
         if path.suffix.lower() in RAW_SUFFIXES:
             hint = RAW_HINT.format(path.name, path.stem)
-            raise _fault("raw", "RAW pictures of cameras are not read", path, hint)
+            raise _fault("raw", "camera RAW files are not supported", path, hint)
         start = file.read(16)
         if not start:
             raise _fault("empty", "the file is empty", path, "copy or save it again")
@@ -250,19 +250,19 @@ def open_picture(path: Path, data: bytes | None = None) -> Iterator[ImageFile.Im
             raise _too_large(path, f"{int(count[0]):,}" if count else "too many") from error
         except _DECODER_ERRORS as error:
             if is_heif and not _knows_heif():
-                what = "HEIC is read by pillow-heif, which is missing"
+                what = "HEIC images need pillow-heif, which is not installed"
                 hint = "pip install 'hyimg-cli[heif]', or convert it to JPEG or PNG"
                 raise _fault("no-heif", what, path, hint) from error
             if _MAGIC.match(start) or is_heif:
                 raise _truncated(path) from error
             hint = f"give one of {', '.join(FORMATS)}"
-            raise _fault("not-an-image", "this is not a picture", path, hint) from error
+            raise _fault("not-an-image", "this is not an image", path, hint) from error
         with image:
             sides = f"{image.width} x {image.height}"
             if image.width * image.height > MAX_SOURCE_PIXELS:
                 raise _too_large(path, sides)
             if max(image.size) > MAX_ASPECT * min(image.size):
-                hint = f"one side may be at most {MAX_ASPECT} times the other; crop it"
+                hint = f"crop it: one side can be at most {MAX_ASPECT} times the other"
                 raise _fault("too-narrow", f"the picture is {sides} pixels", path, hint)
             yield image
 
@@ -297,7 +297,7 @@ def read_upright(path: Path, image: ImageFile.ImageFile) -> tuple[Picture, tuple
         f"first of {count} frames": count > 1,
         "EXIF orientation applied": is_turned,
         f"{bits}-bit reduced to 8": bits > 8,
-        "numbers with fractions reduced to 8 bit": mode == "F",
+        "floating-point pixels reduced to 8 bits": mode == "F",
         f"{_MODE_NAMES.get(mode, mode)} converted to RGB": mode not in _PLAIN_MODES,
         _ON_WHITE: own.mode == "RGBA",
     }
@@ -393,10 +393,10 @@ def _decoder_faults(path: Path) -> Iterator[None]:
 
 
 def _truncated(path: Path) -> SourceImageError:
-    what = "the picture is damaged or ends too early"
+    what = "the picture is damaged or incomplete"
     return _fault("truncated", what, path, "copy or save it again")
 
 
 def _too_large(path: Path, found: str) -> SourceImageError:
-    what = f"{found} pixels; up to {MAX_SOURCE_PIXELS:,} are read"
+    what = f"{found} pixels; the limit is {MAX_SOURCE_PIXELS:,}"
     return _fault("too-large", what, path, "scale the picture down")

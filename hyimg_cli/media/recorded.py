@@ -29,8 +29,8 @@ _MAGIC: tuple[tuple[re.Pattern[bytes], Kind], ...] = (
 )
 # A record of the longest text is a tenth of it.
 MAX_SIDECAR_BYTES = 10_000_000
-_OURS = "give a .png, .jpg, .webp or .mp4 that hyimg wrote, or the .json beside an .mp4"
-_NO_RECORD = "it was written with --no-metadata, by another program, or saved again by one"
+_OURS = "give a .png, .jpg, .webp or .mp4 that hyimg wrote, or the .json next to an .mp4"
+_NO_RECORD = "it was written with --no-metadata, or written or saved again by another program"
 
 
 class Record(BaseModel, extra="allow", frozen=True):
@@ -93,11 +93,11 @@ def read_described(path: Path) -> Described:
             return Described(path, kind, _record(text, path), source_type=source_type)
         sidecar = path.with_suffix(".json")  # another program dropped the comment
         if not sidecar.is_file():
-            raise _fault("none", "the video says nothing about itself", path, _NO_RECORD)
+            raise _fault("none", "the video has no record of how it was made", path, _NO_RECORD)
         return Described(path, kind, _read_sidecar(sidecar), source_type=source_type)
     said = picture_text_of(path)
     if said == PictureText():
-        raise _fault("none", "the picture says nothing about itself", path, _NO_RECORD)
+        raise _fault("none", "the picture has no record of how it was made", path, _NO_RECORD)
     found = _record(said.record, path) if said.record else None
     return Described(path, kind, found, said.parameters, said.source_type)
 
@@ -113,7 +113,7 @@ def _kind(path: Path) -> Kind:
     for magic, kind in _MAGIC:
         if magic.match(start):
             return kind
-    raise _fault("not-ours", "this is no PNG, JPEG, WebP, MP4 or sidecar", path, _OURS)
+    raise _fault("not-ours", "this is not a PNG, JPEG, WebP, MP4 or sidecar", path, _OURS)
 
 
 def _video_texts(path: Path) -> tuple[str, str]:
@@ -122,7 +122,7 @@ def _video_texts(path: Path) -> tuple[str, str]:
         with open_video(path, export_xmp="1") as container:
             said = container.metadata
     except SourceImageError as error:
-        hint = "copy it again, or give the .json beside it"
+        hint = "copy it again, or give the .json next to it"
         raise _fault("damaged", error.what, path, hint) from error
     return said.get("comment", ""), source_type_in(said.get("xmp", "").encode())
 
@@ -131,7 +131,7 @@ def _read_sidecar(path: Path) -> Record:
     try:
         return _record(bytes_of(path, MAX_SIDECAR_BYTES), path, _OURS)
     except OSError as error:
-        raise _fault("damaged", f"this is no sidecar: {error}", path) from None
+        raise _fault("damaged", f"this is not a sidecar: {error}", path) from None
 
 
 def _record(text: str | bytes, path: Path, hint: str = _NO_RECORD) -> Record:
@@ -140,11 +140,13 @@ def _record(text: str | bytes, path: Path, hint: str = _NO_RECORD) -> Record:
         raw = json_of(text)
         version = raw.get("format") if isinstance(raw, dict) else None
         if type(version) is int and not 1 <= version <= FORMAT:
-            what = f"its record is of format {version}; this version reads up to {FORMAT}"
-            raise _fault("newer", what, path, "use the hyimg that wrote it, or a newer one")
+            what = f"its record has format {version}; this version reads up to {FORMAT}"
+            raise _fault(
+                "newer", what, path, "use the version of hyimg that wrote it, or a newer one"
+            )
         return Record.model_validate(raw)
     except ValidationError:
-        raise _fault("none", "this is no record of a job", path, hint) from None
+        raise _fault("none", "this is not a job's record", path, hint) from None
     except ValueError:
         raise _fault("damaged", "its record is not JSON", path, hint) from None
 

@@ -42,7 +42,7 @@ class Fit:
     def refusal(self, why: str = "") -> MachineError:
         """Return the error of a run that does not start, or that turned out to have too little."""
         needed = self.needed
-        work = f", one job beside them {bytes_text(needed.work)}" if needed.work else ""
+        work = f" and one job another {bytes_text(needed.work)}" if needed.work else ""
         what = f"the weights take {bytes_text(needed.weights)}{work}; {why or self.available}"
         return MachineError(what, hint=self.remedy, code="machine.memory")
 
@@ -128,18 +128,18 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableM
     own, takes_turns = held[""], any(is_latent(job, config) for job in jobs)
     if own.total <= there.free:
         waiting = f"the networks that wait there, {bytes_text(own.waiting)}"
-        return "; ".join([*hints, f"main memory is too small for {waiting}"])
+        return "; ".join([*hints, f"main memory cannot hold {waiting}"])
     flags, least = min(held.items(), key=lambda pair: pair[1].total)
     which = f" for {flags}" if flags else ""
-    hints.append(f"free some, or use a machine with {bytes_text(least.total)}{which}")
+    hints.append(f"free some memory, or use a machine with {bytes_text(least.total)}{which}")
     if own.waiting:
         on = f"--cpu-offload {config.model.cpu_offload}" if takes_turns else "--offload-experts"
-        hints.append(f"{on} is on already")
+        hints.append(f"{on} is already on")
     if takes_turns and own.work:
         fewer = "--clips-together 1, " if config.batch.clips > 1 else ""
-        hints.append(f"{fewer}fewer frames, or a smaller size, hold less K/V")
+        hints.append(f"use {fewer}fewer frames or a smaller size, which need less K/V")
     elif not takes_turns and precision(config.model)[0] == "cuda":
-        hints.append("more GPUs share it by --tensor-parallel-size or --device balanced")
+        hints.append("split it over more GPUs with --tensor-parallel-size or --device balanced")
     return "; ".join(hints)
 
 

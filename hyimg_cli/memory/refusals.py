@@ -14,6 +14,7 @@ from hyimg_cli.journal.keys import precision
 from hyimg_cli.models.registry import model_card, refuse_unfollowed, sequences, video_card
 from hyimg_cli.settings.run import CONTEXT_BACKENDS, ModelChoice, ParallelConfig, RunConfig
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
+from hyimg_cli.spec.units import bytes_text
 from hyimg_cli.spec.work import film_bytes, video_work
 
 UTILIZATION = "--gpu-memory-utilization"
@@ -22,7 +23,15 @@ OFFLOAD_EXPERTS = "--offload-experts"
 QUANTIZATION = "--quantization"
 TENSOR, _CFG, _CONTEXT = (f"--{name}-parallel-size" for name in ("tensor", "cfg", "context"))
 # Slugs that are not named after their flag.
-_SLUGS = {UTILIZATION: "gpu-memory", OFFLOAD_EXPERTS: "cpu-offload", _CFG: "tensor-parallel"}
+_CODES = {
+    UTILIZATION: "usage.gpu-memory",
+    OFFLOAD: "usage.cpu-offload",
+    OFFLOAD_EXPERTS: "usage.cpu-offload",
+    QUANTIZATION: "usage.quantization",
+    TENSOR: "usage.tensor-parallel",
+    _CFG: "usage.tensor-parallel",
+    _CONTEXT: "usage.context-parallel",
+}
 
 
 def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
@@ -40,8 +49,10 @@ def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
         is_on_cpu = precision(choice)[0] == "cpu"
         if is_on_cpu or (choice.machine is None and find_spec("bitsandbytes") is None):
             why = "this run is on the CPU" if is_on_cpu else "bitsandbytes is not installed"
-            what = f"a diffusers transformer is held in 4 bits by bitsandbytes on a GPU, and {why}"
-            hint = f"pip install 'hyimg-cli[nf4]' there; {QUANTIZATION} fp8 needs neither"
+            what = f"4 bits for a diffusers transformer need bitsandbytes and a GPU, but {why}"
+            hint = (
+                f"pip install 'hyimg-cli[nf4]' on a machine with a GPU, or use {QUANTIZATION} fp8"
+            )
             raise _refused(what, hint, QUANTIZATION)
 
 
@@ -52,14 +63,20 @@ def refuse_conflicts(jobs: Sequence[Job], config: RunConfig) -> None:
     choice, parallel = config.model, config.parallel
     pictures = dict.fromkeys(job.model for job in jobs if isinstance(job, ImageJob))
     if choice.cpu_offload != "none" and not all(is_latent(job, config) for job in jobs):
-        what = "one network makes a picture from first token to last step: none of it can wait in "
-        hint = f"{QUANTIZATION} nf4 (or fp8) holds it in less, {OFFLOAD_EXPERTS} lets experts wait"
-        hint += "; videos of the same manifest have a run of their own"
+        what = (
+            "this model uses one network from the first token to the last step, so no part can "
+            "wait in "
+        )
+        hint = f"use {QUANTIZATION} nf4 or fp8, or {OFFLOAD_EXPERTS}"
+        hint += "; run the manifest's videos separately"
         raise _refused(f"{what}main memory", hint, OFFLOAD)
     if choice.cpu_offload != "none" and parallel.vae_ranks > 1 and parallel.step_ranks > 1:
         flag = _CFG if parallel.cfg_ranks > 1 else _CONTEXT
-        what = f"with --vae-patch-parallel-size and {flag} together a rank holds a VAE beside its"
-        raise _refused(f"{what} transformer", "give one of the two", OFFLOAD)
+        what = (
+            f"with both --vae-patch-parallel-size and {flag}, a process holds a VAE in addition "
+            "to its"
+        )
+        raise _refused(f"{what} transformer", "remove one of the two", OFFLOAD)
     for model in pictures:
         of_model = replace(choice, model=model)
         _refuse_of_pictures(of_model, parallel)
@@ -73,16 +90,16 @@ def refuse_gpu_part(config: RunConfig) -> None:
     """Raise UsageError for a limit of GPU memory if the run is on the CPU."""
     part = config.batch.gpu_memory_utilization
     if part is not None and precision(config.model)[0] == "cpu":
-        what = f"{part:g} of a GPU's memory, and this run is on the CPU"
-        hint = "main memory is limited by a recipe: [batch] memory_gb = 32; a GPU is named by "
+        what = f"the limit is {part:g} of a GPU's memory, but this run is on the CPU"
+        hint = "limit main memory with [batch] memory_gb = 32 in a recipe, or use a GPU with "
         raise _refused(what, f"{hint}--device cuda", UTILIZATION)
 
 
 def refuse_offload_on_cpu(choice: ModelChoice, flag: str = OFFLOAD) -> None:
     """Raise UsageError for offload without a GPU."""
     if precision(choice)[0] == "cpu":
-        what = "this run is on the CPU: everything is in main memory as it is"
-        raise _refused(what, "leave it out, or name a GPU by --device cuda", flag)
+        what = "this run is on the CPU, where everything is already in main memory"
+        raise _refused(what, "remove it, or use a GPU with --device cuda", flag)
 
 
 def _refuse_of_pictures(choice: ModelChoice, parallel: ParallelConfig) -> None:
@@ -93,25 +110,25 @@ def _refuse_of_pictures(choice: ModelChoice, parallel: ParallelConfig) -> None:
     card, wants_graphs = model_card(choice.model, choice.revision), choice.decode_graphs == "on"
     is_quantized = choice.quantization != "none" and not card.denoises_latents
     if card.routing is None and (choice.offloads_experts or is_quantized):
-        what = f"{choice.model} has no routed experts, which alone can wait in main memory or be "
+        what = f"only routed experts can be offloaded or quantized, and {choice.model} has none"
         asked = OFFLOAD_EXPERTS if choice.offloads_experts else QUANTIZATION
-        raise _refused(f"{what}held in fewer bits", "leave it out", asked)
+        raise _refused(f"{what}", "remove it", asked)
     if choice.offloads_experts:
         if choice.device == "balanced" or ranks > 1:
-            hint = "leave it out: several GPUs share the layers"
-            raise _refused("experts are fetched to one GPU", hint, OFFLOAD_EXPERTS)
+            hint = "remove it: several GPUs share the layers"
+            raise _refused("experts can be fetched to one GPU only", hint, OFFLOAD_EXPERTS)
         if wants_graphs:
-            what = "a CUDA graph cannot ask which experts to fetch"
-            raise _refused(what, "leave decode_graphs out", OFFLOAD_EXPERTS)
+            what = "CUDA graphs cannot fetch experts"
+            raise _refused(what, "remove decode_graphs", OFFLOAD_EXPERTS)
     if ranks == 1:
         return
     if choice.device not in ("auto", "cpu", "cuda", "cuda:0"):
-        what = f"device {choice.device} and {ranks} ranks exclude each other: each rank has its own"
-        hint = "leave out --device, and choose the GPUs by CUDA_VISIBLE_DEVICES"
-        raise _refused(f"{what} GPU, counted from the first", hint, flag)
+        what = f"--device {choice.device} cannot be used with {ranks} processes, which have one"
+        hint = "remove --device, and choose GPUs with CUDA_VISIBLE_DEVICES"
+        raise _refused(f"{what} GPU each, counted from the first", hint, flag)
     if wants_graphs:
-        what = f"decode_graphs are one process's, not {ranks} ranks'"
-        raise _refused(what, f"leave out decode_graphs or {flag}", flag)
+        what = f"decode_graphs needs one process, not {ranks}"
+        raise _refused(what, f"remove decode_graphs or {flag}", flag)
     known = sequences(choice.model, choice.revision)
     known.refuse_uneven(parallel.tensor_ranks, choice.quantization)
 
@@ -131,21 +148,24 @@ def _refuse_unsplit_tokens(job: VideoJob, config: RunConfig) -> None:
     wholes = [str(n) for n in range(2, heads + 1) if heads % n == 0 and tokens % n == 0]
     even = f"{_CONTEXT} {' or '.join(wholes)}" if wholes else "another size, or number of frames"
     if parallel.cfg_ranks > 1:
-        what, hint = "each of its ranks works on both guidance branches", f"leave out {_CFG}"
+        what, hint = "each of its processes computes both guidance branches", f"remove {_CFG}"
     elif parallel.vae_ranks > ranks:
-        what = f"{parallel.vae_ranks} ranks decode, {ranks} denoise"
-        hint = f"--vae-patch-parallel-size {ranks} or less"
+        what = f"{parallel.vae_ranks} processes decode, but only {ranks} denoise"
+        hint = f"use --vae-patch-parallel-size {ranks} or less"
     elif choice.cpu_offload == "group":
-        what = "blocks that come one at a time cannot be split: both hook their forwards"
-        hint = f"{OFFLOAD} model"
+        what = "blocks that are moved one at a time cannot be split"
+        hint = f"use {OFFLOAD} model"
     elif choice.attention_backend not in CONTEXT_BACKENDS:
         what = f"attention backend {choice.attention_backend} cannot be split"
-        hint = f"one of {', '.join(CONTEXT_BACKENDS)}"
+        hint = f"use one of {', '.join(CONTEXT_BACKENDS)}"
     elif not heads:
-        what = f"{card.name} is not split: the library has no plan for its transformer"
-        hint = f"leave it out; {_CFG} 2 and --replicas share its work"
+        what = f"{card.name} cannot be split: diffusers has no plan for its transformer"
+        hint = f"remove it; {_CFG} 2 and --replicas share the work instead"
     elif heads % ranks:
-        what, hint = f"{card.name} has {heads} heads of attention, not k x {ranks}", even
+        what, hint = (
+            f"the {heads} attention heads of {card.name} cannot be divided by {ranks}",
+            even,
+        )
     elif tokens % ranks:
         what = f"{job.custom_id} has {tokens} tokens ({job.size}, {job.num_frames} frames)"
         what, hint = f"{what}, not k x {ranks}", even
@@ -170,11 +190,10 @@ def refuse_full_disk(folder: Path, jobs: Sequence[VideoJob], config: RunConfig) 
     latents_bytes = 2 * max(work.latents_bytes for work in works)
     needed = film_bytes(pixels, with_frames=config.output.frames != "none") + latents_bytes
     if needed > (free := shutil.disk_usage(folder).free):
-        what = f"the videos will take about {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
-        hint = "free some space, choose another folder with -o, or run a part with --limit"
+        what = f"the videos will take about {bytes_text(needed)}, and {bytes_text(free)} are free"
+        hint = "free some space, choose another folder with -o, or run fewer jobs with --limit"
         raise StorageError(what, where=folder, hint=hint, code="storage.full")
 
 
 def _refused(what: str, hint: str, flag: str) -> UsageError:
-    slug = _SLUGS.get(flag, flag.strip("-").removesuffix("-size"))
-    return UsageError(what, where=flag, hint=hint, code=f"usage.{slug}")
+    return UsageError(what, where=flag, hint=hint, code=_CODES[flag])

@@ -246,7 +246,7 @@ def refuse_unfollowed(choice: ModelChoice, makes: Kind = "pictures", **parts: An
             raise UsageError(
                 f"{setting} {value} is not followed by {known.card.name}",
                 where=row.flag if row.panel else "",
-                hint="leave it out",
+                hint="remove it",
                 code="usage.not-followed",
             )
 

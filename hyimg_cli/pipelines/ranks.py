@@ -157,7 +157,7 @@ class VideoRanks(ModelRanks):
         if device.type == "cuda" and ranks > 1 and device.index not in (None, 0):
             raise MachineError(
                 f"rank 0 would be on {device}; {ranks} ranks take the GPUs 0 to {ranks - 1}",
-                hint="leave out --device, and choose the GPUs by CUDA_VISIBLE_DEVICES",
+                hint="remove --device, and choose GPUs with CUDA_VISIBLE_DEVICES",
                 code="machine.ranks",
             )
         if not isinstance(model, SpreadModel):

@@ -11,6 +11,7 @@ from typing import Any
 
 from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import VIDEO_TASKS
+from hyimg_cli.spec.units import time_text
 
 Entry = Mapping[str, Any]
 Record = dict[str, Any]
@@ -61,7 +62,7 @@ def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Recor
     link = pictures.link(drawn) if drawn else ""
     # The time of each phase, and how long the job waited before the first.
     phases = [(name, f"{s:.3f} s") for name, s in times.items() if name not in _NO_TIME and s]
-    waited = [("waited before", f"{times.get('queue', 0.0):.3f} s")] if phases else []
+    waited = [("waited", f"{times.get('queue', 0.0):.3f} s")] if phases else []
     error = result.get("error") or {}
     # Where an edit was put back on its source.
     mask = {"path": edit.get("mask"), "sha256": (edit.get("sha256") or {}).get("mask")}
@@ -94,7 +95,7 @@ def _facts(asked: Entry, result: Entry) -> Iterator[tuple[str, str]]:
         yield "steps", f"{steps}, {estimated} of them estimated" if estimated else str(steps)
     if times := result.get("timings_s"):
         own = times.get("total", 0.0) - times.get("queue", 0.0)
-        yield "time", f"{(result.get('share_s') or {}).get('total', own):.2f} s"
+        yield "time", time_text((result.get("share_s") or {}).get("total", own))
     reuse = (result.get("kv_reuse") or {}).get("status")
     if reuse and asked.get("task") not in VIDEO_TASKS:
         yield "KV reuse", str(reuse)
@@ -102,7 +103,7 @@ def _facts(asked: Entry, result: Entry) -> Iterator[tuple[str, str]]:
         area = f", {edit['area']:.1%} of the picture" if edit.get("area") else ""
         yield "edit", f"{edit['kind']}{area}"
     if edit.get("outside_equal"):
-        yield "outside the edit", "every pixel is the source's"
+        yield "outside the edit", "every pixel equals the source"
     for one in fields(Outcome):
         value = result.get(one.name)
         if (label := one.metadata.get("label")) and value not in (None, one.default):

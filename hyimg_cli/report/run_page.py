@@ -209,10 +209,10 @@ class AskedJobs:
         that is damaged.
         """
         if not any(os.path.exists(folder / name) for name in (RESULTS, RESOLVED, RUN)):
-            hint = f"name one that has {RESULTS}: the -o of hyimg generate"
+            hint = f"give a folder with {RESULTS}: the -o of hyimg generate"
             if address := address_of(folder):
-                hint = f"bring it here: hyimg merge {address} -o FOLDER"
-            what = "this is not the folder of a run on this machine"
+                hint = f"download it: hyimg merge {address} -o FOLDER"
+            what = "this is not the output folder of a run on this machine"
             raise UsageError(what, where=folder, hint=hint, code="report.no-run")
         self._folder = folder
         self.lines: dict[str, tuple[int, bytes]] = {}

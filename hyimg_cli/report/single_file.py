@@ -30,8 +30,10 @@ def single_file(folder: Path, *, most_mb: float = MOST_MB) -> str:
     records = [asked.record_of(results[name], pictures) for name in order if name in results]
     facts = asked.index(status) | {"running": False, "files": []}
     facts["capped"] = (
-        f"{pictures.left_out} pictures are left out of this file, which holds up to {most_mb:g} MB "
-        "of them; the run's own report.html shows all."
+        (
+            f"{pictures.left_out} pictures were left out, because this file holds at most "
+            f"{most_mb:g} MB of pictures; the run's own report.html shows all."
+        )
         if pictures.left_out
         else "Large pictures are scaled down in this file."
         if pictures.is_scaled
@@ -70,7 +72,7 @@ class EmbeddedPictures(Pictures):
             if is_video(path) or not whole:
                 copy = _uri("image/jpeg", as_jpeg(small(file, _SIDE), _QUALITY))
         except (HyimgError, OSError, ValueError) as error:
-            return {"gone": getattr(error, "what", "there is no such file")}
+            return {"gone": getattr(error, "what", "file not found")}
         if len(whole) + len(copy) > self._left_bytes:
             self.left_out += 1
             return {"gone": "left out of this file"}

@@ -57,7 +57,7 @@ class LinkedPictures(Pictures):
         try:
             changed_ns = file.stat().st_mtime_ns
         except (OSError, ValueError):
-            found |= {"gone": "there is no such file"}
+            found |= {"gone": "file not found"}
             return found | ({"thumb": thumb} if kept.is_file() else {})
         found["link"] = self.link(path)
         with suppress(OSError):

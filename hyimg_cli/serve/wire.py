@@ -71,7 +71,7 @@ class Wire:
             known = BY_NAME.get(name)
             is_ours = known is None or known.name in ALLOWED or name in _OF_THE_API
             if not is_ours or name == "input_reference":
-                what, hint = f"{shown(name)} cannot be set by a request", "take the field out"
+                what, hint = f"{shown(name)} cannot be set by a request", "remove the field"
                 raise bad_request(name, what, "manifest.refused-field", hint)
         self._check_limits(fields)
         files = self._take_pictures(fields, owner)

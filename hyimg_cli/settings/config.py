@@ -93,16 +93,20 @@ def _refuse_conflicts(settings: Mapping[str, Setting]) -> None:
         raise _conflict(required, reuse, "every job would fail", "kv-reuse")
     ranks, tiling = settings["vae_patch_parallel_size"], settings["vae_use_tiling"]
     if tiling.value is False and ranks.value > 1:
-        raise _conflict(ranks, tiling, "it shares tiles, and none are cut", "vae-tiling")
+        raise _conflict(ranks, tiling, "it shares tiles, and tiling is off", "vae-tiling")
     count, device = settings["replicas"].value, settings["device"].value
     if count > 1 and (device == "balanced" or device.startswith("cuda:")):
-        what = f"--replicas {count} does not go with --device {device}"
-        raise UsageError(what, hint="give --device cuda: GPUs for each", code="usage.replicas")
+        what = f"--replicas {count} and --device {device} cannot be used together"
+        raise UsageError(
+            what,
+            hint="use --device cuda, which gives each replica its own GPUs",
+            code="usage.replicas",
+        )
 
 
 def _conflict(one: Setting, other: Setting, why: str, slug: str) -> UsageError:
-    what = f"{as_given(one)} does not go with {as_given(other)}: {why}"
-    return UsageError(what, hint="give one of the two", code=f"usage.{slug}")
+    what = f"{as_given(one)} and {as_given(other)} cannot be used together: {why}"
+    return UsageError(what, hint="remove one of the two", code=f"usage.{slug}")
 
 
 def _typed(row: Declaration, value: Any, *, where: str) -> Any:

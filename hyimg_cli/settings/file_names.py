@@ -26,7 +26,7 @@ _FAULTS = {
     "^$|^/|//|/$": "a part of it is empty",
     r"(^|/)\.": "a part of it begins with a dot",
     "[. ]/": "a folder in it ends with a dot or a space",
-    r"(?i)\.(png|jpg|webp|mp4|json|frames|tmp)/": "a folder in it ends like a file of a run",
+    r"(?i)\.(png|jpg|webp|mp4|json|frames|tmp)/": "a folder in it is named like a file of a run",
 }
 
 
@@ -37,10 +37,10 @@ def read_template(value: object) -> str:
         bad = rest[: rest.find("}") + 1] or rest
         close = nearest(bad.strip("{}"), FIELDS)
         guess = f"did you mean {{{close}}}? " if close else ""
-        hint = f"{guess}{_HINT}; {{{{ and }}}} for braces themselves"
-        raise BadValue(f"{shown(template)}: {bad} is no field", hint, "bad-name")
+        hint = f"{guess}{_HINT}; write {{{{ and }}}} for braces"
+        raise BadValue(f"{shown(template)}: {bad} is not a field", hint, "bad-name")
     if fault := fault_of(re.sub("//+", "/", template.format_map(dict.fromkeys(FIELDS, 1)))):
-        hint = "it is a path below the run's outputs: {folder}/{stem}"
+        hint = "it must be a path inside the run's outputs, such as {folder}/{stem}"
         raise BadValue(f"{shown(template)}: {fault}", hint, "bad-name")
     return template
 
@@ -74,9 +74,12 @@ def fault_of(name: str) -> str:
         if re.search(pattern, name):
             return fault
     if odd := min((c for c in name if c in _RESERVED or not c.isprintable()), default=""):
-        return f"it holds {shown(odd)}, which not every disk takes"
+        return f"it contains {shown(odd)}, which not every disk allows"
     if len(name.encode()) > _MAX_BYTES or max(len(p.encode()) for p in name.split("/")) > _MAX_PART:
-        return f"it is too long: {_MAX_PART} bytes for a part, {_MAX_BYTES} for all"
+        return (
+            f"it is too long: the limit is {_MAX_PART} bytes for each part and {_MAX_BYTES} in "
+            "total"
+        )
     return ""
 
 

@@ -45,7 +45,10 @@ TEXT, ANY_TEXT = matching(WRITTEN), matching(r"[^\x00]*")
 _TRUTHS = dict.fromkeys(("1", "true", "yes", "on"), True)
 _TRUTHS |= dict.fromkeys(("0", "false", "no", "off"), False)
 _SIZE_HINT = f'give "auto", "W:H", or "WxH" of {MIN_SIDE} to {MAX_SIDE}, at most {MAX_RATIO} to 1'
-_ID_HINT = "use 1 to 128 of A-Z a-z 0-9 . _ -, no dot in front; a / ends a folder, which has no dot"
+_ID_HINT = (
+    "use 1 to 128 of A-Z a-z 0-9 . _ -, not beginning with a dot; / separates folders, which "
+    "cannot contain a dot"
+)
 
 
 def is_custom_id(text: str) -> bool:
@@ -99,8 +102,9 @@ def plain(annotation: Any, aliases: Mapping[Any, str] | None = None) -> Kind:
         hint = f"allowed: {allowed}{''.join(meant)}"
     for within in limits:
         lowest = f"above {within.gt}" if within.ge is None else f"from {within.ge}"
-        hint += f" {lowest} to {within.le}"
-        allowed = f"{lowest} to {within.le}".removeprefix("from ")
+        highest = "2^63-1" if within.le == 2**63 - 1 else within.le
+        hint += f" {lowest} to {highest}"
+        allowed = f"{lowest} to {highest}".removeprefix("from ")
 
     def read(value: Any) -> Any:
         if type(value) in (str, bool):  # 1 is not true
@@ -142,7 +146,7 @@ def _json_in(cell: str) -> Any:
     try:
         return json_of(cell) if cell.startswith(("{", "[")) else cell
     except ValueError:
-        hint = "a cell that begins with { or [ is read as JSON"
+        hint = "cells that begin with { or [ are read as JSON"
         raise BadValue(f"{shown(cell)} is not valid JSON", hint, "bad-json") from None
 
 
@@ -153,7 +157,7 @@ def text(noun: str, *, may_be_empty: bool = False) -> Kind:
         if type(value) is not str:
             raise BadValue(f"{shown(value)} is not text", f"give the {noun} as text", "wrong-type")
         if "\0" in value or not (may_be_empty or value.strip()):
-            what, hint = f"the {noun} is empty, or holds a NUL character", f"write the {noun}"
+            what, hint = f"the {noun} is empty, or contains a NUL character", f"write the {noun}"
             raise BadValue(what, hint, "empty-text")
         return value
 
@@ -250,7 +254,7 @@ def numbers(
         if is_empty or not fewest <= len(found) <= most:
             raise BadValue(f"{shown(value)} is empty, too short or too long", hint, "out-of-range")
         if is_distinct and len(set(found)) < len(found):
-            raise BadValue(f"{shown(value)} names a number twice", "give each of them once")
+            raise BadValue(f"{shown(value)} contains a number twice", "give each of them once")
         return found
 
     def split(text: str) -> list[Any]:
@@ -267,8 +271,8 @@ _UP_TO_1000 = "([1-9][0-9]{0,2}|1000)"
 _STEPS = f"(interval=([2-9]|[1-9][0-9]|100)|order=[0-2]|(first|tail)={_UP_TO_1000})"
 _folder_kind = partial(
     pattern_kind,
-    fault="is not a place on this machine",
-    hint="give a path: . for this folder, and ./ in front of one that looks like an address",
+    fault="is not a path on this machine",
+    hint="give a path, such as . for this folder; put ./ before one that looks like an address",
     slug="not-served",
     split=str,  # a name may begin or end with a space
     metavar="path",

@@ -98,16 +98,16 @@ class CacheConfig:
     """
 
     folder: Annotated[Path, FOLDER] | None = _kept(
-        None, "Folder of the disk cache. Default: ~/.cache/hyimg.", name="cache_dir"
+        None, "Disk cache folder. Default: ~/.cache/hyimg.", name="cache_dir"
     )
     _: KW_ONLY
-    disk_cache: bool = _kept(True, "Keep encoded source images and prompts on disk for later runs.")
+    disk_cache: bool = _kept(True, "Cache encoded source images and prompts on disk.")
     budget_mb: Annotated[int, Interval(ge=0, le=10**9)] = _checked_run(
-        10240, "Most that the disk cache may hold.", name="disk_cache_mb"
+        10240, "Maximum size of the disk cache, in MB.", name="disk_cache_mb"
     )
     keeps_weights: bool = _run_of_pictures(
         False,
-        "Keep quantised weights in the disk cache: the next start reads half. It must hold them.",
+        "Cache quantized weights on disk, so that the next start reads half as much.",
         name="keep_quantized",
     )
 
@@ -141,84 +141,88 @@ class ModelChoice:
     kept for the next start; None: nowhere.
     """
 
-    model: str = _weights("tiny-image", "Folder or hub id.", is_basic=True, only="pictures")
+    model: str = _weights("tiny-image", "Model folder or hub id.", is_basic=True, only="pictures")
     _: KW_ONLY
-    video_model: str = _weights(
-        "tiny-video", "The same for videos; tiny-video is embedded.", only="videos"
-    )
+    video_model: str = _weights("tiny-video", "Folder or hub id of the video model.", only="videos")
     components: Annotated[str, FOLDER] | None = _video(
         None,
-        "Folder with text encoder and VAE for a video model that comes without.",
+        "Folder with the text encoder and VAE of a video model that lacks them.",
         name="video_components",
         pixels="checkpoint",
         commands=("doctor", "bench", "replay"),
     )
     allow_model: Annotated[tuple[str, ...], NAMES] | None = _model(
-        None, "Models and LoRAs that a line may name, beside those of --model and --video-model."
+        None,
+        "Allow lines to name only these models and LoRAs, and those of --model and --video-model.",
     )
-    revision: str | None = _each_model(None, "Hub revision.", pixels="checkpoint")
-    dtype: Dtype = _each_model("auto", "Precision of weights and sums.", pixels=InKey("dtype"))
+    revision: str | None = _each_model(
+        None, "Revision on the hub: branch, tag or commit.", pixels="checkpoint"
+    )
+    dtype: Dtype = _each_model(
+        "auto", "Precision of weights and computation.", pixels=InKey("dtype")
+    )
     device: Annotated[str, DEVICE] = _each_model(
-        "auto", "Where models run; balanced: over all GPUs.", is_basic=True
+        "auto", "Device to run on; balanced uses all GPUs.", is_basic=True
     )
     vae_use_tiling: bool | None = _model(
         None,
-        "Decode tile by tile, in bounded memory: other pixels at borders. Default: videos only.",
+        "Decode in tiles to limit memory; changes pixels at tile borders. Default: only for "
+        "videos.",
         pixels=InKey("vae", {True: "tiled", False: "whole"}),
         commands=("doctor", "replay"),
     )
     vae_dtype: VaeDtype = _model_of_pictures(
         "auto",
-        "How pictures' VAEs compute: auto decodes in float16 on a GPU, as the official code does.",
+        "Precision of the VAE of pictures; auto decodes in float16 on a GPU, as the official "
+        "code does.",
         pixels=InKey("vae_dtype"),
     )
     quantization: Quantization = _each_model(
         "none",
-        "Pictures' experts, or the transformer of diffusers' models, in 8 or 4 bits.",
+        "Quantize experts, or a diffusers transformer.",
         is_basic=True,
         pixels=InKey("experts", of_videos="transformer"),
     )
     offloads_experts: bool = _model_of_pictures(
         False,
-        "Experts, and the VAE between its turns, in main memory: for GPUs that cannot hold them.",
+        "Keep experts, and the VAE while it is idle, in main memory, for GPUs that cannot "
+        "hold them.",
         name="offload_experts",
         commands=("doctor",),
     )
     cpu_offload: Offloading = _latents(
         "none",
-        "Of videos and diffusers' pictures. model: one network on the GPU at a time, the others in "
-        "main memory; group: of the transformer one block. Same pixels.",
+        "Keep diffusers networks in main memory: model moves one network at a time to the "
+        "GPU, group one transformer block. Same pixels.",
     )
-    enable_cpu_offload: bool = _latents(
-        False, "The same as --cpu-offload model.", commands=("doctor",)
-    )
+    enable_cpu_offload: bool = _latents(False, "Same as --cpu-offload model.", commands=("doctor",))
     attention_backend: AttentionBackend = o.option(
         "native",
-        "The library's kernel of a transformer's attention.",
+        "Attention kernel of diffusers transformers.",
         only="latents",
         also_variable="DIFFUSERS_ATTN_BACKEND",
         pixels=InKey("attention_backend", of_videos="attention"),
     )
     compile_blocks: bool = _latents(
         False,
-        "Compile a transformer's blocks by torch.compile, at each shape's first step.",
+        "Compile transformer blocks with torch.compile, at the first step of each shape.",
         pixels=InKey("blocks", {True: "compiled"}),
     )
     decode_tiles: DecodeTiles = _video_without_flag(
         "auto",
-        "Tiles of a video's decode: the model's own, or half of them each way in less memory.",
+        "Tile size of the video decode: the model's own, or half per side to save memory.",
         pixels=InKey("decode"),
     )
     decode_graphs: Graphs = o.option(
         "auto",
-        "Decode text by CUDA graphs, by default where they can be. They round differently.",
+        "Decode text with CUDA graphs; auto does where supported. Rounding differs.",
         spellings={True: "on", False: "off"},
         only="pictures",
         pixels=InKey("text", {"on": "graphs"}),
     )
     deterministic: bool = _model(
         False,
-        "Only algorithms that give the same bits again; an operation without one is an error.",
+        "Use only deterministic algorithms, and fail where an operation has none.",
         pixels=InKey("algorithms", {True: "deterministic"}),
         commands=("doctor",),
     )
@@ -264,13 +268,13 @@ class Sampling(o.VideoOptions, o.TextSampling, o.PictureOptions, o.JobOptions):
     """
 
     size: Annotated[SizeRequest, SIZE] = o.sampling_option(
-        SizeRequest(), "Of the result.", is_basic=True
+        SizeRequest(), "Output size.", is_basic=True
     )
     n: Annotated[int, Interval(ge=1, le=1000)] = o.sampling_option(
-        1, "Number of results of a line.", aliases=("num_outputs_per_prompt",)
+        1, "Number of results per line.", aliases=("num_outputs_per_prompt",)
     )
     vary: Literal["picture", "text", "both"] = o.sampling_option(
-        "both", "What the results of a line differ in, by their seeds.", only="pictures"
+        "both", "Choose which seed differs between the results of a line.", only="pictures"
     )
 
 
@@ -279,7 +283,7 @@ class Outside(o.KeepOutside):
     """Whether and how an edit keeps its source outside."""
 
     keep_outside: bool = o.outside_option(
-        False, "Edits in their source's size, every pixel outside the edit equal to it."
+        False, "Keep the source's size and every pixel outside the edit."
     )
 
 
@@ -291,17 +295,17 @@ class ReuseConfig:
 
     kv_reuse: bool = _replayed_of_pictures(
         True,
-        "Denoise from the keys and values of the text stage, or compute them again.",
+        "Reuse the text stage's keys and values when denoising.",
         pixels=InKey("kv_reuse", {True: "reuse", False: "recompute"}),
     )
     required: bool = _run_of_pictures(
         False,
-        "Fail a job whose reuse is not complete.",
+        "Fail jobs that cannot reuse all keys and values.",
         name="require_kv_reuse",
         flags=("--require-kv-reuse/--allow-recompute",),
     )
     prompt_cache: bool = _latents(
-        True, "Embed each distinct prompt once, before all jobs, or for each job.", panel=o.RUN
+        True, "Encode each distinct prompt once, before the first job.", panel=o.RUN
     )
 
 
@@ -324,37 +328,41 @@ class BatchConfig:
 
     max_size: Annotated[int, Interval(ge=1, le=1024)] = _checked_run(
         16,
-        "Jobs that think, and jobs that draw, together at most.",
+        "Maximum batch size, for text and for denoising.",
         name="batching_max_size",
         only="pictures",
     )
     is_invariant: bool = _replayed_of_pictures(
         True,
-        "Keep a job's pixels equal to the bit in any batch (CPU).",
+        "Keep a job's pixels independent of its batch, to the bit (CPU).",
         name="batch_invariant",
         pixels=InKey("batch", {False: "variant"}),
     )
-    prefix_cache_mb: Megabytes = _run_of_pictures(4096, "K/V kept for prefixes that jobs share.")
-    prefix_cache_host_mb: Megabytes = _run_of_pictures(0, "More of them, kept in main memory.")
+    prefix_cache_mb: Megabytes = _run_of_pictures(
+        4096, "Memory for the K/V of shared prefixes, in MB."
+    )
+    prefix_cache_host_mb: Megabytes = _run_of_pictures(0, "Main memory for more of them, in MB.")
     clips: Together = _video(
         1,
-        "Clips that are denoised together, by models that follow a camera. They round differently.",
+        "Denoise this many clips together, in models that follow a camera. Rounding differs.",
         name="clips_together",
         pixels=InKey("clips", {n: f"{n} together" for n in range(2, MOST_TOGETHER + 1)}),
     )
-    prewarm: bool = _run(True, "Run each shape once before it counts.")
+    prewarm: bool = _run(True, "Run each shape once before the first job.")
     background_pass: Annotated[int, Interval(ge=1, le=10_000)] = _served(
-        8, "While a single request is at work, batches move at each Nth pass; 1: at every one."
+        8, "Advance batches on every Nth pass while a single request runs; 1 means every pass."
     )
     tokens_between_steps: Annotated[int, Interval(ge=1, le=1024)] = _served(
-        4, "Tokens of texts that are written between two denoise steps."
+        4, "Text tokens to write between two denoise steps."
     )
     prefetches_sources: bool | None = None
     memory_gb: Annotated[float, Interval(gt=0, le=10**5)] | None = o.option(
-        None, "Memory of the machine to plan for, if not this one.", only="pictures"
+        None, "Memory to plan for, in GB, if not this machine's.", only="pictures"
     )
     gpu_memory_utilization: Annotated[float, Interval(gt=0, le=1)] | None = _model(
-        None, "Part of a GPU's memory that the run may use, weights and all.", commands=("doctor",)
+        None,
+        "Fraction of a GPU's memory that the run may use, including weights.",
+        commands=("doctor",),
     )
 
     @property
@@ -373,7 +381,7 @@ class OutputConfig:
 
     folder: Annotated[Path, RUN_FOLDER] = _run(
         MISSING,
-        "Folder, or s3://b/run. Default: runs/<manifest>.",
+        "Folder or s3:// address. Default: runs/<manifest>.",
         name="output_dir",
         is_basic=True,
         flags=("-o", "--output-dir"),
@@ -381,35 +389,35 @@ class OutputConfig:
     _: KW_ONLY
     format: Format = _encoding(
         "png",
-        "Pictures as PNG, JPEG or WebP.",
+        "Image format.",
         spellings={"jpg": "jpeg"},
         is_basic=True,
         aliases=("output_format",),
     )
     quality: Annotated[int, Interval(ge=1, le=100)] = _encoding(
-        95, "Of a JPEG or a lossy WebP.", aliases=("output_compression",)
+        95, "JPEG or lossy WebP quality.", aliases=("output_compression",)
     )
-    lossless: bool = _encoding(False, "WebP that keeps every pixel.")
+    lossless: bool = _encoding(False, "Write lossless WebP.")
     name: Annotated[str, NAME_TEMPLATE] = _run(
         BY_ID,
-        "Files by a template: custom_id, stem, folder, index, seed.",
+        "Template for file names: custom_id, stem, folder, index, seed.",
         is_basic=True,
         in_line=True,
     )
-    metadata: bool = _run(True, "Write the job, and that a model made it, into its file.")
+    metadata: bool = _run(True, "Write the job and an AI mark into each file.")
     keep_gps: bool = o.option(
-        False, "Keep the place in a kept source's EXIF.", panel=o.OUTSIDE, only="pictures"
+        False, "Keep the GPS position in the source's EXIF.", panel=o.OUTSIDE, only="pictures"
     )
     frames: Literal["none", "png"] = _video(
-        "none", "png: write every frame without loss too.", commands=("replay",)
+        "none", "Also write every frame of a video as PNG.", commands=("replay",)
     )
     checkpoint_every: Annotated[int, Interval(ge=0, le=1000)] = _latents(
         10,
-        "Keep latents every K denoise steps, so that a killed job goes on; 0: only those behind "
-        "the last step, which are kept in any case until the file is written.",
+        "Save latents every K denoise steps to resume a killed job from; 0 saves only the "
+        "last ones, until the file is written.",
         panel=o.RUN,
     )
-    report: bool = _run(True, "Keep report.html, a page of all jobs.")
+    report: bool = _run(True, "Write report.html, a page with all jobs.")
     only_texts: bool = False
 
 
@@ -426,31 +434,32 @@ class ParallelConfig:
     """
 
     vae_ranks: Together = _video_ranks(
-        "Processes, a GPU each, that share the tiles of a video's decode. Same pixels.",
+        "Split a video's decode over this many processes, one GPU each. Same pixels.",
         name="vae_patch_parallel_size",
     )
     cfg_ranks: Annotated[int, Interval(ge=1, le=2)] = _ranks(
-        "2: a process (pictures: --tensor-parallel-size of them), a GPU each, for each of the two "
-        "guidance branches. Same pixels.",
+        "Split the guidance branches over this many GPUs, or groups of "
+        "--tensor-parallel-size GPUs. Same pixels.",
         name="cfg_parallel_size",
     )
     context_ranks: Together = _video_ranks(
-        "Processes, a GPU each, that share a video's tokens. Equal within rounding.",
+        "Split a video's tokens over this many processes, one GPU each. Equal within rounding.",
         name="context_parallel_size",
         pixels=InKey("context", {n: f"{n} ranks" for n in range(2, MOST_TOGETHER + 1)}),
     )
     tensor_ranks: Together = _ranks(
-        "Processes, a GPU each, that share a picture model's layers. Equal within rounding.",
+        "Split a picture model's layers over this many processes, one GPU each. Equal within "
+        "rounding.",
         name="tensor_parallel_size",
         only="pictures",
         flags=("--tensor-parallel-size", "--tp-size"),
         pixels=InKey("layers", {n: f"{n} ranks" for n in range(2, MOST_TOGETHER + 1)}),
     )
     replicas: Annotated[int, Interval(ge=1, le=4096)] = _checked_run(
-        1, "Processes with a model each, GPUs of its own each, that share the jobs. Same pixels."
+        1, "Run this many copies of the model, each in a process with its own GPUs. Same pixels."
     )
     ray_address: str | None = _run(
-        None, "Replicas on a Ray cluster: its address, auto, or local for one that is started here."
+        None, "Run replicas on a Ray cluster: its address, auto, or local to start one here."
     )
 
     @property
@@ -532,16 +541,18 @@ class FailurePolicy:
     """Policy for failed jobs. `max_consecutive_errors`: of jobs that reached the model."""
 
     fail_fast: bool = _run(
-        False, "Stop at the first failed job, or go on.", flags=("--fail-fast/--keep-going",)
+        False,
+        "Stop at the first failed job, or keep going (default).",
+        flags=("--fail-fast/--keep-going",),
     )
     max_consecutive_errors: Annotated[int, Interval(ge=0, le=1_000_000)] = _run(
-        20, "End the run after so many errors in a row, bad sources aside; 0: never."
+        20, "Stop after this many errors in a row, not counting unreadable sources; 0 never stops."
     )
     max_retries: Annotated[int, Interval(ge=0, le=100)] = _run(
-        0, "Tries after a failure that may pass."
+        0, "Retry a job this often after a failure that may be temporary."
     )
     skip_invalid: bool = _run(
-        False, "Run the good lines, record the bad as failed.", flags=("--skip-invalid",)
+        False, "Run the valid lines and record the others as failed.", flags=("--skip-invalid",)
     )
 
 

@@ -149,7 +149,7 @@ class ImageJob(o.PictureOptions, _Line):
     @property
     def kept_image(self) -> str:
         """The path of the source that stays equal outside the edit."""
-        assert self.outside is not None, "the job keeps what is outside an edit"
+        assert self.outside is not None, "the job keeps the source outside the edit"
         return self.images[self.outside.kept_source - 1]
 
     @property

@@ -84,28 +84,27 @@ class JobOptions:
 
     num_inference_steps: Annotated[int, Interval(ge=1, le=1000)] = sampling_option(
         CHECKPOINT,
-        "Denoise steps.",
+        "Number of denoise steps.",
         is_basic=True,
         flags=("--num-inference-steps", "--steps"),
         aliases=("steps",),
     )
-    guidance_scale: Scale = sampling_option(CHECKPOINT, "How hard the prompt pulls.")
+    guidance_scale: Scale = sampling_option(CHECKPOINT, "Guidance strength of the prompt.")
     flow_shift: Annotated[float, Interval(gt=0, le=100)] = sampling_option(
         CHECKPOINT, "Shift of the noise schedule."
     )
     step_cache: StepCache | None = sampling_option(
         None,
-        "Lossy: between full denoise steps estimate what the model would say: "
-        "taylor:interval=3,order=1,first=3,tail=1, or none.",
+        "Estimate denoise steps between full ones (lossy).",
     )
     lora: tuple[Lora, ...] = sampling_option(
         (),
-        "LoRA files: FILE[@WEIGHT], several with ; between them, for two transformers "
-        "high=FILE;low=FILE. Needs peft.",
+        "Apply LoRA files: FILE[@WEIGHT], separated by semicolons; high=FILE;low=FILE for a "
+        "model of two transformers. Needs peft.",
         only="latents",
     )
-    seed: Seed = sampling_option(None, "Seed of jobs without one of their own.", is_basic=True)
-    negative_prompt: str = _of_job("", "What it should not show.", panel=VIDEO)
+    seed: Seed = sampling_option(None, "Seed for jobs without their own.", is_basic=True)
+    negative_prompt: str = _of_job("", "What the result should not show.", panel=VIDEO)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,35 +119,41 @@ class PictureOptions:
     __slots__ = ()
 
     bot_task: BotTask = _checkpoint(
-        "Text before the picture.", spellings={"auto": "none", "image": "none"}, is_basic=True
+        "Text to write before drawing.", spellings={"auto": "none", "image": "none"}, is_basic=True
     )
     drop_think: bool = _checkpoint(
-        "Denoise without the think text.", flags=("--drop-think/--keep-think",)
+        "Denoise without the think text, or with it.", flags=("--drop-think/--keep-think",)
     )
-    use_system_prompt: SystemPrompt = _checkpoint("Which system prompt.")
-    system_prompt: str | None = _picture(None, "Text for the custom one.")
-    ar_seed: Seed = _picture(None, "Seed of the text stage.")
+    use_system_prompt: SystemPrompt = _checkpoint("System prompt to use.")
+    system_prompt: str | None = _picture(None, "Text of the custom system prompt.")
+    ar_seed: Seed = _picture(None, "Seed of the text stage. Default: the job's seed.")
     image_guidance_scale: Scale | None = _checkpoint(
-        "How hard source images pull. Up to 1: not apart from the prompt."
+        "Separate guidance strength for source images; off up to 1."
     )
     guidance_interval: tuple[float, float] | None = _checkpoint(
-        "Noise levels that are guided, the lower one left out: 0.4,1."
+        "Guide only noise levels above LOW and up to HIGH, for example 0.4,1."
     )
-    guidance_renorm: Renorm | None = _checkpoint("How guidance is kept from growing.")
+    guidance_renorm: Renorm | None = _checkpoint("How to limit the norm of the guided prediction.")
     guidance_renorm_min: Part | None = _checkpoint(
-        "How much of its length guidance keeps at least; 1 is renorm none."
+        "Minimum fraction of the norm to keep; 1 turns renormalization off."
     )
-    infer_align_image_size: bool = _picture(False, "Edits get their source's aspect ratio.")
+    infer_align_image_size: bool = _picture(False, "Give edits the aspect ratio of their source.")
 
 
 @dataclass(frozen=True, slots=True)
 class TextSampling:
     """How the AR stage picks tokens. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
 
-    temperature: Scale = _checkpoint("Text stage; 0 is greedy.")
-    top_k: Annotated[int, Interval(ge=0, le=2**31 - 1)] = _checkpoint("Text stage; 0 is off.")
-    top_p: Annotated[float, Interval(gt=0, le=1)] = _checkpoint("Text stage; 1 is off.")
-    max_new_tokens: Annotated[int, Interval(ge=1, le=65536)] = _checkpoint("Longest text to write.")
+    temperature: Scale = _checkpoint("Sampling temperature of the text stage; 0 is greedy.")
+    top_k: Annotated[int, Interval(ge=0, le=2**31 - 1)] = _checkpoint(
+        "Sample text from the K most likely tokens; 0 turns this off."
+    )
+    top_p: Annotated[float, Interval(gt=0, le=1)] = _checkpoint(
+        "Sample text from the most likely tokens that add up to P; 1 turns this off."
+    )
+    max_new_tokens: Annotated[int, Interval(ge=1, le=65536)] = _checkpoint(
+        "Maximum length of the text, in tokens."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,19 +169,23 @@ class VideoOptions:
 
     # More than seven minutes at 24 a second: beyond any model, so a slip of the pen.
     num_frames: Annotated[int, Interval(ge=1, le=10001)] = _video(
-        CHECKPOINT, "Frames of a video, 4 k + 1."
+        CHECKPOINT, "Number of frames, 4 k + 1."
     )
-    fps: Annotated[int, Interval(ge=1, le=240)] = _video(CHECKPOINT, "Frames a second in the file.")
+    fps: Annotated[int, Interval(ge=1, le=240)] = _video(
+        CHECKPOINT, "Frames per second of the file."
+    )
     fit: Fit | None = _video(
-        None, "How an i2v picture gets the video's shape. Default: as the model's authors do it."
+        None,
+        "Stretch or crop an i2v start image to the video's shape. Default: as the model's "
+        "authors do.",
     )
     scheduler: Literal["euler"] | None = _video(
         None,
-        "euler: the steps that four- and eight-step models were distilled to. Default: the "
-        "checkpoint's own.",
+        "Use this scheduler instead of the checkpoint's; euler is for models distilled to 4 "
+        "or 8 steps.",
     )
     guidance_scale_2: Scale | None = _video(
-        CHECKPOINT, "Guidance of the second of two transformers.", panel=""
+        CHECKPOINT, "Guidance strength in the second of two transformers.", panel=""
     )
 
 
@@ -191,22 +200,27 @@ class KeepOutside:
     """
 
     kept_source: Annotated[int, Interval(ge=1, le=MAX_SOURCE_IMAGES)] = outside_option(
-        1, "Of several sources the one kept."
+        1, "Number of the source to keep, if a job has several."
     )
     region: Region = outside_option(
-        Region(""), "Where edits may be (source pixels): implies keep_outside.", commands=("eval",)
+        Region(""),
+        "Allow edits only in a box X0,Y0,X1,Y1 or a mask, in source pixels. Implies "
+        "--keep-outside.",
+        commands=("eval",),
     )
     region_mode: Literal["limit", "instead"] = outside_option(
-        "limit", "The region limits what is found, or stands.", commands=("eval",)
+        "limit",
+        "Limit the detected edit to the region, or use the region instead.",
+        commands=("eval",),
     )
     on_global: Literal["keep", "fail"] = outside_option(
-        "keep", "What becomes of an edit of all the picture."
+        "keep", "Keep or fail a result whose edit covers the whole picture."
     )
     max_outside_change: Scale | None = _gate(
-        "Gate: mean distance (CIE76) of the result outside the edit."
+        "Gate: maximum mean colour difference (CIE76) outside the edit."
     )
-    max_edited_area: Part | None = _gate("Gate: part of the picture that was edited.")
-    max_spill: Part | None = _gate("Gate: part of the edit outside the region.")
+    max_edited_area: Part | None = _gate("Gate: maximum fraction of the picture that is edited.")
+    max_spill: Part | None = _gate("Gate: maximum fraction of the edit outside the region.")
 
     @property
     def box(self) -> tuple[int, int, int, int] | None:

@@ -2,9 +2,9 @@
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things: "1 job", "2 jobs", "3 branches"."""
+    """A number of things: "1 job", "2,000 jobs", "3 branches"."""
     plural = "es" if noun.endswith("ch") else "s"
-    return f"{count} {noun}{'' if count == 1 else plural}"
+    return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 
 def bytes_text(count: float) -> str:
@@ -16,7 +16,9 @@ def bytes_text(count: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Seconds as a clock would tell them: 9.3 s, 45 s, 4 min 10 s, 3 h 12 min."""
+    """A duration: 0.36 s, 9.3 s, 45 s, 4 min 10 s, 3 h 12 min."""
+    if 0.05 <= seconds < 0.995:
+        return f"{seconds:.2f} s"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -139,7 +139,7 @@ def test_a_disk_that_refuses_is_one_note_and_is_still_read(
         store.write(KIND, key("a"), b"bytes")
     store.write(KIND, key("b"), b"bytes")
     assert store.take_notes() == (
-        f"the disk cache takes nothing more in this run: {os.strerror(number)}",
+        f"nothing more is added to the disk cache in this run: {os.strerror(number)}",
     )
     assert store.read(KIND, key("old")) == b"bytes"
     assert [file.name for file in (tmp_path / KIND).iterdir()] == [key("old")]

@@ -85,7 +85,7 @@ def test_a_help_breaks_where_the_terminal_ends(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "1000")
     shown = run_cli("replay", "--help").out
-    (line,) = [line for line in shown.splitlines() if "record is used" in line]
+    (line,) = [line for line in shown.splitlines() if "recorded in the file" in line]
     assert line.rstrip().endswith("this machine cannot run it.")
 
 
@@ -117,7 +117,7 @@ def test_an_error_before_the_first_job_sums_nothing_up(
     assert (ran.code, ran.out) == (3, "")
     assert "error[checkpoint]: there is none" in ran.err
     assert "0 done" not in ran.err
-    assert "resume with" not in ran.err
+    assert "to resume" not in ran.err
 
 
 @pytest.mark.parametrize("arguments", LIGHT_COMMANDS, ids=" ".join)
@@ -199,7 +199,7 @@ def test_a_process_without_standard_input_says_so(
     monkeypatch.setattr("io.StringIO", lambda _: None)  # what run_cli makes of stdin
     ran = run_cli("check", "-")
     assert ran.code == 2
-    assert "error[manifest.missing]: there is no standard input" in ran.err
+    assert "error[manifest.missing]: standard input is closed" in ran.err
 
 
 def test_an_interrupt_while_modules_load_leaves_no_traceback() -> None:

@@ -56,7 +56,7 @@ def test_their_jobs_fail_by_a_line_each_and_once(
         "text": "source.not-an-image",
         "c": "source.missing",
     }
-    assert results["gone"]["error"]["message"].endswith("gone.png: there is no such file")
+    assert results["gone"]["error"]["message"].endswith("gone.png: file not found")
     assert results["gone"]["metadata"] == {"sku": 1}
     assert len(ran.json_lines) == 6
     ran = run_cli("generate", manifest, "-o", "out")
@@ -149,7 +149,7 @@ def test_long_reading_of_sources_is_told(
     monkeypatch.setattr(sources, "_TOLD_AFTER_S", -1.0)
     write_picture("a.png")
     manifest = write_manifest(*edits("a.png"))
-    assert "reading 1 source, each once until it changes\n" in run_cli("plan", manifest).err
+    assert "reading 1 source, once each until they change\n" in run_cli("plan", manifest).err
     assert "reading" not in run_cli("plan", manifest).err
     assert "reading" not in run_cli("plan", manifest, "-q", "--no-disk-cache").err
 
@@ -160,7 +160,7 @@ def test_with_no_source_there_is_nothing_to_run(
 ) -> None:
     ran = run_cli(command, write_manifest(*edits("gone.png", "lost.png")))
     assert (ran.code, fake_session.ran) == (2, [])
-    assert "error[source.none]: no job has its source pictures: 2 of 2 sources are missing" in (
+    assert "error[source.none]: no job has all its source images: 2 of 2 sources are missing" in (
         ran.err
     )
     assert not (tmp_path / "runs").exists()
@@ -174,17 +174,25 @@ def test_where_no_job_can_keep_its_source_the_cause_and_what_to_do_are_told(
     Image.new("CMYK", (32, 32)).save(tmp_path / "b.jpg")
     kept = ("--prompt", "x", "--keep-outside")
     for flags, cause, hint in (
-        (("a.png", "--region", "0,0,9999,9"), "goes beyond it", "give LEFT,TOP,RIGHT,BOTTOM"),
+        (
+            ("a.png", "--region", "0,0,9999,9"),
+            "extends beyond the source",
+            "give LEFT,TOP,RIGHT,BOTTOM",
+        ),
         (("b.jpg",), "b.jpg: its pixels are CMYK", "convert it to 8-bit RGB"),
-        (("a.png", "--region", "c.png"), "c.png: there is no such mask", "give a mask's path"),
+        (
+            ("a.png", "--region", "c.png"),
+            "c.png: the region's mask is not found",
+            "give the path of a mask",
+        ),
     ):
         ran = run_cli(command, *flags, *kept)
         assert (ran.code, fake_session.ran) == (2, [])
-        assert "no job has its source" not in ran.err
+        assert "no job has all its source" not in ran.err
         # A region beyond its source is a fault of its line, which the manifest is refused by.
         of_line = "manifest.region" in ran.err
         assert of_line is (flags[-1] == "0,0,9999,9")
-        refused = "no job can be tried: 1 job cannot keep what is outside an edit"
+        refused = "no job can run: 1 job cannot keep the source outside the edit"
         assert (refused in ran.err) is not of_line
         assert cause in ran.err
         assert hint in ran.err
@@ -217,7 +225,7 @@ def test_a_run_that_ends_at_a_failure_ends_at_a_missing_source(
     ran = run_cli("generate", manifest, "-o", "out", "--fail-fast")
     assert (ran.code, fake_session.ran) == (1, [])
     assert list(RunFolder(Path("out")).results()) == ["gone"]
-    assert "resume with:" in ran.err
+    assert "to resume:" in ran.err
 
 
 def test_the_plan_leaves_them_out(
@@ -253,7 +261,7 @@ def test_reuse_that_is_required_and_switched_off_is_refused(
     manifest = write_manifest({"prompt": "x"})
     ran = run_cli(command, manifest, "--no-kv-reuse", "--require-kv-reuse")
     assert (ran.code, "error[usage.kv-reuse]" in ran.err) == (2, True)
-    assert "--require-kv-reuse does not go with --no-kv-reuse" in ran.err
+    assert "--require-kv-reuse and --no-kv-reuse cannot be used together" in ran.err
 
 
 # --- results made otherwise ------------------------------------------------------------------
@@ -274,7 +282,7 @@ def test_a_used_folder_tells_in_what_how_many_jobs_differ(
         ran = run_cli(command, jobs("y"), "-o", "out")
         assert ran.code == 2
         assert "error[output.other-job]: 20 of 40 jobs differ (prompt: 20)" in ran.err
-        assert "--force makes 20 again and keeps 20;" in ran.err
+        assert "--force overwrites 20 and keeps 20;" in ran.err
     ran = run_cli("check", jobs("y", guidance_scale=2), "-o", "out")
     assert "(guidance_scale: 20, prompt: 20)" in ran.err
     assert run_cli("check", jobs("y"), "-o", "out", "--force").code == 0
@@ -294,7 +302,7 @@ def test_settings_models_and_sources_are_named_too(
     write_picture("a.png", size=(32, 32))
     told = run_cli("check", manifest, "-o", "out", "--no-kv-reuse").err
     assert "1 of 2 jobs differ (source image: 1)" in told
-    assert "makes 1 again and keeps 1;" in told
+    assert "overwrites 1 and keeps 1;" in told
     info = json.loads((tmp_path / "out" / "run.json").read_text())
     info["models"] = {"tiny-image": "0"}
     (tmp_path / "out" / "run.json").write_text(json.dumps(info))
@@ -304,4 +312,4 @@ def test_settings_models_and_sources_are_named_too(
     (tmp_path / "out" / "run.json").unlink()
     told = run_cli("check", manifest, "-o", "out").err
     assert "source image: 1" in told
-    assert "what this folder does not say: 1" in told
+    assert "something this folder does not record: 1" in told

@@ -139,7 +139,7 @@ def test_of_two_commands_that_both_find_no_lease_one_stops(
     told = {driver.communicate()[1]: driver.returncode for driver in drivers}
     (stopped,) = [text for text, code in told.items() if code]
     assert sorted(told.values()) == [0, StorageError.exit_code]
-    assert "another run is writing to this folder; this one has lost its lock" in stopped
+    assert "another run is writing to this folder; this run lost its lock" in stopped
     system, _ = remote.locate("s3://bucket")
     parts = [system.cat_file(name) for name in sorted(system.ls("bucket/run/results"))]
     lines = [json.loads(line) for part in parts for line in part.splitlines()[1:]]

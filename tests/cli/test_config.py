@@ -38,7 +38,7 @@ def test_it_stands_below_the_recipe_and_above_the_default(
     arguments = ("generate", write_manifest({"prompt": "x"}), "--recipe", "run.toml")
     ran = run_cli(*arguments, "--guidance-scale", "4", "-o", "out")
     assert ran.code == 0
-    told = "hyimg.toml of this folder sets num_inference_steps, seed, guidance_scale; "
+    told = "hyimg.toml in this folder sets num_inference_steps, seed, guidance_scale; "
     assert ran.err.count(told) == 1
     flags = flags_of(tmp_path / "out")
     assert flags["num_inference_steps"] == {"value": 3, "origin": "hyimg.toml"}
@@ -60,7 +60,7 @@ def test_each_command_of_a_run_reads_it(
         config(f"[model]\n{name} = {value}\n")
         removed = run_cli(command, manifest)
         assert removed.code == 2
-        assert f"error[recipe.removed]: {name} is a setting of earlier versions" in removed.err
+        assert f"error[recipe.removed]: {name} was removed in an earlier version" in removed.err
 
 
 @pytest.mark.parametrize("command", ["bench", "eval", "replay", "doctor", "cache"])

@@ -267,7 +267,7 @@ def test_without_paths_and_bench_the_packaged_one_is_run(
     assert ran.code == 0
     said, runs, _ = ran.err.partition("the bench runs")
     assert runs
-    assert "no bench folder here: running hyimg bench --compare kv-reuse first" in said
+    assert "no bench folder found: running hyimg bench --compare kv-reuse first" in said
     assert "over 96 pictures of 8, 50 steps" in said
     assert "up to two minutes of processor time" in said
     assert "A vs B: pictures of runs/bench-kv-reuse" in ran.err

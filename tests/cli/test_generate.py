@@ -188,7 +188,7 @@ def test_fail_fast_leaves_the_rest_and_says_how_to_go_on(
     manifest = write_manifest({"custom_id": "bad", "prompt": "fail"}, *GOOD)
     ran = run_cli("generate", manifest, "--fail-fast", "--json")
     assert (ran.code, summary_of(ran)["left"]) == (1, 4)
-    assert f"resume with: hyimg generate {manifest} --fail-fast --json -o runs/jobs" in ran.err
+    assert f"to resume: hyimg generate {manifest} --fail-fast --json -o runs/jobs" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_a_signal_stops_between_steps_and_the_run_resumes(
     ran = run_cli("generate", manifest, "--json")
     assert ran.code == code
     assert (summary_of(ran)["done"], summary_of(ran)["left"]) == (1, 4)
-    assert "resume with: hyimg generate" in ran.err
+    assert "to resume: hyimg generate" in ran.err
     assert signal.getsignal(signal.Signals[name]) is former
     ran = run_cli("generate", manifest, "--select", "job-*", "--json")
     assert (ran.code, summary_of(ran)["skipped"], summary_of(ran)["done"]) == (0, 1, 3)
@@ -351,7 +351,7 @@ def test_a_run_whose_files_are_touched_stops_clearly_and_resumes(
     assert stopped.code == 3
     assert stopped.err.count("error[storage.") == 1
     assert "hint: " in stopped.err
-    assert "resume with: hyimg generate" in stopped.err
+    assert "to resume: hyimg generate" in stopped.err
     assert fake_session.ran == ["job-0", "job-1", "job-2"]
 
     fake_session.meanwhile.clear()
@@ -369,7 +369,7 @@ def test_a_moved_folder_goes_on_where_it_is(
     manifest, moved = write_manifest(*GOOD), tmp_path / "moved"
     fake_session.meanwhile["job-2"] = lambda out: out.rename(moved)
     stopped = run_cli("generate", manifest)
-    assert (stopped.code, "the folder is not there" in stopped.err) == (3, True)
+    assert (stopped.code, "the folder does not exist" in stopped.err) == (3, True)
     assert not (tmp_path / "runs/jobs").exists()
     fake_session.ran.clear()
     assert run_cli("generate", manifest, "-o", moved).code == 0
@@ -591,7 +591,7 @@ def test_a_page_that_cannot_be_made_is_told_and_changes_no_exit_code(
     else:
         (told,) = (line for line in ran.err.splitlines() if line.startswith("no report: "))
         assert ran.err.endswith(f"{told}\n")
-        again = told.split("; to have one: hyimg ")[1]
+        again = told.split("; to write it: hyimg ")[1]
         monkeypatch.undo()
         monkeypatch.chdir(tmp_path)
         if fault in ("a folder", "a file"):
@@ -618,7 +618,7 @@ def test_a_picture_that_is_gone_by_then_fails_no_sheet(
     fake_session.meanwhile["close"] = lambda out: (out / "outputs/job-1.png").unlink()
     ran = run_cli("generate", write_manifest(*GOOD))
     assert (ran.code, "no report" in ran.err) == (0, False)
-    assert "there is no such file" in (tmp_path / "runs/jobs/report/data-0001.js").read_text()
+    assert "file not found" in (tmp_path / "runs/jobs/report/data-0001.js").read_text()
 
 
 def test_a_session_that_does_not_close_fails_no_run(
@@ -627,7 +627,7 @@ def test_a_session_that_does_not_close_fails_no_run(
     fake_session.meanwhile["close"] = raising(RuntimeError("a rank is stuck"))
     ran = run_cli("generate", write_manifest(*GOOD))
     assert ran.code == 0
-    assert "the session did not close in order: RuntimeError: a rank is stuck\n" in ran.err
+    assert "the session did not close properly: RuntimeError: a rank is stuck\n" in ran.err
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE])
@@ -645,4 +645,4 @@ def test_a_summary_that_nobody_takes_fails_no_run(
     assert ran.code == 0
     (told,) = (line for line in ran.err.splitlines() if line.startswith("no summary: "))
     assert os.strerror(number) in told
-    assert told.endswith("; runs/jobs/results.jsonl says what was done")
+    assert told.endswith("; see runs/jobs/results.jsonl")

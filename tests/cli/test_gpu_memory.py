@@ -31,27 +31,32 @@ def flat(text: str) -> str:
         ((PICTURE,), (PART, "0.8", "--device", "cpu"), "is on the CPU", "[batch] memory_gb"),
         ((PICTURE,), (PART, "1.2"), "out of range", "above 0 to 1"),
         ((PICTURE,), (PART, "0"), "out of range", "above 0 to 1"),
-        ((PICTURE,), (OFFLOAD,), "one network makes a picture", "--quantization nf4"),
-        ((PICTURE, VIDEO), (OFFLOAD, "--device", "cuda"), "one network makes", "a run of their"),
-        ((VIDEO,), (OFFLOAD, "--device", "cpu"), "in main memory as it is", "--device cuda"),
-        ((VIDEO,), (*GROUPS, "--device", "cpu"), "in main memory as it is", "--device cuda"),
+        ((PICTURE,), (OFFLOAD,), "this model uses one network", "--quantization nf4"),
+        (
+            (PICTURE, VIDEO),
+            (OFFLOAD, "--device", "cuda"),
+            "this model uses one network",
+            "videos separately",
+        ),
+        ((VIDEO,), (OFFLOAD, "--device", "cpu"), "already in main memory", "--device cuda"),
+        ((VIDEO,), (*GROUPS, "--device", "cpu"), "already in main memory", "--device cuda"),
         (
             (VIDEO,),
             ("--quantization", "nf4", "--device", "cpu"),
-            "in 4 bits by bitsandbytes on a GPU, and this run is on the CPU",
+            "need bitsandbytes and a GPU, but this run is on the CPU",
             "--quantization fp8",
         ),
         (
             (VIDEO,),
             ("--no-vae-use-tiling", "--vae-patch-parallel-size", "2"),
-            "does not go with --no-vae-use-tiling: it shares tiles",
-            "give one of the two",
+            "and --no-vae-use-tiling cannot be used together: it shares tiles",
+            "remove one of the two",
         ),
         (
             (VIDEO,),
             (OFFLOAD, "--device", "cuda", *RANKS),
-            "a rank holds a VAE beside its transformer",
-            "give one of the two",
+            "a process holds a VAE in addition to its transformer",
+            "remove one of the two",
         ),
     ],
 )
@@ -77,11 +82,11 @@ def test_environment_and_recipe_are_followed_too(
     recipe.write_text("[batch]\ngpu_memory_utilization = 0.5\n")
     said = run_cli("plan", write_manifest(VIDEO), "--device", "cuda", "--recipe", recipe).out
     assert "refuses a model" in said
-    assert "work together" not in said
+    assert "batches smaller" not in said
     manifest = write_manifest(PICTURE)
     said = run_cli("plan", manifest, "--device", "cuda", "--recipe", recipe).out
-    assert "0.5 of the GPU's memory is not counted here" in said
-    assert "lets fewer work together" in said
+    assert "the limit of 0.5 of the GPU's memory is not checked here" in said
+    assert "makes batches smaller" in said
     monkeypatch.setenv("HYIMG_GPU_MEMORY_UTILIZATION", "0.25")
     assert "0.25 of the GPU's" in run_cli("plan", manifest, "--device", "cuda").out
     assert run_cli("plan", manifest, "--device", "cpu").code == 2
@@ -116,8 +121,8 @@ def test_the_plan_names_the_flag_that_makes_it_fit(
     assert (ran.code, "does not fit" in ran.out) == (0, False)
     for room, device, said in (
         (facts["least"] - 1, "cpu", "--quantization fp8 would fit with"),
-        (10**6, "cpu", "free some, or use a machine with"),
-        (10**6, "cuda", "more GPUs share it by --tensor-parallel-size"),
+        (10**6, "cpu", "free some memory, or use a machine with"),
+        (10**6, "cuda", "split it over more GPUs with --tensor-parallel-size"),
     ):
         monkeypatch.setattr(BatchConfig, "memory_bytes", property(lambda _self, room=room: room))
         words = (manifest, "--recipe", recipe, "--device", device)

@@ -1,12 +1,13 @@
 """Help pages: every name whole on a narrow terminal, options under their panels, lines that fit."""
 
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from hyimg_cli.cli.app import command_line
-from hyimg_cli.cli.commands import COMMANDS, OF_A_RUN, LazyCommand
+from hyimg_cli.cli.commands import COMMANDS, EXAMPLES, OF_A_RUN, LazyCommand
 from hyimg_cli.cli.help import LongCommand
 from hyimg_cli.settings.table import SETTINGS
 
@@ -63,6 +64,24 @@ def test_options_stand_under_their_panels(run_cli: Callable[..., Any]) -> None:
     assert page.index("Selection:") < page.index("  --select ") < page.index("Model:")
 
 
+def test_the_command_alone_shows_a_first_day(run_cli: Callable[..., Any]) -> None:
+    ran = run_cli()
+    calls = [line for line in ran.out.splitlines() if line.startswith("  hyimg ")]
+    assert len(calls) == 4
+    assert {line.split()[1] for line in calls} <= COMMANDS.keys()
+    assert max(map(len, ran.out.splitlines())) <= 84
+    assert "hyimg --help" in ran.out
+
+
+def test_generate_has_three_examples_that_parse(run_cli: Callable[..., Any]) -> None:
+    examples = EXAMPLES["generate"].strip().splitlines()
+    assert len(examples) == 3
+    for example in examples:
+        assert f"  {example}\n" in run_cli("generate", "--help").out
+        words = shlex.split(example)
+        LazyCommand("generate").make_context(words[1], words[2:])
+
+
 @pytest.mark.parametrize("name", OF_A_RUN)
 def test_the_first_screen_of_a_run_is_one_screen(
     run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str
@@ -108,7 +127,7 @@ def test_a_flag_like_no_other_is_told_where_all_are(run_cli: Callable[..., Any])
 def test_the_list_of_commands_tells_each_in_a_whole_sentence(run_cli: Callable[..., Any]) -> None:
     listed = run_cli("--help").out.partition("Commands:")[2]
     assert "..." not in listed
-    assert "  generate  Make the pictures and videos of a manifest.\n" in listed
+    assert "  generate  Run the jobs in a manifest, or edit pictures with a prompt.\n" in listed
 
 
 def test_the_list_says_what_each_commands_own_help_begins_with() -> None:

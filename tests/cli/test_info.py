@@ -71,7 +71,7 @@ def test_json_is_an_object_a_file(run_cli: Run, files: dict[str, Path]) -> None:
 def test_a_silent_file_does_not_hide_the_others(run_cli: Run, files: dict[str, Path]) -> None:
     ran = run_cli("info", files["silent"], "gone.png", files["ours"])
     assert ran.code == 2
-    assert "error[metadata.none]: the picture says nothing about itself" in ran.err
+    assert "error[metadata.none]: the picture has no record of how it was made" in ran.err
     assert "error[metadata.missing]" in ran.err
     assert "made by hyimg" in ran.out
 

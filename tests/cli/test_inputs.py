@@ -34,7 +34,7 @@ def test_a_folder_is_edited_and_goes_on_when_files_come(
 ) -> None:
     ran = run_cli("generate", "photos/", "--prompt", "x", "--recursive", "--seed", "7")
     assert ran.code == 0
-    assert "1 file is no picture: photos/notes.txt" in ran.err
+    assert "1 file that is not an image: photos/notes.txt" in ran.err
     assert sorted(fake_session.ran) == ["Foto-a-1-b9b0f196c0", "cat", "cat-png", "sub/dog"]
     (folder,) = Path("runs").iterdir()
     assert folder.name.startswith("photos-")
@@ -123,7 +123,7 @@ def test_the_flag_for_names_wins_over_the_pictures_and_not_over_lines(
     assert outputs(Path("out")) == ["Foto-a-1-b9b0f196c0-7.png", "cat-7.png", "cat-png-7.png"]
     Path("jobs.jsonl").write_text(run_cli("manifest", *arguments[:3]).out)
     ran = run_cli("check", "jobs.jsonl", "--name", "{custom_id}-x")
-    assert "--name is not used for 1 of 3 jobs: their lines have a name" in ran.err
+    assert "--name has no effect for 1 of 3 jobs: their lines set a name" in ran.err
 
 
 def test_the_manifest_written_is_the_one_that_runs(
@@ -216,7 +216,7 @@ def test_what_is_refused(
         ("--prompt make it blue photos", 'photos --prompt "make it blue"'),
         ("photos make it blue.", 'photos --prompt "make it blue."'),
         ("photos/cat.jpg nowhere/cat.jpg --prompt blue", ""),
-        ("photos --prompt prompts.tx", "name a .txt file with a prompt per line"),
+        ("photos --prompt prompts.tx", "give a .txt file with one prompt per line"),
         ("photos --prompt jobs.jsonl", "hyimg generate jobs.jsonl"),
         ("jobs.xlsx", 'save a spreadsheet as "CSV UTF-8"'),
         ("jobs.parquet", "pandas.read_parquet('jobs.parquet').to_csv('jobs.csv', index=False)"),

@@ -96,7 +96,7 @@ def test_another_finishing_needs_no_model_and_no_force(
     command = ("generate", write(home, half), "-o", home / "run", *FLAGS)
     ran = run_cli(*command)
     assert ran.code == 1, "a gate says no"
-    assert "1 edit finished again from the redraws that are kept" in ran.err
+    assert "1 edit finished again from the saved redraws" in ran.err
     assert "gate: max_edited_area 0.01" in ran.err
     after = line_of(home)
     assert after["key"] == before["key"]
@@ -190,11 +190,11 @@ def test_a_source_that_is_gone_fails_and_loses_no_picture(home: Path, run_cli: R
     assert run_cli(*command).code == 0
     assert line_of(home)["edit"]["spill"] > 0.2
     plan = run_cli("plan", home / "jobs.jsonl", "-o", home / "run")
-    assert "1 done before" in plan.out + plan.err
+    assert "1 already done" in plan.out + plan.err
     mask[:] = 255
     Image.fromarray(mask).save(home / "mask.png")
     plan = run_cli("plan", home / "jobs.jsonl", "-o", home / "run")
-    assert "1 finished again without a model" in plan.out + plan.err
+    assert "1 to finish again without a model" in plan.out + plan.err
 
 
 @pytest.mark.parametrize(
@@ -202,13 +202,13 @@ def test_a_source_that_is_gone_fails_and_loses_no_picture(home: Path, run_cli: R
     [
         ({"mask": "m.png"}, '"mask" is not a field', "write region, a box"),
         ({"format": "jpeg"}, "cannot hold in a JPEG", "use png, or webp with lossless"),
-        ({"format": "webp"}, "cannot hold in a WebP with losses", "lossless"),
-        ({"size": "64x32"}, "draws in the size of its source, 64x64", "leave it out"),
+        ({"format": "webp"}, "cannot work with a lossy WebP", "lossless"),
+        ({"size": "64x32"}, "draws at the size of its source, 64x64", "remove it"),
         ({"region": [5, 0, 3, 9]}, "is empty", "LEFT,TOP,RIGHT,BOTTOM"),
-        ({"kept_source": 2}, "kept_source 2 of 1 image", "counted from 1"),
-        ({"infer_align_image_size": False}, "seen whole", "take the field out"),
-        ({"max_spill": 0.1}, "there is no region", "take the field out"),
-        ({"keep_outside": False, "on_global": "fail"}, "goes with keep_outside", ""),
+        ({"kept_source": 2}, "kept_source is 2, but the line has 1 image", "count images from 1"),
+        ({"infer_align_image_size": False}, "includes infer_align_image_size", "remove the field"),
+        ({"max_spill": 0.1}, "there is no region", "remove the field"),
+        ({"keep_outside": False, "on_global": "fail"}, "needs keep_outside", ""),
         ({"max_edited_area": 2}, "out of range", "from 0 to 1"),
     ],
 )
@@ -229,7 +229,7 @@ def test_a_source_that_was_deleted_since_is_told_as_not_found(
     ran = run_cli(command, home / "jobs.jsonl", "-o", home / "run", *FLAGS[:2])
     assert ran.code == 2
     assert "1 of 1 jobs differ (source image not found: 1) from what is done" in ran.err
-    assert "hint: put the source images back, or name another folder with -o" in ran.err
+    assert "hint: restore the source images, or choose another folder with -o" in ran.err
 
 
 BARE = {name: value for name, value in JOB.items() if name != "keep_outside"}
@@ -267,18 +267,22 @@ def test_a_region_beyond_its_source_is_refused_before_any_line_runs(
     lines = [BARE | {"region": "0,0,128,129"}, BARE | {"custom_id": "b", "region": "small.png"}]
     ran = run_cli(command, write(home, *lines, BARE | {"custom_id": "c"}), *place)
     assert ran.code == 2
-    said = "the source is 128x128, and the region 0,0,128,129 goes beyond it"
+    said = "the region 0,0,128,129 extends beyond the source, which is 128x128"
     assert f"error[manifest.region]: {said}\n  --> jobs.jsonl:1: region\n" in ran.err
-    assert "the mask is 50x50, and its source 128x128\n  --> jobs.jsonl:2: region\n" in ran.err
+    assert "the mask is 50x50, but its source is 128x128\n  --> jobs.jsonl:2: region\n" in ran.err
     assert not (home / "new").exists()
     ran = run_cli(command, write(home, BARE), *place, "--region", "0,0,200,9")
-    assert (ran.code, "region 0,0,200,9 goes beyond it" in ran.err) == (2, True)
+    assert (ran.code, "region 0,0,200,9 extends beyond the source" in ran.err) == (2, True)
 
 
 @pytest.mark.parametrize(
     ("line", "flags", "what"),
     [
-        (JOB | {"keep_outside": False, "region": "0,0,9,9"}, (), "keep_outside is false"),
+        (
+            JOB | {"keep_outside": False, "region": "0,0,9,9"},
+            (),
+            "needs keep_outside, which is false",
+        ),
         (BARE, ("--region", "0,0,9,9", "--no-keep-outside"), "--no-keep-outside"),
         (PLAIN | {"region": "0,0,9,9"}, (), "there is no source image to keep"),
     ],
@@ -435,11 +439,11 @@ def test_eval_claims_nothing_of_16_bits_and_takes_the_smallest(
 @pytest.mark.parametrize(
     ("flags", "what"),
     [
-        (("--region", "0,0,500,9"), "goes beyond it"),
+        (("--region", "0,0,500,9"), "extends beyond the source"),
         (("--region", "1.png"), "the mask is black"),
-        (("--region", "none.png"), "there is no such file\n  --> none.png\n"),
+        (("--region", "none.png"), "file not found\n  --> none.png\n"),
         (("--region-mode", "insted"), "--> --region-mode\n"),
-        (("--max-spill", 0.1), "outside a region"),
+        (("--max-spill", 0.1), "needs a region"),
         (("--min-psnr", 30, "--csv", "a.csv"), "outside does not take --min-psnr, --csv"),
     ],
 )
@@ -467,12 +471,14 @@ def test_eval_of_no_picture_is_no_gate(
 
 def test_what_goes_with_keep_outside_is_told_where_it_is_left_out(home: Path, run_cli: Run) -> None:
     left_out = run_cli("check", write(home, JOB | {"keep_outside": False}), "--max-spill", 0.1)
-    assert "note: --max-spill concerns edits with keep_outside only; no job is one" in left_out.err
+    assert (
+        "note: --max-spill applies to edits with keep_outside only; no job is one" in left_out.err
+    )
     flags = ("--region", "0,0,9,9", "--on-global", "fail", "--max-spill", 0.1)
-    assert "concern" not in run_cli("check", write(home, JOB), *flags).err
+    assert "appl" not in run_cli("check", write(home, JOB), *flags).err
     wide = run_cli("check", write(home, JOB), "--max-spill", 0.1, "--region-mode", "instead").err
     names = "--region-mode, --max-spill"
-    assert f"note: {names} concern edits with a region only; no job is one" in wide
+    assert f"note: {names} apply to edits with a region only; no job is one" in wide
 
 
 def test_a_replay_answers_to_the_redraw_with_its_own(made: Path) -> None:
@@ -503,7 +509,7 @@ def test_a_folder_with_former_names_goes_on_as_it_is(home: Path, run_cli: Run) -
     half = write(home, JOB | {"region": [0, 0, 64, 128]})
     ran = run_cli("generate", half, "-o", run, *FLAGS)
     assert ran.code == 0, ran.err
-    assert "1 edit finished again from the redraws that are kept" in ran.err
+    assert "1 edit finished again from the saved redraws" in ran.err
     line = line_of(home)
     redraw = run / line["edit"]["plain"]
     assert redraw.name == "blue.plain.png"

@@ -12,7 +12,7 @@ from hyimg_cli.cache.disk import RATES
 Run = Callable[..., Any]
 Write = Callable[..., Path]
 LINES = [{"custom_id": f"job-{n}", "prompt": "a circle", "seed": n} for n in range(6)]
-UNKNOWN = "time: unknown: no earlier run of tiny-image here had these settings and such jobs"
+UNKNOWN = "time: unknown, no earlier run of tiny-image had these settings and kinds of jobs"
 pytestmark = pytest.mark.usefixtures("fake_session")
 
 
@@ -37,7 +37,7 @@ def test_it_is_unknown_until_a_run_has_left_its_rates(
     manifest = write_manifest(*LINES)
     ran = run_cli("plan", manifest, *cache)
     assert line_of(ran) == UNKNOWN
-    assert "run a few first (hyimg generate with --limit 4), then plan the rest" in ran.out
+    assert "to measure it, run a few jobs with --limit 4, then plan again" in ran.out
     assert time_of(run_cli("plan", manifest, *cache, "--json")) is None
     for runs in (1, 2):
         assert run_cli("generate", manifest, *cache, "-o", f"out-{runs}").code == 0
@@ -63,7 +63,7 @@ def test_what_is_done_takes_no_time(
     denoise = [found["stages"]["denoise"] for found in (of_two, of_six)]
     assert denoise[1] == pytest.approx(3 * denoise[0])
     run_cli("generate", manifest, *cache)
-    assert line_of(run_cli("plan", manifest, *cache)) == "time: nothing is left to run"
+    assert line_of(run_cli("plan", manifest, *cache)) == "time: nothing left to run"
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_a_stopped_run_resumes(
         assert stopped.returncode == -number
     else:
         assert stopped.returncode == 128 + number
-        assert "resume with: hyimg generate" in messages
+        assert "to resume: hyimg generate" in messages
     assert [line["custom_id"] for line in read_lines(results)] == ["short"]
 
     resumed = run_cli("generate", manifest, "-o", "out", "--json")
@@ -68,7 +68,7 @@ def test_a_journal_that_is_removed_stops_the_run_and_goes_on_where_it_is_put_bac
     _, messages = stopped.ended()
     assert stopped.returncode == 3, messages
     assert "error[storage.journal]: results.jsonl was removed" in messages
-    assert "resume with: hyimg generate" in messages
+    assert "to resume: hyimg generate" in messages
     assert not results.exists()
 
     (tmp_path / "gone.jsonl").rename(results)

@@ -137,7 +137,7 @@ def test_what_was_made_ready_is_told(view: views.View, capsys: pytest.CaptureFix
     view.show(Prewarmed(2, 0.5, tokens=(512, 7168)))
     err = capsys.readouterr().err
     assert "tiny" in err
-    assert "prewarmed 3 shapes in 1.25 s" in err
+    assert "prewarmed 3 shapes in 1.2 s" in err
     assert "prewarmed 0 shapes and 12 CUDA graphs in 0.50 s" in err
     assert "prewarmed 2 shapes with texts of up to 512, 7,168 tokens in 0.50 s" in err
 
@@ -318,8 +318,8 @@ def test_loading_in_words(read: int, nbytes: int, said: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
-        (0.04, "0.0 s"), (9.3, "9.3 s"), (9.97, "10 s"), (59.7, "1 min"), (250, "4 min 10 s"),
-        (3599.6, "1 h"), (11_520, "3 h 12 min"), (90_000, "25 h"),
+        (0.04, "0.0 s"), (0.36, "0.36 s"), (9.3, "9.3 s"), (9.97, "10 s"), (59.7, "1 min"),
+        (250, "4 min 10 s"), (3599.6, "1 h"), (11_520, "3 h 12 min"), (90_000, "25 h"),
     ],
 )  # fmt: skip
 def test_seconds_in_words(seconds: float, said: str) -> None:
@@ -332,10 +332,10 @@ def test_notes_are_said_and_a_hit_of_reuse_with_v_alone(caplog: pytest.LogCaptur
     hit, part = (
         replace(line, kv_reuse=ReuseReport(status, 0, 0, 0, ())) for status in ("hit", "partial")
     )
-    assert describe_outcome(hit) == "a: outputs/a.png in 0.00 s, 9 steps; turned"
-    assert describe_outcome(part) == "a: outputs/a.png in 0.00 s, 9 steps, KV reuse partial; turned"
+    assert describe_outcome(hit) == "a: outputs/a.png in 0.0 s, 9 steps; turned"
+    assert describe_outcome(part) == "a: outputs/a.png in 0.0 s, 9 steps, KV reuse partial; turned"
     caplog.set_level(logging.INFO)
-    assert describe_outcome(hit) == "a: outputs/a.png in 0.00 s, 9 steps, KV reuse hit; turned"
+    assert describe_outcome(hit) == "a: outputs/a.png in 0.0 s, 9 steps, KV reuse hit; turned"
 
 
 def test_reuse_is_not_said_of_a_video() -> None:

@@ -47,7 +47,7 @@ def test_the_plan_says_what_quantization_saves(
     assert weights["nf4"] < weights["fp8"] < weights["none"]
     one = memory["fp8"]["tiny-image"]
     assert one["total"] == one["weights"] + one["kv"] + one["activations"]
-    assert "once loaded" in run_cli("plan", manifest).out
+    assert "weights of " in run_cli("plan", manifest).out
 
 
 def test_the_plan_says_how_many_think_and_draw(
@@ -57,7 +57,7 @@ def test_the_plan_says_how_many_think_and_draw(
     device = ("--device", "cpu", "--batching-max-size", "4")
     free = run_cli("plan", manifest, *device, "--json").json_lines[0]["memory"]["tiny-image"]
     assert (free["thinking"], free["drawing"]) == (4, 4)
-    assert "4 thinking and 4 drawing together" in run_cli("plan", manifest, *device).out
+    assert "4 texts and 4 pictures at once" in run_cli("plan", manifest, *device).out
     recipe = tmp_path / "small.toml"
     for memory_gb in (1, 1.5):
         recipe.write_text(f"[batch]\nmemory_gb = {memory_gb}\n")

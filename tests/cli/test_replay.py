@@ -202,7 +202,7 @@ def test_a_film_comes_out_equal_before_compression(
     (moved / "film.mp4").unlink()
     ran = run_cli("replay", moved / "film.json")
     assert ran.code == 0
-    assert "no video beside film.json: nothing to compare with" in ran.err
+    assert "no video next to film.json to compare with" in ran.err
 
 
 @pytest.mark.parametrize("file", ["styled.mp4", "kept.png"])
@@ -245,7 +245,7 @@ def test_a_replay_is_made_anew_each_time(
         ran = run_cli("replay", file, "-o", "out")
         assert ran.code == 1
         assert "greedy: failed[job.fake]" in ran.err
-        assert f"run the failed jobs again with: hyimg replay {file} -o out\n" in ran.err
+        assert f"to run the failed jobs again: hyimg replay {file} -o out\n" in ran.err
     assert fake_session.ran == ["greedy", "greedy"]
 
 
@@ -255,7 +255,7 @@ def test_an_interrupted_replay_says_how_to_go_on(
 ) -> None:
     ran = run_cli("replay", original("greedy", job={"prompt": "SIGINT"}))
     assert ran.code == 130
-    assert "resume with: hyimg replay" in ran.err
+    assert "to resume: hyimg replay" in ran.err
 
 
 def test_a_folder_of_replays_is_used_again(

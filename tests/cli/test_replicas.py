@@ -121,7 +121,7 @@ def test_what_does_not_go_with_replicas_is_refused_by_name(
 ) -> None:
     ran = run_cli(command, "quickstart", "--replicas", "2", *flags)
     assert ran.code == 2
-    assert f"error[usage.replicas]: --replicas 2 does not go with {named}" in ran.err
+    assert f"error[usage.replicas]: --replicas 2 and {named}" in ran.err
     assert not (tmp_path / "runs").exists()
 
 
@@ -136,7 +136,7 @@ def test_more_replicas_than_gpus_are_refused_before_anything_is_loaded(
     ran = run_cli("generate", "quickstart", "-o", "out", *flags)
     assert ran.code == 3
     assert "4 replicas need 4 GPUs; torch finds 3" in ran.err
-    assert "hint: fewer --replicas, or --device cpu" in ran.err
+    assert "hint: use fewer --replicas, or --device cpu" in ran.err
 
 
 def test_one_replica_is_the_plain_session(run_cli: Run, fake_session: Any) -> None:

@@ -50,11 +50,11 @@ def test_one_file_goes_where_it_is_wanted(run_cli: Run, out: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["nowhere"], 2, "this is not the folder of a run"),
-        (["."], 2, "this is not the folder of a run"),
+        (["nowhere"], 2, "this is not the output folder of a run"),
+        (["."], 2, "this is not the output folder of a run"),
         (["s3://bucket/run"], 2, "hyimg merge s3://bucket/run -o FOLDER"),
         (["out", "-o", "page.html"], 2, "add --single-file"),
-        (["out", "--single-file", "-o", "nowhere/page.html"], 3, "the folder is not there"),
+        (["out", "--single-file", "-o", "nowhere/page.html"], 3, "the folder does not exist"),
     ],
 )
 def test_what_cannot_be_done_is_said(

@@ -343,7 +343,7 @@ def test_contradictions_are_refused_and_nothing_is_written(
     run_cli("generate", write_manifest(job), "-o", tmp_path / "two", "--steps", "9")
     ran = run_cli("merge", tmp_path / "one", tmp_path / "two", "-o", tmp_path / "all")
     assert ran.code == 2
-    assert '"a" was done otherwise in' in ran.err
+    assert '"a" was made with another line, source image, model or setting in' in ran.err
     assert not list((tmp_path / "all/outputs").iterdir())
     for name in ("three", "four"):
         named = job | {"custom_id": name, "name": "same"}
@@ -358,5 +358,5 @@ def test_contradictions_are_refused_and_nothing_is_written(
 def test_a_folder_without_a_run_is_refused(run_cli: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     ran = run_cli("merge", tmp_path / "empty", "-o", tmp_path / "all")
-    assert (ran.code, "this is no run's folder" in ran.err) == (2, True)
+    assert (ran.code, "this is not the output folder of a run" in ran.err) == (2, True)
     assert not (tmp_path / "all").exists()

@@ -51,7 +51,7 @@ def test_an_address_that_nobody_serves_makes_no_folder(
 ) -> None:
     write_manifest(JOB)
     ran = run_cli(*words.split())
-    assert (ran.code, "is not a place on this machine" in ran.err) == (2, True), ran.err
+    assert (ran.code, "is not a path on this machine" in ran.err) == (2, True), ran.err
     assert [path.name for path in tmp_path.iterdir()] == ["jobs.jsonl"]
 
 
@@ -203,10 +203,10 @@ def seconds_of(run_cli: Run, *words: object) -> tuple[Any, float]:
         ('{"prompt": "x", ' + ", ".join(['"seed": 1'] * 200_000) + "}", '"seed" is there twice'),
         (
             json.dumps({"prompt": "x"} | {f"seed{n}": n for n in range(20_000)}),
-            "19,980 more keys are no fields",
+            "19,980 more keys are not fields",
         ),
         ("custom_id,prompt," + ",".join(f"q{n}" for n in range(20_000)) + "\na,b\n",
-         "19,980 more columns are no fields"),
+         "19,980 more columns are not fields"),
         (json.dumps({"prompt": "x", "matrix": {f"seed{n}": [1] for n in range(20_000)}}),
          "the matrix is too large"),
         (json.dumps({"prompt": "x", "matrix": {"seed": [*range(200_000)]}}),
@@ -250,7 +250,7 @@ def test_a_fault_of_a_models_name_hides_no_other(
 @pytest.mark.parametrize("flag", ["--strength", "--upscale", "--denoising-strength"])
 def test_flags_of_other_tools_are_answered_by_name(run_cli: Run, flag: str) -> None:
     ran = run_cli("generate", "jobs.jsonl", flag, "0.5")
-    assert (ran.code, f"{flag} is not supported: there is no" in ran.err) == (2, True), ran.err
+    assert (ran.code, f"{flag} is not supported: hyimg has no" in ran.err) == (2, True), ran.err
 
 
 def test_check_refuses_what_generate_would(
@@ -317,7 +317,7 @@ def test_a_journal_edited_by_hand_is_told_of(
     ):
         ran = run_cli(*words)
         assert ran.code == 2, ran.err
-        assert "error[output.damaged-journal]: this line is no outcome of a job" in ran.err
+        assert "error[output.damaged-journal]: this line is not a job's result" in ran.err
         assert "--> out/results.jsonl:2" in ran.err
 
 
@@ -352,13 +352,13 @@ def test_only_listed_models_are_taken_from_lines(
     assert run_cli("check", manifest).code == 0
     ran = run_cli("check", manifest, "--allow-model", "a/b, c/d")
     assert ran.code == 2
-    assert '"./mine" is not among the models that a line may name' in ran.err
-    assert "hint: --allow-model has: a/b, c/d" in ran.err
+    assert 'lines may not use the model "./mine"' in ran.err
+    assert "hint: --allow-model allows: a/b, c/d" in ran.err
     assert "2 jobs, 1 fault" in ran.err  # what --model names, a line may name
     assert run_cli("check", manifest, "--allow-model", "./mine").code == 0
     (tmp_path / "recipe.toml").write_text("[model]\nallow_model = []\n")
     ran = run_cli("plan", manifest, "--recipe", "recipe.toml")
-    assert (ran.code, "allow_model of the recipe has: none" in ran.err) == (2, True), ran.err
+    assert (ran.code, "allow_model of the recipe allows: none" in ran.err) == (2, True), ran.err
 
 
 def test_a_folder_in_the_way_fails_its_job_alone(
@@ -371,7 +371,7 @@ def test_a_folder_in_the_way_fails_its_job_alone(
     words = ("generate", write_manifest(*lines), "-o", "out", "--device", "cpu", "--no-prewarm")
     ran = run_cli(*words, "--no-report")
     assert ran.code == 1, ran.err
-    assert "j2: failed[job.folder-in-the-way]: outputs/j2.png: a folder stands where" in ran.err
+    assert "j2: failed[job.folder-in-the-way]: outputs/j2.png: a folder has the name" in ran.err
     assert "2 done, 1 failed" in ran.err
     assert precious.exists()
 
@@ -394,7 +394,7 @@ def test_a_fault_that_all_jobs_share_ends_the_run(
     assert "0 done, 2 failed, 0 skipped, 2 left" in ran.err
     assert "error[run.consecutive-errors]: 2 errors in a row, all of them " in ran.err
     assert "job.folder-in-the-way: outputs/j-" in ran.err
-    assert "resume with: hyimg generate" in ran.err
+    assert "to resume: hyimg generate" in ran.err
     for place in places:
         place.rmdir()
     ran = run_cli(*words)

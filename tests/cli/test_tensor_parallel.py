@@ -82,7 +82,7 @@ def _files(folder: Path) -> set[str]:
     [
         ((TP, "3"), "2 kv heads with 3 query heads each cannot be split over 3 ranks"),
         ((TP, "2", "--device", "balanced"), "exclude each other"),
-        ((CFG, "2", "--device", "balanced"), f"own GPU, counted from the first --> {CFG}"),
+        ((CFG, "2", "--device", "balanced"), f"one GPU each, counted from the first --> {CFG}"),
         ((TP, "2", "--quantization", "nf4"), "nf4 has blocks of 64 weights"),
         ((TP, "0"), "out of range"),
     ],
@@ -102,7 +102,7 @@ def test_videos_are_not_split(run_cli: Run, write_manifest: Write) -> None:
     manifest = write_manifest({"task": "t2v", "prompt": "a dog", "num_frames": 1})
     ran = run_cli("check", manifest, TP, "3")
     assert ran.code == 0
-    assert f"{TP} concerns pictures only" in ran.err
+    assert f"{TP} applies to pictures only" in ran.err
 
 
 def test_the_plan_says_bytes_by_rank(run_cli: Run, write_manifest: Write) -> None:

@@ -133,8 +133,8 @@ def test_a_plan_says_what_a_whole_decode_takes_and_which_prompt_is_missing(
         registry, "video_card", lambda *model: replace(card_of(*model), wants_negative=True)
     )
     said = run_cli("plan", manifest).out
-    assert "1 job with guidance and no negative prompt" in said
-    assert "on a GPU: 12 GB as is, 16 GB as is, 24 GB as is, 48 GB as is" in said
+    assert "1 job with guidance but no negative prompt" in said
+    assert "by GPU memory: 12 GB as is, 16 GB as is, 24 GB as is, 48 GB as is" in said
 
 
 @pytest.mark.parametrize("flag", [("--frames", "jpg"), ("--checkpoint-every", "-1"),

@@ -123,7 +123,7 @@ def test_behind_a_failed_decode_the_next_attempt_only_decodes(
     (line, _) = failed.json_lines
     assert (failed.code, line["status"], steps) == (1, "failed", [1, 2, 3, 4, 5])
     assert line["warnings"] == [
-        "its denoised latents are kept: the next attempt only decodes them"
+        "its denoised latents are saved, so the next attempt only decodes them"
     ]  # fmt: skip
     assert line["warnings"][0] in failed.err
     # Failed jobs are left alone, and so is what is kept of them.

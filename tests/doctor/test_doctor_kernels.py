@@ -31,7 +31,7 @@ def test_a_compiler_and_headers_are_enough(
     monkeypatch.setattr(shutil, "which", lambda name: "gcc" if name == "gcc" else None)
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     assert check().status == "failed"
-    assert "no Python.h" in check().found
+    assert "Python.h is missing" in check().found
     (tmp_path / "Python.h").touch()
     assert check().status == "ok"
 
@@ -64,7 +64,7 @@ def test_no_compiler_is_a_fault_of_the_machine(
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     assert check().status == "failed"
-    assert "no C compiler" in check().found
+    assert "C compiler is missing" in check().found
     assert "gcc" in check().hint
     monkeypatch.setenv("CC", "cc")
     assert check().status == "ok"

@@ -273,6 +273,6 @@ def test_a_model_that_decodes_otherwise_than_its_keys_say_is_refused(
     on = config(tmp_path)
     off = replace(on, model=replace(on.model, decode_graphs="off"))
     for setting, model in ((on, family), (off, with_graphs(family, None))):
-        with pytest.raises(MachineError, match="and by the GPU driver's files") as raised:
+        with pytest.raises(MachineError, match="but the GPU driver's files") as raised:
             ran(model, jobs, setting)
         assert raised.value.code == "machine.graphs"

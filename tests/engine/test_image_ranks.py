@@ -207,9 +207,9 @@ def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, jobs: list[Image
     ("ranks", "choice", "what"),
     [
         (3, {}, "2 kv heads with 3 query heads each cannot be split over 3 ranks"),
-        (2, {"device": "balanced"}, "device balanced and 2 ranks exclude each other"),
+        (2, {"device": "balanced"}, "--device balanced cannot be used with 2 processes"),
         (2, {"device": "cuda:1"}, "counted from the first"),
-        (2, {"decode_graphs": "on"}, "decode_graphs are one process's"),
+        (2, {"decode_graphs": "on"}, "decode_graphs needs one process"),
         (2, {"quantization": "nf4"}, "nf4 has blocks of 64 weights"),
     ],
 )

@@ -142,7 +142,7 @@ class Floor:
     @property
     def death(self) -> str:
         """Why a replica is gone that was killed, in the words of who carries its messages."""
-        return "its process or its machine is gone" if self.ray_address else "killed by signal 9"
+        return "its process or machine is gone" if self.ray_address else "killed by signal 9"
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -285,7 +285,7 @@ def test_a_killed_replica_costs_no_job(floor: Floor, some: Some) -> None:
     assert (death.jobs, death.starts_again) == (1, True)
     assert len(floor.started) == 3
     (warning,) = found["j3"].warnings
-    assert "died at this job" in warning
+    assert "died while running this job" in warning
     assert [name for name, outcome in found.items() if outcome.warnings] == ["j3"]
     assert floor.leftovers == []
     assert Counter(line["custom_id"] for line in floor.lines) == Counter(list(found))
@@ -653,9 +653,9 @@ def test_memory_that_cannot_hold_them_all_is_said_before_any_starts(
     floor: Floor, some: Some, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_main_memory(monkeypatch, 100_000_000)  # a tiny model has 39 MB
-    with pytest.raises(MachineError, match=r"5 replicas hold 0\.0 GB of weights each") as raised:
+    with pytest.raises(MachineError, match=r"5 replicas need .* for weights each") as raised:
         floor.run(some(9), 5)
-    assert (raised.value.code, raised.value.hint) == ("machine.memory", "fewer --replicas, or none")
+    assert (raised.value.code, raised.value.hint) == ("machine.memory", "use fewer --replicas")
     assert floor.started == []
     assert len(outcomes(floor.run(some(9), 2))) == 9
 
@@ -735,7 +735,7 @@ def test_our_signal_handlers_survive_ray(ray_cluster: str, tmp_path: Path) -> No
             {"num_cpus": 1},
             {"num_cpus": 2},
         ]
-        with pytest.raises(MachineError, match="5 replicas need 5 CPUs; the Ray cluster has 4"):
+        with pytest.raises(MachineError, match="5 replicas need 5 CPUs, but the Ray cluster has 4"):
             cluster._needs(config, 5)
     finally:
         for number, former in before.items():
@@ -760,5 +760,5 @@ def test_a_cluster_that_is_not_there_or_is_stopped_is_told_soon(
         if not listens:
             server.close()
         parallel = ParallelConfig(replicas=2, ray_address=address)
-        with pytest.raises(MachineError, match=f"no Ray cluster at {address}: nothing answers"):
+        with pytest.raises(MachineError, match=f"no Ray cluster at {address}: no response"):
             cluster.connect(RunConfig(OutputConfig(tmp_path), parallel=parallel))

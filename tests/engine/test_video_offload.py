@@ -108,7 +108,7 @@ def test_ranks_that_would_hold_two_networks_are_refused(jobs: list[VideoJob]) ->
 
 
 def test_a_session_refuses_pictures(job: ImageJob) -> None:
-    with pytest.raises(UsageError, match="one network makes a picture") as raised:
+    with pytest.raises(UsageError, match="this model uses one network") as raised:
         list(Session(OFFLOADED).run(make_plan([job], registry.model_card)))
     assert "--quantization nf4" in raised.value.hint
 

@@ -29,7 +29,7 @@ DECODE_NOTE = NOTE.replace("encoders and", "encoders, the transformer and")
 TILES_NOTE = (
     "out of memory in the decode; it went on in tiles of 32 pixels: other pixels near their borders"
 )
-KEPT_NOTE = "its denoised latents are kept: the next attempt only decodes them"
+KEPT_NOTE = "its denoised latents are saved, so the next attempt only decodes them"
 
 
 @pytest.fixture(autouse=True)

@@ -207,7 +207,7 @@ def test_an_edit_of_the_whole_is_kept_or_fails(tmp_path: Path) -> None:
     assert np.array_equal(own, found)
     said, *_ = edit_warnings(edit)
     assert said.startswith("the whole picture was edited (")
-    assert said.endswith("): only the region was taken")
+    assert said.endswith("): only the region was used")
     assert raised.value.code == "outside.global"
     assert (tmp_path / "fail" / "outputs" / "a.redraw.png").is_file()
     assert not (tmp_path / "fail" / "outputs" / "a.png").exists()
@@ -259,7 +259,7 @@ def test_a_difference_outside_is_a_failure_and_the_redraw_stays(
 
 @pytest.mark.parametrize(
     ("mode", "suffix", "why"),
-    [("I;16", ".png", "16 bits"), ("CMYK", ".jpg", "CMYK"), ("F", ".tif", "fractions")],
+    [("I;16", ".png", "16 bits"), ("CMYK", ".jpg", "CMYK"), ("F", ".tif", "floating-point")],
 )
 def test_what_cannot_be_equal_is_refused_before_a_model_loads(
     tmp_path: Path, mode: str, suffix: str, why: str
@@ -314,7 +314,7 @@ def test_colours_that_are_read_as_8_bits_but_have_more_are_refused(
     with Image.open(path) as image:
         assert image.mode == "RGB"
     assert why in str(depth_fault(path))
-    with pytest.raises(SourceImageError, match=f"{why} a channel"):
+    with pytest.raises(SourceImageError, match=f"{why} per channel"):
         read_carried(path)
 
 
@@ -337,11 +337,14 @@ def test_frames_and_regions_are_looked_at_too(tmp_path: Path) -> None:
     assert depth_fault(several) is not None
     assert depth_fault(source) is None
     mask = tmp_path / "mask.png"
-    for pixels, why in ((np.zeros((101, 150)), "black"), (np.ones((50, 50)), "its source 150x101")):
+    for pixels, why in (
+        (np.zeros((101, 150)), "black"),
+        (np.ones((50, 50)), "its source is 150x101"),
+    ):
         Image.fromarray(np.uint8(pixels * 255)).save(mask)
         one = job(source, KeepOutside(region=str(mask)))
         assert why in str(probe_sources([one]).error_of(one))
     Image.fromarray(np.eye(101, 150, dtype=np.uint8)).save(mask)
     assert "its brightest level is 1 of 255" in str(probe_sources([one]).error_of(one))
     beyond = job(source, KeepOutside(region="0,0,151,20"))
-    assert "goes beyond it" in str(probe_sources([beyond]).error_of(beyond))
+    assert "extends beyond the source" in str(probe_sources([beyond]).error_of(beyond))

@@ -345,7 +345,7 @@ def test_a_folder_that_was_moved_is_told_and_not_made_again(tmp_path: Path) -> N
         run.append(failed("a"))
         outcome = done(run, "b")
         out.rename(moved)
-        with pytest.raises(StorageError, match="the folder is not there") as caught:
+        with pytest.raises(StorageError, match="the folder does not exist") as caught:
             run.append(outcome)
         assert (caught.value.code, caught.value.where) == ("storage.gone", str(out))
     assert not out.exists()
@@ -799,7 +799,7 @@ def test_a_line_of_a_stranger_removes_nothing_elsewhere(
     output = {"path": "outputs/a.mp4", "frames_path": "outputs/a.frames"} | {name: path}
     entry = {"custom_id": "a", "status": "done", "key": "k", "outputs": [output]}
     results_file(tmp_path).write_text(json.dumps(entry) + "\n")
-    what = f"no outcome of a job: (outputs|{name}) is"
+    what = f"not a job's result: (outputs|{name}) is"
     with pytest.raises(OutputFolderError, match=what) as caught:
         resume(run, [make_job("a")], {"a": "key"}, force=True)
     assert (caught.value.code, caught.value.where) == (
@@ -833,7 +833,7 @@ def test_the_file_of_another_manifests_job_is_not_written_over(
             with pytest.raises(OutputFolderError) as caught:
                 resume(run, [job], {}, force=force)
             assert caught.value.code == "output.other-file"
-            assert 'outputs/Cat-64.png would be the file of "b"; it is that of "a"' in (
+            assert 'outputs/Cat-64.png would be the file of "b", but is that of "a"' in (
                 caught.value.what
             )
     assert resume(run, [make_job("b", file_name="cat-65")], {}).to_run

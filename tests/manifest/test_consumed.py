@@ -30,9 +30,9 @@ def test_each_setting_is_named_as_it_was_given(make_job: Any) -> None:
         {"vae_patch_parallel_size": 2, "quantization": "fp8"}, environ, {"frames": "png"}
     )
     names = "--vae-patch-parallel-size, frames of the recipe"
-    both = [f"{names} concern videos only; this manifest has none"]
+    both = [f"{names} apply to videos only; this manifest has none"]
     of_latents = "videos and diffusers image models only; this manifest has none"
-    other = f"HYIMG_CHECKPOINT_EVERY concerns {of_latents}"
+    other = f"HYIMG_CHECKPOINT_EVERY applies to {of_latents}"
     assert list(without_effect(settings, [make_job()], model_card)) == [*both, other]
     card = replace(model_card("tiny-image"), networks=Networks(component_bytes=()))
     assert list(without_effect(settings, [make_job()], lambda model: card)) == both
@@ -47,18 +47,18 @@ def test_commands_tell_it_on_stderr(
     films, both = write_manifest(FILM, name="films.jsonl"), write_manifest(FILM, {"prompt": "x"})
     ran = run_cli(command, films, *off)
     names = "--no-kv-reuse, --no-batch-invariant"
-    assert f"note: {names} concern pictures only; this manifest has none\n" in ran.err
-    assert "concern" not in ran.out
+    assert f"note: {names} apply to pictures only; this manifest has none\n" in ran.err
+    assert "appl" not in ran.out
     alone = run_cli(command, films, "--no-kv-reuse").err
-    assert "note: --no-kv-reuse concerns pictures only; this manifest has none\n" in alone
-    assert "concern" not in run_cli(command, films, *off, "-q").err
-    assert "concern" not in run_cli(command, both, *off, "--frames", "png").err
-    assert "concern" not in run_cli(command, films).err
+    assert "note: --no-kv-reuse applies to pictures only; this manifest has none\n" in alone
+    assert "appl" not in run_cli(command, films, *off, "-q").err
+    assert "appl" not in run_cli(command, both, *off, "--frames", "png").err
+    assert "appl" not in run_cli(command, films).err
 
 
 def test_what_only_models_with_a_camera_read_is_told_of_other_videos() -> None:
     settings = settle({"clips_together": 2}, {}, {})
-    told = ["--clips-together concerns models that follow a camera only; no video is of one"]
+    told = ["--clips-together applies to models that follow a camera only; no video uses one"]
     film = VideoJob(
         custom_id="film",
         **FILM,
@@ -81,4 +81,4 @@ def test_generate_tells_it_too(
     run_cli: Callable[..., Any], write_manifest: Callable[..., Path]
 ) -> None:
     ran = run_cli("generate", write_manifest({"prompt": "x"}), "--dry-run", "--frames", "png")
-    assert "note: --frames concerns videos only" in ran.err
+    assert "note: --frames applies to videos only" in ran.err

@@ -128,8 +128,8 @@ def test_both_lines_of_a_collision_are_named(examined: Examined) -> None:
     )
     assert [job.custom_id for job in jobs] == ["a", "b", "d"]
     assert told(faults) == [
-        ("jobs.jsonl:3: --name", '"Cat.png" may be the file of jobs.jsonl:1, "cat.png"'),
-        ("jobs.jsonl:5: --name", '"c\u00e4t.png" is the file of jobs.jsonl:4'),
+        ("jobs.jsonl:3: --name", '"Cat.png" may collide with the file of jobs.jsonl:1, "cat.png"'),
+        ("jobs.jsonl:5: --name", '"c\u00e4t.png" is also the file of jobs.jsonl:4'),
     ]
     assert faults[0].code == "manifest.duplicate-name"
     assert faults[0].hint == "add {custom_id} or {seed} to the name"
@@ -152,7 +152,7 @@ def test_a_name_that_is_none_is_told_with_its_line(examined: Examined) -> None:
     assert not jobs
     assert [where for where, _ in told(faults)] == ["jobs.jsonl:1: --name", "jobs.jsonl:2: name"]
     assert "it is too long" in faults[0].what
-    assert "ends like a file of a run" in faults[1].what
+    assert "named like a file of a run" in faults[1].what
 
 
 def test_a_faulty_line_keeps_its_number(examined: Examined) -> None:
@@ -168,14 +168,19 @@ def test_a_faulty_line_keeps_its_number(examined: Examined) -> None:
 @pytest.mark.parametrize(
     ("line", "settings", "where", "what"),
     [
-        ({"quality": 5}, {}, "jobs.jsonl:1: quality", "no stage would use it: a PNG has none"),
+        ({"quality": 5}, {}, "jobs.jsonl:1: quality", "it has no effect: a PNG has none"),
         ({"quality": 5, "format": "webp", "lossless": True}, {}, "jobs.jsonl:1: quality", "WebP"),
         ({"quality": 5}, {"format": "webp", "lossless": True}, "jobs.jsonl:1: quality", "WebP"),
-        ({"lossless": True}, {}, "jobs.jsonl:1: lossless", "a PNG loses nothing"),
-        ({"lossless": True}, {"format": "jpeg"}, "jobs.jsonl:1: lossless", "no JPEG is lossless"),
-        ({"format": "jpeg"}, {"lossless": True}, "flag: lossless", "no JPEG is lossless"),
+        ({"lossless": True}, {}, "jobs.jsonl:1: lossless", "PNG is always lossless"),
+        (
+            {"lossless": True},
+            {"format": "jpeg"},
+            "jobs.jsonl:1: lossless",
+            "JPEG cannot be lossless",
+        ),
+        ({"format": "jpeg"}, {"lossless": True}, "flag: lossless", "JPEG cannot be lossless"),
         ({"format": "gif"}, {}, "jobs.jsonl:1: format", '"gif" is not known'),
-        (FILM | {"format": "webp"}, {}, "jobs.jsonl:1: format", "it belongs to it2i and t2i"),
+        (FILM | {"format": "webp"}, {}, "jobs.jsonl:1: format", "it is only for it2i and t2i"),
     ],
 )
 def test_what_a_format_cannot_be(

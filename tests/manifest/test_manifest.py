@@ -591,5 +591,5 @@ print(time.process_time() - start)
 def test_a_conversation_is_told_apart_from_a_slip_of_the_pen() -> None:
     for name in ("messages", "history"):
         fault = only_fault(**{name: []})
-        assert "no turns before it" in fault.what
+        assert "jobs have no earlier turns" in fault.what
         assert "prompt and images" in fault.hint

@@ -179,7 +179,7 @@ def test_flags_that_are_no_settings_are_our_own_mistake() -> None:
         ("[model]\nseed = 1", "run.toml: model.seed", "write seed below [sampling]"),
         ("[sampling]\nsteps = 4", "run.toml: sampling.steps", "write num_inference_steps below"),
         ("steps = 4", "run.toml", "write num_inference_steps below [sampling]"),
-        ("x = 1", "run.toml", "known here"),
+        ("x = 1", "run.toml", "allowed here"),
         ("[model", "run.toml", ""),
     ],
 )

@@ -178,7 +178,12 @@ def test_the_command_prints_both(run_cli: Callable[..., Any]) -> None:
     assert (pictures["additionalProperties"], [*pictures["patternProperties"]]) == (False, ["^x_"])
     assert pictures["required"] == ["prompt"]
     assert sorted(videos["required"]) == ["prompt", "task"]
-    steps = {"type": "integer", "minimum": 1, "maximum": 1000, "description": "Denoise steps."}
+    steps = {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": 1000,
+        "description": "Number of denoise steps.",
+    }
     assert pictures["properties"]["num_inference_steps"] == steps
     assert pictures["properties"]["steps"] == steps
     assert pictures["properties"]["bot_task"]["enum"][-1] == "image"

@@ -57,8 +57,10 @@ def test_what_is_left_out_is_told_in_a_line_each(tree: Tree) -> None:
     tree("p/a.jpg", "p/.hidden.jpg", "p/n.txt", "p/x.psd", "p/y", "p/s/b.jpg", "p/.git/c.jpg")
     found = sources(["p"], is_recursive=False)
     (others, below) = sorted(found.notes, key=len, reverse=True)
-    assert others == ("5 files are no pictures: p/.git, p/.hidden.jpg, p/n.txt and 2 more")
-    assert below == "1 folder is left out without --recursive: p/s"
+    assert others == (
+        "skipped 5 files that are not images: p/.git, p/.hidden.jpg, p/n.txt and 2 more"
+    )
+    assert below == "skipped 1 subfolder (add --recursive): p/s"
 
 
 def test_results_of_earlier_runs_and_links_are_not_entered(tree: Tree) -> None:
@@ -67,8 +69,8 @@ def test_results_of_earlier_runs_and_links_are_not_entered(tree: Tree) -> None:
     found = sources(["."], is_recursive=True)
     assert list(found.files) == ["a.jpg", "b/c.jpg"]
     assert found.notes == (
-        "1 linked folder is left out: ./round",
-        "1 folder of an earlier run is left out: ./runs/one",
+        "skipped 1 linked folder: ./round",
+        "skipped 1 folder of an earlier run: ./runs/one",
     )
 
 
@@ -88,7 +90,7 @@ def test_what_is_named_twice_is_taken_once(tree: Tree) -> None:
     tree("p/a.jpg")
     found = sources(["p/a.jpg", "p", "p/../p/a.jpg"], is_recursive=False)
     assert list(found.files) == ["a.jpg"]
-    assert found.notes == ("named more than once, taken once: 2",)
+    assert found.notes == ("used once, though named more than once: 2",)
 
 
 def test_a_pattern_that_is_a_files_name_is_that_file(tree: Tree) -> None:

@@ -66,15 +66,15 @@ def fault(card: VideoCard, **line: Any) -> HyimgError:
 @pytest.mark.parametrize(
     ("card", "task", "images", "field", "word"),
     [
-        (T2V, "i2v", ["wide.png"], "task", "from a prompt alone"),
-        (I2V, "t2v", [], "task", "from a picture and a prompt"),
-        (LAST, "t2v", [], "task", "from a picture and a prompt"),
+        (T2V, "i2v", ["wide.png"], "task", "from a prompt only"),
+        (I2V, "t2v", [], "task", "a start image as well as a prompt"),
+        (LAST, "t2v", [], "task", "a start image as well as a prompt"),
         (I2V, "i2v", ["wide.png", "wide.png"], "images", "takes the first frame"),
         (BOTH, "i2v", ["wide.png", "wide.png"], "images", "takes the first frame"),
         (PAIR, "i2v", ["wide.png"] * 3, "images", "the first and the last frame"),
-        (LAST, "i2v", ["wide.png"], "images", "there is no last one"),
-        (I2V, "i2v", [], "images", "i2v without images"),
-        (BOTH, "t2v", ["wide.png"], "images", "from its prompt alone"),
+        (LAST, "i2v", ["wide.png"], "images", "the last one is missing"),
+        (I2V, "i2v", [], "images", "i2v needs images"),
+        (BOTH, "t2v", ["wide.png"], "images", "from a prompt only"),
     ],
 )
 def test_what_the_checkpoint_cannot_do_is_refused(
@@ -139,8 +139,8 @@ def test_a_weight_is_the_one_that_is_written(text: str, weight: float) -> None:
 @pytest.mark.parametrize(
     ("card", "lora", "word"),
     [
-        (PAIR, "a.safetensors", "a pair of files"),
-        (PAIR, "high=a.safetensors", "a pair of files"),
+        (PAIR, "a.safetensors", "a pair of LoRA files"),
+        (PAIR, "high=a.safetensors", "a pair of LoRA files"),
         (I2V, "low=a.safetensors", "one transformer"),
         (I2V, "missing.safetensors", "LoRA file not found: missing.safetensors"),
         (I2V, "a.bin", "only safetensors"),

@@ -83,9 +83,21 @@ def test_a_line_stands_above_the_flag_and_is_written_whole(line: dict[str, Any])
 @pytest.mark.parametrize(
     ("line", "more", "why"),
     [
-        (PICTURE, {"num_inference_steps": 11}, "a step cache of 11 steps: from 12 on"),
-        (VIDEO, {"num_inference_steps": 11}, "a step cache of 11 steps: from 12 on"),
-        (PICTURE, {"step_cache": "taylor:first=20"}, "all of 20 steps would be full"),
+        (
+            PICTURE,
+            {"num_inference_steps": 11},
+            "a step cache needs at least 12 steps; the job has 11",
+        ),
+        (
+            VIDEO,
+            {"num_inference_steps": 11},
+            "a step cache needs at least 12 steps; the job has 11",
+        ),
+        (
+            PICTURE,
+            {"step_cache": "taylor:first=20"},
+            "the step cache would leave out none of the 20 steps",
+        ),
         (PICTURE, {"distilled": True}, "distilled to few steps"),
         (VIDEO, {"distilled": True}, "distilled to few steps"),
         (VIDEO, {"scheduler": "euler"}, "distilled to few steps"),

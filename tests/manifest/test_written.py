@@ -100,10 +100,10 @@ def test_another_size_needs_no_ratio(card_of: Any) -> None:
         (TEXT.replace("<think>", ""), "<think> is missing"),
         (TEXT.replace("</think>", "</thnik>"), "</think> is missing"),
         ("A cat.", "<think> is missing"),
-        (TEXT + "<think>", "<think> is there 2 times"),
+        (TEXT + "<think>", "<think> appears 2 times"),
         (
             "<recaption>A cat.</recaption><think>a cat</think>",
-            "its tags stand in another order: <recaption> </recaption> <think> </think>",
+            "its tags are in another order: <recaption> </recaption> <think> </think>",
         ),
     ],
 )

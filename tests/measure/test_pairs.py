@@ -138,7 +138,7 @@ def test_every_fault_of_a_manifest_is_told(
 @pytest.mark.parametrize(
     ("a", "b", "text"),
     [
-        ("missing.png", "x.png", "no such file"),
+        ("missing.png", "x.png", "not found"),
         ("x.png", None, "one file alone"),
         ("folder", None, "one folder alone"),
         ("folder", "x.png", "one is a folder"),

@@ -183,7 +183,7 @@ def test_16_bit_colour_is_noted(put: Callable[[bytes], Path]) -> None:
 def test_pictures_of_fractions(save: Save, values: list[float], expected: list[int]) -> None:
     source = read_image(save(Image.fromarray(np.array([values], np.float32)), "a.tif"))
     assert source.pixels[0, :, 0].tolist() == expected
-    assert source.notes == ("numbers with fractions reduced to 8 bit",)
+    assert source.notes == ("floating-point numbers reduced to 8 bit",)
 
 
 def test_fractions_that_are_no_numbers_are_black(save: Save) -> None:
@@ -367,7 +367,7 @@ def test_files_that_are_no_pictures(put: Callable[[bytes], Path], data: bytes, c
 def test_a_link_that_leads_nowhere_is_told_as_one(tmp_path: Path) -> None:
     (tmp_path / "a.png").symlink_to("gone.png")
     error = refusal(tmp_path / "a.png")
-    assert (error.code, error.what) == ("source.missing", "this link leads nowhere")
+    assert (error.code, error.what) == ("source.missing", "the link's target does not exist")
 
 
 @pytest.mark.parametrize("format_name", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])

@@ -234,7 +234,7 @@ def test_a_quantization_that_is_named_fits_and_none_before_it(
     ]
     has_room = any(one.is_enough for one in outside)
     assert ("--offload-experts would fit" in said) == (first is None and has_room)
-    assert ("free some, or use a machine with" in said) == (first is None and not has_room)
+    assert ("free some memory, or use a machine with" in said) == (first is None and not has_room)
 
 
 @pytest.mark.parametrize(
@@ -245,9 +245,13 @@ def test_a_quantization_that_is_named_fits_and_none_before_it(
         (79, {"quantization": "fp8"}, "--quantization nf4 would fit with "),
         (39, {}, "--offload-experts would fit with "),
         (28, {}, "--quantization fp8 --offload-experts would fit with "),
-        (12, {}, "GB for --quantization nf4 --offload-experts; more GPUs share it by --tensor"),
-        (12, {"offloads_experts": True}, "--offload-experts is on already"),
-        (39, {"device": "balanced"}, "more GPUs share it by --tensor-parallel-size"),
+        (
+            12,
+            {},
+            "GB for --quantization nf4 --offload-experts; split it over more GPUs with --tensor",
+        ),
+        (12, {"offloads_experts": True}, "--offload-experts is already on"),
+        (39, {"device": "balanced"}, "split it over more GPUs with --tensor-parallel-size"),
         (75, {"device": "cpu", "dtype": "float32", "quantization": "nf4"}, "--dtype bfloat16"),
         (39, {"device": "cpu", "quantization": "nf4"}, "or use a machine with "),
     ],
@@ -296,7 +300,7 @@ def test_as_many_ranks_as_are_needed_are_named(released: str, free_gb: int, rank
 def test_ranks_are_those_that_the_lines_model_can_be_split_over(released: str) -> None:
     """The run's own model, which has no such line, could be split over six."""
     found = check_fit(released, edits(released), GPU, AvailableMemory(10 * GB, "cuda:0", gpus=7))
-    assert "more GPUs share it by --tensor-parallel-size" in found.remedy
+    assert "split it over more GPUs with --tensor-parallel-size" in found.remedy
 
 
 @pytest.fixture
@@ -320,7 +324,7 @@ def test_a_setting_that_allows_less_is_named(released: str) -> None:
         with pytest.raises(MachineError) as raised, memory_guard(released, jobs, config):
             raise AssertionError("refused before")
         assert what in raised.value.what
-        assert "the weights take 168.5 GB, one job beside them" in raised.value.what
+        assert "the weights take 168.5 GB and one job another" in raised.value.what
         assert raised.value.hint.startswith("raise ")
 
 
@@ -335,7 +339,7 @@ def test_memory_that_runs_out_while_loading_names_what_helps(released: str) -> N
     least = replace(GPU, model=replace(GPU.model, quantization="nf4"))
     with pytest.raises(MachineError) as raised, memory_guard(released, edits(released), least):
         raise torch.OutOfMemoryError("CUDA out of memory")
-    assert raised.value.hint.startswith("free some, or use a machine with")
+    assert raised.value.hint.startswith("free some memory, or use a machine with")
 
 
 def test_a_model_without_experts_is_refused_in_words_before_there_are_jobs(
@@ -346,7 +350,7 @@ def test_a_model_without_experts_is_refused_in_words_before_there_are_jobs(
     monkeypatch.setattr(fit, "model_card", lambda *_: card)
     found = check_fit("tiny-image", (), CPU, AvailableMemory(1))
     assert not found.is_enough
-    assert "free some, or use a machine with" in found.remedy
+    assert "free some memory, or use a machine with" in found.remedy
 
 
 def test_one_job_that_is_too_large_ends_no_run(released: str) -> None:

@@ -67,11 +67,11 @@ def test_a_record_has_all_that_belongs_to_a_job(out: Path) -> None:
         {"name": "a.png", "link": "outputs/a.png", "width": 64, "height": 48, "seed": 5}
     ]
     assert found["texts"] == [["recaption", "A blue picture."], ["think", "The user wants blue."]]
-    facts = [["steps", "20"], ["time", "1.25 s"], ["KV reuse", "hit"], ["attempt", "2"]]
+    facts = [["steps", "20"], ["time", "1.2 s"], ["KV reuse", "hit"], ["attempt", "2"]]
     assert found["facts"] == [*facts, ["note", "was turned"]]
     assert ["guidance_scale", "2.5"] in found["settings"]
     assert ["model", "big"] in found["settings"]
-    assert found["phases"][-1] == ["waited before", "3.000 s"]
+    assert found["phases"][-1] == ["waited", "3.000 s"]
     assert found["warnings"] == ["was slow"]
 
 
@@ -164,7 +164,7 @@ def test_no_text_ends_a_script_or_breaks_its_file(out: Path) -> None:
         assert "<" not in path.read_text(encoding="utf-8")
     (found,) = records(out)
     assert (found["prompt"], found["error"]["hint"]) == (HOSTILE, HOSTILE)
-    assert found["sources"][0]["gone"] == "there is no such file"
+    assert found["sources"][0]["gone"] == "file not found"
 
 
 # --- thumbnails
@@ -215,7 +215,7 @@ def test_a_folder_that_is_moved_meanwhile_is_not_made_again(
         return image
 
     monkeypatch.setattr(thumbnails, "small", moved)
-    with pytest.raises(StorageError, match="the folder is not there"):
+    with pytest.raises(StorageError, match="the folder does not exist"):
         RunPage(large(out)).refresh()
     assert not out.exists()
 
@@ -226,9 +226,9 @@ def test_pictures_that_are_gone_leave_a_word_and_their_thumbnail(out: Path) -> N
     (out.parent / "in.png").write_bytes(b"damaged")
     RunPage(out).refresh()
     (found,) = records(out)
-    assert found["outputs"][0]["gone"] == "there is no such file"
+    assert found["outputs"][0]["gone"] == "file not found"
     assert (out / found["outputs"][0]["thumb"]).is_file()
-    assert found["sources"][0]["gone"] == "this is not a picture"
+    assert found["sources"][0]["gone"] == "this is not an image"
 
 
 def test_results_without_a_digest_have_a_thumbnail_each(out: Path) -> None:
@@ -296,7 +296,7 @@ def test_names_are_what_sources_do_not_share_and_links_lead_there(out: Path) -> 
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not the folder of a run"):
+    with pytest.raises(UsageError, match="not the output folder of a run"):
         RunPage(tmp_path)
 
 

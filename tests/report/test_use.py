@@ -188,7 +188,7 @@ def test_films_play_and_what_is_gone_is_said(tab: Tab, tmp_path: Path) -> None:
     tab.click(".job[data-id='film']")
     tab.wait("document.querySelector('video')?.currentTime > 0")
     tab.key("j")
-    assert "there is no such file" in text(tab, "#show")
+    assert "file not found" in text(tab, "#show")
     tab.key("j")
     assert "What to do: give another" in text(tab, "#about")
     assert HOSTILE in text(tab, "#about")
@@ -208,7 +208,7 @@ def test_a_page_without_its_folder_says_so(tab: Tab, tmp_path: Path) -> None:
 def test_a_run_beyond_its_gates_is_not_green_and_names_them(tab: Tab, tmp_path: Path) -> None:
     for n, name in enumerate(("in", "out/outputs/a", "out/outputs/a.redraw", "out/outputs/b")):
         picture(tmp_path / f"{name}.png", n)
-    breach = "max_spill 0.1: the part of the edit outside the region is 0.5"
+    breach = "max_spill 0.1: the fraction of the edit outside the region is 0.5"
     edit = {"kind": "none", "gates": [breach], "plain": "outputs/a.redraw.png"}
     lines = [done("a", edit=edit, warnings=[f"gate: {breach}"]), done("b")]
     RunPage(write_run(tmp_path / "out", lines, [asked("a"), asked("b")])).refresh()

@@ -239,7 +239,7 @@ class RayCluster:
             message = ray.get(ref)
         except RayError as error:
             if isinstance(error, RayActorError) and not error.actor_init_failed:
-                return number, Exited("its process or its machine is gone")
+                return number, Exited("its process or machine is gone")
             return number, Exited(str(error).strip().splitlines()[-1])
         if isinstance(message, Parcel):
             message = message.unpack(self._actors[number].folder)
@@ -265,9 +265,9 @@ class _Head:
         if self._called_at - self._heard_at > _HEAD_GONE_S:
             self.is_gone = True
             raise MachineError(
-                "the head of the Ray cluster does not answer any more",
+                "the head of the Ray cluster stopped responding",
                 where=":".join(map(str, self._address)),
-                hint="start the cluster, then run the same command again: it resumes",
+                hint="start the cluster, then run the same command again to resume",
                 code="machine.ray",
             )
 
@@ -305,8 +305,8 @@ def place_of(config: RunConfig) -> MachineInfo:
     try:
         return ray.get(probe.remote(), timeout=_ROOM_S)
     except RayError as error:
-        what = f"no machine of the Ray cluster answers: {str(error).strip().splitlines()[-1]}"
-        raise MachineError(what, hint="look at ray status", code="machine.ray") from error
+        what = f"no machine of the Ray cluster responds: {str(error).strip().splitlines()[-1]}"
+        raise MachineError(what, hint="check ray status", code="machine.ray") from error
 
 
 def _nodes() -> list[dict[str, Any]]:
@@ -326,9 +326,9 @@ def _needs(config: RunConfig, count: int) -> dict[str, Any]:
     fit = sum(one // each for one in there)
     if fit < count:
         raise MachineError(
-            f"{count} replicas need {count * each} {what}s; the Ray cluster has {sum(there)} on "
-            f"{counted(len(nodes), 'machine')}",
-            hint=f"--replicas {fit}" if fit else "--device cpu, or a cluster with GPUs",
+            f"{count} replicas need {count * each} {what}s, but the Ray cluster has "
+            f"{sum(there)} on {counted(len(nodes), 'machine')}",
+            hint=f"use --replicas {fit}" if fit else "use --device cpu, or a cluster with GPUs",
             code="machine.replicas",
         )
     if is_on_gpu:
@@ -349,14 +349,14 @@ def connect(config: RunConfig) -> None:
     try:
         # Ray itself would try for minutes.
         if re.fullmatch(r"[^/]+:\d+", address) and not _answers(*_host_and_port(address), _CALL_S):
-            raise OSError(f"nothing answers there within {_CALL_S:.0f} s")
+            raise OSError(f"no response within {_CALL_S:.0f} s")
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (OSError, ValueError, RuntimeError, RayError) as error:
         disconnect()
         raise MachineError(
             f"no Ray cluster at {address}: {str(error).strip().splitlines()[0]}",
-            hint="ray status shows one, RAY_AUTH_TOKEN must be its own; --ray-address local starts "
-            "one on this machine",
+            hint="check ray status and RAY_AUTH_TOKEN; --ray-address local starts a cluster on "
+            "this machine",
             code="machine.ray",
         ) from error
     finally:

@@ -13,6 +13,7 @@ from hyimg_cli.memory.fit import check_fit
 from hyimg_cli.parallel.launch import ChildProcess
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.units import bytes_text
 
 # Messages of each replica that may wait for the run to look at them, and that it takes at once.
 _WAITING = 64
@@ -29,7 +30,7 @@ class LocalProcesses:
         if precision(config.model)[0] == "cuda":
             from hyimg_cli.parallel import devices
 
-            ranks, hint = config.parallel.of_session, "fewer --replicas, or --device cpu"
+            ranks, hint = config.parallel.of_session, "use fewer --replicas, or --device cpu"
             what = "replicas" if ranks == 1 else "ranks of all replicas"
             devices.refuse_missing_gpus(count * ranks, what, hint, code="machine.replicas")
         _refuse_little_memory(config, plan, count)
@@ -104,8 +105,8 @@ def _refuse_little_memory(config: RunConfig, plan: Plan, count: int) -> None:
         found = check_fit(model, plan.jobs_of_model(model), config, part)
         if not found.is_enough:
             raise MachineError(
-                f"{count} replicas hold {found.needed.weights / 1e9:.1f} GB of weights each; main "
-                f"memory has {available_bytes() / 1e9:.1f} GB free",
-                hint="fewer --replicas, or none",
+                f"{count} replicas need {bytes_text(found.needed.weights)} for weights each, "
+                f"but main memory has {bytes_text(available_bytes())} free",
+                hint="use fewer --replicas",
                 code="machine.memory",
             )

@@ -38,7 +38,7 @@ class Parcel:
         try:
             put_latents(replica, self.latents)
         except StorageError as error:
-            logger.warning("%s: the latents were not kept: %s", list(self.latents), error.what)
+            logger.warning("%s: the latents were not saved: %s", list(self.latents), error.what)
         return self.message
 
 

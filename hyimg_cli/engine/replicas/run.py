@@ -295,7 +295,9 @@ class _Dispatcher:
         for event in message.events:
             if isinstance(event, JobEnded):
                 deaths = self._deaths.get(event.outcome.custom_id, ())
-                told = (f"{who} died at this job; it was dispatched again" for who in deaths)
+                told = (
+                    f"{who} died while running this job, which was started again" for who in deaths
+                )
                 warnings = (*event.outcome.warnings, *told)
                 event = JobEnded(replace(event.outcome, replica=number, warnings=warnings))
             elif isinstance(event, Readiness):

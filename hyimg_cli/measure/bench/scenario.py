@@ -164,7 +164,7 @@ def _scenario(path: Path, table: dict[str, Any]) -> Scenario:
             except BadValue as bad:
                 raise _fault(path, f"[{part}] {name}: {bad.what}", bad.hint) from None
         if settings.get("replicas", 1) != 1:
-            raise _fault(path, f"[{part}] replicas: a bench measures one session", "take it out")
+            raise _fault(path, f"[{part}] replicas: a bench measures one session", "remove it")
     return replace(
         found, manifest=path.parent / found.manifest, main_steps=found.main_steps or found.steps[-1]
     )

@@ -64,7 +64,9 @@ def restore_job(described: Described, wishes: Wishes) -> Restored:
     """
     record = described.record
     if record is None:
-        raise _fault("foreign", "the picture is not hyimg's: it holds no job", described.path)
+        raise _fault(
+            "replay.foreign", "the picture is not hyimg's: it holds no job", described.path
+        )
     title = f"{TITLE}{described.path.name}"
     # What stands in the record goes first: files are looked for under names that were checked.
     as_recorded = _manifest(record.job, title)
@@ -112,7 +114,7 @@ class _Search:
             what = f"the model {PurePath(model).name} is not the one recorded"
             if not wishes.allow_changed:
                 hint = f"name the folder or --revision of {shown(recorded)} with {expected[:10]}…"
-                raise _fault("other-model", what, self.path, f"{hint}; or {_ALLOW}")
+                raise _fault("replay.other-model", what, self.path, f"{hint}; or {_ALLOW}")
             self.notes.append(what)
         return model
 
@@ -131,12 +133,12 @@ class _Search:
                 what = f"{name} is a folder here; a picture's record cannot choose a folder"
                 raise _fault("model", what, self.path, f"to use the folder, add --model {name}")
             what = f"the model {name} is not on this machine, and no file has one fetched"
-            raise _fault("model", what, self.path, f"--model {name} fetches it")
+            raise _fault("replay.model", what, self.path, f"--model {name} fetches it")
         what = f"only the name of the model's folder is recorded: {shown(PurePath(recorded).name)}"
         name, hint = str(self.resolved.get("model", "")), "give the folder with --model"
         if os.sep in name and os.path.isdir(there := run_of(self.path) / name):
             hint += f"; its run had {there}"
-        raise _fault("model", what, self.path, hint)
+        raise _fault("replay.model", what, self.path, hint)
 
     def find_files(self, name: str) -> Any:
         """A field of the job with the recorded files in place of their names. Raises UsageError."""
@@ -144,7 +146,9 @@ class _Search:
         value = kind.read(self.record.job[name])
         names = kind.names(value)
         if digests and len(digests) != len(names):
-            raise _fault("damaged", f"the record names other {noun}s than digests", self.path)
+            raise _fault(
+                "metadata.damaged", f"the record names other {noun}s than digests", self.path
+            )
         if not digests and any(map(kind.is_path, names)):
             self.notes.append(f"digests of {noun}s are not recorded: not checked")
         there: list[Path] = []
@@ -161,9 +165,9 @@ class _Search:
         is_path, noun = PATH_FIELDS[field].is_path(name), _NOUNS.get(field, field)
         if not is_path and field != "lora":
             return name
-        base, slug = PurePath(name).name, "image" if field == "images" else "file"
+        base, is_image = PurePath(name).name, field == "images"
         if (is_path and base != name) or base in ("", ".", ".."):
-            raise _fault("damaged", f"{shown(name)} is no name of a {noun}", self.path)
+            raise _fault("metadata.damaged", f"{shown(name)} is no name of a {noun}", self.path)
         folders = [self.path.parent, *self.folders]
         if self.wishes.images_from:
             folders.insert(0, self.wishes.images_from)
@@ -173,14 +177,16 @@ class _Search:
         if not present:
             missed = " nor in ".join(dict.fromkeys(str(place.parent) for place in places))
             what = f"the {noun} {shown(name)} is not in {missed}"
-            raise _fault(f"missing-{slug}", what, self.path, "give its folder with --images-from")
+            code = "replay.missing-image" if is_image else "replay.missing-file"
+            raise _fault(code, what, self.path, "give its folder with --images-from")
         same = (place for place in present if sha256 in (None, _digest(field, place)))
         file = next(same, present[0])
         if sha256 not in (None, _digest(field, file)):
             what = f"{file.name} is not the recorded {noun}"
             if not self.wishes.allow_changed:
                 hint = f"--images-from names the folder of the original; or {_ALLOW}"
-                raise _fault(f"changed-{slug}", what, self.path, hint)
+                code = "replay.changed-image" if is_image else "replay.changed-file"
+                raise _fault(code, what, self.path, hint)
             self.notes.append(what)
         return str(file.absolute())
 
@@ -230,6 +236,5 @@ def _settings(record: Record, device: str) -> tuple[dict[str, Any], list[str]]:
     return found, removed
 
 
-def _fault(slug: str, what: str, path: Path, hint: str = "") -> UsageError:
-    code = f"metadata.{slug}" if slug == "damaged" else f"replay.{slug}"
+def _fault(code: str, what: str, path: Path, hint: str = "") -> UsageError:
     return UsageError(what, where=path, hint=hint, code=code)

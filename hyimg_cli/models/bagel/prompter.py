@@ -202,7 +202,7 @@ class BagelPrompter(ImageCheckpoint):
                 raise JobError(
                     f"BAGEL does not read {field} = {getattr(job, field)}",
                     where=field,
-                    hint="bot_task is none or think here" if field == "bot_task" else "take it out",
+                    hint="bot_task is none or think here" if field == "bot_task" else "remove it",
                     code="job.unconsumed",
                 )
         idle = sorted(job.user_fields & {*GUIDANCE_FIELDS})

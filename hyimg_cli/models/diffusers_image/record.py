@@ -106,7 +106,7 @@ class EditorFolder(ImageCheckpoint):
         ):
             if is_asked:
                 what = f"{self.card.name} does not follow {name}"
-                raise JobError(what, where=name, hint="leave it out", code="job.not-followed")
+                raise JobError(what, where=name, hint="remove it", code="job.not-followed")
         scheduler = self.layout.components["scheduler"].config()
         if job.num_inference_steps == 1 and keeps_shift and scheduler.has("shift_terminal"):
             what, hint = f"one step of {self.card.name} would have no schedule", "take 2 or more"
@@ -115,7 +115,7 @@ class EditorFolder(ImageCheckpoint):
             text = getattr(job, name)
             if "<" in text and (found := [one for one in self._control_tokens if one in text]):
                 what = f"the text has the control token {max(found, key=len)}"
-                raise JobError(what, where=name, hint="take it out", code="job.control-token")
+                raise JobError(what, where=name, hint="remove it", code="job.control-token")
         least, most = kind.least_side, kind.most_ratio
         for path in job.images if least else ():
             with suppress(SourceImageError):  # which is told of the file

@@ -114,15 +114,15 @@ def check_job(job: VideoJob, card: VideoCard, positions: int) -> None:
     check_shape(job, card, positions)
     if job.num_inference_steps != len(INDICES):
         what = f"{job.num_inference_steps} steps; the model was distilled to {len(INDICES)}"
-        raise _fault(what, "num_inference_steps", "leave it out")
+        raise _fault(what, "num_inference_steps", "remove it")
     if job.guidance_scale != 1:
         what = f"guidance_scale {job.guidance_scale:g}; the model was distilled without guidance"
         raise _fault(what, "guidance_scale", "give 1, or leave it out")
     if job.lora:
-        raise _fault("LoRAs are not read for this model", "lora", "take the field out")
+        raise _fault("LoRAs are not read for this model", "lora", "remove the field")
     if job.scheduler is not None:
         what = "the model has noise levels of its own"
-        raise _fault(what, "scheduler", "take the field out")
+        raise _fault(what, "scheduler", "remove the field")
     if not job.camera:
         what = "the model follows a camera, and the line says none"
         hint = f'"camera": a file of poses, or keys: "none-{job.num_frames}" stands still'

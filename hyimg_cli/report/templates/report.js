@@ -79,8 +79,8 @@ const hyimgReport = (() => {
     node.addEventListener("load", () => node.remove());
     node.addEventListener("error", () => {
       node.remove();
-      if (!run) by("verdict").textContent = "The folder report/ is not beside this page";
-      if (!run) by("state").textContent = "hyimg report OUT --single-file makes a page that can go alone.";
+      if (!run) by("verdict").textContent = "The folder report/ is missing next to this page";
+      if (!run) by("state").textContent = "hyimg report OUT --single-file writes a page that works alone.";
     });
     document.head.append(node);
   }
@@ -147,8 +147,8 @@ const hyimgReport = (() => {
     const tone = run.failed || run.gated ? "bad" : left ? "neutral" : "good";
     by("summary").className = `tone-${tone}`;
     by("state").textContent = run.running
-      ? `Running: ${run.done + run.failed} of ${total} at ${new Date(run.running * 1000).toLocaleString()}. New jobs appear by themselves; if the run was killed, the same command goes on.`
-      : left ? "Stopped. The same command goes on where it was." : "";
+      ? `Running: ${run.done + run.failed} of ${total} at ${new Date(run.running * 1000).toLocaleString()}. New jobs appear automatically; if the run was killed, run the same command again to resume.`
+      : left ? "Stopped. Run the same command again to resume." : "";
     const tally = (words) => {
       const counts = new Map();
       for (const word of words) counts.set(word, (counts.get(word) ?? 0) + 1);
@@ -162,8 +162,8 @@ const hyimgReport = (() => {
       ...run.toys.map((text) => make("li", {}, text)),
       ...codes.map(([code, n]) => make("li", {}, `${n} failed: `, search("failed", code))),
       ...gates.map(([gate, n]) => make("li", {}, `${n} beyond a gate: `, search("warned", gate))),
-      ...(vanished ? [make("li", {}, `${count(vanished, "job")} with a picture that is not there any more, or cannot be read`)] : []),
-      ...(waiting ? [make("li", {}, `Thumbnails of ${count(waiting, "job")} are not made yet${run.running ? "" : ": hyimg report OUT makes them"}.`)] : []),
+      ...(vanished ? [make("li", {}, `${count(vanished, "job")} with a picture that is missing or cannot be read`)] : []),
+      ...(waiting ? [make("li", {}, `Thumbnails of ${count(waiting, "job")} are not ready yet${run.running ? "" : ": run hyimg report OUT"}.`)] : []),
       ...(run.capped ? [make("li", {}, run.capped)] : []),
     );
     by("environment").replaceChildren(
@@ -343,7 +343,7 @@ const hyimgReport = (() => {
   // Darkens what was copied from the source, then lifts it to grey: so it shows on any picture.
   function matte(job) {
     if (!masked || !job.mask?.link) return [];
-    return ["mask: clear where the picture was edited", ""].map((alt) => Object.assign(image(job.mask, job.mask.link, alt, false), { className: "mask" }));
+    return ["mask: transparent where the picture was edited", ""].map((alt) => Object.assign(image(job.mask, job.mask.link, alt, false), { className: "mask" }));
   }
   // As large as the window lets it be, in the shape of the result.
   function shaped(node, job) {
@@ -363,7 +363,7 @@ const hyimgReport = (() => {
   }
   // A source is cut around its centre to the result's shape, as the model saw it.
   function slider(picture, result, job) {
-    const input = make("input", { type: "range", id: "slider", min: 0, max: 100, step: 1, value: at, "aria-label": "How much of the picture before covers the one after, percent" });
+    const input = make("input", { type: "range", id: "slider", min: 0, max: 100, step: 1, value: at, "aria-label": "Share of the picture before that covers the one after, in percent" });
     const node = make("div", { className: "stage" },
       Object.assign(image(result, result.link, `after: ${job.prompt ?? ""}`, false), { id: "under" }),
       Object.assign(image(picture, picture.link, `before: ${picture.name}`, false), { id: "over" }),

@@ -110,7 +110,7 @@ def test_the_command(
     ("arguments", "says"),
     [
         (["--compare", "kv-resue"], "did you mean kv-reuse?"),
-        (["--compare", "kv-reuse", "--steps", "0"], "is no list of whole numbers"),
+        (["--compare", "kv-reuse", "--steps", "0"], "is not a list of whole numbers"),
         (["--compare", "kv-reuse", "--max-regress", "much"], "is no share"),
         (["--compare", "kv-reuse", "--baseline", "none.json"], "cannot be read"),
     ],

@@ -165,10 +165,10 @@ def test_an_edit_of_the_whole_that_fails_is_finished_from_its_redraw(
     model, out = str(checkpoint("klein")), tmp_path / "out"
     failed = run_cli("generate", str(write_manifest(kept)), "--model", model, "-o", str(out))
     assert "outside.global" in failed.err
-    assert "its denoised latents are kept" in failed.err
+    assert "its denoised latents are saved" in failed.err
     other = str(write_manifest(kept | {"on_global": "keep"}))
     again = run_cli("generate", other, "--model", model, "-o", str(out))
-    assert "1 edit finished again from the redraws that are kept" in again.err
+    assert "1 edit finished again from the saved redraws" in again.err
     done = results(out)["kept"]
     assert done["status"] == "done"
     assert [text for text in done["warnings"] if "latents" in text] == []

@@ -88,7 +88,7 @@ def test_other_models_of_a_run_stay_where_there_is_room(
         ran = run_cli("generate", str(write_manifest(*order)), "-o", str(out), "--no-report",
                       "--no-prewarm", "--cache-dir", str(tmp_path / "cache"))  # fmt: skip
         assert ran.code == 0, ran.err
-        assert ran.err.count(", beside ") == (2 if fits else 0), ran.err
-        assert ran.err.count("released") == (0 if fits else 2), ran.err
+        assert ran.err.count(", in addition to ") == (2 if fits else 0), ran.err
+        assert ran.err.count("unloaded") == (0 if fits else 2), ran.err
         files.append(files_of(out))
     assert files[0] == files[1]

@@ -431,5 +431,6 @@ def test_a_model_without_a_loader_reads_no_lora(run_cli: Any, write_manifest: An
     told = run_cli("check", write_manifest({"prompt": "x"}), "--lora", "o/r/a.safetensors")
     assert told.code == 0
     assert (
-        "--lora concerns videos and diffusers image models only; this manifest has none" in told.err
+        "--lora applies to videos and diffusers image models only; this manifest has none"
+        in told.err
     )

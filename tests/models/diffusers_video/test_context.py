@@ -121,10 +121,12 @@ def test_what_cannot_be_split_is_refused_before_anything_loads(
             assert (ran.code, ran.out) == (2, ""), ran.err
         return str(ran.err)
 
-    assert "the library has no plan for its transformer" in said(FLAG, "2", model=TINY_VIDEO)
-    assert "tiny-wan has 2 heads of attention, not k x 3" in said(FLAG, "3")
+    assert "diffusers has no plan for its transformer" in said(FLAG, "2", model=TINY_VIDEO)
+    assert "the 2 attention heads of tiny-wan cannot be divided by 3" in said(FLAG, "3")
     assert "leave out --cfg-parallel-size" in said(FLAG, "2", "--cfg-parallel-size", "2")
-    assert "3 ranks decode, 2 denoise" in said(FLAG, "2", "--vae-patch-parallel-size", "3")
+    assert "3 processes decode, but only 2 denoise" in said(
+        FLAG, "2", "--vae-patch-parallel-size", "3"
+    )
     recipe = path.with_name("r.toml")
     recipe.write_text('[model]\nattention_backend = "xformers"\n')
     assert "xformers cannot be split" in said(FLAG, "2", "--recipe", str(recipe))

@@ -165,7 +165,10 @@ def test_a_full_disk_is_told_and_what_it_took_is_read(
 
     monkeypatch.setattr(disk, "_write_whole", write)
     first = _bits(load(folder, dtype=torch.float32, quantization="fp8", cache=cache))
-    assert "takes nothing more in this run: No space left on device" in caplog.text
+    assert (
+        "nothing more is added to the disk cache in this run: No space left on device"
+        in caplog.text
+    )
     assert first == _bits(load(folder, dtype=torch.float32, quantization="fp8"))
     assert cache.folder is not None
     entries = [p for p in (cache.folder / QUANTIZED_WEIGHTS).iterdir() if p.suffix != ".tmp"]

@@ -96,7 +96,7 @@ def test_a_line_is_checked_before_anything_is_loaded(
         "25 frames are not 12 * k + 9": {"num_frames": 25, "camera": "w-3"},
         "8 steps; the model was distilled to 4": {"steps": 8, "camera": "w-3"},
         "distilled without guidance": {"guidance_scale": 5, "camera": "w-3"},
-        "from a picture and a prompt": {"task": "t2v", "images": None, "camera": "w-3"},
+        "a start image as well as a prompt": {"task": "t2v", "images": None, "camera": "w-3"},
     }
     rows = [{k: v for k, v in row.items() if v is not None} for row in faults.values()]
     path = Path(manifest(*rows))
@@ -110,7 +110,7 @@ def test_a_line_is_checked_before_anything_is_loaded(
         own = [one["message"] for where, one in told.items() if f".jsonl:{number}: " in where]
         assert any(what in message for message in own), (what, own)
     other = run_cli("check", manifest({"camera": "w-3"}), "--json")
-    assert "this model follows no camera" in other.out
+    assert "this model does not follow a camera" in other.out
 
 
 def test_a_plan_counts_the_components_of_their_own_folder(
@@ -310,6 +310,6 @@ def test_a_clip_that_does_not_fit_is_refused_with_the_number(tmp_path: Path) -> 
     found = check_fit(job.model, [job], config_of, AvailableMemory(48 * GB))
     assert not found.is_enough
     refusal = str(found.refusal())
-    assert "one job beside them 32.2 GB" in refusal
-    assert "fewer frames, or a smaller size" in refusal
+    assert "one job another 32.2 GB" in refusal
+    assert "fewer frames or a smaller size" in refusal
     assert check_fit(job.model, [job], config_of, AvailableMemory(80 * GB)).is_enough
