@@ -263,7 +263,7 @@ def _answer_http(request: Request, error: HTTPException) -> Response:
 
 
 def _answer_bug(request: Request, _: Exception) -> Response:
-    return _answer(request, internal())
+    return _answer(request, internal(code="internal"))
 
 
 def is_loopback(host: str) -> bool:

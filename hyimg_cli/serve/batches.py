@@ -318,7 +318,7 @@ class Batches:
                 return
             logger.error("%s was interrupted", batch.id, exc_info=error)
             # What another error says may be a path of the server.
-            batch.trouble = error if isinstance(error, HyimgError) else internal()
+            batch.trouble = error if isinstance(error, HyimgError) else internal(code="internal")
             batch.again_at = time.monotonic() + _AGAIN_S
 
     def _admit(self, batch: Batch) -> None:

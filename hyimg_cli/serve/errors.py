@@ -10,7 +10,7 @@ from hyimg_cli.errors import HyimgError, MachineError, ManifestError
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 # Codes of jobs that failed because of what their request said.
 _ASKED_WRONGLY = ("manifest.", "source.", "usage", "output-image.")
-_SLUGS = {"missing": "missing-field", "extra_forbidden": "unknown-field"}
+_CODES = {"missing": "request.missing-field", "extra_forbidden": "request.unknown-field"}
 Model = TypeVar("Model", bound=BaseModel)
 # Tells the official client not to send the request again.
 NO_RETRY = {"x-should-retry": "false"}
@@ -68,7 +68,7 @@ def stopping(doing: str = "stopping") -> Refused:
     return Refused(503, what, hint="try again later", code=code, headers=head)
 
 
-def internal(code: str = "internal") -> Refused:
+def internal(*, code: str) -> Refused:
     """The refusal, 500, of a request that met a bug."""
     what, hint = "a mistake of hyimg's own", "the server's log has more"
     return Refused(500, what, hint=hint, code=code, headers=NO_RETRY)
@@ -101,5 +101,5 @@ def validated(model: type[Model], fields: Mapping[str, Any]) -> Model:
     except ValidationError as error:
         fault = error.errors(include_url=False, include_context=False)[0]
         param = str(fault["loc"][0])[:80] if fault["loc"] else ""
-        code = f"request.{_SLUGS.get(fault['type'], 'bad-value')}"
+        code = _CODES.get(fault["type"], "request.bad-value")
         raise bad_request(param, f"{param}: {fault['msg']}", code) from None

@@ -284,7 +284,7 @@ class Online:
             drawing.error = error
         except Exception:
             logger.exception("a request failed because of a bug of hyimg")
-            drawing.error = internal("job.internal")
+            drawing.error = internal(code="job.internal")
 
     def _end(self, drawing: Drawing) -> None:
         drawing.waiting = 0
