@@ -78,9 +78,9 @@ def show_plan(given: Mapping[str, Any]) -> int:
     replicas = runner.replicas_of(order, config)
     too_large = dict(_too_large(order, config, replicas))
     code = MachineError.exit_code if too_large else 0
-    kept = KeptRates(config)
-    eta = Eta(order, config, kept.read(order))
-    render.remarks(kept.take_notes(), style)
+    rates = KeptRates(config)
+    eta = Eta(order, config, rates.read(order))
+    render.remarks(rates.take_notes(), style)
     if given["as_json"]:
         time = None
         if not eta.unknown:
