@@ -55,8 +55,8 @@ def show_plan(given: Mapping[str, Any]) -> int:
     request = drafts_of(request_of(given))
     config = request.config
     if config.candidates.draft_steps:
-        kept = config.candidates.keep
-        said = f"the plan is of the drafts; then {kept} of each line will be drawn in full"
+        picked = config.candidates.keep
+        said = f"the plan is of the drafts; then {picked} of each line will be drawn in full"
         render.remarks([said], style)
     every, invalid = runner.accept(request.manifest, request.settings)
     every = tuple(request.change(every))
