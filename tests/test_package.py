@@ -94,7 +94,7 @@ def test_the_sdist_has_what_its_tests_need(dist: Path, tmp_path: Path) -> None:
     (root,) = tmp_path.iterdir()
     if (REPOSITORY / ".git").exists():
         tracked = passed(run("git", "ls-files")).stdout.splitlines()
-        kept = [name for name in tracked if not name.startswith((".ci/", "benchmarks/"))]
+        kept = [name for name in tracked if not name.startswith(".ci/")]
         assert not [name for name in kept if not (root / name).is_file()]
     tests = ("tests/cli/test_docs.py", "tests/manifest/test_table.py")
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, "-k", "not command")

@@ -40,7 +40,7 @@ OTHERS = {
     "serve": "Serve an OpenAI-compatible API: durable batches and single requests.",
     "think": "Write the text of each job in a manifest, and draw nothing.",
     "score": "Score the pictures of a run, or the texts of hyimg think.",
-    "pick": "Pick the best candidates of each line by their scores, with a reason for each "
+    "pick": "Pick the best of each line's candidates by their scores, with a reason for each "
     "rejected one.",
     "manifest": "Write a manifest from pictures and prompts, to edit and run.",
     "merge": "Merge run folders into one, and list missing jobs.",

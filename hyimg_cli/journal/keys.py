@@ -204,7 +204,7 @@ def confirm_graphs(choice: ModelChoice, ranks: int, has_graphs: bool) -> None:
         found, expected = ("with", "without") if has_graphs else ("without", "with")
         raise MachineError(
             f"text is decoded {found} CUDA graphs, but the GPU driver's files imply "
-            f"{expected} them",
+            f"decoding {expected} them",
             hint=f"give both --device, and [model] decode_graphs = {str(has_graphs).lower()} in a "
             "recipe",
             code="machine.graphs",

@@ -180,7 +180,7 @@ def test_unpaired_names_are_an_error_unless_allowed(run_cli: Run, two: tuple[Pat
     assert "1 only in A: same.png" in ran.err
     ran = run_cli("eval", "psnr", *two, "--allow-unpaired")
     assert ran.code == 0
-    assert "left out: 1 only in A: same.png" in ran.err
+    assert "skipped: 1 only in A: same.png" in ran.err
 
 
 @pytest.mark.usefixtures("two")

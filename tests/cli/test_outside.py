@@ -201,7 +201,7 @@ def test_a_source_that_is_gone_fails_and_loses_no_picture(home: Path, run_cli: R
     ("more", "what", "hint"),
     [
         ({"mask": "m.png"}, '"mask" is not a field', "write region, a box"),
-        ({"format": "jpeg"}, "cannot hold in a JPEG", "use png, or webp with lossless"),
+        ({"format": "jpeg"}, "cannot work with a JPEG", "use png, or webp with lossless"),
         ({"format": "webp"}, "cannot work with a lossy WebP", "lossless"),
         ({"size": "64x32"}, "draws at the size of its source, 64x64", "remove it"),
         ({"region": [5, 0, 3, 9]}, "is empty", "LEFT,TOP,RIGHT,BOTTOM"),
@@ -228,7 +228,7 @@ def test_a_source_that_was_deleted_since_is_told_as_not_found(
     (home / "in" / "red.png").unlink()
     ran = run_cli(command, home / "jobs.jsonl", "-o", home / "run", *FLAGS[:2])
     assert ran.code == 2
-    assert "1 of 1 jobs differ (source image not found: 1) from what is done" in ran.err
+    assert "1 of 1 jobs differ (source image not found: 1) from the results in this folder" in ran.err
     assert "hint: restore the source images, or choose another folder with -o" in ran.err
 
 

@@ -152,9 +152,9 @@ def test_the_plan_says_what_each_replica_holds(run_cli: Run, write_manifest: Wri
     assert run_cli("plan", path, "--replicas", "3", "--json").json_lines[0]["replicas"] == 3
     assert run_cli("plan", path, "--replicas", "8", "--json").json_lines[0]["replicas"] == 5
     text = run_cli("plan", path, "--replicas", "3", "--device", "cpu").out
-    assert "3 replicas, in one memory: each holds" in text
+    assert "3 replicas, in one memory: each needs this memory" in text
     gpus = run_cli("plan", path, "--replicas", "3", "--device", "cuda", "--dtype", "bfloat16").out
-    assert "3 replicas, a GPU each: each holds" in gpus
+    assert "3 replicas, a GPU each: each needs this memory" in gpus
     assert "replicas" not in run_cli("plan", path).out
 
 

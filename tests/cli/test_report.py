@@ -44,7 +44,7 @@ def test_one_file_goes_where_it_is_wanted(run_cli: Run, out: Path, tmp_path: Pat
     ran = run_cli("report", out, "--single-file", "-o", tmp_path / "page.html")
     assert (ran.code, (tmp_path / "page.html").read_bytes()) == (0, page)
     run_cli("report", out, "--single-file", "--max-mb", "0", "-o", tmp_path / "page.html")
-    assert "2 pictures are left out" in (tmp_path / "page.html").read_text()
+    assert "2 pictures were left out" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize(

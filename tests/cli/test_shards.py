@@ -226,7 +226,7 @@ def test_a_folder_of_one_shard_alone_is_gone_on_with_and_joined(
 
     merged = run_cli("merge", first, "-o", tmp_path / "all")
     assert merged.code == 1
-    assert "1 folder joined in" in merged.err
+    assert "merged 1 folder into" in merged.err
     assert "4 done, 0 failed, 4 missing" in merged.err
     assert len(read_lines(tmp_path / "all/missing.jsonl")) == 4
 
@@ -349,7 +349,7 @@ def test_contradictions_are_refused_and_nothing_is_written(
         named = job | {"custom_id": name, "name": "same"}
         run_cli("generate", write_manifest(named), "-o", tmp_path / name)
     ran = run_cli("merge", tmp_path / "three", tmp_path / "four", "-o", tmp_path / "all")
-    assert (ran.code, 'outputs/same.png would be the file of "four" and of "three"' in ran.err) == (
+    assert (ran.code, 'outputs/same.png would be the file of both "four" and "three"' in ran.err) == (
         2,
         True,
     )

@@ -93,7 +93,7 @@ def test_the_plan_shows_videos_beside_pictures(run_cli: Run, write_manifest: Wri
     text = run_cli("plan", manifest, "--num-frames", "5").out
     assert "320x288, 5 frames" in text
     assert "2 x 2 tiles" in text
-    assert "real runs take more" in text
+    assert "on one H100 or H200" in text
 
 
 def test_no_room_is_said_before_anything_loads(

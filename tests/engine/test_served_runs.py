@@ -135,10 +135,10 @@ def test_a_run_that_is_stopped_before_its_work_begins_does_none(
         entered, going = threading.Event(), threading.Event()
         session = service.session
 
-        def late(*given: Any) -> Any:
+        def late(*given: Any, **named: Any) -> Any:
             entered.set()
             going.wait(PATIENCE_S)
-            return session(*given)
+            return session(*given, **named)
 
         monkeypatch.setattr(service, "session", late)
         batch = ServedBatch(service, manifest, tmp_path / "out")

@@ -103,7 +103,7 @@ def test_the_same_frames_in_any_arrangement(
 
 
 def test_ranks_that_would_hold_two_networks_are_refused(jobs: list[VideoJob]) -> None:
-    with pytest.raises(UsageError, match="a rank holds a VAE beside its transformer"):
+    with pytest.raises(UsageError, match="a process holds a VAE in addition to its transformer"):
         run(replace(OFFLOADED, parallel=ParallelConfig(vae_ranks=2, cfg_ranks=2)), jobs)
 
 

@@ -185,7 +185,7 @@ def test_half_a_surrogate_pair_is_no_obstacle(export: Export, tmp_path: Path) ->
         (("out",), "no folder to write to is given"),
         (("out", "-o", "data", "--split", "98/x"), "--split 98/x is not known"),
         (("out", "-o", "data", "--format", "zip"), "'zip' is not known"),
-        (("out", "-o", "s3://b/data"), "is not a place on this machine"),
+        (("out", "-o", "s3://b/data"), "is not a path on this machine"),
         (("--verify", "out"), "no finished dataset"),
         (("--verify", "out", "out"), "--verify takes one dataset"),
     ],

@@ -345,6 +345,6 @@ def test_frames_and_regions_are_looked_at_too(tmp_path: Path) -> None:
         one = job(source, KeepOutside(region=str(mask)))
         assert why in str(probe_sources([one]).error_of(one))
     Image.fromarray(np.eye(101, 150, dtype=np.uint8)).save(mask)
-    assert "its brightest level is 1 of 255" in str(probe_sources([one]).error_of(one))
+    assert "brightest level 1 of 255" in str(probe_sources([one]).error_of(one))
     beyond = job(source, KeepOutside(region="0,0,151,20"))
     assert "extends beyond the source" in str(probe_sources([beyond]).error_of(beyond))

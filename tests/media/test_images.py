@@ -183,7 +183,7 @@ def test_16_bit_colour_is_noted(put: Callable[[bytes], Path]) -> None:
 def test_pictures_of_fractions(save: Save, values: list[float], expected: list[int]) -> None:
     source = read_image(save(Image.fromarray(np.array([values], np.float32)), "a.tif"))
     assert source.pixels[0, :, 0].tolist() == expected
-    assert source.notes == ("floating-point numbers reduced to 8 bit",)
+    assert source.notes == ("floating-point pixels reduced to 8 bits",)
 
 
 def test_fractions_that_are_no_numbers_are_black(save: Save) -> None:

@@ -224,7 +224,7 @@ def test_a_bench_finds_a_key_that_forgets_its_picture(
             metrics=tuple(PIXEL_METRICS.values()),
             tell=lambda _: None,
         )
-        first, *_ = found.timed[0].a[0].outcomes
+        first, *_ = found.comparisons[0].timed[0].a[0].outcomes
         assert first.kv_reuse
         assert [one.shared for one in first.kv_reuse.branches] == [0]
         return found.verdict.name

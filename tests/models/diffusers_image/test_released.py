@@ -221,9 +221,9 @@ def test_the_text_encoder_is_gone_before_the_transformer_is_read(
     for origin in ("load_weights", "load_network"):
         load = getattr(loaded, origin)
 
-        def watched(part: Any, *given: Any, load: Any = load) -> Any:
+        def watched(part: Any, *given: Any, load: Any = load, **named: Any) -> Any:
             found.append((part.name, sorted(one.part for one in alive)))
-            module = load(part, *given)
+            module = load(part, *given, **named)
             module.part = part.name
             alive.add(module)
             return module

@@ -123,7 +123,7 @@ def test_what_cannot_be_split_is_refused_before_anything_loads(
 
     assert "diffusers has no plan for its transformer" in said(FLAG, "2", model=TINY_VIDEO)
     assert "the 2 attention heads of tiny-wan cannot be divided by 3" in said(FLAG, "3")
-    assert "leave out --cfg-parallel-size" in said(FLAG, "2", "--cfg-parallel-size", "2")
+    assert "remove --cfg-parallel-size" in said(FLAG, "2", "--cfg-parallel-size", "2")
     assert "3 processes decode, but only 2 denoise" in said(
         FLAG, "2", "--vae-patch-parallel-size", "3"
     )
@@ -144,7 +144,7 @@ def test_the_plan_says_what_each_rank_holds(
     path = write_manifest({"task": "t2v", "prompt": "a dog", "size": "48x32", "num_frames": 5})
     asked = ("plan", path, "--video-model", str(folders["wan"]))
     text = run_cli(*asked, FLAG, "2").out
-    assert "tokens: 12 of a forward on 2 ranks, 6 each, and 1 of 2 heads of attention" in text
+    assert "tokens: 12 per forward on 2 ranks, 6 and 1 of 2 attention heads each" in text
     one, two = (
         json.loads(run_cli(*asked, *flags, "--json").out)["groups"][0]
         for flags in ((), (FLAG, "2"))
