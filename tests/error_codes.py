@@ -14,10 +14,21 @@ PACKAGE = Path(hyimg_cli.__file__).parent
 _CLASSES = (
     "checkpoint interrupted job machine manifest output output-image rank recipe replica reuse"
 )
-_ROOMS = "batch eval export file lora lpips metadata output-video outside replay request result route run"
+_ROOMS = (
+    "batch eval export file lora lpips metadata output-video outside replay request result route "
+    "run"
+)
 ROOTS = {*_CLASSES.split(), *_ROOMS.split(), "server", "source", "storage", "uploads", "usage"}
 # Texts that look like codes: files, a field, and the default that every class replaces.
-NO_CODES = {"manifest.jsonl", "metadata.jsonl", "batch.json", "run.json", "job.text", "source.png", "error"}
+NO_CODES = {
+    "manifest.jsonl",
+    "metadata.jsonl",
+    "batch.json",
+    "run.json",
+    "job.text",
+    "source.png",
+    "error",
+}
 _CODE = re.compile(rf"(?:{'|'.join(ROOTS)})\.[a-z0-9]+(?:-[a-z0-9]+)*")
 
 

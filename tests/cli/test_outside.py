@@ -228,7 +228,9 @@ def test_a_source_that_was_deleted_since_is_told_as_not_found(
     (home / "in" / "red.png").unlink()
     ran = run_cli(command, home / "jobs.jsonl", "-o", home / "run", *FLAGS[:2])
     assert ran.code == 2
-    assert "1 of 1 jobs differ (source image not found: 1) from the results in this folder" in ran.err
+    assert (
+        "1 of 1 jobs differ (source image not found: 1) from the results in this folder" in ran.err
+    )
     assert "hint: restore the source images, or choose another folder with -o" in ran.err
 
 

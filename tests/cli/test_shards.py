@@ -349,7 +349,10 @@ def test_contradictions_are_refused_and_nothing_is_written(
         named = job | {"custom_id": name, "name": "same"}
         run_cli("generate", write_manifest(named), "-o", tmp_path / name)
     ran = run_cli("merge", tmp_path / "three", tmp_path / "four", "-o", tmp_path / "all")
-    assert (ran.code, 'outputs/same.png would be the file of both "four" and "three"' in ran.err) == (
+    assert (
+        ran.code,
+        'outputs/same.png would be the file of both "four" and "three"' in ran.err,
+    ) == (
         2,
         True,
     )

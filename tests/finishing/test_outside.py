@@ -420,7 +420,9 @@ def test_a_redraw_whose_rest_is_unlike_the_source_is_not_sure() -> None:
         edit = edit_of(drawn, one.reference, Placement.stretched(*[drawn.shape[:2]] * 2))
         assert edit.kind != "global"
         line = edit.to_json() | {"gates": []}
-        said = [text for text in edit_warnings(line) if text.startswith("not sure: outside the edit")]
+        said = [
+            text for text in edit_warnings(line) if text.startswith("not sure: outside the edit")
+        ]
         assert bool(said) is not is_sure
 
 
