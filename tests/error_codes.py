@@ -4,6 +4,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,9 +94,9 @@ def error_codes() -> tuple[set[str], list[set[str]]]:
             for call in ast.walk(function or tree):
                 if not isinstance(call, ast.Call):
                     continue
-                if ast.unparse(call.func) == "partial":
+                if _source(call.func) == "partial":
                     call = ast.Call(call.args[0], call.args[1:], call.keywords)
-                for to in by_name[ast.unparse(call.func).split(".")[-1]]:
+                for to in by_name[_source(call.func).split(".")[-1]]:
                     if not _may_call(call, to, module, imported):
                         continue
                     for value in _given(call, to):
@@ -122,6 +123,9 @@ def error_codes() -> tuple[set[str], list[set[str]]]:
     }
     found = {code for code in found if re.fullmatch(r"[a-z]+([._-][a-z0-9]+)*", code)}
     return found - NO_CODES, list(by_value.values())
+
+
+_source = cache(ast.unparse)
 
 
 def _assigned(function: ast.FunctionDef, name: str) -> Iterator[ast.AST]:
@@ -169,7 +173,7 @@ def _parameters(module: str, function: ast.FunctionDef) -> list[Parameter]:
 
 def _may_call(call: ast.Call, to: Parameter, module: str, imported: set[str]) -> bool:
     """Whether a call in a module may be one of the parameter's function."""
-    if ast.unparse(call.func) == f"{Path(to.module).stem}.{to.function}":
+    if _source(call.func) == f"{Path(to.module).stem}.{to.function}":
         return not to.is_method
     if isinstance(call.func, ast.Attribute):
         is_whole = len(call.args) + len(call.keywords) >= to.required

@@ -153,7 +153,12 @@ def jobs_of(scenario: Scenario, count: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "plant", [None, faults.one_guidance_for_a_batch, faults.one_source_for_a_batch]
+    "plant",
+    [
+        pytest.param(None, marks=pytest.mark.thorough),
+        faults.one_guidance_for_a_batch,
+        pytest.param(faults.one_source_for_a_batch, marks=pytest.mark.thorough),
+    ],
 )
 def test_a_batch_that_draws_with_the_first_jobs_settings_is_found(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, plant: faults.Plant | None
@@ -168,7 +173,12 @@ def test_a_batch_that_draws_with_the_first_jobs_settings_is_found(
 
 
 @pytest.mark.parametrize(
-    "plant", [None, faults.keep_generator_of_a_seed, faults.add_seed_of_last_job]
+    "plant",
+    [
+        pytest.param(None, marks=pytest.mark.thorough),
+        pytest.param(faults.keep_generator_of_a_seed, marks=pytest.mark.thorough),
+        faults.add_seed_of_last_job,
+    ],
 )
 def test_a_seed_that_leaks_from_job_to_job_is_found(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, plant: faults.Plant | None
