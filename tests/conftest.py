@@ -99,6 +99,12 @@ def diagonal(sizes: Iterable[Any], budgets: Iterable[Any]) -> list[Any]:
     ]
 
 
+def thorough_but(quick: Iterable[Any], every: Iterable[Any]) -> list[Any]:
+    """Every value; those of `quick`, which take different paths, stay in `make test`."""
+    kept = [*quick]
+    return [pytest.param(one, marks=[] if one in kept else [pytest.mark.thorough]) for one in every]
+
+
 def processor_s(work: Callable[[], object], limit: float) -> float:
     """Seconds of the processor that `work` takes: other work on the machine counts only by the
     caches it takes away, and so a try beyond the limit is made again, twice at most.

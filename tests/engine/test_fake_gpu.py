@@ -9,6 +9,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from conftest import diagonal
 from fake_gpu.bench import SIZE, Bench
 from fake_gpu.device import fake_gpu
 from torch import Tensor, nn
@@ -51,8 +52,7 @@ def test_what_a_forward_works_with_is_what_the_plan_says(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("bench", ["fp8"], indirect=True)  # a format of experts alone
-@pytest.mark.parametrize("is_matched", [True, False])
-@pytest.mark.parametrize("frames", [1, 4])
+@pytest.mark.parametrize(("frames", "is_matched"), diagonal([1, 4], [True, False]))
 def test_a_vae_holds_what_its_card_says(bench: Any, frames: int, is_matched: bool) -> None:
     """Other networks than the released one, in many chunks."""
     arch = replace(
@@ -85,7 +85,8 @@ def test_a_decode_step_takes_little(bench: Any, by_graphs: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("together", "has_vae"), [((4, 1), False), ((3, 2), False), ((3, 1), True)]
+    ("together", "has_vae"),
+    [((4, 1), False), pytest.param((3, 2), False, marks=pytest.mark.thorough), ((3, 1), True)],
 )
 def test_a_run_holds_what_the_plan_says(
     bench: Any, together: tuple[int, int], has_vae: bool

@@ -91,6 +91,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return _ran(tmp_path_factory.mktemp("measured") / "kept" / "tiny.json")
 
 
+@pytest.mark.thorough
 def test_every_row_of_both_formats_is_there(measured: dict[str, Any]) -> None:
     rows = {(row["name"], row["form"]): row for row in measured["rows"]}
     expected = {*product(LAYERS, ("dense", "fp8")), *((name, "any") for name in APART)}
@@ -112,6 +113,7 @@ def test_every_row_of_both_formats_is_there(measured: dict[str, Any]) -> None:
             assert row["of_floor"] == pytest.approx(took["median"] / row["floor"])
 
 
+@pytest.mark.thorough
 def test_the_users_format_comes_first_and_what_runs_no_layer_once(
     measured: dict[str, Any],
 ) -> None:
@@ -121,6 +123,7 @@ def test_the_users_format_comes_first_and_what_runs_no_layer_once(
     assert names.index("VAE decode, float32") < names.index("first step without reuse")
 
 
+@pytest.mark.thorough
 def test_floors_and_circumstances_stand_beside_them(measured: dict[str, Any]) -> None:
     assert measured["floors"]["tflops"] > 0
     assert measured["floors"]["copy_tb_s"] > 0
@@ -131,6 +134,7 @@ def test_floors_and_circumstances_stand_beside_them(measured: dict[str, Any]) ->
     assert any("random weights" in note for note in measured["notes"])
 
 
+@pytest.mark.thorough
 def test_a_length_that_is_new_has_its_first_call_told(measured: dict[str, Any]) -> None:
     rows = [row for row in measured["rows"] if row["shows_first"]]
     assert {row["name"].rsplit(", ", 1)[1] for row in rows} == {"first length", "second length"}
@@ -139,6 +143,7 @@ def test_a_length_that_is_new_has_its_first_call_told(measured: dict[str, Any]) 
     assert {row["note"] for row in rows} == {"178 keys", "179 keys"}
 
 
+@pytest.mark.thorough
 def test_the_skewed_row_is_skewed(measured: dict[str, Any]) -> None:
     def share(name: str) -> int:
         (row,) = (r for r in measured["rows"] if (r["name"], r["form"]) == (name, "dense"))
@@ -147,6 +152,7 @@ def test_the_skewed_row_is_skewed(measured: dict[str, Any]) -> None:
     assert share("denoise step, 2 rows, skewed routing") > share("denoise step, 2 rows") + 5
 
 
+@pytest.mark.thorough
 def test_requests_run_whole_and_together(measured: dict[str, Any]) -> None:
     served = {each["name"]: each for each in measured["requests"]}
     assert list(served) == REQUESTS

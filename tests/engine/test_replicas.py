@@ -579,7 +579,10 @@ sys.exit(code)
 """
 
 
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM, "twice"])
+@pytest.mark.parametrize(
+    "kill",
+    [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), "twice"],
+)
 def test_a_command_that_is_killed_leaves_no_process_and_resumes(
     floor: Floor, write_manifest: Callable[..., Path], kill: Any
 ) -> None:

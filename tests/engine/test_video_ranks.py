@@ -192,6 +192,7 @@ def test_behind_a_rank_that_died_in_the_decode_the_next_attempt_only_decodes(
     assert job.outputs[0].pixel_sha256 == alone.outputs[0].pixel_sha256
 
 
+@pytest.mark.thorough
 def test_wan_over_ranks_is_wan(
     tmp_path: Path, latents: dict[int, Any], pids: list[list[int]]
 ) -> None:

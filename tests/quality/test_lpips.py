@@ -26,7 +26,10 @@ def noise(height: int = 40, width: int = 48, seed: int = 0) -> lpips.Pixels:
 
 
 @needs_weights
-@pytest.mark.parametrize(("net", "names"), [("alex", ()), ("vgg", ("rolled by 8 columns",))])
+@pytest.mark.parametrize(
+    ("net", "names"),
+    [("alex", ()), pytest.param("vgg", ("rolled by 8 columns",), marks=pytest.mark.thorough)],
+)
 def test_stored_pairs_are_at_their_stored_distances(net: Net, names: tuple[str, ...]) -> None:
     pairs = Lpips.load(net).self_test(names)
     assert len(pairs) == (len(names) or 5)

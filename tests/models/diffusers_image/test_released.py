@@ -32,15 +32,20 @@ GPU = ("--device", "cuda", "--dtype", "bfloat16", "--no-disk-cache")
 
 
 @cache
-def shapes(name: str) -> dict[str, tuple[int, ...]]:
-    """Every stored tensor of a released network."""
+def built(name: str) -> Any:
+    """A released network without numbers."""
     class_name, values = FACTS["parts"][name]
     with torch.device("meta"):
         if hasattr(diffusers, class_name):
-            module: Any = getattr(diffusers, class_name)(**values)
-        else:
-            cls: Any = getattr(transformers, class_name)
-            module = cls(cls.config_class(**values))
+            return getattr(diffusers, class_name)(**values)
+        cls: Any = getattr(transformers, class_name)
+        return cls(cls.config_class(**values))
+
+
+@cache
+def shapes(name: str) -> dict[str, tuple[int, ...]]:
+    """Every stored tensor of a released network."""
+    module = built(name)
     found = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     for copy in getattr(module, "_tied_weights_keys", None) or ():
         if getattr(module.config, "tie_word_embeddings", False):
@@ -58,9 +63,7 @@ def write_network(folder: Path, name: str) -> list[str]:
     folder.mkdir()
     is_of_diffusers = hasattr(diffusers, class_name)
     if is_of_diffusers:
-        with torch.device("meta"):
-            module = getattr(diffusers, class_name)(**values)
-        (folder / "config.json").write_text(module.to_json_string())
+        (folder / "config.json").write_text(built(name).to_json_string())
     else:
         getattr(transformers, class_name).config_class(**values).save_pretrained(folder)
     header, end = dict[str, Any](), 0

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import thorough_but
 from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageTransformer2DModel
 from models.diffusers_image.classic import (
     Checkpoint,
@@ -100,10 +101,18 @@ def fitting(job: ImageJob, kind: str) -> ImageJob:
     return job if "klein" in kind else replace(job, task="t2i", images=())
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["qwen-image", "klein-base", "z-image", "kontext", "longcat", "qwen-image-2.1", "klein-kv"],
-)
+DRAWERS = [
+    "qwen-image",
+    "klein-base",
+    "z-image",
+    "kontext",
+    "longcat",
+    "qwen-image-2.1",
+    "klein-kv",
+]
+
+
+@pytest.mark.parametrize("kind", thorough_but(["qwen-image", "klein-base", "longcat"], DRAWERS))
 def test_the_same_bits_with_one_network_on_the_device_at_a_time(
     checkpoint: Checkpoint, job: ImageJob, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -273,10 +282,7 @@ def test_a_flow_shift_is_the_schedule_of_few_step_models(
 CACHED = StepCache(interval=2, first=2)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["qwen-image", "klein-base", "z-image", "kontext", "longcat", "qwen-image-2.1", "klein-kv"],
-)
+@pytest.mark.parametrize("kind", thorough_but(["z-image", "longcat", "klein-kv"], DRAWERS))
 def test_a_step_that_is_left_out_asks_no_transformer(
     checkpoint: Checkpoint, job: ImageJob, kind: str
 ) -> None:
@@ -354,7 +360,7 @@ def lora(file: Path, network: nn.Module, layers: list[str], *, published: bool, 
     return write(file, tensors).name
 
 
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("kind", thorough_but(["qwen-image", "klein-base", "kontext"], LAYERS))
 def test_loras_are_the_librarys_and_leave_no_trace(
     run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, kind: str
 ) -> None:

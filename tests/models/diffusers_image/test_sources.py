@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import thorough_but
 from models.diffusers_image.classic import Checkpoint, line, pixels_of, results
 from PIL import Image
 
@@ -46,7 +47,7 @@ def odd_sources(tmp_path: Path) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("kind", EDITORS)
+@pytest.mark.parametrize("kind", thorough_but(["klein", "qwen-image-2.1"], EDITORS))
 def test_a_source_of_any_kind_is_read_as_the_rgb_picture_that_it_shows(
     run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint,
     odd_sources: list[str], kind: str,

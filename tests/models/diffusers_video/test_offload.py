@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import diagonal
 from torch import Tensor, nn
 
 from hyimg_cli.models import registry
@@ -70,8 +71,7 @@ def offloaded(folder: Path, how: Offloading = "model", **more: Any) -> Diffusers
     return registry.load_video(choice)
 
 
-@pytest.mark.parametrize("is_tiled", [True, False])
-@pytest.mark.parametrize("name", ["hunyuan", "wan", "wan22"])
+@pytest.mark.parametrize(("name", "is_tiled"), diagonal(["hunyuan", "wan", "wan22"], [True, False]))
 def test_the_same_frames_with_one_network_at_a_time(
     models: dict[str, DiffusersVideo],
     folders: dict[str, Path],
