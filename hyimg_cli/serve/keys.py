@@ -15,7 +15,7 @@ ANYONE = "local"
 _LINE = re.compile(
     r"(?P<name>[A-Za-z0-9._-]{1,64})\s+(?:sha256:(?P<digest>[0-9a-f]{64})|(?P<key>\S+))"
 )
-_HINT = "write one key per line: NAME KEY or NAME sha256:DIGEST"
+_HINT = "write one key per line, each with its own name: NAME KEY or NAME sha256:DIGEST"
 
 
 class Keys:
@@ -57,14 +57,10 @@ def read_keys(path: Path | None, environ: Mapping[str, str]) -> Keys:
         if not line or line.startswith("#"):
             continue
         # Messages must not show the line: it contains a secret.
-        found, where = _LINE.fullmatch(line), f"{path}:{number}"
-        if found is None:
-            raise UsageError("the line is not a key", where=where, hint=_HINT, code="usage.keys")
-        if found["name"] in digests:
-            what = f"two keys are named {found['name']}"
-            raise UsageError(
-                what, where=where, hint="give each key its own name", code="usage.keys"
-            )
+        found = _LINE.fullmatch(line)
+        if found is None or found["name"] in digests:
+            what = f"two keys are named {found['name']}" if found else "the line is not a key"
+            raise UsageError(what, where=f"{path}:{number}", hint=_HINT, code="usage.keys")
         own = found["digest"]
         digests[found["name"]] = bytes.fromhex(own) if own else _digest_of(found["key"])
     if not digests:
