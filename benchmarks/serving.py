@@ -1,12 +1,12 @@
-"""A server's engine beside `hyimg generate` on the same mixed jobs: whole batches, callers that ask
-one picture at a time, a single picture beside a full batch; and ten minutes of bad manners.
+"""Compare a server with `hyimg generate` on the same mixed jobs: as whole batches, and from callers
+that ask for one picture at a time. Time a single picture alone and while a batch runs.
 
     OMP_NUM_THREADS=1 python benchmarks/serving.py --out FILE
     OMP_NUM_THREADS=1 python benchmarks/serving.py --soak 600 --out FILE
 
-The embedded model; each kind runs in turn, `--rounds` times. Processor seconds are those of the
-process that draws alone. With `--soak` 64 clients ask by HTTP for so many seconds: a quarter of
-their requests is left, a tenth is wrong.
+Uses the embedded model; the kinds run in turn, `--rounds` times. Processor seconds are those of the
+drawing process only. `--soak` sends requests of 64 clients over HTTP for a number of seconds: they
+abandon a quarter of them, and a tenth is invalid.
 """
 
 import argparse
@@ -56,14 +56,14 @@ Line = dict[str, Any]
 
 
 class WarmSession(Session):
-    """A session that keeps its model from run to run, as a service does."""
+    """A session that keeps its model between runs, like a service."""
 
     def close(self) -> None:
         """Nothing."""
 
 
 class Bench:
-    """Runs of jobs in folders below `place`."""
+    """Runs jobs in folders below `place`."""
 
     def __init__(self, place: Path) -> None:
         self._place, self._numbers = place, count()
@@ -75,7 +75,7 @@ class Bench:
             Image.fromarray(pixels).save(place / f"{number}.png")
 
     def lines(self, number: int) -> list[Line]:
-        """Texts, none, edits; 8 to 30 steps."""
+        """Return jobs with and without texts, and edits, of 8 to 30 steps."""
         return [
             {"custom_id": f"j{n}", "prompt": f"a red circle number {n}", "seed": n,
              "steps": 8 + n * 7 % 23, "bot_task": TASKS[n % 4]}
@@ -86,7 +86,7 @@ class Bench:
     def run(
         self, lines: list[Line], session: AnySession, hear: Callable[[Any], Any] = lambda _: None
     ) -> None:
-        """Run the lines as one manifest."""
+        """Run lines as one manifest."""
         output = replace(self.config.output, folder=self._place / f"run-{next(self._numbers)}")
         config = replace(self.config, output=output)
         manifest = manifest_of("\n".join(map(json.dumps, lines)).encode(), "jobs")
@@ -95,7 +95,7 @@ class Bench:
         assert summary.done == len(lines), "every job is done"
 
     def ask(self, line: Line, service: Service, name: str) -> None:
-        """Have one line drawn as an online request is."""
+        """Draw one line as a single request."""
         manifest = manifest_of(json.dumps(line).encode(), "request")
         jobs, _ = accept(manifest, settings_of(self.config))
         session = service.session(name, name, is_online=True)
@@ -105,7 +105,7 @@ class Bench:
 
 
 def seconds(work: Callable[[], object], process: psutil.Process) -> dict[str, float]:
-    """Processor and wall seconds of some work, of one process."""
+    """Return the processor and wall seconds of some work in one process."""
     before, began = process.cpu_times(), time.perf_counter()
     work()
     after, wall = process.cpu_times(), time.perf_counter() - began
@@ -114,7 +114,7 @@ def seconds(work: Callable[[], object], process: psutil.Process) -> dict[str, fl
 
 
 def in_turns(lines: list[Line], ask: Callable[[Line, str], object]) -> None:
-    """32 callers, each of which asks for the next line when it has its picture."""
+    """Let 32 callers ask for one line after another until all are drawn."""
     left, lock = iter(lines), threading.Lock()
 
     def client(name: str) -> None:
@@ -130,7 +130,7 @@ def in_turns(lines: list[Line], ask: Callable[[Line, str], object]) -> None:
 
 
 def throughput(bench: Bench, service: Service, server: "Server", given: Any) -> dict[str, Any]:
-    """Seconds of the same jobs offline, as a served batch, and of callers of one each."""
+    """Time the same jobs offline, as a served batch, and as single requests."""
     offline, lines, numbers = WarmSession(bench.config), bench.lines(given.jobs), count()
 
     def generate() -> None:
@@ -171,7 +171,7 @@ def throughput(bench: Bench, service: Service, server: "Server", given: Any) -> 
 
 
 def single(bench: Bench, service: Service, requests: int) -> dict[str, Any]:
-    """Seconds of a picture alone, and beside a full batch that goes on and on."""
+    """Time a picture alone, and while a full batch runs."""
     chance, numbers = random.Random(0), count()
 
     def timed() -> list[float]:
@@ -215,13 +215,13 @@ def single(bench: Bench, service: Service, requests: int) -> dict[str, Any]:
 
 
 def spread(found: list[float]) -> dict[str, float]:
-    """The median, the 95th percentile and the most."""
+    """Return the median, the 95th percentile and the maximum."""
     p95 = quantiles(found, n=20, method="inclusive")[-1]
     return {"p50": round(median(found), 3), "p95": round(p95, 3), "max": round(max(found), 3)}
 
 
 class Server:
-    """`hyimg serve` in a process of its own."""
+    """`hyimg serve` in its own process."""
 
     def __init__(self, place: Path, *options: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -239,7 +239,7 @@ class Server:
             time.sleep(0.1)
 
     def ask(self, line: Line, name: str) -> None:
-        """Have a line drawn; its pictures are sent as data."""
+        """Draw a line; its pictures are sent as data URLs."""
         body = {key: value for key, value in line.items() if key not in ("custom_id", "images")}
         route = "/v1/images/generations"
         if images := line.get("images"):
@@ -258,7 +258,7 @@ class Server:
 
 
 def soak(server: Server, seconds: float) -> dict[str, Any]:
-    """64 clients that ask all the time; a quarter of their requests is left, a tenth wrong."""
+    """Let 64 clients send requests; they abandon a quarter, and a tenth is invalid."""
     until, counts, lock = time.monotonic() + seconds, Counter[str](), threading.Lock()
 
     def client(number: int) -> None:
@@ -334,7 +334,7 @@ def main() -> None:
 
 
 def cpu_name() -> str:
-    """The processor's name, and how many cores of it there are."""
+    """Return the number of cores and the processor's name."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{len(names)} x {names[0]}"

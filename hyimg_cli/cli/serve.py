@@ -1,4 +1,4 @@
-"""`hyimg serve`: an HTTP server around one loaded model. Puts its parts together."""
+"""`hyimg serve`: an HTTP server for one loaded model."""
 
 import os
 import socket
@@ -36,7 +36,7 @@ _KEYS = _option(
 )
 _WAITING = _number(
     "--max-waiting",
-    "Maximum number of waiting pictures of single requests; more get status 429.",
+    "Maximum waiting pictures of single requests, shared equally by the keys; more get 429.",
     min=1,
     max=10_000,
 )
@@ -88,12 +88,12 @@ def serve(
     given = settings["output_dir"].value
     state = Path(given) if given else STATE
     if address_of(state):
-        what, hint = "a server keeps its files on this machine", "give a folder"
+        what, hint = "the server must keep its files on this machine", "give a folder with -o"
         raise UsageError(what, where=shown_place(state), hint=hint, code="usage.not-served")
     keys = read_keys(api_key_file, os.environ)
     if not keys and not is_loopback(host):
-        what = f"--host {host} lets others in, and no key is asked for"
-        hint = f"give --api-key-file, or a key in {VARIABLE}"
+        what = f"--host {host} lets other machines connect without an API key"
+        hint = f"give --api-key-file, or set {VARIABLE}"
         raise UsageError(what, hint=hint, code="usage.no-key")
     raise typer.Exit(_serve(ctx.params, settings, state, keys))
 
@@ -101,7 +101,10 @@ def serve(
 def _serve(
     given: Mapping[str, Any], settings: Mapping[str, Setting], state: Path, keys: "Keys"
 ) -> int:
-    """Listen until a signal or a fault ends it. Raises the fault."""
+    """Listen until a signal or a fault ends the server. Raises the fault."""
+    # Before torch is imported: on a busy CPU, threads that spin while they wait for each other
+    # make loading ten times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from hyimg_cli.engine.service import Service
     from hyimg_cli.serve.app import HttpServer, Server
 
@@ -111,7 +114,7 @@ def _serve(
                 render.json_line(line)
 
     config = o.run_config(settings, state)
-    # A request that fails, or many, end no server.
+    # Failed requests must not end the server.
     patient = replace(config.failure, fail_fast=False, max_consecutive_errors=0)
     config = replace(config, failure=patient)
     with ExitStack() as held:
@@ -122,7 +125,7 @@ def _serve(
         name, number = listener.getsockname()[:2]
         place = f"http://{f'[{name}]' if ':' in name else name}:{number}"
         if not given["quiet"]:
-            render.note(f"loading {server.models[0]}; {place}, files in {shown_place(state)}")
+            render.note(f"loading {server.model}; {place}, files in {shown_place(state)}")
         HttpServer(server).run(sockets=[listener])
         if server.fault is not None:
             raise server.fault
@@ -130,7 +133,7 @@ def _serve(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket at an address. Raises UsageError where somebody has it, or nobody can."""
+    """Return a socket at an address. Raises UsageError if it cannot be had."""
     try:
         family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(place[:2], family=family)

@@ -1,4 +1,4 @@
-"""The server: its parts put together, who may call it, the access log, start and end."""
+"""The server: puts its parts together, admits and logs requests, starts and stops."""
 
 import asyncio
 import ipaddress
@@ -20,10 +20,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from hyimg_cli.engine.run import ManifestRun
-from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.serve.batches import Batches
 from hyimg_cli.serve.bodies import Bodies
@@ -44,15 +42,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _TICK_S = 0.1
-# Below the usual 1,024 files that a process may open: more get 503.
+# Below the usual limit of 1,024 open files per process; further connections get 503.
 MOST_CONNECTIONS = 512
-_WITHOUT_KEY = ("/health",)
 _MAKES_WORK = (*EVENTS, "/v1/batches")
 _SLUGS = {404: "route.not-found", 405: "route.method"}
 
 
 class Server:
-    """One model, its single requests and its batches. `fault`: what ended it."""
+    """Serves one model: single requests and batches. `fault` is the error that ended it."""
 
     def __init__(
         self,
@@ -69,10 +66,11 @@ class Server:
         batches_at_once: int = 4,
         log: Callable[[Mapping[str, Any]], object] = lambda line: None,
     ) -> None:
-        """Around a service that is not started yet; `log` takes a line of the access log.
+        """Build a server around a service that has not started; `log` receives access log lines.
 
-        So many pictures of single requests may wait, one may have so many denoise steps, and they
-        have `grace` seconds to end. Raises StorageError, OutputFolderError.
+        `max_waiting` limits the waiting pictures of single requests, `max_steps` the denoise steps
+        of a picture; running single requests get `grace` seconds to finish. Raises StorageError,
+        OutputFolderError.
         """
         self.service, self.keys, self.log = service, keys, log
         self._is_local, self._grace_s = is_loopback(host), grace
@@ -80,26 +78,22 @@ class Server:
         self.is_stopping = self.is_over = False
         self.fault: BaseException | None = None
         model = config.model.model
-        # A folder is shown by its name alone: paths of the server are nobody's business.
-        self.models = (Path(model).resolve().name if MODEL_NAME.is_path(model) else model,)
+        # Only the name of a folder is shown: clients must not learn the server's paths.
+        self.model = Path(model).resolve().name if MODEL_NAME.is_path(model) else model
         self.metrics, self.uploads = Metrics(), Uploads(state)
-        wire = Wire(self.models, service.card.most_images, max_steps, self.uploads)
-        bodies = Bodies(self.uploads)
-
-        def run_of(request: RunRequest, scope: str, caller: str) -> ManifestRun:
-            return ManifestRun(request, lambda _: service.session(scope, caller))
-
-        about = state, self.uploads, config, settings, wire, run_of, self.metrics
-        self.batches = Batches(*about, at_once=batches_at_once)
-        self.online = Online(*(state, service, settings, bodies, wire, self.metrics, max_waiting))
+        wire = Wire(self.model, service.card.most_images, max_steps, self.uploads, settings)
+        bodies, about = Bodies(self.uploads), (state, service, wire, self.metrics)
+        self.batches = Batches(*about, config, at_once=batches_at_once)
+        share = -(-max_waiting // max(1, len(keys)))
+        self.online = Online(*about, bodies, max_waiting, share)
         routes = [
             Route("/health", self._health),
             Route("/ready", self._ready),
             Route("/metrics", self._metrics),
             Route("/openapi.json", lambda _: JSONResponse(api)),
             Route("/v1/models", self._models),
-            Route("/v1/models/{model:path}", self._model),
-            *(Route(path, self.online.answer, methods=["POST"]) for path in EVENTS),
+            Route("/v1/models/{model:path}", self._models),
+            *(Route(path, self.online, methods=["POST"]) for path in EVENTS),
             Route(RESULTS + "/{name}/{path:path}", self.online.result),
             *routes_of_files(self.uploads, bodies),
             *routes_of_batches(self.batches, bodies),
@@ -109,19 +103,18 @@ class Server:
             HTTPException: _answer_http,
             HyimgError: _answer,
             ClientDisconnect: lambda *_: Response(status_code=499),
-            Exception: _answer_bug,
+            Exception: lambda request, _: _answer(request, internal(code="internal")),
         }
-        inner = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._life)
-        inner.router.redirect_slashes = False
-        self.app: ASGIApp = Front(self, inner)
+        self._routed = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._life)
+        self._routed.router.redirect_slashes = False
 
     @property
     def is_ready(self) -> bool:
-        """True while new work is taken."""
+        """True while new work is accepted."""
         return self.service.is_ready and not self.is_stopping
 
     def request_stop(self) -> None:
-        """Take no new work, and end once the single requests at work are answered."""
+        """Accept no new work, and end once the running single requests are answered."""
         self.is_stopping = True
 
     @asynccontextmanager
@@ -132,10 +125,10 @@ class Server:
         await work
 
     async def _work(self) -> None:
-        """Load the model, go on with the batches, watch, and end in order."""
+        """Load the model, resume the batches, wait for a stop or a fault, and end in order."""
         try:
             await asyncio.to_thread(self.service.start)
-            await asyncio.to_thread(self.batches.start)
+            self.batches.start()
             while not self.is_stopping and self.service.fault is None:
                 await asyncio.sleep(_TICK_S)
             self.fault = self.service.fault
@@ -150,38 +143,37 @@ class Server:
             self.fault = self.fault or error
         self.is_over = True
 
+    # Coroutines: an answer does not wait for a thread.
     async def _health(self, _: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
     async def _ready(self, _: Request) -> Response:
-        if not self.is_ready:
-            raise self._unready()
+        self._refuse_unready()
         return JSONResponse({"status": "ready"})
 
-    def _unready(self) -> Refused:
-        return stopping("stopping" if self.is_stopping else "loading")
+    def _refuse_unready(self) -> None:
+        if not self.is_ready:
+            raise stopping("stopping" if self.is_stopping else "loading")
 
     def _metrics(self, _: Request) -> Response:
         counts = self.service.counts()
         text = self.metrics.text(counts, self.batches.counts(), ready=self.is_ready)
         return PlainTextResponse(text, media_type=CONTENT_TYPE)
 
-    def _models(self, _: Request) -> Response:
-        data = [self._shown(name) for name in self.models]
-        return JSONResponse({"object": "list", "data": data})
+    def _models(self, request: Request) -> Response:
+        """Answer with the one model, or a list of it."""
+        shown: dict[str, Any] = {"id": self.model, "object": "model", "owned_by": "hyimg"}
+        shown["created"] = self._created
+        match request.path_params.get("model"):
+            case None:
+                return JSONResponse({"object": "list", "data": [shown]})
+            case self.model:
+                return JSONResponse(shown)
+        raise Refused(404, "model not found", param="model", code="model_not_found")
 
-    def _model(self, request: Request) -> Response:
-        name = request.path_params["model"]
-        if name not in self.models:
-            raise Refused(404, "No such model", param="model", code="model_not_found")
-        return JSONResponse(self._shown(name))
-
-    def _shown(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._created, "owned_by": "hyimg"}
-
-    def admit(self, method: str, path: str, headers: Headers) -> str:
-        """The name of the key that a request has. Raises Refused where it may not come in."""
-        # A page of a browser on this machine, by a name of its own or from elsewhere.
+    def _admit(self, scope: Scope, headers: Headers) -> str:
+        """Return the name of a request's key. Raises Refused if the request is not let in."""
+        # A browser page from another site, or one that rebound its own name to this machine.
         asked = {
             "Host": f"//{headers.get('host', '')}",
             "Origin": headers.get("origin", "//localhost"),
@@ -189,30 +181,24 @@ class Server:
         asked = {name: host for name, host in asked.items() if not is_loopback(_host_in(host))}
         if self._is_local and asked:
             name = next(iter(asked))
-            what = f"the {name} header names another machine than this one"
-            hint = "ask for localhost or 127.0.0.1"
+            what = f"the {name} header names another machine"
+            hint = "use localhost or 127.0.0.1"
             raise Refused(421, what, param=name, hint=hint, code="request.host")
         caller = self.keys.caller_of(headers.get("authorization"))
-        if caller is None and path not in _WITHOUT_KEY:
+        if caller is None and scope["path"] != "/health":
             what, hint = "the API key is missing or wrong", "send Authorization: Bearer KEY"
             head = {"www-authenticate": "Bearer"}
             raise Refused(401, what, hint=hint, code="invalid_api_key", headers=head)
-        if method == "POST" and path in _MAKES_WORK and not self.is_ready:
-            raise self._unready()
+        if scope["method"] == "POST" and scope["path"] in _MAKES_WORK:
+            self._refuse_unready()
         return caller or ""
 
-
-class Front:
-    """What each request passes first and each response last: key, request id, log, count."""
-
-    def __init__(self, server: Server, app: ASGIApp) -> None:
-        self._server, self._app = server, app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application: admits each request, gives it an id, logs and counts it."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self._routed(scope, receive, send)
             return
-        server, headers, began = self._server, Headers(scope=scope), time.perf_counter()
+        headers, began = Headers(scope=scope), time.perf_counter()
         name, status, nbytes = f"req_{secrets.token_hex(12)}", 499, 0
         scope["state"] = {**scope.get("state", {}), "caller": ""}
 
@@ -225,29 +211,28 @@ class Front:
             await send(message)
 
         try:
-            scope["state"]["caller"] = server.admit(scope["method"], scope["path"], headers)
-            await self._app(scope, receive, sent)
+            scope["state"]["caller"] = self._admit(scope, headers)
+            await self._routed(scope, receive, sent)
         except Refused as refused:
             await _answer(Request(scope), refused)(scope, receive, sent)
         except Exception:
-            logger.exception("a request failed by a fault of hyimg's own")
+            logger.exception("a request failed because of a bug in hyimg")
         finally:
             route = getattr(scope.get("route"), "path", "other")
             is_retry = headers.get("x-stainless-retry-count", "0") != "0"
-            server.metrics.answered(route, status, is_retry=is_retry)
-            with suppress(Exception):  # a full log ends no request
-                server.log(
-                    {
-                        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                        "key": scope["state"]["caller"],
-                        "method": scope["method"],
-                        "route": route,
-                        "status": status,
-                        "bytes": nbytes,
-                        "seconds": round(time.perf_counter() - began, 3),
-                        "request_id": name,
-                    }
-                )
+            self.metrics.answered(route, status, is_retry=is_retry)
+            line = {
+                "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "key": scope["state"]["caller"],
+                "method": scope["method"],
+                "route": route,
+                "status": status,
+                "bytes": nbytes,
+                "seconds": round(time.perf_counter() - began, 3),
+                "request_id": name,
+            }
+            with suppress(Exception):  # a log on a full disk must not fail requests
+                self.log(line)
 
 
 def _answer(_: Request, error: HyimgError) -> Response:
@@ -256,37 +241,34 @@ def _answer(_: Request, error: HyimgError) -> Response:
 
 
 def _answer_http(request: Request, error: HTTPException) -> Response:
-    """Starlette's own refusals: no such route, no such method."""
+    """Answer with one of starlette's own refusals: unknown route or method."""
     what = f"{request.method} {request.url.path[:200]}: {HTTPStatus(error.status_code).phrase}"
     code = _SLUGS.get(error.status_code, "request.bad")
     return _answer(request, Refused(error.status_code, what, code=code, headers=error.headers))
 
 
-def _answer_bug(request: Request, _: Exception) -> Response:
-    return _answer(request, internal(code="internal"))
-
-
 def is_loopback(host: str) -> bool:
-    """True if a host is this machine and reached from it alone."""
+    """Return True if only this machine can reach a host."""
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host.lower() == "localhost"
 
 
 def _host_in(address: str) -> str:
-    """The host of an address, without its port; of none, nothing."""
+    """Return the host of an address without its port, or an empty text."""
     with suppress(ValueError):
         return urlsplit(address).hostname or ""
     return ""
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn, which a signal ends once the server behind it is through, with exit code 0."""
+    """Runs uvicorn until the server has ended; a signal then gives exit code 0."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(
             uvicorn.Config(
                 server.app,
+                interface="asgi3",
                 http="h11",
                 ws="none",
                 log_config=None,
@@ -299,11 +281,11 @@ class HttpServer(uvicorn.Server):
         self._server = server
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """The first signal stops in order, the second at once."""
+        """Stop in order at the first signal, at once at the second."""
         if self._server.is_stopping:
             os._exit(128 + sig)
         self._server.request_stop()
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second."""
+        """Return True to end; uvicorn calls it ten times a second."""
         return await super().on_tick(counter) or self._server.is_over

@@ -1,26 +1,25 @@
-"""Batches that outlive the server: each one a manifest, and a run of it in a thread.
+"""Batches that outlive the server: each is a manifest, and a run of it in a thread.
 
-    STATE/batches/<id>/batch.json   what was asked, by whom, what became of it and when
-    input.jsonl, manifest.jsonl, sources/   the requests (`intake`)
-    run/   an ordinary run folder: `hyimg generate manifest.jsonl -o run` goes on with it
+    STATE/batches/<id>/batch.json           the request, its owner, the status and its times
+    input.jsonl, manifest.jsonl, sources/   the requests of the batch (`intake`)
+    run/                                    an ordinary run folder, which
+                                            `hyimg generate manifest.jsonl -o run` continues
 
-A batch is on the disk before its id is told. What a killed server leaves is taken up at the next
-start, in the order in which it came: everything but batch.json's words is in the run's journal.
+A batch is on the disk before its id is returned. After a kill, the next start resumes batches in
+the order in which they were created; everything that is not in batch.json is in the run's journal.
 """
 
 import json
 import logging
-import re
 import secrets
 import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 
@@ -34,85 +33,74 @@ from hyimg_cli.serve.errors import Refused, bad_request, internal, server_full
 from hyimg_cli.serve.intake import INPUT, link, write_manifest
 from hyimg_cli.serve.metrics import Metrics
 from hyimg_cli.serve.results import KINDS, MANIFEST, RUN, BatchResults
-from hyimg_cli.serve.uploads import Expiry, Uploads
+from hyimg_cli.serve.uploads import Expiry
 from hyimg_cli.serve.wire import Wire
-from hyimg_cli.settings.config import Setting
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import JobEnded, Remark
 
+if TYPE_CHECKING:
+    from hyimg_cli.engine.service import Service
+
 logger = logging.getLogger(__name__)
 RECORD = "batch.json"
 _RECORD_BYTES = 100_000_000
-# Batches that have not ended; more are refused for a while.
+# Batches that have not ended; beyond it, clients must wait.
 _MOST_UNENDED, _WAIT_S = 1_000, 60
 _ENDED = ("failed", "completed", "expired", "cancelled")
-# Of batch.json, what the API does not show.
+# Fields of batch.json that the API does not show.
 _HIDDEN = ("owner", "came", "asked", "base_url", "keep_s")
-# What the API shows of every batch, whatever became of it.
+# Fields that the API shows of every batch, whether they are set or not.
 _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 _UNSET = dict.fromkeys([f"{name}_at" for name in _TIMES], None)
 _UNSET |= dict.fromkeys(("errors", "output_file_id", "error_file_id"), None)
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LONGEST_S = 30 * 86_400
-# A run that the machine ended, a full disk say, is tried again so much later.
+# Wait before another try of a run that the machine ended, for example by a full disk.
 _AGAIN_S = 30.0
 _LOOK_S, _SWEEP_S = 0.5, 60.0
 
-# Makes the run of a batch, of its request, its id and its owner.
-RunOf = Callable[[RunRequest, str, str], ManifestRun]
-
 
 def _seconds_of(window: str) -> int:
-    """The seconds of a time such as 24h. Raises ValueError."""
-    match = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", window)
-    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
-    if not 0 < seconds <= _LONGEST_S:
-        raise ValueError("expected a time such as 24h, 30d at most")
-    return seconds
-
-
-def _check_window(window: str) -> str:
-    _seconds_of(window)
-    return window
+    """Return the seconds of a time such as 24h. Raises ValueError."""
+    number, unit = window[:-1], window[-1:]
+    if number.isascii() and number.isdigit() and len(number) < 9 and unit in _UNITS:
+        seconds = int(number) * _UNITS[unit]
+        if 0 < seconds <= _LONGEST_S:
+            return seconds
+    raise ValueError("expected a time such as 24h, 30d at most")
 
 
 _Name = Annotated[str, StringConstraints(max_length=64)]
 _Text = Annotated[str, StringConstraints(max_length=512)]
+_Window = Annotated[str, AfterValidator(lambda window: _seconds_of(window) and window)]
 
 
 class BatchRequest(BaseModel, extra="forbid", strict=True):
-    """The body that begins a batch."""
+    """The body of a request that creates a batch."""
 
     input_file_id: str
     endpoint: Literal["/v1/images/generations", "/v1/images/edits"]
-    completion_window: Annotated[str, AfterValidator(_check_window)]
+    completion_window: _Window
     metadata: Annotated[dict[_Name, _Text], Field(max_length=16)] | None = None
     output_expires_after: Expiry | None = None
 
 
 class Batch:
-    """One batch: its record as it is on the disk, and what is known of it while it runs."""
+    """One batch: its record, as on the disk, and the state of its run."""
 
     def __init__(self, folder: Path, record: dict[str, Any]) -> None:
+        self.id: str = record["id"]
         self.folder, self.record, self.lock = folder, record, threading.RLock()
-        # Why its run ended before its time, and when it is tried again.
+        # The error that interrupted its run, and when to try again.
         self.trouble: HyimgError | None = None
         self.again_at = 0.0
-        self.is_stopped = False
-        # Its turn to run, while it waits for that; and its run, with what became of its requests.
-        self.turn: Future[None] | None = None
+        # True once the faults of its input are known.
+        self.is_read = False
+        # While it runs: its thread, its run, and the results of its requests.
+        self.thread: threading.Thread | None = None
         self.run: ManifestRun | None = None
         self.results: BatchResults | None = None
-
-    @property
-    def id(self) -> str:
-        name: str = self.record["id"]
-        return name
-
-    @property
-    def has_ended(self) -> bool:
-        return self.record["status"] in _ENDED
 
     @property
     def is_late(self) -> bool:
@@ -121,12 +109,12 @@ class Batch:
 
     @property
     def is_closing(self) -> bool:
-        """True if no more of its jobs are to begin."""
+        """True if no more of its jobs may start."""
         return self.record["status"] in ("cancelling", "finalizing", *_ENDED) or self.is_late
 
     def save(self, status: str = "", **changes: Any) -> None:
-        """Change its record, and with a status the time of that. Raises StorageError: then nothing
-        is changed.
+        """Change the record; a `status` also sets its time. Raises StorageError and changes
+        nothing if the record cannot be written.
         """
         if status:
             changes |= {"status": status, f"{status}_at": int(time.time())}
@@ -136,21 +124,20 @@ class Batch:
             self.record = record
 
     def shown(self) -> dict[str, Any]:
-        """The batch as the API shows it."""
+        """Return the batch as the API shows it."""
         record, results, trouble = self.record, self.results, self.trouble
         found = _UNSET | {name: value for name, value in record.items() if name not in _HIDDEN}
         if results is not None:
             found["request_counts"] = results.counts()
         if trouble is not None:
-            what = f"the run was interrupted and is tried again: {trouble.what}"
+            what = f"the run was interrupted and will be tried again: {trouble.what}"
             error = {"line": None, "param": None, "code": trouble.code, "message": what}
             found["errors"] = {"object": "list", "data": [error]}
         return found
 
     def stop(self) -> None:
-        """Stop it after the step at work, or before it begins."""
+        """Stop its run after the current step."""
         with self.lock:
-            self.is_stopped = True
             if self.run is not None:
                 self.run.request_stop(signal.SIGTERM)
 
@@ -158,29 +145,26 @@ class Batch:
 class Batches:
     """All batches of a server: those that wait, `at_once` that run, and those that have ended.
 
-    One thread reads inputs, so that each learns of its faults however many run.
+    One thread reads their inputs, starts their runs in order, and watches the time.
     """
 
     def __init__(
         self,
         state: Path,
-        uploads: Uploads,
-        config: RunConfig,
-        settings: Mapping[str, Setting],
+        service: "Service",
         wire: Wire,
-        run_of: RunOf,
         metrics: Metrics,
+        config: RunConfig,
         *,
         at_once: int = 4,
     ) -> None:
-        self._folder, self._uploads, self._wire = state / "batches", uploads, wire
-        self._config, self._settings = config, settings
-        self._run_of, self._metrics = run_of, metrics
-        self._lock, self._over = threading.Lock(), threading.Event()
-        self._desk = ThreadPoolExecutor(1, "batch-desk")
-        self._runs = ThreadPoolExecutor(at_once, "batch-run")
-        self._watch = threading.Thread(target=self._look, name="batch-watch", daemon=True)
-        uploads.made, uploads.forget = self._made, self._forget
+        """Raises StorageError."""
+        self._folder, self._service, self._wire = state / "batches", service, wire
+        self._uploads, self._metrics = wire.uploads, metrics
+        self._config, self._at_once = config, at_once
+        self._lock, self._wake, self._is_over = threading.Lock(), threading.Event(), False
+        self._scheduler = threading.Thread(target=self._schedule, name="batches", daemon=True)
+        self._uploads.made, self._uploads.forget = self._made, self._forget
         with disk_errors(state):
             make_folders(self._folder)
             for left in self._folder.glob(".*"):
@@ -193,27 +177,27 @@ class Batches:
         self._batches = {one.id: one for one in found}
 
     def start(self) -> None:
-        """Go on with every batch that has not ended, in the order in which they came."""
-        for batch in self._unended():
-            self._desk.submit(self._guarded, batch, self._admit)
-        self._watch.start()
+        """Resume all batches that have not ended, in the order in which they were created."""
+        self._scheduler.start()
 
     def stop(self) -> None:
-        """End in order: runs stop after the step at work, and go on at the next start."""
-        self._over.set()
-        if self._watch.is_alive():
-            self._watch.join()
+        """End in order: runs stop after the current step, and the next start resumes them."""
+        self._is_over = True
+        self._wake.set()
+        if self._scheduler.is_alive():
+            self._scheduler.join()
         for batch in self._unended():
             batch.stop()
-        for pool in (self._desk, self._runs):
-            pool.shutdown(cancel_futures=True)
+        for thread in [one.thread for one in list(self._batches.values())]:
+            if thread is not None:
+                thread.join()
 
     def counts(self) -> Counter[str]:
-        """How many batches there are of each status."""
+        """Count the batches of each status."""
         return Counter(one.record["status"] for one in list(self._batches.values()))
 
     def create(self, owner: str, asked: BatchRequest, key: str, base_url: str) -> dict[str, Any]:
-        """A new batch, or the one that this `key` made before; it lasts when this returns.
+        """Write a new batch to the disk, or return the one that this `key` created before.
 
         Raises Refused.
         """
@@ -223,23 +207,18 @@ class Batches:
         with self._lock:
             if (batch := self._batches.get(name)) is not None:
                 if batch.record["asked"] != body:
-                    what = "this Idempotency-Key was sent with another body"
+                    what = "the Idempotency-Key was used with another body"
                     raise Refused(422, what, code="batch.other-body")
                 return batch.shown()
             file = self._uploads.find(asked.input_file_id, owner, "input_file_id")
             if file["purpose"] != "batch":
-                what = f"the purpose of {file['id']} is {file['purpose']}, not batch"
+                what = f"the purpose of {file['id']} is {file['purpose']}; expected batch"
                 raise bad_request("input_file_id", what, "batch.bad-input")
             if len(self._unended()) >= _MOST_UNENDED:
-                raise server_full(f"{_MOST_UNENDED:,} batches have not ended", _WAIT_S)
+                raise server_full(f"{_MOST_UNENDED:,} batches are unfinished, the maximum", _WAIT_S)
             expiry = facts.pop("output_expires_after", None)
-            record: dict[str, Any] = {
-                "id": name,
-                "object": "batch",
-                "status": "validating",
-                "metadata": None,
-            }
-            record |= facts | {"created_at": int(came)}
+            record: dict[str, Any] = {"id": name, "object": "batch", "status": "validating"}
+            record |= {"metadata": None} | facts | {"created_at": int(came)}
             record["expires_at"] = int(came) + _seconds_of(asked.completion_window)
             record["request_counts"] = {"total": 0, "completed": 0, "failed": 0}
             record |= {"owner": owner, "came": came, "asked": body, "base_url": base_url}
@@ -250,104 +229,104 @@ class Batches:
                 link(self._uploads.path_of(file), temporary / INPUT)
                 (temporary / RECORD).write_text(json.dumps(record))
             batch = self._batches[name] = Batch(folder, record)
-            self._desk.submit(self._guarded, batch, self._admit)
+            self._wake.set()
         return batch.shown()
 
     def find(self, name: str, owner: str) -> Batch:
-        """A caller's batch. Raises Refused, 404."""
+        """Return a caller's batch. Raises Refused: 404."""
         batch = self._batches.get(name)
         if batch is None or batch.record["owner"] != owner:
-            what = f"No such batch: {name[:80]}"
+            what = f"batch not found: {name[:80]}"
             raise Refused(404, what, param="batch_id", code="batch.not-found")
         return batch
 
     def every(self, owner: str) -> list[Batch]:
-        """A caller's batches, the oldest first."""
+        """Return a caller's batches, oldest first."""
         return [one for one in list(self._batches.values()) if one.record["owner"] == owner]
 
     def cancel(self, batch: Batch) -> dict[str, Any]:
-        """Begin no more of its jobs; what is done stays. Raises Refused where it has ended."""
+        """Stop a batch and keep its results. Raises Refused if it has ended."""
         with batch.lock:
             status = batch.record["status"]
             if status in ("validating", "in_progress"):
                 batch.save("cancelling")
-                self._close(batch)
+                batch.again_at = 0.0
+                batch.stop()
+                self._wake.set()
             elif status not in ("cancelling", "cancelled"):
-                raise bad_request("", f"the batch is {status} already", "batch.is-over")
+                raise bad_request("", f"the batch is already {status}", "batch.is-over")
         return batch.shown()
 
     def _unended(self) -> list[Batch]:
-        return [one for one in list(self._batches.values()) if not one.has_ended]
+        return [one for one in list(self._batches.values()) if one.record["status"] not in _ENDED]
 
-    def _look(self) -> None:
-        """End batches whose time is over, retry those that were interrupted, sweep the uploads."""
+    def _schedule(self) -> None:
+        """Take every batch a step further whenever something may have changed."""
         swept = time.monotonic()
-        while not self._over.wait(_LOOK_S):
+        while not self._is_over:
             for batch in self._unended():
-                if batch.again_at and (time.monotonic() > batch.again_at or batch.is_closing):
-                    batch.again_at = 0.0
-                    self._desk.submit(self._guarded, batch, self._admit)
-                elif batch.is_late and not batch.is_stopped:
-                    self._close(batch)
+                if batch.is_late and batch.thread is not None:
+                    batch.stop()
+                if batch.thread is not None or time.monotonic() < batch.again_at:
+                    continue
+                if not batch.is_read:
+                    self._guarded(batch, self._read)
+                running = sum(one.thread is not None for one in self._unended())
+                if batch.is_read and (running < self._at_once or batch.is_closing):
+                    about = batch, self._run
+                    batch.thread = threading.Thread(target=self._guarded, args=about, name=batch.id)
+                    batch.thread.start()
             if time.monotonic() > swept + _SWEEP_S:
                 swept = time.monotonic()
                 try:
                     self._uploads.sweep()
                 except HyimgError as error:
-                    logger.warning("uploads are not swept: %s", error)
-
-    def _close(self, batch: Batch) -> None:
-        """Stop a batch; one that still waits for its turn has it now."""
-        with batch.lock:
-            batch.stop()
-            if batch.turn is not None and batch.turn.cancel():
-                self._queue(batch)
-
-    def _queue(self, batch: Batch) -> None:
-        with batch.lock:
-            pool = self._desk if batch.is_closing else self._runs
-            batch.turn = pool.submit(self._guarded, batch, self._run)
+                    logger.warning("cannot remove expired uploads: %s", error)
+            self._wake.wait(_LOOK_S)
+            self._wake.clear()
 
     def _guarded(self, batch: Batch, step: Callable[[Batch], object]) -> None:
-        """Take a step of a batch. What interrupts it is shown, and the batch tried again later."""
+        """Take a step of a batch; an error that interrupts it is shown, and it is tried again."""
+        batch.trouble, batch.again_at = None, 0.0
         try:
             step(batch)
-            batch.trouble = None
         except Exception as error:
-            if self._over.is_set():
-                return
-            logger.error("%s was interrupted", batch.id, exc_info=error)
-            # What another error says may be a path of the server.
-            batch.trouble = error if isinstance(error, HyimgError) else internal(code="internal")
-            batch.again_at = time.monotonic() + _AGAIN_S
+            if not self._is_over:
+                logger.error("%s was interrupted", batch.id, exc_info=error)
+                # The text of another error may contain a path of the server.
+                shown = error if isinstance(error, HyimgError) else internal(code="internal")
+                batch.trouble = shown
+                batch.again_at = time.monotonic() + _AGAIN_S
+        batch.thread = None
+        self._wake.set()
 
-    def _admit(self, batch: Batch) -> None:
-        """Read a batch's input, unless that is done, and give it a turn."""
+    def _read(self, batch: Batch) -> None:
+        """Write a batch's manifest, unless that is done, or end the batch with its faults."""
         record, faults = batch.record, []
         if not (batch.folder / MANIFEST).is_file():
             about = batch.folder, record["endpoint"], record["owner"]
-            faults = write_manifest(*about, self._wire, self._settings)
+            faults = write_manifest(*about, self._wire)
         with batch.lock:
             if faults and batch.record["status"] == "validating":
                 batch.save("failed", errors={"object": "list", "data": faults})
-                return
-            batch.save(request_counts=BatchResults(batch.folder).counts())
-        self._queue(batch)
+            else:
+                batch.save(request_counts=BatchResults(batch.folder).counts())
+                batch.is_read = True
 
     def _run(self, batch: Batch) -> None:
-        if not batch.is_closing:
-            try:
+        """Run what is left of a batch's jobs, and finish it if it has come to its end."""
+        try:
+            if not batch.is_closing:
                 self._work(batch)
-            except Interrupted:
-                # Of a server that stops; or else the batch is cancelled or late.
-                if not batch.is_closing:
-                    return
-        if not self._over.is_set():
+        except Interrupted:
+            if not batch.is_closing:
+                raise
+        if not self._is_over:
             self._finish(batch)
 
     def _work(self, batch: Batch) -> None:
-        """Run what is left of a batch's jobs. Raises Interrupted, and what ends a run."""
-        results = BatchResults(batch.folder)
+        """Run a batch's jobs. Raises Interrupted, and errors that end a run."""
+        results, owner = BatchResults(batch.folder), batch.record["owner"]
 
         def hear(event: ManifestEvent) -> None:
             if isinstance(event, JobEnded):
@@ -358,10 +337,11 @@ class Batches:
 
         manifest = read_manifest(batch.folder / MANIFEST)
         output = replace(self._config.output, folder=batch.folder / RUN)
-        request = RunRequest(manifest, replace(self._config, output=output), self._settings)
-        run = self._run_of(request, batch.id, batch.record["owner"])
+        config = replace(self._config, output=output)
+        request = RunRequest(manifest, config, self._wire.settings)
+        run = ManifestRun(request, lambda _: self._service.session(batch.id, owner))
         with batch.lock:
-            if batch.is_stopped:
+            if self._is_over or batch.is_closing:
                 raise Interrupted(signal.SIGTERM)
             if batch.record["status"] == "validating":
                 batch.save("in_progress")
@@ -374,27 +354,27 @@ class Batches:
                 batch.run = batch.results = None
 
     def _finish(self, batch: Batch) -> None:
-        """Make a batch's files known, and then its end."""
+        """Record a batch's output files, and then its end."""
         with batch.lock:
             is_cancelled = batch.record["status"] == "cancelling"
             if not is_cancelled:
                 batch.save("finalizing")
-        results = BatchResults(batch.folder)
+        results, record = BatchResults(batch.folder), batch.record
         counts, files = results.counts(), dict[str, str]()
         is_whole = counts["total"] == counts["completed"] + counts["failed"]
         status = "completed" if is_whole or not batch.is_late else "expired"
         status = "cancelled" if is_cancelled else status
         for kind in KINDS:
-            if nbytes := results.nbytes(kind, batch.record, status):
+            if nbytes := sum(map(len, results.lines(kind, record, status))):
                 files[f"{kind}_file_id"] = name = f"file-{batch.id.partition('_')[2]}-{kind}"
                 facts = {"batch": batch.id, "kind": kind, "bytes": nbytes}
                 facts["filename"] = f"{batch.id}_{kind}.jsonl"
-                owner, keep_s = batch.record["owner"], batch.record["keep_s"]
-                self._uploads.record(name, owner, "batch_output", facts, keep_s)
+                about = record["owner"], "batch_output", facts, record["keep_s"]
+                self._uploads.record(name, *about)
         batch.save(status, request_counts=counts, **files)
 
     def _made(self, file: Mapping[str, Any]) -> Iterator[bytes]:
-        """The content of a batch's output or error file."""
+        """Yield the content of a batch's output or error file."""
         batch = self._batches[file["batch"]]
         results = BatchResults(batch.folder)
         return results.lines(file["kind"], batch.record, batch.record["status"])

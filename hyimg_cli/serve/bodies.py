@@ -1,11 +1,10 @@
-"""Bodies of requests, counted while they stream: a JSON object, or a form with files."""
+"""Request bodies, counted as they stream: a JSON object, or a form with files."""
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
-from python_multipart.multipart import parse_options_header
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -18,27 +17,30 @@ from hyimg_cli.serve.uploads import Uploads
 from hyimg_cli.settings.values import BadValue, shown
 
 JSON_BYTES = 50_000_000
-# Of all bodies of a kind that are being read: JSON is in memory, forms are on the disk.
+# Limits for all bodies that are being received: JSON is held in memory, forms on disk.
 JSON_BYTES_AT_ONCE, FORM_BYTES_AT_ONCE = 200_000_000, 2_000_000_000
-# Each value of a JSON text takes many times its bytes.
+# Each value of a JSON text takes many times its bytes in memory.
 _MOST_VALUES = 1_000_000
-# Of a form: fields that are not files, the bytes of them all, and what headers may add.
+# Limits of a form: its text fields, their bytes together, and the bytes of its headers.
 _MOST_FIELDS, _FIELD_BYTES, _HEAD_BYTES = 64, 1_000_000, 100_000
 _IN_FORM = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
 
 
-def json_object(data: bytes | bytearray) -> dict[str, Any]:
-    """The object that a JSON text holds. Raises ValueError, and TypeError for another value."""
-    if sum(map(data.count, (b",", b"[", b"{"))) > _MOST_VALUES:
-        raise ValueError(f"it has more than {_MOST_VALUES:,} values")
-    value = json_of(data, parse_constant=refuse_constant)
+def json_object(data: bytes | bytearray, what: str = "the body", code: str = "") -> dict[str, Any]:
+    """Return the object in a JSON text. Raises Refused, with `code` if one is given."""
+    try:
+        if sum(map(data.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+            raise ValueError(f"it has more than {_MOST_VALUES:,} values")
+        value = json_of(data, parse_constant=refuse_constant)
+    except ValueError as error:
+        raise bad_request("", f"{what} is not JSON: {error}", code or "request.bad-json") from None
     if not isinstance(value, dict):
-        raise TypeError("it is not an object")
+        raise bad_request("", f"{what} is not a JSON object", code or "request.not-an-object")
     return value
 
 
 class Bodies:
-    """Reads bodies within bounds; forms store their files among the uploads."""
+    """Reads request bodies within limits; stores the files of forms as uploads."""
 
     def __init__(self, uploads: Uploads) -> None:
         self._uploads = uploads
@@ -46,7 +48,7 @@ class Bodies:
 
     @asynccontextmanager
     async def json(self, request: Request) -> AsyncIterator[dict[str, Any]]:
-        """The JSON object that a request brings; it counts as in memory until the block ends.
+        """The JSON object of a request; it counts as in memory until the block ends.
 
         Raises Refused.
         """
@@ -54,38 +56,25 @@ class Bodies:
             data = bytearray()
             async for piece in stream:
                 data += piece
-            try:
-                value = await run_in_threadpool(json_object, data)
-            except TypeError:
-                what, code = "the body is not a JSON object", "request.not-an-object"
-                raise Refused(400, what, code=code) from None
-            except ValueError as error:
-                what = f"the body is not JSON: {error}"
-                raise Refused(400, what, code="request.bad-json") from None
+            value = await run_in_threadpool(json_object, data)
             data.clear()
             yield value
 
     async def form(self, request: Request, most_files: int) -> dict[str, Any]:
-        """The fields of a form as `_fields_of` reads them. Raises Refused."""
-        kind, options = parse_options_header(request.headers.get("content-type"))
-        if kind != b"multipart/form-data" or b"boundary" not in options:
-            what = "the body is not multipart/form-data with a boundary"
-            raise Refused(400, what, code="request.not-a-form")
+        """Return a form's fields as `_fields_of` reads them. Raises Refused."""
+        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+            raise bad_request("", "the body is not multipart/form-data", "request.not-a-form")
         most = most_files * self._uploads.most_bytes + _FIELD_BYTES + _HEAD_BYTES
         async with self._stream(request, "form", most, FORM_BYTES_AT_ONCE) as stream:
-            parser = _FormParser(
-                *(request.headers, stream),
-                max_files=most_files,
-                max_fields=_MOST_FIELDS,
-                max_part_size=_FIELD_BYTES,
-            )
+            limits = {"max_files": most_files, "max_fields": _MOST_FIELDS}
+            parser = _FormParser(request.headers, stream, max_part_size=_FIELD_BYTES, **limits)
             try:
                 form = await parser.parse()
             except MultiPartException as error:
                 raise _refusal_of(error, parser) from None
             try:
                 if not parser.is_whole:
-                    raise Refused(400, "the form breaks off", code="request.bad-form")
+                    raise bad_request("", "the form ends too early", "request.bad-form")
                 return await run_in_threadpool(self._fields_of, parser.items)
             finally:
                 await form.close()
@@ -94,7 +83,7 @@ class Bodies:
     async def _stream(
         self, request: Request, kind: str, most: int, at_once: int
     ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
-        """The pieces of a body, which count among those of its kind until the block ends."""
+        """The pieces of a body, which count towards the limit of its kind until the block ends."""
         nbytes = 0
 
         async def counted() -> AsyncGenerator[bytes, None]:
@@ -105,7 +94,7 @@ class Bodies:
                 if nbytes > most:
                     raise too_large(f"the {kind}", most)
                 if self._now[kind] > at_once:
-                    raise server_full("too many bytes are being sent at once", 5)
+                    raise server_full("the server is receiving too many bytes at once", 5)
                 yield piece
 
         try:
@@ -115,8 +104,10 @@ class Bodies:
             self._now[kind] -= nbytes
 
     def _fields_of(self, parts: Sequence[tuple[str, str | UploadFile]]) -> dict[str, Any]:
-        """A form's parts as the fields of a JSON body: `metadata[a]` as an object, `image[]` as a
-        list, text as the number, truth or list that its field reads, files as uploads.
+        """Return a form's parts as the fields of a JSON body.
+
+        `metadata[a]` becomes an object, `image[]` a list, a file an upload, and text the number,
+        boolean or list that its field expects.
         """
         body: dict[str, Any] = {}
         for name, part in parts:
@@ -128,19 +119,18 @@ class Bodies:
                 value: Any = self._uploads.keep(part.file, part.filename or "")
             else:
                 value = part if key else _typed(field, part)
-            if key == "" and isinstance(body.setdefault(field, []), list):
-                body[field].append(value)
-            elif key and isinstance(body.setdefault(field, {}), dict) and key not in body[field]:
-                body[field][key] = value
-            elif key is None and field not in body:
-                body[field] = value
+            place = body if key is None else body.setdefault(field, {} if key else [])
+            if isinstance(place, list) and not key:
+                place.append(value)
+            elif isinstance(place, dict) and key != "" and (own := key or field) not in place:
+                place[own] = value
             else:
-                raise bad_request(name, f"{name} is there twice", "manifest.duplicate-field")
+                raise bad_request(name, f"{name} is given twice", "manifest.duplicate-field")
         return body
 
 
 class _FormParser(MultiPartParser):
-    """Starlette's parser, which also bounds all fields together and knows a form that broke off."""
+    """Starlette's parser, with a limit for all text fields together and a check of the end."""
 
     is_whole = False
 
@@ -154,7 +144,7 @@ class _FormParser(MultiPartParser):
 
 
 def _refusal_of(error: MultiPartException, parser: MultiPartParser) -> Refused:
-    """A fault of a form, which starlette tells in words alone."""
+    """Return the refusal for a form's fault, which starlette describes only in words."""
     if error.message.startswith("Too many"):
         last = parser.items[-1][0] if parser.items else ""
         return Refused(413, error.message, param=last, code="request.too-many-parts")
@@ -164,7 +154,7 @@ def _refusal_of(error: MultiPartException, parser: MultiPartParser) -> Refused:
 
 
 def _typed(name: str, text: str) -> Any:
-    """A form's text as its field reads it in JSON; as it is where nothing else fits."""
+    """Return a form's text as the JSON value that its field expects, or as it is."""
     known = BY_NAME.get(name)
     if known is not None:
         with suppress(BadValue):

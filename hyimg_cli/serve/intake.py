@@ -1,14 +1,14 @@
-"""A batch's input file made into its manifest: every fault by line, files under names of its own.
+"""Turns a batch's input file into its manifest: faults by line, pictures under the batch's folder.
 
-input.jsonl   the file as it was uploaded
-manifest.jsonl   line by line the same requests; a line here has the number that it has there
-sources/<sha256>   the pictures that they name, whatever becomes of the uploads
+input.jsonl          the file as uploaded
+manifest.jsonl       the same requests; each keeps its line number
+sources/<sha256>     their pictures, which stay when the uploads are deleted
 """
 
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,24 +23,21 @@ from hyimg_cli.serve.bodies import JSON_BYTES, json_object
 from hyimg_cli.serve.errors import Refused, bad_request, refusal_of
 from hyimg_cli.serve.results import MANIFEST
 from hyimg_cli.serve.wire import Wire
-from hyimg_cli.settings.config import Setting
 from hyimg_cli.settings.values import shown
 
 INPUT, SOURCES = "input.jsonl", "sources"
 MOST_LINES = 50_000
-# The last fault of a longer list says how many more there are.
+# The last fault of a longer list gives the number of the others.
 _MOST_FAULTS = 1_000
-_KEYS = {"custom_id": str, "method": str, "url": str, "body": dict}
-# Fields of a line that name files.
+# Fields of a line that may name files.
 _FILES = ("images", "region")
+_KEYS = {"custom_id": str, "method": str, "url": str, "body": dict}
 
 Fault = dict[str, Any]
 
 
-def write_manifest(
-    folder: Path, endpoint: str, owner: str, wire: Wire, settings: Mapping[str, Setting]
-) -> list[Fault]:
-    """Make the manifest of a batch's folder, or return the faults of its input and make none.
+def write_manifest(folder: Path, endpoint: str, owner: str, wire: Wire) -> list[Fault]:
+    """Write the manifest of a batch's folder, or return the faults of its input and write none.
 
     Raises StorageError.
     """
@@ -48,17 +45,18 @@ def write_manifest(
     with disk_errors(folder):
         make_folders(folder / SOURCES)
         for number, raw in _raw_lines(folder / INPUT):
+            line = dict[str, Any]()
             try:
-                line = _line_of(raw, number, endpoint, owner, wire) if raw.strip() else None
+                if raw.strip():
+                    line = _line_of(raw, number, endpoint, owner, wire)
             except Refused as refused:
-                line, faults[number] = None, [_fault(number, refused)]
-            if line is not None:
-                line |= {name: _own(line[name], folder, wire) for name in _FILES if name in line}
-            lines.append(b"\n" if line is None else json_line(line))
+                faults[number] = [_fault(number, refused)]
+            line |= {name: _own(line[name], folder, wire) for name in _FILES if name in line}
+            lines.append(json_line(line) if line else b"\n")
     data = b"".join(lines)
-    # Where no line is left of a faulty file, do not add that it is empty.
+    # If every line is faulty, do not report an empty file as well.
     if data.strip() or not faults:
-        for error in runner.examine(manifest_of(data, MANIFEST, folder=folder), settings)[1]:
+        for error in runner.examine(manifest_of(data, MANIFEST, folder=folder), wire.settings)[1]:
             place = re.match(rf"{MANIFEST}:([0-9]+)", error.where)
             number = int(place[1]) if place else 0
             faults.setdefault(number, []).append(_fault(number, error))
@@ -74,7 +72,7 @@ def write_manifest(
 
 
 def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file with their numbers. The last one may be a fault of the file."""
+    """Yield a file's lines with their numbers; the last one may exceed a limit."""
     with opened(path) as file:
         number = 0
         while raw := file.readline(JSON_BYTES):
@@ -85,31 +83,27 @@ def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _line_of(raw: bytes, number: int, endpoint: str, owner: str, wire: Wire) -> dict[str, Any]:
-    """A line of the input as one of the manifest. Raises Refused."""
+    """Return a line of the input as a line of the manifest. Raises Refused."""
     if number > MOST_LINES:
-        what, hint = f"the file has more than {MOST_LINES:,} lines", "make several batches"
+        what, hint = f"the file has more than {MOST_LINES:,} lines", "split it into several batches"
         raise bad_request("", what, "batch.too-many-lines", hint)
-    try:
-        if len(raw) == JSON_BYTES:
-            raise ValueError(f"the line has more than {JSON_BYTES:,} bytes")
-        entry = json_object(raw)
-    except (ValueError, TypeError) as error:
-        raise bad_request("", f"this is not JSON: {error}", "batch.bad-json") from None
+    if len(raw) == JSON_BYTES:
+        what = f"the line has more than {JSON_BYTES:,} bytes"
+        raise bad_request("", what, "batch.bad-json")
+    entry = json_object(raw, "the line", "batch.bad-json")
     if entry.keys() != _KEYS.keys():
-        what = f"a line is an object of {', '.join(sorted(_KEYS))}"
+        what = f"a line must be an object with the keys {', '.join(sorted(_KEYS))}"
         raise bad_request("", what, "batch.bad-line")
     expected = {"method": "POST", "url": endpoint}
     for name, kind in _KEYS.items():
         if not isinstance(entry[name], kind) or entry[name] != expected.get(name, entry[name]):
-            hint = f"the batch's lines are POST to {endpoint}"
+            hint = f"each line of this batch must be a POST to {endpoint}"
             raise bad_request(name, f"{name} is {shown(entry[name])}", "batch.bad-line", hint)
     return {"custom_id": entry["custom_id"]} | wire.line_of(endpoint, entry["body"], owner)
 
 
 def _own(value: Any, folder: Path, wire: Wire) -> Any:
-    """Paths among the uploads as paths in the batch's folder, with their files; a region may be
-    numbers.
-    """
+    """Link uploads into the batch's folder and return their paths there; a box stays as it is."""
     if isinstance(value, list):
         return [_own(one, folder, wire) for one in value]
     if not isinstance(value, str) or Path(value).parent != wire.uploads.folder:
@@ -121,7 +115,7 @@ def _own(value: Any, folder: Path, wire: Wire) -> Any:
 
 
 def link(source: Path, path: Path) -> None:
-    """Put a file under a second name, where the disk can, or a copy."""
+    """Give a file a second name, or copy it on disks that cannot."""
     try:
         os.link(source, path)
     except PermissionError:

@@ -1,4 +1,4 @@
-"""API keys: each has a name, and is known by its digest alone."""
+"""API keys: each has a name and is stored only as a digest."""
 
 import hashlib
 import hmac
@@ -10,36 +10,36 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.files import SETTINGS_BYTES, text_of
 
 VARIABLE = "HYIMG_API_KEY"
-# Who calls where no key is asked for.
+# The caller's name on a server without keys.
 ANYONE = "local"
 _LINE = re.compile(
     r"(?P<name>[A-Za-z0-9._-]{1,64})\s+(?:sha256:(?P<digest>[0-9a-f]{64})|(?P<key>\S+))"
 )
-_HINT = "write a line for each key: NAME KEY, or NAME sha256:DIGEST"
+_HINT = "write one key per line, each with its own name: NAME KEY or NAME sha256:DIGEST"
 
 
 class Keys:
-    """The keys that open a server, by the names of their callers. Without any, all may call."""
+    """The API keys of a server, by name. A server without keys lets everybody in."""
 
     def __init__(self, digests: Mapping[str, bytes]) -> None:
         self._digests = digests
 
-    def __bool__(self) -> bool:
-        return bool(self._digests)
+    def __len__(self) -> int:
+        return len(self._digests)
 
     def caller_of(self, authorization: str | None) -> str | None:
-        """The name of the key in an `Authorization` header; None where it is none of them."""
+        """Return the name of the key in an `Authorization` header, or None for an unknown key."""
         if not self._digests:
             return ANYONE
         scheme, _, key = (authorization or "").partition(" ")
         given = _digest_of(key.strip())
-        # Every key is compared, however early one fits.
+        # Compare with every key: the time must not tell which one matches.
         names = [name for name, own in self._digests.items() if hmac.compare_digest(own, given)]
         return names[0] if names and scheme.lower() == "bearer" else None
 
 
 def read_keys(path: Path | None, environ: Mapping[str, str]) -> Keys:
-    """The keys of a file, a line each, and the one in `HYIMG_API_KEY`, whose name is "default".
+    """Return the keys of a file and the one in `HYIMG_API_KEY`, which is named "default".
 
     Raises UsageError.
     """
@@ -52,21 +52,19 @@ def read_keys(path: Path | None, environ: Mapping[str, str]) -> Keys:
         lines = text_of(path, SETTINGS_BYTES).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise UsageError(f"the keys cannot be read: {why}", where=path, code="usage.keys") from None
+        raise UsageError(f"cannot read the keys: {why}", where=path, code="usage.keys") from None
     for number, line in enumerate(map(str.strip, lines), 1):
         if not line or line.startswith("#"):
             continue
-        # What stands there is a secret: no message shows it.
-        found, where = _LINE.fullmatch(line), f"{path}:{number}"
-        if found is None:
-            raise UsageError("this is no key", where=where, hint=_HINT, code="usage.keys")
-        if found["name"] in digests:
-            what = f"two keys have the name {found['name']}"
-            raise UsageError(what, where=where, hint="name each key once", code="usage.keys")
+        # Messages must not show the line: it contains a secret.
+        found = _LINE.fullmatch(line)
+        if found is None or found["name"] in digests:
+            what = f"two keys are named {found['name']}" if found else "the line is not a key"
+            raise UsageError(what, where=f"{path}:{number}", hint=_HINT, code="usage.keys")
         own = found["digest"]
         digests[found["name"]] = bytes.fromhex(own) if own else _digest_of(found["key"])
     if not digests:
-        raise UsageError("the file has no key", where=path, hint=_HINT, code="usage.keys")
+        raise UsageError("the file contains no key", where=path, hint=_HINT, code="usage.keys")
     return Keys(digests)
 
 

@@ -1,4 +1,4 @@
-"""What a server tells of itself to Prometheus: counts, seconds and gauges, no id and no text."""
+"""A server's counts, times and gauges for Prometheus; labels contain no ids and no prompts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,16 +13,16 @@ _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 
 
 class Metrics:
-    """One server's numbers, in a registry of its own."""
+    """The metrics of one server, in their own registry."""
 
     def __init__(self) -> None:
         self._registry = own = CollectorRegistry()
         self._pictures = Counter(
-            "hyimg_pictures", "Pictures that ended.", ["origin", "status"], registry=own
+            "hyimg_pictures", "Pictures that have ended.", ["origin", "status"], registry=own
         )
         self._seconds = Histogram(
             "hyimg_picture_seconds",
-            "A picture's part of the time that its phase took.",
+            "A picture's share of the time of each phase.",
             ["origin", "phase"],
             buckets=_SECONDS,
             registry=own,
@@ -30,30 +30,32 @@ class Metrics:
         self._requests = Counter(
             "hyimg_http_requests", "Requests answered.", ["route", "status"], registry=own
         )
-        self._retries = Counter("hyimg_retries", "Requests that clients sent again.", registry=own)
+        self._retries = Counter(
+            "hyimg_retries", "Requests that clients have retried.", registry=own
+        )
         self._gauges = {
             name: Gauge(f"hyimg_{name}", text, labels, registry=own)
             for name, text, *labels in (
-                ("pictures_waiting", "Pictures that wait.", "origin"),
-                ("pictures_at_work", "Pictures at work.", "stage"),
-                ("batches", "Batches that are kept.", "status"),
+                ("pictures_waiting", "Pictures that are waiting.", "origin"),
+                ("pictures_at_work", "Pictures in progress.", "stage"),
+                ("batches", "Stored batches.", "status"),
             )
         }
-        self._ready = Gauge("hyimg_ready", "1 once the model is loaded.", registry=own)
+        self._ready = Gauge("hyimg_ready", "1 while the server accepts work.", registry=own)
 
     def ended(self, origin: str, outcome: Outcome) -> None:
-        """Count a picture that ended; `origin`: "online" or "batch"."""
+        """Count a picture that has ended; `origin`: "online" or "batch"."""
         self._pictures.labels(origin, outcome.status).inc()
         for phase in outcome.share_s.keys() - {"total"}:
             self._seconds.labels(origin, phase).observe(outcome.share_s[phase])
 
     def answered(self, route: str, status: int, *, is_retry: bool) -> None:
-        """Count a request by the pattern of its route."""
+        """Count a request by its route pattern."""
         self._requests.labels(route, str(status)).inc()
         self._retries.inc(is_retry)
 
     def text(self, counts: Mapping[str, Any], batches: Mapping[str, int], *, ready: bool) -> bytes:
-        """All of them as Prometheus reads them. `counts`: the engine's."""
+        """Return the metrics in Prometheus' text format. `counts`: the engine's."""
         self._ready.set(ready)
         values = {
             "pictures_waiting": counts["waiting"],

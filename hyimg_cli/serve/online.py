@@ -1,7 +1,7 @@
-"""Single requests: a picture, or a few, drawn while their caller waits.
+"""Single requests: one or a few pictures, drawn while the caller waits.
 
-Each is a manifest line with a small run folder of its own, and a session of the one engine. Equal
-requests of a caller share a drawing; one that nobody waits for any more is dropped.
+Each request is a manifest line with its own small run folder and its own session of the engine.
+Equal requests of a caller share a drawing; a drawing that no request waits for is dropped.
 """
 
 import asyncio
@@ -12,15 +12,15 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -35,7 +35,7 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.serve.bodies import Bodies
 from hyimg_cli.serve.errors import Refused, bad_request, internal, refusal_of, server_full, stopping
 from hyimg_cli.serve.metrics import Metrics
-from hyimg_cli.serve.results import Pictures, respond
+from hyimg_cli.serve.results import respond
 from hyimg_cli.serve.wire import EVENTS, Wire
 from hyimg_cli.settings.config import Setting
 from hyimg_cli.spec import digest
@@ -45,26 +45,27 @@ from hyimg_cli.spec.job import Job
 if TYPE_CHECKING:
     from hyimg_cli.engine.service import ServedSession, Service
 
-# Results last so long; and so long a client that ran out of patience may take to ask again.
+# How long results are kept, and how long a client that timed out has to ask again.
 KEEP_S = 600.0
 RETRY_S = 10.0
 HEARTBEAT_S = 10.0
-_MOST_KEPT = 10_000
+# The oldest results beyond these limits are removed early.
+MOST_KEPT, MOST_KEPT_BYTES = 10_000, 10_000_000_000
 _LONGEST_WAIT_S, _USUAL_WAIT_S = 60, 10
 _SEEDS = 2**31
 RESULTS = "/v1/images/results"
-# Of a result line, what a response is made of.
+# The fields of a result line that a response needs.
 _SHOWN = ("custom_id", "status", "outputs", "cot_text", "warnings", "kv_reuse", "error")
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class Drawing:
-    """The jobs of a line at work, and their results while these last.
+    """The jobs of one line, and their results while these are kept.
 
-    `asked`: a digest of the line. `waiting`: jobs that have not begun. `waiters`: requests that
-    wait. `entries`: result lines by custom_id. `error`: what ended all of it. `news` is set, and
-    replaced, with each entry. `work` ends with the last of its jobs.
+    `asked`: digest of the line. `waiting`: jobs that have not started. `waiters`: requests that
+    wait for it. `entries`: result lines by custom_id. `error`: ended all of its jobs. `news` is set
+    and replaced at each new entry. `work` ends with the last job; `nbytes` are then on the disk.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Drawing:
     created: int = field(default_factory=lambda: int(time.time()))
     waiting: int = 0
     waiters: int = 0
+    nbytes: int = 0
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
     error: HyimgError | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -87,7 +89,7 @@ class Drawing:
         self.waiting = len(self.jobs)
 
     def add(self, event: Event) -> None:
-        """Take an event of its jobs."""
+        """Record an event of its jobs."""
         if isinstance(event, JobStarted):
             self.waiting = max(0, self.waiting - 1)
         elif isinstance(event, JobEnded):
@@ -97,103 +99,112 @@ class Drawing:
             self.news = asyncio.Event()
 
     def body(self, base: str, names: Iterable[str]) -> dict[str, Any]:
-        """The body of a response about these of its jobs. Raises Refused where one failed."""
+        """Return the response body for some of its jobs. Raises Refused if one failed."""
         entries = [self.entries[name] for name in names]
-        pictures = Pictures(self.folder, f"{base}{RESULTS}/{self.name}")
-        return respond(self.line, entries, pictures, self.created)
+        url = f"{base}{RESULTS}/{self.name}"
+        return respond(self.line, entries, self.folder, url, self.created)
 
-    @property
-    def is_good(self) -> bool:
-        """True where every job is done."""
-        done = [one["status"] == "done" for one in self.entries.values()]
-        return self.error is None and all(done) and len(done) == len(self.jobs)
+    def files(self) -> list[str]:
+        """Return the paths of its pictures, from its folder."""
+        return [one["path"] for entry in self.entries.values() for one in entry["outputs"]]
 
     @property
     def is_kept(self) -> bool:
-        """True if its results outlast the requests that wait."""
+        """True if its results are kept after its requests are answered."""
         by_url = self.line.get("x_response_format") == "url"
         return self.error is None and (self.key is not None or by_url)
 
 
 class Online:
-    """Answers requests for pictures."""
+    """Answers requests for pictures; an ASGI application."""
 
     def __init__(
         self,
         state: Path,
         service: "Service",
-        settings: Mapping[str, Setting],
-        bodies: Bodies,
         wire: Wire,
         metrics: Metrics,
+        bodies: Bodies,
         most_waiting: int,
+        share: int,
     ) -> None:
+        """`share` is one key's part of the `most_waiting` pictures. Raises StorageError."""
         self._folder, self._service, self._metrics = state / "online", service, metrics
-        self._bodies, self._wire, self._most_waiting = bodies, wire, most_waiting
-        # A faulty line is refused.
-        self._settings = dict(settings) | {"skip_invalid": Setting("skip_invalid", False, "flag")}
-        # By name, the oldest first; and those that an equal request would share.
+        self._bodies, self._wire = bodies, wire
+        self._most_waiting, self._share = most_waiting, share
+        # Faulty lines are always refused.
+        off = Setting("skip_invalid", False, "flag")
+        self._settings = dict(wire.settings) | {"skip_invalid": off}
+        # By name, oldest first; and those that equal requests share, by key.
         self._drawings: dict[str, Drawing] = {}
         self._by_key: dict[tuple[str, str], Drawing] = {}
         self._is_closed = False
-        # More than the queue lets in: a thread does nothing but wait for its session.
+        # A thread only waits for its session; there are more than the queue admits.
         self._threads = ThreadPoolExecutor(most_waiting + 64, "online")
         with disk_errors(state):
-            shutil.rmtree(self._folder, ignore_errors=True)  # of a server that was killed
+            shutil.rmtree(self._folder, ignore_errors=True)  # left by a kill
             self._folder.mkdir(parents=True)
 
     @property
-    def waiting(self) -> int:
-        """Pictures whose work has not begun."""
-        return sum(one.waiting for one in self._drawings.values())
+    def waiting(self) -> Counter[str]:
+        """Pictures that have not started, by caller."""
+        found = Counter[str]()
+        for one in self._drawings.values():
+            found[one.caller] += one.waiting
+        return found
 
     def close(self) -> None:
-        """Take no more requests, and wait for the threads, whose sessions have ended."""
+        """Accept no more requests, and wait for the threads, whose sessions have ended."""
         self._is_closed = True
         self._threads.shutdown()
 
-    async def answer(self, request: Request) -> Response:
-        """Draw what a request asks for, or share an equal request's drawing. Raises Refused."""
-        endpoint, began = request.url.path, time.monotonic()
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Draw the pictures of a request, or share an equal request's drawing. Raises Refused."""
+        request, began = Request(scope, receive), time.monotonic()
         base = str(request.base_url).rstrip("/")
         line, jobs, is_stream = await self._read(request)
-        drawing = self._join(request.state.caller, line, jobs, request.headers)
+        drawing = self._join(request, line, jobs)
         drawing.waiters += 1
-
-        def leave() -> None:
+        try:
+            if is_stream:
+                head = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+                events = _events(drawing, EVENTS[request.url.path], base)
+                answer: Response = StreamingResponse(events, 200, head, "text/event-stream")
+            else:
+                answer = await self._whole(drawing, request, base)
+            await answer(scope, receive, send)
+        finally:
             self._leave(drawing, may_retry=_may_retry(request, time.monotonic() - began))
 
-        if is_stream:
-            return _Stream(_events(drawing, EVENTS[endpoint], base), leave)
+    async def _whole(self, drawing: Drawing, request: Request, base: str) -> Response:
+        """Return the response once all jobs have ended or the client has left."""
         gone = asyncio.create_task(_wait_until_gone(request))
         try:
             await asyncio.wait({gone, drawing.work}, return_when=asyncio.FIRST_COMPLETED)
-            if not drawing.work.done():
-                return Response(status_code=499)  # for the log
-            if drawing.error is not None:
-                raise refusal_of(drawing.error)
-            names = [job.custom_id for job in drawing.jobs]
-            return JSONResponse(await run_in_threadpool(drawing.body, base, names))
         finally:
             gone.cancel()
-            leave()
+        if not drawing.work.done():
+            return Response(status_code=499)  # for the log
+        if drawing.error is not None:
+            raise refusal_of(drawing.error)
+        names = [job.custom_id for job in drawing.jobs]
+        return JSONResponse(await run_in_threadpool(drawing.body, base, names))
 
     async def result(self, request: Request) -> Response:
-        """The file of a result, by its path. Raises Refused."""
+        """Return the file of a result by its path. Raises Refused."""
         drawing, path = self._drawings.get(request.path_params["name"]), request.path_params["path"]
-        if drawing is not None and drawing.caller == request.state.caller:
-            outputs = [one for entry in drawing.entries.values() for one in entry["outputs"]]
-            if any(output["path"] == path for output in outputs):
-                head = {"cache-control": "private", "x-content-type-options": "nosniff"}
-                return FileResponse(drawing.folder / path, headers=head)
-        what, hint = "No such result", f"results last {KEEP_S / 60:.0f} minutes"
-        raise Refused(404, what, hint=hint, code="result.not-found")
+        is_own = drawing is not None and drawing.caller == request.state.caller
+        if drawing is None or not is_own or path not in drawing.files():
+            what, hint = "result not found", f"results are kept for {KEEP_S / 60:.0f} minutes"
+            raise Refused(404, what, hint=hint, code="result.not-found")
+        head = {"cache-control": "private", "x-content-type-options": "nosniff"}
+        return FileResponse(drawing.folder / path, headers=head)
 
     async def _read(self, request: Request) -> tuple[dict[str, Any], list[Job], bool]:
-        """The line that a request stands for, its jobs, and whether to stream them."""
+        """Return the line of a request, its jobs, and whether to stream them. Raises Refused."""
         if request.headers.get("content-type", "").startswith("multipart/"):
-            # A mask, too.
-            body = await self._bodies.form(request, most_files=self._wire.most_images + 1)
+            most = self._wire.most_images + 1  # and a mask
+            body = await self._bodies.form(request, most)
             return await run_in_threadpool(self._accept, request, body)
         async with self._bodies.json(request) as body:
             return await run_in_threadpool(self._accept, request, body)
@@ -201,12 +212,10 @@ class Online:
     def _accept(
         self, request: Request, body: dict[str, Any]
     ) -> tuple[dict[str, Any], list[Job], bool]:
-        """As `_read`: jobs are checked as those of a manifest; one without a seed gets a random
-        one. Raises Refused.
-        """
+        """Check a body as a manifest line; a line without a seed gets a random one."""
         is_stream = body.pop("stream", None) or False
         if type(is_stream) is not bool:
-            raise bad_request("stream", "stream is true or false", "manifest.wrong-type")
+            raise bad_request("stream", "stream must be true or false", "manifest.wrong-type")
         line = self._wire.line_of(request.url.path, body, request.state.caller)
         own: dict[str, Any] = {"custom_id": f"img_{secrets.token_hex(12)}"}
         if self._settings["seed"].value is None:
@@ -217,20 +226,17 @@ class Online:
             kept = [job for job in jobs if getattr(job, "outside", None)]
             with self._wire.uploads.decoding:
                 found = probe_sources(kept)
-            for job in kept:
-                if error := found.error_of(job):
-                    raise error
+            for error in filter(None, map(found.error_of, kept)):
+                raise error
         except HyimgError as error:
             raise refusal_of(error) from None
         return line, list(jobs), is_stream
 
-    def _join(
-        self, caller: str, line: dict[str, Any], jobs: list[Job], headers: Headers
-    ) -> Drawing:
-        """The drawing of an equal request, or a new one. Raises Refused."""
-        asked, key = digest.of_json(line), None
-        if "idempotency-key" in headers:
-            key = (caller, digest.of_json(["key", headers["idempotency-key"]]))
+    def _join(self, request: Request, line: dict[str, Any], jobs: list[Job]) -> Drawing:
+        """Return the drawing of an equal request, or start one. Raises Refused."""
+        caller, asked, key = request.state.caller, digest.of_json(line), None
+        if "idempotency-key" in request.headers:
+            key = (caller, digest.of_json(["key", request.headers["idempotency-key"]]))
         elif "seed" in line:
             key = (caller, asked)
         if key in self._by_key:
@@ -239,33 +245,34 @@ class Online:
                 code = "request.idempotency-key"
                 raise Refused(422, what, param="Idempotency-Key", hint=hint, code=code)
             return self._by_key[key]
-        if self._is_closed:  # since its body began to come
+        if self._is_closed:  # since the body began to arrive
             raise stopping()
-        self._refuse_full(len(jobs))
+        self._refuse_full(caller, len(jobs))
         name = jobs[0].custom_id.partition("-")[0]
         session = self._service.session(caller, caller, is_online=True)
         drawing = Drawing(name, caller, line, asked, key, jobs, self._folder / name, session)
         drawing.work = asyncio.create_task(self._draw(drawing))
         drawing.work.add_done_callback(lambda _: self._end(drawing))
-        if len(self._drawings) >= _MOST_KEPT:
-            ended = (one for one in self._drawings.values() if one.work.done() and not one.waiters)
-            for oldest in islice(ended, 1):
-                self._forget(oldest)
         self._drawings[name] = drawing
         if key is not None:
             self._by_key[key] = drawing
         return drawing
 
-    def _refuse_full(self, count: int) -> None:
-        """Raise Refused where so many pictures more would wait too long."""
-        waiting, most = self.waiting, self._most_waiting
-        if waiting + count > most:
-            rate = self._service.counts()["pictures_per_s"] or max(1, waiting) / _USUAL_WAIT_S
-            wait_s = min(_LONGEST_WAIT_S, math.ceil(waiting / rate))
-            raise server_full(f"{waiting} pictures wait, of {most} at most", max(1, wait_s))
+    def _refuse_full(self, caller: str, count: int) -> None:
+        """Raise Refused if the queue, or the share of a caller that waits already, is full."""
+        counts = self.waiting
+        limits = [(counts.total(), self._most_waiting, "")]
+        if own := counts[caller]:
+            limits.append((own, self._share, " for this key"))
+        for waiting, most, whose in limits:
+            if waiting + count > most:
+                rate = self._service.counts()["pictures_per_s"] or max(1, waiting) / _USUAL_WAIT_S
+                wait_s = min(_LONGEST_WAIT_S, max(1, math.ceil(waiting / rate)))
+                what = f"{waiting} pictures are waiting{whose}; the limit is {most}"
+                raise server_full(what, wait_s)
 
     async def _draw(self, drawing: Drawing) -> None:
-        """Run the jobs of a drawing, in a thread of its own."""
+        """Run the jobs of a drawing in a thread."""
         loop = asyncio.get_running_loop()
 
         def run() -> None:
@@ -283,34 +290,45 @@ class Online:
         except HyimgError as error:
             drawing.error = error
         except Exception:
-            logger.exception("a request failed because of a bug of hyimg")
+            logger.exception("a request failed because of a bug in hyimg")
             drawing.error = internal(code="job.internal")
 
     def _end(self, drawing: Drawing) -> None:
+        """Keep the results of a drawing for a while, within limits, or remove them."""
         drawing.waiting = 0
         drawing.news.set()
-        if not drawing.is_good:
-            self._forget_key(drawing)  # who asks again has it tried again
+        ends = [one["status"] for one in drawing.entries.values()]
+        if drawing.error is not None or ends != ["done"] * len(drawing.jobs):
+            self._forget_key(drawing)  # an equal request tries again
         if drawing.is_kept:
             asyncio.get_running_loop().call_later(KEEP_S, self._forget, drawing)
-        elif not drawing.waiters:
-            self._forget(drawing)
+            with suppress(OSError):
+                sizes = [(drawing.folder / path).stat().st_size for path in drawing.files()]
+                drawing.nbytes = sum(sizes)
+            unused = [one for one in self._drawings.values() if one.work.done() and not one.waiters]
+            nbytes = sum(one.nbytes for one in self._drawings.values())
+            for one in unused:
+                if len(self._drawings) <= MOST_KEPT and nbytes <= MOST_KEPT_BYTES:
+                    break
+                nbytes -= one.nbytes
+                self._forget(one)
+        self._settle(drawing)
 
     def _leave(self, drawing: Drawing, *, may_retry: bool) -> None:
-        """A request does not wait any more: with the last one the drawing ends."""
+        """Count a request that no longer waits."""
         drawing.waiters -= 1
+        after_s = RETRY_S if may_retry and drawing.key is not None else 0.0
+        asyncio.get_running_loop().call_later(after_s, self._settle, drawing)
+
+    def _settle(self, drawing: Drawing) -> None:
+        """Drop the jobs, or remove the results, of a drawing that no request waits for."""
         if drawing.waiters:
             return
         if not drawing.work.done():
-            after_s = RETRY_S if may_retry and drawing.key is not None else 0.0
-            asyncio.get_running_loop().call_later(after_s, self._drop_unwanted, drawing)
-        elif not drawing.is_kept:
-            self._forget(drawing)
-
-    def _drop_unwanted(self, drawing: Drawing) -> None:
-        if not drawing.waiters and not drawing.work.done():
             self._forget_key(drawing)
             drawing.session.request_stop(signal.SIGTERM)
+        elif not drawing.is_kept:
+            self._forget(drawing)
 
     def _forget_key(self, drawing: Drawing) -> None:
         if drawing.key is not None and self._by_key.get(drawing.key) is drawing:
@@ -324,7 +342,7 @@ class Online:
 
 
 async def _events(drawing: Drawing, kind: str, base: str) -> AsyncIterator[bytes]:
-    """A streamed answer: an event for each picture once it is done, comments meanwhile."""
+    """Yield an event for each picture once it is done, and comments in between."""
     shown = set[str]()
     while True:
         news, names = drawing.news, [name for name in drawing.entries if name not in shown]
@@ -353,33 +371,16 @@ def _event(kind: str, body: Mapping[str, Any]) -> bytes:
     return f"event: {kind}\ndata: {json.dumps(body)}\n\n".encode()
 
 
-class _Stream(StreamingResponse):
-    """A stream of events; `on_end` is called however it ends."""
-
-    def __init__(self, events: AsyncIterator[bytes], on_end: Callable[[], object]) -> None:
-        head = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(events, media_type="text/event-stream", headers=head)
-        self._on_end = on_end
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._on_end()
-
-
 async def _wait_until_gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def _may_retry(request: Request, seconds: float) -> bool:
-    """True if a client that left is about to ask again: it sent a key, or was out of the patience
-    that the `openai` client names.
+    """Return True if a client that left may ask again: it sent a key, or its `openai` client ran
+    into the timeout that it names.
     """
-    patience = request.headers.get("x-stainless-read-timeout", "")
-    try:
-        is_out = seconds >= 0.9 * float(patience)
-    except ValueError:
-        is_out = False
-    return is_out or "idempotency-key" in request.headers
+    with suppress(ValueError):
+        patience_s = float(request.headers.get("x-stainless-read-timeout", "inf"))
+        return seconds >= 0.9 * patience_s or "idempotency-key" in request.headers
+    return "idempotency-key" in request.headers

@@ -1,4 +1,4 @@
-"""The OpenAPI document of a server, made of its routes and of the fields that requests may have."""
+"""The OpenAPI document of a server, made from its routes and the fields of requests."""
 
 import re
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ _ERROR = {name: {"type": ["string", "null"]} for name in ("message", "type", "pa
 _ERROR_BODY = {"type": "object", "properties": {"error": {"properties": _ERROR}}}
 _ERRORS = {
     status: {"description": text, "content": {"application/json": {"schema": _ERROR_BODY}}}
-    for status, text in (("4XX", "The request is refused."), ("5XX", "The server could not."))
+    for status, text in (("4XX", "The request was refused."), ("5XX", "The server failed."))
 }
 
 
 def describe(routes: Sequence[Route]) -> dict[str, Any]:
-    """The document of these routes."""
+    """Return the document of these routes."""
     bodies, paths = _bodies(), dict[str, dict[str, Any]]()
     for route in routes:
         path = re.sub(r":\w+}", "}", route.path)
@@ -55,7 +55,7 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def _bodies() -> dict[str, dict[str, Any]]:
-    """The schemas of bodies, by route and kind of content."""
+    """Return the schemas of bodies by route and content type."""
     fields: dict[str, Any] = {
         name: (field.kind.annotation, Field(None, description=field.help))
         for field in FIELDS
@@ -64,7 +64,7 @@ def _bodies() -> dict[str, dict[str, Any]]:
     }
     asked = json_schema(create_model("Request", **fields))["properties"]
     for schema in asked.values():
-        del schema["default"]  # it stands for a field that is left out
+        del schema["default"]  # it means that the field is left out
     asked |= {"n": {"type": "integer", "minimum": 1, "maximum": MOST_RESULTS}}
     asked |= {"model": _TEXT, "user": _TEXT, "stream": {"type": "boolean"}}
     asked |= {"response_format": {"enum": ["b64_json", "url"]}}

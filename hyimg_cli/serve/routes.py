@@ -1,4 +1,4 @@
-"""The routes of files and batches. `request.state.caller` is the name of the key that asks."""
+"""The routes of files and batches. `request.state.caller` is the name of the request's key."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -17,21 +17,21 @@ from hyimg_cli.serve.errors import Refused, validated
 from hyimg_cli.serve.results import RUN
 from hyimg_cli.serve.uploads import FileForm, Page, Uploads, shown
 
-# What the run's page is made of.
+# The files of a run's page.
 _PAGE = ("report.html", "report", "outputs")
 _NOSNIFF = {"x-content-type-options": "nosniff"}
 _BYTES = "application/octet-stream"
 
 
 class FilePage(Page):
-    """The part of the list of files that a query asks for."""
+    """The part of the list of files to return."""
 
     limit: Annotated[int, Field(ge=1, le=10_000)] = 10_000
     purpose: str = ""
 
 
 def routes_of_files(uploads: Uploads, bodies: Bodies) -> list[Route]:
-    """The routes of files."""
+    """Return the routes of files."""
 
     async def create(request: Request) -> Response:
         form = validated(FileForm, await bodies.form(request, most_files=1))
@@ -72,7 +72,7 @@ def routes_of_files(uploads: Uploads, bodies: Bodies) -> list[Route]:
 
 
 def routes_of_batches(batches: Batches, bodies: Bodies) -> list[Route]:
-    """The routes of batches, and of their runs' pages."""
+    """Return the routes of batches and of their runs' pages."""
 
     async def create(request: Request) -> Response:
         async with bodies.json(request) as body:
@@ -98,12 +98,12 @@ def routes_of_batches(batches: Batches, bodies: Bodies) -> list[Route]:
         run = found(request).folder / RUN
         path = Path(request.path_params["path"] or "report.html")
         place = run / path
-        with suppress(OSError, ValueError):  # a link, a name that no file can have
+        with suppress(OSError, ValueError):  # a link, or an invalid name
             refuse_links(place, run)
             is_shown = {*path.parts[:1]} <= {*_PAGE} and ".." not in path.parts
             if is_shown and place.is_file():
                 return FileResponse(place, headers=_NOSNIFF | {"cache-control": "no-cache"})
-        raise Refused(404, "the batch has no such page, or not yet", code="batch.no-page")
+        raise Refused(404, "the batch does not have this page, or not yet", code="batch.no-page")
 
     one = "/v1/batches/{batch_id}"
     return [

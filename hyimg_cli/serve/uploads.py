@@ -1,13 +1,12 @@
-"""Files of callers: kept by content, once, each caller's own.
+"""Callers' files: content is stored once, each caller sees only its own files.
 
-    STATE/files/<id>   the record of a file: owner, name, purpose, sha256
-    STATE/uploads/<sha256>   its content, which several files may have, and pictures of requests
+    STATE/files/<id>         the record of a file: owner, name, purpose, sha256
+    STATE/uploads/<sha256>   the content of one or more files, or a picture of a request
 
-A file that a batch made has a record and no content here: it is made as it is read.
+The output files of batches have a record but no content here: they are made as they are read.
 """
 
 import hashlib
-import io
 import json
 import os
 import secrets
@@ -17,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
@@ -35,13 +35,13 @@ MOST_FILES = 100_000
 _PICTURE_PIXELS = 25_000_000
 _MOST_CHECKED = 10_000
 _SHOWN = ("id", "bytes", "created_at", "filename", "purpose", "expires_at")
-# Content that no file and no batch names is kept so long, for requests that wait.
+# Content without a record is kept for so long: requests that are waiting may need it.
 _UNNAMED_S = 3600.0
 
 
 @dataclass(frozen=True)
 class Upload:
-    """Content that is on the disk, and the name that its sender gave it."""
+    """Content on the disk, and the name that its sender gave it."""
 
     sha256: str
     nbytes: int
@@ -50,14 +50,14 @@ class Upload:
 
 
 class Expiry(BaseModel, extra="forbid"):
-    """How long a file is kept."""
+    """When a file expires."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Field(ge=3600, le=30 * 86_400)]
 
 
 class FileForm(BaseModel):
-    """The form that uploads a file."""
+    """The fields of an upload."""
 
     purpose: Literal["batch", "vision"]
     expires_after: Expiry | None = None
@@ -65,14 +65,14 @@ class FileForm(BaseModel):
 
 
 class Page(BaseModel):
-    """The part of a list that a query asks for."""
+    """The part of a list to return."""
 
     order: Literal["asc", "desc"] = "desc"
     limit: Annotated[int, Field(ge=1, le=100)] = 20
     after: str = ""
 
     def of(self, every: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """The page of a list, oldest first. Raises Refused."""
+        """Return the page of a list that is in order of creation. Raises Refused."""
         items = list(every) if self.order == "asc" else list(every)[::-1]
         if self.after:
             names = [one["id"] for one in items]
@@ -81,16 +81,14 @@ class Page(BaseModel):
             items = items[names.index(self.after) + 1 :]
         data = items[: self.limit]
         found = {"object": "list", "data": data, "has_more": len(items) > len(data)}
-        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-        return found | {"first_id": first, "last_id": last}
+        ends = [one["id"] for one in (*data[:1], *data[-1:])] or [None]
+        return found | {"first_id": ends[0], "last_id": ends[-1]}
 
 
 class Uploads:
-    """Every caller's files; a caller cannot see another's.
+    """The files of all callers. Holds the lock of the state folder.
 
-    Holds the state's lock: OutputFolderError where another server does.
-
-    `made` gives the content of files that batches made, `forget` lets it go: batches set both.
+    `made` returns the content of a batch's output file, `forget` removes it; `Batches` sets both.
     """
 
     made: Callable[[Mapping[str, Any]], Iterator[bytes]]
@@ -99,13 +97,14 @@ class Uploads:
     def __init__(
         self, state: Path, most_bytes: int = FILE_BYTES, total_bytes: int = TOTAL_BYTES
     ) -> None:
+        """Raises StorageError, and OutputFolderError if another server uses the folder."""
         self.most_bytes, self._total_bytes = most_bytes, total_bytes
         self._files, self.folder = state / "files", state / "uploads"
         self._lock = threading.RLock()
-        # Held to decode a picture: one may take 100 MB.
+        # Pictures are decoded one at a time: each may take 100 MB.
         self.decoding = threading.RLock()
-        self._checked, self._used = set[Path](), 0
-        self._held = ExitStack()
+        self.checked = lru_cache(_MOST_CHECKED)(self._checked)
+        self._used, self._held = 0, ExitStack()
         with disk_errors(state):
             make_folders(state)
             take_lock(state / LOCK, self._held)
@@ -119,11 +118,11 @@ class Uploads:
         self.sweep()
 
     def close(self) -> None:
-        """Let another server have the state."""
+        """Release the lock of the state folder."""
         self._held.close()
 
     def keep(self, file: BinaryIO, filename: str = "") -> Upload:
-        """Store content: it is on the disk when this returns. Raises Refused, StorageError."""
+        """Write content to the disk and return it. Raises Refused, StorageError."""
         nbytes = file.seek(0, os.SEEK_END)
         if nbytes > self.most_bytes:
             raise too_large("the file", self.most_bytes)
@@ -136,26 +135,26 @@ class Uploads:
                     os.utime(upload.path)
                     return upload
                 if self._used + nbytes > self._total_bytes:
-                    what = f"the server keeps {self._total_bytes:,} bytes of files at most"
-                    raise Refused(413, what, hint="delete files, or wait", code="uploads.full")
-                self._used += nbytes  # the next sweep counts anew
+                    what = f"the stored files have reached the limit of {self._total_bytes:,} bytes"
+                    raise Refused(413, what, hint="delete files or wait", code="uploads.full")
+                self._used += nbytes  # the next sweep counts again
             file.seek(0)
             with replacing(upload.path) as temporary, open(temporary, "xb") as own:
                 shutil.copyfileobj(file, own)
         return upload
 
     def add(self, owner: str, purpose: str, upload: Upload, keep_s: int | None) -> dict[str, Any]:
-        """Record an upload as a caller's file: it lasts when this returns. Raises Refused."""
+        """Write and return the record of a caller's upload. Raises Refused, StorageError."""
         if len(self._records) >= MOST_FILES:
-            what = f"the server keeps {MOST_FILES:,} files at most"
-            raise Refused(413, what, hint="delete files, or wait", code="uploads.full")
+            what = f"the server has reached its limit of {MOST_FILES:,} files"
+            raise Refused(413, what, hint="delete files or wait", code="uploads.full")
         facts = {"sha256": upload.sha256, "bytes": upload.nbytes, "filename": upload.filename}
         return self.record(f"file-{secrets.token_hex(12)}", owner, purpose, facts, keep_s)
 
     def record(
         self, name: str, owner: str, purpose: str, facts: dict[str, Any], keep_s: int | None
     ) -> dict[str, Any]:
-        """Write the record of a file, instead of an earlier one of this id."""
+        """Write and return the record of a file; replaces one of the same id."""
         came = time.time()
         entry = {"id": name, "owner": owner, "purpose": purpose, "came": came} | facts
         entry["created_at"] = int(came)
@@ -167,29 +166,29 @@ class Uploads:
         return entry
 
     def find(self, name: str, owner: str, param: str = "file_id") -> dict[str, Any]:
-        """The record of a caller's file. Raises Refused, 404."""
+        """Return the record of a caller's file. Raises Refused: 404."""
         entry = self._records.get(name)
         if entry is None or entry["owner"] != owner or _is_over(entry):
-            raise Refused(404, f"No such file: {name[:80]}", param=param, code="file.not-found")
+            raise Refused(404, f"file not found: {name[:80]}", param=param, code="file.not-found")
         return entry
 
     def every(self, owner: str) -> list[dict[str, Any]]:
-        """The records of a caller's files, the oldest first."""
+        """Return the records of a caller's files, oldest first."""
         with self._lock:
             records = list(self._records.values())
         return [one for one in records if one["owner"] == owner and not _is_over(one)]
 
     def path_of(self, record: Mapping[str, Any]) -> Path:
-        """Where the content of an upload is. Raises Refused where somebody removed it."""
+        """Return the path of an upload's content. Raises Refused if it was removed."""
         path: Path = self.folder / record["sha256"]
         if not path.is_file():
-            what = f"the content of {record['id']} is gone from the server's disk"
+            what = f"the content of {record['id']} was removed from the server's disk"
             raise Refused(410, what, hint="upload the file again", code="file.gone")
         return path
 
     def delete(self, record: Mapping[str, Any]) -> None:
-        """Remove a file. Its content goes with a later sweep: requests that wait may need it, and
-        so may another caller's file.
+        """Delete a file. A later sweep removes its content, which waiting requests and other
+        callers' files may still need.
         """
         with self._lock, disk_errors(self._files):
             remove(self._files / record["id"])
@@ -201,7 +200,7 @@ class Uploads:
                     os.utime(self.folder / record["sha256"])
 
     def sweep(self) -> None:
-        """Remove files whose time is over, and content that nothing names any more."""
+        """Remove expired files, and content that has no record any more."""
         for record in [one for one in list(self._records.values()) if _is_over(one)]:
             self.delete(record)
         named = {one.get("sha256") for one in list(self._records.values())}
@@ -216,35 +215,22 @@ class Uploads:
                     else:
                         self._used += found.st_size
 
-    def picture(self, name: str, owner: str) -> Path:
-        """A caller's file as a picture to read. Raises Refused for anything else."""
-        return self.checked(self.path_of(self.find(name, owner)))
-
-    def keep_picture(self, data: bytes) -> Path:
-        """Store a picture that a request brought. Raises Refused for anything else."""
-        return self.checked(self.keep(io.BytesIO(data)).path)
-
-    def checked(self, path: Path) -> Path:
-        """An upload that can be decoded as a picture of at most 25 megapixels. Raises Refused."""
+    def _checked(self, path: Path) -> Path:
+        """Return an upload that is a readable picture of at most 25 megapixels. Raises Refused."""
         with self.decoding:
-            if path in self._checked:
-                return path
             try:
                 size, _ = probe_image(path, decode=False)
                 if size.height * size.width > _PICTURE_PIXELS:
-                    what = f"the picture is {size}; up to {_PICTURE_PIXELS:,} pixels are read"
-                    raise Refused(400, what, code="source.too-large")
+                    what = f"the picture is {size}; the limit is {_PICTURE_PIXELS:,} pixels"
+                    raise bad_request("", what, "source.too-large")
                 probe_image(path)
             except SourceImageError as error:
-                raise Refused(400, error.what, hint=error.hint, code=error.code) from None
-            if len(self._checked) >= _MOST_CHECKED:
-                self._checked.clear()
-            self._checked.add(path)
+                raise bad_request("", error.what, error.code, error.hint) from None
         return path
 
 
 def shown(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A file as the API shows it."""
+    """Return a record as the API shows it."""
     known = {name: record[name] for name in _SHOWN if name in record}
     return known | {"object": "file", "status": "processed"}
 

@@ -1,12 +1,13 @@
-"""A request's fields as a manifest line.
+"""Turns a request's fields into a manifest line.
 
-Whatever names a file, an address, a model or a program of the server is refused here, before the
+Refuses everything that names a file, an address, a model or a program of the server before the
 manifest sees it: pictures come with the request, or are files that its caller uploaded.
 """
 
 import base64
 import binascii
 import io
+import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,25 +17,25 @@ from typing import Any
 
 from PIL import ImageChops
 
-from hyimg_cli.journal.journal import json_line
 from hyimg_cli.manifest.envelope import unwrap
 from hyimg_cli.manifest.fields import BY_NAME
 from hyimg_cli.media.carried import own_picture
 from hyimg_cli.serve.errors import Refused, bad_request, too_large
 from hyimg_cli.serve.uploads import Upload, Uploads
+from hyimg_cli.settings.config import Setting
 from hyimg_cli.settings.kinds import ANY_TEXT, TEXT
 from hyimg_cli.settings.paths import REGION, PathKind
 from hyimg_cli.settings.table import TABLES
 from hyimg_cli.settings.values import BadValue, shown
 
-# What the streamed events of an endpoint are called.
+# The endpoints for pictures, and the names of their streamed events.
 EVENTS = {
     "/v1/images/generations": "image_generation.completed",
     "/v1/images/edits": "image_edit.completed",
 }
 MOST_RESULTS = 10
-# Fields of a line that a request may hold besides its sampling: none can name a file. A setting
-# that is free text could, so that those of them that are safe are named here.
+# The fields of a line that a request may set. None of them can name a file: settings that are free
+# text could, so the safe ones are listed.
 _OWN = {"prompt", "width", "height", "task", "metadata", "cot_text", "cot_token_ids", "ratio_index"}
 _TEXTS = {"negative_prompt", "system_prompt"}
 _SETTINGS = {
@@ -53,34 +54,37 @@ _DATA = re.compile(r"data:image/[A-Za-z0-9.+-]{1,40};base64,", re.ASCII)
 
 @dataclass(frozen=True)
 class Wire:
-    """What requests may ask of one server: the names of its model, the pictures that this takes,
-    the denoise steps that a job may have, and where pictures are kept.
+    """What requests may ask of one server: its model, that model's number of source pictures, the
+    number of denoise steps; the store of uploads; the server's settings.
     """
 
-    models: tuple[str, ...]
+    model: str
     most_images: int
     most_steps: int
     uploads: Uploads
+    settings: Mapping[str, Setting]
 
     def line_of(self, endpoint: str, body: Mapping[str, Any], owner: str) -> dict[str, Any]:
-        """The manifest line that a request stands for, without `custom_id`; its pictures are named
-        by where the server keeps them. Raises Refused.
+        """Return the manifest line of a request, without `custom_id`; its pictures are paths among
+        the uploads. Raises Refused.
         """
         fields = {name: value for name, value in body.items() if value is not None}
         for name in fields:
             known = BY_NAME.get(name)
             is_ours = known is None or known.name in ALLOWED or name in _OF_THE_API
             if not is_ours or name == "input_reference":
-                what, hint = f"{shown(name)} cannot be set by a request", "remove the field"
+                what, hint = f"requests cannot set {shown(name)}", "remove the field"
                 raise bad_request(name, what, "manifest.refused-field", hint)
         self._check_limits(fields)
-        files = self._take_pictures(fields, owner)
+        files, nbytes = self._take_pictures(fields, owner), 0
         for name, value in fields.items():
-            parts = [*value.values()] if isinstance(value, dict) else value
-            if any(
-                isinstance(one, Upload) for one in (parts if isinstance(parts, list) else [parts])
-            ):
-                raise bad_request(name, f"{name} does not take a file", "manifest.wrong-type")
+            try:
+                nbytes += len(name) + len(json.dumps(value))
+            except TypeError:
+                what = f"{name} does not take a file"
+                raise bad_request(name, what, "manifest.wrong-type") from None
+        if nbytes > _LINE_BYTES:
+            raise too_large("the request without its pictures", _LINE_BYTES)
         try:
             line = unwrap({"url": endpoint, "body": fields})
         except BadValue as bad:
@@ -91,93 +95,94 @@ class Wire:
         if asked not in ("b64_json", "url"):
             what, hint = f"response_format is {shown(asked)}", "allowed: b64_json, url"
             raise bad_request("response_format", what, "manifest.bad-value", hint)
-        line = {"n": 1} | line | files
-        if len(json_line(line)) > _LINE_BYTES:
-            raise too_large("a request without its pictures", _LINE_BYTES)
-        return line
+        return {"n": 1} | line | files
 
     def _check_limits(self, fields: dict[str, Any]) -> None:
         """Check the server's own limits, and take the model out. Raises Refused."""
-        model = fields.pop("model", self.models[0])
-        if model not in self.models:
-            what, hint = f"{shown(model)} is not served", f"served: {', '.join(self.models)}"
+        if (model := fields.pop("model", self.model)) != self.model:
+            what, hint = f"{shown(model)} is not served", f"use {self.model}"
             raise Refused(404, what, param="model", hint=hint, code="model_not_found")
         limits = {"n": MOST_RESULTS, "num_inference_steps": self.most_steps}
         for name, value in fields.items():
             most = limits.get(BY_NAME[name].name) if name in BY_NAME else None
             if most is not None and type(value) is int and value > most:
-                what = f"{name} is {value}, and this server takes {most} at most"
+                what = f"{name} is {value}; this server's limit is {most}"
                 raise bad_request(name, what, "manifest.out-of-range")
         if "region" in fields:
             with suppress(BadValue):
                 if not REGION.is_path(REGION.read(fields["region"])):
                     return
             what = f"{shown(fields['region'])} is not a box"
-            hint = "give LEFT,TOP,RIGHT,BOTTOM in the source's pixels, or a mask"
+            hint = "give LEFT,TOP,RIGHT,BOTTOM in pixels of the source, or send a mask"
             raise bad_request("region", what, "manifest.bad-value", hint)
 
     def _take_pictures(self, fields: dict[str, Any], owner: str) -> dict[str, Any]:
-        """Take pictures and mask out of a request's fields, and return the fields of a line that
-        stand for them. Raises Refused.
+        """Take pictures and mask out of a request's fields, and return the line's fields for them.
+
+        Raises Refused.
         """
         param = "image" if "image" in fields else "images"
         if {"image", "images"} <= fields.keys():
-            raise bad_request(param, "image beside images", "manifest.duplicate-field")
+            raise bad_request(param, "both image and images are set", "manifest.duplicate-field")
         given = fields.pop(param, [])
         given = given if isinstance(given, list) else [given]
         if len(given) > self.most_images:
-            what = f"{len(given)} pictures, and the model takes {self.most_images} at most"
+            what = f"{len(given)} pictures; the model's limit is {self.most_images}"
             raise bad_request(param, what, "manifest.too-many-images")
         paths = [self._picture(one, param, owner) for one in given]
         found: dict[str, Any] = {"images": [str(path) for path in paths]} if paths else {}
         if "mask" not in fields:
             return found
         if {"region", "region_mode"} & fields.keys():
-            raise bad_request("mask", "mask beside region", "manifest.conflict")
+            raise bad_request("mask", "both mask and region are set", "manifest.conflict")
         mask = self._picture(fields.pop("mask"), "mask", owner)
         if not paths:
-            raise bad_request("mask", "mask without an image", "manifest.conflict")
+            raise bad_request("mask", "the mask has no image", "manifest.conflict")
         region = str(self._region_of(mask, paths[0]))
         return found | {"keep_outside": True, "region": region, "region_mode": "instead"}
 
     def _picture(self, given: Any, param: str, owner: str) -> Path:
-        """Where a picture of a request is kept: a file of its form, an upload or a data URL."""
+        """Return the path of a request's picture: part of a form, upload or data URL.
+
+        Raises Refused.
+        """
+        for key in ("image_url", "url"):
+            if isinstance(given, dict) and given.keys() == {key}:
+                given = given[key]
         try:
             if isinstance(given, Upload):
                 return self.uploads.checked(given.path)
-            for key in ("image_url", "url"):
-                if isinstance(given, dict) and given.keys() == {key}:
-                    given = given[key]
             if isinstance(given, dict) and given.keys() == {"file_id"}:
-                return self.uploads.picture(str(given["file_id"]), owner)
+                file = self.uploads.find(str(given["file_id"]), owner)
+                return self.uploads.checked(self.uploads.path_of(file))
             if isinstance(given, str) and (head := _DATA.match(given)):
                 data = base64.b64decode(given[head.end() :], validate=True)
-                return self.uploads.keep_picture(data)
+                return self.uploads.checked(self.uploads.keep(io.BytesIO(data)).path)
         except binascii.Error as error:
             what = f"the data URL is not base64: {error}"
             raise bad_request(param, what, "manifest.bad-value") from None
-        except Refused as refused:  # by the uploads, which do not know the field
+        except Refused as refused:  # the uploads do not know the field
             refused.param = param
             raise
         what = f"{shown(given)} is not a picture that this server reads"
-        hint = "pictures are data URLs, ids of uploaded files, or parts of a form"
+        hint = "send a data URL, the id of an uploaded file, or a form"
         raise bad_request(param, what, "manifest.not-served", hint)
 
     def _region_of(self, mask: Path, source: Path) -> Path:
-        """A mask as a region: white where it is clear. Raises Refused."""
+        """Return a mask as a region, white where the mask is transparent. Raises Refused."""
         with self.uploads.decoding:
             own, size = own_picture(mask)[0], own_picture(source)[0].size
         if own.size != size:
             sides = " and its image ".join(f"{one[0]}x{one[1]}" for one in (own.size, size))
             what = f"the mask is {sides}"
         elif own.mode not in ("RGBA", "LA"):
-            what = "the mask has no alpha"
+            what = "the mask has no alpha channel"
         else:
             region = ImageChops.invert(own.getchannel("A"))
             if int(region.getextrema()[1]) > 127:  # type: ignore[arg-type]
                 kept = io.BytesIO()
                 region.save(kept, "PNG")
-                return self.uploads.keep_picture(kept.getvalue())
-            what = "the mask is clear nowhere"
-        hint = "make it clear where to edit, in the size of the first image"
+                return self.uploads.keep(kept).path
+            what = "the mask is not transparent anywhere"
+        hint = "make it transparent where to edit, in the size of the first image"
         raise bad_request("mask", what, "source.region", hint)

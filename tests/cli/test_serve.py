@@ -1,5 +1,6 @@
 """`hyimg serve` from its command line: what it refuses before it loads anything."""
 
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -45,14 +46,20 @@ def test_what_a_server_does_not_do(
     assert f"error[{code}]" in ran.err
 
 
-def test_a_port_and_a_folder_have_one_server(run_cli: Callable[..., Any]) -> None:
+def test_a_port_and_a_folder_have_one_server(
+    run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from contextlib import ExitStack
+
+    monkeypatch.setenv("OMP_WAIT_POLICY", "x")  # restored after the test
+    monkeypatch.delenv("OMP_WAIT_POLICY")
 
     with socket.create_server(("127.0.0.1", 0)) as taken, ExitStack() as held:
         port = taken.getsockname()[1]
         ran = run_cli("serve", "--port", port)
         assert ran.code == 2
         assert f"error[usage.port]: cannot listen on 127.0.0.1:{port}" in ran.err
+        assert os.environ["OMP_WAIT_POLICY"] == "passive"
         Path("state").mkdir()
         take_lock(Path("state/.lock"), held)
         ran = run_cli("serve", "--port", 0, "-o", "state")

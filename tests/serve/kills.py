@@ -2,10 +2,9 @@
 
     python tests/serve/kills.py STATE LINES POINT...
 
-Each of four batches has LINES. Each POINT kills one server with SIGKILL at that call, counted from
-its start, of those that make something last on the disk: `fsync` and `replace`. So 1, 2, 3, … are
-all moments between which nothing changes. A last server does what is left. Prints what became of
-it, as JSON.
+Each of four batches has LINES. Each POINT kills one server with SIGKILL at that call of `fsync` or
+`replace`, counted from its start. Nothing becomes durable between these calls, so 1, 2, 3, … are
+all different moments. A last server finishes the batches. Prints the result as JSON.
 """
 
 import io
@@ -23,7 +22,7 @@ from fake_service import FakeService, server_of
 from hyimg_cli.serve.batches import BatchRequest
 
 OWNER = "ann"
-# Batches by what becomes of them, with the key of each.
+# Batches by how they end; also the idempotency key of each.
 KINDS = ("done", "wrong", "cancelled", "late")
 WINDOW = {"late": "1s"}
 
@@ -43,7 +42,7 @@ def input_of(kind: str, lines: int) -> bytes:
 
 
 def serve(folder: Path, lines: int) -> None:
-    """One server's life: asks for every batch, as a client does that knows of no kill."""
+    """Run one server and request every batch, like a client that does not know of the kills."""
     service = FakeService()
     service.pace_s = 0.01
     state = server_of(service, folder, batches_at_once=2)
@@ -71,7 +70,7 @@ def serve(folder: Path, lines: int) -> None:
 
 
 def live(folder: Path, lines: int, point: int | None) -> bool:
-    """A server in a process of its own, killed at a point; True if it came to its end."""
+    """Run a server in its own process and kill it at a point; True if it ended by itself."""
     if child := os.fork():
         status = os.waitpid(child, 0)[1]
         assert status in (0, signal.SIGKILL), f"the server ended by itself: {status}"
@@ -96,7 +95,7 @@ def live(folder: Path, lines: int, point: int | None) -> bool:
 
 
 def look(folder: Path) -> dict[str, Any]:
-    """What is in the state: by batch its status, lines, and jobs that have several."""
+    """Return what the state folder contains, by batch: status, lines, jobs with several lines."""
     state = server_of(FakeService(), folder)
     found = dict[str, Any]()
     for batch in state.batches.every(OWNER):

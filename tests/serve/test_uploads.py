@@ -146,7 +146,7 @@ def test_the_disk_is_bounded(uploads: Uploads) -> None:
     for path in uploads.folder.iterdir():
         os.utime(path, (0, 0))
     uploads.sweep()
-    assert uploads.keep_picture(png(8, 8)).is_file()
+    assert uploads.keep(io.BytesIO(png(8, 8))).path.is_file()
 
 
 def test_a_file_lasts_as_long_as_was_asked_for(serve: Any, monkeypatch: Any) -> None:
@@ -166,7 +166,7 @@ def test_content_stays_while_it_is_named(uploads: Uploads, tmp_path: Path) -> No
     record = uploads.add("ann", "vision", upload, None)
     os.utime(upload.path, (0, 0))
     uploads.sweep()
-    assert uploads.picture(record["id"], "ann") == upload.path
+    assert uploads.path_of(uploads.find(record["id"], "ann")) == upload.path
     uploads.delete(record)
     uploads.sweep()  # a request may have it yet
     assert upload.path.is_file()
@@ -185,8 +185,9 @@ def test_content_stays_while_it_is_named(uploads: Uploads, tmp_path: Path) -> No
     ],
 )
 def test_what_is_no_picture_is_refused(uploads: Uploads, data: bytes, code: str) -> None:
+    kept = uploads.keep(io.BytesIO(data))
     with pytest.raises(Refused) as refused:
-        uploads.keep_picture(data)
+        uploads.checked(kept.path)
     assert (refused.value.status, refused.value.code) == (400, code)
     assert str(uploads.folder) not in str(refused.value)
 

@@ -102,7 +102,7 @@ def test_too_many_wait(make_server: Callable[..., Any], pool: Any) -> None:
         running.service.gate.clear()
         client = running.openai(max_retries=8)
         calls = [pool.submit(client.images.generate, prompt="a cat") for _ in range(2)]
-        until(lambda: running.server.online.waiting == 2)
+        until(lambda: running.server.online.waiting.total() == 2)
         with pytest.raises(openai.RateLimitError) as caught:
             running.openai(max_retries=0).images.generate(prompt="one more")
         assert caught.value.code == "server.full"
@@ -112,7 +112,7 @@ def test_too_many_wait(make_server: Callable[..., Any], pool: Any) -> None:
         until(lambda: sum(one["status"] == 429 for one in running.log) >= 3)
         running.service.gate.set()
         assert all(call.result().data for call in calls)
-        assert running.server.online.waiting == 0
+        assert running.server.online.waiting.total() == 0
 
 
 def test_results_end_with_their_time(
@@ -126,6 +126,39 @@ def test_results_end_with_their_time(
     assert list(folder.iterdir())
     until(lambda: not list(folder.iterdir()))
     until(lambda: not listening.server.online._by_key)
+
+
+def test_kept_results_have_a_size_limit(
+    listening: Any, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hyimg_cli.serve.online.MOST_KEPT_BYTES", 1)
+    urls = []
+    for seed in (1, 2):
+        body = {"prompt": "a cat", "seed": seed, "response_format": "url"}
+        urls.append(http.post(GENERATE, json=body).json()["data"][0]["url"])
+        assert http.get(urls[-1]).status_code == 200
+    assert http.get(urls[0]).json()["error"]["code"] == "result.not-found"
+
+
+def test_one_key_cannot_fill_the_queue(make_server: Callable[..., Any], pool: Any) -> None:
+    running = make_server("ann key-a\nbob key-b\n", max_waiting=4)
+    with running.listening():
+        running.service.gate.clear()
+
+        def post(key: str, count: int = 1) -> httpx.Response:
+            head = {"authorization": f"Bearer {key}"}
+            body = {"prompt": "a cat", "n": count}
+            return httpx.post(f"{running.url}{GENERATE}", json=body, headers=head, timeout=20)
+
+        calls = [pool.submit(post, "key-a") for _ in range(2)]
+        until(lambda: running.server.online.waiting["ann"] == 2)
+        refused = post("key-a")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "server.full")
+        calls.append(pool.submit(post, "key-b", 2))
+        until(lambda: running.server.online.waiting == {"ann": 2, "bob": 2})
+        assert post("key-b").status_code == 429
+        running.service.gate.set()
+        assert [call.result().status_code for call in calls] == [200] * 3
 
 
 def test_a_stop_answers_what_waits(make_server: Callable[..., Any], pool: Any) -> None:
