@@ -31,26 +31,26 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import BranchTokens
 
 Inputs = dict[str, Any]
-# Latent rows of a picture to a slot of the text encoder.
+# Latent rows of a picture for each slot of the text encoder.
 _ROWS_A_SLOT = 4
 
 
 class Prefix(ABC):
-    """One job's prefixes, one a guidance branch, put before the rest while it is `attached`; each
-    layer's K/V are [1, S, H, D].
+    """One job's prefixes, one for each guidance branch, which precede the other rows while it is
+    `attached`. Each layer's K/V are [1, S, H, D].
 
-    `branches`: rows of each, once it is there.
+    `branches`: rows of each prefix that was computed or found.
     """
 
     def __init__(self, transformer: Any, tree: KVTree[Slice] | None, scope: str) -> None:
-        """`scope`: what K/V depend on besides what the transformer is given."""
+        """`scope`: everything else that K/V depend on, besides the transformer's inputs."""
         self._transformer, self._tree, self._scope = transformer, tree, scope
         self._held: list[Slice | None] = []
         self.branches: list[BranchTokens] = []
 
     @contextmanager
     def attached(self, step: int) -> Iterator[None]:
-        """Within a step, whose branches come in the same order each time."""
+        """Use the prefixes within a step; its branches must come in the same order each time."""
         network, turns = self._transformer, iter(range(9))
         self._forward = network.forward
 
@@ -86,7 +86,7 @@ class Prefix(ABC):
     def _shared(
         self, tree: KVTree[Slice], inputs: Inputs, segments: Sequence[ImageSegment]
     ) -> tuple[Slice, int]:
-        """The prefix, and how many of its rows were not there."""
+        """Return the prefix, and how many of its rows were computed."""
         with tree.pinned(tree.match(self._scope, segments)) as kept:
             parts = list(kept.payloads)
         for number in range(len(parts), len(segments)):
@@ -97,32 +97,32 @@ class Prefix(ABC):
 
     @abstractmethod
     def segments(self, inputs: Inputs) -> list[ImageSegment]:
-        """By content: equal ones come to equal K/V, whatever they were read with."""
+        """Return segments named by content: equal ones have equal K/V in any context."""
 
     @abstractmethod
     def per_step(self, inputs: Inputs, rows: int) -> int:
-        """Rows of each step behind so many."""
+        """Return the rows that each step computes after a prefix of `rows` rows."""
 
     @abstractmethod
     def computed(self, inputs: Inputs, number: int, before: Sequence[Slice]) -> Slice:
-        """A segment's K/V."""
+        """Compute a segment's K/V."""
 
     @abstractmethod
     def extracted(self, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
-        """The library's own step with prefix and canvas, and the prefix's K/V."""
+        """Return the result of the library's step over prefix and canvas, and the prefix's K/V."""
 
     def evaluate(self, inputs: Inputs, held: Slice) -> Any:
-        """A step's rows behind the prefix."""
+        """Run a step's rows after the prefix."""
         return self._forward(**self.behind(inputs, held))
 
     @abstractmethod
     def behind(self, inputs: Inputs, held: Slice) -> Inputs:
-        """What the transformer is given for the rest alone."""
+        """Return the transformer's inputs for the rows after the prefix."""
 
 
 class PicturesThenText(Prefix):
-    """Of Qwen-Image-2.1, whose text and pictures are modulated at time 0. Two segments: up to the
-    last picture, and the text behind it, which ends where the canvas begins.
+    """Qwen-Image-2.1, which modulates text and pictures at time 0. Two segments: up to the last
+    picture, and the text after it up to the canvas.
     """
 
     def segments(self, inputs: Inputs) -> list[ImageSegment]:
@@ -158,7 +158,7 @@ class PicturesThenText(Prefix):
         rotary = network.pos_embed(shapes, is_picture_S, device=rows.device)[start:end]
         blocks, _ = network.build_token_metadata(is_picture_S, shapes)
         runs = qwen21._qwenimage21_prefix_segments(blocks, end)
-        # Two of them, as in a step of one picture: alone it would round differently.
+        # Two rows, as in a step of one picture: a single one would round differently.
         times = network.time_text_embed(rows.new_zeros(2), rows)
         inputs = {
             "modulation": network.modulation(times)[-1:],
@@ -183,7 +183,7 @@ class PicturesThenText(Prefix):
         return inputs | {"kv_cache": cache, "kv_cache_mode": "cached"}
 
     def evaluate(self, inputs: Inputs, held: Slice) -> Any:
-        """The library embeds the whole prefix at each step: here the canvas alone is."""
+        """Embed the canvas alone; the library embeds the whole prefix at each step."""
         if self._tree is None:
             return super().evaluate(inputs, held)
         network, slots_N = self._transformer, inputs["img_mask"][0]
@@ -200,7 +200,7 @@ class PicturesThenText(Prefix):
 
     @staticmethod
     def _parts(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-        """The texts' rows, which of their slots are pictures', and the pictures' latents."""
+        """Return the texts' rows, which of their slots are pictures, and the pictures' latents."""
         (texts_NW,) = inputs["encoder_hidden_states"]
         is_picture_N = inputs["img_mask"][0, : len(texts_NW)]
         rows = _ROWS_A_SLOT * int(is_picture_N.sum())
@@ -214,7 +214,7 @@ class PicturesThenText(Prefix):
 
 
 class _BehindProcessor:
-    """Attention of new rows behind those in a layer's cache, which holds the new ones after it."""
+    """Attention of new rows after those in a layer's cache, where it then stores the new ones."""
 
     def __call__(
         self,
@@ -248,7 +248,7 @@ class _BehindProcessor:
 
 @contextmanager
 def _processor(network: Any, processor: Any) -> Iterator[None]:
-    """Within it every block attends so."""
+    """Make every block use `processor` within the context."""
     own = [block.attn.processor for block in network.transformer_blocks]
     for block in network.transformer_blocks:
         block.attn.processor = processor
@@ -260,7 +260,7 @@ def _processor(network: Any, processor: Any) -> Iterator[None]:
 
 
 class References(Prefix):
-    """Of FLUX.2 klein KV. All references are one segment: they see each other."""
+    """FLUX.2 klein KV. All references are one segment, because they attend to each other."""
 
     def __init__(self, transformer: Any, tree: KVTree[Slice] | None, scope: str) -> None:
         super().__init__(transformer, tree, scope)
@@ -270,7 +270,7 @@ class References(Prefix):
             block.attn.set_processor(flux2.Flux2KVParallelSelfAttnProcessor())
 
     def segments(self, inputs: Inputs) -> list[ImageSegment]:
-        # References have places in time behind the canvas, which has the first.
+        # The canvas has time 0, references have later times.
         count = int((inputs["img_ids"][0, :, 0] != 0).sum())
         if not count:
             return []
@@ -292,7 +292,7 @@ class References(Prefix):
 
     def extracted(self, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
         own, canvas = self._cut(inputs, slice(-rows, None)), self._cut(inputs, slice(-rows))
-        # The blocks have them behind the canvas.
+        # The blocks put references after the canvas.
         together = {name: torch.cat([own[name], canvas[name]], dim=1) for name in own}
         return self._extracted(inputs | together, rows)
 
@@ -311,7 +311,7 @@ class References(Prefix):
 
     @staticmethod
     def _cut(inputs: Inputs, rows: slice) -> Inputs:
-        """Of pictures: behind the canvas stand the references."""
+        """Select rows of the pictures: first the canvas, then the references."""
         return {name: inputs[name][:, rows] for name in ("hidden_states", "img_ids")}
 
 
@@ -320,7 +320,7 @@ def _layers(cache: Any) -> list[Any]:
 
 
 def _held_by(layers: Sequence[Any]) -> Slice:
-    """What the library's caches of layers hold."""
+    """Return what the library's layer caches hold."""
     return Slice(*zip(*(layer.get() for layer in layers), strict=True))
 
 
@@ -330,7 +330,7 @@ def _store(held: Slice, layers: Sequence[Any]) -> None:
 
 
 def _joined(parts: Sequence[Slice]) -> Slice:
-    """Segments one behind the other."""
+    """Join segments in order."""
     if len(parts) == 1:
         return parts[0]
     keys = zip(*(part.keys for part in parts), strict=True)
@@ -341,7 +341,7 @@ def _joined(parts: Sequence[Slice]) -> Slice:
 
 
 def _digest(*tensors: Tensor) -> str:
-    """Of their bytes."""
+    """Return the digest of the tensors' bytes."""
     data = (one.detach().contiguous().view(-1).view(torch.uint8) for one in tensors)
     return digest.of_bytes(b"".join(one.cpu().numpy().tobytes() for one in data))
 
