@@ -132,9 +132,5 @@ class LatentModel(ABC):
         return ()
 
     @abstractmethod
-    def load_decoder(self) -> None:
-        """Load the VAE now."""
-
-    @abstractmethod
-    def load_weights(self) -> None:
-        """Load the transformer and the VAE now, not with the first job."""
+    def load_weights(self, *, with_transformer: bool = True) -> None:
+        """Load the VAE now, and the transformer, not with the first job."""

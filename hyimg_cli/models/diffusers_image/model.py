@@ -349,12 +349,9 @@ class LatentImageModel(LatentModel):
         setattr(self.pipe, name, None)
         return True
 
-    def load_decoder(self) -> None:
-        self.have("vae")
-
-    def load_weights(self) -> None:
-        self.have("transformer")
-        self.load_decoder()
+    def load_weights(self, *, with_transformer: bool = True) -> None:
+        for name in ("transformer", "vae") if with_transformer else ("vae",):
+            self.have(name)
 
     @cached_property
     def adapters(self) -> Adapters:
