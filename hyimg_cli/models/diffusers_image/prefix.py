@@ -66,7 +66,7 @@ class Prefix(ABC):
 
     def _evaluate(self, turn: int, step: int, inputs: Inputs) -> Any:
         if turn == len(self._held):
-            segments = self.segments(inputs)
+            segments, per_step = self.segments(inputs)
             rows = sum(one.length for one in segments)
             held, computed, made = None, rows, None
             if segments and self._tree is None:
@@ -74,7 +74,6 @@ class Prefix(ABC):
             elif segments and self._tree is not None:
                 held, computed = self._shared(self._tree, inputs, segments)
             self._held.append(held)
-            per_step = self.per_step(inputs, rows)
             self.branches.append(BranchTokens(0, rows - computed, computed, per_step))
             if made is not None and step == 0:
                 return made
@@ -96,12 +95,10 @@ class Prefix(ABC):
         return _joined(parts), ends[-1] - kept.length
 
     @abstractmethod
-    def segments(self, inputs: Inputs) -> list[ImageSegment]:
-        """Return segments named by content: equal ones have equal K/V in any context."""
-
-    @abstractmethod
-    def per_step(self, inputs: Inputs, rows: int) -> int:
-        """Return the rows that each step computes after a prefix of `rows` rows."""
+    def segments(self, inputs: Inputs) -> tuple[list[ImageSegment], int]:
+        """Return segments named by content, which have equal K/V wherever the content is equal, and
+        the number of rows that each step computes after them.
+        """
 
     @abstractmethod
     def computed(self, inputs: Inputs, number: int, before: Sequence[Slice]) -> Slice:
@@ -111,13 +108,9 @@ class Prefix(ABC):
     def extracted(self, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
         """Return the result of the library's step over prefix and canvas, and the prefix's K/V."""
 
+    @abstractmethod
     def evaluate(self, inputs: Inputs, held: Slice) -> Any:
         """Run a step's rows after the prefix."""
-        return self._forward(**self.behind(inputs, held))
-
-    @abstractmethod
-    def behind(self, inputs: Inputs, held: Slice) -> Inputs:
-        """Return the transformer's inputs for the rows after the prefix."""
 
 
 class PicturesThenText(Prefix):
@@ -125,7 +118,7 @@ class PicturesThenText(Prefix):
     picture, and the text after it up to the canvas.
     """
 
-    def segments(self, inputs: Inputs) -> list[ImageSegment]:
+    def segments(self, inputs: Inputs) -> tuple[list[ImageSegment], int]:
         found = []
         texts_NW, is_picture_N, latents = self._parts(inputs)
         for first, stop in self._spans(is_picture_N):
@@ -138,11 +131,8 @@ class PicturesThenText(Prefix):
             what = f"{inputs['img_shapes'][0][:-1] if pictures else ''} {_digest(*content)}"
             rows = len(mask) + (_ROWS_A_SLOT - 1) * pictures
             found.append(ImageSegment((0,) * rows, what, ()))
-        return found
-
-    def per_step(self, inputs: Inputs, rows: int) -> int:
         _, height, width = inputs["img_shapes"][0][-1]
-        return int(height * width)
+        return found, int(height * width)
 
     def computed(self, inputs: Inputs, number: int, before: Sequence[Slice]) -> Slice:
         network, shapes, slots_N = self._transformer, inputs["img_shapes"][0], inputs["img_mask"][0]
@@ -177,15 +167,12 @@ class PicturesThenText(Prefix):
         made = self._forward(**inputs | {"kv_cache_mode": "extract"})
         return made, _held_by(inputs["kv_cache"].layer_caches)
 
-    def behind(self, inputs: Inputs, held: Slice) -> Inputs:
-        cache = qwen21.QwenImage21KVCache(len(held.keys))
-        _store(held, cache.layer_caches)
-        return inputs | {"kv_cache": cache, "kv_cache_mode": "cached"}
-
     def evaluate(self, inputs: Inputs, held: Slice) -> Any:
         """Embed the canvas alone; the library embeds the whole prefix at each step."""
+        cache = qwen21.QwenImage21KVCache(len(held.keys))
+        _store(held, cache.layer_caches)
         if self._tree is None:
-            return super().evaluate(inputs, held)
+            return self._forward(**inputs | {"kv_cache": cache, "kv_cache_mode": "cached"})
         network, slots_N = self._transformer, inputs["img_mask"][0]
         is_picture_S = slots_N.repeat_interleave(torch.where(slots_N, _ROWS_A_SLOT, 1))
         latents, shapes = inputs["hidden_states"], inputs["img_shapes"][0]
@@ -193,8 +180,7 @@ class PicturesThenText(Prefix):
         rows = network.img_in(latents[:, -len(rotary) :])
         times = network.time_text_embed(inputs["timestep"].to(rows.dtype), rows)
         given = {"modulation": network.modulation(times), "rotary_emb": rotary}
-        layers = self.behind(inputs, held)["kv_cache"].layer_caches
-        for layer, block in zip(layers, network.transformer_blocks, strict=True):
+        for layer, block in zip(cache.layer_caches, network.transformer_blocks, strict=True):
             rows = block(hidden_states=rows, layer_cache=layer, kv_cache_mode="cached", **given)
         return (network.proj_out(network.norm_out(rows, times)),)
 
@@ -269,20 +255,18 @@ class References(Prefix):
         for block in transformer.single_transformer_blocks:
             block.attn.set_processor(flux2.Flux2KVParallelSelfAttnProcessor())
 
-    def segments(self, inputs: Inputs) -> list[ImageSegment]:
+    def segments(self, inputs: Inputs) -> tuple[list[ImageSegment], int]:
         # The canvas has time 0, references have later times.
         count = int((inputs["img_ids"][0, :, 0] != 0).sum())
+        texts, pictures = inputs["encoder_hidden_states"], inputs["hidden_states"]
+        per_step = int(texts.shape[1] + pictures.shape[1] - count)
         if not count:
-            return []
+            return [], per_step
         references = self._cut(inputs, slice(-count, None))
-        return [ImageSegment((0,) * count, _digest(*references.values()), ())]
-
-    def per_step(self, inputs: Inputs, rows: int) -> int:
-        texts, canvas = inputs["encoder_hidden_states"], inputs["hidden_states"]
-        return int(texts.shape[1] + canvas.shape[1] - rows)
+        return [ImageSegment((0,) * count, _digest(*references.values()), ())], per_step
 
     def computed(self, inputs: Inputs, number: int, before: Sequence[Slice]) -> Slice:
-        (segment,) = self.segments(inputs)
+        (segment,), _ = self.segments(inputs)
         nothing = {
             "encoder_hidden_states": inputs["encoder_hidden_states"][:, :0],
             "txt_ids": inputs["txt_ids"][..., :0, :],
@@ -296,14 +280,14 @@ class References(Prefix):
         together = {name: torch.cat([own[name], canvas[name]], dim=1) for name in own}
         return self._extracted(inputs | together, rows)
 
-    def behind(self, inputs: Inputs, held: Slice) -> Inputs:
+    def evaluate(self, inputs: Inputs, held: Slice) -> Any:
         network = self._transformer
         blocks = len(network.transformer_blocks), len(network.single_transformer_blocks)
         cache = flux2.Flux2KVCache(*blocks)
         cache.num_ref_tokens = held.length
         _store(held, _layers(cache))
         canvas = self._cut(inputs, slice(-held.length))
-        return inputs | canvas | {"kv_cache": cache, "kv_cache_mode": "cached"}
+        return self._forward(**inputs | canvas | {"kv_cache": cache, "kv_cache_mode": "cached"})
 
     def _extracted(self, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
         *made, cache = self._forward(**inputs, kv_cache_mode="extract", num_ref_tokens=rows)
