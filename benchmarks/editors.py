@@ -140,7 +140,12 @@ def row_of(pairs: Sequence[tuple[float, float, int]]) -> dict[str, Any]:
     """Medians of one manifest's pairs, and all of their values."""
     loop, hyimg, levels = zip(*pairs, strict=True)
     loop_s, hyimg_s = median(loop), median(hyimg)
-    row = {"loop_s": loop_s, "hyimg_s": hyimg_s, "ratio": loop_s / hyimg_s, "levels": max(levels)}
+    row: dict[str, Any] = {
+        "loop_s": loop_s,
+        "hyimg_s": hyimg_s,
+        "ratio": loop_s / hyimg_s,
+        "levels": max(levels),
+    }
     return row | {"loop": loop, "hyimg": hyimg}
 
 

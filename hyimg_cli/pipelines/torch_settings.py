@@ -50,6 +50,6 @@ def _keep_freed_memory() -> None:
     glibc raises both thresholds to these values by itself once a block of 32 MB was freed. In a
     small model none is, so every step would return its memory to the system and fault it in again.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    for setting in (_MAPPED, _KEPT) if mallopt else ():
-        mallopt(*setting)
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        for parameter, value in (_MAPPED, _KEPT):
+            mallopt(parameter, value)
