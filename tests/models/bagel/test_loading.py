@@ -206,7 +206,7 @@ def test_in_fewer_bits(bagel_folder: Path, form: Any) -> None:
 
 
 def test_layers_are_not_split(bagel_folder: Path) -> None:
-    with pytest.raises(UsageError, match="not spread"):
+    with pytest.raises(UsageError, match="cannot be split"):
         registry.sequences(str(bagel_folder)).refuse_uneven(2, "none")
 
 
