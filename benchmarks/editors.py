@@ -1,7 +1,8 @@
 """Processor time of `hyimg generate` beside a plain loop over the library's classic pipeline, which
-loads once and saves each picture: where nothing repeats, where prompts do, where sources do. Every
-run is a process of its own with an empty cache, in turn; the same pixels are asked of both. A first
-run of each, which finds no compiled Python files, is not counted.
+loads once and saves each picture: if nothing repeats, if prompts do, if sources do, if both do.
+Every run is a process of its own with an empty cache, in turn; the same pixels are asked of both. A
+first run of each, which finds no compiled Python files, is not counted. After `--minutes`, no
+further run begins.
 
     python recipes/build-tiny-editors/tiny_editors.py wide --wide both
     python benchmarks/editors.py wide/klein-base --jobs 12 --steps 4 --out FILE
@@ -9,11 +10,13 @@ run of each, which finds no compiled Python files, is not counted.
 
 import argparse
 import json
+import math
 import os
 import resource
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
@@ -53,15 +56,22 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=12)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    given, started = parser.parse_args(), time.perf_counter()
     with tempfile.TemporaryDirectory() as made:
         place = Path(made)
-        model, rows = given.checkpoint.resolve(), {}
+        model, rows = given.checkpoint.resolve(), dict[str, Any]()
         (first := place / "first").mkdir()
-        measured(model, manifests(first, 1, 1)["both"], 1)
-        for name, manifest in manifests(place, given.jobs, given.steps).items():
-            row = rows[name] = measured(model, manifest, given.repeats)
+        run_pair(model, manifests(first, 1, 1)["both"], 0)
+        for number in range(given.repeats):
+            for name, manifest in manifests(place, given.jobs, given.steps).items():
+                if (time.perf_counter() - started) / 60 < given.minutes:
+                    pair = run_pair(model, manifest, number)
+                    rows.setdefault(name, []).append(pair)
+                    print(name, *pair, flush=True)
+        rows = {name: row_of(pairs) for name, pairs in rows.items()}
+        for name, row in rows.items():
             print(
                 f"{name:10} loop {spread(row['loop'])}   hyimg {spread(row['hyimg'])}   "
                 f"{row['ratio']:.2f}x   largest difference {row['levels']} levels",
@@ -111,24 +121,32 @@ def manifests(place: Path, jobs: int, steps: int) -> dict[str, Path]:
     return {name: place / f"{name}.jsonl" for name in kinds}
 
 
-def measured(model: Path, manifest: Path, repeats: int) -> dict[str, Any]:
-    """Medians of processor seconds of both, in turn, and how far their pixels are apart."""
-    seconds: dict[str, list[float]] = {"loop": [], "hyimg": []}
+def run_pair(model: Path, manifest: Path, number: int) -> tuple[float, float, int]:
+    """Processor seconds of the loop and of hyimg, and how far their pixels are apart."""
+    ours, theirs = (manifest.with_suffix(f".{side}{number}") for side in ("hyimg", "loop"))
+    loop_s = processor_s([sys.executable, "-W", "ignore", "-c", LOOP, model, manifest, theirs])
+    cache = manifest.with_suffix(f".cache{number}")
+    command = [sys.executable, "-m", "hyimg_cli", "generate", manifest, "-q", "-o", ours]
+    hyimg_s = processor_s([*command, "--model", model, "--cache-dir", cache, "--device", "cpu"])
     levels = 0
-    for number in range(repeats):
-        ours, theirs = (manifest.with_suffix(f".{side}{number}") for side in ("hyimg", "loop"))
-        theirs_command = [sys.executable, "-W", "ignore", "-c", LOOP, model, manifest, theirs]
-        seconds["loop"].append(processor_s(theirs_command))
-        cache = manifest.with_suffix(f".cache{number}")
-        ours_command = [sys.executable, "-m", "hyimg_cli", "generate", manifest, "-q", "-o", ours]
-        ours_command += ["--model", model, "--cache-dir", cache, "--device", "cpu"]
-        seconds["hyimg"].append(processor_s(ours_command))
-        for path in theirs.iterdir():
-            pair = [Image.open(path), Image.open(ours / "outputs" / path.name)]
-            one, other = (np.asarray(picture, np.int16) for picture in pair)
-            levels = max(levels, int(np.abs(one - other).max()))
-    loop, hyimg = (median(seconds[side]) for side in ("loop", "hyimg"))
-    return {"loop_s": loop, "hyimg_s": hyimg, "ratio": loop / hyimg, "levels": levels} | seconds
+    for path in theirs.iterdir():
+        pair = [Image.open(path), Image.open(ours / "outputs" / path.name)]
+        one, other = (np.asarray(picture, np.int16) for picture in pair)
+        levels = max(levels, int(np.abs(one - other).max()))
+    return loop_s, hyimg_s, levels
+
+
+def row_of(pairs: Sequence[tuple[float, float, int]]) -> dict[str, Any]:
+    """Medians of one manifest's pairs, and all of their values."""
+    loop, hyimg, levels = zip(*pairs, strict=True)
+    loop_s, hyimg_s = median(loop), median(hyimg)
+    row: dict[str, Any] = {
+        "loop_s": loop_s,
+        "hyimg_s": hyimg_s,
+        "ratio": loop_s / hyimg_s,
+        "levels": max(levels),
+    }
+    return row | {"loop": loop, "hyimg": hyimg}
 
 
 def processor_s(command: Sequence[str | Path]) -> float:

@@ -1,7 +1,7 @@
 """A family of checkpoints: a folder beside this file, with one of these records in its `record.py`.
 
-Everything here is known before weights are loaded, and without torch; `load` alone imports it.
-`registry` finds the family of a checkpoint by asking each record, and nothing outside `models/`
+All of this is known before weights are loaded, and without torch; only `load` imports it.
+`registry` asks each record whether a checkpoint belongs to its family. Nothing outside `models/`
 knows a family's name.
 """
 
@@ -28,71 +28,71 @@ if TYPE_CHECKING:
 
 
 class ImageCheckpoint(Protocol):
-    """A checkpoint that writes text and draws: its facts, what its sequences are and share.
+    """A checkpoint that writes text and draws: its facts, its sequences and what they share.
 
-    A family's own one is made from it: what it leaves out is as here.
+    Families derive from it and inherit these defaults.
     """
 
     card: ModelCard
 
     def check(self, job: ImageJob) -> None:
-        """Passes a job whose text fits. Raises JobError with the manifest's field in `where`."""
+        """Raise JobError, with the field in `where`, for a job that the checkpoint cannot take."""
 
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
-        """Tokens that the job will take; text not yet written counts as `assumed_think` tokens.
-        `source_sizes` are its pictures' pixels, in order.
+        """Count the job's tokens; unwritten text counts as `assumed_think` tokens. `source_sizes`
+        are its pictures' sizes, in order.
         """
 
     def prefixes(
         self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
     ) -> list[list[Segment]]:
-        """Segments that jobs may share: of the AR prompt, or of each guidance branch where the job
-        has no AR stage.
+        """Return segments that jobs may share: of the AR prompt, or of each guidance branch if the
+        job has no AR stage.
         """
 
     def encodings(self, job: ImageJob, digests: Sequence[str]) -> list[tuple[str, Any]]:
-        """What is encoded before the job draws, each with its kind of the disk cache; `digests`: of
-        its pictures' files.
+        """Return what is encoded before the job draws, with its kind in the disk cache; `digests`:
+        of its pictures' files.
         """
         is_fitted = job.infer_align_image_size
         return [(SOURCE_IMAGES, stretched_digest(one) if is_fitted else one) for one in digests]
 
     def encoding_key(self, item: Any, choice: ModelChoice, dtype: str, device: str) -> str:
-        """The place of one of `encodings` in the disk cache, of one that denoises latents. Raises
-        CheckpointError where the weights are not here.
+        """Return the disk cache's key of one of `encodings`, for a model that denoises latents.
+        Raises CheckpointError if weights are missing.
         """
         return ""
 
     def activations(self, job: ImageJob, choice: ModelChoice) -> tuple[int, int]:
-        """Bytes in 16 bits that a step of the job works with, and its decode, of one that denoises
-        latents.
+        """Return the bytes, in 16 bits, of a step of the job and of its decode, for a model that
+        denoises latents.
         """
         return 0, 0
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
-        """By kind, hits and misses of what is kept of texts and sequences."""
+        """Return hits and misses of cached texts and sequences, by kind."""
         return {}
 
     def refuse_uneven(self, ranks: int, quantization: Quantization) -> None:
-        """Passes layers that can be split over so many ranks. Raises UsageError."""
+        """Raise UsageError if layers cannot be split over `ranks` ranks."""
         raise UsageError(
-            f"layers and branches of {self.card.name} are not spread over processes",
-            hint="leave --tensor-parallel-size and --cfg-parallel-size out; --replicas shares the "
+            f"{self.card.name} cannot be split over processes",
+            hint="remove --tensor-parallel-size and --cfg-parallel-size; --replicas divides the "
             "jobs",
             code="usage.tensor-parallel",
         )
 
     def rank_bytes(self, ranks: int, dtype: str, quantization: Quantization) -> RankBytes:
-        """Bytes on each of `ranks` ranks that the layers are split over."""
+        """Return the bytes on each of `ranks` ranks that share the layers."""
         raise AssertionError("refused before")
 
     def load(
         self, choice: ModelChoice, *, is_batch_invariant: bool, pool: "RankPool | None"
     ) -> "DecoderModel":
-        """The loaded model; `is_batch_invariant` keeps a job's bits equal in any batch, on the CPU.
+        """Load the model; `is_batch_invariant` keeps a job's bits equal in any batch, on a CPU.
 
-        With a `pool` its layers are split over the ranks, whose devices they are on. Raises
-        CheckpointError, or MachineError for the device.
+        With a `pool`, layers are split over its ranks, on their devices. Raises CheckpointError, or
+        MachineError for the device.
         """
 
 
@@ -103,21 +103,19 @@ class VideoCheckpoint(Protocol):
     def card(self) -> VideoCard: ...
 
     def check(self, job: VideoJob) -> None:
-        """Passes a job whose texts its encoders read to their ends, and whose LoRAs fit by their
-        headers. Raises JobError.
+        """Raise JobError for a job whose texts are too long for its encoders, or whose LoRAs do not
+        fit by their headers.
         """
 
     def load(self, choice: ModelChoice) -> "LatentVideoModel":
-        """The model; its text encoders stay on disk until a prompt needs them. Raises
+        """Load the model; text encoders stay on disk until a prompt needs them. Raises
         CheckpointError, or MachineError for the device.
         """
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Files of a checkpoint that are read (`files`), and the keys that none of them has, which are
-    taken to be as in `defaults`.
-    """
+    """Files of a checkpoint that are read, and `defaults` for keys that none of them has."""
 
     files: tuple[str, ...]
     defaults: Mapping[str, object]
@@ -125,17 +123,18 @@ class Reading:
 
 @dataclass(frozen=True)
 class Family:
-    """How a kind of checkpoint is known and opened; the functions are given its folder.
+    """How a kind of checkpoint is recognized and opened. The functions take its folder and raise
+    CheckpointError.
 
-    A folder is one of its checkpoints by what `marks` it, or where its `config.json` names the
-    family as its `model_type`. `open` reads the small files: weights need not be there. `tensors`:
-    of each component, what its files' headers say. `refuse_wrong` passes a checkpoint with every
-    tensor of its configuration, and no other. `reading`: what of it is read, where that is known.
-    Where a family `takes_components`, `open` and `fingerprint` may be given a second folder, with
-    the checkpoint's text encoder and VAE. All raise CheckpointError.
+    A folder is one of the family's checkpoints if it `marks` it, or if its `config.json` names the
+    family as `model_type`. `open` reads the small files; weights may be missing. `tensors` reads
+    the headers of each component's files. `refuse_wrong` raises unless the files have exactly the
+    tensors of the configuration. `reading` tells which files are read, if known. If a family
+    `takes_components`, `open` and `fingerprint` accept a second folder, with the checkpoint's text
+    encoder and VAE.
 
-    `follows`: settings of a run that not every family of the kind follows, and this one does; a
-    `name=value` is of that value alone. What a family does not follow is refused by one rule.
+    `follows`: settings that this family follows and not every family of its kind does, or
+    `name=value` for one value only. Settings that a family does not follow are refused.
     """
 
     name: str
@@ -152,7 +151,7 @@ class Family:
     follows: frozenset[str] = frozenset()
 
     def is_one(self, folder: Path) -> bool:
-        """True for a checkpoint of the family."""
+        """Return True for a checkpoint of the family."""
         if self.marks(folder):
             return True
         try:

@@ -1,7 +1,7 @@
-"""A model that denoises latents and nothing else: encode what the jobs give, denoise, decode.
+"""A model that only denoises latents: encode the jobs' inputs, denoise, decode.
 
-Everything that one job leaves behind lives in its `LatentDenoiser`, which is made anew for each
-job, so no job can be hurt by the one before. Videos and editors of pictures add their decode.
+All state of a job is in its `LatentDenoiser`, which is created for that job, so no job can affect
+the next one. Videos and picture editors add their decode.
 """
 
 from abc import ABC, abstractmethod
@@ -22,11 +22,11 @@ Item = TypeVar("Item", contravariant=True)
 
 @dataclass(frozen=True)
 class PromptEmbedding:
-    """One string, or view of a picture, as the transformer reads it: named tensors on the CPU,
-    valid tokens only.
+    """An encoded string, or an encoded view of a picture: named tensors on the CPU, valid tokens
+    only. Read-only.
 
-    A negative prompt is embedded like a positive one. Read-only. `notes` and `warnings` go into the
-    job's line: notes of what reads no picture (that it was cut) as warnings, too.
+    Negative prompts are embedded like positive ones. `notes` and `warnings` go into the job's line;
+    notes on a text without pictures (that it was cut) become warnings.
     """
 
     key: str
@@ -36,33 +36,33 @@ class PromptEmbedding:
 
 
 class ConditionEncoder(Protocol[Item]):
-    """Encoders of a checkpoint, of strings or of views of pictures; no weight is read before the
+    """Encoders of a checkpoint, for strings or for views of pictures; weights are loaded by the
     first `encode`.
     """
 
     def key(self, item: Item, /) -> str:
-        """A digest of everything that shapes the embedding; needs no encoder weights in memory."""
+        """Return a digest of all that affects the embedding; needs no encoder weights in memory."""
 
     def encode(self, item: Item, /) -> PromptEmbedding:
-        """The embedding, computed under no_grad; loads the encoders that it really needs."""
+        """Compute the embedding under no_grad; loads only the encoders it needs."""
 
     def pack(self, embedding: PromptEmbedding) -> bytes:
-        """An embedding as bytes that any process can keep (safetensors)."""
+        """Return an embedding as bytes for any process (safetensors)."""
 
     def unpack(self, data: bytes, key: str) -> PromptEmbedding:
-        """Undo `pack`. Raises ValueError for other bytes."""
+        """Reverse `pack`. Raises ValueError for other bytes."""
 
     def release(self) -> None:
         """Free the encoders' memory; a later `encode` loads them again."""
 
     @property
     def encoder_runs(self) -> Mapping[str, int]:
-        """Count how often each encoder ran since the checkpoint was opened."""
+        """Return how often each encoder has run since the checkpoint was opened."""
 
 
 class LatentDenoiser(Protocol):
-    """One job's denoising: its own scheduler, guider and step cache (`velocities`), its constants
-    hoisted.
+    """One job's denoising, with its own scheduler, guider and step cache (`velocities`), and with
+    constants computed once.
     """
 
     velocities: VelocityCache
@@ -71,29 +71,29 @@ class LatentDenoiser(Protocol):
     def steps(self) -> int: ...
 
     def is_stop(self, step: int) -> bool:
-        """True if the latents behind so many steps are worth keeping, whatever was asked for: never
-        where all frames are on their way together.
+        """Return True if latents after `step` steps are kept regardless of settings: never if all
+        frames are denoised together.
         """
         return False
 
     def initial_latents(self) -> Tensor:
-        """Noise from a CPU generator of the job's seed, a row a job, on the device."""
+        """Return noise of the job's seed, drawn on the CPU, one row a job, on the device."""
 
     def step(self, index: int, latents: Tensor, /) -> Tensor:
-        """The latents after denoise step `index` (from 0). No host read of device values."""
+        """Return latents after denoise step `index` (from 0), without reading device values."""
 
     def state(self) -> Mapping[str, Tensor]:
-        """Memory of the scheduler and the step cache between steps, for a checkpoint."""
+        """Return the state of scheduler and step cache, for a checkpoint."""
 
     def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
-        """Stand behind step `index - 1` as `state` was taken there."""
+        """Continue before step `index`, from the `state` that was saved there."""
 
 
 class LatentModel(ABC):
-    """A loaded checkpoint: its networks are read at their first use, or when it is asked. Methods
-    raise JobError for what a job asks wrongly.
+    """An open checkpoint, whose networks are loaded at their first use or on request. Methods
+    raise JobError for faults of a job.
 
-    `place`: where they work; `parameter_count`: of every component, loaded or not.
+    `place`: where networks work. `parameter_count`: of all components, loaded or not.
     """
 
     card: Any
@@ -115,26 +115,22 @@ class LatentModel(ABC):
     @property
     @abstractmethod
     def encoders(self) -> Mapping[str, ConditionEncoder[Any]]:
-        """By kind of the disk cache, in the order in which they are asked; no weight is read."""
+        """Return encoders by kind of the disk cache, in order of use, without loading weights."""
 
     @abstractmethod
     def conditions(self, job: Any, digests: Sequence[str]) -> Mapping[Any, str]:
-        """What is encoded for a job, each with its encoder's kind; `digests`: of its pictures'
-        files.
+        """Return what is encoded for a job, with the kind of each item's encoder; `digests`: of its
+        pictures' files.
         """
 
     @abstractmethod
     def denoiser(self, job: Any, embeddings: Mapping[Any, PromptEmbedding]) -> LatentDenoiser:
-        """A fresh denoiser of a job; `embeddings` of its conditions."""
+        """Return a new denoiser for a job; `embeddings`: of its conditions."""
 
     def notes(self, job: Any) -> tuple[str, ...]:
-        """What the job's line is to tell of its inputs, prompts and pictures apart."""
+        """Return warnings for the job's line, other than those on prompts and pictures."""
         return ()
 
     @abstractmethod
-    def load_decoder(self) -> None:
-        """Read the VAE now."""
-
-    @abstractmethod
-    def load_weights(self) -> None:
-        """Read the transformer and the VAE now; without it, the first job does."""
+    def load_weights(self, *, with_transformer: bool = True) -> None:
+        """Load the VAE now, and the transformer, not with the first job."""

@@ -153,12 +153,10 @@ class LatentVideoModel(LatentModel):
         texts = dict.fromkeys(self.texts(job), PROMPT_EMBEDDINGS)
         return texts | dict.fromkeys(self.pictures.views(job, digests), START_PICTURES)
 
-    def load_decoder(self) -> None:
+    def load_weights(self, *, with_transformer: bool = True) -> None:
+        if with_transformer:
+            self.load_transformer()
         _ = self.vae
-
-    def load_weights(self) -> None:
-        self.load_transformer()
-        self.load_decoder()
 
     def load_transformer(self) -> None:
         """Read the transformer alone: all that a branch needs."""

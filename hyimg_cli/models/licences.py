@@ -1,7 +1,7 @@
-"""The licence of a checkpoint, as its own files or its name on the hub state it.
+"""The licence of a checkpoint, from its own files or its name on the hub.
 
-A licence is named as the hub names it (`apache-2.0`, `tencent-hunyuan-community`); several of them
-are joined by ` + `. Nothing is inferred from a checkpoint's architecture here.
+Licences have the hub's names (`apache-2.0`, `tencent-hunyuan-community`); several are joined by
+` + `. Nothing is inferred from a checkpoint's architecture here.
 """
 
 import re
@@ -15,7 +15,7 @@ UNKNOWN = "unknown"
 TENCENT = "tencent-hunyuan-community"
 AND = " + "
 _APACHE, _FLUX = "apache-2.0", "flux-non-commercial-license"
-# Released checkpoints, by the beginning of their hub ids; the longest one that fits counts.
+# Released checkpoints, by the start of their hub ids; the longest match counts.
 RELEASED = {
     "tencent/Hunyuan": TENCENT,
     "hunyuanvideo-community/": TENCENT,
@@ -30,7 +30,7 @@ RELEASED = {
 }
 _MAX_BYTES = 1_000_000
 _LICENCE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
-# sha256 of Apache 2.0's text, with single spaces for all white space.
+# sha256 of Apache 2.0's text, with white space as single spaces.
 _APACHE_TEXT = "0ffddef9e48f8a09aed5caf2d44f7ba1c1be2d9b8e0a6f693b1635b2d5566645"
 # To forbid, a title is enough; to permit, the text must be the known one.
 _TITLES = {
@@ -43,13 +43,13 @@ _NON_COMMERCIAL = re.compile(r"non-?commercial|\bnc\b|research", re.IGNORECASE)
 
 
 def is_non_commercial(licence: str) -> bool:
-    """True if a licence's name says that it is for non-commercial use or research alone."""
+    """Return True if a licence's name allows only non-commercial use or research."""
     return _NON_COMMERCIAL.search(licence) is not None
 
 
 def read_card(folder: Path) -> list[str]:
-    """Licences in the front matter of a folder's README.md, in small letters: `license`, each of
-    them where it is a list, then `license_name`. Empty where it names none.
+    """Return the licences in the front matter of a folder's README.md, in lower case: `license`,
+    which may be a list, then `license_name`.
     """
     import yaml
 
@@ -64,7 +64,7 @@ def read_card(folder: Path) -> list[str]:
 
 
 def licence_in(folder: Path) -> str:
-    """The licence of a checkpoint in a folder, by its card, else by its LICENSE file."""
+    """Return the licence of a checkpoint in a folder, by its README.md or its LICENSE file."""
     if words := [word for word in read_card(folder) if word != "other"]:
         return AND.join(words)
     for text in filter(None, (_text_of(folder / name) for name in _LICENCE_FILES)):
@@ -77,13 +77,13 @@ def licence_in(folder: Path) -> str:
 
 
 def licence_of_release(hub_id: str) -> str:
-    """The licence of a released checkpoint by its hub id."""
+    """Return the licence of a released checkpoint by its hub id."""
     known = (start for start in RELEASED if hub_id.lower().startswith(start.lower()))
     return RELEASED.get(max(known, key=len, default=""), UNKNOWN)
 
 
 def _text_of(path: Path) -> str:
-    """A small file's text; empty where it cannot be read: a checkpoint works without it."""
+    """Return a small file's text, or an empty string if it cannot be read."""
     with suppress(OSError, ValueError):
         return text_of(path, _MAX_BYTES)
     return ""

@@ -1,4 +1,4 @@
-"""Where a LoRA file lies: a path, or a file of a hub repository; no torch."""
+"""Find LoRA files: by path, or in a hub repository; no torch."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -12,16 +12,16 @@ _MAX_BYTES = 100_000_000_000
 
 
 def lora_file(name: str) -> Path:
-    """The file: there, or fetched from OWNER/REPOSITORY/FILE.safetensors into the hub's cache.
+    """Return the file's path; OWNER/REPOSITORY/FILE.safetensors is fetched into the hub's cache.
 
-    Raises CheckpointError where it cannot be had.
+    Raises CheckpointError if there is neither.
     """
     path = Path(name).expanduser()
     if path.is_file():
         return path
     if not is_hub_file(name):
         raise CheckpointError(
-            "there is no such LoRA file",
+            "LoRA file not found",
             where=name,
             hint="give the path of a .safetensors file, or OWNER/REPOSITORY/FILE of the hub",
             code="lora.missing",
@@ -42,34 +42,34 @@ def lora_file(name: str) -> Path:
 
 
 def in_cache(name: str) -> Path | None:
-    """Where a file of the hub lies in its cache; None where it does not. Asks nobody."""
+    """Return the path of a hub file in the local cache, or None; without network access."""
     from huggingface_hub import try_to_load_from_cache
 
     owner, repository, file = name.split("/", 2)
     try:
         found = try_to_load_from_cache(f"{owner}/{repository}", file)
-    except ValueError:  # a name that no repository has
+    except ValueError:  # not a valid repository name
         return None
     return Path(found) if isinstance(found, str) else None
 
 
 def in_key(loras: tuple[Lora, ...]) -> str:
-    """What of LoRAs decides pixels: the bytes of each file, its header too, whatever its name;
-    where it goes, by which weight; that they stay beside the weights.
+    """Return all that decides pixels: each file's bytes (not its name), the network it changes, its
+    weight, and that LoRAs are not merged into the weights.
     """
     parts = [f"{lora.on or 'on'}={file_digest(lora.file)}@{lora.weight:g}" for lora in loras]
     return ";".join(("beside 1", *parts))
 
 
 def file_digest(name: str) -> str:
-    """Digest of a file's bytes; of no file `none`, of one that cannot be had `unreadable`."""
+    """Return the digest of a file's bytes: `none` without a file, `unreadable` without access."""
     if not name:
         return "none"
     try:
         path = lora_file(name)
         stat = path.stat()
     except (CheckpointError, OSError):
-        # Its jobs fail by it later, not the run.
+        # Only its jobs fail, later.
         return "unreadable"
     return _digest_of(path, stat.st_mtime_ns, stat.st_size)
 

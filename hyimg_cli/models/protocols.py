@@ -1,6 +1,6 @@
-"""What passes between a loaded model that writes text and draws, and the engine; no torch.
+"""Types passed between the engine and a loaded model that writes text and draws; no torch.
 
-The model itself is `common.model.DecoderModel`; what is known before weights are loaded is in
+The model itself is `common.model.DecoderModel`. Facts known before weights are loaded are in
 `family.py`.
 """
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A source image as the network sees it. `shape` and `rows` are the family's own; `notes` are
-    on how it was fitted, `warnings` on what failed on the way.
+    """An encoded source image. `shape` and `rows` are the family's own; `notes` say how it was
+    fitted, `warnings` what failed.
     """
 
     digest: str
@@ -33,10 +33,10 @@ class Encoded:
 
 @dataclass
 class Context:
-    """The AR stage's sequence: ids that were fed, their K/V, the last row's hidden state [M].
+    """The AR stage's sequence: its ids, their K/V, the last row's hidden state [M].
 
-    `buffer` is None where a job needs nothing of the AR stage. `layout`: the prompt's, which tells
-    a family where text behind it stands in rope.
+    `buffer` is None if a job needs nothing from the AR stage. `layout`: the prompt's, from which a
+    family derives rope positions of later text.
     """
 
     ids: list[int]
@@ -47,8 +47,8 @@ class Context:
 
 @dataclass(frozen=True)
 class TextPrompt:
-    """The AR stage's prompt, and the rows that it and its text will need. `layout`: the family's
-    own, which `ids` are the first tokens of.
+    """The AR stage's prompt, and the rows that prompt and text need. `layout`: the family's own; it
+    begins with `ids`.
     """
 
     ids: Sequence[int]
@@ -68,9 +68,9 @@ class LivePicture:
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """The AR stage's result: the text's ids with their tags (None: nothing to write), its text,
-    and the ids that it put behind the text, which the family reads (a size, say). `cut`: why the
-    text ended before its closing tag; empty where it did not.
+    """The AR stage's result: the text's ids with their tags (None: nothing to write), its text, and
+    the ids after it, which the family reads (a size, for example). `cut`: why the text ended before
+    its closing tag, or empty.
     """
 
     ids: tuple[int, ...] | None = None
@@ -81,9 +81,9 @@ class GeneratedText:
 
 @dataclass(frozen=True)
 class BranchSequence:
-    """One guidance branch's tokens, of which each denoise step computes `[live_start, live_stop)`
-    anew. Rope positions are the layout's: no length here tells them. `layout`: the branch's own,
-    where branches are laid out differently; equal ids of one canvas have equal layouts.
+    """One guidance branch's tokens; each denoise step computes `[live_start, live_stop)` again.
+    Rope positions come from the layout, never from a length. `layout`: the branch's own, if
+    branches have different ones; equal ids of one canvas have equal layouts.
     """
 
     ids: tuple[int, ...]
@@ -94,7 +94,7 @@ class BranchSequence:
 
 @dataclass(frozen=True)
 class Canvas:
-    """A picture to be drawn: its size, the family's own layout, and the branches' sequences, the
+    """A picture to draw: its size, the family's own layout, and the branches' sequences, the
     conditional one first. `notes` and `warnings` go into the job's line.
     """
 
@@ -110,39 +110,39 @@ class Canvas:
 
 @dataclass
 class TextScript:
-    """Rules of what may be written next, and when it is done. Made for one job. A family's own one
-    is made from it; as it is, it allows anything, up to the token `end` that ends a text.
+    """Rules for the next token of one job's text, and for its end. Families derive theirs from this
+    class, which allows anything up to the token `end`.
 
-    `opening`: the ids at the end of the prompt that belong to the written text: its trigger tag.
+    `opening`: ids at the end of the prompt that belong to the text: its trigger tag.
     """
 
     opening: Sequence[int]
     end: int
 
     def allowed(self, last: int) -> tuple[int, ...] | None:
-        """Ids that may follow `last`, the best of them to be taken; None where sampling is free."""
+        """Return the ids to choose the best from after `last`; None if sampling is free."""
         return None
 
     def is_done(self, last: int) -> bool:
-        """True if nothing is to be written after `last`, which `allowed` has let through."""
+        """Return True if the text ends with `last`, an allowed id."""
         return last == self.end
 
     def early_end(self, id_: int) -> str:
-        """Why the text ends before `id_`, which was sampled freely; empty where it goes on."""
+        """Return why the text ends before `id_`, which was sampled freely, or an empty string."""
         return ""
 
     def is_open(self, written: list[int]) -> bool:
-        """True if the text still lacks its last closing tag."""
+        """Return True if the last closing tag is missing."""
         return self.end not in written
 
     def forced_ending(self, written: list[int], before: int | None = None) -> list[int]:
-        """`written`, ended at the token limit or `before` a sampled token; its first item is the
-        trigger tag.
+        """Return `written` with the ending that it gets at the token limit, or `before` a sampled
+        token. Its first item is the trigger tag.
         """
         return [*written, self.end]
 
     def text_of(self, written: list[int]) -> list[int]:
-        """The text's own ids, tags included: without what opens the picture."""
+        """Return the text's ids with its tags, without those that open the picture."""
         return written
 
 
@@ -150,7 +150,7 @@ class TextGraphs(Protocol):
     """CUDA graphs of decode steps."""
 
     def prepare(self, rows: int) -> int:
-        """Have the graphs of every number up to `rows`; how many were captured for it."""
+        """Capture graphs for all row counts up to `rows`; return how many were captured."""
 
     def degraded(self, rows: int) -> str:
-        """A note on steps of up to `rows` rows that have no graph; empty where nothing failed."""
+        """Return a note on steps of up to `rows` rows without a graph, or an empty string."""

@@ -1,8 +1,7 @@
-"""Which families there are and where their checkpoints lie; imports neither torch nor
-transformers.
+"""Known families, and where their checkpoints are; imports neither torch nor transformers.
 
-A family is a folder beside this file with a record in it: its name in `_BUILT_IN` is all that is
-needed here.
+A family is a folder beside this file with a record in it. Here it only needs its name in
+`_BUILT_IN`.
 """
 
 import math
@@ -30,13 +29,13 @@ if TYPE_CHECKING:
     from hyimg_cli.models.latent_video import LatentVideoModel
     from hyimg_cli.parallel.ranks import RankPool
 
-# In the order in which they are asked; a folder of no family is taken for the last of its kind,
-# which says what is missing.
+# In the order in which they are asked. A folder of no family counts as the last one of its kind,
+# whose error says what is missing.
 _BUILT_IN = ("bagel", "lingbot_world", "diffusers_image", "hunyuan_image3", "diffusers_video")
 _REGISTERED: list[Family] = []
 EMBEDDED = "tiny-image"
 EMBEDDED_VIDEO = "tiny-video"
-# What a newcomer must know of results, by the setting whose default made them.
+# What a newcomer must know about results, by the setting whose default made them.
 TOYS = {
     "model": "tiny-image is a toy that ships with hyimg: one coloured shape in 64x64 pixels; "
     "for real pictures name a checkpoint with --model",
@@ -48,20 +47,20 @@ Kind = Literal["pictures", "videos"]
 
 
 def resolve_model(model: str, revision: str | None = None, *, with_weights: bool = True) -> Path:
-    """Where the checkpoint lies: an embedded one, a folder, or a hub id fetched into its cache.
+    """Return the checkpoint's folder: an embedded one, a given one, or a hub id's in the cache.
 
-    `with_weights` off fetches only its small files: enough to check and to plan. Raises
-    CheckpointError where there is no such folder, or a hub id cannot be had.
+    Without `with_weights` only small files are fetched: enough to check and to plan. Raises
+    CheckpointError for a folder or hub id that is not found.
     """
     if model in (EMBEDDED, EMBEDDED_VIDEO):
         return _ASSETS / model
-    # Unlike those of Path these raise for no name, however long it is and whose home it means.
+    # Unlike the methods of Path, these raise for no name, however long or whosever home it is.
     folder = os.path.expanduser(model)
     if os.path.isdir(folder):
         return Path(folder)
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise CheckpointError(
-            f"there is no checkpoint folder {model}",
+            f"checkpoint folder not found: {model}",
             hint=f'give a folder, "{EMBEDDED}", "{EMBEDDED_VIDEO}", or a hub id '
             "(tencent/HunyuanImage-3.0-Instruct)",
             code="checkpoint.missing",
@@ -70,7 +69,7 @@ def resolve_model(model: str, revision: str | None = None, *, with_weights: bool
 
 
 def in_cache(model: str, revision: str | None = None) -> Path | None:
-    """Where a hub id lies in the hub's cache; None where nothing of it does. Asks nobody."""
+    """Return a hub id's folder in the local cache, or None; without network access."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -80,8 +79,8 @@ def in_cache(model: str, revision: str | None = None) -> Path | None:
 
 
 def licence(model: str, revision: str | None = None) -> str:
-    """The licence of a checkpoint, by its files on this machine, else as a release of the hub.
-    Fetches nothing.
+    """Return a checkpoint's licence, from its local files or else from its name on the hub. Fetches
+    nothing.
     """
     folder = Path(os.path.expanduser(model))
     if model in (EMBEDDED, EMBEDDED_VIDEO):
@@ -93,38 +92,38 @@ def licence(model: str, revision: str | None = None) -> str:
 
 
 def register(family: Family) -> None:
-    """Have checkpoints of one more family known; it is asked before the built-in ones."""
+    """Add a family; it is asked before the built-in ones."""
     _REGISTERED.insert(0, family)
     for known in (_opened, _fingerprint):
         known.cache_clear()
 
 
 def families() -> tuple[Family, ...]:
-    """Every family, in the order in which they are asked."""
+    """Return every family, in the order in which they are asked."""
     modules = (import_module(f"hyimg_cli.models.{name}.record") for name in _BUILT_IN)
     return (*_REGISTERED, *(module.FAMILY for module in modules))
 
 
 def _family(folder: Path, makes: Kind | None = None) -> Family:
-    """The family of the checkpoint in `folder`; `makes`: by what a job wants of it."""
+    """Return the family of the checkpoint in `folder`; `makes`: what the job wants."""
     asked = [family for family in families() if makes in (None, family.makes)]
     built_in = [family for family in asked if family not in _REGISTERED]
     return next((family for family in asked if family.is_one(folder)), built_in[-1])
 
 
 def sequences(model: str, revision: str | None = None) -> ImageCheckpoint:
-    """A picture checkpoint, read once; its weights need not be there."""
+    """Return a picture checkpoint, read once; its weights may be missing."""
     return cast(ImageCheckpoint, _opened(os.getcwd(), "pictures", model, revision, None)[1])
 
 
 def _films(
     model: str, revision: str | None = None, components: str | None = None
 ) -> VideoCheckpoint:
-    """`components`: a folder with the text encoder and VAE of families that let them be there."""
+    """`components`: a second folder with the text encoder and VAE, for families that allow one."""
     return cast(VideoCheckpoint, _opened(os.getcwd(), "videos", model, revision, components)[1])
 
 
-@lru_cache(maxsize=16)  # What is kept of `./model` is that of the folder it leads `_from`.
+@lru_cache(maxsize=16)  # `_from`: `./model` is another one in another folder.
 def _opened(
     _from: str, makes: Kind, model: str, revision: str | None, components: str | None
 ) -> tuple[Family, ImageCheckpoint | VideoCheckpoint]:
@@ -134,26 +133,26 @@ def _opened(
 
 
 def _components_for(family: Family, components: str | None) -> list[Path]:
-    """The folder with a checkpoint's other parts, where it was given and the family takes one."""
+    """Return the folder with a checkpoint's other parts, if given and the family takes one."""
     if components is None or not family.takes_components:
         return []
     return [Path(os.path.expanduser(components))]
 
 
 def model_card(model: str, revision: str | None = None) -> ModelCard:
-    """Facts of a checkpoint without its weights."""
+    """Return the facts of a checkpoint without its weights."""
     return sequences(model, revision).card
 
 
 def video_card(model: str, revision: str | None = None, components: str | None = None) -> VideoCard:
-    """Facts of a video checkpoint without its weights."""
+    """Return the facts of a video checkpoint without its weights."""
     return _films(model, revision, components).card
 
 
 def fingerprint(model: str, revision: str | None = None, components: str | None = None) -> str:
-    """A digest that changes when the checkpoint's files do, those of its `components` too.
+    """Return a digest that changes with the checkpoint's files, its `components` included.
 
-    A folder of the hub's cache is named by its commit, which is a digest already.
+    A folder of the hub's cache is named by its commit, which is already a digest.
     """
     return _fingerprint(os.getcwd(), model, revision, components)
 
@@ -169,11 +168,11 @@ def _fingerprint(_from: str, model: str, revision: str | None, components: str |
 
 
 def check_weights(model: str, revision: str | None = None) -> dict[str, tuple[int, int]]:
-    """The number of weights of each component by name, and their bytes, counted in their files'
-    headers; none is loaded. Imports torch.
+    """Return the number of weights of each component and their bytes, counted in the files' headers
+    without loading them. Imports torch.
 
-    Raises CheckpointError where a file is missing, cut short, or not what its index says, and where
-    the files have other tensors than the configuration's, as far as the family knows.
+    Raises CheckpointError for a file that is missing, truncated or contradicts its index, and for
+    tensors other than the configuration's, as far as the family knows.
     """
     folder = resolve_model(model, revision, with_weights=False)
     family = _family(folder)
@@ -189,15 +188,15 @@ def check_weights(model: str, revision: str | None = None) -> dict[str, tuple[in
 
 
 def reading(model: str, revision: str | None = None) -> Reading | None:
-    """Files of a checkpoint that are read, and what they leave to defaults; None where its family
-    does not tell. Raises CheckpointError.
+    """Return the files of a checkpoint that are read, and the defaults of missing keys; None if its
+    family does not say. Raises CheckpointError.
     """
     folder = resolve_model(model, revision, with_weights=False)
     return _family(folder).reading(folder)
 
 
 def check(job: Job, revision: str | None = None, components: str | None = None) -> None:
-    """Passes a job that its checkpoint can take. Raises JobError, or CheckpointError."""
+    """Raise JobError for a job that its checkpoint cannot take, or CheckpointError."""
     if isinstance(job, VideoJob):
         _films(job.model, revision, components).check(job)
     else:
@@ -208,29 +207,29 @@ def check(job: Job, revision: str | None = None, components: str | None = None) 
 def load(
     choice: ModelChoice, *, is_batch_invariant: bool = True, pool: "RankPool | None" = None
 ) -> "DecoderModel":
-    """The loaded model; see `ImageCheckpoint.load`. Imports torch."""
-    resolve_model(choice.model, choice.revision)  # fetches the weights, too
+    """Load a model; see `ImageCheckpoint.load`. Imports torch."""
+    resolve_model(choice.model, choice.revision)  # fetches the weights
     refuse_unfollowed(choice)
     known = sequences(choice.model, choice.revision)
     return known.load(choice, is_batch_invariant=is_batch_invariant, pool=pool)
 
 
 def load_editor(choice: ModelChoice) -> "LatentImageModel":
-    """The loaded model of a checkpoint that `denoises_latents`. Imports torch."""
+    """Load a model that `denoises_latents`. Imports torch."""
     return cast("LatentImageModel", load(choice))
 
 
 @gc_paused()
 def load_video(choice: ModelChoice) -> "LatentVideoModel":
-    """The loaded video model; see `VideoCheckpoint.load`. Imports torch."""
+    """Load a video model; see `VideoCheckpoint.load`. Imports torch."""
     resolve_model(choice.model, choice.revision)
     refuse_unfollowed(choice, "videos")
     return _films(choice.model, choice.revision, choice.components).load(choice)
 
 
 def refuse_unfollowed(choice: ModelChoice, makes: Kind = "pictures", **parts: Any) -> None:
-    """Passes settings that a model's family follows, of those that any of its kind does: how the
-    model is loaded, and other `parts` of a run's. Raises UsageError.
+    """Raise UsageError for settings that other families of its kind follow and a model's own does
+    not: in `choice`, and in other `parts` of a run's settings.
     """
     components = choice.components if makes == "videos" else None
     model, parts = (choice.model, choice.revision), {**parts, "model": choice}
@@ -244,7 +243,7 @@ def refuse_unfollowed(choice: ModelChoice, makes: Kind = "pictures", **parts: An
         value = getattr(parts[row.table], row.attribute)
         if value == asked if asked else value != row.default:
             raise UsageError(
-                f"{setting} {value} is not followed by {known.card.name}",
+                f"{known.card.name} does not follow {setting} {value}",
                 where=row.flag if row.panel else "",
                 hint="remove it",
                 code="usage.not-followed",
@@ -254,7 +253,7 @@ def refuse_unfollowed(choice: ModelChoice, makes: Kind = "pictures", **parts: An
 def _fetched(model: str, revision: str | None, *, with_weights: bool) -> Path:
     from huggingface_hub import snapshot_download
 
-    # Code files are left where they are: nothing of theirs is ever run.
+    # Code files are not fetched: a checkpoint's code is never executed.
     # The patterns match in component folders too, where tokenizers have files of other kinds.
     small = ["README.md", "*.json", "system_prompt.py", "*.jinja", "*.txt", "*.model"]
     patterns = [*small, *(["*.safetensors"] if with_weights else [])]

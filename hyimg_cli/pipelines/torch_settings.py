@@ -1,13 +1,19 @@
-"""Settings of torch that are the whole process's, as one model's work wants them."""
+"""Settings of torch and of the C library that apply to the whole process while a model works."""
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 
 import torch
 from torch.backends import cuda, cudnn
 
 from hyimg_cli.parallel.devices import restored_environment, set_determinism
 from hyimg_cli.settings.run import ModelChoice
+
+# Parameters of glibc's mallopt with their values: blocks of at least this size are mapped one by
+# one (the maximum), and as many free bytes as this stay in the process.
+_MAPPED, _KEPT = (-3, 32 << 20), (-1, 64 << 20)
 
 
 @contextmanager
@@ -18,6 +24,7 @@ def torch_settings(choice: ModelChoice, *, draws: bool) -> Iterator[None]:
     unless it is to have all bits of float32, which products of matrices, a router's among them,
     always have.
     """
+    _keep_freed_memory()
     with ExitStack() as stack:
         stack.enter_context(restored_environment("CUBLAS_WORKSPACE_CONFIG"))
         _restore_flag(stack, cudnn, "benchmark")
@@ -34,3 +41,15 @@ def torch_settings(choice: ModelChoice, *, draws: bool) -> Iterator[None]:
 
 def _restore_flag(stack: ExitStack, owner: object, name: str) -> None:
     stack.callback(setattr, owner, name, getattr(owner, name))
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """Have glibc keep freed memory for the next denoise step.
+
+    glibc raises both thresholds to these values by itself once a block of 32 MB was freed. In a
+    small model none is, so every step would return its memory to the system and fault it in again.
+    """
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        for parameter, value in (_MAPPED, _KEPT):
+            mallopt(parameter, value)

@@ -61,6 +61,7 @@ PIPELINES = {
     "qwen-image": "QwenImagePipeline",
     "qwen-image-edit": "QwenImageEditPipeline",
     "qwen-image-edit-plus": "QwenImageEditPlusPipeline",
+    "qwen-image-edit-2511": "QwenImageEditPlusPipeline",
     "klein": "Flux2KleinPipeline",
     "klein-base": "Flux2KleinPipeline",
     "klein-kv": "Flux2KleinKVPipeline",
@@ -158,6 +159,8 @@ def _qwen(kind: str) -> dict[str, Any]:
             num_attention_heads=3,
             joint_attention_dim=WIDTH,
             axes_dims_rope=(8, 4, 4),
+            # Source pictures are modulated at time 0.
+            zero_cond_t=kind.endswith("2511"),
         ),
         # As it is released.
         "scheduler": FlowMatchEulerDiscreteScheduler(

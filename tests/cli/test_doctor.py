@@ -42,7 +42,7 @@ def test_a_model_that_is_absent_makes_it_not_ready(
     assert ran.code == 3
     lines = ran.out.splitlines()
     assert lines[0].startswith("ok      hub: ")
-    assert lines[1] == "failed  checkpoint: absent: there is no checkpoint folder …/absent"
+    assert lines[1] == "failed  checkpoint: absent: checkpoint folder not found: …/absent"
     assert lines[2].startswith("        hint: give a folder")
     assert lines[3].startswith("warning memory: ")
     assert lines[-1].startswith("not ready for absent and tiny-video: 1 ok, 1 warning, 1 failed")

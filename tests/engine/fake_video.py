@@ -147,11 +147,8 @@ class FakeVideo:
     def card(self) -> VideoCard:
         return self._card
 
-    def load_decoder(self) -> None:
-        self.log.append("vae")
-
-    def load_weights(self) -> None:
-        self.log.append("load")
+    def load_weights(self, *, with_transformer: bool = True) -> None:
+        self.log.append("load" if with_transformer else "vae")
 
     def conditions(self, job: VideoJob, digests: object) -> dict[str, str]:
         assert not job.images

@@ -1,16 +1,16 @@
-"""What is encoded for a job of a picture editor; no torch."""
+"""What a picture editor encodes for a job; no torch."""
 
 from dataclasses import dataclass
 from typing import Any
 
-# Stages of the library's blocks in front of the denoising.
+# Stages of the library's blocks before denoising.
 OF_TEXTS, OF_PICTURES = "text_encoder", "vae_encoder"
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What a job's denoising reads, made by one stage of its blocks: of texts and of pictures (path
-    and sha256).
+    """Texts and pictures (path and sha256) that one stage of the blocks encodes for the denoising
+    of a job.
     """
 
     stage: str

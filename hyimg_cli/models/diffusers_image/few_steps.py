@@ -1,5 +1,5 @@
-"""LoRAs by which a picture's model needs few steps, known by their files' names, and the settings
-that their authors give with them.
+"""LoRAs for few steps, recognized by their files' names, and the settings that their authors
+recommend.
 """
 
 import re
@@ -11,7 +11,7 @@ _LIGHTNING = re.compile(r"lightning[-_ ]?([0-9]+)[-_ ]?steps", re.IGNORECASE)
 
 
 def few_steps_advice(job: ImageJob) -> tuple[str, ...]:
-    """A sentence where a job has such a LoRA and other settings."""
+    """Return a warning if a job uses such a LoRA with other settings."""
     for lora in job.lora:
         name = lora.file.rpartition("/")[2]
         if found := _LIGHTNING.search(name):

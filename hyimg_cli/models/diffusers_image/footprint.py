@@ -1,16 +1,18 @@
-"""Networks of an editor: weights by the files' headers, activations by widths; no torch.
+"""Memory of an editor's networks: weights from the files' headers, activations from widths; no
+torch.
 
-Activations were counted without a GPU (tensors without memory, bfloat16) for two blocks of each
-released transformer and for each released VAE, at 1024x1024 with one source picture.
+Activations were counted on meta tensors in bfloat16, for two blocks of each released transformer
+and for each released VAE, at 1024x1024 with one source picture.
 """
 
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.record import stored_networks
 from hyimg_cli.spec.card import Networks
 
-# Bytes of a row in 16 bits at a forward's widest moment, by the row's width: 15 to 21 rows.
+# Bytes of a row in 16 bits at a forward's peak, for each unit of its width: 15 to 21 were counted.
 _TOKEN_WIDTHS = 2 * 22
-# Of a pixel in a decode, by the width of the VAE's last level, and what the width is called.
+# Bytes of a pixel in a decode, for each unit of the width of the VAE's last level, and the key of
+# that width in its configuration.
 _DECODES = {
     "AutoencoderKLQwenImage": (36, "base_dim"),
     "AutoencoderKLQwenImage21": (45, "decoder_base_dim"),
@@ -19,14 +21,14 @@ _PICTURE_WIDTHS = 12
 
 
 def networks_of(layout: CheckpointLayout) -> Networks:
-    """What the checkpoint's networks take. Raises CheckpointError."""
+    """Return the sizes of the checkpoint's networks. Raises CheckpointError."""
     return Networks(
         **stored_networks(layout), blocks=layout.components["transformer"].count_blocks()
     )
 
 
 def kv_bytes(layout: CheckpointLayout) -> int:
-    """Of a row's keys and values in bfloat16."""
+    """Return the bytes of a row's keys and values in bfloat16."""
     own = layout.components["transformer"].config()
     layers = own.count("num_layers") + own.count("num_single_layers", 0, least=0)
     return 2 * 2 * layers * _width(layout)
@@ -35,7 +37,7 @@ def kv_bytes(layout: CheckpointLayout) -> int:
 def activations(
     layout: CheckpointLayout, rows: int, pixels: int, *, is_tiled: bool
 ) -> tuple[int, int]:
-    """Bytes in 16 bits of a step of so many rows, and of a decode."""
+    """Return the bytes, in 16 bits, of a step of `rows` rows and of a decode."""
     part, token_bytes = layout.components["vae"], _TOKEN_WIDTHS * _width(layout)
     own = part.config()
     if part.class_name in _DECODES:
@@ -50,7 +52,7 @@ def activations(
 
 
 def _width(layout: CheckpointLayout) -> int:
-    """Of a row in the transformer."""
+    """Return the width of a row in the transformer."""
     network = layout.components["transformer"].config()
     if network.has("dim"):
         return network.count("dim")

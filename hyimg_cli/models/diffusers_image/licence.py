@@ -1,15 +1,15 @@
-"""A checkpoint's licence in a word: by its README, else that of its pipeline's releases."""
+"""A checkpoint's licence in one word: its README's, or else the one of its pipeline's releases."""
 
 from hyimg_cli.models.diffusers_image.table import APACHE, KINDS, NON_COMMERCIAL
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.licences import UNKNOWN, is_non_commercial, read_card
 
-# What FLUX.2 klein 4B reads of a text, three layers of Qwen3-4B; its larger releases read more.
+# Text width of FLUX.2 klein 4B: three layers of Qwen3-4B. Larger releases have a larger one.
 _OF_KLEIN_4B = 3 * 2560
 
 
 def licence_of(layout: CheckpointLayout) -> str:
-    """The word for it; UNKNOWN where neither says it."""
+    """Return the word, or UNKNOWN."""
     words = read_card(layout.folder)
     if any(map(is_non_commercial, words)):
         return NON_COMMERCIAL

@@ -1,11 +1,11 @@
-"""LongCat-Image as modular blocks: the library has its classic pipelines alone, whose own functions
-these blocks call, and takes the rest from Flux, whose latents it has.
+"""LongCat-Image as modular blocks. The library has only its classic pipelines: these blocks call
+their functions, and take the rest from Flux, which has the same latents.
 
-    text_encoder ▸ vae_encoder.preprocess ▸ vae_encoder.encode      the second stage of edits alone
+    text_encoder ▸ vae_encoder.preprocess ▸ vae_encoder.encode      vae_encoder: edits only
     ▸ denoise.input ▸ denoise.denoise ▸ denoise.after_denoise ▸ decode
 
-The library has the text encoder rewrite the prompt of a new picture unless it is told not to; here
-a prompt is what the line says.
+By default the library lets the text encoder rewrite the prompt of a new picture. These blocks never
+do.
 """
 
 # Legend: H W pixels
@@ -39,7 +39,7 @@ _TEXT = ("prompt_embeds", "txt_ids", "negative_prompt_embeds", "negative_txt_ids
 
 
 class _Block(ModularPipelineBlocks):
-    """A block that says by name what it reads and makes."""
+    """A block that declares the names of its inputs and outputs."""
 
     parts: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class _Block(ModularPipelineBlocks):
 
 
 def _fitted(block: Any, halves: int = 1) -> Any:
-    """The source in the size that the library edits in, or in a part of it."""
+    """Return the source in the size in which the library edits, divided by `halves`."""
     sizer, image = VaeImageProcessor(vae_scale_factor=16), block.image
     width, height = library.calculate_dimensions(block.max_area, image.width / image.height)
     image = sizer.resize(image, height, width)
@@ -94,15 +94,15 @@ class _Texts(_Block):
                 setattr(block, one, value)
 
     def _refuse_long(self, pipeline: Any, name: str, text: str) -> None:
-        """Passes a text that is read to its end: the library's edit cannot even cut it."""
-        # A quoted part is read by characters.
+        """Raise JobError for a text that is too long: the library's edit cannot cut it."""
+        # The library reads quoted parts character by character.
         parts = [
             part for text, is_quoted in library.split_quotation(text)
             for part in (text if is_quoted else [text])
         ]  # fmt: skip
         count = sum(len(pipeline.tokenizer(one, add_special_tokens=False)[0]) for one in parts)
         if count > (most := pipeline.tokenizer_max_length):
-            what = f"the text has {count} tokens, of which its encoder reads {most}"
+            what = f"the text has {count} tokens; its encoder reads {most}"
             raise JobError(what, where=name, hint="shorten it", code="job.too-long")
 
 
@@ -120,7 +120,7 @@ class _Preprocess(_Block):
 
 
 class _Inputs(_Block):
-    """Noise, positions and timesteps, as the classic calls make them."""
+    """Make noise, positions and timesteps as the classic calls do."""
 
     parts = ("scheduler",)
     reads = ("prompt_embeds", "image_latents", *_SIDES, "num_inference_steps", "generator")
@@ -177,7 +177,7 @@ class _Denoiser(_Block):
         if block.negative_prompt_embeds is not None:
             away = predict(block.negative_prompt_embeds, block.negative_txt_ids)
             found = away + block.guidance_scale * (towards - away)
-            if source is None:  # new pictures are never pushed beyond what was predicted
+            if source is None:  # the library limits the norm for new pictures only
                 norms = [torch.norm(one, dim=-1, keepdim=True) for one in (towards, found)]
                 found = found * (norms[0] / (norms[1] + 1e-8)).clamp(min=0.0, max=1.0)
             block.noise_pred = found
@@ -190,7 +190,7 @@ class _Loop(FluxDenoiseLoopWrapper):
 
 
 class LongCatImageModularPipeline(FluxModularPipeline):
-    """For new pictures. It stands for a classic pipeline where a method of one is called."""
+    """New pictures. It also stands in for a classic pipeline whose methods are called on it."""
 
     tokenizer_max_length = 512
     device = property(lambda self: self._execution_device)
@@ -208,7 +208,7 @@ class LongCatImageModularPipeline(FluxModularPipeline):
 
 
 class LongCatImageEditModularPipeline(LongCatImageModularPipeline):
-    """For edits."""
+    """Edits."""
 
     encoders = {
         "text_encoder": _EditTexts,

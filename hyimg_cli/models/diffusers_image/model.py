@@ -1,15 +1,15 @@
 """Picture editors of diffusers, run by the library's own modular blocks.
 
-A checkpoint's blocks are a list that its inputs choose, named by stage:
+A job's inputs select the blocks, which are named by stage:
 
-    text_encoder.resize ▸ text_encoder.encode      one condition: of texts and what they are shown
-    vae_encoder.preprocess ▸ vae_encoder.encode    another: of source pictures
+    text_encoder.resize ▸ text_encoder.encode      a condition: texts with the pictures they see
+    vae_encoder.preprocess ▸ vae_encoder.encode    another: source pictures
     denoise.input ▸ .. ▸ denoise.denoise           the last one is the loop over timesteps
     denoise.after_denoise ▸ decode.decode ▸ ..     latents to pixels
 
-Nothing here names a family. What a condition depends on are the inputs that its blocks declare, as
-`record` lists them; the loop is run one timestep at a time, each time as a loop of one. Both give
-the bits of the classic pipeline.
+No family is named here. A condition depends on the inputs that its blocks declare, as `record`
+lists them. The loop runs one timestep per call, as a loop of length one. Both give the bits of the
+classic pipeline.
 """
 
 # Legend: H W pixels, C colours
@@ -61,12 +61,12 @@ _SIDES = ("height", "width")
 
 
 class BlockEncoder(CheckpointEncoder):
-    """The stages in front of the denoising, as a `ConditionEncoder` of conditions."""
+    """The stages before denoising, as a `ConditionEncoder`."""
 
     def __init__(self, model: "LatentImageModel") -> None:
         super().__init__(model.layout, model.place)
         self._model = model
-        # What the tokenizers cut since the last text.
+        # Warnings of the tokenizers that cut the current text.
         self.cuts: list[str] = []
 
     def key(self, condition: Condition) -> str:
@@ -76,7 +76,7 @@ class BlockEncoder(CheckpointEncoder):
     @torch.no_grad()
     def encode(self, condition: Condition) -> PromptEmbedding:
         model, inputs = self._model, dict[str, Any](condition.options)
-        # An empty text alone is one that some blocks take for none.
+        # Some blocks take an empty string for no text, but not a list with one.
         inputs |= {name: text or [text] for name, text in condition.texts}
         given, notes = read_given(condition.images, keeps_alpha=model.kind.reads_alpha)
         if given:
@@ -93,16 +93,18 @@ class BlockEncoder(CheckpointEncoder):
             for number, one in enumerate(value if isinstance(value, list) else [value]):
                 if isinstance(one, Tensor):
                     made[f"{name}.{number}" if isinstance(value, list) else name] = one.cpu()
-        # Some have a picture decide, where the line does not.
+        # Some blocks derive the size from a picture if the line has none.
         made |= {name: torch.tensor(state.get(name)) for name in _SIDES if state.get(name)}
         most = dict(condition.options).get("max_sequence_length")
         for name in sorted(_EMBEDS & made.keys()):
             if (rows := made[name].shape[1]) == most:
-                told = f"a text fills the {most} tokens that are read of it: "
-                self.cuts.append(f"{told}what stands behind is not")
+                told = f"a text fills the {most} tokens that its encoder reads"
+                self.cuts.append(f"{told}; the rest was ignored")
             if rows > model.kind.most_rows:
-                what = f"the text takes {rows:,} rows with what it is shown; it may be "
-                what, where = f"{what}{model.kind.most_rows:,}", name.removesuffix("_embeds")
+                what = (
+                    f"text and pictures take {rows:,} rows; the limit is {model.kind.most_rows:,}"
+                )
+                where = name.removesuffix("_embeds")
                 raise JobError(what, where=where, hint="shorten it", code="job.too-long")
         return PromptEmbedding(self.key(condition), made, (*notes, *self.cuts))
 
@@ -112,13 +114,13 @@ class BlockEncoder(CheckpointEncoder):
 
 
 def tell_cuts(tokenizer: Any, what: str, told: list[str]) -> None:
-    """Have a tokenizer add to `told` where it was made to cut a text: the blocks do it silently."""
+    """Make a tokenizer append a warning to `told` when it cuts a text: the blocks cut silently."""
     encode = tokenizer._encode_plus
 
     def encode_and_tell(*texts: Any, **options: Any) -> Any:
         made = encode(*texts, **options)
         for one in made.encodings or ():
-            # Without what stands for a text's ends, which each part has.
+            # Without the tokens that mark a text's ends, which each part has.
             counts = [part.special_tokens_mask.count(0) for part in (one, *one.overflowing)]
             told.extend(cut_note(sum(counts), counts[0], what))
         return made
@@ -127,7 +129,7 @@ def tell_cuts(tokenizer: Any, what: str, told: list[str]) -> None:
 
 
 class BlockDenoiser(LatentDenoiser):
-    """One job's denoising: its own scheduler, and a state of the blocks that is nobody else's."""
+    """One job's denoising, with a scheduler and a block state of its own."""
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class BlockDenoiser(LatentDenoiser):
         embeddings: Mapping[Condition, PromptEmbedding],
         scope: str,
     ) -> None:
-        """`scope`: whose prefixes it may share."""
+        """`scope`: prefixes are shared within it."""
         self._model = model
         blocks = model.stage("denoise", has_images=bool(job.images))
         at = next(n for n, block in enumerate(blocks) if hasattr(block, "loop_step"))
@@ -161,7 +163,7 @@ class BlockDenoiser(LatentDenoiser):
         model.run(before, self._state)
         self._timesteps = self._tensor("timesteps")
         self.velocities = VelocityCache(job.step_cache, [0] * self.steps)
-        # What is the same at each step, and may be another job's: kept in the model's tree.
+        # K/V that are the same at each step, shared with other jobs in the model's tree.
         self._prefix: Prefix | None = None
         if kind := model.kind.prefix:
             root = f"{model.card.model} {model.dtype_name} {job.lora} of {scope!r}"
@@ -175,7 +177,7 @@ class BlockDenoiser(LatentDenoiser):
 
     @property
     def branches(self) -> list[BranchTokens]:
-        """Rows of each guidance branch, where some of them are kept from step to step."""
+        """Rows of each guidance branch, if some of them are kept between steps."""
         return self._prefix.branches if self._prefix else []
 
     def initial_latents(self) -> Tensor:
@@ -200,7 +202,7 @@ class BlockDenoiser(LatentDenoiser):
         self.velocities.restore(state, self._model.device)
 
     def _loop_step(self, pipe: Any, state: Any, **at: Any) -> tuple[Any, Any]:
-        """The library's, in which a step that the step cache leaves out asks no transformer."""
+        """The library's step, without the transformer if the step cache skips it."""
         for block in self._loop.sub_blocks.values():
             evaluates = any(one.name == "transformer" for one in block.expected_components)
             if evaluates and not self.velocities.steps[self._index]:
@@ -224,22 +226,22 @@ class BlockDenoiser(LatentDenoiser):
 
 
 class LatentImageModel(LatentModel):
-    """A loaded editor. `tree`: where prefixes are shared; None: each job has its own."""
+    """A loaded editor. `tree` shares prefixes between jobs; None: each job has its own."""
 
     def __init__(self, folder: EditorFolder, choice: ModelChoice, parameter_count: int) -> None:
-        """`parameter_count`: of its parts, each of which `check_weights` has passed."""
+        """`parameter_count`: of its parts, which `check_all` has accepted."""
         self.folder, self.choice, self.parameter_count = folder, choice, parameter_count
         self.card, self.layout, self.kind = folder.card, folder.layout, folder.kind
         self.place = load_target(choice)
         library: Any = getattr(diffusers, self.kind.blocks, None)
-        if library is None:  # whose imports take a third of a second
+        if library is None:  # its imports take a third of a second
             from hyimg_cli.models.diffusers_image import longcat
 
             library = getattr(longcat, self.kind.blocks)
-        # By itself it would work where the first of its networks lies, which may wait there.
+        # The library would use the device of the first network, which may be offloaded.
         at_work = {"_execution_device": property(lambda _: self.device)}
         self.pipe: Any = type(library.__name__, (library,), at_work)()
-        # Blocks of other stages ask these for their configurations.
+        # Blocks of other stages read the configurations of these two.
         parts = self.layout.components
         self._absent = {name: empty_module(parts[name]) for name in ("transformer", "vae")}
         self.pipe.transformer, self.pipe.vae = self._absent.values()
@@ -267,9 +269,7 @@ class LatentImageModel(LatentModel):
 
     @torch.no_grad()
     def decode_latents(self, job: ImageJob, latents: Tensor) -> Pixels:
-        """The picture of latents behind the last step, uint8 [H, W, 3], or 4 of a model that draws
-        RGBA.
-        """
+        """Decode latents into a picture, uint8 [H, W, 3], or [H, W, 4] if the model draws RGBA."""
         if not torch.isfinite(latents).all():
             raise OutputError("the latents are not finite", code="output-image.not-finite")
         blocks = self.stage("decode", has_images=bool(job.images))
@@ -279,10 +279,10 @@ class LatentImageModel(LatentModel):
 
     @torch.no_grad()
     def round_trip(self, pixels: Pixels, digest: str) -> Pixels:
-        """A picture in a drawn size as the VAE gives it back, for an edit to be compared with."""
+        """Encode and decode a picture with the VAE, to compare an edit with it."""
         vae = self.have("vae")
         self.place.bring(vae)
-        # Some read an opacity, too, and some are VAEs of videos.
+        # Some VAEs read an alpha channel, and some are VAEs of videos.
         planes = vae.config.get("in_channels", 3)
         levels_CHW = to_tensor(pixels).to(self.device, vae.dtype) * 2 - 1
         levels_CHW = functional.pad(levels_CHW, (0, 0, 0, 0, 0, planes - 3), value=1)
@@ -295,7 +295,7 @@ class LatentImageModel(LatentModel):
     # --- the library's blocks
 
     def stage(self, stage: str, *, has_images: bool) -> list[Any]:
-        """Its blocks, of a job with or without source pictures, in order."""
+        """Return a stage's blocks in order, for jobs with or without source pictures."""
         if has_images not in self._blocks:
             given: dict[str, Any] = {"prompt": ""} | ({"image": True} if has_images else {})
             blocks = dict(self.pipe.blocks.get_execution_blocks(**given).sub_blocks)
@@ -306,12 +306,12 @@ class LatentImageModel(LatentModel):
         return [block for name, block in every if name.split(".")[0] == stage]
 
     def blocks(self, condition: Condition) -> list[Any]:
-        """Those that make a condition."""
+        """Return the blocks that make a condition."""
         has_images = bool(self.kind.fewest or condition.images)
         return self.stage(condition.stage, has_images=has_images)
 
     def run(self, blocks: Any, state: PipelineState) -> PipelineState:
-        """Run blocks in turn, their networks read where they are not there yet."""
+        """Run blocks in order; a network is loaded when it is first needed."""
         for block in blocks:
             parts = [self.have(one.name) for one in block.expected_components]
             if networks := [part for part in parts if isinstance(part, nn.Module)]:
@@ -320,7 +320,7 @@ class LatentImageModel(LatentModel):
         return state
 
     def put(self, state: PipelineState, condition: Condition, found: PromptEmbedding) -> None:
-        """Have a condition in a state as its blocks would leave it there."""
+        """Put a condition into a state as its blocks would leave it."""
         kinds = {
             out.name: out.kwargs_type
             for block in self.blocks(condition)
@@ -329,32 +329,29 @@ class LatentImageModel(LatentModel):
         for name, tensor in sorted(found.tensors.items()):
             own, _, number = name.partition(".")
             value: Any = tensor.to(self.device)
-            if own in _SIDES:  # of several pictures the first
+            if own in _SIDES:  # of several pictures, the first one decides
                 state.set(own, state.get(own) or int(tensor))
                 continue
-            if number:  # of a list, which several conditions of a stage make together
+            if number:  # an item of a list that several conditions of a stage share
                 value = [*(state.get(own) or ()), value]
             state.set(own, value, kinds[own])
 
     def guide(self, is_on: bool, scale: float = 4.0) -> None:
-        """Have guidance on or off: the blocks' own default is another than the classic's."""
+        """Switch guidance on or off: the blocks' default differs from the classic pipeline's."""
         if "guider" in self.pipe.component_names:
             self.pipe.guider = diffusers.ClassifierFreeGuidance(guidance_scale=scale, enabled=is_on)
 
     def release(self, name: str) -> bool:
-        """Let a network go, if it is there; its next use reads it again."""
+        """Free a network, if it is loaded; its next use loads it again."""
         if getattr(self.pipe, name, None) is None:
             return False
         self.place.release()
         setattr(self.pipe, name, None)
         return True
 
-    def load_decoder(self) -> None:
-        self.have("vae")
-
-    def load_weights(self) -> None:
-        self.have("transformer")
-        self.load_decoder()
+    def load_weights(self, *, with_transformer: bool = True) -> None:
+        for name in ("transformer", "vae") if with_transformer else ("vae",):
+            self.have(name)
 
     @cached_property
     def adapters(self) -> Adapters:
@@ -362,7 +359,7 @@ class LatentImageModel(LatentModel):
         return Adapters([self.have("transformer")], self.layout, self.place.release)
 
     def have(self, name: str) -> Any:
-        """A part of the pipeline, read where it is not there yet."""
+        """Return a part of the pipeline, and load it at its first use."""
         found, part = getattr(self.pipe, name, None), self.layout.components.get(name)
         if part is not None and found in (None, self._absent.get(name)):
             found = self._read(part)
@@ -384,8 +381,8 @@ class LatentImageModel(LatentModel):
         return network
 
     def _leave_out_unread(self, network: Any) -> None:
-        """Have a text encoder compute nothing of which the blocks read nothing: words after each
-        token, and the layers behind the last one that is read.
+        """Remove what the blocks never read from a text encoder: its head, and the layers after
+        the last one they read.
         """
         if hasattr(network, "lm_head"):
             network.lm_head = nn.Identity()

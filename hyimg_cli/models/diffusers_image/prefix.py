@@ -31,26 +31,26 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import BranchTokens
 
 Inputs = dict[str, Any]
-# Latent rows of a picture to a slot of the text encoder.
+# Latent rows of a picture for each slot of the text encoder.
 _ROWS_A_SLOT = 4
 
 
 class Prefix(ABC):
-    """One job's prefixes, one a guidance branch, put before the rest while it is `attached`; each
-    layer's K/V are [1, S, H, D].
+    """One job's prefixes, one for each guidance branch, which precede the other rows while it is
+    `attached`. Each layer's K/V are [1, S, H, D].
 
-    `branches`: rows of each, once it is there.
+    `branches`: rows of each prefix that was computed or found.
     """
 
     def __init__(self, transformer: Any, tree: KVTree[Slice] | None, scope: str) -> None:
-        """`scope`: what K/V depend on besides what the transformer is given."""
+        """`scope`: everything else that K/V depend on, besides the transformer's inputs."""
         self._transformer, self._tree, self._scope = transformer, tree, scope
         self._held: list[Slice | None] = []
         self.branches: list[BranchTokens] = []
 
     @contextmanager
     def attached(self, step: int) -> Iterator[None]:
-        """Within a step, whose branches come in the same order each time."""
+        """Use the prefixes within a step; its branches must come in the same order each time."""
         network, turns = self._transformer, iter(range(9))
         self._forward = network.forward
 
@@ -66,7 +66,7 @@ class Prefix(ABC):
 
     def _evaluate(self, turn: int, step: int, inputs: Inputs) -> Any:
         if turn == len(self._held):
-            segments = self.segments(inputs)
+            segments, per_step = self.segments(inputs)
             rows = sum(one.length for one in segments)
             held, computed, made = None, rows, None
             if segments and self._tree is None:
@@ -74,7 +74,6 @@ class Prefix(ABC):
             elif segments and self._tree is not None:
                 held, computed = self._shared(self._tree, inputs, segments)
             self._held.append(held)
-            per_step = self.per_step(inputs, rows)
             self.branches.append(BranchTokens(0, rows - computed, computed, per_step))
             if made is not None and step == 0:
                 return made
@@ -86,7 +85,7 @@ class Prefix(ABC):
     def _shared(
         self, tree: KVTree[Slice], inputs: Inputs, segments: Sequence[ImageSegment]
     ) -> tuple[Slice, int]:
-        """The prefix, and how many of its rows were not there."""
+        """Return the prefix, and how many of its rows were computed."""
         with tree.pinned(tree.match(self._scope, segments)) as kept:
             parts = list(kept.payloads)
         for number in range(len(parts), len(segments)):
@@ -96,36 +95,30 @@ class Prefix(ABC):
         return _joined(parts), ends[-1] - kept.length
 
     @abstractmethod
-    def segments(self, inputs: Inputs) -> list[ImageSegment]:
-        """By content: equal ones come to equal K/V, whatever they were read with."""
-
-    @abstractmethod
-    def per_step(self, inputs: Inputs, rows: int) -> int:
-        """Rows of each step behind so many."""
+    def segments(self, inputs: Inputs) -> tuple[list[ImageSegment], int]:
+        """Return segments named by content, which have equal K/V wherever the content is equal, and
+        the number of rows that each step computes after them.
+        """
 
     @abstractmethod
     def computed(self, inputs: Inputs, number: int, before: Sequence[Slice]) -> Slice:
-        """A segment's K/V."""
+        """Compute a segment's K/V."""
 
     @abstractmethod
     def extracted(self, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
-        """The library's own step with prefix and canvas, and the prefix's K/V."""
-
-    def evaluate(self, inputs: Inputs, held: Slice) -> Any:
-        """A step's rows behind the prefix."""
-        return self._forward(**self.behind(inputs, held))
+        """Return the result of the library's step over prefix and canvas, and the prefix's K/V."""
 
     @abstractmethod
-    def behind(self, inputs: Inputs, held: Slice) -> Inputs:
-        """What the transformer is given for the rest alone."""
+    def evaluate(self, inputs: Inputs, held: Slice) -> Any:
+        """Run a step's rows after the prefix."""
 
 
 class PicturesThenText(Prefix):
-    """Of Qwen-Image-2.1, whose text and pictures are modulated at time 0. Two segments: up to the
-    last picture, and the text behind it, which ends where the canvas begins.
+    """Qwen-Image-2.1, which modulates text and pictures at time 0. Two segments: up to the last
+    picture, and the text after it up to the canvas.
     """
 
-    def segments(self, inputs: Inputs) -> list[ImageSegment]:
+    def segments(self, inputs: Inputs) -> tuple[list[ImageSegment], int]:
         found = []
         texts_NW, is_picture_N, latents = self._parts(inputs)
         for first, stop in self._spans(is_picture_N):
@@ -138,11 +131,8 @@ class PicturesThenText(Prefix):
             what = f"{inputs['img_shapes'][0][:-1] if pictures else ''} {_digest(*content)}"
             rows = len(mask) + (_ROWS_A_SLOT - 1) * pictures
             found.append(ImageSegment((0,) * rows, what, ()))
-        return found
-
-    def per_step(self, inputs: Inputs, rows: int) -> int:
         _, height, width = inputs["img_shapes"][0][-1]
-        return int(height * width)
+        return found, int(height * width)
 
     def computed(self, inputs: Inputs, number: int, before: Sequence[Slice]) -> Slice:
         network, shapes, slots_N = self._transformer, inputs["img_shapes"][0], inputs["img_mask"][0]
@@ -158,7 +148,7 @@ class PicturesThenText(Prefix):
         rotary = network.pos_embed(shapes, is_picture_S, device=rows.device)[start:end]
         blocks, _ = network.build_token_metadata(is_picture_S, shapes)
         runs = qwen21._qwenimage21_prefix_segments(blocks, end)
-        # Two of them, as in a step of one picture: alone it would round differently.
+        # Two rows, as in a step of one picture: a single one would round differently.
         times = network.time_text_embed(rows.new_zeros(2), rows)
         inputs = {
             "modulation": network.modulation(times)[-1:],
@@ -177,15 +167,12 @@ class PicturesThenText(Prefix):
         made = self._forward(**inputs | {"kv_cache_mode": "extract"})
         return made, _held_by(inputs["kv_cache"].layer_caches)
 
-    def behind(self, inputs: Inputs, held: Slice) -> Inputs:
+    def evaluate(self, inputs: Inputs, held: Slice) -> Any:
+        """Embed the canvas alone; the library embeds the whole prefix at each step."""
         cache = qwen21.QwenImage21KVCache(len(held.keys))
         _store(held, cache.layer_caches)
-        return inputs | {"kv_cache": cache, "kv_cache_mode": "cached"}
-
-    def evaluate(self, inputs: Inputs, held: Slice) -> Any:
-        """The library embeds the whole prefix at each step: here the canvas alone is."""
         if self._tree is None:
-            return super().evaluate(inputs, held)
+            return self._forward(**inputs | {"kv_cache": cache, "kv_cache_mode": "cached"})
         network, slots_N = self._transformer, inputs["img_mask"][0]
         is_picture_S = slots_N.repeat_interleave(torch.where(slots_N, _ROWS_A_SLOT, 1))
         latents, shapes = inputs["hidden_states"], inputs["img_shapes"][0]
@@ -193,14 +180,13 @@ class PicturesThenText(Prefix):
         rows = network.img_in(latents[:, -len(rotary) :])
         times = network.time_text_embed(inputs["timestep"].to(rows.dtype), rows)
         given = {"modulation": network.modulation(times), "rotary_emb": rotary}
-        layers = self.behind(inputs, held)["kv_cache"].layer_caches
-        for layer, block in zip(layers, network.transformer_blocks, strict=True):
+        for layer, block in zip(cache.layer_caches, network.transformer_blocks, strict=True):
             rows = block(hidden_states=rows, layer_cache=layer, kv_cache_mode="cached", **given)
         return (network.proj_out(network.norm_out(rows, times)),)
 
     @staticmethod
     def _parts(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-        """The texts' rows, which of their slots are pictures', and the pictures' latents."""
+        """Return the texts' rows, which of their slots are pictures, and the pictures' latents."""
         (texts_NW,) = inputs["encoder_hidden_states"]
         is_picture_N = inputs["img_mask"][0, : len(texts_NW)]
         rows = _ROWS_A_SLOT * int(is_picture_N.sum())
@@ -214,7 +200,7 @@ class PicturesThenText(Prefix):
 
 
 class _BehindProcessor:
-    """Attention of new rows behind those in a layer's cache, which holds the new ones after it."""
+    """Attention of new rows after those in a layer's cache, where it then stores the new ones."""
 
     def __call__(
         self,
@@ -248,7 +234,7 @@ class _BehindProcessor:
 
 @contextmanager
 def _processor(network: Any, processor: Any) -> Iterator[None]:
-    """Within it every block attends so."""
+    """Make every block use `processor` within the context."""
     own = [block.attn.processor for block in network.transformer_blocks]
     for block in network.transformer_blocks:
         block.attn.processor = processor
@@ -260,7 +246,7 @@ def _processor(network: Any, processor: Any) -> Iterator[None]:
 
 
 class References(Prefix):
-    """Of FLUX.2 klein KV. All references are one segment: they see each other."""
+    """FLUX.2 klein KV. All references are one segment, because they attend to each other."""
 
     def __init__(self, transformer: Any, tree: KVTree[Slice] | None, scope: str) -> None:
         super().__init__(transformer, tree, scope)
@@ -269,20 +255,18 @@ class References(Prefix):
         for block in transformer.single_transformer_blocks:
             block.attn.set_processor(flux2.Flux2KVParallelSelfAttnProcessor())
 
-    def segments(self, inputs: Inputs) -> list[ImageSegment]:
-        # References have places in time behind the canvas, which has the first.
+    def segments(self, inputs: Inputs) -> tuple[list[ImageSegment], int]:
+        # The canvas has time 0, references have later times.
         count = int((inputs["img_ids"][0, :, 0] != 0).sum())
+        texts, pictures = inputs["encoder_hidden_states"], inputs["hidden_states"]
+        per_step = int(texts.shape[1] + pictures.shape[1] - count)
         if not count:
-            return []
+            return [], per_step
         references = self._cut(inputs, slice(-count, None))
-        return [ImageSegment((0,) * count, _digest(*references.values()), ())]
-
-    def per_step(self, inputs: Inputs, rows: int) -> int:
-        texts, canvas = inputs["encoder_hidden_states"], inputs["hidden_states"]
-        return int(texts.shape[1] + canvas.shape[1] - rows)
+        return [ImageSegment((0,) * count, _digest(*references.values()), ())], per_step
 
     def computed(self, inputs: Inputs, number: int, before: Sequence[Slice]) -> Slice:
-        (segment,) = self.segments(inputs)
+        (segment,), _ = self.segments(inputs)
         nothing = {
             "encoder_hidden_states": inputs["encoder_hidden_states"][:, :0],
             "txt_ids": inputs["txt_ids"][..., :0, :],
@@ -292,18 +276,18 @@ class References(Prefix):
 
     def extracted(self, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
         own, canvas = self._cut(inputs, slice(-rows, None)), self._cut(inputs, slice(-rows))
-        # The blocks have them behind the canvas.
+        # The blocks put references after the canvas.
         together = {name: torch.cat([own[name], canvas[name]], dim=1) for name in own}
         return self._extracted(inputs | together, rows)
 
-    def behind(self, inputs: Inputs, held: Slice) -> Inputs:
+    def evaluate(self, inputs: Inputs, held: Slice) -> Any:
         network = self._transformer
         blocks = len(network.transformer_blocks), len(network.single_transformer_blocks)
         cache = flux2.Flux2KVCache(*blocks)
         cache.num_ref_tokens = held.length
         _store(held, _layers(cache))
         canvas = self._cut(inputs, slice(-held.length))
-        return inputs | canvas | {"kv_cache": cache, "kv_cache_mode": "cached"}
+        return self._forward(**inputs | canvas | {"kv_cache": cache, "kv_cache_mode": "cached"})
 
     def _extracted(self, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
         *made, cache = self._forward(**inputs, kv_cache_mode="extract", num_ref_tokens=rows)
@@ -311,7 +295,7 @@ class References(Prefix):
 
     @staticmethod
     def _cut(inputs: Inputs, rows: slice) -> Inputs:
-        """Of pictures: behind the canvas stand the references."""
+        """Select rows of the pictures: first the canvas, then the references."""
         return {name: inputs[name][:, rows] for name in ("hidden_states", "img_ids")}
 
 
@@ -320,7 +304,7 @@ def _layers(cache: Any) -> list[Any]:
 
 
 def _held_by(layers: Sequence[Any]) -> Slice:
-    """What the library's caches of layers hold."""
+    """Return what the library's layer caches hold."""
     return Slice(*zip(*(layer.get() for layer in layers), strict=True))
 
 
@@ -330,7 +314,7 @@ def _store(held: Slice, layers: Sequence[Any]) -> None:
 
 
 def _joined(parts: Sequence[Slice]) -> Slice:
-    """Segments one behind the other."""
+    """Join segments in order."""
     if len(parts) == 1:
         return parts[0]
     keys = zip(*(part.keys for part in parts), strict=True)
@@ -341,7 +325,7 @@ def _joined(parts: Sequence[Slice]) -> Slice:
 
 
 def _digest(*tensors: Tensor) -> str:
-    """Of their bytes."""
+    """Return the digest of the tensors' bytes."""
     data = (one.detach().contiguous().view(-1).view(torch.uint8) for one in tensors)
     return digest.of_bytes(b"".join(one.cpu().numpy().tobytes() for one in data))
 

@@ -1,7 +1,7 @@
-"""Picture editors of diffusers as a family: what a checkpoint is and takes, by its JSON files and
+"""Picture editors of diffusers as a family: facts of a checkpoint from its JSON files and
 safetensors headers; no torch.
 
-A pipeline that is not in the table is refused by its name.
+A pipeline that is not in the table is refused by name.
 """
 
 import math
@@ -44,31 +44,31 @@ from hyimg_cli.spec.work import picture_work
 if TYPE_CHECKING:
     from hyimg_cli.models.diffusers_image.model import LatentImageModel
 
-# Height and width of the ratios of Qwen-Image's own page, of about a million pixels.
+# Height and width of the ratios of Qwen-Image's page, about a million pixels each.
 _SIDES = (
     *((1024, 1024), (768, 1344), (1344, 768), (896, 1184), (1184, 896)),
     *((832, 1248), (1248, 832)),
 )
 _TOKENS_FILES = ("tokenizer.json", "tokenizer_config.json")
-# Of a source picture's latents, in every step.
+# Pixels of a source picture in every step.
 _REFERENCE_PIXELS = 1024**2
-# The flow shift of a scheduler that shifts by the picture's size.
+# The flow shift that leaves the shift to the scheduler's rule by the picture's size.
 _BY_SIZE = 1.0
 
 
 def pipeline_name(folder: Path) -> str:
-    """The pipeline that a checkpoint's index names; empty where it has none."""
+    """Return the pipeline that a checkpoint's index names, or an empty string."""
     if not is_in_layout(folder):
         return ""
     return Config.read(folder / INDEX).text("_class_name", "")
 
 
 def read_layout(folder: Path) -> CheckpointLayout:
-    """The checkpoint in `folder`. Raises CheckpointError for another pipeline or foreign code."""
+    """Read the layout of a checkpoint. Raises CheckpointError for an unknown pipeline."""
     name, index = pipeline_name(folder), Config.read(folder / INDEX)
     if name not in KINDS:
         what = f"{INDEX} names the pipeline {name!r}"
-        raise checkpoint.fault("family", what, folder, f"known are {', '.join(KINDS)}")
+        raise checkpoint.fault("family", what, folder, f"supported are {', '.join(KINDS)}")
     components = {
         part: component_of(folder, part, index.values.get(part), classes)
         for part, classes in KINDS[name].parts.items()
@@ -77,7 +77,7 @@ def read_layout(folder: Path) -> CheckpointLayout:
 
 
 class EditorFolder(ImageCheckpoint):
-    """A checkpoint folder, its weights unread."""
+    """A checkpoint folder, without its weights."""
 
     def __init__(self, folder: Path, model: str) -> None:
         self.layout = read_layout(folder)
@@ -88,7 +88,7 @@ class EditorFolder(ImageCheckpoint):
     def check(self, job: ImageJob) -> None:
         kind, own = self.kind, self.card.defaults
         keeps_shift = job.flow_shift == own.flow_shift
-        # The checkpoint's own stands in the record of every picture.
+        # The checkpoint's default is in the record of every picture, so only a user's counts.
         is_unguided = kind.negative is not None and not kind.is_guided(job)
         is_unread = is_unguided and job.negative_prompt != own.negative_prompt
         for name, is_asked in (
@@ -100,7 +100,7 @@ class EditorFolder(ImageCheckpoint):
             ("cot_text" if job.cot_text else "cot_token_ids", job.has_given_text),
             ("system_prompt", job.system_prompt is not None),
             ("use_system_prompt", job.use_system_prompt != "None"),
-            # An edit that keeps its source has its shape by itself.
+            # An edit that keeps its source has its shape anyway.
             ("infer_align_image_size", job.infer_align_image_size and not job.outside),
             ("negative_prompt", is_unread and "negative_prompt" in job.user_fields),
         ):
@@ -109,21 +109,23 @@ class EditorFolder(ImageCheckpoint):
                 raise JobError(what, where=name, hint="remove it", code="job.not-followed")
         scheduler = self.layout.components["scheduler"].config()
         if job.num_inference_steps == 1 and keeps_shift and scheduler.has("shift_terminal"):
-            what, hint = f"one step of {self.card.name} would have no schedule", "take 2 or more"
+            what, hint = f"{self.card.name} cannot run a single step", "use 2 or more"
             raise JobError(what, where="num_inference_steps", hint=hint, code="job.one-step")
         for name in ("prompt", "negative_prompt"):
             text = getattr(job, name)
             if "<" in text and (found := [one for one in self._control_tokens if one in text]):
-                what = f"the text has the control token {max(found, key=len)}"
+                what = f"the text contains the control token {max(found, key=len)}"
                 raise JobError(what, where=name, hint="remove it", code="job.control-token")
         least, most = kind.least_side, kind.most_ratio
         for path in job.images if least else ():
-            with suppress(SourceImageError):  # which is told of the file
+            with suppress(SourceImageError):  # reported for the file elsewhere
                 size = size_of(path)
                 short, long = sorted((size.height, size.width))
                 if short < least or long > most * short:
-                    what = f"a source of {size}; {self.card.name} takes sides of {least} and more"
-                    what += f", at most {most} to 1"
+                    what = (
+                        f"the source is {size}; {self.card.name} takes sides of {least} pixels or"
+                    )
+                    what += f" more, and shapes up to {most} to 1"
                     hint = "scale or crop it"
                     raise JobError(what, where="images", hint=hint, code="job.source-size")
         if job.lora and find_spec("diffusers"):
@@ -133,7 +135,7 @@ class EditorFolder(ImageCheckpoint):
 
     @cached_property
     def _control_tokens(self) -> frozenset[str]:
-        """What the tokenizers would not read as text: it stands in their templates."""
+        """Tokens of the tokenizers' templates, which are not read as text."""
         found = set[str]()
         for name, part in self.layout.components.items():
             for file in _TOKENS_FILES if name.startswith(("tokenizer", "processor")) else ():
@@ -163,7 +165,7 @@ class EditorFolder(ImageCheckpoint):
         pictures = f"{list(digests)} {job.lora}"
         return [
             [
-                # An empty text is read as a space.
+                # The library reads an empty text as a space.
                 ImageSegment((0,) * count, pictures if of == "pictures" else text or " ", ())
                 for of, count in rows.segments.items()
             ]
@@ -173,7 +175,7 @@ class EditorFolder(ImageCheckpoint):
     def _branches(
         self, job: ImageJob, source_sizes: Sequence[Size]
     ) -> list[tuple[str, PrefixRows]]:
-        """Text and rows of each guidance branch."""
+        """Return text and rows of each guidance branch."""
         texts = [job.prompt, job.negative_prompt][: self.card.branches(job)]
         bucket = self.card.bucket_of(job.size)
         size = bucket.size if bucket else None
@@ -184,8 +186,8 @@ class EditorFolder(ImageCheckpoint):
         return COUNTS[self.kind.prefix](self.layout.folder, self.card)
 
     def encodings(self, job: ImageJob, digests: Sequence[str]) -> list[tuple[str, Any]]:
-        """What the job's denoising reads, in order, each with its kind of the disk cache; of a
-        picture that is given twice, twice.
+        """Return what the job's denoising reads, in order, each with its kind in the disk cache. A
+        picture that is given twice is listed twice.
         """
         kind, is_guided = self.kind, self.kind.is_guided(job)
         texts = [("prompt", job.prompt)]
@@ -202,7 +204,7 @@ class EditorFolder(ImageCheckpoint):
         return found
 
     def encoding_key(self, item: Condition, choice: ModelChoice, dtype: str, device: str) -> str:
-        # By texts and files' bytes, whatever they are called; tiles are the VAE's work.
+        # Files count by their bytes, not by their names; only the VAE works in tiles.
         of_texts = self.layout.components.keys() - {"transformer", "scheduler", "vae"}
         return self.layout.encoding_key(
             dtype,
@@ -220,7 +222,7 @@ class EditorFolder(ImageCheckpoint):
         )
 
     def activations(self, job: ImageJob, choice: ModelChoice) -> tuple[int, int]:
-        """Its sources count as squares of the model's own size."""
+        """Sources count as squares of the model's base size."""
         base, pixels = self.card.base_size, picture_work(job, self.card).pixels
         tokens = self.count(job, [Size(base, base)] * len(job.images), 0)
         rows, kv = max(tokens.step_rows, tokens.positive), tokens.kv_rows or 0
@@ -238,9 +240,9 @@ class EditorFolder(ImageCheckpoint):
 
 
 def shifted(scheduler: Config, shift: float) -> dict[str, float | None]:
-    """What a flow shift changes of a scheduler's configuration: of one that shifts by the picture's
-    size, the same at every size, down to no end of its own. So do the authors of Qwen-Image's
-    Lightning.
+    """Return the changes that a flow shift makes to a scheduler's configuration. One that shifts by
+    the picture's size gets the same shift at every size, and no terminal shift, as the authors of
+    Qwen-Image's Lightning do.
     """
     if not scheduler.flag("use_dynamic_shifting", False):
         return {"shift": shift}
@@ -250,8 +252,8 @@ def shifted(scheduler: Config, shift: float) -> dict[str, float | None]:
 
 
 def _size_by_source(kind: Kind, base_size: int, source: Size) -> Size:
-    """The size of about `base_size`² pixels in which an edit has its source's shape."""
-    # NOTE: in the library's order: another one may round up to another multiple.
+    """Return the size of about `base_size`² pixels with the source's shape."""
+    # NOTE: computed in the library's order: another order may round to another multiple.
     ratio, step = source.width / source.height, kind.multiple
     width = math.sqrt(base_size**2 * ratio)
     rounded = round if kind.takes_size else math.ceil
@@ -259,12 +261,13 @@ def _size_by_source(kind: Kind, base_size: int, source: Size) -> Size:
 
 
 def _refuse_unsupported(layout: CheckpointLayout) -> None:
-    """Passes a checkpoint that can be run. Raises CheckpointError."""
+    """Raise CheckpointError for a checkpoint that cannot be run."""
     refuse_quantized(layout)
     for part in layout.components.values():
         if part.has_weights and part.config().has("auto_map"):
-            hint = "use an edition without it: code that a checkpoint brings along is never run"
-            raise checkpoint.fault("code", f"the {part.name} wants its own code", part.folder, hint)
+            hint = "use a version without auto_map: a checkpoint's code is never executed"
+            what = f"the {part.name} needs its own code"
+            raise checkpoint.fault("code", what, part.folder, hint)
     network = layout.components["transformer"].config()
     if network.has("axes_dims_rope") and network.has("attention_head_dim"):
         axes, width = network.counts("axes_dims_rope"), network.count("attention_head_dim")
@@ -328,7 +331,7 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
 FAMILY = Family(
     name="diffusers_image",
     makes="pictures",
-    # Others of the library are refused by their name, unless they make videos.
+    # Other pipelines of the library are refused by name, unless they make videos.
     marks=lambda folder: pipeline_name(folder) not in ("", *VIDEO_PIPELINES),
     open=EditorFolder,
     fingerprint=lambda folder: read_layout(folder).fingerprint(file_digest(folder / INDEX)),

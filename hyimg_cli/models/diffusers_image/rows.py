@@ -1,6 +1,4 @@
-"""Rows of an editor's transformer, of those that compute pictures and texts once as a prefix, too;
-no torch.
-"""
+"""Count the rows of an editor's transformer, and of its shared prefixes; no torch."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,39 +10,39 @@ from hyimg_cli.models.common.tokenizer import read_tokenizer
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import Size
 
-# A row is of so many pixels' side.
+# A row is a square of this side, in pixels.
 _SIDE = 16
-# What Qwen-Image-2.1 is given of a job, behind its system prompt.
+# The prompt of Qwen-Image-2.1, after its system prompt.
 _HEAD, _TAIL = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
 _PAD = "<|image_pad|>"
 _SHOWN = "<image{}><|vision_start|>" + _PAD + "<|vision_end|>"
-# Of a result where nothing says another; no reference is of a larger area.
+# Default size of a result, and the maximum area of a reference.
 _SIZE = Size(1024, 1024)
-# Rows to which klein fills up its texts; and of a prompt, template and all, that nobody counts.
+# Rows to which klein pads its texts; rows assumed for a prompt that is not counted.
 _KLEIN_TEXT, _ANY_TEXT = 512, 256
 
 
 @dataclass(frozen=True)
 class PrefixRows:
-    """Of one guidance branch: of the prefix's segments by what they are of (`pictures`, `text`),
-    and of each step behind them.
+    """Rows of one guidance branch: of its prefix's segments (`pictures`, `text`), and of each step
+    after them.
     """
 
     segments: dict[str, int]
     per_step: int
 
 
-# Of a prompt, its sources' sizes and the size that was asked for; by name of `prefix.PREFIXES`.
+# Counts from a prompt, its sources' sizes and the requested size.
 CountRows = Callable[[str, Sequence[Size], Size | None], PrefixRows]
 
 
 def without_prefix(folder: Path, card: ModelCard) -> CountRows:
-    """Of transformers whose rows all change from step to step."""
+    """Count for transformers whose rows all change at each step."""
 
     def count(prompt: str, sources: Sequence[Size], size: Size | None) -> PrefixRows:
         pixels, most = _area(size or _SIZE), _area(_SIZE)
         for own in map(_area, sources):
-            # A source whose size is not known has one pixel.
+            # A source of unknown size is passed as one pixel.
             pixels += most if card.reference_pixels or own == 1 else min(own, most)
         return PrefixRows({}, pixels // _SIDE**2 + _ANY_TEXT)
 
@@ -52,7 +50,7 @@ def without_prefix(folder: Path, card: ModelCard) -> CountRows:
 
 
 def pictures_then_text(folder: Path, card: ModelCard) -> CountRows:
-    """By a checkpoint's own tokenizer; references are brought to the area of the card's square."""
+    """Count for Qwen-Image-2.1 with its tokenizer; references get the area of the card's square."""
     tokenizer, side = read_tokenizer(folder / "processor"), card.base_size
     pad = tokenizer.token_to_id(_PAD)
 
@@ -75,9 +73,7 @@ def pictures_then_text(folder: Path, card: ModelCard) -> CountRows:
 
 
 def references(folder: Path, card: ModelCard) -> CountRows:
-    """Of FLUX.2 klein, which shrinks large references and cuts each to whole rows, whatever side
-    its card names.
-    """
+    """Count for FLUX.2 klein, which shrinks large references and crops each to whole rows."""
 
     def count(prompt: str, sources: Sequence[Size], size: Size | None) -> PrefixRows:
         fitted = [_floored(_shrunk(source), _SIDE) for source in sources]

@@ -1,4 +1,4 @@
-"""The library's pipelines that are run, by name; no torch."""
+"""The library's pipelines that hyimg runs, by name; no torch."""
 
 import math
 from collections.abc import Callable, Set
@@ -51,9 +51,9 @@ _LONGCAT: dict[str, Set[str]] = _QWEN | {
     "vae": {"AutoencoderKL"},
     "text_processor": {"Qwen2VLProcessor", "Qwen2_5_VLProcessor"},
 }
-# Positions of Qwen-Image's, less those that a canvas of 8,192 pixels may take.
+# Positions of Qwen-Image, minus those that a canvas with sides of 8,192 pixels may take.
 _QWEN_ROWS = 4096 - 256
-# Pixels of a picture that is far from what models are trained on.
+# Pictures with fewer pixels are far from what models are trained on.
 _SMALL = 512**2
 
 
@@ -61,60 +61,61 @@ _SMALL = 512**2
 class Kind:
     """One of the library's pipelines."""
 
-    # Its modular blocks; and its parts, each of one of these classes.
+    # Its modular blocks, and its parts with their classes.
     blocks: str
     parts: dict[str, Set[str]]
-    # Source pictures of a job.
+    # Minimum and maximum number of source pictures.
     fewest: int
     most: int
-    # What its checkpoints' pages sample with.
+    # Defaults of its checkpoints' pages.
     steps: int
     guidance: float
-    # Of its releases; empty where they have several.
+    # Licence of its releases; empty if they differ.
     licence: str = APACHE
-    # The text that its guidance draws away from where the job names none; None: it takes none.
+    # Default negative prompt; None: it takes none.
     negative: str | None = " "
-    # The scale from which on there is a second branch.
+    # A larger scale adds a second branch.
     guides_above: float = 1.0
-    # There is no guidance, whatever the scale.
+    # It has no guidance, whatever the scale.
     is_distilled: bool = False
-    # Both branches are one forward, and a scale of s weighs their difference by s, not by s - 1.
+    # One forward computes both branches, and a scale of s weights their difference by s, not s - 1.
     joins_branches: bool = False
-    # Its schedule's, by size and steps, whatever the scheduler says.
+    # Size and steps decide its shift, not the scheduler's configuration.
     has_own_shift: bool = False
-    # Its own schedule, which no number of steps changes.
+    # A fixed schedule; jobs cannot change its number of steps.
     sigmas: tuple[float, ...] = ()
-    # False: an edit has its source's shape, its sides rounded up.
+    # False: an edit has its source's shape, with sides rounded up.
     takes_size: bool = True
-    # Of a result's sides.
+    # Sides of results are multiples of it.
     multiple: int = 16
-    # Bounds of sources; and of texts with what they are shown.
+    # Limits of sources, and of texts with the pictures they see.
     least_side: int = 0
     most_ratio: int = 0
     most_rows: int = 1 << 20
-    # What a job gives its blocks beside what all kinds' are given; and which of it its encoders
-    # read: that of pictures, and that of texts where it is shown them.
+    # Inputs of its blocks that other kinds do not have, and those of them that its encoders read:
+    # the one of pictures, and the one of texts if it sees pictures.
     own_inputs: Callable[[ImageJob, ModelCard], dict[str, Any]] = lambda job, card: {}
     of_encoders: Set[str] = frozenset()
-    # Of the text encoder, from its first on, that the blocks read; 0: all.
+    # Layers of the text encoder that the blocks read, from the first one; 0: all.
     text_layers: int = 0
-    # The text encoder reads the source pictures, too.
+    # The text encoder sees the source pictures.
     shows_pictures: bool = True
-    # Latents of sources are of one size; else of their own, or of that where it is larger.
+    # All sources are scaled to one area; otherwise only larger ones are.
     scales_pictures: bool = True
-    # Of a source.
+    # It reads the alpha of a source.
     reads_alpha: bool = False
-    # Which of its rows depend on neither step nor noise, by name of `prefix.PREFIXES`.
+    # Rows that depend on neither step nor noise: a name of `prefix.PREFIXES`.
     prefix: str = ""
 
     def is_guided(self, job: ImageJob) -> bool:
-        """True if the job's steps evaluate a second branch."""
+        """Return True if the job's steps evaluate a second branch."""
         return not self.is_distilled and job.guidance_scale > self.guides_above
 
 
 def _kontext_inputs(job: ImageJob, card: ModelCard) -> dict[str, Any]:
-    """The library brings results to a million pixels, whatever is asked for, and sources to sizes
-    of its own list, of as many: of small results, small sources stay as they are.
+    """The library scales results to a million pixels, whatever size is requested, and sources to a
+    size of its list. Here results keep the requested size, and small sources of small results stay
+    as they are.
     """
     bucket = card.bucket_of(job.size)
     made = bucket.size if bucket else Size(card.base_size, card.base_size)
@@ -143,7 +144,7 @@ _LONGCAT_KIND = Kind(
 KINDS = {
     "QwenImagePipeline": Kind(
         "QwenImageModularPipeline", _QWEN, 0, 0, steps=50, guidance=4.0,
-        own_inputs=lambda job, card: {"max_sequence_length": 512},  # of the classic call
+        own_inputs=lambda job, card: {"max_sequence_length": 512},  # the classic call's
         of_encoders=frozenset({"max_sequence_length"}),
     ),
     "QwenImageEditPipeline": _EDIT_KIND,
@@ -157,7 +158,7 @@ KINDS = {
         "ZImageModularPipeline", _Z_IMAGE, 0, 0, steps=50, guidance=5.0, negative="",
         guides_above=0.0, joins_branches=True,
     ),
-    # Its guidance is embedded: never a second branch.
+    # Its guidance is an input of the transformer: never a second branch.
     "FluxKontextPipeline": Kind(
         "FluxKontextModularPipeline", _KONTEXT, 0, 1, steps=28, guidance=2.5,
         licence=NON_COMMERCIAL, negative=None, guides_above=math.inf, own_inputs=_kontext_inputs,
@@ -170,8 +171,8 @@ KINDS = {
         of_encoders=frozenset({"max_area"}),
     ),
 }  # fmt: skip
-# Distilled releases with the name of a full one's pipeline: what their schedulers say that those of
-# the full ones do not, and the steps and guidance of their pages.
+# Distilled releases that name the same pipeline as the full one: scheduler values that only they
+# have, and the steps and guidance of their pages.
 _DISTILLED: dict[str, tuple[dict[str, float], int, float]] = {
     "ZImagePipeline": ({"shift": 3.0}, 8, 0.0),
     "LongCatImageEditPipeline": ({"base_shift": 1.15, "max_shift": 1.15}, 8, 1.0),
@@ -179,9 +180,8 @@ _DISTILLED: dict[str, tuple[dict[str, float], int, float]] = {
 
 
 def kind_of(layout: CheckpointLayout) -> Kind:
-    """The pipeline's row, or what the checkpoint makes of it: of a klein that is not distilled the
-    base one's, of a Qwen-Image-2.1 with a schedule of its own, or a Z-Image or LongCat-Image-Edit
-    with the turbo's scheduler, the turbo's.
+    """Return the pipeline's row, adapted to a klein base model, or to a turbo version of
+    Qwen-Image-2.1, Z-Image or LongCat-Image-Edit.
     """
     kind, index = KINDS[layout.family], layout.index
     if kind is _KLEIN_KIND and not index.flag("is_distilled", False):

@@ -1,4 +1,4 @@
-"""Z-Image's denoiser with guidance as the library's classic pipeline has it."""
+"""Z-Image's denoiser with the guidance of the library's classic pipeline."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from diffusers.modular_pipelines.z_image.denoise import ZImageLoopDenoiser
 
 
 class JoinedBranches(ZImageLoopDenoiser):
-    """Both guidance branches in one forward: in two, as the library's own block, other bits."""
+    """Compute both guidance branches in one forward; the library's block has other bits."""
 
     @torch.no_grad()
     def __call__(self, components: Any, block_state: Any, i: int, t: torch.Tensor) -> Any:

@@ -144,12 +144,8 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         """Open a checkpoint, none of its weights in memory yet."""
 
     def _load(self, *, with_transformer: bool) -> None:
-        """Read the weights that denoise and decode, or those alone that decode."""
-        resident = self._resident()
-        if with_transformer:
-            resident.load_weights()
-        else:
-            resident.load_decoder()
+        """Load the weights that decode, and those that denoise."""
+        self._resident().load_weights(with_transformer=with_transformer)
 
     @abstractmethod
     def _stages(self) -> LatentStages[Model, Done]:

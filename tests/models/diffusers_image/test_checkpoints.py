@@ -52,7 +52,7 @@ AT_CHECK: dict[str, tuple[Change, str]] = {
     "another pipeline": (in_json("model_index.json", _class_name="FluxFillPipeline"), "Fill"),
     "a pipeline of its own": (in_json("model_index.json", _class_name=["mine", "P"]), "_class"),
     "a part of its own": (in_json("model_index.json", vae=["mine", "Vae"]), "mine"),
-    "code of its own": (with_own_code, "wants its own code"),
+    "code of its own": (with_own_code, "needs its own code"),
     "another text encoder": (
         in_json("model_index.json", text_encoder=["transformers", "LlamaModel"]), "LlamaModel",
     ),

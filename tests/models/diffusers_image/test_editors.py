@@ -41,6 +41,7 @@ def test_pixels_are_the_librarys_whatever_is_shared(
     sets: list[tuple[str, ...]] = {
         "qwen-image-edit": [("s0.png",), ("s1.png",)],
         "qwen-image-edit-plus": [("s0.png",), ("s1.png", "s0.png", "s1.png")],
+        "qwen-image-edit-2511": [("s1.png", "s0.png")],
         "klein": [(), ("s0.png",), ("s1.png", "s0.png")],
         "klein-base": [(), ("s0.png", "s1.png")],
         "kontext": [(), ("s0.png",), ("s1.png",)],

@@ -107,9 +107,9 @@ def test_what_is_asked_wrongly_is_refused_by_name(
         ("z-image", ["text_encoder is 10018 tokens long and was cut: its encoder reads 512"]),
         ("qwen-image", ["was cut", "fills the 512 tokens"]),
         ("kontext", ["text_encoder is 8000 tokens", "text_encoder_2 is 10000 tokens"]),
-        ("longcat", "the text has 9999 tokens, of which its encoder reads 512"),
-        ("longcat-edit", "the text has 9999 tokens, of which its encoder reads 512"),
-        ("qwen-image-edit", "rows with what it is shown; it may be 3,840"),
+        ("longcat", "the text has 9999 tokens; its encoder reads 512"),
+        ("longcat-edit", "the text has 9999 tokens; its encoder reads 512"),
+        ("qwen-image-edit", "rows; the limit is 3,840"),
     ],
 )
 def test_a_prompt_of_2000_words_is_cut_with_a_warning_or_refused(

@@ -259,7 +259,7 @@ def test_what_is_not_run_is_refused_with_the_reason(
     )
     for settings in others:
         unfollowed = ModelChoice(str(published), device="cpu", components=flags[3], **settings)
-        with pytest.raises(UsageError, match="is not followed by tiny-lingbot-world"):
+        with pytest.raises(UsageError, match="tiny-lingbot-world does not follow"):
             registry.load_video(unfollowed)
     changes = {
         "v2": {"local_attn_size": 18, "sink_size": 6},
