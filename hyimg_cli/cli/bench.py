@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -103,6 +104,7 @@ def bench(
         weights=lpips_weights,
         command=shlex.join(["hyimg", *(ctx.obj or ())]),
         is_quiet=quiet,
+        earlier=earlier,
     )
     worse = list(earlier_bench.regressions(entry, earlier, most)) if earlier else []
     if earlier and not earlier_bench.is_same_machine(entry, earlier):
@@ -128,14 +130,27 @@ def run_comparison(
     weights: Path | None,
     command: str,
     is_quiet: bool,
+    earlier: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any]:
     """Run a comparison and write its three files; what `bench.json` holds."""
     from hyimg_cli.measure.bench import record
+    from hyimg_cli.measure.bench.baseline import read_baseline
     from hyimg_cli.measure.bench.budget import bench_metrics
     from hyimg_cli.measure.bench.harness import compare
 
     folder.mkdir(parents=True, exist_ok=True)
     metrics, lpips = bench_metrics(weights)
-    tell = str if is_quiet else render.note
-    found = compare(scenario, manifest, flags, folder=folder, metrics=metrics, tell=tell)
+    benches = [earlier] if earlier else []
+    with suppress(UsageError):  # the file that this bench will replace
+        benches.append(read_baseline(folder / record.BENCH_JSON))
+    found = compare(
+        scenario,
+        manifest,
+        flags,
+        folder=folder,
+        metrics=metrics,
+        tell=str if is_quiet else render.note,
+        earlier=benches,
+        cache=o.cache_folder(o.settings_of(flags)),
+    )
     return record.write(found, command=command, lpips=lpips, flags=flags)

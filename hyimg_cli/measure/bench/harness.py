@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from hyimg_cli.engine import runner
 from hyimg_cli.errors import JobError, UsageError
@@ -22,6 +23,7 @@ from hyimg_cli.journal.past_run import output_files
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.measure.bench.budget import DistanceRow, Metrics, row
+from hyimg_cli.measure.bench.duration import TimeLeft, of_bench, of_plan
 from hyimg_cli.measure.bench.runs import Run, RunResult, Texts, runs_of, shared_models
 from hyimg_cli.measure.bench.scenario import Scenario, Variant
 from hyimg_cli.measure.bench.verdict import FEWEST_RUNS, Comparison, Findings, Timed
@@ -33,6 +35,7 @@ from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.units import counted
 
 Tell = Callable[[str], object]
 
@@ -45,12 +48,16 @@ def compare(
     folder: Path,
     metrics: Metrics,
     tell: Tell,
+    earlier: Sequence[Mapping[str, Any]] = (),
+    cache: Path | None = None,
 ) -> Findings:
     """Run all variants over the manifest's jobs and judge every two of them.
 
     `flags` choose the model and the device for all. Pictures of the first timed runs stay in
-    `folder/A`, `folder/B` and so on. Raises ManifestError for a faulty manifest, UsageError for
-    one whose jobs are of several models, and for a flag that a variant sets itself.
+    `folder/A`, `folder/B` and so on. The time it takes is estimated from `earlier` contents of
+    bench.json, else from the rates kept in the disk cache `cache`. Raises ManifestError for a
+    faulty manifest, UsageError for one whose jobs are of several models, and for a flag that a
+    variant sets itself.
     """
     for name in flags:
         if any(name in one.settings for one in scenario.variants):
@@ -59,7 +66,7 @@ def compare(
     for name in ("runs", *VARIANTS):
         with disk_errors(folder):
             refuse_links(folder / name, folder)
-    bench = _Bench(scenario, manifest, flags, folder / "runs", metrics, tell)
+    bench = _Bench(scenario, manifest, flags, folder / "runs", metrics, tell, earlier, cache)
     try:
         return bench.run()
     finally:
@@ -76,10 +83,12 @@ class _Bench:
     scratch: Path
     metrics: Metrics
     tell: Tell
+    earlier: Sequence[Mapping[str, Any]]
+    cache: Path | None
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     load: LoadModel = field(default_factory=shared_models)
-    _latest: Sequence[RunResult] = ()
+    left: TimeLeft = field(default_factory=lambda: TimeLeft([], {}))
     _count: int = 0
 
     def run(self) -> Findings:
@@ -88,10 +97,12 @@ class _Bench:
         jobs = [self._jobs(variant) for variant in scenario.variants]
         at_main = [self._with_steps(own, scenario.main_steps) for own in jobs]
         configs = [self._config(variant) for variant in scenario.variants]
-        count, turns = len(configs), len(scenario.steps) * (scenario.repeats + 1)
-        what = f"{count} variants, {len(jobs[0])} jobs, {', '.join(map(str, scenario.steps))} steps"
-        self.tell(f"{what}: {count * turns + 2} runs; the first ones tell how long they take")
         pictures = [job for job in at_main[0] if isinstance(job, ImageJob)]
+        self.left = self._estimate(at_main)
+        self.left.ahead = self._runs_ahead(writes_texts=bool(pictures))
+        what = f"{len(configs)} variants, {counted(len(jobs[0]), 'job')}, "
+        what += f"{', '.join(map(str, scenario.steps))} steps"
+        self.tell(f"{what}: {len(self.left.ahead)} runs, {self.left}")
         texts = self._decide_texts(configs[0], pictures)
         with ExitStack() as opened:
             runs = []
@@ -102,7 +113,7 @@ class _Bench:
             is_lossy = scenario.least_psnr is not None
             rivals = self._rivals(runs[-1], jobs[-1], timed) if is_lossy else {}
         main = timed.get(scenario.main_steps, timed[scenario.steps[-1]])
-        self.tell("control: other seed")
+        self.tell(f"control: other seed; {self.left}")
         reseeded = [replace(job, seed=(job.seed + 1) % 2**32) for job in at_main[0]]
         with runs_of("session", configs[0], texts, self.load) as first:
             other = self._run(0, first, reseeded)
@@ -132,6 +143,29 @@ class _Bench:
             )
             comparisons.append(found)
         return Findings(scenario, comparisons, jobs[0], self.notes, self.scratch.parent)
+
+    def _estimate(self, at_main: Sequence[Sequence[Job]]) -> TimeLeft:
+        """The time of each run before the first one: an earlier bench's, else the plan's."""
+        found = (of_bench(one, self.scenario, at_main[0]) for one in self.earlier)
+        settings = settle(self.flags, {}, {})
+        config = build_run_config(settings, self.scratch, self.cache)
+        variants = [*zip(self.scenario.variants, at_main, strict=True)]
+        known = next(filter(None, found), None)
+        return known or of_plan(variants, config, self.scenario.main_steps)
+
+    def _runs_ahead(self, *, writes_texts: bool) -> list[tuple[str, int]]:
+        """Every run of the comparison in order, as a variant's label and its steps."""
+        scenario, (first, *_, last) = self.scenario, self.scenario.labels
+        at_main = [(first, scenario.main_steps)]
+        timed = [
+            (label, steps)
+            for steps in scenario.steps
+            for _ in range(scenario.repeats + 1)
+            for label in scenario.labels
+        ]
+        is_lossy = scenario.least_psnr is not None
+        rivals = [(last, steps) for steps in scenario.steps] if is_lossy else []
+        return [*(at_main if writes_texts else ()), *timed, *rivals, *at_main]
 
     def _pair(self, pair: Scenario, timed: Timed) -> DistanceRow:
         name = f"{pair.title}, {timed.steps} steps"
@@ -190,31 +224,13 @@ class _Bench:
 
         turns: list[list[RunResult]] = []
         for repeat in range(self.scenario.repeats + 1):
-            if repeat:
-                left_s = self._left_s(steps, self.scenario.repeats + 1 - repeat)
-                left = f"{left_s:.0f} s" if left_s < 100 else f"{left_s / 60:.0f} min"
-                at = f"{repeat} of {self.scenario.repeats}"
-                self.tell(f"{steps} steps: run {at}; about {left} left")
+            at = f"run {repeat} of {self.scenario.repeats}" if repeat else "warm-up"
+            self.tell(f"{steps} steps: {at}; {self.left}")
             turn = enumerate(zip(runs, jobs, strict=True))
             turns.append(
                 [self._run(n, run, self._with_steps(own, steps)) for n, (run, own) in turn]
             )
-            self._latest = turns[-1]
         return tuple(zip(*turns[1:], strict=True))
-
-    def _left_s(self, now: int, repeats: int) -> float:
-        """Seconds that the runs still to come take, of this step count so many turns.
-
-        A step count not yet run takes as long as another one of that variant, its denoise steps in
-        proportion.
-        """
-        later = self.scenario.steps[self.scenario.steps.index(now) + 1 :]
-        turns = {now: repeats, **dict.fromkeys(later, self.scenario.repeats + 1)}
-        return sum(
-            count * (one.wall_s + (steps / now - 1) * one.denoise_s)
-            for steps, count in turns.items()
-            for one in self._latest
-        )
 
     def _rivals(
         self, b: Run, jobs: Sequence[Job], timed: Mapping[int, Sequence[Sequence[RunResult]]]
@@ -223,7 +239,7 @@ class _Bench:
         found, label = {}, self.scenario.labels[-1]
         for steps, (a, plain) in timed.items():
             full = max(done.step_cache.full for done in a[0].outcomes if done.step_cache)
-            self.tell(f"controls: {label} in {full} steps")
+            self.tell(f"control: {label} in {full} steps; {self.left}")
             fewer = self._run(len(self.scenario.labels) - 1, b, self._with_steps(jobs, full))
             name = f"{label} in {full} steps, against {steps}"
             found[steps] = row(name, plain[0], fewer, self.metrics)
@@ -233,7 +249,9 @@ class _Bench:
         """One run in a folder of its own; what fails in any run is told in the verdict."""
         self._count += 1
         result = run(jobs, self.scratch / f"{self._count:04}")
-        self.failures += [f"{self.scenario.labels[number]} fails: {one}" for one in result.failures]
+        variant = self.scenario.variants[number]
+        self.left.end_run(variant.lifetime, result)
+        self.failures += [f"{variant.label} fails: {one}" for one in result.failures]
         return result
 
     def _with_steps(self, jobs: Sequence[Job], steps: int) -> list[Job]:

@@ -53,7 +53,7 @@ def write(found: Findings, *, command: str, lpips: str, flags: Mapping[str, Any]
         ],
         "precision": [row.to_json() for row in found.rows],
         "failures": list(found.comparisons[0].failures),
-        "jobs": [_job(job) for job in found.jobs],
+        "jobs": [job_facts(job) for job in found.jobs],
         "notes": [*found.notes],
         "environment": {
             "hardware": hardware(),
@@ -113,7 +113,8 @@ def _seconds(runs: Sequence[RunResult]) -> dict[str, Any]:
     }
 
 
-def _job(job: Job) -> dict[str, Any]:
+def job_facts(job: Job) -> dict[str, Any]:
+    """What `bench.json` says of a job: equal facts, equal work."""
     fields = ("custom_id", "task", "prompt", "seed", "guidance_scale")
     common = {name: getattr(job, name) for name in fields}
     if isinstance(job, VideoJob):
