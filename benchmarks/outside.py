@@ -27,20 +27,22 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from simulated_edits import GLOBAL, LOCAL, Case, case, cases, fitted, photograph
 
+from hyimg_cli.engine.runner import make_plan
 from hyimg_cli.finishing.outside import edit_of, put_back
 from hyimg_cli.finishing.placement import Placement, mapped_back
 from hyimg_cli.journal.job_pictures import finish
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.provenance import hardware, versions
+from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.media.formats import encode
 from hyimg_cli.settings.run import OutputConfig
-from hyimg_cli.spec.job import ImageJob, SizeRequest
-from hyimg_cli.spec.options import KeepOutside, TextSampling
+from hyimg_cli.spec.job import Job
 
 # Of the embedded model: what it was trained to do, and a background, which is an edit of the whole.
 EDITS = ("make the circle blue", "make the circle green", "make the circle yellow")
 SOURCE = Path(__file__).parents[1] / "recipes" / "quickstart" / "red-circle.png"
 _LARGE = (3000, 4000)
+_SHOWN = ("overlap", "equal_outside", "kept", "psnr", "psnr_plain", "seam", "seam_plain")
 
 
 def main() -> None:
@@ -113,12 +115,8 @@ def _measured(one: Case) -> dict[str, Any]:
         "kind": edit.kind,
         "reasons": list(edit.reasons),
         "overlap": float((mask & one.mask).sum() / max(1, (mask | one.mask).sum())),
-        "equal_outside": float((pixels == one.source).all(2)[outside].mean())
-        if outside.any()
-        else None,
-        "equal_outside_truth": float((pixels == one.source).all(2)[~one.mask].mean())
-        if (~one.mask).any()
-        else None,
+        "equal_outside": _equal_share(pixels, one.source, outside),
+        "equal_outside_truth": _equal_share(pixels, one.source, ~one.mask),
         "kept": float(change[result.matte > 127].sum() / max(1, change.sum())),
         "psnr": _psnr(pixels, one.truth),
         "psnr_plain": _psnr(plain, one.truth),
@@ -126,6 +124,10 @@ def _measured(one: Case) -> dict[str, Any]:
         "seam_plain": _seam(plain, one, result.matte),
         "processor_s": round(seconds, 3),
     }
+
+
+def _equal_share(a: np.ndarray, b: np.ndarray, where: np.ndarray) -> float | None:
+    return float((a == b).all(2)[where].mean()) if where.any() else None
 
 
 def _psnr(a: np.ndarray, b: np.ndarray) -> float:
@@ -146,18 +148,7 @@ def _spread(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Of local edits: how many were found, and the spread of each number."""
     local = [row for row in rows if row["kind"] == "local"]
     found: dict[str, Any] = _verdicts(rows)
-    names = (
-        "overlap",
-        "equal_outside",
-        "equal_outside_truth",
-        "kept",
-        "psnr",
-        "psnr_plain",
-        "seam",
-        "seam_plain",
-        "processor_s",
-    )
-    for name in names:
+    for name in (*_SHOWN, "equal_outside_truth", "processor_s"):
         values = sorted(row[name] for row in local if row[name] is not None)
         if values:
             found[name] = {
@@ -178,7 +169,7 @@ def _verdicts(rows: list[dict[str, Any]]) -> dict[str, int]:
 
 def _line(row: dict[str, Any]) -> str:
     shown = [f"n {row['n']}, local {row['local']}, global {row['global']}, none {row['none']}"]
-    for name in ("overlap", "equal_outside", "kept", "psnr", "psnr_plain", "seam", "seam_plain"):
+    for name in _SHOWN:
         if name in row:
             median, low, high = (row[name][which] for which in ("median", "min", "max"))
             shown.append(f"{name} {median:.3f} ({low:.3f} to {high:.3f})")
@@ -189,31 +180,11 @@ def _embedded() -> Iterator[dict[str, Any]]:
     """The embedded model's edits, drawn by the command itself."""
     with tempfile.TemporaryDirectory() as name:
         folder, manifest = Path(name) / "run", Path(name) / "jobs.jsonl"
-        lines = [
-            {
-                "custom_id": f"{n}-{seed}",
-                "prompt": text,
-                "images": [str(SOURCE)],
-                "seed": seed,
-                "keep_outside": True,
-            }
-            for n, text in enumerate(EDITS)
-            for seed in (1, 2)
-        ]
+        common = {"images": [str(SOURCE)], "seeds": [1, 2], "keep_outside": True}
+        lines = [common | {"custom_id": f"{n}", "prompt": text} for n, text in enumerate(EDITS)]
         manifest.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        command = [
-            sys.executable,
-            "-m",
-            "hyimg_cli",
-            "generate",
-            str(manifest),
-            "-o",
-            str(folder),
-            "--device",
-            "cpu",
-            "-q",
-        ]
-        subprocess.run(command, check=True)
+        command = [sys.executable, "-m", "hyimg_cli", "generate", str(manifest), "-o", str(folder)]
+        subprocess.run([*command, "--device", "cpu", "-q"], check=True)
         own = np.array(Image.open(SOURCE).convert("RGB"))
         for line in map(json.loads, (folder / "results.jsonl").read_text().splitlines()):
             edit = line["edit"]
@@ -223,7 +194,7 @@ def _embedded() -> Iterator[dict[str, Any]]:
                 "name": line["custom_id"],
                 "kind": edit["kind"],
                 "area": edit["area"],
-                "equal_outside": float((pixels == own).all(2)[free].mean()) if free.any() else None,
+                "equal_outside": _equal_share(pixels, own, free),
                 "outside": round(float(free.mean()), 3),
             }
 
@@ -279,25 +250,14 @@ def _peak_mb() -> int:
     return round(int(status.split("VmHWM:")[1].split()[0]) / 1000)
 
 
-def _job(source: Path) -> ImageJob:
-    text, size = TextSampling(0.0, 0, 1.0, 1), SizeRequest()
-    whole = KeepOutside(region=f"0,0,{_LARGE[1]},{_LARGE[0]}", region_mode="instead")
-    outside = whole if source.stem == "whole-frame" else KeepOutside()
-    return ImageJob(
-        custom_id="large",
-        task="it2i",
-        prompt="",
-        images=(str(source),),
-        model="tiny-image",
-        seed=0,
-        size=size,
-        num_inference_steps=1,
-        guidance_scale=1.0,
-        flow_shift=1.0,
-        bot_task="none",
-        text=text,
-        outside=outside,
-    )
+def _job(source: Path) -> Job:
+    line = {"prompt": "any", "images": [source.name], "keep_outside": True}
+    if source.stem == "whole-frame":
+        line |= {"region": f"0,0,{_LARGE[1]},{_LARGE[0]}", "region_mode": "instead"}
+    manifest = source.with_suffix(".jsonl")
+    manifest.write_text(json.dumps(line))
+    (job,) = make_plan(read_manifest(manifest)).jobs
+    return job
 
 
 if __name__ == "__main__":

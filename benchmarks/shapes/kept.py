@@ -2,11 +2,9 @@
 
 import json
 import os
-import re
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,6 @@ from hyimg_cli.journal.provenance import hardware, versions
 from shapes.cases import Row
 from shapes.requests import Served
 
-RESULTS = Path(__file__).parents[1] / "results"
-OUT = "OUT"
 # Of a row's name, where it is told.
 WIDTH = 48
 NOTES = (
@@ -124,27 +120,6 @@ def facts_of_run(scale: Any, minutes: float) -> dict[str, Any]:
         "minutes": minutes,
         "notes": NOTES,
     }
-
-
-def place_of(asked: Path | None, device: torch.device) -> Path | None:
-    """Where a result goes: as asked, else into the folder that the environment's OUT names, else,
-    if measured on a GPU, beside the kept ones, by machine and date. Only what is asked for is
-    replaced.
-    """
-    if asked is not None:
-        return asked
-    if os.environ.get(OUT):
-        return _unused(Path(os.environ[OUT]) / "real-shape.json")
-    if device.type != "cuda":
-        return None
-    machine = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(device).lower()).strip("-")
-    return _unused(RESULTS / f"real-shape-{machine}-{datetime.now(UTC).date()}.json")
-
-
-def _unused(path: Path) -> Path:
-    """That path, or with a number the first that nothing is at."""
-    others = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
-    return path if not path.exists() else next(other for other in others if not other.exists())
 
 
 def _figures(row: Row) -> str:
