@@ -238,19 +238,13 @@ def _bench_now() -> Path:
     from hyimg_cli.measure.bench.scenario import read_scenario
 
     scenario, folder = read_scenario(_COMPARISON), Path("runs") / f"bench-{_COMPARISON}"
-    manifest = packaged.read(str(scenario.manifest))
-    # Each variant warms up once for every number of steps.
-    turns = len(scenario.variants) * len(scenario.steps) * (scenario.repeats + 1)
-    count = len(manifest.lines) * turns
-    steps = ", ".join(map(str, scenario.steps))
     render.note(
-        f"no bench folder found: running hyimg bench --compare {_COMPARISON} first, into {folder}: "
-        f"over {count} pictures of {steps} steps with the embedded model, up to two minutes of "
-        "processor time. To compare existing pictures: hyimg eval METRIC A B"
+        f"no bench folder found: running hyimg bench --compare {_COMPARISON} first, into {folder}. "
+        "To compare existing pictures: hyimg eval METRIC A B"
     )
     run_comparison(
         scenario,
-        manifest,
+        packaged.read(str(scenario.manifest)),
         {},
         folder=folder,
         weights=None,

@@ -64,7 +64,7 @@ def measured(pairs: Sequence[Pair], metrics: Sequence[Metric]) -> Iterator[Measu
                 notes |= dict.fromkeys((*a[1], *b[1]))
                 count += 1
             if not count:
-                raise UsageError("there are no frames", where=pair.a, code="eval.no-frames")
+                raise UsageError("no frames found", where=pair.a, code="eval.no-frames")
         except HyimgError as error:
             where = f"{pair.name} ({error.where})" if error.where else pair.name
             raise UsageError(error.what, where=where, hint=error.hint, code=error.code) from None

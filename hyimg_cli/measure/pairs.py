@@ -73,10 +73,10 @@ def find_pairs(
             raise _fault("file or folder not found", path, slug="missing")
     pairing = _read_pair_list(a) if b is None else _two_sided(a, b, as_video)
     if pairing.unpaired and not allow_unpaired:
-        hint = "--allow-unpaired leaves them out"
+        hint = "to leave them out, add --allow-unpaired"
         raise UsageError(pairing.unpaired, hint=hint, code="eval.unpaired")
     if not pairing.pairs:
-        raise _fault("there is nothing to compare", a, slug="nothing")
+        raise _fault("nothing to compare", a, slug="nothing")
     return pairing
 
 
@@ -189,9 +189,9 @@ def _read_pair_list(path: Path) -> Pairing:
     Paths are relative to the manifest.
     """
     if path.is_dir():
-        raise _fault("one folder alone cannot be compared", path, "give a second one")
+        raise _fault("a folder needs another to compare with", path, "give a second folder")
     if path.suffix != ".jsonl":
-        raise _fault("one file alone cannot be compared", path, "give a second, or a .jsonl file")
+        raise _fault("a file needs another to compare with", path, "give a second, or a .jsonl")
     faults: list[HyimgError] = []
     pairs: list[Pair] = []
     try:
@@ -218,7 +218,7 @@ def _pair(line: str, folder: Path) -> Pair:
     except ValueError as error:
         raise UsageError(f"not JSON: {error}", hint=shape) from None
     if not isinstance(entry, dict) or not all(isinstance(v, str) for v in entry.values()):
-        raise UsageError("this is not an object of texts", hint=shape)
+        raise UsageError("not an object of strings", hint=shape)
     unknown, missing = entry.keys() - {"a", "b", "name"}, {"a", "b"} - entry.keys()
     if unknown or missing:
         sets = (("unknown", unknown), ("missing", missing))
@@ -227,7 +227,7 @@ def _pair(line: str, folder: Path) -> Pair:
     paths = [folder / entry[side] for side in ("a", "b")]
     absent = [str(path) for path in paths if not os.path.exists(path)]
     if absent:
-        raise UsageError(f"there is no {' and no '.join(absent)}", hint="relative to the manifest")
+        raise UsageError(f"file not found: {', '.join(absent)}", hint="relative to the manifest")
     return Pair(entry.get("name") or entry["b"], *paths)
 
 

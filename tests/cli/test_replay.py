@@ -183,7 +183,7 @@ def test_a_moved_picture_asks_for_its_sources(
     ran = run_cli("replay", file, "--images-from", there, "--allow-changed", "--json")
     assert ran.code == 0
     assert "note: red.png is not the recorded source image" in ran.err
-    assert "a source image is another" in verdict_of(ran)["reasons"]
+    assert "a source image is different" in verdict_of(ran)["reasons"]
 
 
 def test_a_film_comes_out_equal_before_compression(

@@ -17,7 +17,7 @@ def read_share(text: str) -> float:
     """`5%` or `0.05` as 0.05. Raises UsageError."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*", text)
     if match is None:
-        what = f"--max-regress {text!r} is no share"
+        what = f"--max-regress {text!r} is not a share"
         raise UsageError(what, hint="for example --max-regress 5%", code="bench.share")
     return float(match[1]) / (100 if match[2] else 1)
 
@@ -28,11 +28,11 @@ def read_baseline(path: Path) -> dict[str, Any]:
         entry = json_of(text_of(path, TABLE_BYTES, or_stream=True))
         if entry["format"] == FORMAT and entry["timings"] and entry["verdict"]["name"] in _RANK:
             return dict(entry)
-        what = "its format is another"
+        what = "its format is not supported"
     except OSError as error:
         what = f"it cannot be read: {error.strerror}"
     except (ValueError, KeyError, TypeError):
-        what = "it is no bench.json"
+        what = "not a bench.json"
     hint = "give the bench.json of an earlier run"
     raise UsageError(what, where=path, hint=hint, code="bench.baseline")
 
@@ -46,14 +46,14 @@ def regressions(now: Mapping[str, Any], before: Mapping[str, Any], most: float) 
     """
     other = [what for what, of in _COMPARED.items() if of(now) != of(before)]
     if other:
-        yield f"the baseline has another {' and another '.join(other)}: nothing to hold it against"
+        yield f"cannot compare: the baseline has another {' and another '.join(other)}"
         return
     verdicts = now["verdict"]["name"], before["verdict"]["name"]
     if _RANK[verdicts[0]] > _RANK[verdicts[1]]:
         yield f"the verdict was {verdicts[1]}, now it is {verdicts[0]}"
     earlier, newer = ({_timed(of, one): one for one in of["timings"]} for of in (before, now))
     for what in earlier.keys() ^ newer.keys():
-        yield f"{what} were timed in one of them only"
+        yield f"{what}: timed in only one of the two"
     for what in earlier.keys() & newer.keys():
         own, then = newer[what], earlier[what]
         up = own["speedup"], then["speedup"]

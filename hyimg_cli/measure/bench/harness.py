@@ -61,8 +61,8 @@ def compare(
     """
     for name in flags:
         if any(name in one.settings for one in scenario.variants):
-            what = f"{name} is what sets the variants of {scenario.name} apart"
-            raise UsageError(what, hint=f"leave --{name} and HYIMG_{name.upper()} out")
+            what = f"{name} cannot be set: the variants of {scenario.name} differ in it"
+            raise UsageError(what, hint=f"remove --{name} and HYIMG_{name.upper()}")
     for name in ("runs", *VARIANTS):
         with disk_errors(folder):
             refuse_links(folder / name, folder)
@@ -121,7 +121,7 @@ class _Bench:
         if scenario.repeats < 2:
             self.notes.append("one run of each variant: their floors are not measured")
         if scenario.repeats < FEWEST_RUNS:
-            self.notes.append(f"fewer than {FEWEST_RUNS} runs: the clock was not judged")
+            self.notes.append(f"fewer than {FEWEST_RUNS} runs: times were not judged")
         floors = [*map(self._floor, scenario.labels, main)]
         other_seed = row(f"{scenario.labels[0]}, other seed", main[0][0], other, self.metrics)
         self._keep(main)
@@ -178,7 +178,7 @@ class _Bench:
         self.notes += [note for note in notes if note not in self.notes]
         models = sorted({job.model for job in jobs})
         if len(models) != 1:
-            what = f"the manifest's jobs are of {len(models)} models: {', '.join(models)}"
+            what = f"the manifest has jobs for {len(models)} models: {', '.join(models)}"
             hint = "compare one model at a time"
             raise UsageError(what, where=self.manifest.title, hint=hint, code="bench.models")
         revision, components = settings["revision"].value, settings["video_components"].value

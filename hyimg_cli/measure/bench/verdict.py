@@ -136,7 +136,7 @@ class Comparison:
         faults = list(self.failures)
         # A seed without influence, and variants without a difference.
         if self.other_seed.unchanged:
-            faults.append(f"another seed leaves {', '.join(self.other_seed.unchanged)} as it is")
+            faults.append(f"another seed does not change {', '.join(self.other_seed.unchanged)}")
         if self.same_work:
             jobs = ", ".join(self.same_work)
             faults.append(f"both variants did the same work for {jobs}: nothing was compared")
@@ -273,7 +273,7 @@ def _differences(found: Comparison) -> Iterator[str]:
             side = "below" if worst.psnr < floor else "above"
             below = f"{abs(floor - worst.psnr):.1f} dB {side} the floor of {floor:.1f} dB"
         if worst.psnr <= seed.psnr:
-            below += f"; another seed gives {seed.psnr:.1f} dB: no nearer than that"
+            below += f"; another seed gives {seed.psnr:.1f} dB, which is no further"
         yield f"the pictures are {worst.psnr:.1f} dB apart, {below}"
     for label, own in zip(found.scenario.labels, found.floors, strict=True):
         if not own.is_identical:
@@ -287,9 +287,9 @@ def _loss_faults(found: Comparison) -> Iterator[str]:
         return
     for steps, row in found.pairs.items():
         if row.psnr < least:
-            yield f"{steps} steps: {row.psnr:.1f} dB, where {least:g} dB are declared"
+            yield f"{steps} steps: {row.psnr:.1f} dB, below the declared {least:g} dB"
         if row.psnr <= seed.psnr:
-            yield f"{steps} steps: {row.psnr:.1f} dB, no nearer than another seed"
+            yield f"{steps} steps: {row.psnr:.1f} dB, no closer than another seed"
         rival = found.rivals.get(steps)
         if rival is not None and row.psnr <= rival.psnr:
             yield f"{steps} steps: {row.psnr:.1f} dB, and {rival.psnr:.1f} dB for {rival.name}"

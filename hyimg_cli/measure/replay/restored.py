@@ -27,7 +27,7 @@ from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec.job import INTRINSICS, VIDEO_TASKS
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
-_ALLOW = "--allow-changed runs it all the same"
+_ALLOW = "add --allow-changed to run it anyway"
 # What the files of a field are, in messages.
 _NOUNS = {"images": "source image", "region": "mask", "camera": "camera path", "lora": "LoRA"}
 
@@ -64,9 +64,8 @@ def restore_job(described: Described, wishes: Wishes) -> Restored:
     """
     record = described.record
     if record is None:
-        raise _fault(
-            "replay.foreign", "the picture is not hyimg's: it holds no job", described.path
-        )
+        what = "not made by hyimg: the file has no job"
+        raise UsageError(what, where=described.path, code="replay.foreign")
     title = f"{TITLE}{described.path.name}"
     # What stands in the record goes first: files are looked for under names that were checked.
     as_recorded = _manifest(record.job, title)
@@ -88,7 +87,7 @@ def _manifest(job: dict[str, Any], title: str) -> Manifest:
         raise ManifestError(manifest.faults, where=title)
     fields = manifest.lines[0].fields
     if len(manifest.lines) > 1 or "seeds" in fields or fields.get("n", 1) != 1:
-        raise UsageError("the record asks for several", where=title, code="metadata.damaged")
+        raise UsageError("the record has several jobs", where=title, code="metadata.damaged")
     return manifest
 
 
@@ -114,7 +113,7 @@ class _Search:
             what = f"the model {PurePath(model).name} is not the one recorded"
             if not wishes.allow_changed:
                 hint = f"name the folder or --revision of {shown(recorded)} with {expected[:10]}…"
-                raise _fault("replay.other-model", what, self.path, f"{hint}; or {_ALLOW}")
+                raise self._fault("replay.other-model", what, f"{hint}; or {_ALLOW}")
             self.notes.append(what)
         return model
 
@@ -131,14 +130,14 @@ class _Search:
             name = shown(recorded).strip('"')
             if os.path.isdir(recorded):
                 what = f"{name} is a folder here; a picture's record cannot choose a folder"
-                raise _fault("model", what, self.path, f"to use the folder, add --model {name}")
-            what = f"the model {name} is not on this machine, and no file has one fetched"
-            raise _fault("replay.model", what, self.path, f"--model {name} fetches it")
+                raise self._fault("model", what, f"to use the folder, add --model {name}")
+            what = f"the model {name} is not on this machine, and replay downloads none for a file"
+            raise self._fault("replay.model", what, f"to download it, add --model {name}")
         what = f"only the name of the model's folder is recorded: {shown(PurePath(recorded).name)}"
         name, hint = str(self.resolved.get("model", "")), "give the folder with --model"
         if os.sep in name and os.path.isdir(there := run_of(self.path) / name):
             hint += f"; its run had {there}"
-        raise _fault("replay.model", what, self.path, hint)
+        raise self._fault("replay.model", what, hint)
 
     def find_files(self, name: str) -> Any:
         """A field of the job with the recorded files in place of their names. Raises UsageError."""
@@ -146,11 +145,10 @@ class _Search:
         value = kind.read(self.record.job[name])
         names = kind.names(value)
         if digests and len(digests) != len(names):
-            raise _fault(
-                "metadata.damaged", f"the record names other {noun}s than digests", self.path
-            )
+            what = f"the numbers of {noun}s and of their digests differ"
+            raise self._fault("metadata.damaged", what)
         if not digests and any(map(kind.is_path, names)):
-            self.notes.append(f"digests of {noun}s are not recorded: not checked")
+            self.notes.append(f"{noun}s were not checked: their digests are not recorded")
         there: list[Path] = []
         # Without a digest to know it by, no file is taken from where a folder of others leads.
         if digests:
@@ -167,7 +165,7 @@ class _Search:
             return name
         base, is_image = PurePath(name).name, field == "images"
         if (is_path and base != name) or base in ("", ".", ".."):
-            raise _fault("metadata.damaged", f"{shown(name)} is no name of a {noun}", self.path)
+            raise self._fault("metadata.damaged", f"{shown(name)} does not name a {noun}")
         folders = [self.path.parent, *self.folders]
         if self.wishes.images_from:
             folders.insert(0, self.wishes.images_from)
@@ -176,9 +174,9 @@ class _Search:
         present = [place for place in places if os.path.isfile(place)]
         if not present:
             missed = " nor in ".join(dict.fromkeys(str(place.parent) for place in places))
-            what = f"the {noun} {shown(name)} is not in {missed}"
+            what = f"{noun} {shown(name)} not found in {missed}"
             code = "replay.missing-image" if is_image else "replay.missing-file"
-            raise _fault(code, what, self.path, "give its folder with --images-from")
+            raise self._fault(code, what, "give its folder with --images-from")
         same = (place for place in present if sha256 in (None, _digest(field, place)))
         file = next(same, present[0])
         if sha256 not in (None, _digest(field, file)):
@@ -186,9 +184,12 @@ class _Search:
             if not self.wishes.allow_changed:
                 hint = f"--images-from names the folder of the original; or {_ALLOW}"
                 code = "replay.changed-image" if is_image else "replay.changed-file"
-                raise _fault(code, what, self.path, hint)
+                raise self._fault(code, what, hint)
             self.notes.append(what)
         return str(file.absolute())
+
+    def _fault(self, code: str, what: str, hint: str = "") -> UsageError:
+        return UsageError(what, where=self.path, hint=hint, code=code)
 
 
 def _digests(record: Record, field: str) -> Sequence[str]:
@@ -234,7 +235,3 @@ def _settings(record: Record, device: str) -> tuple[dict[str, Any], list[str]]:
     can_be = by_graphs(ModelChoice(device=device), found["tensor_parallel_size"])
     found["decode_graphs"] = "on" if found["decode_graphs"] == "on" and can_be else "off"
     return found, removed
-
-
-def _fault(code: str, what: str, path: Path, hint: str = "") -> UsageError:
-    return UsageError(what, where=path, hint=hint, code=code)

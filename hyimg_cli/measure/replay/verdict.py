@@ -97,20 +97,20 @@ def _equality(original: Path, record: Record, made: Path, pixel_sha256: str) -> 
 def _reasons(original: Record, made: Record) -> Iterator[str]:
     """Differences in what the two files say of how they were made."""
     if original.cot_text != made.cot_text:
-        yield "the text before the picture came out otherwise"
+        yield "the text before the picture is different"
     if original.size and original.size != made.size:
         yield f"size {original.size}, now {made.size}"
     if original.model_fingerprint != made.model_fingerprint:
-        yield "the model is another"
+        yield "the model is different"
     if original.source_sha256 and original.source_sha256 != made.source_sha256:
-        yield "a source image is another"
+        yield "a source image is different"
     yield from _changes({"hyimg": original.version}, {"hyimg": made.version})
     yield from _changes(original.settings, made.settings)
     yield from _changes(original.packages, made.packages)
     if not original.settings:
         yield "device, dtype and packages of the original are not recorded"
     elif original.settings.get("device") == "cuda":
-        yield "on a GPU sums may be rounded otherwise by another batch or another kernel"
+        yield "on a GPU another batch or kernel may round sums differently"
 
 
 def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
