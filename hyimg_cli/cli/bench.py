@@ -1,4 +1,4 @@
-"""`hyimg bench`: variants of the engine on the same jobs, and what sets them apart."""
+"""`hyimg bench`: compare variants of the engine on the same jobs."""
 
 import re
 import shlex
@@ -93,7 +93,7 @@ def bench(
     earlier = earlier_bench.read_baseline(baseline) if baseline else None
     most = earlier_bench.read_share(max_regress)
     folder = output_dir or Path("runs") / f"bench-{scenario.name}"
-    # Which weights where: flags, else the environment; no other setting reaches a variant.
+    # Model and device come from flags, else the environment; nothing else reaches a variant.
     settled = o.settings_of({name: ctx.params[name] for name in _MODEL_FLAGS})
     said = (settled[name] for name in _MODEL_FLAGS)
     entry = run_comparison(
@@ -132,17 +132,18 @@ def run_comparison(
     is_quiet: bool,
     earlier: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any]:
-    """Run a comparison and write its three files; what `bench.json` holds."""
+    """Run a comparison and write its three files; return the contents of `bench.json`."""
     from hyimg_cli.measure.bench import record
     from hyimg_cli.measure.bench.baseline import read_baseline
     from hyimg_cli.measure.bench.budget import bench_metrics
     from hyimg_cli.measure.bench.harness import compare
+    from hyimg_cli.measure.pairs import BENCH_JSON
 
     folder.mkdir(parents=True, exist_ok=True)
     metrics, lpips = bench_metrics(weights)
     benches = [earlier] if earlier else []
     with suppress(UsageError):  # the file that this bench will replace
-        benches.append(read_baseline(folder / record.BENCH_JSON))
+        benches.append(read_baseline(folder / BENCH_JSON))
     found = compare(
         scenario,
         manifest,

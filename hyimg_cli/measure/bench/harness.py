@@ -93,7 +93,7 @@ class _Bench:
 
     def run(self) -> Findings:
         scenario = self.scenario
-        # They differ in what a job says of itself, where that sets the variants apart.
+        # Variants may differ in settings that a job has.
         jobs = [self._jobs(variant) for variant in scenario.variants]
         at_main = [self._with_steps(own, scenario.main_steps) for own in jobs]
         configs = [self._config(variant) for variant in scenario.variants]
@@ -129,7 +129,7 @@ class _Bench:
         for pair in scenario.pairs:
             a, b = map(scenario.labels.index, pair.labels)
             of_pair = [Timed(steps, turns[a], turns[b]) for steps, turns in timed.items()]
-            # With one step it is all the same whether K/V are kept.
+            # With one step it does not matter whether K/V are kept.
             is_judged = not scenario.same_work and (a == 0 or scenario.main_steps > 1)
             found = Comparison(
                 scenario=pair,
@@ -191,19 +191,19 @@ class _Bench:
         return jobs
 
     def _settings(self, variant: Variant) -> dict[str, Setting]:
-        # Of the environment only what the flags carry: anything else could undo a variant.
+        # The environment counts only as far as `flags` carry it: more could undo a variant.
         written = {**self.scenario.common, **variant.settings}
         typed = {name: SETTINGS[name].kind.read(value) for name, value in written.items()}
         return settle(self.flags, {}, typed)
 
     def _config(self, variant: Variant) -> RunConfig:
-        # Without a disk cache: what an earlier bench left there would be a third variant.
+        # Without a disk cache: contents from an earlier bench would be a third variant.
         config = build_run_config(self._settings(variant), self.scratch, None)
-        # An MP4 loses what a comparison is about.
+        # An MP4 loses detail that the comparison needs.
         return replace(config, output=replace(config.output, frames="png"))
 
     def _decide_texts(self, config: RunConfig, pictures: Sequence[ImageJob]) -> Texts:
-        """The ids that A writes by itself, by job."""
+        """Return the token ids that A writes without forcing, by job."""
         if not pictures:
             self.notes.append("videos: compared by frames")
             return {}
@@ -220,7 +220,7 @@ class _Bench:
     def _time_in_turn(
         self, runs: Sequence[Run], jobs: Sequence[Sequence[Job]], steps: int
     ) -> tuple[tuple[RunResult, ...], ...]:
-        """Warm-up apart, then all variants in turn; by variant, its timed runs. `jobs`: of each."""
+        """Run all variants in turn after a warm-up; return the timed runs by variant."""
 
         turns: list[list[RunResult]] = []
         for repeat in range(self.scenario.repeats + 1):
@@ -235,7 +235,7 @@ class _Bench:
     def _rivals(
         self, b: Run, jobs: Sequence[Job], timed: Mapping[int, Sequence[Sequence[RunResult]]]
     ) -> dict[int, DistanceRow]:
-        """By step count, B with as many steps as A evaluates its model in, against all of them."""
+        """By step count, compare B in as few steps as A evaluates with B in all of them."""
         found, label = {}, self.scenario.labels[-1]
         for steps, (a, plain) in timed.items():
             full = max(done.step_cache.full for done in a[0].outcomes if done.step_cache)
@@ -246,7 +246,7 @@ class _Bench:
         return found
 
     def _run(self, number: int, run: Run, jobs: Sequence[Job]) -> RunResult:
-        """One run in a folder of its own; what fails in any run is told in the verdict."""
+        """Run once, in a folder of its own; the verdict reports jobs that fail in any run."""
         self._count += 1
         result = run(jobs, self.scratch / f"{self._count:04}")
         variant = self.scenario.variants[number]
@@ -261,12 +261,12 @@ class _Bench:
         ]
 
     def _floor(self, label: str, runs: Sequence[RunResult]) -> DistanceRow:
-        """The worst of all repetitions against the first; one run has nothing but itself."""
+        """Compare all repetitions with the first and return the worst; a single run with itself."""
         rows = [row(f"{label} twice", runs[0], other, self.metrics) for other in runs[1:] or runs]
         return min(rows, key=lambda one: one.psnr)
 
     def _keep(self, main: Sequence[Sequence[RunResult]]) -> None:
-        """The first timed pictures of each variant, under equal names in `A`, `B` and so on."""
+        """Keep the first timed pictures of each variant, under equal names in `A`, `B`, …."""
         for side in VARIANTS:
             shutil.rmtree(self.scratch.parent / side, ignore_errors=True)
         for side, (first, *_) in zip(VARIANTS, main, strict=False):
@@ -279,20 +279,20 @@ class _Bench:
 
 
 def _same_work(a: Sequence[RunResult], b: Sequence[RunResult]) -> tuple[str, ...]:
-    """The jobs for which both variants report the same counts: nothing sets them apart there."""
+    """Return the jobs for which both variants report the same counts of work."""
     ours, theirs = ({one.custom_id: _counts(one) for one in runs[-1].outcomes} for runs in (a, b))
     same = [name for name in ours if ours[name] == theirs.get(name)]
-    # A line's are those until it was written, and the next job may have begun: a run's last ones.
+    # Counts in a line are those until it was written: take the run's last ones.
     embedded = [
         [one.cache.get("prompt_embeddings") for one in runs[-1].outcomes[-1:]] for runs in (a, b)
     ]
-    # Some jobs may have nothing to share; a variant that shares nowhere is none.
+    # Some jobs may have nothing to share, but not all of them.
     is_same = len(same) == len(ours) and embedded[0] == embedded[1]
     return tuple(same) if is_same and a[-1].rows == b[-1].rows else ()
 
 
 def _counts(outcome: Outcome) -> tuple[object, ...]:
-    """The counts of work in a job's line, without its seconds."""
+    """Return the counts of work in a job's line."""
     reuse, spread = outcome.kv_reuse, outcome.parallel
     tokens = None if reuse is None else (reuse.ar_shared_tokens, reuse.branches)
     ranks = 0

@@ -1,7 +1,6 @@
-"""Scenarios: a question, two or more variants, the phases that may differ, and a manifest.
+"""Read scenarios: a question, two or more variants, the phases that may differ, and a manifest.
 
-A scenario is a TOML file with a manifest next to it; the package's own are in `scenarios/`. A new
-comparison is a new file, never a new harness.
+A scenario is a TOML file with a manifest next to it; the package's own are in `scenarios/`.
 """
 
 import os
@@ -20,7 +19,7 @@ from hyimg_cli.spec.events import PHASES
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 Lifetime = Literal["session", "process", "process-per-job"]
-# Phases of a run that no single job owns, before those of `spec.events.PHASES`.
+# Phases of a run that belong to no single job, in addition to `spec.events.PHASES`.
 START, LOAD, EMBED, PREWARM, REST = "start", "load", "embed", "prewarm", "unattributed"
 EVERY_PHASE = "*"
 # The tables of a file that hold its variants, in order.
@@ -81,7 +80,7 @@ class Scenario:
 
     @property
     def pairs(self) -> "list[Scenario]":
-        """Every two variants as a comparison of their own, in order."""
+        """Each pair of variants as a comparison of its own, in order."""
         return [
             replace(self, variants=(one, other), phases=other.phases or self.phases)
             for one, other in combinations(self.variants, 2)
@@ -92,14 +91,14 @@ class Scenario:
 
 
 def names() -> list[str]:
-    """The comparisons that the package has."""
+    """Return the names of the packaged comparisons."""
     return sorted(path.stem for path in SCENARIOS.glob("*.toml"))
 
 
 def read_scenario(name: str) -> Scenario:
-    """The packaged scenario of a name, or that of a TOML file.
+    """Return the packaged scenario of this name, or that of a TOML file.
 
-    Raises UsageError for a name or a field that is not known.
+    Raises UsageError for an unknown name or field.
     """
     path = Path(name) if name.endswith(".toml") else SCENARIOS / f"{name}.toml"
     if not os.path.exists(path):
@@ -115,7 +114,7 @@ def read_scenario(name: str) -> Scenario:
 
 
 def _scenario(path: Path, table: dict[str, Any]) -> Scenario:
-    # Here, since it takes 0.2 s: the names alone are asked for by every --help.
+    # Imported here, since it takes 0.2 s: --help needs the names only.
     from pydantic import TypeAdapter, ValidationError
 
     sides = [*takewhile(table.__contains__, SIDES)]

@@ -1,7 +1,6 @@
-"""From what a file says about itself to a manifest of one job, and the settings it was made with.
+"""Turn the record in a file into a manifest of one job and the settings it was made with.
 
-The model and the source images must be the recorded ones: another digest is an error, unless the
-user allows it.
+The model and the source images must have the recorded digests, unless the user allows others.
 """
 
 import json
@@ -28,14 +27,14 @@ from hyimg_cli.spec.job import INTRINSICS, VIDEO_TASKS
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
 _ALLOW = "add --allow-changed to run it anyway"
-# What the files of a field are, in messages.
+# Names of a field's files in messages.
 _NOUNS = {"images": "source image", "region": "mask", "camera": "camera path", "lora": "LoRA"}
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """Options of a replay: the folder of the files that its job reads, model with its components,
-    and device, and whether other bytes than the recorded ones will do.
+    """Options of a replay: the folder of its job's input files, the model with its components, the
+    device, and whether the model and the input files may have changed.
     """
 
     images_from: Path | None = None
@@ -48,7 +47,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Restored:
-    """A manifest of one job, the settings that it was made with, by name, and what to tell."""
+    """A manifest of one job, the settings it was made with, by name, and notes for the user."""
 
     manifest: Manifest
     custom_id: str
@@ -57,17 +56,17 @@ class Restored:
 
 
 def restore_job(described: Described, wishes: Wishes) -> Restored:
-    """The job of a file, ready to be run again.
+    """Return the job of a file, ready to run again.
 
-    Raises UsageError where the file holds no job of hyimg, where its model or a source image is not
-    found or is not the recorded one; ManifestError where the job is none that this version runs.
+    Raises UsageError if the file has no job of hyimg, or its model or a source image is missing or
+    not the recorded one; ManifestError if this version cannot run the job.
     """
     record = described.record
     if record is None:
         what = "not made by hyimg: the file has no job"
         raise UsageError(what, where=described.path, code="replay.foreign")
     title = f"{TITLE}{described.path.name}"
-    # What stands in the record goes first: files are looked for under names that were checked.
+    # The record is checked first: files are then searched by names that are safe.
     as_recorded = _manifest(record.job, title)
     custom_id = str(as_recorded.lines[0].fields["custom_id"])
     resolved = read_resolved(described.path, custom_id)
@@ -93,11 +92,11 @@ def _manifest(job: dict[str, Any], title: str) -> Manifest:
 
 @dataclass(frozen=True)
 class _Search:
-    """Looks for what a record names: its model, and its files by name and then by digest."""
+    """Find the model and files that a record names: files by name, then by digest."""
 
     path: Path
     record: Record
-    # The job's line in the manifest of its run.
+    # The job's line in its run's resolved manifest.
     resolved: Mapping[str, Any]
     wishes: Wishes
     # Folders in which files of earlier fields were found.
@@ -105,7 +104,7 @@ class _Search:
     notes: list[str] = field(default_factory=list)
 
     def find_model(self) -> str:
-        """The model that runs, checked against the recorded digest. Raises UsageError."""
+        """Return the model to run, checked against the recorded digest. Raises UsageError."""
         wishes, expected = self.wishes, self.record.model_fingerprint
         recorded = str(self.record.job.get("model", ""))
         model = wishes.model or self._located_model(recorded)
@@ -118,9 +117,9 @@ class _Search:
         return model
 
     def _located_model(self, recorded: str) -> str:
-        """The recorded model: embedded, or a hub id as the cache has it. A file from elsewhere
-        chooses no folder of this machine, nor does what lies beside it, and nothing is fetched for
-        it.
+        """Return the recorded model: an embedded one, or a hub id that is in the cache. A file
+        cannot choose a folder of this machine, nor can the files next to it, and nothing is
+        downloaded for it.
         """
         if recorded in (registry.EMBEDDED, registry.EMBEDDED_VIDEO):
             return recorded
@@ -140,7 +139,7 @@ class _Search:
         raise self._fault("replay.model", what, hint)
 
     def find_files(self, name: str) -> Any:
-        """A field of the job with the recorded files in place of their names. Raises UsageError."""
+        """Return a field of the job with file paths in place of names. Raises UsageError."""
         kind, noun, digests = PATH_FIELDS[name], _NOUNS.get(name, name), _digests(self.record, name)
         value = kind.read(self.record.job[name])
         names = kind.names(value)
@@ -150,7 +149,7 @@ class _Search:
         if not digests and any(map(kind.is_path, names)):
             self.notes.append(f"{noun}s were not checked: their digests are not recorded")
         there: list[Path] = []
-        # Without a digest to know it by, no file is taken from where a folder of others leads.
+        # Without a digest to check, no file is taken from a place that an untrusted folder names.
         if digests:
             with suppress(BadValue):
                 in_run = kind.names(kind.read(self.resolved.get(name)))
@@ -193,7 +192,7 @@ class _Search:
 
 
 def _digests(record: Record, field: str) -> Sequence[str]:
-    """Recorded digests of a field's files, in order; none where there are none."""
+    """Return the recorded digests of a field's files, in order."""
     recorded = record.settings.get(field)
     if field == "images":
         return record.source_sha256
@@ -203,7 +202,7 @@ def _digests(record: Record, field: str) -> Sequence[str]:
 
 
 def _digest(field: str, path: Path) -> str:
-    """Digest of a file, of a camera's path also of what is beside it."""
+    """Return the digest of a file; for a camera path also that of its intrinsics file."""
     if field == "lora":
         return lora_files.file_digest(str(path))
     files = [path, path.with_name(INTRINSICS)] if field == "camera" else [path]
@@ -211,10 +210,10 @@ def _digest(field: str, path: Path) -> str:
 
 
 def _settings(record: Record, device: str) -> tuple[dict[str, Any], list[str]]:
-    """The recorded settings that shape pixels, as flags, and what of them is no longer there; what
-    is not recorded stays unset.
+    """Return the recorded settings that shape pixels, as flags, and the names of those that no
+    longer exist. Settings that are not recorded stay unset.
 
-    A CPU's picture is made on the CPU again; which GPU, and whether there is one, is the machine's.
+    A picture made on a CPU is made on the CPU again; the machine decides about GPUs.
     """
     recorded = record.settings
     if not recorded:
@@ -223,7 +222,7 @@ def _settings(record: Record, device: str) -> tuple[dict[str, Any], list[str]]:
     found, removed = read_key(recorded, "videos" if is_video else "pictures")
     if found["dtype"] == "auto":  # none is recorded
         found["dtype"] = None
-    if found["vae_use_tiling"] is None:  # as either kind does by itself
+    if found["vae_use_tiling"] is None:  # the default of either kind
         found["vae_use_tiling"] = is_video
     if recorded.get("device") == "cpu" and device == "auto":
         found["device"] = device = "cpu"
@@ -231,7 +230,7 @@ def _settings(record: Record, device: str) -> tuple[dict[str, Any], list[str]]:
         return found, removed
     if {"cot_text", "cot_token_ids"} & record.job.keys():
         found["bot_task"] = record.bot_task or None
-    # Where there can be no graphs the file is made without, and the verdict tells.
+    # If graphs are not possible the file is made without, and the verdict says so.
     can_be = by_graphs(ModelChoice(device=device), found["tensor_parallel_size"])
     found["decode_graphs"] = "on" if found["decode_graphs"] == "on" and can_be else "off"
     return found, removed
