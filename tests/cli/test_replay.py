@@ -170,7 +170,7 @@ def test_a_moved_picture_asks_for_its_sources(
     file = original("edit")
     ran = run_cli("replay", file)
     assert ran.code == 2
-    assert 'error[replay.missing-image]: the source image "red.png" is not in' in ran.err
+    assert 'error[replay.missing-image]: source image "red.png" not found in' in ran.err
     assert "--images-from" in ran.err
     there = tmp_path / "elsewhere"
     shutil.copytree(made.parent / "in", there)

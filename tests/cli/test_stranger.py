@@ -531,7 +531,7 @@ def record(tmp_path: Path) -> Callable[..., Path]:
         ({"model": "a/" + "m" * 5000}, "is not on this machine"),
         ({"model": "~nouser/x/y"}, "only the name of the model's folder is recorded"),
         ({"model": 5}, "is not text"),
-        ({"images": ["p" * 5000]}, "is not in"),
+        ({"images": ["p" * 5000]}, "not found in"),
         ({"images": ["../a.png"]}, "is no name of a source image"),
         ({"matrix": {"size": ["1:1", "2:1"]}}, "the record has several jobs"),
         ({"n": 2}, "the record has several jobs"),
