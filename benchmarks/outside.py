@@ -46,18 +46,14 @@ _SHOWN = ("overlap", "equal_outside", "kept", "psnr", "psnr_plain", "seam", "sea
 
 
 def main() -> None:
-    """Measure, print a table, and write everything as JSON."""
+    """Measure, print the summary, and write everything as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=60, help="local edits; half as many whole")
     parser.add_argument("--seed", type=int, default=2024)
     parser.add_argument("--area", type=float, default=0.4e6, help="pixels that a model draws")
-    parser.add_argument("--large", action="store_true", help="the cases of 12 megapixels alone")
     parser.add_argument("--finish", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/outside.json"))
     given = parser.parse_args()
-    if given.large:
-        print(json.dumps(list(_large())))
-        return
     if given.finish:
         print(json.dumps(_finished(given.finish)))
         return
@@ -87,10 +83,7 @@ def main() -> None:
     }
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(result, indent=1) + "\n")
-    for name, row in (*result["local"].items(), ("all", result["all_local"])):
-        print(f"{name:9} {_line(row)}")
-    print("whole edits", result["global"], "\nno edit", result["none"])
-    print("embedded", *result["embedded"], "\n12 megapixels", *result["large"], sep="\n")
+    print(json.dumps({name: of for name, of in result.items() if name != "cases"}, indent=1))
     assert result["all_local"]["equal_outside"]["min"] == 1.0, "outside every pixel is equal"
 
 
@@ -165,15 +158,6 @@ def _verdicts(rows: list[dict[str, Any]]) -> dict[str, int]:
     return {"n": len(rows)} | {
         kind: sum(row["kind"] == kind for row in rows) for kind in ("local", "none", "global")
     }
-
-
-def _line(row: dict[str, Any]) -> str:
-    shown = [f"n {row['n']}, local {row['local']}, global {row['global']}, none {row['none']}"]
-    for name in _SHOWN:
-        if name in row:
-            median, low, high = (row[name][which] for which in ("median", "min", "max"))
-            shown.append(f"{name} {median:.3f} ({low:.3f} to {high:.3f})")
-    return "; ".join(shown)
 
 
 def _embedded() -> Iterator[dict[str, Any]]:

@@ -4,12 +4,12 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hyimg_cli.errors import installed_version
 from hyimg_cli.journal.provenance import hardware, versions
 from shapes.cases import Row
 from shapes.requests import Served
@@ -114,7 +114,8 @@ def facts_of_run(scale: Any, minutes: float) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": hardware() | {"gpu": _gpu()},
-        "versions": versions() | {"triton": _version("triton"), "cuda": str(torch.version.cuda)},
+        "versions": versions()
+        | {"triton": (installed_version("triton") or "missing"), "cuda": str(torch.version.cuda)},
         "environment": {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
         "scale": asdict(scale),
         "minutes": minutes,
@@ -149,10 +150,3 @@ def _gpu() -> dict[str, Any]:
         "capability": list(torch.cuda.get_device_capability()),
         "cudnn": torch.backends.cudnn.version(),
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "missing"
