@@ -99,7 +99,11 @@ class _Bench:
         configs = [self._config(variant) for variant in scenario.variants]
         pictures = [job for job in at_main[0] if isinstance(job, ImageJob)]
         self.left = self._estimate(at_main)
-        self.left.ahead = self._runs_ahead(writes_texts=bool(pictures))
+        is_lossy = scenario.least_psnr is not None
+        every, control = scenario.labels, (scenario.labels[0], scenario.main_steps)
+        in_turn = [(one, n) for n in scenario.steps for one in every * (scenario.repeats + 1)]
+        lossless = [(every[-1], n) for n in scenario.steps] if is_lossy else []
+        self.left.ahead = [*([control] if pictures else ()), *in_turn, *lossless, control]
         what = f"{len(configs)} variants, {counted(len(jobs[0]), 'job')}, "
         what += f"{', '.join(map(str, scenario.steps))} steps"
         self.tell(f"{what}: {len(self.left.ahead)} runs, {self.left}")
@@ -110,7 +114,6 @@ class _Bench:
                 run = runs_of(one.lifetime, config, texts, self.load, keeps_kv=one.keeps_kv)
                 runs.append(opened.enter_context(run))
             timed = {steps: self._time_in_turn(runs, jobs, steps) for steps in scenario.steps}
-            is_lossy = scenario.least_psnr is not None
             rivals = self._rivals(runs[-1], jobs[-1], timed) if is_lossy else {}
         main = timed.get(scenario.main_steps, timed[scenario.steps[-1]])
         self.tell(f"control: other seed; {self.left}")
@@ -133,7 +136,10 @@ class _Bench:
             is_judged = not scenario.same_work and (a == 0 or scenario.main_steps > 1)
             found = Comparison(
                 scenario=pair,
-                pairs={one.steps: self._pair(pair, one) for one in of_pair},
+                pairs={
+                    n: row(f"{pair.title}, {n} steps", turns[a][0], turns[b][0], self.metrics)
+                    for n, turns in timed.items()
+                },
                 floors=(floors[a], floors[b]),
                 other_seed=other_seed,
                 rivals=rivals,
@@ -145,31 +151,13 @@ class _Bench:
         return Findings(scenario, comparisons, jobs[0], self.notes, self.scratch.parent)
 
     def _estimate(self, at_main: Sequence[Sequence[Job]]) -> TimeLeft:
-        """The time of each run before the first one: an earlier bench's, else the plan's."""
+        """Estimate the time of each run before the first: by an earlier bench, else by the plan."""
         found = (of_bench(one, self.scenario, at_main[0]) for one in self.earlier)
         settings = settle(self.flags, {}, {})
         config = build_run_config(settings, self.scratch, self.cache)
         variants = [*zip(self.scenario.variants, at_main, strict=True)]
         known = next(filter(None, found), None)
         return known or of_plan(variants, config, self.scenario.main_steps)
-
-    def _runs_ahead(self, *, writes_texts: bool) -> list[tuple[str, int]]:
-        """Every run of the comparison in order, as a variant's label and its steps."""
-        scenario, (first, *_, last) = self.scenario, self.scenario.labels
-        at_main = [(first, scenario.main_steps)]
-        timed = [
-            (label, steps)
-            for steps in scenario.steps
-            for _ in range(scenario.repeats + 1)
-            for label in scenario.labels
-        ]
-        is_lossy = scenario.least_psnr is not None
-        rivals = [(last, steps) for steps in scenario.steps] if is_lossy else []
-        return [*(at_main if writes_texts else ()), *timed, *rivals, *at_main]
-
-    def _pair(self, pair: Scenario, timed: Timed) -> DistanceRow:
-        name = f"{pair.title}, {timed.steps} steps"
-        return row(name, timed.a[0], timed.b[0], self.metrics)
 
     def _jobs(self, variant: Variant) -> list[Job]:
         settings = self._settings(variant)
