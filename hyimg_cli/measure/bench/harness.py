@@ -102,8 +102,8 @@ class _Bench:
         is_lossy = scenario.least_psnr is not None
         every, control = scenario.labels, (scenario.labels[0], scenario.main_steps)
         in_turn = [(one, n) for n in scenario.steps for one in every * (scenario.repeats + 1)]
-        lossless = [(every[-1], n) for n in scenario.steps] if is_lossy else []
-        self.left.ahead = [*([control] if pictures else ()), *in_turn, *lossless, control]
+        fewer_steps = [(every[-1], n) for n in scenario.steps] if is_lossy else []
+        self.left.ahead = [*([control] if pictures else ()), *in_turn, *fewer_steps, control]
         what = f"{len(configs)} variants, {counted(len(jobs[0]), 'job')}, "
         what += f"{', '.join(map(str, scenario.steps))} steps"
         self.tell(f"{what}: {len(self.left.ahead)} runs, {self.left}")
