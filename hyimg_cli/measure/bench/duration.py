@@ -12,7 +12,7 @@ from hyimg_cli.journal.provenance import hardware
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.measure.bench.record import job_facts
 from hyimg_cli.measure.bench.runs import RunResult
-from hyimg_cli.measure.bench.scenario import LOAD, Lifetime, Scenario, Variant
+from hyimg_cli.measure.bench.scenario import LOAD, START, Lifetime, Scenario, Variant
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import Job
@@ -26,6 +26,7 @@ class RunTime:
     steps: int
     wall_s: float
     denoise_s: float
+    is_estimate: bool = True
 
     def at(self, steps: int) -> float:
         """Seconds of the same run with this number of steps."""
@@ -41,15 +42,20 @@ class TimeLeft:
     source: str = ""
 
     def end_run(self, lifetime: Lifetime, result: RunResult) -> None:
-        """Count the first of the runs ahead as done; its time replaces earlier estimates."""
-        if self.source:
-            self.known, self.source = {}, ""
+        """Count the first of the runs ahead as done; its time replaces estimates for its label.
+
+        Texts and controls of variants that run in processes are made in a session, whose time
+        counts only while nothing else is known.
+        """
         label, steps = self.ahead.pop(0)
+        self.source = ""
+        if self.known and (lifetime == "session") != (result.phases_s[START] == 0):
+            return
         # A session's model stays loaded for its later runs.
-        load_s = result.phases_s[LOAD] if lifetime == "session" else 0.0
-        found = RunTime(steps, result.wall_s - load_s, result.denoise_s)
-        others = [one for one in self.known.get(label, ()) if one.steps != steps]
-        self.known[label] = [*others, found]
+        wall_s = result.wall_s - (result.phases_s[LOAD] if lifetime == "session" else 0.0)
+        own = [one for one in self.known.get(label, ()) if not one.is_estimate]
+        others = [one for one in own if one.steps != steps]
+        self.known[label] = [*others, RunTime(steps, wall_s, result.denoise_s, is_estimate=False)]
 
     @property
     def seconds(self) -> float | None:

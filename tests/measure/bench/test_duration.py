@@ -22,28 +22,39 @@ from hyimg_cli.quality.metrics import PIXEL_METRICS
 from hyimg_cli.settings.config import build_run_config, settle
 
 
-def took(wall_s: float, *, load_s: float = 0.0, denoise_s: float = 0.0) -> RunResult:
-    phases_s = dict.fromkeys(RUN_PHASES, 0.0) | {"load": load_s, "denoise_rest": denoise_s}
-    return RunResult(Path(), wall_s, 0.0, phases_s, ())
+def took(wall_s: float, **phases_s: float) -> RunResult:
+    return RunResult(Path(), wall_s, 0.0, dict.fromkeys(RUN_PHASES, 0.0) | phases_s, ())
 
 
 def test_runs_that_ended_tell_how_long_the_others_take() -> None:
     left = TimeLeft([("a", 8), ("a", 8), ("b", 8), ("b", 16)], {})
     assert str(left) == "time unknown until the first run ends"
     # The model stays loaded: 4 s a run, of them 2 s for 8 steps.
-    left.end_run("session", took(9.0, load_s=5.0, denoise_s=2.0))
+    left.end_run("session", took(9.0, load=5.0, denoise_rest=2.0))
     assert left.seconds == 4 + 4 + 6
     assert str(left) == "about 14 s left"
-    left.end_run("session", took(4.0, denoise_s=2.0))
-    left.end_run("process", took(60.0, load_s=5.0, denoise_s=8.0))
+    left.end_run("session", took(4.0, denoise_rest=2.0))
+    left.end_run("process", took(60.0, start=3.0, load=5.0, denoise_rest=8.0))
     assert str(left) == "about 1 min 8 s left"
 
 
 def test_what_ran_here_replaces_an_estimate() -> None:
-    left = TimeLeft([("a", 8), ("a", 8)], {"a": [RunTime(8, 30.0, 1.0)]}, ", by a guess")
-    assert str(left) == "about 1 min, by a guess"
+    known = {label: [RunTime(8, 30.0, 1.0)] for label in ("a", "b")}
+    left = TimeLeft([("a", 8), ("a", 8), ("b", 8)], known, ", by a guess")
+    assert str(left) == "about 1 min 30 s, by a guess"
     left.end_run("session", took(2.0))
-    assert str(left) == "about 2.0 s left"
+    assert str(left) == "about 32 s left"
+
+
+def test_a_session_says_little_about_a_variant_that_starts_processes() -> None:
+    left = TimeLeft([("a", 8), ("a", 8)], {"a": [RunTime(8, 30.0, 1.0)]}, ", by a guess")
+    left.end_run("process", took(2.0))
+    assert str(left) == "about 30 s left"
+    left = TimeLeft([("a", 8), ("a", 8), ("a", 8)], {})
+    left.end_run("process", took(2.0))
+    assert str(left) == "about 4.0 s left"
+    left.end_run("process", took(20.0, start=3.0))
+    assert str(left) == "about 20 s left"
 
 
 def test_the_rates_of_earlier_runs_give_an_estimate(tmp_path: Path) -> None:
