@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyimg_cli.engine.eta import Eta, KeptRates
+from hyimg_cli.engine.forecast import forecast
 from hyimg_cli.engine.runner import cards
 from hyimg_cli.journal.provenance import hardware
 from hyimg_cli.manifest.planner import make_plan
@@ -110,6 +111,12 @@ def of_plan(
             return TimeLeft([], {})
         stages, runs = eta.stages_s, eta.runs
         loads = {"session": 0, "process": 1, "process-per-job": len(jobs)}[variant.lifetime]
-        wall_s = sum(stages.values()) + (loads - 1) * stages["load"]
-        known[variant.label] = [RunTime(steps, wall_s, stages["denoise"])]
+        denoise_s = stages["denoise"]
+        if not variant.keeps_kv:
+            # Each step computes the prefix too, of which the text is a small part.
+            rows = forecast(plan, config, assumed_think=0).total
+            prefix_rows = rows.prefix_rows_unshared * rows.full_steps / rows.jobs
+            denoise_s *= 1 + prefix_rows / rows.denoise_rows
+        wall_s = sum(stages.values()) - stages["denoise"] + (loads - 1) * stages["load"]
+        known[variant.label] = [RunTime(steps, wall_s + denoise_s, denoise_s)]
     return TimeLeft([], known, f", from {counted(runs, 'earlier run')} of the model")

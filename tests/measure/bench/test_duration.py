@@ -72,6 +72,12 @@ def test_the_rates_of_earlier_runs_give_an_estimate(tmp_path: Path) -> None:
     walls = [runs[0].wall_s for runs in found.known.values()]
     assert walls[0] > 2 * 2 * 0.5
     assert [wall - walls[0] for wall in walls] == pytest.approx([0, 5, 10])
+    # Without a cache between steps, denoising takes longer: its rows are those of whole sequences.
+    reuse, _, every = read_scenario("kv-reuse").variants
+    kinds = of_plan([(one, plan.jobs) for one in (reuse, every)], config, 8).known
+    (plain,), (whole,) = kinds.values()
+    assert 3 < whole.denoise_s / plain.denoise_s < 8
+    assert whole.wall_s - plain.wall_s == pytest.approx(whole.denoise_s - plain.denoise_s)
     found.ahead = [("a session", 8)]
     assert str(found).endswith(", from 1 earlier run of the model")
 
