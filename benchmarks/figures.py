@@ -69,12 +69,11 @@ def tables() -> Iterator[str]:
         yield "| {} | {:.1f} | {:.6f} | {} |".format(name, *shown)
     for path in sorted(RESULTS.glob(f"bench-*{SUFFIX}")):
         entry = json.loads(path.read_text())
-        labels, end = [of["label"] for of in entry["variants"].values()], entry["verdict"]["name"]
+        end = entry["verdict"]["name"]
         for one in entry["timings"]:
             if one["steps"] == entry["main_steps"]:
-                # A kept result may be older than these two fields.
-                ratio = _ratio(one["speedup"]) if one.get("is_resolved", True) else "not resolved"
-                what, n = " over ".join(one.get("pair", labels)), one["a"]["wall_s"]["n"]
+                ratio = _ratio(one["speedup"]) if one["is_resolved"] else "not resolved"
+                what, n = " over ".join(one["pair"]), one["a"]["wall_s"]["n"]
                 yield f"| `{entry['name']}` | {what} | {ratio} | {n} | {end} | |"
 
 

@@ -5,6 +5,7 @@ embedded one, and what inexact reuse costs in the pictures.
     python benchmarks/kv_reuse.py clock --steps 8 --batch 4        one case, timed
     python benchmarks/kv_reuse.py planted                          faults in the reuse, in dB
     python benchmarks/kv_reuse.py all --out results/NAME.json      every case of docs/kv-reuse.md
+        --cases 3                     time at most 3 cases that the file lacks, and stop
 
 Counted: FLOP of the transformer in the diffusion stage. The VAE, the vision encoder, the
 convolutions around the transformer and the AR stage are the same in every variant, and left out.
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,7 @@ def clock(case: Case) -> dict[str, Any]:
     (once,), (every,), _ = (one.timed for one in found.comparisons)
     runs = dict(zip(scenario.labels, (once.a, once.b, every.b), strict=True))
     return {
+        "date": datetime.now(UTC).date().isoformat(),
         "verdict": found.verdict.name,
         "processor_s": {name: spread_of([run.wall_s for run in of]) for name, of in runs.items()},
         "over_once": asdict(once.speedup),
@@ -156,6 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("count", "clock", "planted", "all"))
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--cases", type=int, default=len(CASES["timed"]))
     for one in fields(Case):
         parser.add_argument(f"--{one.name}", type=int, default=one.default)
     given = vars(parser.parse_args())
@@ -172,7 +176,7 @@ def main() -> None:
     entry["by_steps"] = {
         n: {name: count(replace(one, steps=n)) for name, one in counted.items()} for n in STEPS
     }
-    for name in (one for one in CASES["timed"] if one not in entry["timed"]):
+    for name in [one for one in CASES["timed"] if one not in entry["timed"]][: given["cases"]]:
         entry["timed"][name] = clock(Case(**CASES["timed"][name]))
         out.write_text(json.dumps(entry, indent=1) + "\n")
     entry["planted"] = entry.get("planted") or planted()

@@ -27,35 +27,33 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from simulated_edits import GLOBAL, LOCAL, Case, case, cases, fitted, photograph
 
+from hyimg_cli.engine.runner import make_plan
 from hyimg_cli.finishing.outside import edit_of, put_back
 from hyimg_cli.finishing.placement import Placement, mapped_back
 from hyimg_cli.journal.job_pictures import finish
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.provenance import hardware, versions
+from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.media.formats import encode
 from hyimg_cli.settings.run import OutputConfig
-from hyimg_cli.spec.job import ImageJob, SizeRequest
-from hyimg_cli.spec.options import KeepOutside, TextSampling
+from hyimg_cli.spec.job import Job
 
 # Of the embedded model: what it was trained to do, and a background, which is an edit of the whole.
 EDITS = ("make the circle blue", "make the circle green", "make the circle yellow")
 SOURCE = Path(__file__).parents[1] / "recipes" / "quickstart" / "red-circle.png"
 _LARGE = (3000, 4000)
+_SHOWN = ("overlap", "equal_outside", "kept", "psnr", "psnr_plain", "seam", "seam_plain")
 
 
 def main() -> None:
-    """Measure, print a table, and write everything as JSON."""
+    """Measure, print the summary, and write everything as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=60, help="local edits; half as many whole")
     parser.add_argument("--seed", type=int, default=2024)
     parser.add_argument("--area", type=float, default=0.4e6, help="pixels that a model draws")
-    parser.add_argument("--large", action="store_true", help="the cases of 12 megapixels alone")
     parser.add_argument("--finish", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/outside.json"))
     given = parser.parse_args()
-    if given.large:
-        print(json.dumps(list(_large())))
-        return
     if given.finish:
         print(json.dumps(_finished(given.finish)))
         return
@@ -85,10 +83,7 @@ def main() -> None:
     }
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(result, indent=1) + "\n")
-    for name, row in (*result["local"].items(), ("all", result["all_local"])):
-        print(f"{name:9} {_line(row)}")
-    print("whole edits", result["global"], "\nno edit", result["none"])
-    print("embedded", *result["embedded"], "\n12 megapixels", *result["large"], sep="\n")
+    print(json.dumps({name: of for name, of in result.items() if name != "cases"}, indent=1))
     assert result["all_local"]["equal_outside"]["min"] == 1.0, "outside every pixel is equal"
 
 
@@ -113,12 +108,8 @@ def _measured(one: Case) -> dict[str, Any]:
         "kind": edit.kind,
         "reasons": list(edit.reasons),
         "overlap": float((mask & one.mask).sum() / max(1, (mask | one.mask).sum())),
-        "equal_outside": float((pixels == one.source).all(2)[outside].mean())
-        if outside.any()
-        else None,
-        "equal_outside_truth": float((pixels == one.source).all(2)[~one.mask].mean())
-        if (~one.mask).any()
-        else None,
+        "equal_outside": _equal_share(pixels, one.source, outside),
+        "equal_outside_truth": _equal_share(pixels, one.source, ~one.mask),
         "kept": float(change[result.matte > 127].sum() / max(1, change.sum())),
         "psnr": _psnr(pixels, one.truth),
         "psnr_plain": _psnr(plain, one.truth),
@@ -126,6 +117,10 @@ def _measured(one: Case) -> dict[str, Any]:
         "seam_plain": _seam(plain, one, result.matte),
         "processor_s": round(seconds, 3),
     }
+
+
+def _equal_share(a: np.ndarray, b: np.ndarray, where: np.ndarray) -> float | None:
+    return float((a == b).all(2)[where].mean()) if where.any() else None
 
 
 def _psnr(a: np.ndarray, b: np.ndarray) -> float:
@@ -146,18 +141,7 @@ def _spread(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Of local edits: how many were found, and the spread of each number."""
     local = [row for row in rows if row["kind"] == "local"]
     found: dict[str, Any] = _verdicts(rows)
-    names = (
-        "overlap",
-        "equal_outside",
-        "equal_outside_truth",
-        "kept",
-        "psnr",
-        "psnr_plain",
-        "seam",
-        "seam_plain",
-        "processor_s",
-    )
-    for name in names:
+    for name in (*_SHOWN, "equal_outside_truth", "processor_s"):
         values = sorted(row[name] for row in local if row[name] is not None)
         if values:
             found[name] = {
@@ -176,44 +160,15 @@ def _verdicts(rows: list[dict[str, Any]]) -> dict[str, int]:
     }
 
 
-def _line(row: dict[str, Any]) -> str:
-    shown = [f"n {row['n']}, local {row['local']}, global {row['global']}, none {row['none']}"]
-    for name in ("overlap", "equal_outside", "kept", "psnr", "psnr_plain", "seam", "seam_plain"):
-        if name in row:
-            median, low, high = (row[name][which] for which in ("median", "min", "max"))
-            shown.append(f"{name} {median:.3f} ({low:.3f} to {high:.3f})")
-    return "; ".join(shown)
-
-
 def _embedded() -> Iterator[dict[str, Any]]:
     """The embedded model's edits, drawn by the command itself."""
     with tempfile.TemporaryDirectory() as name:
         folder, manifest = Path(name) / "run", Path(name) / "jobs.jsonl"
-        lines = [
-            {
-                "custom_id": f"{n}-{seed}",
-                "prompt": text,
-                "images": [str(SOURCE)],
-                "seed": seed,
-                "keep_outside": True,
-            }
-            for n, text in enumerate(EDITS)
-            for seed in (1, 2)
-        ]
+        common = {"images": [str(SOURCE)], "seeds": [1, 2], "keep_outside": True}
+        lines = [common | {"custom_id": f"{n}", "prompt": text} for n, text in enumerate(EDITS)]
         manifest.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        command = [
-            sys.executable,
-            "-m",
-            "hyimg_cli",
-            "generate",
-            str(manifest),
-            "-o",
-            str(folder),
-            "--device",
-            "cpu",
-            "-q",
-        ]
-        subprocess.run(command, check=True)
+        command = [sys.executable, "-m", "hyimg_cli", "generate", str(manifest), "-o", str(folder)]
+        subprocess.run([*command, "--device", "cpu", "-q"], check=True)
         own = np.array(Image.open(SOURCE).convert("RGB"))
         for line in map(json.loads, (folder / "results.jsonl").read_text().splitlines()):
             edit = line["edit"]
@@ -223,7 +178,7 @@ def _embedded() -> Iterator[dict[str, Any]]:
                 "name": line["custom_id"],
                 "kind": edit["kind"],
                 "area": edit["area"],
-                "equal_outside": float((pixels == own).all(2)[free].mean()) if free.any() else None,
+                "equal_outside": _equal_share(pixels, own, free),
                 "outside": round(float(free.mean()), 3),
             }
 
@@ -279,25 +234,14 @@ def _peak_mb() -> int:
     return round(int(status.split("VmHWM:")[1].split()[0]) / 1000)
 
 
-def _job(source: Path) -> ImageJob:
-    text, size = TextSampling(0.0, 0, 1.0, 1), SizeRequest()
-    whole = KeepOutside(region=f"0,0,{_LARGE[1]},{_LARGE[0]}", region_mode="instead")
-    outside = whole if source.stem == "whole-frame" else KeepOutside()
-    return ImageJob(
-        custom_id="large",
-        task="it2i",
-        prompt="",
-        images=(str(source),),
-        model="tiny-image",
-        seed=0,
-        size=size,
-        num_inference_steps=1,
-        guidance_scale=1.0,
-        flow_shift=1.0,
-        bot_task="none",
-        text=text,
-        outside=outside,
-    )
+def _job(source: Path) -> Job:
+    line = {"prompt": "any", "images": [source.name], "keep_outside": True}
+    if source.stem == "whole-frame":
+        line |= {"region": f"0,0,{_LARGE[1]},{_LARGE[0]}", "region_mode": "instead"}
+    manifest = source.with_suffix(".jsonl")
+    manifest.write_text(json.dumps(line))
+    (job,) = make_plan(read_manifest(manifest)).jobs
+    return job
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ the GPU itself (an illegal address) ends all that comes behind it in the same pr
 `--forms fp8` and `--forms dense` in two runs one form outlives the other.
 
     python benchmarks/real_shape.py --forms fp8 --minutes 9
-    python benchmarks/real_shape.py --only 'VAE*' --compare OLD.json      some rows, against before
+    python benchmarks/real_shape.py --only 'VAE*' --out NEW.json          some rows
     python benchmarks/real_shape.py --compare OLD.json NEW.json           measures nothing
     python benchmarks/real_shape.py --parts checkpoint --minutes 5
     python benchmarks/real_shape.py --scale tiny --layers 2 --minutes 1   the same code anywhere
@@ -40,7 +40,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -51,11 +50,10 @@ from shapes import checkpoint, serving
 from shapes.cases import ANY_FORM, Group, Subject
 from shapes.compare import compared
 from shapes.floors import Floors, floors
-from shapes.kept import Kept, facts_of_run, place_of
+from shapes.kept import Kept, facts_of_run
 from shapes.network import layers_that_fit
 from shapes.rows import Bench, groups
 from shapes.run import PARTS, Run, Settings, said
-from shapes.serving import Serving
 from shapes.timing import Deadline, let_go
 from workload import SCALES, Workload, workload
 
@@ -63,23 +61,23 @@ from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 
 
 def main() -> None:
-    """Measure; a table on stdout, everything as JSON in the result."""
+    """Measure, or compare two results; a table on stdout, everything as JSON in the result."""
     arguments = _arguments()
-    old, new = _given(arguments.compare)
-    if new is None:
-        new = _measured(arguments)
-    if old is not None:
+    if arguments.compare:
+        old, new = (json.loads(path.read_text()) for path in arguments.compare)
         print("\n".join(compared(old, new)))
+    else:
+        _measure(arguments)
 
 
-def _measured(arguments: argparse.Namespace) -> dict[str, Any]:
+def _measure(arguments: argparse.Namespace) -> None:
     settings, deadline = _settings(arguments), Deadline(60 * arguments.minutes)
     has_gpu = torch.cuda.is_available()
     if settings.scale.name == "real" and not has_gpu:
         raise SystemExit("no GPU: --scale tiny runs the same code on a CPU, and measures nothing")
     device = torch.device("cuda:0" if has_gpu else "cpu")
     torch.manual_seed(0)
-    kept = Kept(place_of(arguments.out, device), facts_of_run(settings.scale, arguments.minutes))
+    kept = Kept(arguments.out, facts_of_run(settings.scale, arguments.minutes))
     kept.write()
     whole = Run(settings, device, deadline, kept)
     forms = settings.forms if {"rows", "requests"} & set(settings.parts) else ()
@@ -92,9 +90,6 @@ def _measured(arguments: argparse.Namespace) -> dict[str, Any]:
             let_go()
     kept.facts["spent_s"] = round(deadline.spent_s, 1)
     kept.write()
-    if kept.out is not None:
-        print(f"kept in {kept.out}")
-    return kept.result()
 
 
 def _one_form(form: str, folder: Path, run: Run) -> None:
@@ -119,7 +114,7 @@ def _one_form(form: str, folder: Path, run: Run) -> None:
         run.rows(group.names, partial(group.cases, bench), of)
     try:
         if requests:
-            Serving(model, load, subject, run).all(requests)
+            serving.serve_all(requests, model, load, subject, run)
     except Exception as error:
         kept.leave_out("requests", form, said(error))
 
@@ -210,16 +205,6 @@ def _checkpoint(folder: Path, run: Run) -> None:
         run.kept.leave_out("checkpoint", ANY_FORM, said(error))
 
 
-def _given(paths: list[Path] | None) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The results to compare: none, an old one, or an old and a new one."""
-    if paths is None:
-        return None, None
-    if len(paths) > 2:
-        raise SystemExit("--compare takes an old result, or an old and a new one")
-    old, *new = (json.loads(path.read_text()) for path in paths)
-    return old, new[0] if new else None
-
-
 def _settings(arguments: argparse.Namespace) -> Settings:
     return Settings(
         scale=SCALES[arguments.scale],
@@ -252,13 +237,8 @@ def _arguments() -> argparse.Namespace:
     add("--profile", action="store_true", help="of every row, not of misses alone")
     add("--memory-gb", type=float, help="count layers by so much memory, not by what is free")
     add("--checkpoint", type=Path, help="folder where the checkpoint is written, and stays")
-    add("--out", type=Path, help="by default real-shape.json in the folder that OUT names, if set")
-    add(
-        "--compare",
-        type=Path,
-        nargs="+",
-        help="an old result to hold against; with a new one too, nothing is measured",
-    )
+    add("--out", type=Path, help="the result as JSON")
+    add("--compare", type=Path, nargs=2, help="an old and a new result; nothing is measured")
     return parser.parse_args()
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapes.floors import Floors, Work
-from shapes.timing import EVERY, Pace, Timed, taken
+from shapes.timing import EVERY, Pace, Timed
 
 if TYPE_CHECKING:
     from shapes.rows import Bench
@@ -101,19 +101,6 @@ class Subject:
     def apart(self) -> "Subject":
         """The same, of rows that run no layer."""
         return Subject(ANY_FORM, floors=self.floors)
-
-    def once(
-        self,
-        name: str,
-        seconds: float,
-        *,
-        moved: int | None = None,
-        note: str = "",
-        fault: str = "",
-    ) -> Row:
-        """What was done once, and timed by whoever did it."""
-        case = Case(name, lambda: None, moved=moved, note=note, fault=fault)
-        return self.row(case, taken(seconds))
 
     def row(self, case: Case, took: Timed, note: str = "", fault: str = "") -> Row:
         """What a case's time means; `note` and `fault` stand behind the case's own."""

@@ -35,7 +35,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.settings.run import ModelChoice
 from shapes.cases import ANY_FORM, Case, Subject
 from shapes.run import Run, said
-from shapes.timing import Pace, let_go
+from shapes.timing import Pace, let_go, taken
 
 LAYERS = 4
 JOBS = "jobs.jsonl"
@@ -101,8 +101,8 @@ def _run(found: "Checkpoint", subject: Subject, run: Run, *, prewarms: bool) -> 
     for part, name in named.items():
         is_load = part == "load"
         moved, note = (found.nbytes, "with what is imported for it") if is_load else (None, "")
-        row = subject.once(name, seconds[part], moved=moved, note=note, fault=fault)
-        run.kept.add_row(row)
+        case = Case(name, lambda: None, moved=moved, note=note, fault=fault)
+        run.kept.add_row(subject.row(case, taken(seconds[part])))
 
 
 class Checkpoint:

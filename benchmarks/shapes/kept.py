@@ -2,22 +2,18 @@
 
 import json
 import os
-import re
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hyimg_cli.errors import installed_version
 from hyimg_cli.journal.provenance import hardware, versions
 from shapes.cases import Row
 from shapes.requests import Served
 
-RESULTS = Path(__file__).parents[1] / "results"
-OUT = "OUT"
 # Of a row's name, where it is told.
 WIDTH = 48
 NOTES = (
@@ -118,33 +114,13 @@ def facts_of_run(scale: Any, minutes: float) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": hardware() | {"gpu": _gpu()},
-        "versions": versions() | {"triton": _version("triton"), "cuda": str(torch.version.cuda)},
+        "versions": versions()
+        | {"triton": (installed_version("triton") or "missing"), "cuda": str(torch.version.cuda)},
         "environment": {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
         "scale": asdict(scale),
         "minutes": minutes,
         "notes": NOTES,
     }
-
-
-def place_of(asked: Path | None, device: torch.device) -> Path | None:
-    """Where a result goes: as asked, else into the folder that the environment's OUT names, else,
-    if measured on a GPU, beside the kept ones, by machine and date. Only what is asked for is
-    replaced.
-    """
-    if asked is not None:
-        return asked
-    if os.environ.get(OUT):
-        return _unused(Path(os.environ[OUT]) / "real-shape.json")
-    if device.type != "cuda":
-        return None
-    machine = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(device).lower()).strip("-")
-    return _unused(RESULTS / f"real-shape-{machine}-{datetime.now(UTC).date()}.json")
-
-
-def _unused(path: Path) -> Path:
-    """That path, or with a number the first that nothing is at."""
-    others = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
-    return path if not path.exists() else next(other for other in others if not other.exists())
 
 
 def _figures(row: Row) -> str:
@@ -174,10 +150,3 @@ def _gpu() -> dict[str, Any]:
         "capability": list(torch.cuda.get_device_capability()),
         "cudnn": torch.backends.cudnn.version(),
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "missing"

@@ -66,7 +66,10 @@ class Run:
             for case in cases() if left and self.has_time else ():
                 if case.name in left:
                     left.remove(case.name)
-                    self._tried(case, subject)
+                    try:
+                        self._row(case, subject)
+                    except Exception as error:
+                        self.kept.leave_out(case.name, subject.form, said(error))
                 if not left or not self.has_time:
                     break
         except Exception as error:
@@ -74,12 +77,6 @@ class Run:
         for name in left:
             self.kept.leave_out(name, subject.form, why)
         let_go()
-
-    def _tried(self, case: Case, subject: Subject) -> None:
-        try:
-            self._row(case, subject)
-        except Exception as error:
-            self.kept.leave_out(case.name, subject.form, said(error))
 
     def _row(self, case: Case, subject: Subject) -> None:
         is_real = self.settings.scale.name == "real"

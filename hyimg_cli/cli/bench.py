@@ -1,8 +1,9 @@
-"""`hyimg bench`: variants of the engine on the same jobs, and what sets them apart."""
+"""`hyimg bench`: compare variants of the engine on the same jobs."""
 
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,10 +64,10 @@ def bench(
         Path | None, typer.Option("--lpips-weights", help="Backbone weights for LPIPS (alex).")
     ] = None,
     draft_steps: Annotated[
-        str, typer.Option("--draft-steps", help="Of drafts: their steps, as 6,8,10.")
+        str, typer.Option("--draft-steps", help="Step counts of drafts, for example 6,8,10.")
     ] = "6,8,10",
     candidates: Annotated[
-        int, typer.Option("--candidates", min=2, help="Of drafts: candidates of a line.")
+        int, typer.Option("--candidates", min=2, help="Candidates of each line for drafts.")
     ] = 8,
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
@@ -92,7 +93,7 @@ def bench(
     earlier = earlier_bench.read_baseline(baseline) if baseline else None
     most = earlier_bench.read_share(max_regress)
     folder = output_dir or Path("runs") / f"bench-{scenario.name}"
-    # Which weights where: flags, else the environment; no other setting reaches a variant.
+    # Model and device come from flags, else the environment; nothing else reaches a variant.
     settled = o.settings_of({name: ctx.params[name] for name in _MODEL_FLAGS})
     said = (settled[name] for name in _MODEL_FLAGS)
     entry = run_comparison(
@@ -103,6 +104,7 @@ def bench(
         weights=lpips_weights,
         command=shlex.join(["hyimg", *(ctx.obj or ())]),
         is_quiet=quiet,
+        earlier=earlier,
     )
     worse = list(earlier_bench.regressions(entry, earlier, most)) if earlier else []
     if earlier and not earlier_bench.is_same_machine(entry, earlier):
@@ -128,14 +130,28 @@ def run_comparison(
     weights: Path | None,
     command: str,
     is_quiet: bool,
+    earlier: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any]:
-    """Run a comparison and write its three files; what `bench.json` holds."""
+    """Run a comparison and write its three files; return the contents of `bench.json`."""
     from hyimg_cli.measure.bench import record
+    from hyimg_cli.measure.bench.baseline import read_baseline
     from hyimg_cli.measure.bench.budget import bench_metrics
     from hyimg_cli.measure.bench.harness import compare
+    from hyimg_cli.measure.pairs import BENCH_JSON
 
     folder.mkdir(parents=True, exist_ok=True)
     metrics, lpips = bench_metrics(weights)
-    tell = str if is_quiet else render.note
-    found = compare(scenario, manifest, flags, folder=folder, metrics=metrics, tell=tell)
+    benches = [earlier] if earlier else []
+    with suppress(UsageError):  # the file that this bench will replace
+        benches.append(read_baseline(folder / BENCH_JSON))
+    found = compare(
+        scenario,
+        manifest,
+        flags,
+        folder=folder,
+        metrics=metrics,
+        tell=str if is_quiet else render.note,
+        earlier=benches,
+        cache=o.cache_folder(o.settings_of(flags)),
+    )
     return record.write(found, command=command, lpips=lpips, flags=flags)

@@ -24,11 +24,11 @@ from hyimg_cli.spec.options import KeepOutside
 if TYPE_CHECKING:
     from hyimg_cli.quality.lpips import Lpips
 
-# What is no distance: an edit outside itself.
+# Not a distance: what an edit changed outside itself.
 _OUTSIDE = "outside"
 _OF_OUTSIDE = o.settings_for("eval")
 _OF_DISTANCES = ("min_psnr", "min_ssim", "max_lpips", "max_abs", "weights", "clip", "csv")
-# What is measured without paths.
+# Measured if no paths are given.
 _COMPARISON = "kv-reuse"
 _TITLES = {
     "psnr": "PSNR dB ↑",
@@ -128,7 +128,7 @@ def evaluate(
     # NOTE: readers of pictures catch every Exception, so the signal stays a KeyboardInterrupt until
     # it is out of them.
     try:
-        # What is given and would not be looked at: a gate, most of all.
+        # Refuse options that would have no effect, gates above all.
         others = _OF_DISTANCES if metric == _OUTSIDE else _OF_OUTSIDE
         idle = [f"--{name}".replace("_", "-") for name in others if given[name] is not None]
         if idle:
@@ -238,19 +238,13 @@ def _bench_now() -> Path:
     from hyimg_cli.measure.bench.scenario import read_scenario
 
     scenario, folder = read_scenario(_COMPARISON), Path("runs") / f"bench-{_COMPARISON}"
-    manifest = packaged.read(str(scenario.manifest))
-    # Each variant warms up once for every number of steps.
-    turns = len(scenario.variants) * len(scenario.steps) * (scenario.repeats + 1)
-    count = len(manifest.lines) * turns
-    steps = ", ".join(map(str, scenario.steps))
     render.note(
-        f"no bench folder found: running hyimg bench --compare {_COMPARISON} first, into {folder}: "
-        f"over {count} pictures of {steps} steps with the embedded model, up to two minutes of "
-        "processor time. To compare existing pictures: hyimg eval METRIC A B"
+        f"no bench folder found: running hyimg bench --compare {_COMPARISON} first, into {folder}. "
+        "To compare existing pictures: hyimg eval METRIC A B"
     )
     run_comparison(
         scenario,
-        manifest,
+        packaged.read(str(scenario.manifest)),
         {},
         folder=folder,
         weights=None,
@@ -261,7 +255,7 @@ def _bench_now() -> Path:
 
 
 def _lpips(given: Mapping[str, Any]) -> "Lpips":
-    """The metric that the flags name. Imported here: `--help` must not wait for torch."""
+    """Return the metric that the flags name. Imported here, so that `--help` needs no torch."""
     from hyimg_cli.quality.lpips import Lpips
 
     if given["net"] not in NETS:
@@ -270,7 +264,7 @@ def _lpips(given: Mapping[str, Any]) -> "Lpips":
 
 
 def _self_test(given: Mapping[str, Any]) -> int:
-    """Measure the stored pairs; 1 where one is not at its stored distance."""
+    """Measure the stored pairs; return 1 if one is not at its stored distance."""
     if given["metric"] not in ("lpips", "all"):
         raise UsageError("--self-test needs lpips", hint="hyimg eval lpips --self-test")
     loaded = _lpips(given)
@@ -290,7 +284,7 @@ def _self_test(given: Mapping[str, Any]) -> int:
 
 
 def _show_table(rows: Sequence[Sequence[str]]) -> None:
-    """Rows on stdout, in columns as wide as what they hold: no number is cut."""
+    """Print rows on stdout, in columns wide enough for every cell."""
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     for name, *others in rows:
         cells = (text.rjust(width) for text, width in zip(others, widths[1:], strict=True))
@@ -301,7 +295,7 @@ def _show_table(rows: Sequence[Sequence[str]]) -> None:
 def _distance_rows(
     results: Sequence[distances.Measured], metrics: Sequence[Metric], summary: Mapping[str, Any]
 ) -> list[list[str]]:
-    """A row for each pair, then mean and worst of all; of a video the mean (min to max)."""
+    """Return a row for each pair, then mean and worst; for a video the mean (min to max)."""
     rows = []
     for measured in results:
         is_video = measured.pair.kind == "video"

@@ -1,4 +1,4 @@
-"""`hyimg replay`: a finished file's job run again, and whether it came out equal."""
+"""`hyimg replay`: run the job of a finished file again and compare the pixels."""
 
 import math
 import os
@@ -105,7 +105,7 @@ def _run(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     request = RunRequest(source.manifest, config, settings, policy=AGAIN)
     code = show_run(ManifestRun(request), style, again=again, retry=again)
     made_again = RunFolder(folder).results().get(source.custom_id, {})
-    # A gate's 1 says nothing of a replay.
+    # Exit code 1 of a gate does not concern a replay.
     if code > 1 or made_again.get("status") != "done":
         return code
     original = compared_file(described)
@@ -119,7 +119,7 @@ def _run(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
 
 
 def _settings(given: Mapping[str, Any], source: Restored) -> dict[str, Setting]:
-    """Recorded settings below those of the user; which model runs stands in the job."""
+    """Return the recorded settings, overridden by those of the user; the job names the model."""
     o.refuse_misspelt(os.environ)
     of_jobs = {row.variable for row in SETTINGS.values() if row.in_line}
     environ = {name: value for name, value in os.environ.items() if name not in of_jobs}

@@ -1,4 +1,4 @@
-"""Distances of pairs: pictures once, videos frame by frame; held against limits, and as records."""
+"""Measure distances of pairs, videos frame by frame; check limits and write records."""
 
 import csv
 import io
@@ -16,14 +16,14 @@ from hyimg_cli.media.frames import read_frames
 from hyimg_cli.media.images import probe_image, read_image
 from hyimg_cli.quality.metrics import Metric, Pixels, number_to_json
 
-# The option that limits each metric: from below where higher is nearer.
+# The option that limits each metric: a minimum if higher is closer.
 LIMITED_BY = {"psnr": "min_psnr", "ssim": "min_ssim", "lpips": "max_lpips", "max_abs": "max_abs"}
 Frame = tuple[Pixels, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A pair with what was found: by metric the value of each frame, of a picture just one.
+    """A pair with the values of each metric: one for a picture, one per frame for a video.
 
     `notes`: what reading a picture changed (alpha composited, 16 bit reduced, first of N frames).
     """
@@ -38,12 +38,12 @@ class Measured:
 
 
 def measured(pairs: Sequence[Pair], metrics: Sequence[Metric]) -> Iterator[Measured]:
-    """Each pair with its distances, in order.
+    """Yield each pair with its distances, in order.
 
-    Raises UsageError for pictures of two sizes, before anything is measured; later on where two
-    videos differ in size or number of frames, and for a file that cannot be read.
+    Raises UsageError for pictures of two sizes before anything is measured; later if two videos
+    differ in size or number of frames, or a file cannot be read.
     """
-    # Headers alone are read.
+    # Only headers are read.
     sizes = [(p.name, _size(p.a), _size(p.b)) for p in pairs if p.kind == "image"]
     wrong = [f"{name} ({a} and {b})" for name, a, b in sizes if a != b]
     if wrong:
@@ -64,7 +64,7 @@ def measured(pairs: Sequence[Pair], metrics: Sequence[Metric]) -> Iterator[Measu
                 notes |= dict.fromkeys((*a[1], *b[1]))
                 count += 1
             if not count:
-                raise UsageError("there are no frames", where=pair.a, code="eval.no-frames")
+                raise UsageError("no frames found", where=pair.a, code="eval.no-frames")
         except HyimgError as error:
             where = f"{pair.name} ({error.where})" if error.where else pair.name
             raise UsageError(error.what, where=where, hint=error.hint, code=error.code) from None
@@ -72,7 +72,7 @@ def measured(pairs: Sequence[Pair], metrics: Sequence[Metric]) -> Iterator[Measu
 
 
 def _frames(path: Path) -> Iterator[Frame]:
-    """One picture, the frames of a video, or those in a folder, in the order of their names."""
+    """Yield one picture, the frames of a video, or those in a folder, by name."""
     if is_video(path) and not path.is_dir():
         yield from ((pixels, ()) for pixels in read_frames(path))
         return
@@ -93,7 +93,7 @@ def _size(path: Path) -> str:
 def breaches(
     results: Iterable[Measured], metrics: Sequence[Metric], limits: Mapping[str, float]
 ) -> Iterator[str]:
-    """Sentences on every pair that does not keep a limit, with its worst frame; NaN keeps none.
+    """Yield a sentence for each pair that breaks a limit, by its worst frame; NaN breaks any limit.
 
     `limits`: by metric, in dB, levels, at least 0 or at most 1.
     """
@@ -107,7 +107,7 @@ def breaches(
 
 
 def to_record(one: Measured, metrics: Sequence[Metric]) -> dict[str, Any]:
-    """A pair with its distances by name; of a video the mean, and the extremes of its frames."""
+    """Return a pair with its distances by name; for a video the mean and the extremes."""
     pair = one.pair
     record: dict[str, Any] = {
         "name": pair.name,
@@ -126,7 +126,7 @@ def to_record(one: Measured, metrics: Sequence[Metric]) -> dict[str, Any]:
 
 
 def summary(results: Sequence[Measured], metrics: Sequence[Metric]) -> dict[str, Any]:
-    """Pairs, and for each metric its mean over them and the worst picture or frame of all."""
+    """Return the number of pairs, and the mean and the worst value of each metric."""
     entry: dict[str, Any] = {"pairs": len(results)}
     for metric in metrics:
         of_pairs = [one.values[metric.name] for one in results]
@@ -137,7 +137,7 @@ def summary(results: Sequence[Measured], metrics: Sequence[Metric]) -> dict[str,
 
 
 def write_csv(path: Path, records: Sequence[dict[str, Any]]) -> None:
-    """One row for each record, whole or not at all; notes are left out. Raises StorageError."""
+    """Write one row per record, all or none; notes are left out. Raises StorageError."""
     columns = dict.fromkeys(name for record in records for name in record if name != "notes")
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")

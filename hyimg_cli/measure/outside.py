@@ -1,6 +1,4 @@
-"""What an edit changed outside itself, of any two pictures, whoever made them: a source and the
-result of editing it.
-"""
+"""Measure what an edit changed outside itself, for any source and result, of hyimg or not."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -43,13 +41,13 @@ Record = dict[str, Any]
 
 
 def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
-    """The `edit` of a result line, as far as two files tell it.
+    """Return the `edit` of a result line, as far as two files show it.
 
-    `outside_by`: what is outside was decided by the `matte` that the run of this result recorded,
-    by a `region` that stands for the edit, or by the edit that was `found`. Pixels are compared as
-    the files have them, with alpha; not in other sizes, nor where 8 bits a channel of RGB cannot
-    tell. Raises SourceImageError for a file that is no picture, a region that is not the source's,
-    or a matte that was changed.
+    `outside_by`: the `matte` that the run of this result recorded, a `region` given in place of
+    the edit, or the edit that was `found` decides what is outside. Pixels are compared as stored,
+    with alpha, if the sizes are equal and both files have 8 bits a channel. Raises
+    SourceImageError for a file that is not a picture, a region that does not fit the source, or a
+    matte that was changed.
     """
     (own, is_exact), (other, is_other_exact) = own_picture(source), own_picture(result)
     size, can_count = Size(own.height, own.width), is_exact and is_other_exact
@@ -102,7 +100,7 @@ def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
 
 
 def lines(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The record as rows of a table."""
+    """Return the record as rows of a table."""
     is_whole = record["kind"] == "global"
     rows = [("kind", str(record["kind"])), ("edited area", f"{record['area']:.2%}")]
     rows += [("reason", reason) for reason in record["reasons"]]
@@ -127,8 +125,8 @@ def lines(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _read_record(result: Path, size: Size) -> tuple[Record, Mask] | None:
-    """What the run of a result recorded: its verdict, and where it edited [H, W]; None where no
-    line names this file, or it is not of this size any more.
+    """Return what the run of a result recorded: its verdict and where it edited [H, W]; None if no
+    line names this file, or its size has changed.
     """
     place = Path(os.path.abspath(result))
     run = run_of(place)
@@ -156,7 +154,7 @@ def _read_record(result: Path, size: Size) -> tuple[Record, Mask] | None:
 
 @lru_cache(maxsize=4)
 def _edits_in(run: Path, _as_it_is: tuple[Any, ...]) -> dict[str, Mapping[str, Any]]:
-    """What a run recorded of its edits with a matte, by file: read once for all of its pictures."""
+    """Return the recorded edits of a run that have a matte, by file; read once per run."""
     return {
         file["path"]: edit
         for entry in RunFolder(run).results().values()
@@ -166,7 +164,7 @@ def _edits_in(run: Path, _as_it_is: tuple[Any, ...]) -> dict[str, Mapping[str, A
 
 
 def _as_redraw(image: Picture, size: Size) -> tuple[Pixels, Placement]:
-    """A result as a redraw of a source of this size: small enough to find an edit in it."""
+    """Return a result as a redraw of a source of this size, small enough to find an edit in it."""
     part = sqrt(min(1.0, _AREA / (image.width * image.height)))
     y, x = (max(_LEAST_SIDE, round(side * part)) for side in (image.height, image.width))
     pixels = shown(image, Placement.stretched((image.height, image.width), (y, x)))
@@ -176,7 +174,7 @@ def _as_redraw(image: Picture, size: Size) -> tuple[Pixels, Placement]:
 
 
 def _with_blend(own: Picture, other: Picture, mask: Mask, place: Placement) -> Mask:
-    """The edit [Y, X] and what differs near it and hangs together with it."""
+    """Return the edit [Y, X] with the differing pixels near it that are connected to it."""
     differs, y, x = mask.copy(), _drawn_at(place.y), _drawn_at(place.x)
     for rows, _, _, other_here in _strips(own, other):
         at = np.nonzero(other_here)
@@ -189,13 +187,13 @@ def _with_blend(own: Picture, other: Picture, mask: Mask, place: Placement) -> M
 
 
 def _drawn_at(axis: AxisMap) -> np.ndarray:
-    """By pixel of the source the drawn one that it lies in."""
+    """Return the drawn pixel that contains each pixel of the source."""
     at = axis.scale * (np.arange(axis.length) + 0.5) - axis.offset
     return np.asarray(np.clip(at.astype(int), 0, axis.drawn - 1))
 
 
 def _strips(a: Picture, b: Picture) -> Iterator[tuple[slice, Pixels, Pixels, Mask]]:
-    """Some rows of two pictures of one size at a time, as RGBA [Y, X, 4], and where they differ."""
+    """Yield rows of two pictures of one size, as RGBA [Y, X, 4], and where they differ."""
     step = max(1, _STRIP // a.width)
     for top in range(0, a.height, step):
         rows = slice(top, min(top + step, a.height))

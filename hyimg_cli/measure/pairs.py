@@ -1,4 +1,4 @@
-"""Pairs to compare: two files, folders by name, runs by custom_id, a manifest of pairs, the two
+"""Find pairs to compare: two files, folders by name, runs by custom_id, a manifest of pairs, the
 variants of a bench.
 """
 
@@ -18,7 +18,7 @@ from hyimg_cli.media.frames import VIDEO_SUFFIXES
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".avif", ".gif")
 BENCH_JSON = "bench.json"
-# Where a bench keeps the pictures of its variants, side by side; it has two at least.
+# The folders with the pictures of a bench's variants; it has at least two.
 VARIANTS = tuple("ABCD")
 # Here, in a folder, in a folder of folders such as runs/.
 _BENCH_PLACES = (BENCH_JSON, f"*/{BENCH_JSON}", f"*/*/{BENCH_JSON}")
@@ -27,7 +27,7 @@ _NAMED_AT_MOST = 5
 
 @dataclass(frozen=True)
 class Pair:
-    """Two files, or two folders of frames, that are compared under one name."""
+    """Two files, or two folders of frames, compared under one name."""
 
     name: str
     a: Path
@@ -49,55 +49,55 @@ class Pairing:
 
     @property
     def unpaired(self) -> str:
-        """Names without counterpart as a sentence; empty where all have one."""
+        """Names without counterpart as a sentence; empty if all have one."""
         sides = (("only in A", self.only_a), ("only in B", self.only_b))
         return "; ".join(f"{len(names)} {where}: {_some(names)}" for where, names in sides if names)
 
 
 def is_video(path: Path) -> bool:
-    """True for what is measured frame by frame."""
+    """Return whether a path is measured frame by frame."""
     return path.suffix.lower() in VIDEO_SUFFIXES or os.path.isdir(path)
 
 
 def find_pairs(
     a: Path, b: Path | None = None, *, allow_unpaired: bool = False, as_video: bool = False
 ) -> Pairing:
-    """The pairs that a command line means; `a` alone is a manifest of pairs.
+    """Return the pairs that a command line names; `a` alone is a manifest of pairs.
 
-    `allow_unpaired`: names without counterpart are told, and no error. `as_video`: two folders are
-    the frames of one video each, in the order of their names. Raises UsageError where nothing can
-    be paired, ManifestError for faults of the manifest.
+    `allow_unpaired`: names without counterpart are not an error. `as_video`: each folder has the
+    frames of one video, in the order of their names. Raises UsageError if nothing can be paired,
+    ManifestError for faults of the manifest.
     """
     for path in (a, *([] if b is None else [b])):
         if not os.path.exists(path):
             raise _fault("file or folder not found", path, slug="missing")
     pairing = _read_pair_list(a) if b is None else _two_sided(a, b, as_video)
     if pairing.unpaired and not allow_unpaired:
-        hint = "--allow-unpaired leaves them out"
+        hint = "to leave them out, add --allow-unpaired"
         raise UsageError(pairing.unpaired, hint=hint, code="eval.unpaired")
     if not pairing.pairs:
-        raise _fault("there is nothing to compare", a, slug="nothing")
+        raise _fault("nothing to compare", a, slug="nothing")
     return pairing
 
 
 def run_pairs(a: Path, b: Path, *, by_frame: bool = False) -> Pairing:
-    """Files of the same job in two runs. A failed job has no file, and so no counterpart."""
+    """Return the files of the same job in two runs. A failed job has no counterpart."""
     return _match_names(*(output_files(run, by_frame=by_frame) for run in (a, b)))
 
 
 def folder_pairs(a: Path, b: Path) -> Pairing:
-    """Pictures and videos of the same name in two folders, subfolders too.
+    """Return pictures and videos of the same name in two folders, including subfolders.
 
-    `cat.png` and `cat.jpg` are the same name where either folder has one such file.
+    `cat.png` and `cat.jpg` are the same name if either folder has one such file.
     """
     in_a, in_b = _media_in(a), _media_in(b)
     return _match_names(_by_stem(in_a, in_b), _by_stem(in_b, in_a))
 
 
 def newest_bench(folder: Path, comparison: str) -> Path | None:
-    """The folder of the bench of this name in or under `folder` that was written last, if any.
+    """Return the newest folder of the bench of this name in or under `folder`, if any.
 
-    One without pictures of both variants does not count.
+    A folder without pictures of two variants does not count.
     """
     found = []
     for path in (path for place in _BENCH_PLACES for path in folder.glob(place)):
@@ -111,7 +111,7 @@ def newest_bench(folder: Path, comparison: str) -> Path | None:
 
 
 def bench_sides(bench: Path) -> list[tuple[str, Path, Path]]:
-    """The first variant of a bench against each other one: a title, and the two folders."""
+    """Pair the first variant of a bench with each other one: a title and the two folders."""
     variants = json_of(text_of(bench / BENCH_JSON, TABLE_BYTES)).get("variants", {})
     label = {side: variants.get(side.lower(), {}).get("label", side) for side in VARIANTS}
     first, *others = (side for side in VARIANTS if (bench / side).is_dir())
@@ -147,20 +147,20 @@ def _of_one_kind(pair: Pair) -> Pair:
 
 
 def _media_in(folder: Path) -> dict[str, Path]:
-    """Pictures and videos by name; other files and hidden ones are passed over."""
+    """Return pictures and videos by name; other files and hidden ones are skipped."""
     known = (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES)
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         is_hidden = any(part.startswith(".") for part in name.parts)
-        # A pipe or a device is told of when it is opened, not passed over.
+        # A pipe or a device is not skipped: opening it reports it.
         if path.suffix.lower() in known and not is_hidden and path.exists() and not path.is_dir():
             found[name.as_posix()] = path
     return found
 
 
 def _by_stem(mine: Mapping[str, Path], theirs: Mapping[str, Path]) -> dict[str, Path]:
-    """Mine, without suffix where only another suffix has a counterpart."""
+    """Return mine, without the suffix if only another suffix has a counterpart."""
     stems = [Counter(_stem(name) for name in names) for names in (mine, theirs)]
 
     def name_of(name: str) -> str:
@@ -184,14 +184,14 @@ def _match_names(in_a: Mapping[str, Path], in_b: Mapping[str, Path]) -> Pairing:
 
 
 def _read_pair_list(path: Path) -> Pairing:
-    """Pairs of a JSONL file with an object {"a", "b"} on each line, `name` if you like.
+    """Read pairs from a JSONL file with an object {"a", "b"} and an optional `name` on each line.
 
     Paths are relative to the manifest.
     """
     if path.is_dir():
-        raise _fault("one folder alone cannot be compared", path, "give a second one")
+        raise _fault("a folder needs another to compare with", path, "give a second folder")
     if path.suffix != ".jsonl":
-        raise _fault("one file alone cannot be compared", path, "give a second, or a .jsonl file")
+        raise _fault("a file needs another to compare with", path, "give a second, or a .jsonl")
     faults: list[HyimgError] = []
     pairs: list[Pair] = []
     try:
@@ -218,7 +218,7 @@ def _pair(line: str, folder: Path) -> Pair:
     except ValueError as error:
         raise UsageError(f"not JSON: {error}", hint=shape) from None
     if not isinstance(entry, dict) or not all(isinstance(v, str) for v in entry.values()):
-        raise UsageError("this is not an object of texts", hint=shape)
+        raise UsageError("not an object of strings", hint=shape)
     unknown, missing = entry.keys() - {"a", "b", "name"}, {"a", "b"} - entry.keys()
     if unknown or missing:
         sets = (("unknown", unknown), ("missing", missing))
@@ -227,7 +227,7 @@ def _pair(line: str, folder: Path) -> Pair:
     paths = [folder / entry[side] for side in ("a", "b")]
     absent = [str(path) for path in paths if not os.path.exists(path)]
     if absent:
-        raise UsageError(f"there is no {' and no '.join(absent)}", hint="relative to the manifest")
+        raise UsageError(f"file not found: {', '.join(absent)}", hint="relative to the manifest")
     return Pair(entry.get("name") or entry["b"], *paths)
 
 

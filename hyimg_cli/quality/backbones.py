@@ -136,7 +136,7 @@ def _from_given(net: Net, path: Path) -> Backbone:
 
 
 def _from_found(net: Net, path: Path, origin: str) -> Backbone:
-    """A file that lies where the published one belongs."""
+    """A file at the place of the published one."""
     try:
         data = bytes_of(path, _MAX_BYTES)
     except OSError as error:
@@ -212,5 +212,5 @@ def _missing(net: Net, hub: Path) -> MachineError:
     remedies.append(f"that copy in {hub.parent}")
     if net not in _PACKAGED:
         remedies.append("--net alex, which a package carries")
-    what = f"LPIPS needs the ImageNet weights of its backbone ({net}), and there are none here"
+    what = f"LPIPS needs the ImageNet weights of its backbone ({net}), which are not installed"
     return MachineError(what, hint="; or ".join(remedies), code="lpips.no-weights")

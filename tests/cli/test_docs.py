@@ -30,7 +30,7 @@ REAL = re.compile(
     r"hyimg (bench|doctor|eval|info|replay|serve|think|check texts|generate texts)|--replicas"
 )
 # Their commands need a server, scores or a checkpoint; other tests run them.
-ELSEWHERE = {"candidates", "datasets", "editors", "errors", "kv-reuse", "measuring", "serve"}
+ELSEWHERE = {"candidates", "datasets", "editors", "errors", "measuring", "serve"}
 HUB = re.compile(r"--model [\w-]+/[\w.-]+")
 
 
@@ -134,7 +134,8 @@ def test_the_tables_of_kv_reuse_are_those_of_the_kept_results() -> None:
     assert spec.loader is not None
     figures = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(figures)
-    lines = (DOCS / "kv-reuse.md").read_text(encoding="utf-8").splitlines()
+    pages = (DOCS / f"{name}.md" for name in ("kv-reuse", "kv-reuse-questions"))
+    lines = {line for page in pages for line in page.read_text(encoding="utf-8").splitlines()}
     rows = list(figures.tables())
     assert len(rows) > 40
     assert [row for row in rows if row not in lines] == []

@@ -531,10 +531,10 @@ def record(tmp_path: Path) -> Callable[..., Path]:
         ({"model": "a/" + "m" * 5000}, "is not on this machine"),
         ({"model": "~nouser/x/y"}, "only the name of the model's folder is recorded"),
         ({"model": 5}, "is not text"),
-        ({"images": ["p" * 5000]}, "is not in"),
-        ({"images": ["../a.png"]}, "is no name of a source image"),
-        ({"matrix": {"size": ["1:1", "2:1"]}}, "the record asks for several"),
-        ({"n": 2}, "the record asks for several"),
+        ({"images": ["p" * 5000]}, "not found in"),
+        ({"images": ["../a.png"]}, "does not name a source image"),
+        ({"matrix": {"size": ["1:1", "2:1"]}}, "the record has several jobs"),
+        ({"n": 2}, "the record has several jobs"),
         ({"custom_id": "../a"}, "cannot name a job"),
         ({"prompt": "\ud800"}, "half of a surrogate pair"),
     ],
@@ -576,7 +576,7 @@ def test_a_file_has_no_model_fetched(
     ran = run_cli("replay", file, "--allow-changed")
     assert ran.code == 2
     assert "error[replay.model]: the model acme/tiny is not on this machine" in ran.err
-    assert "hint: --model acme/tiny fetches it" in ran.err
+    assert "hint: to download it, add --model acme/tiny" in ran.err
     (tmp_path / "acme" / "tiny").mkdir(parents=True)
     ran = run_cli("replay", file, "--allow-changed")
     assert "acme/tiny is a folder here; a picture's record cannot choose a folder" in ran.err

@@ -188,8 +188,10 @@ def test_chosen_rows_alone_and_against_a_result_before(
     assert [row["name"] for row in kept["rows"]] == ["prefill"]
     assert [each["name"] for each in kept["requests"]] == REQUESTS[1:3]
     assert len(kept["profiles"]["prefill, fp8"]) == 12
+    _ran(new, *chosen)
     capsys.readouterr()
-    _ran(new, *chosen, "--compare", str(old))
+    # Nothing is measured, so no GPU is asked for.
+    _run("--compare", str(old), str(new))
     lines = capsys.readouterr().out.splitlines()
     told = lines[next(n for n, line in enumerate(lines) if line.startswith("before: ")) :]
     assert [" ".join(line.split()[:3]) for line in told[3:]] == [
@@ -197,25 +199,6 @@ def test_chosen_rows_alone_and_against_a_result_before(
         "1 request, 2",
         "1 request, 2",
     ]
-    # Two results: nothing is measured, so no GPU is asked for.
-    _run("--compare", str(old), str(new))
-    assert capsys.readouterr().out.splitlines() == told
-
-
-def test_without_out_the_environment_says_where(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OUT", str(tmp_path))
-    arguments = ("--scale", "tiny", "--layers", "2", "--forms", "fp8", "--only", "prefill")
-    _run(*arguments)
-    first = (tmp_path / "real-shape.json").read_bytes()
-    _run(*arguments, "--profile")
-    assert (tmp_path / "real-shape.json").read_bytes() == first
-    again = json.loads((tmp_path / "real-shape-2.json").read_text())
-    assert [row["name"] for row in again["rows"]] == ["prefill"]
-    monkeypatch.delenv("OUT")
-    _run(*arguments)
-    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_as_many_layers_as_memory_has_room_for(

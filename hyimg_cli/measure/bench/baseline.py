@@ -1,4 +1,4 @@
-"""An earlier `bench.json` as a gate: no slower than it was, and no worse a verdict."""
+"""Compare with an earlier `bench.json`: no slower, and no worse a verdict."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -14,46 +14,46 @@ _RANK |= {"not explained": 4, "differs": 4}
 
 
 def read_share(text: str) -> float:
-    """`5%` or `0.05` as 0.05. Raises UsageError."""
+    """Return `5%` or `0.05` as 0.05. Raises UsageError."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*", text)
     if match is None:
-        what = f"--max-regress {text!r} is no share"
+        what = f"--max-regress {text!r} is not a share"
         raise UsageError(what, hint="for example --max-regress 5%", code="bench.share")
     return float(match[1]) / (100 if match[2] else 1)
 
 
 def read_baseline(path: Path) -> dict[str, Any]:
-    """An earlier bench.json. Raises UsageError where it is none."""
+    """Read an earlier bench.json. Raises UsageError if it is not one."""
     try:
         entry = json_of(text_of(path, TABLE_BYTES, or_stream=True))
         if entry["format"] == FORMAT and entry["timings"] and entry["verdict"]["name"] in _RANK:
             return dict(entry)
-        what = "its format is another"
+        what = "its format is not supported"
     except OSError as error:
         what = f"it cannot be read: {error.strerror}"
     except (ValueError, KeyError, TypeError):
-        what = "it is no bench.json"
+        what = "not a bench.json"
     hint = "give the bench.json of an earlier run"
     raise UsageError(what, where=path, hint=hint, code="bench.baseline")
 
 
 def regressions(now: Mapping[str, Any], before: Mapping[str, Any], most: float) -> Iterator[str]:
-    """Sentences on all that has become worse by more than the share `most`.
+    """Yield a sentence for everything that has become worse by more than the share `most`.
 
-    A baseline of other jobs, another model or other settings is itself one. Seconds are compared on
-    the same hardware; the speed-up of A over B, which was measured in turns, always. What the
-    spread of the new runs may explain is no regression.
+    A baseline of other jobs, another model or other settings is a regression too. Seconds are
+    compared on the same hardware only, the speed-up of A over B always, because both ran in turn.
+    Differences within the spread of the new runs do not count.
     """
     other = [what for what, of in _COMPARED.items() if of(now) != of(before)]
     if other:
-        yield f"the baseline has another {' and another '.join(other)}: nothing to hold it against"
+        yield f"cannot compare: the baseline has another {' and another '.join(other)}"
         return
     verdicts = now["verdict"]["name"], before["verdict"]["name"]
     if _RANK[verdicts[0]] > _RANK[verdicts[1]]:
         yield f"the verdict was {verdicts[1]}, now it is {verdicts[0]}"
     earlier, newer = ({_timed(of, one): one for one in of["timings"]} for of in (before, now))
     for what in earlier.keys() ^ newer.keys():
-        yield f"{what} were timed in one of them only"
+        yield f"{what}: timed in only one of the two"
     for what in earlier.keys() & newer.keys():
         own, then = newer[what], earlier[what]
         up = own["speedup"], then["speedup"]
@@ -66,7 +66,7 @@ def regressions(now: Mapping[str, Any], before: Mapping[str, Any], most: float) 
 
 
 def is_same_machine(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    """True where seconds of both mean the same."""
+    """Return whether the seconds of both can be compared."""
     return bool(now["environment"]["hardware"] == before["environment"]["hardware"])
 
 
@@ -79,7 +79,7 @@ _COMPARED: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 def _timed(entry: Mapping[str, Any], one: Mapping[str, Any]) -> str:
-    """What a timing is of. Where a bench had two variants alone, it did not name the pair."""
+    """Name a timing. A bench of two variants did not name the pair in earlier versions."""
     pair = one.get("pair") or [entry["variants"][side]["label"] for side in "ab"]
     return f"{' vs '.join(pair)}, {one['steps']} steps"
 

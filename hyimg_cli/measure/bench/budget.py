@@ -1,7 +1,7 @@
 """The precision budget: how far apart pictures are, row by row, each row a pair of runs.
 
-Only beside its neighbours does a distance mean anything: what the same variant does twice is the
-floor, what another seed does is the ceiling.
+A distance needs others to compare with: the same variant twice is the floor, another seed is the
+ceiling.
 """
 
 import statistics
@@ -19,15 +19,15 @@ from hyimg_cli.quality.lpips import Lpips
 from hyimg_cli.quality.metrics import PIXEL_METRICS, SHARES, Distance, Metric, distance
 from hyimg_cli.quality.metrics import number_to_json as to_json
 
-# "equal": one level off in at most this share of the values, and nothing beyond.
+# "equal": at least this share of the values is equal, and the others are one level off.
 EQUAL_SHARE = 0.998
 Metrics = Sequence[Metric]
 
 
 @dataclass(frozen=True)
 class DistanceRow:
-    """One pair of runs, picture by picture. `missing` have no picture on one side, or one of
-    another size.
+    """One pair of runs, picture by picture. `missing` lack a picture on one side, or its size
+    differs.
     """
 
     name: str
@@ -35,13 +35,13 @@ class DistanceRow:
     missing: tuple[str, ...] = ()
 
     def values(self, metric: str) -> list[Any]:
-        """By this metric, every picture that is large enough for it."""
+        """Return this metric's value of every picture that is large enough for it."""
         found = (one.get(metric) for one in self.distances.values())
         return [value for value in found if value is not None]
 
     @property
     def psnr(self) -> float:
-        """That of the job that is furthest apart; 0 where a job has nothing to compare."""
+        """PSNR of the worst job; 0 if a job has nothing to compare."""
         return 0.0 if self.missing else min(self.values("psnr"), default=0.0)
 
     @property
@@ -55,7 +55,7 @@ class DistanceRow:
 
     @property
     def unchanged(self) -> list[str]:
-        """The jobs whose pictures are as good as the same."""
+        """Jobs whose pictures count as equal."""
         levels, shares = self.values("max_abs"), self.values("equal_share")
         by_name = zip(self.distances, levels, shares, strict=True)
         return [name for name, most, share in by_name if most <= 1 and share >= EQUAL_SHARE]
@@ -70,7 +70,7 @@ class DistanceRow:
         return {"name": self.name, **worst, "missing": missing, "by_job": by_job}
 
     def worst(self) -> dict[str, Any]:
-        """The furthest of all jobs in each measure, and the median PSNR."""
+        """Return the worst value of each metric, and the median PSNR."""
         psnrs = self.values("psnr")
         return {
             "pictures": len(self.distances),
@@ -85,7 +85,7 @@ class DistanceRow:
 
 
 def row(name: str, one: RunResult, other: RunResult, metrics: Metrics) -> DistanceRow:
-    """The distances of two runs' pictures, for the jobs that both were given."""
+    """Measure the distances of two runs' pictures, for the jobs that both were given."""
     given = {o.custom_id for o in one.outcomes} & {o.custom_id for o in other.outcomes}
     found = run_pairs(one.folder, other.folder, by_frame=True)
     distances: dict[str, Distance] = {}
@@ -101,9 +101,8 @@ def row(name: str, one: RunResult, other: RunResult, metrics: Metrics) -> Distan
 
 
 def bench_metrics(weights: Path | None) -> tuple[Metrics, str]:
-    """All metrics, LPIPS where its weights are here; its title, or why it is not among them.
-
-    Raises HyimgError for `weights` that cannot be used.
+    """Return all metrics, with LPIPS if its weights are installed, and its title or why it is
+    missing. Raises HyimgError for `weights` that cannot be used.
     """
     metrics = tuple(PIXEL_METRICS.values())
     try:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from hyimg_cli.engine import runner
 from hyimg_cli.errors import JobError, UsageError
@@ -22,6 +23,7 @@ from hyimg_cli.journal.past_run import output_files
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.measure.bench.budget import DistanceRow, Metrics, row
+from hyimg_cli.measure.bench.duration import TimeLeft, of_bench, of_plan
 from hyimg_cli.measure.bench.runs import Run, RunResult, Texts, runs_of, shared_models
 from hyimg_cli.measure.bench.scenario import Scenario, Variant
 from hyimg_cli.measure.bench.verdict import FEWEST_RUNS, Comparison, Findings, Timed
@@ -33,6 +35,7 @@ from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.units import counted
 
 Tell = Callable[[str], object]
 
@@ -45,21 +48,25 @@ def compare(
     folder: Path,
     metrics: Metrics,
     tell: Tell,
+    earlier: Sequence[Mapping[str, Any]] = (),
+    cache: Path | None = None,
 ) -> Findings:
     """Run all variants over the manifest's jobs and judge every two of them.
 
     `flags` choose the model and the device for all. Pictures of the first timed runs stay in
-    `folder/A`, `folder/B` and so on. Raises ManifestError for a faulty manifest, UsageError for
-    one whose jobs are of several models, and for a flag that a variant sets itself.
+    `folder/A`, `folder/B` and so on. The time it takes is estimated from `earlier` contents of
+    bench.json, else from the rates kept in the disk cache `cache`. Raises ManifestError for a
+    faulty manifest, UsageError for one whose jobs are of several models, and for a flag that a
+    variant sets itself.
     """
     for name in flags:
         if any(name in one.settings for one in scenario.variants):
-            what = f"{name} is what sets the variants of {scenario.name} apart"
-            raise UsageError(what, hint=f"leave --{name} and HYIMG_{name.upper()} out")
+            what = f"{name} cannot be set: the variants of {scenario.name} differ in it"
+            raise UsageError(what, hint=f"remove --{name} and HYIMG_{name.upper()}")
     for name in ("runs", *VARIANTS):
         with disk_errors(folder):
             refuse_links(folder / name, folder)
-    bench = _Bench(scenario, manifest, flags, folder / "runs", metrics, tell)
+    bench = _Bench(scenario, manifest, flags, folder / "runs", metrics, tell, earlier, cache)
     try:
         return bench.run()
     finally:
@@ -76,22 +83,30 @@ class _Bench:
     scratch: Path
     metrics: Metrics
     tell: Tell
+    earlier: Sequence[Mapping[str, Any]]
+    cache: Path | None
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     load: LoadModel = field(default_factory=shared_models)
-    _latest: Sequence[RunResult] = ()
+    left: TimeLeft = field(default_factory=lambda: TimeLeft([], {}))
     _count: int = 0
 
     def run(self) -> Findings:
         scenario = self.scenario
-        # They differ in what a job says of itself, where that sets the variants apart.
+        # Variants may differ in settings that a job has.
         jobs = [self._jobs(variant) for variant in scenario.variants]
         at_main = [self._with_steps(own, scenario.main_steps) for own in jobs]
         configs = [self._config(variant) for variant in scenario.variants]
-        count, turns = len(configs), len(scenario.steps) * (scenario.repeats + 1)
-        what = f"{count} variants, {len(jobs[0])} jobs, {', '.join(map(str, scenario.steps))} steps"
-        self.tell(f"{what}: {count * turns + 2} runs; the first ones tell how long they take")
         pictures = [job for job in at_main[0] if isinstance(job, ImageJob)]
+        self.left = self._estimate(at_main)
+        is_lossy = scenario.least_psnr is not None
+        every, control = scenario.labels, (scenario.labels[0], scenario.main_steps)
+        in_turn = [(one, n) for n in scenario.steps for one in every * (scenario.repeats + 1)]
+        fewer_steps = [(every[-1], n) for n in scenario.steps] if is_lossy else []
+        self.left.ahead = [*([control] if pictures else ()), *in_turn, *fewer_steps, control]
+        what = f"{len(configs)} variants, {counted(len(jobs[0]), 'job')}, "
+        what += f"{', '.join(map(str, scenario.steps))} steps"
+        self.tell(f"{what}: {len(self.left.ahead)} runs, {self.left}")
         texts = self._decide_texts(configs[0], pictures)
         with ExitStack() as opened:
             runs = []
@@ -99,10 +114,9 @@ class _Bench:
                 run = runs_of(one.lifetime, config, texts, self.load, keeps_kv=one.keeps_kv)
                 runs.append(opened.enter_context(run))
             timed = {steps: self._time_in_turn(runs, jobs, steps) for steps in scenario.steps}
-            is_lossy = scenario.least_psnr is not None
             rivals = self._rivals(runs[-1], jobs[-1], timed) if is_lossy else {}
         main = timed.get(scenario.main_steps, timed[scenario.steps[-1]])
-        self.tell("control: other seed")
+        self.tell(f"control: other seed; {self.left}")
         reseeded = [replace(job, seed=(job.seed + 1) % 2**32) for job in at_main[0]]
         with runs_of("session", configs[0], texts, self.load) as first:
             other = self._run(0, first, reseeded)
@@ -110,7 +124,7 @@ class _Bench:
         if scenario.repeats < 2:
             self.notes.append("one run of each variant: their floors are not measured")
         if scenario.repeats < FEWEST_RUNS:
-            self.notes.append(f"fewer than {FEWEST_RUNS} runs: the clock was not judged")
+            self.notes.append(f"fewer than {FEWEST_RUNS} runs: times were not judged")
         floors = [*map(self._floor, scenario.labels, main)]
         other_seed = row(f"{scenario.labels[0]}, other seed", main[0][0], other, self.metrics)
         self._keep(main)
@@ -118,11 +132,14 @@ class _Bench:
         for pair in scenario.pairs:
             a, b = map(scenario.labels.index, pair.labels)
             of_pair = [Timed(steps, turns[a], turns[b]) for steps, turns in timed.items()]
-            # With one step it is all the same whether K/V are kept.
+            # With one step it does not matter whether K/V are kept.
             is_judged = not scenario.same_work and (a == 0 or scenario.main_steps > 1)
             found = Comparison(
                 scenario=pair,
-                pairs={one.steps: self._pair(pair, one) for one in of_pair},
+                pairs={
+                    n: row(f"{pair.title}, {n} steps", turns[a][0], turns[b][0], self.metrics)
+                    for n, turns in timed.items()
+                },
                 floors=(floors[a], floors[b]),
                 other_seed=other_seed,
                 rivals=rivals,
@@ -133,9 +150,14 @@ class _Bench:
             comparisons.append(found)
         return Findings(scenario, comparisons, jobs[0], self.notes, self.scratch.parent)
 
-    def _pair(self, pair: Scenario, timed: Timed) -> DistanceRow:
-        name = f"{pair.title}, {timed.steps} steps"
-        return row(name, timed.a[0], timed.b[0], self.metrics)
+    def _estimate(self, at_main: Sequence[Sequence[Job]]) -> TimeLeft:
+        """Estimate the time of each run before the first: by an earlier bench, else by the plan."""
+        found = (of_bench(one, self.scenario, at_main[0]) for one in self.earlier)
+        settings = settle(self.flags, {}, {})
+        config = build_run_config(settings, self.scratch, self.cache)
+        variants = [*zip(self.scenario.variants, at_main, strict=True)]
+        known = next(filter(None, found), None)
+        return known or of_plan(variants, config, self.scenario.main_steps)
 
     def _jobs(self, variant: Variant) -> list[Job]:
         settings = self._settings(variant)
@@ -144,7 +166,7 @@ class _Bench:
         self.notes += [note for note in notes if note not in self.notes]
         models = sorted({job.model for job in jobs})
         if len(models) != 1:
-            what = f"the manifest's jobs are of {len(models)} models: {', '.join(models)}"
+            what = f"the manifest has jobs for {len(models)} models: {', '.join(models)}"
             hint = "compare one model at a time"
             raise UsageError(what, where=self.manifest.title, hint=hint, code="bench.models")
         revision, components = settings["revision"].value, settings["video_components"].value
@@ -157,19 +179,19 @@ class _Bench:
         return jobs
 
     def _settings(self, variant: Variant) -> dict[str, Setting]:
-        # Of the environment only what the flags carry: anything else could undo a variant.
+        # The environment counts only as far as `flags` carry it: more could undo a variant.
         written = {**self.scenario.common, **variant.settings}
         typed = {name: SETTINGS[name].kind.read(value) for name, value in written.items()}
         return settle(self.flags, {}, typed)
 
     def _config(self, variant: Variant) -> RunConfig:
-        # Without a disk cache: what an earlier bench left there would be a third variant.
+        # Without a disk cache: contents from an earlier bench would be a third variant.
         config = build_run_config(self._settings(variant), self.scratch, None)
-        # An MP4 loses what a comparison is about.
+        # An MP4 loses detail that the comparison needs.
         return replace(config, output=replace(config.output, frames="png"))
 
     def _decide_texts(self, config: RunConfig, pictures: Sequence[ImageJob]) -> Texts:
-        """The ids that A writes by itself, by job."""
+        """Return the token ids that A writes without forcing, by job."""
         if not pictures:
             self.notes.append("videos: compared by frames")
             return {}
@@ -186,54 +208,38 @@ class _Bench:
     def _time_in_turn(
         self, runs: Sequence[Run], jobs: Sequence[Sequence[Job]], steps: int
     ) -> tuple[tuple[RunResult, ...], ...]:
-        """Warm-up apart, then all variants in turn; by variant, its timed runs. `jobs`: of each."""
+        """Run all variants in turn after a warm-up; return the timed runs by variant."""
 
         turns: list[list[RunResult]] = []
         for repeat in range(self.scenario.repeats + 1):
-            if repeat:
-                left_s = self._left_s(steps, self.scenario.repeats + 1 - repeat)
-                left = f"{left_s:.0f} s" if left_s < 100 else f"{left_s / 60:.0f} min"
-                at = f"{repeat} of {self.scenario.repeats}"
-                self.tell(f"{steps} steps: run {at}; about {left} left")
+            at = f"run {repeat} of {self.scenario.repeats}" if repeat else "warm-up"
+            self.tell(f"{steps} steps: {at}; {self.left}")
             turn = enumerate(zip(runs, jobs, strict=True))
             turns.append(
                 [self._run(n, run, self._with_steps(own, steps)) for n, (run, own) in turn]
             )
-            self._latest = turns[-1]
         return tuple(zip(*turns[1:], strict=True))
-
-    def _left_s(self, now: int, repeats: int) -> float:
-        """Seconds that the runs still to come take, of this step count so many turns.
-
-        A step count not yet run takes as long as another one of that variant, its denoise steps in
-        proportion.
-        """
-        later = self.scenario.steps[self.scenario.steps.index(now) + 1 :]
-        turns = {now: repeats, **dict.fromkeys(later, self.scenario.repeats + 1)}
-        return sum(
-            count * (one.wall_s + (steps / now - 1) * one.denoise_s)
-            for steps, count in turns.items()
-            for one in self._latest
-        )
 
     def _rivals(
         self, b: Run, jobs: Sequence[Job], timed: Mapping[int, Sequence[Sequence[RunResult]]]
     ) -> dict[int, DistanceRow]:
-        """By step count, B with as many steps as A evaluates its model in, against all of them."""
+        """By step count, compare B in as few steps as A evaluates with B in all of them."""
         found, label = {}, self.scenario.labels[-1]
         for steps, (a, plain) in timed.items():
             full = max(done.step_cache.full for done in a[0].outcomes if done.step_cache)
-            self.tell(f"controls: {label} in {full} steps")
+            self.tell(f"control: {label} in {full} steps; {self.left}")
             fewer = self._run(len(self.scenario.labels) - 1, b, self._with_steps(jobs, full))
             name = f"{label} in {full} steps, against {steps}"
             found[steps] = row(name, plain[0], fewer, self.metrics)
         return found
 
     def _run(self, number: int, run: Run, jobs: Sequence[Job]) -> RunResult:
-        """One run in a folder of its own; what fails in any run is told in the verdict."""
+        """Run once, in a folder of its own; the verdict reports jobs that fail in any run."""
         self._count += 1
         result = run(jobs, self.scratch / f"{self._count:04}")
-        self.failures += [f"{self.scenario.labels[number]} fails: {one}" for one in result.failures]
+        variant = self.scenario.variants[number]
+        self.left.end_run(variant.lifetime, result)
+        self.failures += [f"{variant.label} fails: {one}" for one in result.failures]
         return result
 
     def _with_steps(self, jobs: Sequence[Job], steps: int) -> list[Job]:
@@ -243,12 +249,12 @@ class _Bench:
         ]
 
     def _floor(self, label: str, runs: Sequence[RunResult]) -> DistanceRow:
-        """The worst of all repetitions against the first; one run has nothing but itself."""
+        """Compare all repetitions with the first and return the worst; a single run with itself."""
         rows = [row(f"{label} twice", runs[0], other, self.metrics) for other in runs[1:] or runs]
         return min(rows, key=lambda one: one.psnr)
 
     def _keep(self, main: Sequence[Sequence[RunResult]]) -> None:
-        """The first timed pictures of each variant, under equal names in `A`, `B` and so on."""
+        """Keep the first timed pictures of each variant, under equal names in `A`, `B`, …."""
         for side in VARIANTS:
             shutil.rmtree(self.scratch.parent / side, ignore_errors=True)
         for side, (first, *_) in zip(VARIANTS, main, strict=False):
@@ -261,20 +267,20 @@ class _Bench:
 
 
 def _same_work(a: Sequence[RunResult], b: Sequence[RunResult]) -> tuple[str, ...]:
-    """The jobs for which both variants report the same counts: nothing sets them apart there."""
+    """Return the jobs for which both variants report the same counts of work."""
     ours, theirs = ({one.custom_id: _counts(one) for one in runs[-1].outcomes} for runs in (a, b))
     same = [name for name in ours if ours[name] == theirs.get(name)]
-    # A line's are those until it was written, and the next job may have begun: a run's last ones.
+    # Counts in a line are those until it was written: take the run's last ones.
     embedded = [
         [one.cache.get("prompt_embeddings") for one in runs[-1].outcomes[-1:]] for runs in (a, b)
     ]
-    # Some jobs may have nothing to share; a variant that shares nowhere is none.
+    # Some jobs may have nothing to share, but not all of them.
     is_same = len(same) == len(ours) and embedded[0] == embedded[1]
     return tuple(same) if is_same and a[-1].rows == b[-1].rows else ()
 
 
 def _counts(outcome: Outcome) -> tuple[object, ...]:
-    """The counts of work in a job's line, without its seconds."""
+    """Return the counts of work in a job's line."""
     reuse, spread = outcome.kv_reuse, outcome.parallel
     tokens = None if reuse is None else (reuse.ar_shared_tokens, reuse.branches)
     ranks = 0

@@ -1,6 +1,4 @@
-"""A comparison as `bench.json`, and that as Markdown and as a page: figures with what they were
-measured on.
-"""
+"""Write a comparison as `bench.json`, Markdown and a page, with the machine it was measured on."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,9 +23,9 @@ MARKDOWN_NAME, REPORT_NAME = "bench.md", "report.html"
 
 
 def write(found: Findings, *, command: str, lpips: str, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Write `bench.json`, `bench.md` and `report.html` beside the pictures; what the first holds.
+    """Write `bench.json`, `bench.md` and `report.html` next to the pictures; return the first.
 
-    `command` is how the bench was called, `lpips` how that was measured; `flags` are settings of
+    `command` is the command line, `lpips` says how LPIPS was measured; `flags` are settings of
     all variants that came from flags or the environment.
     """
     scenario, verdict = found.scenario, found.verdict
@@ -53,7 +51,7 @@ def write(found: Findings, *, command: str, lpips: str, flags: Mapping[str, Any]
         ],
         "precision": [row.to_json() for row in found.rows],
         "failures": list(found.comparisons[0].failures),
-        "jobs": [_job(job) for job in found.jobs],
+        "jobs": [job_facts(job) for job in found.jobs],
         "notes": [*found.notes],
         "environment": {
             "hardware": hardware(),
@@ -77,9 +75,9 @@ def write(found: Findings, *, command: str, lpips: str, flags: Mapping[str, Any]
 
 
 def _timing(timed: Timed, scenario: Scenario) -> dict[str, Any]:
-    """A pair at one step count: seconds of both, the speed-up with its interval, the gain's parts.
+    """Return a pair at one step count: seconds of both, the speed-up and the parts of the gain.
 
-    `explained_s` is what the phases gain in which the variants may differ.
+    `explained_s` is the gain in phases in which the variants may differ.
     """
     gains = {phase: timed.gain_in_s(phase) for phase in RUN_PHASES}
     return {
@@ -113,7 +111,8 @@ def _seconds(runs: Sequence[RunResult]) -> dict[str, Any]:
     }
 
 
-def _job(job: Job) -> dict[str, Any]:
+def job_facts(job: Job) -> dict[str, Any]:
+    """Return what `bench.json` records of a job: jobs with equal facts take equal work."""
     fields = ("custom_id", "task", "prompt", "seed", "guidance_scale")
     common = {name: getattr(job, name) for name in fields}
     if isinstance(job, VideoJob):

@@ -3,7 +3,7 @@
     wall  start ▸ load ▸ embed ▸ prewarm ▸ [read encode .. write] of each job ▸ unattributed
 
 The segments are disjoint and add up to the wall time. Jobs that work as a batch share their
-batch's time in equal parts. Waiting in a queue is no work of a job and no part of the sum.
+batch's time in equal parts. Waiting in a queue is not part of the sum.
 """
 
 # Legend: R row, V vocabulary
@@ -109,7 +109,7 @@ def runs_of(
 def _in_processes(
     start: Run, jobs_each: int | None, jobs: Sequence[Job], folder: Path
 ) -> RunResult:
-    """A new process for all jobs, or for every few, one after another; each does `start`."""
+    """Run `start` in a new process for all jobs, or for every few, one after another."""
     size = jobs_each or len(jobs)
     parts = [jobs[at : at + size] for at in range(0, len(jobs), size)]
     results = []
@@ -138,28 +138,28 @@ def _in_processes(
 def _alone(
     config: RunConfig, texts: Texts, keeps_kv: bool, jobs: Sequence[Job], folder: Path
 ) -> RunResult:
-    """All that such a process does."""
+    """Do the work of such a process."""
     with runs_of("session", config, texts, _load, keeps_kv=keeps_kv) as run:
         return run(jobs, folder)
 
 
 def shared_models() -> LoadModel:
-    """A loader of each model once, for all sessions of a comparison; one of them works at a time.
+    """Return a loader that loads each model once for all sessions, of which one works at a time.
 
-    At the real size loading takes minutes, and two copies fit nowhere.
+    At the real size, loading takes minutes and two copies do not fit.
     """
     return cache(_load)
 
 
 def _load(choice: ModelChoice, *, is_batch_invariant: bool) -> DecoderModel:
-    """As `registry.load`, where the weights fit."""
+    """Load as `registry.load` does, if the weights fit."""
     config = RunConfig(output=OutputConfig(Path()), model=choice)
     with memory_guard(choice.model, (), config):
         return registry.load(choice, is_batch_invariant=is_batch_invariant)
 
 
 def _timed_run(session: Session, config: RunConfig, jobs: Sequence[Job], folder: Path) -> RunResult:
-    """Every job once, in the order of a plan, pictures written to `folder`."""
+    """Run every job once, in the order of a plan, and write pictures to `folder`."""
     plan = planner.make_plan(jobs, cards(config.model.revision))
     outcomes: list[Outcome] = []
     phases_s = dict.fromkeys(RUN_PHASES, 0.0)
@@ -185,7 +185,7 @@ def _timed_run(session: Session, config: RunConfig, jobs: Sequence[Job], folder:
 
 
 class _Wrapped:
-    """A model of which a part is done otherwise; all else is the inner model's."""
+    """A model with some methods replaced; the others are those of the inner model."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -195,7 +195,7 @@ class _Wrapped:
 
 
 class CountedRows(_Wrapped):
-    """A model whose transformer rows are added up in `rows`, by stage."""
+    """A model that adds up its transformer rows in `rows`, by stage."""
 
     _STAGE_OF = {"prefill": "prefill", "prefill_branches": "prefill"}
     _STAGE_OF |= {"feed": "text", "velocities": "denoise"}

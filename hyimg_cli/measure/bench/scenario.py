@@ -1,7 +1,6 @@
-"""Scenarios: a question, two or more variants, the phases that may differ, and a manifest.
+"""Read scenarios: a question, two or more variants, the phases that may differ, and a manifest.
 
-A scenario is a TOML file with a manifest next to it; the package's own are in `scenarios/`. A new
-comparison is a new file, never a new harness.
+A scenario is a TOML file with a manifest next to it; the package's own are in `scenarios/`.
 """
 
 import os
@@ -20,7 +19,7 @@ from hyimg_cli.spec.events import PHASES
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 Lifetime = Literal["session", "process", "process-per-job"]
-# Phases of a run that no single job owns, before those of `spec.events.PHASES`.
+# Phases of a run that belong to no single job, in addition to `spec.events.PHASES`.
 START, LOAD, EMBED, PREWARM, REST = "start", "load", "embed", "prewarm", "unattributed"
 EVERY_PHASE = "*"
 # The tables of a file that hold its variants, in order.
@@ -81,7 +80,7 @@ class Scenario:
 
     @property
     def pairs(self) -> "list[Scenario]":
-        """Every two variants as a comparison of their own, in order."""
+        """Each pair of variants as a comparison of its own, in order."""
         return [
             replace(self, variants=(one, other), phases=other.phases or self.phases)
             for one, other in combinations(self.variants, 2)
@@ -92,20 +91,20 @@ class Scenario:
 
 
 def names() -> list[str]:
-    """The comparisons that the package has."""
+    """Return the names of the packaged comparisons."""
     return sorted(path.stem for path in SCENARIOS.glob("*.toml"))
 
 
 def read_scenario(name: str) -> Scenario:
-    """The packaged scenario of a name, or that of a TOML file.
+    """Return the packaged scenario of this name, or that of a TOML file.
 
-    Raises UsageError for a name or a field that is not known.
+    Raises UsageError for an unknown name or field.
     """
     path = Path(name) if name.endswith(".toml") else SCENARIOS / f"{name}.toml"
     if not os.path.exists(path):
         close = nearest(name, names())
-        hint = f"did you mean {close}?" if close else f"there are: {', '.join(names())}"
-        raise UsageError(f"there is no comparison {name!r}", hint=hint, code="bench.unknown")
+        hint = f"did you mean {close}?" if close else f"choose one of {', '.join(names())}"
+        raise UsageError(f"unknown comparison {name!r}", hint=hint, code="bench.unknown")
     try:
         return _scenario(path, tomllib.loads(text_of(path, SETTINGS_BYTES)))
     except OSError as error:
@@ -115,12 +114,12 @@ def read_scenario(name: str) -> Scenario:
 
 
 def _scenario(path: Path, table: dict[str, Any]) -> Scenario:
-    # Here, since it takes 0.2 s: the names alone are asked for by every --help.
+    # Imported here, since it takes 0.2 s: --help needs the names only.
     from pydantic import TypeAdapter, ValidationError
 
     sides = [*takewhile(table.__contains__, SIDES)]
     if len(sides) < 2:
-        raise _fault(path, "it lacks two variants", "give tables [a] and [b], and [c] for a third")
+        raise _fault(path, "it needs two variants", "add tables [a] and [b], and [c] for a third")
     variants = []
     for side in sides:
         if isinstance(of := table.pop(side), dict):
@@ -138,37 +137,43 @@ def _scenario(path: Path, table: dict[str, Any]) -> Scenario:
         for number, side in enumerate(sides):
             what = what.replace(f"variants.{number}", side)
         raise _fault(path, what) from None
+    for part, settings in (
+        ("common", found.common),
+        *((side, one.settings) for side, one in zip(sides, found.variants, strict=True)),
+    ):
+        _check_settings(path, part, settings)
     if not found.steps or min(found.steps) < 1:
-        raise _fault(path, f"steps are {list(found.steps)}, not whole numbers from 1 on")
+        raise _fault(path, f"steps must be whole numbers from 1, not {list(found.steps)}")
     if len(set(found.labels)) < len(sides):
-        raise _fault(path, "two variants have one label", "give each a label of its own")
+        raise _fault(path, "two variants have the same label")
     if found.least_psnr is not None and len(sides) > 2:
-        raise _fault(path, "least_psnr judges one variant against one other", "leave [c] out")
-    for phase in {*found.phases, *(phase for one in found.variants for phase in one.phases)}:
-        if phase not in (EVERY_PHASE, START, LOAD, EMBED, PREWARM, REST, *PHASES):
-            raise _fault(path, f"{phase!r} is no phase")
+        raise _fault(path, "least_psnr needs exactly two variants", "remove [c]")
+    phases = {*found.phases, *(phase for one in found.variants for phase in one.phases)}
+    if unknown := phases - {EVERY_PHASE, START, LOAD, EMBED, PREWARM, REST, *PHASES}:
+        raise _fault(path, f"unknown phase {min(unknown)!r}")
     for side, one in zip(sides, found.variants, strict=True):
         of = {**found.common, **one.settings}
         if not one.keeps_kv and (of.get("kv_reuse", True) or of.get("cfg_parallel_size", 1) != 1):
-            hint = "add kv_reuse = false; leave cfg_parallel_size out"
-            raise _fault(path, f"[{side}] keeps_kv = false reuses nothing, in one process", hint)
-    every = (found.common, *(one.settings for one in found.variants))
-    for part, settings in zip(("common", *sides), every, strict=True):
-        for name, value in settings.items():
-            if name not in SETTINGS:
-                close = nearest(name, SETTINGS)
-                hint = f"did you mean {close}?" if close else "settings are those of a recipe"
-                raise _fault(path, f"[{part}] {name} is no setting", hint)
-            try:
-                SETTINGS[name].kind.read(value)
-            except BadValue as bad:
-                raise _fault(path, f"[{part}] {name}: {bad.what}", bad.hint) from None
-        if settings.get("replicas", 1) != 1:
-            raise _fault(path, f"[{part}] replicas: a bench measures one session", "remove it")
+            hint = "add kv_reuse = false and remove cfg_parallel_size"
+            raise _fault(path, f"[{side}] keeps_kv = false needs kv_reuse = false", hint)
     return replace(
         found, manifest=path.parent / found.manifest, main_steps=found.main_steps or found.steps[-1]
     )
 
 
-def _fault(path: Path, what: str, hint: str = "see the scenarios of the package") -> UsageError:
+def _check_settings(path: Path, part: str, settings: Mapping[str, Any]) -> None:
+    for name, value in settings.items():
+        if name not in SETTINGS:
+            close = nearest(name, SETTINGS)
+            hint = f"did you mean {close}?" if close else "use the settings of a recipe"
+            raise _fault(path, f"[{part}] {name} is not a setting", hint)
+        try:
+            SETTINGS[name].kind.read(value)
+        except BadValue as bad:
+            raise _fault(path, f"[{part}] {name}: {bad.what}", bad.hint) from None
+    if settings.get("replicas", 1) != 1:
+        raise _fault(path, f"[{part}] replicas: a bench measures one session", "remove it")
+
+
+def _fault(path: Path, what: str, hint: str = "see docs/measuring.md") -> UsageError:
     return UsageError(what, where=path.name, hint=hint, code="bench.scenario")

@@ -1,10 +1,10 @@
-"""Findings of a comparison, and the verdict on them, in one of six words and why.
+"""Judge the findings of a comparison: one of six words, with reasons.
 
     identical · equal · within floor · as declared    good, exit code 0
     differs · not explained                           exit code 1
 
-Pictures decide first, then the clock: a gain that the variant's own phases do not show has another
-cause, and pictures that are the same do not excuse it.
+Pictures decide first, then the clock: a gain outside the variant's own phases has another cause,
+even if the pictures are equal.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,17 +24,17 @@ VerdictName = Literal[
 ]
 _GOOD = ("identical", "equal", "within floor", "as declared")
 _FROM_GOOD_TO_BAD = (*_GOOD, "not explained", "differs")
-# A difference in time is worth a word beyond these: see `_noticeable_s`.
+# Thresholds of a noticeable difference in time: see `_noticeable_s`.
 _SHARE_OF_WALL, _LEAST_SHARE, _SHARE_OF_GAIN, _SECONDS = 0.05, 0.01, 0.25, 0.02
 _SHARE_OF_IDLE = 0.25
-# Fewer prove nothing about the clock.
+# Fewer runs prove nothing about time.
 FEWEST_RUNS = 3
 _MOST_REASONS = 12
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict; `reasons` are sentences."""
+    """A verdict with its reasons as sentences."""
 
     name: VerdictName
     reasons: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Interval:
-    """A median and the order statistics around it that hold the true one with `coverage`."""
+    """A median and the order statistics that contain the true one with probability `coverage`."""
 
     median: float
     low: float
@@ -80,12 +80,12 @@ class Timed:
 
     @property
     def speedup(self) -> Interval:
-        """Of A over B, each run measured against the one beside it."""
+        """Speed-up of A over B, each run compared with its neighbour in time."""
         return median_interval([b / a for a, b in zip(*self.walls_s, strict=True)])
 
     @property
     def speedup_of_medians(self) -> float:
-        """Of A over B by the medians of all runs."""
+        """Speed-up of A over B by the medians of all runs."""
         a, b = self.walls_s
         return median(b) / median(a)
 
@@ -97,8 +97,8 @@ class Timed:
 
     @property
     def is_resolved(self) -> bool:
-        """False where the runs of one variant are as far apart as the two variants, and none of
-        them is steadily the faster one.
+        """False if the runs of one variant differ as much as the two variants do, and neither is
+        steadily faster.
         """
         apart = max(self.speedup_of_medians, 1 / self.speedup_of_medians)
         return max(self.variations) < max(apart, 1 + _SHARE_OF_WALL) or is_steady(
@@ -127,16 +127,16 @@ class Comparison:
 
     @property
     def worst(self) -> DistanceRow:
-        """The step count at which A and B are furthest apart."""
+        """The row of the step count at which A and B differ most."""
         return min(self.pairs.values(), key=lambda row: row.psnr)
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on everything that was found."""
+        """The verdict on all findings."""
         faults = list(self.failures)
-        # A seed without influence, and variants without a difference.
+        # A seed that has no effect, and variants that do not differ.
         if self.other_seed.unchanged:
-            faults.append(f"another seed leaves {', '.join(self.other_seed.unchanged)} as it is")
+            faults.append(f"another seed does not change {', '.join(self.other_seed.unchanged)}")
         if self.same_work:
             jobs = ", ".join(self.same_work)
             faults.append(f"both variants did the same work for {jobs}: nothing was compared")
@@ -157,7 +157,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Findings:
-    """All that a bench found: each two of its variants compared, on these jobs, and the folder
+    """The result of a bench: each pair of its variants compared on these jobs, and the folder
     `kept` with the pictures.
     """
 
@@ -179,12 +179,12 @@ class Findings:
 
     @property
     def worst(self) -> Comparison:
-        """The first of those with the worst verdict."""
+        """The first comparison with the worst verdict."""
         return max(self.comparisons, key=lambda one: _FROM_GOOD_TO_BAD.index(one.verdict.name))
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of all; each reason names its pair where there are several."""
+        """The worst verdict; each reason names its pair if there are several."""
         worst = self.worst
         if len(self.comparisons) == 1:
             return worst.verdict
@@ -194,7 +194,7 @@ class Findings:
 
 
 def _time_faults(timed: Timed, scenario: Scenario) -> Iterator[str]:
-    """Sentences on what the clock shows and the variants' difference does not explain.
+    """Yield sentences on differences in time that the variants' difference does not explain.
 
     Medians are compared: a steady difference counts, a disturbed run does not.
     """
@@ -222,7 +222,7 @@ def _time_faults(timed: Timed, scenario: Scenario) -> Iterator[str]:
 
 
 def clock_notes(timed: Timed) -> Iterator[str]:
-    """Sentences on figures of the clock that stand side by side and do not agree."""
+    """Yield sentences on speed-ups shown together that do not agree."""
     paired, overall = timed.speedup.median, timed.speedup_of_medians
     if timed.is_resolved and abs(overall / paired - 1) > _LEAST_SHARE:
         yield (
@@ -233,7 +233,7 @@ def clock_notes(timed: Timed) -> Iterator[str]:
 
 
 def _noticeable_s(timed: Timed) -> float:
-    """Seconds worth a word: a good part of the gain, or of the run where there is hardly a gain."""
+    """Return a noticeable number of seconds: a part of the gain, or of the run if it is small."""
     wall_s = median(run.wall_s for run in timed.b)
     of_gain = max(_SHARE_OF_GAIN * abs(timed.gain_s), _LEAST_SHARE * wall_s)
     return max(_SECONDS, min(_SHARE_OF_WALL * wall_s, of_gain))
@@ -242,7 +242,7 @@ def _noticeable_s(timed: Timed) -> float:
 def _slower(
     timed: Timed, scenario: Scenario, apart_s: float, phases: Sequence[str]
 ) -> tuple[str, float, str]:
-    """The slower variant, by how much, and the phase of these that differs most that way."""
+    """Return the slower variant, by how much, and the phase that differs most in that direction."""
     a, b = scenario.labels
     label, sign = (b, 1) if apart_s > 0 else (a, -1)
     return label, abs(apart_s), max(phases, key=lambda phase: sign * timed.gain_in_s(phase))
@@ -262,7 +262,7 @@ def _by_pictures(found: Comparison) -> VerdictName:
 
 
 def _differences(found: Comparison) -> Iterator[str]:
-    """The distance of the pictures, and variants that do not repeat themselves."""
+    """Yield the distance of the pictures, and variants that do not repeat themselves."""
     yield from _loss_faults(found)
     worst, floor, seed = found.worst, found.floors[1].psnr, found.other_seed
     if worst.missing:
@@ -273,7 +273,7 @@ def _differences(found: Comparison) -> Iterator[str]:
             side = "below" if worst.psnr < floor else "above"
             below = f"{abs(floor - worst.psnr):.1f} dB {side} the floor of {floor:.1f} dB"
         if worst.psnr <= seed.psnr:
-            below += f"; another seed gives {seed.psnr:.1f} dB: no nearer than that"
+            below += f"; another seed gives {seed.psnr:.1f} dB, which is no further"
         yield f"the pictures are {worst.psnr:.1f} dB apart, {below}"
     for label, own in zip(found.scenario.labels, found.floors, strict=True):
         if not own.is_identical:
@@ -281,15 +281,15 @@ def _differences(found: Comparison) -> Iterator[str]:
 
 
 def _loss_faults(found: Comparison) -> Iterator[str]:
-    """Sentences on a declared loss that is larger than declared, or is worth nothing."""
+    """Yield sentences on a declared loss that is larger than declared, or useless."""
     least, seed = found.scenario.least_psnr, found.other_seed
     if least is None:
         return
     for steps, row in found.pairs.items():
         if row.psnr < least:
-            yield f"{steps} steps: {row.psnr:.1f} dB, where {least:g} dB are declared"
+            yield f"{steps} steps: {row.psnr:.1f} dB, below the declared {least:g} dB"
         if row.psnr <= seed.psnr:
-            yield f"{steps} steps: {row.psnr:.1f} dB, no nearer than another seed"
+            yield f"{steps} steps: {row.psnr:.1f} dB, no closer than another seed"
         rival = found.rivals.get(steps)
         if rival is not None and row.psnr <= rival.psnr:
             yield f"{steps} steps: {row.psnr:.1f} dB, and {rival.psnr:.1f} dB for {rival.name}"
@@ -314,14 +314,14 @@ def _in_words(name: VerdictName, found: Comparison) -> str:
 def _said_once(reasons: Sequence[str]) -> tuple[str, ...]:
     once = tuple(dict.fromkeys(reasons))
     more = len(once) - _MOST_REASONS
-    return once if more <= 0 else (*once[:_MOST_REASONS], f"and {more} more, in bench.json")
+    return once if more <= 0 else (*once[:_MOST_REASONS], f"and {more} more")
 
 
 def median_interval(values: Sequence[float], coverage: float = 0.9) -> Interval:
-    """The narrowest symmetric pair of order statistics that covers the median often enough.
+    """Return the narrowest symmetric pair of order statistics that covers the median often enough.
 
     Exact for any continuous distribution: the number of values below the true median is binomial.
-    With few values it is their whole range, and `coverage` says what that is worth.
+    With few values it is their whole range; see its `coverage`.
     """
     ordered, n = sorted(values), len(values)
     for cut in range((n - 1) // 2, -1, -1):
@@ -332,13 +332,13 @@ def median_interval(values: Sequence[float], coverage: float = 0.9) -> Interval:
 
 
 def spread_of(values: Sequence[float]) -> dict[str, float]:
-    """Some repetitions of one figure: their number, median and extremes."""
+    """Return the number, median and extremes of repetitions."""
     middle = median(values)
     return {"n": len(values), "median": middle, "min": min(values), "max": max(values)}
 
 
 def is_steady(a: Sequence[float], b: Sequence[float], least: float) -> bool:
-    """True where two sides differ by more than `least` and more than they scatter.
+    """Return whether two sides differ by more than `least` and more than they scatter.
 
     The medians must be apart by three median deviations of either side, and four of five pairs,
     each measured side by side, by more than `least` in the same direction.

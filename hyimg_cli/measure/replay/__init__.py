@@ -1,1 +1,1 @@
-"""A finished file made again from what it says about itself, and whether it came out equal."""
+"""Run the job of a finished file again from its record, and compare the results."""

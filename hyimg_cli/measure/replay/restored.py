@@ -1,7 +1,6 @@
-"""From what a file says about itself to a manifest of one job, and the settings it was made with.
+"""Turn the record in a file into a manifest of one job and the settings it was made with.
 
-The model and the source images must be the recorded ones: another digest is an error, unless the
-user allows it.
+The model and the source images must have the recorded digests, unless the user allows others.
 """
 
 import json
@@ -27,15 +26,15 @@ from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec.job import INTRINSICS, VIDEO_TASKS
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
-_ALLOW = "--allow-changed runs it all the same"
-# What the files of a field are, in messages.
+_ALLOW = "add --allow-changed to run it anyway"
+# Names of a field's files in messages.
 _NOUNS = {"images": "source image", "region": "mask", "camera": "camera path", "lora": "LoRA"}
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """Options of a replay: the folder of the files that its job reads, model with its components,
-    and device, and whether other bytes than the recorded ones will do.
+    """Options of a replay: the folder of its job's input files, the model with its components, the
+    device, and whether the model and the input files may have changed.
     """
 
     images_from: Path | None = None
@@ -48,7 +47,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Restored:
-    """A manifest of one job, the settings that it was made with, by name, and what to tell."""
+    """A manifest of one job, the settings it was made with, by name, and notes for the user."""
 
     manifest: Manifest
     custom_id: str
@@ -57,18 +56,17 @@ class Restored:
 
 
 def restore_job(described: Described, wishes: Wishes) -> Restored:
-    """The job of a file, ready to be run again.
+    """Return the job of a file, ready to run again.
 
-    Raises UsageError where the file holds no job of hyimg, where its model or a source image is not
-    found or is not the recorded one; ManifestError where the job is none that this version runs.
+    Raises UsageError if the file has no job of hyimg, or its model or a source image is missing or
+    not the recorded one; ManifestError if this version cannot run the job.
     """
     record = described.record
     if record is None:
-        raise _fault(
-            "replay.foreign", "the picture is not hyimg's: it holds no job", described.path
-        )
+        what = "not made by hyimg: the file has no job"
+        raise UsageError(what, where=described.path, code="replay.foreign")
     title = f"{TITLE}{described.path.name}"
-    # What stands in the record goes first: files are looked for under names that were checked.
+    # The record is checked first: files are then searched by names that are safe.
     as_recorded = _manifest(record.job, title)
     custom_id = str(as_recorded.lines[0].fields["custom_id"])
     resolved = read_resolved(described.path, custom_id)
@@ -88,17 +86,17 @@ def _manifest(job: dict[str, Any], title: str) -> Manifest:
         raise ManifestError(manifest.faults, where=title)
     fields = manifest.lines[0].fields
     if len(manifest.lines) > 1 or "seeds" in fields or fields.get("n", 1) != 1:
-        raise UsageError("the record asks for several", where=title, code="metadata.damaged")
+        raise UsageError("the record has several jobs", where=title, code="metadata.damaged")
     return manifest
 
 
 @dataclass(frozen=True)
 class _Search:
-    """Looks for what a record names: its model, and its files by name and then by digest."""
+    """Find the model and files that a record names: files by name, then by digest."""
 
     path: Path
     record: Record
-    # The job's line in the manifest of its run.
+    # The job's line in its run's resolved manifest.
     resolved: Mapping[str, Any]
     wishes: Wishes
     # Folders in which files of earlier fields were found.
@@ -106,7 +104,7 @@ class _Search:
     notes: list[str] = field(default_factory=list)
 
     def find_model(self) -> str:
-        """The model that runs, checked against the recorded digest. Raises UsageError."""
+        """Return the model to run, checked against the recorded digest. Raises UsageError."""
         wishes, expected = self.wishes, self.record.model_fingerprint
         recorded = str(self.record.job.get("model", ""))
         model = wishes.model or self._located_model(recorded)
@@ -114,14 +112,14 @@ class _Search:
             what = f"the model {PurePath(model).name} is not the one recorded"
             if not wishes.allow_changed:
                 hint = f"name the folder or --revision of {shown(recorded)} with {expected[:10]}…"
-                raise _fault("replay.other-model", what, self.path, f"{hint}; or {_ALLOW}")
+                raise self._fault("replay.other-model", what, f"{hint}; or {_ALLOW}")
             self.notes.append(what)
         return model
 
     def _located_model(self, recorded: str) -> str:
-        """The recorded model: embedded, or a hub id as the cache has it. A file from elsewhere
-        chooses no folder of this machine, nor does what lies beside it, and nothing is fetched for
-        it.
+        """Return the recorded model: an embedded one, or a hub id that is in the cache. A file
+        cannot choose a folder of this machine, nor can the files next to it, and nothing is
+        downloaded for it.
         """
         if recorded in (registry.EMBEDDED, registry.EMBEDDED_VIDEO):
             return recorded
@@ -131,28 +129,27 @@ class _Search:
             name = shown(recorded).strip('"')
             if os.path.isdir(recorded):
                 what = f"{name} is a folder here; a picture's record cannot choose a folder"
-                raise _fault("model", what, self.path, f"to use the folder, add --model {name}")
-            what = f"the model {name} is not on this machine, and no file has one fetched"
-            raise _fault("replay.model", what, self.path, f"--model {name} fetches it")
+                raise self._fault("model", what, f"to use the folder, add --model {name}")
+            what = f"the model {name} is not on this machine, and replay downloads none for a file"
+            raise self._fault("replay.model", what, f"to download it, add --model {name}")
         what = f"only the name of the model's folder is recorded: {shown(PurePath(recorded).name)}"
         name, hint = str(self.resolved.get("model", "")), "give the folder with --model"
         if os.sep in name and os.path.isdir(there := run_of(self.path) / name):
             hint += f"; its run had {there}"
-        raise _fault("replay.model", what, self.path, hint)
+        raise self._fault("replay.model", what, hint)
 
     def find_files(self, name: str) -> Any:
-        """A field of the job with the recorded files in place of their names. Raises UsageError."""
+        """Return a field of the job with file paths in place of names. Raises UsageError."""
         kind, noun, digests = PATH_FIELDS[name], _NOUNS.get(name, name), _digests(self.record, name)
         value = kind.read(self.record.job[name])
         names = kind.names(value)
         if digests and len(digests) != len(names):
-            raise _fault(
-                "metadata.damaged", f"the record names other {noun}s than digests", self.path
-            )
+            what = f"the numbers of {noun}s and of their digests differ"
+            raise self._fault("metadata.damaged", what)
         if not digests and any(map(kind.is_path, names)):
-            self.notes.append(f"digests of {noun}s are not recorded: not checked")
+            self.notes.append(f"{noun}s were not checked: their digests are not recorded")
         there: list[Path] = []
-        # Without a digest to know it by, no file is taken from where a folder of others leads.
+        # Without a digest to check, no file is taken from a place that an untrusted folder names.
         if digests:
             with suppress(BadValue):
                 in_run = kind.names(kind.read(self.resolved.get(name)))
@@ -167,7 +164,7 @@ class _Search:
             return name
         base, is_image = PurePath(name).name, field == "images"
         if (is_path and base != name) or base in ("", ".", ".."):
-            raise _fault("metadata.damaged", f"{shown(name)} is no name of a {noun}", self.path)
+            raise self._fault("metadata.damaged", f"{shown(name)} does not name a {noun}")
         folders = [self.path.parent, *self.folders]
         if self.wishes.images_from:
             folders.insert(0, self.wishes.images_from)
@@ -176,9 +173,9 @@ class _Search:
         present = [place for place in places if os.path.isfile(place)]
         if not present:
             missed = " nor in ".join(dict.fromkeys(str(place.parent) for place in places))
-            what = f"the {noun} {shown(name)} is not in {missed}"
+            what = f"{noun} {shown(name)} not found in {missed}"
             code = "replay.missing-image" if is_image else "replay.missing-file"
-            raise _fault(code, what, self.path, "give its folder with --images-from")
+            raise self._fault(code, what, "give its folder with --images-from")
         same = (place for place in present if sha256 in (None, _digest(field, place)))
         file = next(same, present[0])
         if sha256 not in (None, _digest(field, file)):
@@ -186,13 +183,16 @@ class _Search:
             if not self.wishes.allow_changed:
                 hint = f"--images-from names the folder of the original; or {_ALLOW}"
                 code = "replay.changed-image" if is_image else "replay.changed-file"
-                raise _fault(code, what, self.path, hint)
+                raise self._fault(code, what, hint)
             self.notes.append(what)
         return str(file.absolute())
 
+    def _fault(self, code: str, what: str, hint: str = "") -> UsageError:
+        return UsageError(what, where=self.path, hint=hint, code=code)
+
 
 def _digests(record: Record, field: str) -> Sequence[str]:
-    """Recorded digests of a field's files, in order; none where there are none."""
+    """Return the recorded digests of a field's files, in order."""
     recorded = record.settings.get(field)
     if field == "images":
         return record.source_sha256
@@ -202,7 +202,7 @@ def _digests(record: Record, field: str) -> Sequence[str]:
 
 
 def _digest(field: str, path: Path) -> str:
-    """Digest of a file, of a camera's path also of what is beside it."""
+    """Return the digest of a file; for a camera path also that of its intrinsics file."""
     if field == "lora":
         return lora_files.file_digest(str(path))
     files = [path, path.with_name(INTRINSICS)] if field == "camera" else [path]
@@ -210,10 +210,10 @@ def _digest(field: str, path: Path) -> str:
 
 
 def _settings(record: Record, device: str) -> tuple[dict[str, Any], list[str]]:
-    """The recorded settings that shape pixels, as flags, and what of them is no longer there; what
-    is not recorded stays unset.
+    """Return the recorded settings that shape pixels, as flags, and the names of those that no
+    longer exist. Settings that are not recorded stay unset.
 
-    A CPU's picture is made on the CPU again; which GPU, and whether there is one, is the machine's.
+    A picture made on a CPU is made on the CPU again; the machine decides about GPUs.
     """
     recorded = record.settings
     if not recorded:
@@ -222,7 +222,7 @@ def _settings(record: Record, device: str) -> tuple[dict[str, Any], list[str]]:
     found, removed = read_key(recorded, "videos" if is_video else "pictures")
     if found["dtype"] == "auto":  # none is recorded
         found["dtype"] = None
-    if found["vae_use_tiling"] is None:  # as either kind does by itself
+    if found["vae_use_tiling"] is None:  # the default of either kind
         found["vae_use_tiling"] = is_video
     if recorded.get("device") == "cpu" and device == "auto":
         found["device"] = device = "cpu"
@@ -230,11 +230,7 @@ def _settings(record: Record, device: str) -> tuple[dict[str, Any], list[str]]:
         return found, removed
     if {"cot_text", "cot_token_ids"} & record.job.keys():
         found["bot_task"] = record.bot_task or None
-    # Where there can be no graphs the file is made without, and the verdict tells.
+    # If graphs are not possible the file is made without, and the verdict says so.
     can_be = by_graphs(ModelChoice(device=device), found["tensor_parallel_size"])
     found["decode_graphs"] = "on" if found["decode_graphs"] == "on" and can_be else "off"
     return found, removed
-
-
-def _fault(code: str, what: str, path: Path, hint: str = "") -> UsageError:
-    return UsageError(what, where=path, hint=hint, code=code)

@@ -1,6 +1,6 @@
-"""The run folder that a file still lies in, if it does: it knows paths that the file does not say.
+"""Read the run folder that contains a file, if any: it has paths that the file does not record.
 
-Everything here may be missing or of another run; who asks checks digests.
+Anything here may be missing or of another run, so callers check digests.
 """
 
 import os
@@ -15,26 +15,26 @@ from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import FORMATS, Encoding
 
-# In the name of a replay, and of its run: before that of the file.
+# Before the file's name in the title of a replay's manifest.
 TITLE = "replay of "
-# Of what the model drew for an edit that was put back on its source.
+# Endings of what the model drew for an edit that was put back on its source.
 REDRAW_SUFFIXES = (EDIT_SUFFIXES["plain"], ".plain.png")
 _SUFFIXES = (*(Encoding(kind).suffix for kind in FORMATS), *REDRAW_SUFFIXES, ".mp4", ".json")
 
 
 def read_resolved(file: Path, custom_id: str) -> dict[str, Any]:
-    """The line of a file's job in its run's resolved manifest, paths in it leading from `run_of`;
-    empty where there is none.
+    """Return the line of a file's job in its run's resolved manifest, with paths relative to
+    `run_of`; empty if it has none.
     """
-    with suppress(OutputFolderError):  # what stands before the damage can be used
+    with suppress(OutputFolderError):  # lines before the damage can be used
         entries = resolved_jobs(run_of(file))
         return next((entry for name, entry in entries if name == custom_id), {})
     return {}
 
 
 def frames_digest(video: Path) -> str:
-    """Digest of the video's frames before compression, from the line that names this very file;
-    empty where there is none.
+    """Return the digest of a video's frames before compression, from the line that names this
+    file; empty if no line does.
     """
     try:
         results = RunFolder(run_of(video)).results()
@@ -49,8 +49,8 @@ def frames_digest(video: Path) -> str:
 
 
 def refuse_folder(folder: Path, file: Path, custom_id: str) -> None:
-    """Raise UsageError where a replay into `folder` would be written over its original `file`, or
-    the video it is of; OutputFolderError where results of anything but its replays lie there.
+    """Raise UsageError if a replay into `folder` would overwrite the original `file` or its video;
+    OutputFolderError if the folder has results of anything but its replays.
     """
     targets = [RunFolder(folder).path_for(custom_id, suffix) for suffix in _SUFFIXES]
     for own in (file, file.with_suffix(".mp4")):
@@ -70,9 +70,8 @@ def refuse_folder(folder: Path, file: Path, custom_id: str) -> None:
 
 
 def run_of(file: Path) -> Path:
-    """The folder of the run that wrote `file` somewhere below its `outputs`.
-
-    Where there is none, the file's own folder, which holds no run's records.
+    """Return the folder of the run that wrote `file` below its `outputs`; the file's own folder if
+    no run did.
     """
     above = [place.parent for place in file.parents if place.name == OUTPUTS]
     names = RESULTS, RESOLVED

@@ -1,4 +1,4 @@
-"""A replay against its original: equal, or how far apart and what may be why."""
+"""Compare a replay with its original: equal, or how far apart and possible reasons."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -39,7 +39,7 @@ class ReplayVerdict:
 
 
 def compared_file(described: Described) -> Path | None:
-    """The pixels that a replay is held against; None for a sidecar whose video is gone."""
+    """Return the file to compare a replay with; None for a sidecar whose video is missing."""
     if described.kind != "sidecar":
         return described.path
     video = described.path.with_suffix(".mp4")
@@ -47,8 +47,8 @@ def compared_file(described: Described) -> Path | None:
 
 
 def answer_to(original: Path, folder: Path, line: Mapping[str, Any]) -> tuple[Path, str]:
-    """The file of a replay's `line` that answers to the original, and its pixels' digest: the
-    redraw to a redraw, else the result.
+    """Return the file of a replay's `line` to compare with the original, and its pixel digest: the
+    redraw for a redraw, else the result.
     """
     if original.name.endswith(REDRAW_SUFFIXES) and line.get("edit"):
         redraw = folder / line["edit"]["plain"]
@@ -58,9 +58,9 @@ def answer_to(original: Path, folder: Path, line: Mapping[str, Any]) -> tuple[Pa
 
 
 def verdict(described: Described, original: Path, made: Path, pixel_sha256: str) -> ReplayVerdict:
-    """The replay `made`, whose result line says `pixel_sha256`, against the original.
+    """Compare the replay `made`, whose result line has `pixel_sha256`, with the original.
 
-    Raises SourceImageError where the original cannot be decoded.
+    Raises SourceImageError if the original cannot be decoded.
     """
     record = read_described(made).record
     assert described.record is not None, "the original was replayed from its record"
@@ -79,7 +79,7 @@ def verdict(described: Described, original: Path, made: Path, pixel_sha256: str)
 
 
 def _equality(original: Path, record: Record, made: Path, pixel_sha256: str) -> tuple[str, bool]:
-    """What can be compared of the two, and whether it is equal."""
+    """Return which pixels of the two can be compared, and whether they are equal."""
     if "quality" in record.job:  # a picture that lost something when it was written
         if record.pixel_sha256:
             return "pixels before compression", record.pixel_sha256 == pixel_sha256
@@ -95,22 +95,22 @@ def _equality(original: Path, record: Record, made: Path, pixel_sha256: str) -> 
 
 
 def _reasons(original: Record, made: Record) -> Iterator[str]:
-    """Differences in what the two files say of how they were made."""
+    """Yield the differences between the records of the two files."""
     if original.cot_text != made.cot_text:
-        yield "the text before the picture came out otherwise"
+        yield "the text before the picture is different"
     if original.size and original.size != made.size:
         yield f"size {original.size}, now {made.size}"
     if original.model_fingerprint != made.model_fingerprint:
-        yield "the model is another"
+        yield "the model is different"
     if original.source_sha256 and original.source_sha256 != made.source_sha256:
-        yield "a source image is another"
+        yield "a source image is different"
     yield from _changes({"hyimg": original.version}, {"hyimg": made.version})
     yield from _changes(original.settings, made.settings)
     yield from _changes(original.packages, made.packages)
     if not original.settings:
         yield "device, dtype and packages of the original are not recorded"
     elif original.settings.get("device") == "cuda":
-        yield "on a GPU sums may be rounded otherwise by another batch or another kernel"
+        yield "on a GPU another batch or kernel may round sums differently"
 
 
 def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:

@@ -76,7 +76,7 @@ def test_step_counts_of_one_side_only() -> None:
     fewer = entry() | {"timings": []}
     for now, then in ((fewer, entry()), (entry(), fewer)):
         assert list(regressions(now, then, 0.05)) == [
-            "reuse vs recompute once, 8 steps were timed in one of them only"
+            "reuse vs recompute once, 8 steps: timed in only one of the two"
         ]
 
 

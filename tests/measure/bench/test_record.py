@@ -111,7 +111,7 @@ def test_the_command(
     [
         (["--compare", "kv-resue"], "did you mean kv-reuse?"),
         (["--compare", "kv-reuse", "--steps", "0"], "is not a list of whole numbers"),
-        (["--compare", "kv-reuse", "--max-regress", "much"], "is no share"),
+        (["--compare", "kv-reuse", "--max-regress", "much"], "is not a share"),
         (["--compare", "kv-reuse", "--baseline", "none.json"], "cannot be read"),
     ],
 )

@@ -69,8 +69,8 @@ def test_pictures_against_their_floor(
     ("psnr", "seed", "rival", "name", "why"),
     [
         (45.0, 28.0, 40.0, "as declared", "45.0 dB or more, where 40.0 dB for plain: a lossy"),
-        (29.0, 28.0, 20.0, "differs", "8 steps: 29.0 dB, where 30 dB are declared"),
-        (45.0, 45.0, 40.0, "differs", "8 steps: 45.0 dB, no nearer than another seed"),
+        (29.0, 28.0, 20.0, "differs", "8 steps: 29.0 dB, below the declared 30 dB"),
+        (45.0, 45.0, 40.0, "differs", "8 steps: 45.0 dB, no closer than another seed"),
         (45.0, 28.0, 45.0, "differs", "8 steps: 45.0 dB, and 45.0 dB for plain"),
         (inf, 28.0, 40.0, "identical", "is the same"),
     ],
@@ -103,7 +103,7 @@ def test_a_difference_names_its_distance_to_floor_and_seed() -> None:
     )
     reason = compared.verdict.reasons[0]
     assert "10.2 dB apart, 16.5 dB below the floor of 26.7 dB" in reason
-    assert "another seed gives 28.0 dB: no nearer than that" in reason
+    assert "another seed gives 28.0 dB, which is no further" in reason
 
 
 def test_no_floor_excuses_what_is_as_far_as_another_seed() -> None:
@@ -136,7 +136,7 @@ def test_variants_that_do_the_same_compare_nothing() -> None:
 
 def test_another_seed_must_change_the_picture() -> None:
     found = replace(CLEAN, other_seed=pair(SAME)).verdict
-    assert found.reasons == ("another seed leaves job as it is",)
+    assert found.reasons == ("another seed does not change job",)
 
 
 def test_a_failed_job_differs() -> None:

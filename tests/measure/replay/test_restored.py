@@ -125,7 +125,7 @@ def test_without_digests_images_are_not_checked_and_that_is_told(
     described: Describe, source: Path
 ) -> None:
     found = restore_job(described(job=JOB | {"images": ["a.png"]}), Wishes(source.parent))
-    assert found.notes == ("digests of source images are not recorded: not checked",)
+    assert found.notes == ("source images were not checked: their digests are not recorded",)
 
 
 @pytest.mark.parametrize("name", ["../in/a.png", "/etc/passwd", "..", "", "a/b.png"])

@@ -46,13 +46,13 @@ def test_reasons_are_what_is_recorded_differently(tmp_path: Path) -> None:
     assert not found.equal
     assert found.psnr is not None
     assert set(found.reasons) == {
-        "the model is another",
+        "the model is different",
         "hyimg 1, now 2",
         "device cuda, now cpu",
         "experts fp8, now by default",
         "threads by default, now 2",
         "torch 2.15, now 2.11",
-        "on a GPU sums may be rounded otherwise by another batch or another kernel",
+        "on a GPU another batch or kernel may round sums differently",
     }
 
 
