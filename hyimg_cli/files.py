@@ -103,7 +103,7 @@ def opened(path: Path, most: int | None = None, *, or_stream: bool = False) -> i
     if address := address_of(path):
         if (copy := remote.copy_of(address, most)) is not None:
             return copy
-        raise UnfitFile(errno.EFBIG, f"it has more than {most:,} bytes", address)
+        raise UnfitFile(errno.EFBIG, f"the file is too large (limit {most:,} bytes)", address)
     is_stream = or_stream and _OWN_STREAM.fullmatch(str(path)) is not None
 
     def opener(_name: str, flags: int) -> int:
@@ -147,7 +147,7 @@ def bounded(stream: BinaryIO, most: int, name: str, *, expected: int = 0) -> byt
         # At a terminal, to ask again is to wait again.
         if len(pieces[-1]) < asked:
             return b"".join(pieces)
-    raise UnfitFile(errno.EFBIG, f"it has more than {most:,} bytes", name)
+    raise UnfitFile(errno.EFBIG, f"the file is too large (limit {most:,} bytes)", name)
 
 
 def descriptor_of(path: Path, flags: int, most: int | None = None) -> int:
@@ -160,7 +160,7 @@ def descriptor_of(path: Path, flags: int, most: int | None = None) -> int:
     if flags & (os.O_WRONLY | os.O_RDWR):
         flags |= os.O_NOFOLLOW
         if path.is_symlink():
-            what = "this is a link, so writing to it would change another file"
+            what = "the path is a link; writing to it would change another file"
             raise UnfitFile(errno.ELOOP, what, str(path))
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
     try:
@@ -179,7 +179,7 @@ def refuse_unfit(path: Path, status: os.stat_result, most: int | None = None) ->
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "another kind of file")
         raise UnfitFile(errno.EINVAL, f"this is {kind}, not a regular file", str(path))
     if most is not None and status.st_size > most:
-        what = f"the file has {status.st_size:,} bytes; the limit is {most:,}"
+        what = f"the file is too large ({status.st_size:,} bytes, limit {most:,})"
         raise UnfitFile(errno.EFBIG, what, str(path))
 
 

@@ -70,15 +70,15 @@ def locate(address: str) -> tuple[Any, str]:
     try:
         parts = urlsplit(address)
     except ValueError as error:
-        what = f"this is not an address: {error}"
+        what = f"the address is malformed: {error}"
         raise UsageError(what, where=address, code="usage.address") from None
     if parts.password is not None:
         where = f"{parts.scheme}://…@{parts.hostname or ''}{parts.path}"
         what, hint = (
             "an address must not contain a password",
-            "take credentials from the environment",
+            "set credentials in the environment",
         )
-        raise UsageError(what, where=where, hint=f"{hint} or from a profile", code="usage.password")
+        raise UsageError(what, where=where, hint=f"{hint} or in a profile", code="usage.password")
     system = _system(parts.scheme)
     return system, system._strip_protocol(address)
 
@@ -96,7 +96,7 @@ def _system(scheme: str) -> Any:
     except ImportError as error:
         raise MachineError(
             f"{scheme}:// needs a library that is not installed: {error.name or error}",
-            hint=f"pip install {_PACKAGES.get(scheme, 'the library that is named')} brings it",
+            hint=f"install it: pip install {_PACKAGES.get(scheme, 'LIBRARY')}",
             code="machine.no-package",
         ) from None
     except (ValueError, TypeError, AttributeError, OSError):
@@ -122,7 +122,7 @@ def _answers(store: str) -> bool:
     threading.Thread(target=ask, daemon=True).start()
     if has_answered.wait(_TOLD_S):
         return True
-    logger.warning("%s has not answered yet: it is asked for %g s", store, _FIRST_ANSWER_S)
+    logger.warning("%s has not answered yet; waiting up to %g s", store, _FIRST_ANSWER_S)
     return has_answered.wait(_FIRST_ANSWER_S - _TOLD_S)
 
 
@@ -135,7 +135,7 @@ def copy_of(address: str, most: int | None = None) -> io.BufferedReader | None:
     with as_os_errors(address):
         facts = system.info(path)
         if facts.get("type") == "directory":
-            raise IsADirectoryError(errno.EISDIR, "this is a folder", address)
+            raise IsADirectoryError(errno.EISDIR, "the address is a folder", address)
         if most is not None and (facts.get("size") or 0) > most:
             return None
         # A file's content under a tag does not change: the copy that was kept under it will do.
@@ -162,7 +162,7 @@ def as_os_errors(address: str) -> Iterator[None]:
     try:
         scheme = scheme_of(address)
         if scheme in _PACKAGES and not _answers(f"{scheme}://{urlsplit(address).netloc}"):
-            raise OSError(errno.EIO, f"the store did not answer for {_FIRST_ANSWER_S} s")
+            raise OSError(errno.EIO, f"the store did not answer within {_FIRST_ANSWER_S} s")
         yield
     except tuple(_NUMBERS) as error:
         if error.errno is not None:
@@ -178,7 +178,7 @@ def as_os_errors(address: str) -> Iterator[None]:
         words = getattr(error, "strerror", None) or str(error) or type(error).__name__
         if type(error).__name__ == "NoCredentialsError":
             words = (
-                "no credentials are set here: run aws configure, or set AWS_PROFILE, or "
+                "credentials are not set: run aws configure, or set AWS_PROFILE, or "
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
         raise OSError(number, " ".join(words.split()), address) from error

@@ -1,4 +1,4 @@
-"""The pages of errors have a row for each code of the package, where the index says, and no other."""
+"""The pages of errors have a row for each code of the package, and the index names its page."""
 
 import re
 from pathlib import Path

@@ -118,7 +118,7 @@ def test_as_many_bytes_as_are_allowed_and_no_more(file: Path) -> None:
     for read in (opened, bytes_of, text_of, digest.of_file):
         with pytest.raises(UnfitFile) as refused:
             read(file, size - 1)
-        assert str(refused.value) == "the file has 9 bytes; the limit is 8"
+        assert str(refused.value) == "the file is too large (9 bytes, limit 8)"
         assert refused.value.errno == errno.EFBIG
 
 

@@ -237,7 +237,7 @@ class DiskStore:
     def _stop_taking(self, error: OSError) -> None:
         if self.takes_more:
             reason = error.strerror or type(error).__name__
-            self._notes.append(f"nothing more is added to the disk cache in this run: {reason}")
+            self._notes.append(f"the disk cache is read-only for the rest of this run: {reason}")
         self.takes_more = False
 
 
@@ -247,8 +247,8 @@ def refuse_cache_file(folder: Path | None) -> None:
     """
     above = nearest_existing(folder) if folder else None
     if above is not None and not above.is_dir():
-        hint = "choose another folder with --cache-dir, or turn it off with --no-disk-cache"
-        what = "the disk cache's folder is a file"
+        hint = "choose another folder with --cache-dir, or turn the cache off with --no-disk-cache"
+        what = "the folder of the disk cache is a file"
         raise StorageError(what, where=above, hint=hint, code="storage.cache")
 
 

@@ -28,7 +28,7 @@ def guided(velocity_GCYX: Tensor, scales: Sequence[float]) -> Tensor:
     """
     if velocity_GCYX.shape[0] != 1 + len(scales):
         raise ValueError(
-            f"{velocity_GCYX.shape[0]} branches need one scale less, got {len(scales)}"
+            f"{velocity_GCYX.shape[0]} branches need one scale fewer, got {len(scales)}"
         )
     conditional, *others = velocity_GCYX.float().unbind()
     result = conditional

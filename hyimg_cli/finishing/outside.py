@@ -72,7 +72,7 @@ class Edit:
         found, is_global = [], self.kind == "global"
         if not is_global and not self.measures.is_sure:
             found.append(
-                "outside the edit the redraw is unlike the source, as after a change of style: "
+                "the redraw differs from the source outside the edit, as after a change of style: "
                 "check the redraw"
             )
         # A zoom that nothing tells of looks like another structure, and like nothing else.

@@ -35,7 +35,7 @@ def warn_of_slow_kernel(device: torch.device, dtype: torch.dtype) -> None:
     choice = torch._fused_sdp_choice(q_1HTD, k_1KSD, k_1KSD, enable_gqa=True)
     if choice != SDPBackend.CUDNN_ATTENTION.value:
         _LOG.warning(
-            "attention is not cuDNN's kernel here (cuDNN %s, torch %s): it works, but is slower",
+            "attention does not use cuDNN's kernel (cuDNN %s, torch %s): it works, but is slower",
             torch.backends.cudnn.version(), torch.__version__,
         )  # fmt: skip
 

@@ -239,8 +239,8 @@ def _pin(layers: Sequence[Stacks], device: torch.device) -> list[int]:
             with suppress(RuntimeError):  # or the next kernel would raise what was refused here
                 torch.zeros(1, device=device)
             logger.warning(
-                "the experts' memory could not be locked (ulimit -l, or too little of it): their "
-                "copies to the GPU are slower and wait for the work before them"
+                "the memory of the experts cannot be locked (see ulimit -l): copies to the GPU are "
+                "slower"
             )
             break
         pinned.append(part.data_ptr())

@@ -28,8 +28,8 @@ def invariant_multiple() -> int:
         if all(_is_invariant(multiple, *widths) for widths in _WIDTHS):
             return multiple
     raise MachineError(
-        f"matrix products depend on their row count at every multiple up to {CANDIDATES[-1]}",
-        hint="run with --no-batch-invariant: a job's last bits may then depend on its batch",
+        f"the pixels of a job depend on its batch on this CPU (tried up to {CANDIDATES[-1]} rows)",
+        hint="run with --no-batch-invariant; the last bits of a job then depend on its batch",
         code="machine.not-invariant",
     )
 

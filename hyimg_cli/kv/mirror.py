@@ -100,7 +100,7 @@ class Mirror:
         if part.handle.generation != self.generation():
             raise RankError(
                 "keys and values of this job were lost with the ranks that held them",
-                hint="run the same command again with --retry-failed, or give --max-retries",
+                hint="run the same command again with --retry-failed, or add --max-retries",
                 code="rank.lost",
                 retryable=True,
             )

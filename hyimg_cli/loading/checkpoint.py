@@ -69,7 +69,7 @@ def weight_files(folder: Path, stem: str = STEM) -> tuple[Path, ...]:
     """
     if not folder.is_dir():
         hint = "give the path of a folder with config.json and safetensors weights"
-        raise fault("missing", "there is no such checkpoint folder", folder, hint)
+        raise fault("missing", "checkpoint folder not found", folder, hint)
     single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
     if single.exists():
         return (single,)
@@ -123,8 +123,8 @@ def check_tensors(
     others = {name: info.dtype for name, info in found.items() if info.dtype not in FLOATS}
     if others and not any_dtype:
         kinds = ", ".join(sorted(set(others.values())))
-        hint = "use the checkpoint as it was released (--quantization fp8 or nf4 makes it smaller)"
-        hint += ", or one that transformers has saved with bitsandbytes (NF4, INT8)"
+        hint = "use the original checkpoint (--quantization fp8 or nf4 makes it smaller), or one "
+        hint += "saved by transformers with bitsandbytes (NF4, INT8)"
         what = f"{title}{len(others)} tensors are stored as {kinds}: {_some(others)}"
         raise fault("quantized", what, where, hint)
     shapes = [
@@ -134,10 +134,10 @@ def check_tensors(
     ]
     missing = [name for name in expected if name not in found]
     unexpected = [name for name in found if name not in expected]
-    faults = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
+    faults = {"missing": missing, "unexpected": unexpected, "with another shape": shapes}
     if parts := _listed(faults):
         what = f"{title}the weights do not match the configuration: {parts}"
-        hint = "config.json and the weights must come from the same checkpoint"
+        hint = "use config.json and weights of the same checkpoint"
         raise fault("mismatch", what, where, hint)
 
 
@@ -222,7 +222,7 @@ def _weight_map(path: Path) -> dict[str, str]:
             table = json_of(text_of(path, TABLE_BYTES))["weight_map"]
             return _WEIGHT_MAP.validate_python(table)
     except (ValueError, KeyError, TypeError) as error:
-        what = "the index is not JSON whose weight_map names a file for each tensor"
+        what = "the index is not JSON with a weight_map from tensors to files"
         raise fault("index", what, path) from error
 
 
@@ -230,14 +230,14 @@ def _no_weights(folder: Path, stem: str) -> CheckpointError:
     """The error for a folder without a complete set of safetensors names."""
     names = sorted(path.name for path in folder.iterdir())
     if ggufs := [name for name in names if name.endswith(".gguf")]:
-        what = f"the weights are GGUF ({_some(ggufs)}), which is not read"
-        hint = "use the checkpoint as it was released; --quantization fp8 or nf4 makes it smaller"
+        what = f"the weights are GGUF ({_some(ggufs)}), which is not supported"
+        hint = "use the original checkpoint; --quantization fp8 or nf4 makes it smaller"
         return fault("quantized", what, folder, hint)
     if pickles := [name for name in names if name.endswith(PICKLE_SUFFIXES)]:
-        only = f"the weights exist only as pickle ({_some(pickles)})"
+        only = f"the weights are only available as pickle ({_some(pickles)})"
         hint = "convert them to safetensors, or use a copy of the checkpoint that has them"
         return fault("pickle", f"{only}, which can run code when opened", folder, hint)
-    what = f"neither {stem}.safetensors nor {stem}.safetensors.index.json is in the folder"
+    what = f"the folder has neither {stem}.safetensors nor {stem}.safetensors.index.json"
     hint = "download the checkpoint again, with its safetensors files"
     return fault("no-weights", what, folder, hint)
 

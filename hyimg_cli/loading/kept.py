@@ -37,8 +37,7 @@ class KeptWeights:
         budget = cache.budget_bytes
         if nbytes > budget:
             logger.warning(
-                "the quantised weights take %s and are not kept: the disk cache may hold %s; "
-                "--disk-cache-mb %d would do",
+                "quantized weights are not cached (%s, limit %s); give --disk-cache-mb %d",
                 bytes_text(nbytes), bytes_text(budget), nbytes // 900_000 + 1,
             )  # fmt: skip
         self._store = DiskStore(cache.folder if nbytes <= budget else None, budget)
@@ -70,7 +69,7 @@ class KeptWeights:
     def tell(self) -> None:
         """Log faults of the cache since it was first used."""
         for note in dict.fromkeys(self._store.take_notes()):
-            logger.warning("quantised weights: %s", note)
+            logger.warning("quantized weights: %s", note)
 
     def _key(self, stored: StoredTensor, share: str) -> str:
         status, info = os.fstat(stored.descriptor), stored.info

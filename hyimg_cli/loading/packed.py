@@ -77,9 +77,9 @@ def _shape_and_sizes(
     """Of a matrix in 8 bits: its shape, and the bytes of all that it is made of."""
     weight, order = tensors.get(name), tensors.get(f"{name}_format")
     if weight is None or weight.dtype != "I8" or len(weight.shape) != 2:
-        raise _fault(name, "it is no matrix of 8-bit integers")
+        raise _fault(name, "it is not a matrix of 8-bit integers")
     if order and any(_read(folder, order)):
-        raise _fault(name, "its 8 bits are ordered for one kind of GPU")
+        raise _fault(name, "its 8-bit values are ordered for one kind of GPU")
     sizes = {name: weight.bytes, f"{name.removesuffix('weight')}SCB": weight.shape[0] * 4}
     return weight.shape, sizes | ({f"{name}_format": order.bytes} if order else {})
 
@@ -92,5 +92,5 @@ def _read(folder: Path, info: TensorInfo) -> bytes:
 
 
 def _fault(name: str, what: str) -> CheckpointError:
-    hint = "use the checkpoint as it was released; --quantization nf4 makes it smaller"
+    hint = "use the original checkpoint; --quantization nf4 makes it smaller"
     return fault("quantized", f"{name} is packed by bitsandbytes, and {what}", hint=hint)

@@ -162,9 +162,9 @@ def check_region(outside: KeepOutside, size: Size) -> None:
     if outside.box is not None:
         hint = "give LEFT,TOP,RIGHT,BOTTOM in pixels of the source"
         if outside.box[2] > size.width or outside.box[3] > size.height:
-            what = f"the region {outside.region} extends beyond the source, which is {size}"
+            what = f"the region {outside.region} extends beyond the source ({size})"
     elif outside.mask and (own := size_of(outside.mask)) != size:
-        what = f"the mask is {own}, but its source is {size}"
+        what = f"the mask has another size than the source ({own}, expected {size})"
         hint = "give a mask of the source's size, upright, white where edits are allowed"
     if what:
         raise SourceImageError(what, where=outside.region, hint=hint, code="source.region")
@@ -174,13 +174,13 @@ def _depth_fault(path: Path, image: ImageFile.ImageFile) -> SourceImageError | N
     """Why the picture's numbers are lost in 8-bit RGB; None where they are not."""
     frames, bits = getattr(image, "n_frames", 1), bits_of(image)
     if frames > 1:
-        why = f"it has {frames} frames"
+        why = f"the source has {frames} frames"
     elif bits > 8:
-        why = f"it has {bits} bits per channel"
+        why = f"the source has {bits} bits per channel"
     elif image.mode in _EXACT:
         return None
     else:
-        why = f"its pixels are {'floating-point numbers' if image.mode == 'F' else image.mode}"
+        why = f"the source has {'floating-point' if image.mode == 'F' else image.mode} pixels"
     what = f"{why}, so a result in 8-bit RGB cannot be equal to it"
     hint = "convert it to 8-bit RGB, or remove keep_outside"
     return SourceImageError(what, where=path, hint=hint, code="source.source-depth")

@@ -46,7 +46,7 @@ def open_video(path: Path, **options: str) -> Iterator["InputContainer"]:
     try:
         with file, av.open(file, "r", options=_ALONE | options) as container:
             if not container.streams.video:
-                raise ValueError("it has no frames")
+                raise ValueError("no frames")
             yield container
     # A file that lies about what it is ends in errors of many kinds.
     except (av.error.FFmpegError, OSError, ValueError) as error:

@@ -50,7 +50,7 @@ RAW_SUFFIXES = {
     ".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dng", ".erf", ".fff", ".iiq", ".kdc", ".mef", ".mrw",
     ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f",
 }  # fmt: skip
-RAW_HINT = "convert them first, for example: magick {0} {1}.jpg"
+RAW_HINT = "convert raw files first, for example: magick {0} {1}.jpg"
 # What phones write, which Pillow reads with a library beside it; some AVIF begins so, too.
 _HEIF = re.compile(rb"....ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
 _MAGIC = re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|II\*\0|MM\0\*", re.DOTALL)
@@ -210,17 +210,17 @@ def file_faults(path: Path) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         if path.is_symlink():
             raise _fault("missing", "the link's target does not exist", path) from error
-        hint = "paths in a manifest are relative to it"
+        hint = "write paths relative to the manifest"
         if "\\" in path.name:
             hint += ", with forward slashes"
         raise _fault("missing", "file not found", path, hint) from error
     except IsADirectoryError as error:
-        raise _fault("is-a-folder", "this is a folder", path, "name a picture in it") from error
+        raise _fault("is-a-folder", "the path is a folder", path, "name a picture in it") from error
     except UnfitFile as error:
         slug = "too-large" if error.errno == errno.EFBIG else "not-an-image"
         raise _fault(slug, error.strerror, path) from error
     except OSError as error:
-        raise _fault("unreadable", f"it cannot be read: {error.strerror}", path) from error
+        raise _fault("unreadable", f"the file cannot be read: {error.strerror}", path) from error
 
 
 @contextlib.contextmanager
@@ -256,14 +256,16 @@ def open_picture(path: Path, data: bytes | None = None) -> Iterator[ImageFile.Im
             if _MAGIC.match(start) or is_heif:
                 raise _truncated(path) from error
             hint = f"give one of {', '.join(FORMATS)}"
-            raise _fault("not-an-image", "this is not an image", path, hint) from error
+            raise _fault("not-an-image", "the file is not an image", path, hint) from error
         with image:
             sides = f"{image.width} x {image.height}"
             if image.width * image.height > MAX_SOURCE_PIXELS:
                 raise _too_large(path, sides)
             if max(image.size) > MAX_ASPECT * min(image.size):
-                hint = f"crop it: one side can be at most {MAX_ASPECT} times the other"
-                raise _fault("too-narrow", f"the picture is {sides} pixels", path, hint)
+                hint = f"crop it: the long side can be at most {MAX_ASPECT} times the short one"
+                raise _fault(
+                    "too-narrow", f"the picture is too narrow ({sides} pixels)", path, hint
+                )
             yield image
 
 
@@ -398,5 +400,5 @@ def _truncated(path: Path) -> SourceImageError:
 
 
 def _too_large(path: Path, found: str) -> SourceImageError:
-    what = f"{found} pixels; the limit is {MAX_SOURCE_PIXELS:,}"
+    what = f"the picture is too large ({found} pixels, limit {MAX_SOURCE_PIXELS:,})"
     return _fault("too-large", what, path, "scale the picture down")

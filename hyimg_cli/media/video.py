@@ -130,7 +130,7 @@ class VideoWriter:
 
     def _end_stream(self) -> None:
         if not self._count:
-            raise ValueError("a video needs a frame")
+            raise ValueError("a video needs at least one frame")
         self._container.mux(self._stream.encode(None))
         self._container.close()
 

@@ -36,15 +36,15 @@ def device_of(choice: ModelChoice) -> str:
         return "cpu"
     if not has_gpu:
         raise MachineError(
-            f"device {choice.device} was asked for, and torch finds no GPU",
-            hint="use --device cpu, or install a torch build that knows this GPU",
+            f"torch finds no GPU for --device {choice.device}",
+            hint="use --device cpu, or install a torch build for this GPU",
             code="machine.no-gpu",
         )
     name = {"auto": "cuda:0", "cuda": "cuda:0"}.get(choice.device, choice.device)
     if name.startswith("cuda:") and int(name.removeprefix("cuda:")) >= gpu_count():
         raise MachineError(
-            f"device {name} was asked for, and torch finds {gpu_count()} GPUs, counted from 0",
-            hint=f"--device cuda:{gpu_count() - 1} is the last one",
+            f"--device {name} does not exist (torch finds {gpu_count()} GPUs, counted from 0)",
+            hint=f"use --device cuda:{gpu_count() - 1} or lower",
             code="machine.no-gpu",
         )
     return name

@@ -87,7 +87,7 @@ class ChildProcess:
             code = self.process.wait(_END_S)
         except subprocess.TimeoutExpired:
             return "it closed its pipe"
-        return f"killed by signal {-code}" if code < 0 else f"it ended with status {code}"
+        return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
 
     def _read(
         self, line: Connection, heard: Callable[[Any], None], ended: Callable[[], None]

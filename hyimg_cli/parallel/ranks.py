@@ -83,7 +83,7 @@ class RankPool:
     ) -> None:
         assert size >= 1, "a pool has at least this process"
         if device == "cuda":
-            refuse_missing_gpus(size, "ranks", "ask for fewer ranks, or use --device cpu")
+            refuse_missing_gpus(size, "ranks", "use fewer ranks, or --device cpu")
         self.size, self.branch_sets = size, branch_sets
         self.here = Rank(0, size, _device(device, 0), timeout_s)
         self._kind: DeviceKind = device
@@ -130,7 +130,7 @@ class RankPool:
             if isinstance(error, RankError):
                 raise MachineError(
                     f"the ranks did not start: {error.what}",
-                    hint="ask for fewer ranks; each needs memory for what it loads",
+                    hint="use fewer ranks; each needs memory for what it loads",
                     code="machine.ranks",
                 ) from error
             raise
@@ -142,7 +142,7 @@ class RankPool:
         """
         ended = [m.number for m in self._members if m.child.process.poll() is not None]
         if ended:
-            logger.warning("rank %d ended while it had nothing to do", ended[0])
+            logger.warning("rank %d ended while it was idle; restarting the ranks", ended[0])
             self.stop()
         self.start()
 
@@ -244,7 +244,7 @@ class RankPool:
         """Form the group, once every member has said that it is up."""
         if dist.is_initialized():
             raise MachineError(
-                "this process belongs to another torch.distributed group already",
+                "this process already belongs to another torch.distributed group",
                 hint="start hyimg without torchrun: it starts its own ranks",
                 code="machine.ranks",
             )
@@ -277,7 +277,7 @@ class RankPool:
         """On GPUs a dead peer goes unnoticed: end what rank 0 waits for when a process ends."""
         member.child.process.wait()
         if member in self._members and dist.is_initialized():
-            logger.warning("rank %d ended; its groups are aborted", member.number)
+            logger.warning("rank %d ended; aborting its groups", member.number)
             abort_groups()
 
 

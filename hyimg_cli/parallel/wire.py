@@ -80,7 +80,7 @@ def _failed_rank(rank: int, what: str, code: str = "") -> RankError:
     """The error of a member that failed, or ended, while it worked on a task."""
     return RankError(
         f"rank {rank} failed: {what}",
-        hint="run the same command again; the ranks start anew",
+        hint="run the same command again: new ranks are started",
         code=code,
         retryable=True,
     )
@@ -146,14 +146,14 @@ def watch(members: Sequence[Member], steps: Steps, limits: Limits, over: Event) 
             if member.was_heard:
                 member.was_heard, last[member] = False, now
             if hangs or now - last.get(member, now) > limits.silence_s:
-                member.kill(hangs or f"no sign of life for {limits.silence_s:.0f} s")
+                member.kill(hangs or f"no heartbeat for {limits.silence_s:.0f} s")
 
 
 def silence(timeout_s: float, who: str = "a rank") -> RankError:
     """Return the error of a rank that is alive but silent."""
     return RankError(
-        f"{who} has not answered for {timeout_s:.0f} s",
-        hint="look for a process that is stopped, or a machine that swaps",
+        f"{who} did not answer within {timeout_s:.0f} s",
+        hint="check for a stopped process or a machine that swaps",
         code="rank.timeout",
         retryable=True,
     )

@@ -111,7 +111,7 @@ def tile_plan(tiling: TileRule, rows: int, columns: int) -> TilePlan:
         raise UsageError(
             f"a latent grid of {rows}x{columns} has no cells",
             where="VAE tiling",
-            hint="ask for a larger size",
+            hint="use a larger size",
             code="usage.vae-tiling",
         )
     if max(rows, columns) <= tiling.tile:

@@ -347,7 +347,7 @@ def test_without_credentials_it_is_said_how_to_set_them(monkeypatch: pytest.Monk
         monkeypatch.setenv(name, "/dev/null")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     remote._system.cache_clear()
-    with pytest.raises(OSError, match="no credentials are set here: run aws configure"):
+    with pytest.raises(OSError, match="credentials are not set: run aws configure"):
         bytes_of(Path("s3://bucket/a.png"), 9)
 
 
@@ -431,7 +431,7 @@ def test_a_missing_library_a_password_and_an_unknown_store_are_refused(
     with pytest.raises(UsageError, match="must not contain a password") as refused:
         remote.locate("s3://key:secret@bucket/run")
     assert "secret" not in str(refused.value)
-    with pytest.raises(UsageError, match="this is not an address"):
+    with pytest.raises(UsageError, match="the address is malformed"):
         remote.locate("s3://[bucket/run")
     for address in ("nowhere://bucket", "github://owner/run", "dir://run", "zip://run"):
         with pytest.raises(UsageError, match="from an address alone"):

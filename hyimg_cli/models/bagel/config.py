@@ -182,7 +182,11 @@ def read_architecture(folder: Path) -> BagelShape:
     autoencoder = vae.facts(AutoencoderShape)
     # What a FLUX autoencoder is made of; whoever builds by other numbers does not come to an end.
     if not (len(autoencoder.ch_mult) == 4 and max(autoencoder.widths) < MOST_WIDTH):
-        raise vae.fault("ch_mult", autoencoder.ch_mult, f"four, and below {MOST_WIDTH:,} channels")
+        raise vae.fault(
+            "ch_mult",
+            autoencoder.ch_mult,
+            f"four numbers that give fewer than {MOST_WIDTH:,} channels",
+        )
     transforms = config.table("image_transforms", {})
     return BagelShape(
         decoder=decoder,
@@ -206,7 +210,7 @@ def _side(found: Mapping[str, TensorInfo], name: str, otherwise: int) -> int:
         return otherwise
     rows = math.prod(found[name].shape[:1])
     if math.isqrt(rows) ** 2 != rows:
-        what = f"{name} has {rows} rows, which is no square"
+        what = f"{name} has {rows} rows; expected a square number"
         raise CheckpointError(what, code="checkpoint.mismatch")
     return math.isqrt(rows)
 

@@ -38,7 +38,7 @@ from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import ImageJob, Size
 
 _RETOKENISED = (
-    "the written text's tokens are others when it is read again; those are prefilled, as published"
+    "the text has different tokens when it is read again; those are prefilled, as published"
 )
 
 

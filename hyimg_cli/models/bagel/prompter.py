@@ -200,24 +200,24 @@ class BagelPrompter(ImageCheckpoint):
         for field, is_wrong in faults.items():
             if is_wrong:
                 raise JobError(
-                    f"BAGEL does not read {field} = {getattr(job, field)}",
+                    f"BAGEL does not support {field} = {getattr(job, field)}",
                     where=field,
-                    hint="bot_task is none or think here" if field == "bot_task" else "remove it",
+                    hint="set bot_task to none or think" if field == "bot_task" else "remove it",
                     code="job.unconsumed",
                 )
         idle = sorted(job.user_fields & {*GUIDANCE_FIELDS})
         if job.guidance_scale <= 1 and idle:
             raise JobError(
-                f"a guidance_scale of {job.guidance_scale:g} switches all guidance off",
+                f"{idle[0]} has no effect without guidance (guidance_scale {job.guidance_scale:g})",
                 where=idle[0],
-                hint="take the field out, or raise guidance_scale above 1",
+                hint="remove the field, or raise guidance_scale above 1",
                 code="job.unconsumed",
             )
         if job.num_inference_steps < 2:
             raise JobError(
-                "one noise level leaves nothing to evaluate: the last of them is only an end point",
+                "one step evaluates nothing: the last noise level is only an end point",
                 where="num_inference_steps",
-                hint="give 2 or more; N of them are N - 1 evaluations",
+                hint="give 2 or more; N steps evaluate the model N - 1 times",
                 code="job.too-few-steps",
             )
 
@@ -225,9 +225,9 @@ class BagelPrompter(ImageCheckpoint):
         # Behind it: the noise.
         if layout.next_rope >= self.card.max_positions:
             raise JobError(
-                f"its texts reach position {layout.next_rope} of {self.card.max_positions}",
+                f"the texts are too long ({layout.next_rope} positions of {self.card.max_positions})",
                 where="prompt",
-                hint="shorten its texts",
+                hint="shorten the texts",
                 code="job.too-long",
             )
 

@@ -25,7 +25,7 @@ def unpack(data: bytes, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         stored = header.pop(_KEY)
         facts = {name: json.loads(fact) for name, fact in header.items()}
     except Exception as error:  # safetensors raises a type of its own, the rest KeyError, ...
-        raise ValueError(f"these are no packed tensors: {error}") from error
+        raise ValueError(f"not packed tensors: {error}") from error
     if stored != key:
         raise ValueError("tensors packed under another key")
     return tensors, facts

@@ -73,7 +73,7 @@ class ControlTokenizer:
             raise JobError(
                 f"{field} contains the model's control token {min(found)}",
                 where=field,
-                hint="write it differently; control tokens would change the sequence's structure",
+                hint="remove it: control tokens would change the structure of the sequence",
                 code="job.control-token",
             )
 
@@ -88,7 +88,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         raise CheckpointError(
             "tokenizer.json is missing",
             where=folder,
-            hint="download it again from where the checkpoint is from",
+            hint="download it from the source of the checkpoint",
             code="checkpoint.missing-file",
         ) from None
     except Exception as error:  # the library raises bare Exception
@@ -105,8 +105,8 @@ def refuse_unknown_ids(ids: Iterable[int], vocab_size: int) -> None:
     unknown = [id_ for id_ in ids if not 0 <= id_ < vocab_size]
     if unknown:
         raise JobError(
-            f"{unknown[0]} is no token of the model",
+            f"the model has no token {unknown[0]}",
             where="cot_token_ids",
-            hint=f"its tokens are 0 to {vocab_size - 1}",
+            hint=f"use tokens from 0 to {vocab_size - 1}",
             code="job.unknown-token",
         )

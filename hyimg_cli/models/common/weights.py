@@ -62,5 +62,5 @@ def set_weight(module: nn.Module, name: str, values: Tensor) -> None:
 def refuse_missing(names: Collection[str]) -> None:
     """Raises CheckpointError for tensors of a network that were left without values."""
     if names:
-        what = f"loading left missing keys: {', '.join(sorted(names)[:5])}"
+        what = f"weights are missing: {', '.join(sorted(names)[:5])}"
         raise CheckpointError(what, code="checkpoint.not-strict")

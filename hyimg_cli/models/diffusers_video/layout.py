@@ -80,8 +80,8 @@ _LIBRARIES = ("torch", "transformers", "diffusers", "tokenizers")
 # Networks that read the picture a video starts from: of an i2v pipeline alone, Wan 2.2's has none.
 _OF_PICTURES = frozenset({"image_encoder", "image_processor", "feature_extractor"})
 _OF_ANOTHER_LAYOUT = (
-    "releases in a layout of their own have an edition for diffusers beside them: "
-    "Wan-AI/Wan2.1-T2V-1.3B-Diffusers, hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"
+    "use the edition for diffusers, for example "
+    "Wan-AI/Wan2.1-T2V-1.3B-Diffusers or hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"
 )
 _OTHER_FILES = "download the checkpoint again with all its JSON files, or use another edition of it"
 # A tile is 256 pixels, and shares 64 with the next one; half a tile, half of them: all of these are
@@ -224,13 +224,13 @@ def is_in_layout(folder: Path) -> bool:
 def read_layout(folder: Path) -> CheckpointLayout:
     """The checkpoint in `folder`. Raises CheckpointError for another pipeline or foreign code."""
     if not is_in_layout(folder):
-        what = f"there is no {INDEX}: this is not a checkpoint in diffusers' layout"
+        what = f"{INDEX} is missing, so this is not a checkpoint in diffusers' layout"
         raise checkpoint.fault("missing", what, folder, _OF_ANOTHER_LAYOUT)
     index = Config.read(folder / INDEX)
     pipeline = index.text("_class_name")
     if pipeline not in FAMILIES:
-        what = f"{INDEX} names the pipeline {pipeline!r}"
-        raise checkpoint.fault("family", what, folder, f"known are {', '.join(FAMILIES)}")
+        what = f"the pipeline {pipeline!r} in {INDEX} is not supported"
+        raise checkpoint.fault("family", what, folder, f"use one of {', '.join(FAMILIES)}")
     family = FAMILIES[pipeline]
     optional = _OPTIONAL
     if family == WAN or not pipeline.endswith(_START):
@@ -249,12 +249,12 @@ def component_of(folder: Path, name: str, entry: Any, classes: Set[str]) -> Comp
         case [str(library), str(class_name)] if library in _STEMS and class_name in classes:
             pass
         case _:
-            what, known = f"{INDEX} wants {name} to be {entry!r}", " or ".join(sorted(classes))
-            hint = f"known is {known}; code that a checkpoint brings along is never run"
+            what, known = f"the {name} in {INDEX} is {entry!r}", " or ".join(sorted(classes))
+            hint = f"use {known}; code in a checkpoint is never executed"
             raise checkpoint.fault("component", what, folder, hint)
     if not (folder / name).is_dir():
-        what = f"{INDEX} names a {name}, and the folder {name}/ is missing"
-        hint = "download the checkpoint again, with its folders, or copy the missing one"
+        what = f"the folder {name}/, which {INDEX} names, is missing"
+        hint = "download the checkpoint again with all folders, or copy the missing one"
         raise checkpoint.fault("missing", what, folder, hint)
     return Component(folder / name, library, class_name)
 
@@ -273,8 +273,8 @@ def refuse_quantized(layout: CheckpointLayout) -> None:
         method = component.config().table("quantization_config", {})
         if method.values:
             how = method.text("quant_method", "unnamed")
-            what = f"the {component.name} is stored quantized ({how})"
-            hint = "use the checkpoint as it was released"
+            what = f"the {component.name} is quantized ({how}), which is not supported"
+            hint = "use the original checkpoint"
             raise checkpoint.fault("quantized", what, component.folder, hint)
 
 

@@ -39,7 +39,7 @@ from hyimg_cli.spec.options import Lora
 PREFIX = "transformer."
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 _DIFFERENCES = (".diff", ".diff_b")
-_HINT = "use a file made for this very model"
+_HINT = "use a LoRA made for this model"
 # From HunyuanVideo's names of layers to the library's, one after the other.
 _HUNYUAN = (
     (r"^double_blocks\.", "transformer_blocks."),
@@ -176,11 +176,11 @@ def _read_pairs(
     try:
         metadata = None if said is None else json_of(said)
     except ValueError as error:
-        why = f"its adapter's metadata is no JSON ({error})"
+        why = f"its metadata is not JSON ({error})"
         raise _misfit(file, (), why) from None
     layers, alphas = part.tensors(), None
     if lost := [name for name in pairs if "dora_scale" in name]:
-        raise _misfit(file, lost, "the library leaves its scales (DoRA) out")
+        raise _misfit(file, lost, "DoRA scales are not supported")
     if not all(name.startswith(PREFIX) and not name.endswith(".alpha") for name in pairs):
         metadata = None
         if family == HUNYUAN_VIDEO15:
@@ -198,7 +198,7 @@ def _read_pairs(
     wrong = [name for name in pairs if not _is_fitting(name, pairs, layers)]
     if wrong or not pairs:
         why = f"{part.name} has no layer for {len(wrong)} of its {len(pairs)} entries"
-        raise _misfit(file, wrong, why if pairs else "the library knows none of its names")
+        raise _misfit(file, wrong, why if pairs else "none of its names belongs to a layer")
     return pairs, {"metadata": metadata, "network_alphas": alphas}
 
 
@@ -266,7 +266,7 @@ def _from_hunyuan(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor
 
 
 def _misfit(file: Path, names: Sequence[str], why: str) -> CheckpointError:
-    first = f", the first {', '.join(sorted(names)[:3])}" if names else ""
+    first = f", such as {', '.join(sorted(names)[:3])}" if names else ""
     return CheckpointError(
         f"the LoRA {file.name} does not fit: {why}{first}",
         where=file,

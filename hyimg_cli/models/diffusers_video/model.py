@@ -167,8 +167,8 @@ class DiffusersVideo(SpreadModel):
         """Of its LoRAs, what the library does not apply."""
         found = ((one, unapplied_tensors(lora_file(one.file))) for one in job.lora if one.file)
         return tuple(
-            f"the LoRA {Path(one.file).name} also changes {len(names)} tensors that the library "
-            f"leaves as they are, the first {names[0]}"
+            f"the LoRA {Path(one.file).name} was applied without {len(names)} of its tensors, "
+            f"which diffusers does not support, such as {names[0]}"
             for one, names in found
             if names
         )

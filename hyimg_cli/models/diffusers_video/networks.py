@@ -60,7 +60,7 @@ def load_network(
     except (ImportError, RuntimeError, ValueError) as error:
         raise MachineError(
             f"attention backend {choice.attention_backend} cannot be used here: {error}",
-            hint="leave attention_backend out of the recipe, and DIFFUSERS_ATTN_BACKEND unset",
+            hint="remove attention_backend from the recipe, and unset DIFFUSERS_ATTN_BACKEND",
             code="machine.attention",
         ) from None
     if place.offload is not None:

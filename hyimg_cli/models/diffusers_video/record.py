@@ -108,9 +108,9 @@ def check_texts(job: VideoJob, folder: Path, card: VideoCard) -> None:
         count = len(tokenizer.encode(text, add_special_tokens=False).ids)
         if count > card.max_prompt_tokens:
             raise JobError(
-                f"the text is {count:,} tokens long; its encoder reads {card.max_prompt_tokens:,}",
+                f"the text is too long ({count:,} tokens, limit {card.max_prompt_tokens:,})",
                 where=name,
-                hint="shorten it: what stands behind would be lost",
+                hint="shorten it: the text encoder would not read the rest",
                 code="job.prompt-too-long",
             )
 

@@ -89,7 +89,7 @@ class JobScheduler:
     def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
         """As `state` found it behind step `index - 1`. Raises ValueError for another step's."""
         if "_step_index" not in state or int(state["_step_index"]) != index:
-            raise ValueError(f"this is not the scheduler's state at step {index}")
+            raise ValueError(f"not the state of the scheduler at step {index}")
         for name in _REMEMBERED:
             value = getattr(self.scheduler, name, None)
             if isinstance(value, list):

@@ -127,7 +127,7 @@ def read_given(
     for path, expected in images:
         pictures.append(read_image(Path(path), keeps_alpha=keeps_alpha))
         if pictures[-1].digest != expected:
-            what, hint = "the picture changed while the run went on", "run again"
+            what, hint = "the picture changed during the run", "run the command again"
             raise SourceImageError(what, where=path, hint=hint, code="source.changed")
     return pictures, tuple(dict.fromkeys(note for one in pictures for note in one.notes))
 

@@ -166,8 +166,8 @@ def load_target(choice: ModelChoice) -> LoadTarget:
     """The device and dtype that were asked for. Raises MachineError where there is no such GPU."""
     if choice.device == "balanced":
         raise MachineError(
-            "device balanced spreads an image model's layers; a video model takes one GPU",
-            hint="use --device cuda:0; more GPUs serve a video by --vae-patch-parallel-size",
+            "a video model runs on one GPU, and --device balanced names several",
+            hint="use --device cuda:0; for more GPUs add --vae-patch-parallel-size",
             code="machine.device",
         )
     device = torch.device(device_of(choice))
@@ -224,7 +224,7 @@ def _refuse_many(own: Config, most_modules: int) -> None:
         most = most_modules if MODULES.search(name) else MOST_WIDTH if _WIDTHS.search(name) else 0
         for number in value if isinstance(value, list) else [value]:
             if most and isinstance(number, int | float) and not 0 <= number <= most:
-                raise own.fault(name, number, f"0 to {most:,}, as checkpoints here have")
+                raise own.fault(name, number, f"0 to {most:,}")
 
 
 def load_weights(
@@ -255,7 +255,7 @@ def load_weights(
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         if report.get(kind):
             names = ", ".join(str(name) for name in list(report[kind])[:5])
-            what = f"loading the {component.name} left {kind.replace('_', ' ')}: {names}"
+            what = f"the {component.name} has {kind.replace('_', ' ')}: {names}"
             raise fault("not-strict", what, component.folder)
     if prepare is not None:
         prepare(module)
@@ -282,7 +282,7 @@ def load_tokenizer(component: Component, encoder: Component | None) -> Any:
         rows = encoder.config().count("vocab_size", 1 << 24)
         last = max(tokenizer.get_vocab().values(), default=0)
         if last >= rows:
-            what = f"the tokenizer has a token {last}; {encoder.name} has {rows} rows"
+            what = f"the tokenizer has a token {last}, and the {encoder.name} only {rows} rows"
             hint = "use the files of one checkpoint together"
             raise fault("tokenizer", what, encoder.folder.parent, hint)
     return tokenizer

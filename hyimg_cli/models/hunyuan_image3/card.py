@@ -127,7 +127,7 @@ def _allowed(arch: Architecture, extra: Config) -> tuple[Bucket, ...]:
     whole = {b.ratio_index for b in official if not (b.size.height % cell or b.size.width % cell)}
     wanted = extra.counts("ratio_indices", tuple(sorted(whole)), least=0, most=len(official) - 1)
     if not whole.issuperset(wanted) or not wanted:
-        raise extra.fault("ratio_indices", wanted, f"sizes in whole cells of {cell} pixels")
+        raise extra.fault("ratio_indices", wanted, f"sizes that are multiples of {cell} pixels")
     return tuple(bucket for bucket in official if bucket.ratio_index in wanted)
 
 

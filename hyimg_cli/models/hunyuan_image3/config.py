@@ -161,10 +161,10 @@ def architecture(config: Mapping[str, Any], *, where: Path | str = "config.json"
     method = own.table("quantization_config", {}).text("quant_method", "bitsandbytes")
     if method != "bitsandbytes":
         raise CheckpointError(
-            f"its weights are quantised by {method!r}, which is not read",
+            f"the weights are quantized with {method!r}, which is not supported",
             where=own.where,
-            hint="use the checkpoint as it was released, with --quantization fp8 or nf4, or one "
-            "that transformers has saved with bitsandbytes (NF4, INT8)",
+            hint="use the original checkpoint with --quantization fp8 or nf4, or one "
+            "saved by transformers with bitsandbytes (NF4, INT8)",
             code="checkpoint.quantized",
         )
     refuse_unreleased(own, _ONLY_RELEASED)
@@ -215,9 +215,9 @@ def generation_config(
     for key, value in config.items():
         if key not in known and value not in (None, 0, 1) and not isinstance(value, str):
             raise CheckpointError(
-                f"{key} is {value!r}, which is not implemented",
+                f"{key} = {value!r} is not supported",
                 where=where,
-                hint="take the key out: no released checkpoint has it",
+                hint="remove the key: no released checkpoint has it",
                 code="checkpoint.config",
             )
     off = {key: value for key, value in _OFF.items() if config.get(key, value) is None}

@@ -239,7 +239,7 @@ class HunyuanImage3(DecoderModel):
         rows = (layout.ids, layout.unconditional_ids)[: self.prompter.branch_count(job)]
         warnings = []
         if stop > most:
-            what = f"the picture reaches position {stop}; {most} positions are known to the model"
+            what = f"the sequence is longer than in training ({stop} positions, limit {most})"
             warnings.append(what)
         branches = tuple(BranchSequence(ids, start, stop) for ids in rows)
         notes = (note,) if note else ()

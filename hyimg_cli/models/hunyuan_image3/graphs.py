@@ -201,9 +201,8 @@ class DecodeGraphs:
             self._has_warned = True
             more = f" of more than {self._most_rows} rows" if self._most_rows else ""
             logger.warning(
-                "decode steps%s have no CUDA graph on this GPU: with these weights torch reads the "
-                "sizes of the experts' groups on the host. They have the same numbers, but are "
-                "slower",
+                "decode steps%s run without a CUDA graph on this GPU: with these weights torch "
+                "reads the sizes of the expert groups on the host; same results, but slower",
                 more,
             )
         if step.count > self._most_rows or self._capture is None:
@@ -224,8 +223,7 @@ class DecodeGraphs:
         self._capture = None
         self.failure = (
             f"no CUDA graph of a decode step of {step.count} row{'s' * (step.count > 1)} "
-            f"({reason}): such steps' kernels are launched one by one, with the same numbers, but "
-            "slower"
+            f"({reason}): kernels are launched one by one; same results, but slower"
         )
         logger.warning(self.failure)
         device = self._network.layer_devices[0]
@@ -241,13 +239,13 @@ def refuse_without_gpu(device_map: str | None) -> None:
     """Passes one GPU's name, with Triton installed. Raises MachineError for any other place."""
     what = hint = ""
     if not is_one_gpu(device_map):
-        what, hint = f"not on {device_map or 'the CPU'}", "set device to cuda:0"
+        what, hint = f"not on {device_map or 'the CPU'}", "use --device cuda:0"
     elif not has_triton():
-        what, hint = "with Triton, which is not installed", "pip install triton"
+        what, hint = "with Triton, which is not installed", "run pip install triton"
     if what:
         raise MachineError(
             f"decode_graphs works on one GPU, {what}",
-            hint=f"leave decode_graphs out, or {hint}",
+            hint=f"remove decode_graphs, or {hint}",
             code="machine.no-graphs",
         )
 

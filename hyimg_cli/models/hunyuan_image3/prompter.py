@@ -121,7 +121,7 @@ class Prompter(ImageCheckpoint):
             return bucket, ""
         known = ", ".join(str(b.size) for b in self.card.buckets)
         asked = f"{width}{':' if is_ratio else 'x'}{height}"
-        return bucket, f"{asked} fitted to {bucket.size}: {self.card.name} knows {known}"
+        return bucket, f"{asked} fitted to {bucket.size}: {self.card.name} makes {known}"
 
     def source_shape(self, bucket: Bucket, vit_grid: Grid) -> SourceShape:
         """The place that a source image fitted to `bucket` takes in the sequence."""
@@ -322,8 +322,8 @@ class Prompter(ImageCheckpoint):
         lengths = {field: len(ids) for field, ids in texts.items()}
         lengths["cot_token_ids"] = len(job.cot_token_ids or ())
         raise JobError(
-            f"the sequence has {length} tokens, the model {self.card.max_positions} positions",
+            f"the sequence is too long ({length} tokens, limit {self.card.max_positions})",
             where=max(lengths, key=lambda field: lengths[field]),
-            hint="shorten its texts, or give fewer source images",
+            hint="shorten the texts, or give fewer source images",
             code="job.too-long",
         )

@@ -68,18 +68,16 @@ def refuse_uneven(arch: Architecture, ranks: int, quantization: str = "none") ->
         raise UsageError(
             f"{what} cannot be split over {ranks} ranks",
             where=FLAG,
-            hint=f"this model can be split over {', '.join(possible)}"
-            if possible
-            else f"leave out {FLAG}",
+            hint=f"use {', '.join(possible)}" if possible else f"remove {FLAG}",
             code="usage.tensor-parallel",
         )
     blocks = {width // ranks for width in arch.moe_intermediate_size}
     if ranks > 1 and quantization == "nf4" and any(width % _NF4_BLOCK for width in blocks):
         raise UsageError(
-            f"nf4 has blocks of {_NF4_BLOCK} weights, and a rank of {ranks} would have rows of "
-            f"{', '.join(map(str, sorted(blocks)))}",
+            f"nf4 needs rows that are multiples of {_NF4_BLOCK} weights; each of {ranks} ranks "
+            f"would have {', '.join(map(str, sorted(blocks)))}",
             where=FLAG,
-            hint="take fewer ranks, or --quantization fp8",
+            hint="use fewer ranks, or --quantization fp8",
             code="usage.tensor-parallel",
         )
 

@@ -50,12 +50,12 @@ def shipped_text(folder: Path, name: str, *, field: str = "use_system_prompt") -
     """
     path = folder / "system_prompt.py"
     if not path.exists():
-        what = f'system prompt "{name}" needs system_prompt.py, which {folder.name} does not have'
+        what = f'system prompt "{name}" needs system_prompt.py, which is missing in {folder.name}'
         raise _unavailable(what, field, "copy it there from the model repository")
     for digest, text in _texts(path, path.stat().st_mtime_ns, field).items():
         if digest.startswith(DIGESTS[name]):
             return text
-    what = f'system_prompt.py of {folder.name} holds no text with the digest of "{name}"'
+    what = f'system_prompt.py of {folder.name} does not have the text "{name}" (by digest)'
     raise _unavailable(what, field, "use the file of the released repository")
 
 

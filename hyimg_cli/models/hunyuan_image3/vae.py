@@ -83,7 +83,7 @@ class TiledPicture(TiledVae):
             raise UsageError(
                 f"a tile of {side} px is not a multiple of 4 latent cells of {pixels} px",
                 where="VAE tiling",
-                hint="leave out --vae-use-tiling",
+                hint="remove --vae-use-tiling",
                 code="usage.vae-tiling",
             )
         cells = side // pixels

@@ -47,7 +47,7 @@ class VisionTower(nn.Module):
     def __init__(self, arch: VisionArchitecture) -> None:
         super().__init__()
         if arch.hidden_act not in ACTIVATIONS:
-            what = f"vit hidden_act {arch.hidden_act!r} is not released"
+            what = f"vit hidden_act {arch.hidden_act!r} is not supported"
             raise CheckpointError(what, code="checkpoint.config")
         self.embeddings = _Embeddings(arch)
         self.encoder = VitEncoder(arch)

@@ -9,7 +9,7 @@ from hyimg_cli.loading.checkpoint import read_json
 from hyimg_cli.models.common.tokenizer import ControlTokenizer, read_tokenizer
 
 _BASE_HINT = (
-    'it knows the base model\'s alone, whose config.json says "model_version": "HunyuanImage-3.0"'
+    'for a tokenizer of the base model, set "model_version": "HunyuanImage-3.0" in config.json'
 )
 RATIO_COUNT_BASE = 33
 RATIO_COUNT_INSTRUCT = 37
@@ -76,7 +76,7 @@ def _add_tokens(tokenizer: Tokenizer, folder: Path) -> None:
         listed = sorted((int(id_), AddedToken(**entry)) for id_, entry in table.items())
     except (TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"added_tokens_decoder is of the wrong kind: {error}",
+            f"added_tokens_decoder cannot be read: {error}",
             where=f"{folder.name}/tokenizer_config.json",
             code="checkpoint.tokenizer",
         ) from None
@@ -87,7 +87,7 @@ def _add_tokens(tokenizer: Tokenizer, folder: Path) -> None:
         found = tokenizer.token_to_id(token.content)
         if found != id_:
             raise CheckpointError(
-                f"token {token.content} is {id_} in tokenizer_config.json, and {found} behind "
+                f"token {token.content} is {id_} in tokenizer_config.json, but {found} after "
                 "tokenizer.json",
                 where=folder,
                 hint="use the files of one checkpoint together",

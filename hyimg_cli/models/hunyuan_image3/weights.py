@@ -240,9 +240,9 @@ def balanced(
     outside = [name for name, place in places.items() if place in ("cpu", "disk")]
     if outside:
         raise MachineError(
-            f"the weights do not fit on the GPUs: {len(outside)} modules were left outside",
-            hint="--quantization fp8 halves the weights, nf4 once more; or use more GPUs or larger "
-            "ones; `hyimg plan` says how much the weights take",
+            f"the weights do not fit on the GPUs ({len(outside)} modules too many)",
+            hint="use --quantization fp8 (half the weights) or nf4 (a quarter), or more or larger "
+            "GPUs; hyimg plan shows the size of the weights",
             code="machine.gpu-memory",
         )
     return places

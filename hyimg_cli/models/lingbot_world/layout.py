@@ -79,10 +79,12 @@ def read_layout(folder: Path, components: Path | None = None) -> CheckpointLayou
         transformer = folder / _PUBLISHED
     elif index:
         if index.get("_class_name") != _PIPELINE:
-            raise _refused(folder, f"{INDEX} names the pipeline {index.get('_class_name')!r}")
+            raise _refused(
+                folder, f"the pipeline {index.get('_class_name')!r} in {INDEX} is not supported"
+            )
         transformer = component_of(folder, TRANSFORMER, index.get(TRANSFORMER), _CLASSES).folder
     elif (folder / _EXPERTS[0]).is_dir():
-        raise _refused(folder, "these are the two experts of the base model")
+        raise _refused(folder, "the folder has the two experts of the base model")
     else:
         transformer = folder
     network = Component(transformer, "diffusers", "WanModelFast")
@@ -115,28 +117,27 @@ def network_shape(layout: CheckpointLayout) -> NetworkShape:
 def _unsupported(config: Config) -> Iterator[str]:
     size = config.count("local_attn_size", -1, least=-1)
     if size != -1:
-        yield f"its attention sees a window of {size} latent frames: this is the v2 model"
+        yield f"the model is v2: its attention has a window of {size} latent frames"
     if (control := config.text("control_type", "cam")) != "cam":
-        yield f"it is controlled by {control!r}, keys beside the camera"
+        yield f"the model is controlled with {control!r}, not only a camera"
     if (kind := config.text("model_type", "i2v")) != "i2v":
-        yield f"its model_type is {kind!r}"
+        yield f"model_type is {kind!r}; expected 'i2v'"
     if (patch := wan_patch(config)) != (1, 2, 2):
-        yield f"its patches are {patch}"
+        yield f"the patches are {patch}; expected (1, 2, 2)"
     if not config.values.get("cross_attn_norm", True) or not config.values.get("qk_norm", True):
-        yield "its attention has no norms"
+        yield "the attention has no norms"
     if config.has("image_dim") or config.has("added_kv_proj_dim"):
-        yield "it reads tokens of a picture"
+        yield "the model reads image tokens"
     if config.has("quantization_config"):
-        yield "it is stored quantized"
+        yield "the weights are quantized"
 
 
 def _refused(folder: Path, what: str) -> CheckpointError:
     return CheckpointError(
         what,
         where=folder,
-        hint="of LingBot-World the first fast model with camera control is run. Not the base "
-        "models: they have two experts, 70 steps and see the whole clip. Not v2: other noise "
-        "levels, a window, and a licence for non-commercial use alone (CC BY-NC-SA 4.0)",
+        hint="use the first fast model with camera control; the base models (two experts, 70 "
+        "steps) and v2 (a window, licence CC BY-NC-SA 4.0) are not supported",
         code="checkpoint.family",
     )
 

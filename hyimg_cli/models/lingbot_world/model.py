@@ -46,7 +46,7 @@ def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "Lin
     ):
         found = shape.in_channels if name == TRANSFORMER else parts[name].config().values.get(key)
         if found != expected:
-            what = f"the {name}'s {key} is {found}, the other parts want {expected}"
+            what = f"{key} of the {name} is {found}; the other parts need {expected}"
             raise CheckpointError(what, where=parts[name].folder, code="checkpoint.components")
     return LingBotWorld(card, layout, place, count, choice)
 

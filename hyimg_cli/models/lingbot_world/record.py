@@ -59,12 +59,11 @@ class LingBotFolder:
         """The layout with all parts. Raises CheckpointError where only the transformer is there."""
         if len(self.layout.components) == 1:
             raise CheckpointError(
-                "of this layout the transformer alone is read: text encoder and VAE are there as "
-                ".pth, pickles, which can run code when they are opened",
+                "the text encoder and the VAE of this folder are .pth pickles, which can run code, "
+                "so only its transformer is read",
                 where=self.layout.folder,
-                hint="name a folder of any Wan 2.1 checkpoint in diffusers' layout by "
-                "--video-components (Wan-AI/Wan2.1-T2V-1.3B-Diffusers has the same ones), or use a "
-                "-fast-diffusers conversion",
+                hint="name a Wan 2.1 checkpoint in diffusers' layout with --video-components, for "
+                "example Wan-AI/Wan2.1-T2V-1.3B-Diffusers, or use a -fast-diffusers conversion",
                 code="checkpoint.components",
             )
         return self.layout
@@ -113,19 +112,21 @@ def check_job(job: VideoJob, card: VideoCard, positions: int) -> None:
     """Passes a job that can be made. Raises JobError with the manifest's field in `where`."""
     check_shape(job, card, positions)
     if job.num_inference_steps != len(INDICES):
-        what = f"{job.num_inference_steps} steps; the model was distilled to {len(INDICES)}"
-        raise _fault(what, "num_inference_steps", "remove it")
+        what = f"the model runs {len(INDICES)} steps, not {job.num_inference_steps}"
+        raise _fault(what, "num_inference_steps", "remove the field")
     if job.guidance_scale != 1:
-        what = f"guidance_scale {job.guidance_scale:g}; the model was distilled without guidance"
-        raise _fault(what, "guidance_scale", "give 1, or leave it out")
+        what = f"the model runs without guidance, not at guidance_scale {job.guidance_scale:g}"
+        raise _fault(what, "guidance_scale", "give 1, or remove the field")
     if job.lora:
-        raise _fault("LoRAs are not read for this model", "lora", "remove the field")
+        raise _fault("the model does not support LoRA files", "lora", "remove the field")
     if job.scheduler is not None:
-        what = "the model has noise levels of its own"
+        what = "the model has its own scheduler"
         raise _fault(what, "scheduler", "remove the field")
     if not job.camera:
-        what = "the model follows a camera, and the line says none"
-        hint = f'"camera": a file of poses, or keys: "none-{job.num_frames}" stands still'
+        what = "the line has no camera, which the model needs"
+        hint = (
+            f'set camera to a poses.npy or to keys, such as "none-{job.num_frames}" to stand still'
+        )
         raise _fault(what, "camera", hint)
     camera_path(job)
 
@@ -135,18 +136,18 @@ def check_shape(job: VideoJob, card: VideoCard, positions: int) -> None:
     multiple, rule = card.size_multiple, card.chunks
     assert rule is not None, "the model works in chunks"
     if any(side < multiple or side % multiple for side in (job.size.height, job.size.width)):
-        raise _fault(f"{job.size} is not of multiples of {multiple} pixels", "size", "round it")
+        raise _fault(f"{job.size} is not a multiple of {multiple} pixels", "size", "round it")
     step = rule.frames * card.frame_stride
     least = step - card.frame_stride + 1
     if job.num_frames < least or (job.num_frames - least) % step:
         below = max(0, (job.num_frames - least) // step) * step + least
-        what = f"{job.num_frames} frames are not {step} * k + {least}, chunks of {rule.frames} "
-        near = f"the nearest are {below} and {below + step}"
-        raise _fault(f"{what}latent frames", "num_frames", near)
+        what = f"{job.num_frames} frames do not fill chunks of {rule.frames} latent frames "
+        near = f"use {below} or {below + step}"
+        raise _fault(f"{what}({step} * k + {least})", "num_frames", near)
     most = (positions - 1) * card.frame_stride + 1
     if job.num_frames > most:
-        what = f"{job.num_frames} frames; the model knows {most} places in time"
-        raise _fault(what, "num_frames", "ask for fewer")
+        what = f"the video has too many frames ({job.num_frames}, limit {most})"
+        raise _fault(what, "num_frames", f"use {most} or fewer")
 
 
 def _fault(what: str, field: str, hint: str) -> JobError:

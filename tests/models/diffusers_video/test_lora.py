@@ -252,7 +252,7 @@ def test_metadata_that_is_no_json_is_told_as_such(
     network = models["wan"].networks[0]
     tensors = in_librarys_names(matrices(network, ["blocks.0.attn1.to_q"]))
     file = write(tmp_path / "a.safetensors", tensors, lora_adapter_metadata="{not json")
-    with pytest.raises(CheckpointError, match="metadata is no JSON") as caught:
+    with pytest.raises(CheckpointError, match="metadata is not JSON") as caught:
         Adapters([network], models["wan"].layout).use((Lora(str(file)),))
     assert caught.value.code == "lora.no-match"
     assert not getattr(network, "peft_config", None)
