@@ -1,8 +1,6 @@
-"""Addresses (`s3://bucket/file`): what lies in an object store, by fsspec, which is asked for only
-where an address is named.
+"""Read files of an object store (`s3://bucket/file`) with fsspec, imported on first use.
 
-The only place that knows what a store's library raises: all of it leaves as OSError, so that a
-file of a store fails as one of a disk does.
+All errors of a store's library leave this module as OSError, like those of a disk.
 """
 
 import contextlib
@@ -63,9 +61,9 @@ def keep_copies_in(store: Keeps) -> None:
 
 
 def locate(address: str) -> tuple[Any, str]:
-    """The file system of an address, and its path there.
+    """Return the file system of an address, and the path in it.
 
-    Raises MachineError where a library is missing, UsageError for an address that nobody serves.
+    Raises MachineError if a library is missing, UsageError if the address is not usable.
     """
     try:
         parts = urlsplit(address)
@@ -127,7 +125,7 @@ def _answers(store: str) -> bool:
 
 
 def copy_of(address: str, most: int | None = None) -> io.BufferedReader | None:
-    """A copy of a store's file, open for reading; None where it has more than `most` bytes.
+    """Return a copy of a store's file, open for reading; None above `most` bytes.
 
     Raises OSError.
     """
@@ -156,8 +154,9 @@ def copy_of(address: str, most: int | None = None) -> io.BufferedReader | None:
 
 @contextlib.contextmanager
 def as_os_errors(address: str) -> Iterator[None]:
-    """What a store's library raises, as OSError with a number that tells of the disk; so is a store
-    that does not answer its first question, before another one is asked.
+    """Raise the errors of a store's library as OSError with an errno of the disk.
+
+    Also for a store that does not answer its first question in time.
     """
     try:
         scheme = scheme_of(address)

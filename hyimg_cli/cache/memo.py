@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 class Memo(Generic[Key, Value]):
-    """Values by key; the least recently used are evicted first. `hits` and `misses` count look-ups.
+    """Values by key, least recently used evicted first; `hits` and `misses` count look-ups.
 
     Threads may share a memo; two that miss at once each make a value, and one is kept.
     """

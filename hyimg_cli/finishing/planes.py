@@ -1,8 +1,7 @@
-"""Pictures as planes, float32 arrays with colours [3, Y, X], and how to blur and resize them.
+"""Pictures as planes, float32 arrays with colours [3, Y, X]; blur and resize them.
 
 Differences are taken in opponent planes, linear in the levels and scaled so that a distance is
-about one of CIE 1976 in the middle tones. On dark pictures CIE 1976 itself hardly shows a
-difference.
+about one of CIE 1976 in the middle tones. On dark pictures CIE 1976 hardly shows a difference.
 """
 
 from functools import reduce
@@ -28,14 +27,12 @@ _OPPONENT = np.array(
 
 
 def scale_of(shape: tuple[int, ...]) -> float:
-    """Return the factor for lengths that are given for a megapixel, for a picture of this height
-    and width.
-    """
+    """Return the factor for lengths given per megapixel, for a picture of this height and width."""
     return min(2.0, max(0.3, sqrt(shape[0] * shape[1] / _AREA)))
 
 
 def step_of(shape: tuple[int, ...]) -> int:
-    """Return the reduction for a picture of this height and width where half the size suffices."""
+    """Return the reduction for a picture of this height and width if half the size is enough."""
     return 2 if min(shape) >= 256 else 1
 
 
@@ -55,8 +52,9 @@ def length(colours: Plane) -> Plane:
 
 
 def range_within(plane: Plane, reach: int, spare: float = 0.0) -> tuple[Plane, Plane]:
-    """Return each channel's minimum and maximum within `reach` pixels, widened by the fraction
-    `spare` of their distance.
+    """Return each channel's minimum and maximum within `reach` pixels, widened by `spare`.
+
+    `spare`: a fraction of their distance.
     """
     low, high = (_most(plane, reach, how) for how in (np.minimum, np.maximum))
     more = spare * (high - low)
@@ -64,8 +62,9 @@ def range_within(plane: Plane, reach: int, spare: float = 0.0) -> tuple[Plane, P
 
 
 def _most(plane: Plane, reach: int, how: np.ufunc) -> Plane:
-    """By `how` of two the most of each square around, [..., Y, X]. For the few pixels of a square's
-    side that is done five times sooner by numpy than by a filter of scipy's.
+    """Return the extreme (`how`) of the square around each pixel, [..., Y, X].
+
+    For such small squares, numpy is five times faster than scipy's filters.
     """
     for axis in (-2, -1):
         margins = [(reach, reach) if at == axis else (0, 0) for at in range(-plane.ndim, 0)]

@@ -27,7 +27,7 @@ _MIXED = {_DENSE: (4, 1024), _FP8: (4, 1024), _NF4: (4, 256)}
 
 
 def decode_experts(tokens: RoutedTokens, stacks: Stacks) -> Tensor:
-    """Weighted sum of each token's chosen experts, [T, M]: see `experts.plain_experts`, its twin.
+    """Return the weighted sum of each token's chosen experts, [T, M]; see `plain_experts`.
 
     Every format of the weights; sums in float32.
     """
@@ -72,9 +72,9 @@ def _products(  # type: ignore[no-untyped-def]
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, FORM: tl.constexpr, BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Weights of one expert's rows times `x`, [ROWS, COLUMNS] in float32, to be summed along a row.
+    """Return one expert's rows times `x`, [ROWS, COLUMNS] in float32, to be summed along a row.
 
-    A scale of the whole row is left out. Of NF4 a column is a byte: two weights.
+    The scale of a whole row is left out. In NF4 a column is a byte: two weights.
     """
     if FORM == 2:
         byte = start // 2 + tl.arange(0, COLUMNS)

@@ -22,10 +22,10 @@ RUNS, BLOCK = 32, 64
 
 @dataclass(frozen=True)
 class Rows:
-    """One layer's K/V of each row, [K, S, D] with S of its own, and where to find them.
+    """One layer's K/V of each row, [K, S, D] with its own S, and their pointers.
 
     `keys_ptr`, `values_ptr` [R]: pointers. `heads` [R]: slots from one head to the next. `length`
-    [R]: tokens before the new one. All int64 on the device; the kernels read nothing else, the twin
+    [R]: tokens before the new one. All int64 on the device, and all that the kernels read; the twin
     reads `keys`, `values` and `length`.
     """
 
@@ -53,10 +53,9 @@ def decode_attention(device: torch.device) -> DecodeAttention:
 
 
 def plain_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> Tensor:
-    """Attention output [R, H, D] of one token a row, whose key and value are put behind the rest.
+    """Return attention [R, H, D] of one token a row, appending its key and value.
 
-    In float32. Reads no length on the host: all slots of a row are looked at, those behind it
-    hidden.
+    In float32. Reads no length on the host: all slots of a row are read, later ones masked.
     """
     seen = []
     for row, (keys_KSD, values_KSD) in enumerate(zip(rows.keys, rows.values, strict=True)):

@@ -95,7 +95,7 @@ def _count(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["blocks"])  # type: ignore[untyped-decorator]
 def _place(count, total, blocks, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Counts of blocks become what stands before each, in place."""
+    """Replace the counts of blocks by the number of earlier choices, in place."""
     expert = tl.program_id(0)
     own = count + expert * blocks
     before = 0

@@ -20,9 +20,9 @@ _MOST_ROWS = 96
 
 @lru_cache(maxsize=1)
 def invariant_multiple() -> int:
-    """The smallest row multiple at which this machine's float32 products are batch-invariant.
+    """Return the smallest row multiple at which this machine's float32 products are invariant.
 
-    Raises MachineError where none of the candidates is.
+    Raises MachineError if none of the candidates is.
     """
     for multiple in CANDIDATES:
         if all(_is_invariant(multiple, *widths) for widths in _WIDTHS):
@@ -36,8 +36,8 @@ def invariant_multiple() -> int:
 
 @lru_cache
 def group_multiple(device: torch.device) -> int:
-    """Rows that a group of a grouped product is filled up to, so that a row's bits do not depend
-    on how many others are in its group; on a GPU they may.
+    """Return the rows that a group is padded to, so that a row's bits ignore the others; on a GPU
+    they may not.
     """
     try:
         return invariant_multiple() if device.type == "cpu" else CANDIDATES[0]

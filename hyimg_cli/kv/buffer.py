@@ -141,7 +141,7 @@ class Buffer:
         self.commit(stop)
 
     def lend(self, prefix: int) -> "Buffer":
-        """Return a buffer in this one's memory whose prefix is the first `prefix` tokens of this
+        """Return a buffer in this one's memory; its prefix is the first `prefix` tokens of this
         one.
 
         Their scratch is shared. So a layer must be read right after it was written, before another

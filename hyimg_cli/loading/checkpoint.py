@@ -112,12 +112,10 @@ def metadata_of(data: bytes) -> dict[str, str]:
 def check_tensors(
     found: Tensors, expected: Shapes, where: Path | str, part: str = "", *, any_dtype: bool = False
 ) -> None:
-    """Check that headers have exactly the `expected` tensors, in 16, 32 or 64-bit floats, which may
-    be mixed: each is cast as it is loaded.
+    """Check that headers have exactly the `expected` tensors, in 16, 32 or 64-bit floats.
 
     Raises one CheckpointError that names tensors that are missing, unexpected, of another shape, or
-    not floats: an 8-bit weight means nothing without the scales and the layout of the program that
-    made it.
+    not floats.
     """
     title = f"{part}: " if part else ""
     others = {name: info.dtype for name, info in found.items() if info.dtype not in FLOATS}
@@ -156,9 +154,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def promised_bytes(folder: Path, stem: str = STEM) -> int | None:
-    """Return the bytes of all weights by the index's own sum, even if shards are missing; None
-    without it.
-    """
+    """Return the bytes of all weights as the index counts them, or None without an index."""
     index = folder / f"{stem}.safetensors.index.json"
     metadata = read_json(index).get("metadata") if index.exists() else None
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
@@ -171,11 +167,10 @@ def weight_bytes(found: Tensors) -> int:
 
 
 def fingerprint(folder: Path, stem: str = STEM) -> str:
-    """Return a hex sha256 that changes with the checkpoint: its JSON files in full, and its
-    weights.
+    """Return a hex sha256 of the checkpoint: all its JSON files, and its weights.
 
-    Weights under 1 GB count in full. Larger ones count by size, header and first and last MiB of
-    each shard, which a retraining or a conversion changes.
+    Weights under 1 GB count in full, larger ones by size, header, and first and last MiB of each
+    shard.
     """
     files = weight_files(folder, stem)
     in_full = sum(file.stat().st_size for file in files) < FULL_DIGEST_BELOW_BYTES
@@ -194,9 +189,7 @@ def file_digest(path: Path) -> str:
 
 
 def refuse_special(folder: Path) -> None:
-    """Refuse special files in a folder in which a library opens files by name. Raises
-    CheckpointError.
-    """
+    """Raise CheckpointError for special files in a folder in which a library opens files."""
     for path in sorted(folder.rglob("*")):
         if path.suffix in _OPENED_SUFFIXES and path.exists() and not path.is_dir():
             most = None if path.suffix == ".safetensors" else MAX_SMALL_BYTES
@@ -243,8 +236,9 @@ def _no_weights(folder: Path, stem: str) -> CheckpointError:
 
 
 def file_tensors(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of one safetensors file, by its header, which the library holds against its
-    size. Layout: u64 length, JSON header, data. Raises CheckpointError.
+    """Return the tensors of one safetensors file. Raises CheckpointError.
+
+    The header is checked by the library. Layout: u64 length, JSON header, data.
     """
     with readable(path), opened(path) as file:
         try:
@@ -276,14 +270,14 @@ def _sampled(path: Path) -> str:
 
 
 def _listed(faults: Mapping[str, Sequence[str]]) -> str:
-    """Names of each fault that there is; empty where there is none."""
+    """Join the names of each fault that has any; empty if none has."""
     return "; ".join(
         f"{len(names)} {what}: {_some(names)}" for what, names in faults.items() if names
     )
 
 
 def _some(names: Iterable[str]) -> str:
-    """The first few names and how many more there are."""
+    """Join the first few names and the number of the others."""
     every = list(names)
     more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
     return ", ".join(every[:SHOWN]) + more

@@ -1,7 +1,7 @@
-"""Keep quantized expert matrices in the disk cache, so the next start reads half as much, or less.
+"""Keep quantized expert matrices in the disk cache, so the next start reads at most half.
 
-An entry is one matrix as it is held. Its name is a digest of everything that decides its bits, and
-of the state of its source file on disk; so it is found without reading that file.
+An entry is one matrix. Its key is a digest of everything that decides its bits and of the state of
+its source file, so it is found without reading that file.
 """
 
 import logging
@@ -25,15 +25,13 @@ _SAMPLE_BYTES = 4096
 
 
 class KeptWeights:
-    """The matrices of one network, `nbytes` bytes in all, held in `form`.
+    """The matrices of one network, `nbytes` bytes in all, in the format `form`.
 
     `share`: the part of a matrix that a rank reads and keeps; empty for all of it.
     """
 
     def __init__(self, cache: CacheConfig, form: str, nbytes: int) -> None:
-        """Less room than for all of them is as good as none: each start would drop what it wants
-        first. It is told, and nothing is kept.
-        """
+        """Keep nothing, with a warning, if the cache cannot hold all matrices."""
         budget = cache.budget_bytes
         if nbytes > budget:
             logger.warning(

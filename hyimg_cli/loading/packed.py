@@ -21,7 +21,7 @@ Sizes = dict[str, int]
 
 
 class _QuantState(BaseModel):
-    """What bitsandbytes says of a 4-bit matrix; nested: of its scales, packed themselves."""
+    """The state of a 4-bit matrix of bitsandbytes; nested: the state of its packed scales."""
 
     shape: Annotated[tuple[PositiveInt, ...], Field(min_length=2, max_length=2)]
     dtype: Literal["float16", "bfloat16", "float32"]
@@ -41,8 +41,7 @@ class _QuantState(BaseModel):
 
 
 def stored_index(folder: Path) -> dict[str, TensorInfo]:
-    """Return every tensor of the checkpoint from its headers; packed matrices as one, not as their
-    parts.
+    """Return every tensor of the checkpoint by its header; a packed matrix is one tensor.
 
     Raises CheckpointError, also for a packed matrix whose parts do not match.
     """
@@ -74,7 +73,7 @@ def stored_index(folder: Path) -> dict[str, TensorInfo]:
 def _shape_and_sizes(
     folder: Path, tensors: dict[str, TensorInfo], name: str
 ) -> tuple[tuple[int, ...], Sizes]:
-    """Of a matrix in 8 bits: its shape, and the bytes of all that it is made of."""
+    """Return the shape of an 8-bit matrix, and the bytes of its parts."""
     weight, order = tensors.get(name), tensors.get(f"{name}_format")
     if weight is None or weight.dtype != "I8" or len(weight.shape) != 2:
         raise _fault(name, "it is not a matrix of 8-bit integers")

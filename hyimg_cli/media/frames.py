@@ -24,9 +24,7 @@ VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v")
 
 
 def read_frames(path: Path) -> Iterator[NDArray[np.uint8]]:
-    """Yield every frame of the first video stream. Raises as `open_video` does, at the faulty
-    frame.
-    """
+    """Yield every frame of the first video stream. Raises as `open_video`."""
     with open_video(path) as container:
         for frame in container.decode(video=0):
             yield np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8)

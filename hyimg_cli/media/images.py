@@ -101,7 +101,7 @@ def probe_image(path: Path, *, decode: bool = True) -> tuple[Size, tuple[str, ..
 
 
 def size_of(path: str) -> Size:
-    """Return a picture's size by its header, read once until the file changes; at an address, once.
+    """Return a picture's size from its header; cached until the file changes.
 
     Raises SourceImageError.
     """
@@ -118,8 +118,7 @@ def _size_since(path: str, changed_ns: int, nbytes: int) -> Size:
 
 
 def read_image(path: Path, *, keeps_alpha: bool = False) -> SourceImage:
-    """Return the first frame of a picture, upright, 8-bit RGB on white; or RGBA if it is
-    transparent and `keeps_alpha`.
+    """Return the first frame of a picture, upright, 8-bit RGB on white; RGBA with `keeps_alpha`.
 
     Raises SourceImageError.
     """
@@ -225,8 +224,7 @@ def file_faults(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_picture(path: Path, data: bytes | None = None) -> Iterator[ImageFile.ImageFile]:
-    """Open a picture without decoding it, its size and kind checked; `data`: its file, if already
-    read.
+    """Open a picture without decoding it, after checking its size and kind; `data`: its bytes.
 
     Raises SourceImageError.
     """
@@ -281,8 +279,9 @@ def _knows_heif() -> bool:
 
 
 def read_upright(path: Path, image: ImageFile.ImageFile) -> tuple[Picture, tuple[str, ...]]:
-    """Return the first frame, upright, in its own channels (8-bit grey, RGB, or RGBA if it is
-    transparent anywhere), and what that and RGB on white change. Raises SourceImageError.
+    """Return the first frame, upright, in 8-bit grey, RGB or RGBA, and notes on changes.
+
+    The notes include what RGB on white changes. Raises SourceImageError.
     """
     with _decoder_faults(path):
         # What will be changed, as far as it shows before decoding.
@@ -331,14 +330,14 @@ def bits_of(image: ImageFile.ImageFile) -> int:
 
 
 def _head(image: ImageFile.ImageFile) -> bytes:
-    """Enough for what a file says of its channels; whoever decodes it seeks its own place."""
+    """Return the start of the file, which names its channels; decoding seeks its own place."""
     assert image.fp is not None, "it was opened just now"
     image.fp.seek(0)
     return image.fp.read(1 << 16)
 
 
 def _orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8; upright where it cannot be read."""
+    """Return the EXIF orientation, 1 to 8; upright if it is unreadable."""
     try:
         value = image.getexif().get(ExifTags.Base.Orientation)
     except _DECODER_ERRORS:
@@ -347,7 +346,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def on_white(own: Pixels) -> Pixels:
-    """Return grey, RGB or RGBA as a model sees it: RGB, on white where it is transparent."""
+    """Return grey, RGB or RGBA as RGB on white."""
     if own.ndim == 2:
         return np.repeat(own[..., None], 3, axis=2)
     if own.shape[2] == 3:
@@ -358,7 +357,7 @@ def on_white(own: Pixels) -> Pixels:
 
 
 def _own_channels(image: Picture) -> Picture:
-    """As `read_upright` says; copied only where it must be."""
+    """Convert as `read_upright`; copy only if necessary."""
     if image.mode[0] in "IF":
         return _grey_of(image)
     if image.has_transparency_data:

@@ -34,9 +34,7 @@ _NO_RECORD = "use a file that hyimg wrote without --no-metadata and that no prog
 
 
 class Record(BaseModel, extra="allow", frozen=True):
-    """hyimg's metadata in a file; missing parts are empty. `version` of hyimg, `settings` and
-    `packages` as in `Provenance`.
-    """
+    """hyimg's metadata in a file; missing parts are empty. See `Provenance`."""
 
     format: int = Field(strict=True)
     job: dict[str, Any]
@@ -53,7 +51,7 @@ class Record(BaseModel, extra="allow", frozen=True):
     @field_validator("*", mode="wrap")
     @classmethod
     def _read_leniently(cls, value: Any, read: Any, info: ValidationInfo) -> Any:
-        """What is of another type counts as not recorded."""
+        """Treat a value of the wrong type as not recorded."""
         field = cls.model_fields[str(info.field_name)]
         try:
             return read(value)
@@ -135,7 +133,7 @@ def _read_sidecar(path: Path) -> Record:
 
 
 def _record(text: str | bytes, path: Path, hint: str = _NO_RECORD) -> Record:
-    """`hint`: what to do where the text is no record."""
+    """Parse a record; `hint`: what to do if the text is not one."""
     try:
         raw = json_of(text)
         version = raw.get("format") if isinstance(raw, dict) else None

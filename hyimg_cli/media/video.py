@@ -85,7 +85,7 @@ class VideoWriter:
             self._places = places.pop_all()
 
     def add(self, piece: Frames) -> None:
-        """Encode frames, and write each as a PNG file if there is a folder for them."""
+        """Encode frames, and write each as a PNG file if a folder is given."""
         with _disk_errors(self.path):
             for frame in piece:
                 if not self._count:

@@ -16,7 +16,7 @@ def gpu_count() -> int:
 
 
 def refuse_missing_gpus(count: int, who: str, hint: str, *, code: str = "") -> None:
-    """Raise MachineError unless there is a GPU for each of `count` processes (`who`)."""
+    """Raise MachineError unless each of `count` processes (`who`) has a GPU."""
     found = gpu_count()
     if found < count:
         raise MachineError(
@@ -75,10 +75,10 @@ def restored_environment(*names: str) -> Iterator[None]:
 
 
 def set_determinism(is_deterministic: bool) -> None:
-    """Make torch in this process use only algorithms that give the same bits again on the same
-    machine and shapes, or stop doing so; an operation without one then raises.
+    """Make torch use only algorithms that give the same bits again, or stop doing so.
 
-    Call before the first product on a GPU: its library reads the size of its workspace once.
+    For the same machine and shapes; an operation without such an algorithm raises. Call before the
+    first product on a GPU: cuBLAS reads the size of its workspace once.
     """
     if is_deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -47,7 +47,7 @@ class Sums:
         return partial_TM
 
     def give_up(self, nothing_TM: Tensor) -> None:
-        """Take part in what is left of the forward, as if with these rows; its result is void."""
+        """Take part in the rest of the forward with these rows; the result is void."""
         while self._done < self._count:
             self.total(nothing_TM)
 

@@ -225,7 +225,7 @@ class BagelPrompter(ImageCheckpoint):
         # Behind it: the noise.
         if layout.next_rope >= self.card.max_positions:
             raise JobError(
-                f"the texts are too long ({layout.next_rope} positions of {self.card.max_positions})",
+                f"the texts are too long: position {layout.next_rope} of {self.card.max_positions}",
                 where="prompt",
                 hint="shorten the texts",
                 code="job.too-long",

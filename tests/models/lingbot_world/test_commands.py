@@ -85,14 +85,14 @@ def test_a_line_is_checked_before_anything_is_loaded(
     faults = {
         "the line has no camera": {},
         "'w10' is not KEYS-FRAMES": {"camera": "w10"},
-        "the keys are of 22 frames, the video has 21": {"camera": "w-20,s-2"},
-        "there is no": {"camera": "nowhere.npy"},
-        "is [24, 3, 4], not [N, 4, 4]": {"camera": "flat"},
+        "the camera path is too long (22 frames, the video has 21)": {"camera": "w-20,s-2"},
+        "file not found": {"camera": "nowhere.npy"},
+        "is [24, 3, 4]; expected [N, 4, 4]": {"camera": "flat"},
         "pose 0 is not finite": {"camera": "nan"},
         "pose 0 is not a rotation and translation": {"camera": "skewed/poses.npy"},
         "has too few poses (5, the video has 21 frames)": {"camera": "short"},
         "intrinsics.npy": {"camera": "bare"},
-        "begins with 0, 0, 0, 0": {"camera": "sightless"},
+        "is invalid (0, 0, 0, 0)": {"camera": "sightless"},
         "25 frames do not fill chunks of 3 latent frames (12 * k + 9)": {
             "num_frames": 25,
             "camera": "w-3",
