@@ -94,8 +94,9 @@ def _own_stream(device: torch.device) -> torch.cuda.Stream:
 
 @contextmanager
 def waits_are_errors() -> Iterator[None]:
-    """Inside, a wait of the host for the device raises RuntimeError: a value that is read, a copy
-    from memory that is not pinned.
+    """Raise RuntimeError inside for a wait of the host for the device.
+
+    Such as reading a value, or copying from memory that is not pinned.
     """
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():

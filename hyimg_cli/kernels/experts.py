@@ -54,8 +54,9 @@ _TILE = 16
 
 @dataclass(frozen=True)
 class RoutedTokens:
-    """Rows with the weights and numbers of their chosen experts; `onto`: rows to add the rounded
-    weighted sum to.
+    """Rows with their chosen experts' weights and numbers.
+
+    `onto`: rows to which the rounded weighted sum is added.
     """
 
     x_TM: Tensor

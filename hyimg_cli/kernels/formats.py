@@ -95,9 +95,7 @@ class Fp8Rows(QuantizedStack):
     def put(
         self, expert: int, weight_OI: Tensor, columns: Tensor | None = None, first: int = 0
     ) -> None:
-        """Quantize a matrix, or its rows from `first` on; of `columns` only, with the scales of
-        whole rows.
-        """
+        """Quantize a matrix, or its rows from `first` on, or `columns` at full rows' scales."""
         values_OI, scale_O = quantize_rows(weight_OI.to(self.device))
         if columns is not None:
             values_OI = values_OI.view(torch.uint8)[:, columns.to(self.device)].view(FP8)

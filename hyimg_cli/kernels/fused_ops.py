@@ -119,9 +119,7 @@ def _heads(  # type: ignore[no-untyped-def]
     fused, cos, sin, query_weight, key_weight, q, k, eps,
     GROUP: tl.constexpr, HELD: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Load the query heads of one kv head, then its key, as rows of one tile; by halves, because
-    one half of a head turns with the other.
-    """
+    """Load a kv head's query heads, then its key, as rows of one tile, in halves."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pair = token * tl.num_programs(1) + head
     row = tl.arange(0, HELD)

@@ -155,8 +155,9 @@ def add_onto(onto_TM: Tensor | None, mixed_TM: Tensor) -> Tensor:
 
 
 def penalize(logits_V: Tensor, ids_N: Tensor, penalty: float) -> None:
-    """Divide the logits above 0 of the tokens `ids_N` by `penalty` and multiply the others, once
-    per token, in place.
+    """Divide the logits above 0 of tokens `ids_N` by `penalty`, multiply the others, in place.
+
+    Each token once, however often it occurs. 1 changes nothing.
     """
     held_N = logits_V.index_select(0, ids_N)
     # Equal ids write equal values, so their order does not matter.

@@ -36,8 +36,9 @@ def invariant_multiple() -> int:
 
 @lru_cache
 def group_multiple(device: torch.device) -> int:
-    """Return the rows that a group is padded to, so that a row's bits ignore the others; on a GPU
-    they may not.
+    """Return the rows to pad a group to, so that bits do not depend on other rows.
+
+    On a GPU they may depend on them.
     """
     try:
         return invariant_multiple() if device.type == "cpu" else CANDIDATES[0]

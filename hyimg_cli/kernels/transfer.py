@@ -1,4 +1,4 @@
-"""Move small values between host and device without waiting, and parts of a network by turns.
+"""Move values between host and device without waiting, and parts of a network in turns.
 
 On a CPU both ends are one memory: the same calls are plain copies.
 """

@@ -38,8 +38,9 @@ class NewTokens(QueryBlock):
 
 @dataclass(frozen=True)
 class KindRows:
-    """Where the tokens of a forward stand: `und` rows first, `count` in all, zeros between them
-    that fill up each kind. `row_T`: of each token; None where rows and tokens are the same.
+    """The places of a forward's tokens: `und` rows first, `count` in all, padded with zeros.
+
+    `row_T`: the row of each token; None if rows and tokens are the same.
     """
 
     und: int
@@ -162,7 +163,7 @@ class PairedDecoder(InPairs):
         self.rows_seen, self.row_multiple = 0, 1
 
     def forward(self, x_TM: Tensor, blocks: Sequence[NewTokens]) -> Tensor:
-        """States behind the final norm, [T, M]; the tokens of all blocks, one after another."""
+        """Return the states after the final norm, [T, M], of the tokens of all blocks in order."""
         self.rows_seen += len(x_TM)
         rows = self.rows(blocks, x_TM.device)
         x_RM = rows.from_tokens(x_TM)

@@ -42,7 +42,7 @@ class ImageRows:
 
 @dataclass(frozen=True)
 class NoiseBranch:
-    """One guidance branch while denoising: its noise block behind its context."""
+    """One guidance branch while denoising: its noise block after its context."""
 
     block: NewTokens
     grid: Grid
@@ -169,7 +169,7 @@ class BagelNetwork(nn.Module):
         return hidden_TM[-1]
 
     def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> list[Tensor]:
-        """Append text behind each context, all in one forward; each run's last state [M]."""
+        """Append text to each context in one forward; return each run's last state [M]."""
         blocks: list[NewTokens] = []
         spans = appended_spans((buffer_of(context), len(ids)) for context, ids in runs)
         for (context, ids), span in zip(runs, spans, strict=True):

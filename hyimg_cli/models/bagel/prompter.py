@@ -43,7 +43,7 @@ class QwenVocabulary(ControlTokenizer):
     """Text to ids and back, and the markers' ids, looked up by name."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError where `tokenizer.json` is missing or broken."""
+        """Raise CheckpointError if `tokenizer.json` is missing or damaged."""
         super().__init__(read_tokenizer(folder))
         self.markers = Markers(*(self.id_of(name) for name in _MARKERS))
         self.control = {*astuple(self.markers), *self.special}
@@ -63,7 +63,7 @@ class QwenVocabulary(ControlTokenizer):
 
 
 class BagelPrompter(ImageCheckpoint):
-    """Contexts for one checkpoint. Raises CheckpointError where its files are incomplete."""
+    """Contexts for one checkpoint. Raises CheckpointError if its files are incomplete."""
 
     segments = staticmethod(segments)
 
@@ -90,9 +90,9 @@ class BagelPrompter(ImageCheckpoint):
     def contexts(
         self, job: ImageJob, shapes: Sequence[SourcePlace], written: Sequence[int] | None = None
     ) -> Contexts:
-        """The contexts of a job's branches: its pictures, then its prompt, then the text that was
-        `written` for it or that it brings. Its tokens are those of the text read again, as
-        published.
+        """Return the contexts of a job's branches: pictures, prompt, then its text.
+
+        The text was `written` for the job, or is its own; it is read again as tokens, as published.
         """
         text, thinks = None, job.writes_text or job.has_given_text
         if written is not None or job.cot_token_ids is not None:
@@ -108,15 +108,13 @@ class BagelPrompter(ImageCheckpoint):
         )
 
     def opening(self, job: ImageJob, shapes: Sequence[SourcePlace]) -> BlockLayout | None:
-        """The prompt of the text stage, up to the text's first marker; None where a picture alone
-        is asked for: nothing is decoded then.
-        """
+        """Return the text stage's prompt, up to the text's first marker; None without a text."""
         if not job.writes_text:
             return None
         return self.contexts(job, shapes).full.opening()
 
     def branches(self, job: ImageJob, found: Contexts) -> list[BlockLayout]:
-        """The contexts that guidance needs, the full one first: without the text, without images.
+        """Return the contexts that guidance needs: full, without the text, without the images.
 
         A text scale of 1 or less switches all guidance off, an image scale of 1 or less its own.
         """
@@ -132,7 +130,7 @@ class BagelPrompter(ImageCheckpoint):
         return Bucket(NO_RATIO, asked.size if asked else otherwise)
 
     def text_budget(self, job: ImageJob, layout: BlockLayout) -> int:
-        """Number of tokens a text may have behind its first marker, which the limit counts, too."""
+        """Return the tokens that a text may have after its first marker, which the limit counts."""
         room = self.card.max_positions - layout.next_rope - 2
         if room < 1:
             self._refuse_too_long(layout)
@@ -189,7 +187,7 @@ class BagelPrompter(ImageCheckpoint):
         return [source_shape(size, self.arch) for size in sizes]
 
     def _refuse_unread(self, job: ImageJob) -> None:
-        """Passes a job of which this model reads every field."""
+        """Raise JobError if the job sets a field that this model does not support."""
         faults = {
             "bot_task": job.bot_task not in ("none", "think"),
             "drop_think": job.drop_think,
@@ -233,14 +231,16 @@ class BagelPrompter(ImageCheckpoint):
 
 
 def _shared(full: BlockLayout, other: BlockLayout) -> int:
-    """Leading tokens in common; a written text behind `full` changes nothing."""
+    """Count leading tokens in common; a written text after `full` does not matter."""
     pairs = zip(full.ids, other.ids, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(full.length, other.length))
 
 
 def _held(full: BlockLayout, length: int, others: Sequence[BlockLayout], noise: int) -> int:
-    """Rows of all branches. One whose context the full one begins with lies there: what is behind
-    the shortest of those is held twice, and put back before each of its turns.
+    """Count the rows of all branches.
+
+    A branch whose context starts the full one is stored in it; the part after the shortest such
+    context is held twice, and restored before each of its turns.
     """
     lent = [other.length for other in others if _shared(full, other) == other.length]
     apart = sum(other.length + noise for other in others if _shared(full, other) < other.length)

@@ -13,7 +13,7 @@ _KEY = "key"
 
 
 def pack(key: str, tensors: Mapping[str, Tensor], **facts: Any) -> bytes:
-    """safetensors: the tensors to the bit, the key and the facts, as JSON, in the header."""
+    """Return safetensors bytes with the tensors, and the key and facts as JSON in the header."""
     whole = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
     return save(whole, {_KEY: key, **{name: json.dumps(fact) for name, fact in facts.items()}})
 

@@ -14,7 +14,7 @@ _TOKEN_BYTES = 64_000_000
 
 
 class ControlTokenizer:
-    """A checkpoint's tokenizer. `control`: ids of the tokens that are no text."""
+    """A checkpoint's tokenizer. `control`: ids of the control tokens."""
 
     control: Collection[int]
 
@@ -53,7 +53,7 @@ class ControlTokenizer:
         return str(self._tokenizer.id_to_token(id_))
 
     def id_of(self, token: str, hint: str = "use the files of one checkpoint together") -> int:
-        """A token's id. Raises CheckpointError where the tokenizer has none."""
+        """Return a token's id. Raises CheckpointError if the tokenizer does not have it."""
         id_ = self._tokenizer.token_to_id(token)
         if id_ is None:
             raise CheckpointError(
@@ -67,7 +67,7 @@ class ControlTokenizer:
     def refuse_control(
         self, field: str, ids: Iterable[int], *, allowed: Collection[int] = ()
     ) -> None:
-        """Passes a text of a job without control tokens that are not `allowed`. Raises JobError."""
+        """Raise JobError if a job's text has control tokens that are not `allowed`."""
         found = {self.name(id_) for id_ in ids if id_ in self.control and id_ not in allowed}
         if found:
             raise JobError(
@@ -79,9 +79,7 @@ class ControlTokenizer:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer in `folder/tokenizer.json`. Raises CheckpointError where it is missing or
-    broken.
-    """
+    """Read `folder/tokenizer.json`. Raises CheckpointError if it is missing or damaged."""
     try:
         return Tokenizer.from_buffer(bytes_of(folder / "tokenizer.json", TABLE_BYTES))
     except FileNotFoundError:
@@ -98,9 +96,9 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def refuse_unknown_ids(ids: Iterable[int], vocab_size: int) -> None:
-    """Passes ids of tokens that a model has. Raises JobError.
+    """Raise JobError for ids that the model does not have.
 
-    Any of them may be among `cot_token_ids`: a result line's own can hold whatever was sampled.
+    Any other id may be in `cot_token_ids`: a result line can hold whatever was sampled.
     """
     unknown = [id_ for id_ in ids if not 0 <= id_ < vocab_size]
     if unknown:

@@ -31,10 +31,10 @@ Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class MaskFreeAttention(HunyuanVideo15AttnProcessor2_0):
-    """Joint attention without a mask, where every token is valid.
+    """Joint attention without a mask, for valid tokens only.
 
     The library's processor expands the text's mask to [B, 1, S, S] in every block: 2.6 GB at 480p,
-    and no mask-free kernel can be picked.
+    and no mask-free kernel can be chosen.
     """
 
     def __call__(

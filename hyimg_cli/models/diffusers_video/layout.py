@@ -3,14 +3,13 @@
     model_index.json                   which pipeline, and each component's library and class
     transformer/ vae/                  config.json + diffusion_pytorch_model.safetensors
     text_encoder/ text_encoder_2/      config.json + model.safetensors
-    image_encoder/                     the same, where a video starts from a picture
+    image_encoder/                     the same, if a video starts from a picture
     tokenizer/ scheduler/ guider/      configuration only, as are image_processor/ and
                                        feature_extractor/
 
-Only components of the libraries named below are ever loaded: code that a checkpoint brings along
-(`auto_map`, a component of its own module) is never looked at. Some checkpoints name a pipeline
-that is known, and would load or even run: into an error in the middle of a job, or into films that
-are quietly wrong. They are refused by what their JSON files say.
+Only components of the libraries named below are loaded; code in a checkpoint (`auto_map`, a
+component of its own module) is never imported. Some checkpoints name a known pipeline, but would
+fail in the middle of a job or make wrong films: they are refused by what their JSON files say.
 """
 
 import math
@@ -113,7 +112,7 @@ class Component:
         return self.name not in _WITHOUT_WEIGHTS
 
     def config(self) -> Config:
-        """Its configuration file. Raises CheckpointError where there is none."""
+        """Return the component's configuration. Raises CheckpointError if it is missing."""
         return Config.read(self.folder / _CONFIGS.get(self.name, "config.json"))
 
     def identity(self) -> str:
@@ -124,20 +123,18 @@ class Component:
         return digest.of_json([[file.name, checkpoint.file_digest(file)] for file in files])
 
     def tensors(self) -> dict[str, checkpoint.TensorInfo]:
-        """What the headers of its weight files say. Raises CheckpointError."""
+        """Return the headers of its weight files. Raises CheckpointError."""
         return checkpoint.tensor_index(self.folder, self.stem)
 
     def parameters(self) -> int | None:
-        """Number of its weights, by the files' headers; None where they are not all there yet."""
+        """Return the number of its weights by the files' headers; None if files are missing."""
         try:
             return sum(math.prod(tensor.shape) for tensor in self.tensors().values())
         except CheckpointError:
             return None
 
     def count_blocks(self) -> int:
-        """Number of its blocks, if all were as large as the largest and nothing were beside them; 0
-        where its weights are not here.
-        """
+        """Estimate its number of blocks by the largest one; 0 without weights."""
         sizes = Counter[str]()
         try:
             for name, tensor in self.tensors().items():
@@ -150,8 +147,9 @@ class Component:
         return (beside + sizes.total()) // max(1, largest + beside // 2)
 
     def stored_bytes(self) -> int | None:
-        """Bytes of its weights, by the index's own sum where it has one; None where they are not
-        there yet. Raises CheckpointError for weights that are there as pickles alone.
+        """Return the bytes of its weights, by the index's sum if it has one; None without them.
+
+        Raises CheckpointError if they are only available as pickles.
         """
         promised = checkpoint.promised_bytes(self.folder, self.stem)
         kinds = {".safetensors", *checkpoint.PICKLE_SUFFIXES}
@@ -176,7 +174,7 @@ class CheckpointLayout:
 
     @property
     def expands_timesteps(self) -> bool:
-        """True if every patch has a timestep of its own: Wan 2.2's 5B model."""
+        """True if every patch has its own timestep: Wan 2.2's 5B model."""
         return self.index.flag("expand_timesteps", False)
 
     @property
@@ -186,9 +184,7 @@ class CheckpointLayout:
         return self.index.number(name) if self.index.has(name) else None
 
     def fingerprint(self, first: str) -> str:
-        """Changes when any file that matters does; `first` stands for those beside card.json and
-        the components.
-        """
+        """Return a digest of every file that matters; `first`: other folders' fingerprints."""
         parts = sorted((name, part.identity()) for name, part in self.components.items())
         extra = self.folder / "card.json"
         card = checkpoint.file_digest(extra) if extra.exists() else None
@@ -200,14 +196,15 @@ class CheckpointLayout:
         return cache(lambda name: self.components[name].identity())
 
     def encoding_key(self, dtype: str, device: str, **parts: Any) -> str:
-        """A digest of `parts` and of what shapes everything that encoders make. `device`: the CPU,
-        or a GPU's name, which decides a kernel's rounding.
+        """Return a digest of `parts` and of what decides everything that encoders make.
+
+        `device`: "cpu" or a GPU's name, which decides a kernel's rounding.
         """
         facts = {"format": _ENCODING_FORMAT, "family": self.family, "dtype": dtype}
         return digest.of_json({**facts, "device": device, "libraries": _libraries(), **parts})
 
     def tensors(self) -> dict[str, dict[str, checkpoint.TensorInfo]]:
-        """What the headers of each component's weight files say."""
+        """Return the headers of each component's weight files."""
         return {n: part.tensors() for n, part in self.components.items() if part.has_weights}
 
 
@@ -265,7 +262,7 @@ def shift_name(scheduler: Component) -> str:
 
 
 def refuse_quantized(layout: CheckpointLayout) -> None:
-    """Passes components that are stored as their classes compute. Raises CheckpointError."""
+    """Raise CheckpointError for components that are stored quantized."""
     for component in layout.components.values():
         if not component.has_weights:
             continue
@@ -279,9 +276,7 @@ def refuse_quantized(layout: CheckpointLayout) -> None:
 
 
 def refuse_unsupported(layout: CheckpointLayout) -> None:
-    """Passes a checkpoint that can be run. Raises CheckpointError, which says why another cannot
-    be.
-    """
+    """Raise CheckpointError, with the reason, for a checkpoint that cannot be run."""
     refuse_quantized(layout)
     find_faults = _find_hunyuan_faults if layout.family == HUNYUAN_VIDEO15 else _find_wan_faults
     network, vae = layout.components["transformer"].config(), layout.components["vae"].config()

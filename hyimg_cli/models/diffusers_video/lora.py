@@ -1,15 +1,15 @@
-"""LoRA files on a checkpoint's transformers, as layers beside the weights: these stay as they are,
-so that a job without a LoRA has the very bits of a run that never saw one.
+"""LoRA files as layers next to a checkpoint's weights, which stay unchanged.
 
     transformer.blocks.0.attn1.to_q.lora_A.weight             the library's names
     diffusion_model.blocks.0.self_attn.q.lora_down.weight     Wan's own, with alpha; converted there
     lora_unet_blocks_0_self_attn_q.lora_down.weight           musubi's, for Wan; converted there
     diffusion_model.double_blocks.0.img_attn_q...             HunyuanVideo's own; converted here
-    transformer_blocks.0.attn.to_q.lora_down.weight           of pictures, whatever the library's
-                                                              loader of their pipeline takes
+    transformer_blocks.0.attn.to_q.lora_down.weight           of pictures, as the library's loader
+                                                              of their pipeline reads it
 
-A pair that finds no layer of its shape is an error: the library would say nothing, or log it. Files
-that are here are held against the checkpoint's headers before a run, by the same code.
+So a job without a LoRA has the bits of a run without any. A pair that fits no layer is an error;
+the library would only log it. Local files are compared with the checkpoint's headers before a run,
+by the same code.
 """
 
 # Legend: R rank, I O values in and out of a layer
@@ -63,9 +63,7 @@ _HUNYUAN = (
 
 
 def check_loras(job: Job, layout: CheckpointLayout) -> None:
-    """Passes LoRAs that fit the checkpoint by its headers, and those that are not here. Raises
-    JobError.
-    """
+    """Raise JobError for LoRAs that do not fit the checkpoint; missing files pass."""
     for lora in job.lora:
         path, part = Path(lora.file).expanduser(), _component(lora, layout)
         if not lora.file or not path.is_file() or part is None:
@@ -77,7 +75,7 @@ def check_loras(job: Job, layout: CheckpointLayout) -> None:
 
 @lru_cache(maxsize=64)
 def _misfit_of(path: Path, _changed: int, part: Component, family: str) -> str:
-    """Why a file fits no layer; empty where it does, or the weights are fetched later."""
+    """Return why a file fits no layer; empty if it does, or if weights come later."""
     if part.parameters() is None:
         return ""
     try:
@@ -108,9 +106,7 @@ class Adapters:
         self._now: tuple[Lora, ...] = ()
 
     def use(self, loras: tuple[Lora, ...]) -> None:
-        """Have these on the transformers, and no others. Raises CheckpointError for a file that
-        does not fit; there are none then.
-        """
+        """Apply these LoRAs and no others. Raises CheckpointError if one does not fit."""
         if loras == self._now:
             return
         self._bring_home()
@@ -162,9 +158,10 @@ class Adapters:
 def _read_pairs(
     file: Path, part: Component, family: str, network: Any = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A file's tensors by the library's names, each half of a pair that fits a layer of `part`, and
-    what it says of alpha, as the library takes it. `network`: with zeros for those of its layers
-    that a file for text-to-video does not know. Raises CheckpointError.
+    """Return a file's tensors by the library's names, and what it says of alpha.
+
+    Each half of a pair fits a layer of `part`. `network`: adds zeros for its layers that a file for
+    text-to-video lacks. Raises CheckpointError.
     """
     import diffusers  # slow: a pipeline's text encoder comes with it
 
@@ -216,8 +213,9 @@ def _is_fitting(name: str, pairs: Mapping[str, Tensor], layers: Mapping[str, Ten
 
 
 def unapplied_tensors(file: Path) -> list[str]:
-    """Entries that the library converts to nothing, without a word: differences of whole tensors,
-    such as norms, which no pair stands beside. Those of zeros are not counted.
+    """Return entries that the library drops: differences of whole tensors, such as norms.
+
+    Differences of zeros are not counted.
     """
     found = []
     with readable(file), safetensors.safe_open(file, framework="pt") as opened:

@@ -35,7 +35,7 @@ class Wan(DiffusersVideo):
 
     @cached_property
     def vae(self) -> WanVae:
-        """In float32 whatever the transformer's dtype, as the authors' own examples load it."""
+        """Return the VAE, in float32 with any transformer dtype, as in the authors' examples."""
         return WanVae(load_weights(self.layout.components["vae"], self.place.in_float32()))
 
     def finished(self, latents_BCFYX: Tensor, start: Mapping[str, Tensor]) -> Tensor:
@@ -49,7 +49,7 @@ class Wan(DiffusersVideo):
         return job.guidance_scale > 1.0
 
     def guide(self, job: VideoJob, schedule: JobScheduler) -> Guide:
-        """u + g (c - u), in the transformer's dtype; with two networks each has its own scale."""
+        """Return u + g (c - u), in the transformer's dtype; each of two networks has its scale."""
         second = job.guidance_scale if job.guidance_scale_2 is None else job.guidance_scale_2
         scales = [(job.guidance_scale, second)[number] for number in self.network_of(schedule)]
 

@@ -1,9 +1,8 @@
-"""Components of a checkpoint as modules: every tensor, no other, safetensors only, no code of its
-own.
+"""Load a checkpoint's components: every tensor and no other, safetensors only.
 
 Names and shapes are checked from the files' headers before a byte of weight is read. The libraries
-then load by their own concrete classes, never by an Auto class, so nothing that a checkpoint names
-(`auto_map`) is looked at.
+then load with their own concrete classes, never an Auto class, so nothing that a checkpoint names
+(`auto_map`) is imported.
 """
 
 import importlib
@@ -61,15 +60,13 @@ _OF_PATCHES: dict[str, Any] = _OF_PICTURES | {
 
 
 class Offload:
-    """CPU offload: brings one network at a time to the device, at the borders of stages.
+    """CPU offload: one network at a time on the device, changed between stages.
 
-        main memory   text encoders, transformers, VAE: every weight, for as long as it is loaded
-        device        a copy of the weights of one network, or of those that work together; the next
-                      one's takes its place
+        main memory   text encoders, transformers, VAE: all weights, while they are loaded
+        device        a copy of the weights of one network, or of those that work together
 
-    In groups the blocks of transformers and text encoders come one at a time, by the library's
-    group offload, and the rest of each as a network of its own. Weights are only read: copies have
-    the same bits, so have the pixels.
+    In groups, blocks of transformers and text encoders come one at a time (the library's group
+    offload), the rest of each as one network. Weights are only read, so pixels are the same.
     """
 
     def __init__(self, device: torch.device, *, in_groups: bool = False) -> None:
@@ -121,9 +118,7 @@ class Offload:
 
 
 def _blocks(network: nn.Module) -> list[nn.Module]:
-    """The blocks of a transformer or of a text encoder, by the libraries' own names; other networks
-    have none.
-    """
+    """Return the blocks of a transformer or text encoder; empty for other networks."""
     of_texts = "_no_split_modules" if isinstance(network, PreTrainedModel) else ""
     kinds = getattr(network, of_texts or "_repeated_blocks", None) or ()
     lists = (one for one in network.modules() if isinstance(one, nn.ModuleList))
@@ -163,7 +158,7 @@ class LoadTarget:
 
 
 def load_target(choice: ModelChoice) -> LoadTarget:
-    """The device and dtype that were asked for. Raises MachineError where there is no such GPU."""
+    """Return the requested device and dtype. Raises MachineError if there is no such GPU."""
     if choice.device == "balanced":
         raise MachineError(
             "a video model runs on one GPU, and --device balanced names several",
@@ -177,9 +172,7 @@ def load_target(choice: ModelChoice) -> LoadTarget:
 
 
 def check_weights(component: Component) -> int:
-    """How many parameters a component's files hold. Raises CheckpointError where they are missing,
-    broken, pickled, or not exactly what its configuration describes.
-    """
+    """Return a component's parameter count. Raises CheckpointError for faulty files."""
     cls = component_class(component)
     # Without tensors that the library itself says its class leaves in the file.
     ignored = getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()
@@ -214,10 +207,7 @@ def _renamed(name: str, renamings: Iterable[Any]) -> str:
 
 
 def _refuse_many(own: Config, most_modules: int) -> None:
-    """Passes a configuration, with its parts, whose numbers of modules and widths can be built.
-
-    Raises CheckpointError: whoever builds by other numbers does not come to an end.
-    """
+    """Raise CheckpointError for numbers of modules or widths too large to be built."""
     for name, value in own.values.items():
         if isinstance(value, dict):
             _refuse_many(own.table(name), most_modules)
@@ -234,11 +224,10 @@ def load_weights(
     prepare: Callable[[Any], None] | None = None,
     **options: Any,
 ) -> Any:
-    """A component ready for inference: on its device, or in main memory where `place` brings it to
-    its device for its work. `prepare` is done before; `options` are the library's.
+    """Return a component ready for inference, on its device or offloaded by `place`.
 
-    `check_weights` has passed its files when the checkpoint was opened. What its class keeps in
-    float32 stays so. Raises CheckpointError, or torch.OutOfMemoryError.
+    `prepare` runs first; `options` go to the library. Tensors that its class keeps in float32 stay
+    so. Raises CheckpointError, or torch.OutOfMemoryError.
     """
     # Whoever takes turns on the device leaves it to this one.
     place.release()
@@ -350,10 +339,7 @@ def empty_module(component: Component) -> Any:
 
 @contextmanager
 def _described(component: Component, name: str = "config") -> Iterator[None]:
-    """Raise CheckpointError where a library cannot make a component of its files.
-
-    The libraries build whatever numbers say, and fail in ways of their own.
-    """
+    """Raise CheckpointError if a library cannot make a component of its files."""
     try:
         yield
     except (HyimgError, MemoryError, torch.OutOfMemoryError):
@@ -365,9 +351,10 @@ def _described(component: Component, name: str = "config") -> Iterator[None]:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """False for what is said of every released checkpoint, at each load: that guiders, backends of
-    attention and parallelism are experimental, and that the VAE of Wan 2.2 5B has a setting
-    (`clip_output`) that the library does not read; and of texts that are cut, which the line tells.
+    """Return False for warnings that the libraries give for every released checkpoint.
+
+    That guiders, attention backends and parallelism are experimental, that a setting
+    (`clip_output`) of Wan 2.2 5B is not read; and that texts are cut, which the result line says.
     """
     return not any(text in record.getMessage() for text in _EXPECTED)
 

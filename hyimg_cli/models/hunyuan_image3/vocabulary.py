@@ -57,8 +57,9 @@ class Vocabulary(ControlTokenizer):
 
     @classmethod
     def from_folder(cls, folder: Path, *, base_size: int, ratio_count: int) -> "Vocabulary":
-        """Read `folder/tokenizer.json`, and what `tokenizer_config.json` adds to it. Raises
-        CheckpointError where the one is missing, or either is broken.
+        """Read `tokenizer.json` and added tokens of `tokenizer_config.json` in `folder`.
+
+        Raises CheckpointError if the first is missing, or either is damaged.
         """
         tokenizer = read_tokenizer(folder)
         _add_tokens(tokenizer, folder)
@@ -66,8 +67,9 @@ class Vocabulary(ControlTokenizer):
 
 
 def _add_tokens(tokenizer: Tokenizer, folder: Path) -> None:
-    """Add the tokens that stand in `tokenizer_config.json` alone, in order of their ids, as
-    transformers does. Raises CheckpointError where one would get another id than it has there.
+    """Add tokens found only in `tokenizer_config.json`, in id order, as transformers does.
+
+    Raises CheckpointError if one would get another id.
     """
     path = folder / "tokenizer_config.json"
     table = read_json(path).get("added_tokens_decoder", {}) if path.exists() else {}

@@ -1,11 +1,11 @@
-"""Which folders are LingBot-World fast, and where its parts lie; no torch.
+"""Which folders are LingBot-World fast, and where its parts are; no torch.
 
     published            lingbot_world_fast/ (safetensors), models_t5_umt5-xxl-enc-bf16.pth,
-                         Wan2.1_VAE.pth; beside them the two experts of the base model may lie
+                         Wan2.1_VAE.pth; perhaps also the two experts of the base model
     diffusers-converted  model_index.json, transformer/ vae/ text_encoder/ tokenizer/
 
-Pickles are never read: of the published layout the transformer alone is taken, and the text encoder
-and the VAE, which are those of every Wan 2.1, come from another folder in diffusers' layout.
+Pickles are never read: only the transformer of the published layout is used. Text encoder and VAE,
+which are those of every Wan 2.1, come from another folder in diffusers' layout.
 """
 
 from collections.abc import Iterator
@@ -36,8 +36,9 @@ _ORIGINAL = {"num_attention_heads": "num_heads", "in_channels": "in_dim", "out_c
 
 @dataclass(frozen=True)
 class NetworkShape:
-    """Numbers of the transformer, by the keys of its configuration. `num_frames_per_block`: latent
-    frames that are denoised together, a chunk.
+    """Numbers of the transformer, by configuration key.
+
+    `num_frames_per_block`: frames of a chunk.
     """
 
     num_attention_heads: int = 40
@@ -71,8 +72,9 @@ def is_lingbot_world(folder: Path) -> bool:
 
 
 def read_layout(folder: Path, components: Path | None = None) -> CheckpointLayout:
-    """The parts of the checkpoint in `folder`; those beside the transformer from `components` where
-    that is given. Raises CheckpointError for a checkpoint that is not run here, with the reason.
+    """Return the checkpoint's parts; those from `components`, if given, but the transformer.
+
+    Raises CheckpointError with the reason for a checkpoint that is not supported.
     """
     index = _json(folder / INDEX)
     if (folder / _PUBLISHED).is_dir():
@@ -101,7 +103,7 @@ def read_layout(folder: Path, components: Path | None = None) -> CheckpointLayou
 
 
 def network_shape(layout: CheckpointLayout) -> NetworkShape:
-    """The transformer's numbers, and defaults of its class where the configuration has none."""
+    """Return the transformer's numbers, with the defaults of its class for missing ones."""
     own = layout.components[TRANSFORMER].config()
     original = {name: own.values[old] for name, old in _ORIGINAL.items() if own.has(old)}
     own, plain = replace(own, values={**own.values, **original}), NetworkShape()
@@ -143,7 +145,7 @@ def _refused(folder: Path, what: str) -> CheckpointError:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """A configuration; empty where there is none that can be read."""
+    """Return a configuration; empty if it is missing or unreadable."""
     try:
         return checkpoint.read_json(path)
     except CheckpointError:

@@ -1,7 +1,7 @@
-"""Camera paths: pose files and key strings, checked and turned into one pose a latent frame.
+"""Camera paths: pose files and key strings, checked, as one pose per latent frame.
 
-Poses are camera-to-world in OpenCV's axes (x right, y down, z forward). No torch: what is wrong
-with a path is told before anything is loaded.
+Poses are camera-to-world in OpenCV's axes (x right, y down, z forward). No torch: faults are found
+before anything is loaded.
 """
 
 # Legend: N poses, F latent frames
@@ -65,7 +65,7 @@ class CameraPath:
 
 
 def camera_path(job: VideoJob) -> CameraPath:
-    """The job's path, of its frames; keys that end before them leave the camera where it is.
+    """Return the job's path for its frames; after the last key the camera stays.
 
     Raises JobError, with `camera` in `where`.
     """
@@ -139,7 +139,7 @@ def key_poses(text: str) -> Array:
 
 
 def segments(text: str) -> list[tuple[frozenset[str], int]]:
-    """Keys held down, and for how many frames. Raises JobError."""
+    """Parse keys held down and their numbers of frames. Raises JobError."""
     found = []
     for part in text.replace("，", ",").lower().split(","):
         keys, dash, frames = "".join(part.split()).partition("-")
@@ -151,8 +151,9 @@ def segments(text: str) -> list[tuple[frozenset[str], int]]:
 
 
 def interpolated(poses_N44: Array, frames: int) -> Array:
-    """Poses at `frames` even places from the first to the last, [F, 4, 4]: translations on straight
-    lines, rotations on the shortest way.
+    """Interpolate `frames` poses evenly from the first to the last, [F, 4, 4].
+
+    Translations on straight lines, rotations on the shortest path.
     """
     from scipy.spatial.transform import Rotation, Slerp  # takes 0.3 s
 

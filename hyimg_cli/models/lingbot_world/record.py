@@ -1,6 +1,4 @@
-"""LingBot-World fast as a family: its card, and the jobs that it can make, told before anything is
-loaded; no torch.
-"""
+"""LingBot-World fast as a family: its card, and checks of jobs before loading; no torch."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -39,7 +37,7 @@ _NO_TILES = TileRule(1 << 20, 1 << 20, _PIXELS_PER_CELL)
 
 
 class LingBotFolder:
-    """A checkpoint folder, its weights unread; `components`: where its other parts are."""
+    """A checkpoint folder, its weights unread; `components`: the folder of its other parts."""
 
     def __init__(self, folder: Path, model: str, components: Path | None = None) -> None:
         self.layout = read_layout(folder, components)
@@ -56,7 +54,7 @@ class LingBotFolder:
         return load(self._whole(), self.card, choice)
 
     def _whole(self) -> CheckpointLayout:
-        """The layout with all parts. Raises CheckpointError where only the transformer is there."""
+        """Return the layout with all parts, or raise CheckpointError."""
         if len(self.layout.components) == 1:
             raise CheckpointError(
                 "the text encoder and the VAE of this folder are .pth pickles, which can run code, "
@@ -109,7 +107,7 @@ def lingbot_card(layout: CheckpointLayout, model: str) -> VideoCard:
 
 
 def check_job(job: VideoJob, card: VideoCard, positions: int) -> None:
-    """Passes a job that can be made. Raises JobError with the manifest's field in `where`."""
+    """Raise JobError, with the field in `where`, for a job that the model cannot make."""
     check_shape(job, card, positions)
     if job.num_inference_steps != len(INDICES):
         what = f"the model runs {len(INDICES)} steps, not {job.num_inference_steps}"
@@ -132,7 +130,7 @@ def check_job(job: VideoJob, card: VideoCard, positions: int) -> None:
 
 
 def check_shape(job: VideoJob, card: VideoCard, positions: int) -> None:
-    """Passes a size and a number of frames of whole patches and chunks. Raises JobError."""
+    """Raise JobError for a size or a number of frames that is not whole patches and chunks."""
     multiple, rule = card.size_multiple, card.chunks
     assert rule is not None, "the model works in chunks"
     if any(side < multiple or side % multiple for side in (job.size.height, job.size.width)):
