@@ -104,7 +104,7 @@ def opened(path: Path, most: int | None = None, *, or_stream: bool = False) -> i
     def opener(_name: str, flags: int) -> int:
         if not is_stream:
             return descriptor_of(path, flags, most)
-        # Whoever wrote into the pipe may be gone already: then it is at its end.
+        # The writer of the pipe may be gone already: then it is at its end.
         descriptor = os.open(path, flags | os.O_NONBLOCK)
         os.set_blocking(descriptor, True)
         return descriptor

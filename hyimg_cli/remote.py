@@ -40,7 +40,7 @@ _S3_PATIENCE = {
     "read_timeout": 60,
     "retries": {"max_attempts": 8, "mode": "standard"},
 }
-# Seconds in which a store is to answer its first question, and after which that is told.
+# Seconds for a store's first answer, and after which a warning says that it has not answered.
 _FIRST_ANSWER_S, _TOLD_S = 10, 2
 
 
@@ -169,7 +169,7 @@ def as_os_errors(address: str) -> Iterator[None]:
         number = _NUMBERS[type(error)]
         raise OSError(number, os.strerror(number), address) from error
     except Exception as error:
-        # NOTE: botocore's errors are no OSError; another store's library has others still.
+        # NOTE: botocore's errors are not OSErrors, nor are those of some other libraries.
         is_ours = type(error).__module__.partition(".")[0] in ("hyimg_cli", "builtins")
         if is_ours and not isinstance(error, OSError):
             raise

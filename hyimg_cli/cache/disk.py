@@ -184,7 +184,7 @@ class DiskStore:
         if promised is None or promised[0] != _checksum(kind, key, data):
             self.discard(kind, key)
             return None
-        # Another process may have evicted it meanwhile, or another user may own it.
+        # Another process may have evicted it, or another user may own it.
         with contextlib.suppress(OSError):
             refuse_links(path.parent, path.parent.parent)
             _touch(path)

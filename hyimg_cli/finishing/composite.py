@@ -110,7 +110,7 @@ def composite(
             redraw += trust * (own + gain * (own + NEVER_DARK) - redraw)
         alpha = levels.astype(np.float32) / 255
         blended = np.clip(np.round(own + alpha * (redraw - own)), 0, 255).astype(np.uint8)
-        # Selected, not computed: what lies outside is copied.
+        # Selected, not computed: everything outside is copied.
         is_edit = (levels > 0)[..., None]
         kept = slice(own_rows[0] - rows[0], own_rows[1] - rows[0])
         place = slice(*own_rows), slice(*columns)

@@ -32,7 +32,7 @@ _RIM = 3.0
 _MOVED_AGAIN = 0.1
 # Correlation of what is left of a picture that did not move.
 _STILL_ALIKE = 0.9
-# Behind a larger edit there is no drift to be seen.
+# A larger edit leaves too little to see a drift.
 _MOST_AREA = 0.7
 # Where what the user gave is a limit, so much around it may still be blended: nothing.
 _LIMIT, _INSTEAD = "limit", "instead"
@@ -144,7 +144,7 @@ def edit_of(
     if is_limited and reasons:
         # Drift of a picture that is another one altogether is none.
         drift, moved, light = unmoved(drift), motion.applied(m), np.zeros_like(light)
-        # With `instead` the user knows where, and nothing is to be told.
+        # With `instead` the user decides, so no reasons are given.
         reasons = reasons if mode == _LIMIT else ()
     kind: Kind = "local" if mask.any() else "none"
     difference = _distance(r, m, mask)

@@ -20,7 +20,7 @@ Mask = np.ndarray
 _AREA = 1024**2
 # Light is a gain of the levels and these: else black had none, and noise the most.
 NEVER_DARK = 16.0
-# Y'CbCr of BT.709, by rows, scaled as said above.
+# Y'CbCr of BT.709, by rows, scaled as described above.
 _OPPONENT = np.array(
     [[0.0833, 0.2804, 0.0283], [0.4267, -0.3876, -0.0391], [-0.1146, -0.3854, 0.5]], np.float32
 )

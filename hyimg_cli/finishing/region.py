@@ -40,7 +40,7 @@ _QUANTILE = 0.4
 _NEAR, _FAR = (1, 0.0), (2, 0.25)
 _LEAST_NOISE, _SHIFT = 0.7, 0.15
 _OPENING, _CLOSING = 1.0, 5.0
-# Below this a pixel is all there is of a stroke.
+# Below this a pixel is the whole width of a stroke.
 _COARSE = 0.5
 # An edit goes on for so much where the very same place differs.
 _GROWN = 3.0
@@ -130,7 +130,7 @@ def region(drawn: Plane, reference: Plane, seen: list[BlurredView], valid: Mask)
         floors.append(floor)
     kept = _components(weak, strong, sizes[2], scale)
     mask = kept & fine
-    # What was taken away is as large as what it left, which within a pixel is no difference.
+    # A removed object is as large as what it left, which within a pixel is no difference.
     mask |= within(mask, max(1.5, _GROWN * scale)) & direct
     lit, light = _lights(kept, drawn, reference, usual, valid, scale)
     # A light may hold many things of a style, which is to be seen as one.

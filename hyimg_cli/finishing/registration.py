@@ -90,7 +90,7 @@ def registered(shown: Plane, drawn: Plane, without: Mask | None = None) -> Motio
     the zoom if all structure is in one place.
     """
     if without is not None:
-        # Else the edit's own halo, in what is left of it behind the high-pass, would be followed.
+        # Otherwise the edit's own halo, which the high-pass leaves, would be followed.
         return _refined(_levels(shown, np.where(without, shown, drawn), without), shown.shape)[0]
     levels = _levels(shown, drawn, None)
     motion, left = _refined(levels, shown.shape)
@@ -99,7 +99,7 @@ def registered(shown: Plane, drawn: Plane, without: Mask | None = None) -> Motio
     # The flat part alone was believed: also try what the edges say, where it explains them.
     other, less = _refined(_levels(shown, drawn, np.zeros(shown.shape, bool)), shown.shape)
     motion = other if less < _EXPLAINED * left else motion
-    # A thing that is all there is was rather moved than drifted so far.
+    # A single object has moved rather than drifted so far.
     is_drift = not motion.is_too_far(shown.shape, _MOST_DRIFT)
     return motion if is_drift or motion.is_too_far(shown.shape) else Motion(is_sure=False)
 

@@ -62,7 +62,7 @@ def plain_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> Ten
         slot_1 = rows.length_R[row : row + 1]
         keys_KSD.index_copy_(1, slot_1, k_RKD[row][:, None].to(keys_KSD.dtype))
         values_KSD.index_copy_(1, slot_1, v_RKD[row][:, None].to(values_KSD.dtype))
-        # What lies in a hidden slot was never written and may be no number.
+        # A hidden slot was never written and may hold NaN.
         is_hidden_S = torch.arange(keys_KSD.shape[1], device=keys_KSD.device) > slot_1
         hidden_S1 = is_hidden_S[:, None]
         keys, values = (t.float().masked_fill(hidden_S1, 0) for t in (keys_KSD, values_KSD))

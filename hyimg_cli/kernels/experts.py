@@ -196,7 +196,7 @@ def scaled_experts(tokens: RoutedTokens, stacks: Stacks, around: PlainOps = PLAI
     gate_and_up, down = stacks
     to = around.align_block_size(tokens.index_TK, gate_and_up.shape[0], _TILE)
     values_TM, scale_T = around.to_fp8(tokens.x_TM)
-    # Bytes are gathered: indexing is not defined for every kind of 8-bit float.
+    # Bytes are gathered: not every kind of 8-bit float can be indexed.
     values_RM = values_TM.view(torch.uint8)[to.token_R].view(FP8)
     middle_R2I = _product((values_RM, scale_T[to.token_R]), gate_and_up, to.ends_E)
     del values_RM

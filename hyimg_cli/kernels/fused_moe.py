@@ -35,7 +35,7 @@ class FusedMoeOps(PlainOps):
         before_EB = torch.empty(experts, blocks, dtype=torch.int32, device=device)
         total_E = torch.empty(experts, dtype=torch.int32, device=device)
         ends_E = torch.empty(experts, dtype=torch.int32, device=device)
-        # Rows between blocks hold token 0; where there are none, every row is written.
+        # Rows between blocks hold token 0; without such rows, every row is written.
         make = torch.empty if block_size == 1 else torch.zeros
         rows = sorted_rows(choices, experts, block_size)
         token_R = make(rows, dtype=torch.int64, device=device)

@@ -159,7 +159,7 @@ class OffloadedExperts:
         self._fill(staging, layer, chosen)
         self._fill_free_slots(staging, layer, chosen)
         if count not in self._by_count:
-            # The first experts of the buffer, where they lie.
+            # The first experts of the buffer, in place.
             first = _remake(staging.stacks, lambda part: part[:count])
             self._by_count[count] = experts_of(first)
         return self._by_count[count]

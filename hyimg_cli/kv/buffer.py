@@ -69,7 +69,7 @@ def _to_host(rows: Tensor) -> Tensor:
 
 
 def _sent(rows: Tensor, device: torch.device) -> Tensor:
-    # Never back to the host without waiting: what is copied there is read at once.
+    # To the host only with waiting: a copy there is read at once.
     return rows.to(device, copy=True, non_blocking=device.type == "cuda")
 
 

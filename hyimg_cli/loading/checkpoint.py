@@ -29,7 +29,7 @@ MAX_HEADER_BYTES = 100_000_000
 FULL_DIGEST_BELOW_BYTES = 1_000_000_000
 SAMPLE_BYTES = 1 << 20
 SHOWN = 5
-# What safetensors says of a file that was cut short, or has bytes behind its data.
+# What safetensors says of a file that was cut short, or has bytes after its data.
 _OF_A_CUT_FILE = ("header too small", "invalid header length", "not fully covered")
 _COPY_MISSING = "download the checkpoint again, or copy the missing files"
 _COPY_AGAIN = "the file was cut short or overwritten: download or copy it again"

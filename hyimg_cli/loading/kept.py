@@ -78,7 +78,7 @@ class KeptWeights:
             "form": self._form,
             "name": stored.name,
             "stored": [info.shape, info.dtype, info.start, info.bytes],
-            # Whoever writes to a file, or puts another in its place, changes one of these.
+            # Writing to the file, or replacing it, changes one of these.
             "file": [status.st_size, status.st_mtime_ns, status.st_ctime_ns],
             "samples": digest.of_bytes(b"".join(samples)),
             "share": share,

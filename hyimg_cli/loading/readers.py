@@ -101,7 +101,7 @@ def read_all(
                 descriptors[file] = descriptor_of(path, os.O_RDONLY)
                 inside.callback(os.close, descriptors[file])
                 handles[file] = inside.enter_context(safe_open(path, framework="pt"))
-        # From all files in turn, of each in the order in which they lie there.
+        # From all files in turn, each in its own order.
         tensors = [
             StoredTensor(name, info, descriptors[info.file], handles)
             for name, info in sorted(stored.items(), key=lambda pair: pair[1].start)

@@ -32,13 +32,13 @@ from hyimg_cli.spec.options import KeepOutside
 # Modes whose numbers are 8 bits a channel of RGB, or grey.
 _EXACT = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX"}
 _ORIENTATION, _EXIF, _GPS = ExifTags.Base.Orientation, ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo
-# Of the old pixels, or not to be read behind another head: sizes, offsets, the maker's own notes.
+# Of the old pixels, or unreadable after another header: sizes, offsets, maker's notes.
 _OLD = {
     _ORIENTATION, _EXIF, _GPS, ExifTags.IFD.Interop, ExifTags.IFD.IFD1, ExifTags.Base.MakerNote,
     *range(0x0100, 0x0104), 0x0106, 0x0111, 0x0115, 0x0116, 0x0117, 0x011C, 0x013D, 0x0142, 0x0143,
     0x0144, 0x0145, 0x014A, 0x0152, 0x0153, 0x0201, 0x0202, 0x02BC, 0x8649, 0x8773, 0xC4A5,
 }  # fmt: skip
-# Ink of a redraw on white that is no more than noise.
+# Ink of a redraw on white that is only noise.
 _CLEAR = 6
 
 

@@ -46,7 +46,7 @@ def open_video(path: Path, **options: str) -> Iterator["InputContainer"]:
             if not container.streams.video:
                 raise ValueError("no frames")
             yield container
-    # A file that lies about what it is ends in errors of many kinds.
+    # A file with a wrong type can end in many kinds of errors.
     except (av.error.FFmpegError, OSError, ValueError) as error:
         what = f"the video cannot be read: {error}"
         raise SourceImageError(what, where=path, code="source.not-a-video") from error

@@ -51,7 +51,7 @@ RAW_SUFFIXES = {
     ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f",
 }  # fmt: skip
 RAW_HINT = "convert raw files first, for example: magick {0} {1}.jpg"
-# What phones write, which Pillow reads with a library beside it; some AVIF begins so, too.
+# What phones write and Pillow reads with an extra library; some AVIF begins so, too.
 _HEIF = re.compile(rb"....ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
 _MAGIC = re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|II\*\0|MM\0\*", re.DOTALL)
 # Modes that become RGB without a word of it, and what to call the others.
@@ -60,7 +60,7 @@ _MODE_NAMES = {"P": "palette", "PA": "palette", "LA": "grey with alpha"}
 # What reading a source changed of one that is clear in places.
 _ON_WHITE = "transparency composited on white"
 # NOTE: on damaged bytes Pillow's decoders raise nearly anything: SyntaxError, IndexError,
-# zlib.error, RuntimeError. Only calls into Pillow stand under this.
+# zlib.error, RuntimeError. Use this only around calls into Pillow.
 _DECODER_ERRORS = Exception
 
 
@@ -287,8 +287,8 @@ def read_upright(path: Path, image: ImageFile.ImageFile) -> tuple[Picture, tuple
         # What will be changed, as far as it shows before decoding.
         count, bits = getattr(image, "n_frames", 1), bits_of(image)
         if image.format == "PNG":
-            # NOTE: its EXIF may stand behind its pixels. Asked for it, Pillow decodes; where that
-            # fails it passes the damaged picture the next time.
+            # NOTE: its EXIF may follow its pixels. When asked for it, Pillow decodes; if that
+            # fails, it accepts the damaged picture the next time.
             image.load()
         is_turned = _orientation(image) != _UPRIGHT
         image.load()

@@ -56,7 +56,7 @@ class Rank:
 
 
 Loader = Callable[[Rank], Any]
-# A function, and its arguments behind the rank.
+# A function, and its arguments after the rank.
 Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
 

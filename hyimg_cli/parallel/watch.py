@@ -97,4 +97,4 @@ class StepWatch:
             most_s = max(self._limits.step_s, self._limits.times * longest_s)
         if beat.for_s <= most_s:
             return ""
-        return f"no progress for {beat.for_s:.0f} s ({beat.kind})"
+        return f"no progress for {beat.for_s:.0f} s ({beat.kind}); it hangs"

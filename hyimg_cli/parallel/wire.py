@@ -147,7 +147,7 @@ def watch(members: Sequence[Member], steps: Steps, limits: Limits, over: Event) 
             if member.was_heard:
                 member.was_heard, last[member] = False, now
             if hangs or now - last.get(member, now) > limits.silence_s:
-                member.kill(hangs or f"no heartbeat for {limits.silence_s:.0f} s")
+                member.kill(hangs or f"no sign of life for {limits.silence_s:.0f} s")
 
 
 def silence(timeout_s: float, who: str = "a rank") -> RankError:

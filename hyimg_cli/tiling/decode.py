@@ -86,7 +86,7 @@ class PatchParallelDecoder:
         vae: TiledVae = self._pool.here.parts[self._part]
         plan = tile_plan(tiling or vae.tiling, *latents_1CFYX.shape[-2:])
         shares = assign_tiles(plan, self._ranks)
-        # Ranks without tiles are not even told: they get no latents and wait for nothing.
+        # Ranks without tiles get no message and no latents, and wait for nothing.
         working = sum(bool(share) for share in shares)
         job = TiledJob(
             self._part, plan, tuple(shares), tuple(latents_1CFYX.shape), latents_1CFYX.dtype

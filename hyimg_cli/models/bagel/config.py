@@ -178,7 +178,7 @@ def read_architecture(folder: Path) -> BagelShape:
     )
     vae = config.table("vae_config", {})
     autoencoder = vae.facts(AutoencoderShape)
-    # What a FLUX autoencoder is made of; whoever builds by other numbers does not come to an end.
+    # The shape of a FLUX autoencoder; much larger numbers could not be built.
     if not (len(autoencoder.ch_mult) == 4 and max(autoencoder.widths) < MOST_WIDTH):
         raise vae.fault(
             "ch_mult",

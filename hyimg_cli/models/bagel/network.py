@@ -66,8 +66,8 @@ class VisionEmbeddings(nn.Module):
     def __init__(self, arch: VisionShape) -> None:
         super().__init__()
         self.side = math.isqrt(arch.positions)
-        # A patch's values stand as (row, column, channel): the weights are a matrix's, and would be
-        # another picture's in a convolution's order.
+        # A patch's values are ordered (row, column, channel), as for a matrix; a convolution would
+        # expect another order.
         self.patch_embedding = nn.Linear(arch.patch_values, arch.hidden_size)
         self.position_embedding = nn.Embedding(arch.positions, arch.hidden_size)
 
@@ -192,7 +192,7 @@ class BagelNetwork(nn.Module):
         noise = layout.blocks[-1]
         assert noise.kind == "noise", "a branch has a picture to draw"
         assert buffer.length == noise.start, "the context is complete before denoising"
-        # Its markers see the noise: they are computed anew as well, and are no latents.
+        # Its markers attend to the noise, so they are computed again, too, but are not latents.
         is_gen = [False, *[True] * noise.grid.cells, False]
         positions = [noise.rope] * len(is_gen)
         span = QuerySpan(noise.start, noise.stop, is_causal=False)

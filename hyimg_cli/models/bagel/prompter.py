@@ -220,7 +220,7 @@ class BagelPrompter(ImageCheckpoint):
             )
 
     def _refuse_too_long(self, layout: BlockLayout) -> None:
-        # Behind it: the noise.
+        # The noise takes the next position.
         if layout.next_rope >= self.card.max_positions:
             raise JobError(
                 f"the texts are too long: position {layout.next_rope} of {self.card.max_positions}",

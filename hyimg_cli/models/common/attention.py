@@ -80,7 +80,7 @@ def attend_blocks(
             own_THD = by_row(q_THD[at:stop], keys_KSD, values_KSD, span.is_causal)
             if len(own_THD) == len(q_THD):
                 return own_THD
-            # What each span has seen goes to its place at once: nothing is joined behind them.
+            # Each span's output goes to its place at once, so nothing is joined afterwards.
             seen_THD = torch.empty_like(q_THD) if seen_THD is None else seen_THD
             seen_THD[at:stop] = own_THD
             at = stop

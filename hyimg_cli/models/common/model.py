@@ -46,7 +46,7 @@ class DecoderModel(Protocol):
     card: ModelCard
     # What decodes text by CUDA graphs, or computes it as they would; None where nothing.
     graphs: TextGraphs | None = None
-    # Branches may lie in one another's buffers; see `Buffer.lend`.
+    # Branches may share one another's buffers; see `Buffer.lend`.
     lends_prefixes: bool = False
 
     # Where each layer, and its part of a buffer, lives.
@@ -100,7 +100,7 @@ class DecoderModel(Protocol):
         """Return a picture, uint8 [H, W, 3], encoded and decoded: what the codec alone loses."""
         return pixels
 
-    # --- the AR stage: a prompt, and the text behind it token by token
+    # --- the AR stage: a prompt, then the text token by token
 
     def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> TextPrompt | None:
         """Return the prompt of the AR stage; None if it has nothing to write or decide."""

@@ -155,14 +155,13 @@ class HunyuanVideo15(DiffusersVideo):
         )
         tokens = inputs.start.get(TOKENS)
         forward = self.new_forward(network, inputs.embedding, like_1CFYX, tokens)
-        # Without a picture to continue from its latents and their mask are zeros for every step.
+        # Without a picture to continue from, its latents and mask are zeros for every step.
         channels = like_1CFYX.shape[1] + 1
         condition = like_1CFYX.new_zeros(1, channels, *like_1CFYX.shape[2:])
         if LATENTS in inputs.start:
             condition[:, :-1, :1] = inputs.start[LATENTS].to(condition)
             condition[:, -1, 0] = 1
-        # A distilled network's velocity is the mean on the way to the timestep behind the step: 0
-        # behind the last.
+        # A distilled network's velocity is the mean up to the next timestep: 0 after the last.
         following: Tensor | None = None
         if network.config.use_meanflow:
             timesteps = self.schedule(inputs.job).timesteps

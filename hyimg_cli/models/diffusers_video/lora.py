@@ -140,7 +140,7 @@ class Adapters:
         network = self._networks[-1 if lora.on == "low" else 0]
         pairs, scales = _read_pairs(file, part, self._layout.family, network)
         with warnings.catch_warnings():
-            # That there is one already, as is meant.
+            # The warning that one exists already, which is intended.
             warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)
             network.load_lora_adapter(pairs, adapter_name=name, prefix="transformer", **scales)
         # Matrices as the file has them: peft gives them the dtype of their layer's weight, which in
@@ -252,7 +252,7 @@ def _from_hunyuan(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor
         down_RI, up_OR = parts["A.weight"], parts["B.weight"]
         if "alpha" in parts:
             up_OR = up_OR * (parts["alpha"].item() / down_RI.shape[0])
-        # Three layers of the refiner stand in one.
+        # Three layers of the refiner are one here.
         stem, is_three, _ = target.partition("to_qkv")
         names = [f"{stem}to_{each}" for each in "qkv"] if is_three else [target]
         for name, up in zip(names, up_OR.chunk(len(names)), strict=False):

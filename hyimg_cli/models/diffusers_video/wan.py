@@ -65,7 +65,7 @@ class Wan(DiffusersVideo):
         """Which network takes a step is known on the host, beforehand."""
         at_step = self.network_of(self.schedule(inputs.job))
         dtype, by_patch = self.networks[0].dtype, self.layout.expands_timesteps
-        # The text's tokens and zeros behind them up to 512, all of which are attended to.
+        # The text's tokens and zeros up to 512, all of which are attended to.
         valid_NM = inputs.embedding.tensors[TEXT].to(self.device, dtype)
         text_1NM = fun.pad(valid_NM, (0, 0, 0, WAN_MAX_TOKENS - len(valid_NM)))[None]
         start = {name: part.to(self.device, dtype) for name, part in inputs.start.items()}
@@ -78,7 +78,7 @@ class Wan(DiffusersVideo):
             network = self.networks[at_step[step]]
             self.place.bring(network)
             if by_patch:
-                # The 5B model of 2.2 wants a timestep for every patch, of 2 x 2 cells.
+                # The 5B model of 2.2 needs a timestep for every patch, of 2 x 2 cells.
                 frames, height, width = latents_BCFYX.shape[2:]
                 in_frame = -(-height // 2) * -(-width // 2)
                 timestep_B = timestep_B.float()[:, None].repeat(1, frames * in_frame)

@@ -32,10 +32,9 @@ from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
 from hyimg_cli.parallel.devices import device_of
 from hyimg_cli.settings.run import ModelChoice
 
-# Modules that may be built without looking how many tensors there are.
+# Modules that may be built without counting tensors.
 _FEW = 500
-# Keys of a configuration by which tensors are made so wide. A window of attention is no width: -1
-# stands for none.
+# Configuration keys that are widths of tensors. An attention window is not one: -1 means none.
 _WIDTHS = re.compile(r"(?<!attn_)(size|dim|dims|channels|heads|d_model|d_ff|d_kv)$")
 _ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
 _Three = Field(min_length=3, max_length=3)
@@ -80,7 +79,7 @@ class Offload:
         if not self._in_groups:
             return
         for block in _blocks(network):
-            # One by one: the library takes lists of blocks, and moves what is beside them when the
+            # One by one: the library takes lists of blocks, and moves the other parts when the
             # module is called as a whole, which not every forward of ours does.
             alone = nn.Module()
             alone.blocks = nn.ModuleList([block])
@@ -229,7 +228,7 @@ def load_weights(
     `prepare` runs first; `options` go to the library. Tensors that its class keeps in float32 stay
     so. Raises CheckpointError, or torch.OutOfMemoryError.
     """
-    # Whoever takes turns on the device leaves it to this one.
+    # Networks that take turns on the device leave it to this one.
     place.release()
     refuse_special(component.folder)
     cls: Any = component_class(component)

@@ -86,7 +86,7 @@ def load_family(
     else:
         sets = pool.branch_sets
         network = load_ranked(share_of, pool, branch_sets=sets)
-        # In main memory all ranks lie together; on GPUs each has its own.
+        # Ranks on the CPU share main memory; on GPUs each has its own.
         together = pool.size if device == "cpu" else 1
         share = prompter.rank_bytes(pool.size // sets, name, form).kv_share
         kv_bytes = round(card.kv_bytes_per_token * share * together)
@@ -202,7 +202,7 @@ class HunyuanImage3(DecoderModel):
         if opening is None:
             return None
         room = self.prompter.text_budget(job, opening.stop) if job.writes_text else 0
-        # Behind the text: its closing tag and what opens the picture, up to the ratio token.
+        # After the text: its closing tag and what opens the picture, up to the ratio token.
         return TextPrompt(opening.ids, opening.stop + room + 8, opening.layout)
 
     def script(self, job: ImageJob) -> Script:

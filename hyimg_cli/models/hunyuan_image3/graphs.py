@@ -112,7 +112,7 @@ class DecodeStep:
     def compute(self) -> Tensor:
         """The hidden rows [count, M] of what was filled in; new keys and values are written."""
         model = self._network.model
-        # Where a row's token stands only the device knows.
+        # Only the device knows the position of a row's token.
         rope_2RD = self._rope_2TD.index_select(1, self._length_R)
         step = StepRows(self._rows, self._attend)
         return model.through_layers(model.wte(self._ids_R), rope_2RD, step)
@@ -226,7 +226,7 @@ class DecodeGraphs:
         logger.warning(self.failure)
         device = self._network.layer_devices[0]
         if device.type == "cuda" and torch.cuda.is_initialized():
-            # A GPU that was lost with it is no matter of graphs: the next step says so.
+            # A GPU that was lost with it is not the graphs' fault: the next step says so.
             with suppress(RuntimeError):
                 torch.cuda.synchronize(device)
                 torch.cuda.empty_cache()

@@ -135,7 +135,8 @@ class HunyuanImage3ForCausalMM(nn.Module):
                 x_TM[block.timestep - start] = rows.timestep_M.to(x_TM)
                 x_TM[block.vae.start - start : block.vae.stop - start] = rows.vae_SM.to(x_TM)
                 x_TM[block.vit.start - start : block.vit.stop - start] = rows.vit_SM.to(x_TM)
-        # The last token stands alone: its hidden row is wanted even where all before it is shared.
+        # The last token is a run of its own: its hidden row is needed even if all others are
+        # shared.
         spans = query_spans(start, stop, layout.full_spans, (*layout.cuts, stop - 1))
         return x_TM, self._rope(layout, start, stop), QueryBlock(buffer, spans)
 

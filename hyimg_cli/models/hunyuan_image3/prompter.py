@@ -100,7 +100,7 @@ class Prompter(ImageCheckpoint):
         tokens = self._count(job, [self._smallest] * len(job.images), assumed_think=0)
         if job.writes_text:
             self._refuse_too_long(job, tokens.ar_prefill + _FRAME_TOKENS + 1)
-            # The system prompt that the picture will have behind the text.
+            # The system prompt that the picture has after the text.
             closing = self.script(job).end
             is_rewritten = job.bot_task != "recaption" and closing == self.vocabulary.end_recaption
             self._picture_system(job, is_rewritten)

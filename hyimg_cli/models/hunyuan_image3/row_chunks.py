@@ -41,8 +41,8 @@ class RowChunks:
         most = VAE_CHUNK_BYTES // row_bytes
         self._is_one = most >= self._rows or torch.is_grad_enabled()
         self._height = max(1, most // halo - 2) * halo
-        # About even ones, where there are three or more: torch convolves a chunk of few rows on a
-        # CPU by another, slower way, whose memory is 27 times as much.
+        # Even chunks, if there are three or more: torch convolves a chunk of few rows on a CPU in a
+        # slower way that takes 27 times the memory.
         if (count := math.ceil(self._rows / self._height)) >= 3:
             self._height = math.ceil(self._rows / count / halo) * halo
 

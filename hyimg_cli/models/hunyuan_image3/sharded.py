@@ -62,7 +62,7 @@ class Cuts:
             sharers = share.count // kv_heads
             kv_head, place = divmod(share.number, sharers)
             kept, queries = slice(kv_head, kv_head + 1), Share(place, sharers).of_length(group)
-        # Rows of the fused projection lie kv head by kv head: its query heads, then k, then v.
+        # Rows of the fused projection are ordered by kv head: its query heads, then k, then v.
         rows = torch.arange(kv_heads * (group + 2) * width).view(-1, group + 2, width)[kept]
         self._rows = WeightCut(0, torch.cat([rows[:, queries], rows[:, group:]], dim=1).flatten())
         columns_KQD = torch.arange(kv_heads * group * width).view(kv_heads, group, width)

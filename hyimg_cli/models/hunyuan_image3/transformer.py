@@ -49,7 +49,7 @@ class Transformer(nn.Module):
         """Return the residual stream [T, M] after the last layer, without the final norm."""
         rows = x_TM.shape[0]
         self.rows_seen += rows
-        # Rows of zeros behind the real ones are in no query block: only products see them.
+        # Rows of zeros after the real ones are in no query block: only products see them.
         if missing := padding(rows, self.row_multiple):
             x_TM, rope_2TD = (F.pad(each, (0, 0, 0, missing)) for each in (x_TM, rope_2TD))
         return self.through_layers(x_TM, rope_2TD, query_blocks)[:rows]

@@ -236,7 +236,7 @@ class Downsample(nn.Module):
 
     def _chunk(self, x_BCTYX: Tensor) -> Tensor:
         shortcut_BCTYX = _mean_of_groups(_space_to_depth(x_BCTYX, self.frames), self.width)
-        # In the convolution's memory: a mean lies channels first, whatever it is of.
+        # In the convolution's memory: a mean is always channels first.
         return plus(_space_to_depth(self.conv(x_BCTYX), self.frames), shortcut_BCTYX)
 
 

@@ -58,7 +58,7 @@ class VisionTower(nn.Module):
     def forward(self, patches_BSP: Tensor, is_real_BS: Tensor, shapes_B2: Tensor) -> Tensor:
         """Features of every slot, [B, S, M]; slots that are not real are hidden as keys."""
         x_BSM = self.embeddings(patches_BSP, shapes_B2)
-        # Asked where it lies, on the host as a rule: no device is waited for.
+        # Evaluated where it is, usually on the host: no device is waited for.
         mask_B11S = None
         if not bool(is_real_BS.all()):
             mask_B11S = sent(is_real_BS[:, None, None].bool(), x_BSM.device)

@@ -52,7 +52,7 @@ class Vocabulary(ControlTokenizer):
         self.control = own | self.special
         added = self.added.items()
         sizes = (id_ for id_, token in added if token.content.startswith("<img_size_"))
-        # What stands before a picture alone.
+        # Tokens that only start a picture.
         self.openers = frozenset((self.answer, self.boi, self.img_size, *sizes, *self.ratios))
 
     @classmethod

@@ -166,7 +166,7 @@ class LingBotNetwork(nn.Module):
         hidden_BSM = _gated(hidden_BSM, self.attention(clip, layer, chunk, normed), gate)
         seen_scale, seen_shift = clip.camera[layer]
         hidden_BSM = (1 + seen_scale) * hidden_BSM + seen_shift
-        # To all of the text's positions; zeros behind the text are no holes.
+        # Attends to all text positions; the zeros after the text are not masked.
         normed = block.norm2(hidden_BSM.float()).to(self.dtype)
         query_BHSD = self._heads(block.attn2.norm_q(block.attn2.to_q(normed)))
         mixed = fun.scaled_dot_product_attention(query_BHSD, *clip.text[layer])
