@@ -1,4 +1,4 @@
-"""Blend the edit into its source at the source's own size; outside the matte, bytes are copied."""
+"""Blend an edit into its source at the source's size; copy everything outside the matte."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""One computation on one GPU, captured as a CUDA graph: what a capture needs, and what it leaves.
+"""Capture one computation on one GPU as a CUDA graph.
 
     warm       run once on the capture's own stream: kernels are compiled and loaded, workspaces
                and constants made, none of them inside a graph

@@ -1,12 +1,12 @@
-"""Few rows on a GPU (AR decode): only the chosen experts' weights are read, once a row, in Triton.
+"""Experts of few rows on a GPU (AR decode), in Triton: only chosen weights are read.
 
     hidden [P, I]  program (pair, block of I): two dot products a row, then SwiGLU
     out [T, M]     program (token, block of M): the weighted sum over the token's choices
 
-A pair is a token with one of its choices. The time is that of reading the weights, so a weight is
-turned into a number where it is used. No atomics: the same bits every time, and a row's do not
-depend on its company. Block sizes are reckoned and not measured: enough bytes on their way to each
-multiprocessor of an H200 to keep its memory busy, and no register spilled (`tests/kernels`).
+A pair is a token with one of its choices. Reading the weights takes the time, so they are unpacked
+where they are used. No atomics: the same bits every time, whatever the other rows. Block sizes are
+estimated, not measured: enough bytes in flight per multiprocessor of an H200, and no register
+spilled (`tests/kernels`).
 """
 
 # Legend: T token, M model width, K chosen expert, I inner width, P pair (token, choice)

@@ -1,4 +1,4 @@
-"""AR decode: one new token a row; each row's K/V stay in place, their length is on the device.
+"""Attention of AR decode: one new token a row, K/V in place, lengths on the device.
 
     put [R, K]           the new key and value go to slot `length` of their row
     partial [R, K, N]    one of N runs of a row's slots: softmax sums of one kv head's query heads

@@ -1,5 +1,4 @@
-"""The part of `FusedOps` around the experts' products, in Triton: one program per row or token, and
-a row fits into one block.
+"""The part of `FusedOps` around the experts' products, in Triton; a row is one block.
 
 `align_block_size` sorts choices by expert by counting, in three launches:
 

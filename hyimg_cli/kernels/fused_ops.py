@@ -1,4 +1,4 @@
-"""`PlainOps` in Triton: norms, rotation and the router, each one read and one write of its rows.
+"""`PlainOps` in Triton: norms, rotation and router, each one read and one write of rows.
 
     norm     program (token)             sum with what is added, statistics, weight
     heads    program (token, kv head)    its query heads and its key: turned, normed, put in place

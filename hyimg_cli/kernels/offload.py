@@ -42,9 +42,7 @@ class ExpertCache:
         self.count = count
 
     def place(self, wanted: Sequence[Hashable]) -> tuple[list[int], list[int]]:
-        """Return a slot for each of the distinct `wanted` keys, and the indices of the missing
-        ones.
-        """
+        """Return a slot for each distinct `wanted` key, and the indices of the missing ones."""
         assert len(wanted) <= self.count, "what is wanted together fits together"
         missing = [number for number, key in enumerate(wanted) if key not in self._slots]
         for key in wanted:  # none of them leaves for another

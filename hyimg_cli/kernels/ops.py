@@ -38,8 +38,7 @@ class PlainOps:
     """The parts of a layer other than its large products, in plain torch."""
 
     def norm(self, x_TM: Tensor, weight_M: Tensor, eps: float) -> Tensor:
-        """Return the root-mean-square norm: statistics in float32, cast to x's dtype, then
-        weighted.
+        """Return the RMS norm: statistics in float32, cast to x's dtype, then weighted.
 
         (torch's `rms_norm` rounds once, after the weight: a quarter of all numbers differs.)
         """

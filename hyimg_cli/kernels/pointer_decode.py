@@ -1,6 +1,6 @@
-"""`decode_attention` in Triton, by pointers. Under TRITON_INTERPRET=1 the same code runs on a CPU.
+"""`decode_attention` in Triton, by pointers.
 
-The twin is `decode_attention.plain_decode`, which documents the call.
+`decode_attention.plain_decode` documents the call. TRITON_INTERPRET=1 runs it on a CPU.
 """
 
 # Legend: R row (a job that writes), H query head, K kv head, D head width, N run of slots

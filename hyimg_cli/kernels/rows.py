@@ -1,4 +1,4 @@
-"""Find the row counts at which a matrix product's rows do not depend on each other, to the bit.
+"""Find row counts at which the rows of a matrix product do not depend on each other.
 
 CPU libraries take another kernel for one, two or three left-over rows, and so another order of
 additions. Products whose row count is a multiple of four came out equal to the bit for every count,

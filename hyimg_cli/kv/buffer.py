@@ -141,8 +141,7 @@ class Buffer:
         self.commit(stop)
 
     def lend(self, prefix: int) -> "Buffer":
-        """Return a buffer in this one's memory; its prefix is the first `prefix` tokens of this
-        one.
+        """Return a buffer in this one's memory, whose prefix is its first `prefix` tokens.
 
         Their scratch is shared. So a layer must be read right after it was written, before another
         buffer writes; each write first restores its buffer's rows after the shortest prefix of all.

@@ -1,4 +1,4 @@
-"""The prefix tree of segments: which K/V are kept, for how long, and who shares them. No torch.
+"""The prefix tree of segments: which K/V are kept, how long, and shared. No torch.
 
     tree      scope ── system prompt ──┬── source image ──┬── text of job 1
               (model,                  │                  └── text of job 2   ◀─ evictable: a leaf

@@ -29,7 +29,7 @@ class _QuantState(BaseModel):
     nested_blocksize: PositiveInt | None = None
 
     def sizes(self, name: str) -> Sizes:
-        """The bytes of all that the matrix `name` is made of, but for this."""
+        """Return the bytes of all other parts of the matrix `name`."""
         numbers = math.prod(self.shape)
         scales = math.ceil(numbers / self.blocksize)
         sizes = {name: math.ceil(numbers / 2), f"{name}.quant_map": 16 * 4}

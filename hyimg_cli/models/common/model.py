@@ -120,9 +120,7 @@ class DecoderModel(Protocol):
 
     @torch.no_grad()
     def text_logits(self, contexts: Sequence[Context]) -> Tensor:
-        """Return logits after each context's last token, float32 [R, V]; the caller may change
-        them.
-        """
+        """Return logits after each context's last token, float32 [R, V], free to be changed."""
         hidden = [context.hidden_M for context in contexts if context.hidden_M is not None]
         assert len(hidden) == len(contexts), "logits stand behind a token"
         return self.network.text_logits(torch.stack(hidden))

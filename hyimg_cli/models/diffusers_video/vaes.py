@@ -104,7 +104,7 @@ class WanVae(CausalVae):
 
     @torch.no_grad()
     def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
-        """One tile decoded, [B, C, T, H, W]. Not re-entrant: the cache lies on the module."""
+        """Return one decoded tile, [B, C, T, H, W]. Not re-entrant: the module has the cache."""
         return torch.cat(list(self.stream(latents_BCFYX)), dim=2)
 
     @torch.no_grad()

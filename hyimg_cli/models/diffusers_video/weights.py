@@ -88,8 +88,9 @@ class Offload:
             )
 
     def bring(self, *networks: nn.Module) -> None:
-        """Have networks on the device; called before each of their forwards. Raises
-        torch.OutOfMemoryError where they do not fit, and leaves them in main memory then.
+        """Bring networks to the device before a forward.
+
+        Raises torch.OutOfMemoryError if they do not fit; they then stay in main memory.
         """
         if networks == self._networks:
             return

@@ -141,8 +141,7 @@ class HunyuanImage3ForCausalMM(nn.Module):
         return x_TM, self._rope(layout, start, stop), QueryBlock(buffer, spans)
 
     def feed(self, runs: Sequence[tuple[Sequence[int] | Tensor, Buffer]]) -> Tensor:
-        """Append text tokens to the prefix of each buffer; return each run's last hidden row, [R,
-        M].
+        """Append text tokens to each buffer's prefix; return the last hidden rows, [R, M].
 
         All runs enter the transformer together, as a decode step of several rows. Runs of one
         buffer follow each other, with the bits of a step each. Ids on the device, int64 [T], stay

@@ -126,7 +126,7 @@ class Layout:
 
     @property
     def live_start(self) -> int:
-        """Where the rows begin that every denoise step computes anew."""
+        """Return the first row that every denoise step computes again."""
         assert self.target is not None, "only a picture's layout has live rows"
         return self.target.live_start
 

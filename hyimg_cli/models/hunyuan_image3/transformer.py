@@ -33,7 +33,7 @@ class Transformer(nn.Module):
     """Token rows in, last residual stream out; keys and values go to each query block's buffer.
 
     `rows_seen` counts every token row that ever entered: the engine reports reuse from it.
-    `row_multiple` above 1 pads a call's rows, so that a row's bits do not depend on its company.
+    `row_multiple` above 1 pads a call's rows, so that a row's bits do not depend on other rows.
     """
 
     def __init__(self, arch: Architecture) -> None:

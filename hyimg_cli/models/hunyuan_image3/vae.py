@@ -1,4 +1,4 @@
-"""The picture VAE: pixels in [-1, 1] to scaled latents and back, under the official key names.
+"""The picture VAE: pixels in [-1, 1] to scaled latents and back, with official key names.
 
 It knows convolutions only; callers fit pictures to a size and draw noise. Without gradients its
 memory is bounded: two tensors of a level, one computed into the other by chunks of rows
