@@ -29,7 +29,7 @@ class _QuantState(BaseModel):
     nested_blocksize: PositiveInt | None = None
 
     def sizes(self, name: str) -> Sizes:
-        """Return the bytes of all other parts of the matrix `name`."""
+        """Return the bytes of each part of the matrix `name`, except this state."""
         numbers = math.prod(self.shape)
         scales = math.ceil(numbers / self.blocksize)
         sizes = {name: math.ceil(numbers / 2), f"{name}.quant_map": 16 * 4}
