@@ -288,10 +288,10 @@ def _find_hunyuan_faults(layout: CheckpointLayout, network: Config, vae: Config)
     expected = "i2v" if layout.starts_from_pictures else "t2v"
     task = network.text("task_type", "t2v")
     if task != expected:
-        # Its pipeline would run it, and not look at the picture, without a word.
-        yield f"the transformer is for {task!r}, its pipeline for {expected!r}"
+        # Its pipeline would run it and silently ignore the picture.
+        yield f"the transformer is for {task!r}, but the pipeline is for {expected!r}"
     if network.flag("use_meanflow", False) and expected == "t2v":
-        # Its pipeline for text-to-video leaves the second timestep out, without a word.
+        # Its pipeline for text-to-video silently leaves out the second timestep.
         yield "the transformer is step-distilled (use_meanflow), which its t2v pipeline cannot run"
     # A VAE that could not be built, or would decode frames of another size.
     cell = vae.count("spatial_compression_ratio", 16)
@@ -301,7 +301,7 @@ def _find_hunyuan_faults(layout: CheckpointLayout, network: Config, vae: Config)
     if cell > 2 ** (levels - 1) or stride not in (1, 2, 4, 8, 16) or stride > cell:
         yield f"the VAE's {levels} levels cannot shrink {cell} pixels and {stride} frames to one"
     if (channels := vae.count("out_channels", 3)) != 3:
-        yield f"the VAE decodes {channels} channels, not red, green and blue"
+        yield f"the VAE decodes {channels} channels; expected 3"
 
 
 def _find_wan_faults(layout: CheckpointLayout, network: Config, vae: Config) -> Iterator[str]:
@@ -323,16 +323,16 @@ def _find_wan_faults(layout: CheckpointLayout, network: Config, vae: Config) -> 
         ("length of latents_std", len(vae.numbers("latents_std", (1.0,) * 16)), made),
     ):
         if found != expected:
-            yield f"{name} is {found}; by the other config.json values it would be {expected}"
+            yield f"{name} is {found}; expected {expected} by the other values of config.json"
     reads = network.has("image_dim") or network.has("added_kv_proj_dim")
     if reads and not {"image_encoder", "image_processor"} <= layout.components.keys():
-        yield "the transformer reads a picture's tokens, and nothing in the checkpoint makes them"
+        yield "the image encoder, which the transformer needs, is missing"
     has_boundary = layout.boundary_ratio is not None
     if has_boundary != ("transformer_2" in layout.components):
         is_there, is_not = ("boundary_ratio", "transformer_2")[:: 1 if has_boundary else -1]
-        yield f"model_index.json has a {is_there} and no {is_not}: which network takes which step?"
+        yield f"model_index.json has {is_there} but not {is_not}; expected both or neither"
 
 
 def _find_cell_fault(cell: int) -> Iterator[str]:
     if _SHARED_PIXELS % cell:
-        yield f"the VAE's latent cell of {cell} pixels does not divide tiles that share 64 or 32"
+        yield f"the VAE's latent cells of {cell} pixels do not fit into tiles (overlap 64 or 32)"
