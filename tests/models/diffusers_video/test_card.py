@@ -188,7 +188,7 @@ def test_wan_checkpoints_of_another_kind_are_refused(
 @pytest.mark.parametrize(
     ("values", "word"),
     [
-        ({"scale_factor_spatial": 12}, "12 pixels does not divide"),
+        ({"scale_factor_spatial": 12}, "12 pixels do not fit"),
         ({"scale_factor_spatial": 16}, "scale_factor_spatial is 16; * 8"),
         ({"scale_factor_temporal": 8}, "scale_factor_temporal is 8; * 4"),
         ({"dim_mult": [1, 1, 1]}, "scale_factor_spatial is 8; * 4"),
