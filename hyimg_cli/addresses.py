@@ -40,5 +40,5 @@ def joined(folder: Path, name: str) -> Path:
 
 
 def shown_place(place: Path) -> str:
-    """A folder as its user named it."""
+    """Return a folder as its user named it."""
     return address_of(place) or str(place)

@@ -108,7 +108,7 @@ def _system(scheme: str) -> Any:
 
 @cache
 def _answers(store: str) -> bool:
-    """True if a store answers within some seconds, whatever it says."""
+    """Return True if a store answers in time, whatever the answer."""
     system, path = locate(store)
     has_answered = threading.Event()
 

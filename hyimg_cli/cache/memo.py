@@ -16,7 +16,7 @@ class Memo(Generic[Key, Value]):
     """
 
     def __init__(self, budget_bytes: int, size_of: Callable[[Value], int]) -> None:
-        """A value larger than the whole budget is returned and not kept."""
+        """Values larger than the whole budget are returned and not kept."""
         self._budget, self._size_of = budget_bytes, size_of
         self._values: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
         self._turn = threading.Lock()

@@ -263,7 +263,7 @@ def _measures(
 
 
 def _lightness(levels: Plane) -> Plane:
-    """In levels, so that all three channels count."""
+    """Return the lightness in levels, from all three channels."""
     return np.asarray(opponent(levels)[0] / 0.392, np.float32)
 
 
@@ -291,7 +291,7 @@ def _distance(r: Plane, m: Plane, mask: Mask) -> tuple[float, float]:
 
 
 def _fitted(given: Bytes, placement: Placement) -> Mask:
-    """A region in the source's size as one in the drawn size."""
+    """Resize a region from the source's size to the drawn size."""
     y, x = (
         np.clip(
             ((np.arange(axis.drawn) + 0.5 + axis.offset) / axis.scale).astype(int),

@@ -162,7 +162,7 @@ def closed(mask: Mask, by: float) -> Mask:
 
 
 def _around(mask: Mask, margin: float) -> tuple[slice, slice]:
-    """Where the mask is, and so much more: what is nearer than that is not farther off."""
+    """Return the rows and columns that a mask covers, widened by a margin."""
     rows, columns = (np.flatnonzero(mask.any(axis=axis)) for axis in (1, 0))
     if not rows.size:
         return slice(0), slice(0)

@@ -212,7 +212,7 @@ def _soft(core: Mask, over: Mask, size: Plane, left: Plane, power: Plane, near: 
 
 
 def _solid(mask: Mask, scale: float) -> Mask:
-    """The mask without what is thin."""
+    """Remove thin parts of a mask."""
     return within(deeper(mask, _THIN * scale), _THIN * scale)
 
 

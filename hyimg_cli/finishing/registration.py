@@ -224,12 +224,12 @@ class _Equations:
 
 
 def _errors(values: np.ndarray, noise: float) -> np.ndarray:
-    """To be expected of a motion, in pixels, along the normal matrix's own directions."""
+    """Return the expected errors of a motion, in pixels, along the matrix's eigenvectors."""
     return np.asarray(np.sqrt((noise + 0.5) * _ALIKE / np.maximum(values, 1e-6)))
 
 
 def _slopes(plane: Plane) -> Plane:
-    """By how much each pixel changes with a unit of each zoom and shift, [4, Y * X]."""
+    """Return each pixel's change per unit of each zoom and shift, [4, Y * X]."""
     # A pixel's difference alone: over longer ones fine texture has no slope.
     slopes = np.gradient(plane)
     zooms = [
@@ -244,7 +244,7 @@ def _high_passed(plane: Plane) -> Plane:
 
 
 def _far(motion: Motion, shape: tuple[int, ...]) -> np.ndarray:
-    """How far the corners move, in pixels."""
+    """Return how far the corners move, in pixels."""
     return np.asarray(
         [
             corner * (zoom - 1) * side + shift

@@ -131,7 +131,7 @@ def rim_of(mask: Mask) -> float:
 
 
 def _on_white(levels: np.ndarray) -> np.ndarray:
-    """Levels [N, 3] of such with alpha, or as they are."""
+    """Return levels [N, 3] on white; without alpha, as they are."""
     alpha = levels[:, 3:] / 255
     return levels[:, :3] * alpha + 255 * (1 - alpha) if alpha.size else levels
 

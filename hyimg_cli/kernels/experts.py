@@ -188,11 +188,7 @@ def routed_experts(
 
 
 def scaled_experts(tokens: RoutedTokens, stacks: Stacks, around: PlainOps = PLAIN) -> Tensor:
-    """The same with both factors of both products in e4m3, a scale a row.
-
-    Needs bfloat16 rows and a GPU that has FP8 grouped products (compute capability 9.x). Groups
-    begin at whole tiles of 16 rows, the layout that torch tests.
-    """
+    """Return the same with both factors of both products in e4m3, one scale per row."""
     gate_and_up, down = stacks
     to = around.align_block_size(tokens.index_TK, gate_and_up.shape[0], _TILE)
     values_TM, scale_T = around.to_fp8(tokens.x_TM)

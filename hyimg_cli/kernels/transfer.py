@@ -44,7 +44,7 @@ class Waiting:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """The part is on the device; a second thread waits for its turn."""
+        """Bring the part to the device inside; a second thread waits for its turn."""
         with self._turn:
             try:
                 for module, name, weight in self._home:

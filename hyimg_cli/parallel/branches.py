@@ -79,7 +79,7 @@ class RankBranches:
 
     @torch.no_grad()
     def velocities(self, step: int, entering: Sequence[Tensor]) -> list[Tensor]:
-        """Every branch's velocity on rank 0, of which latents and timestep come."""
+        """Return every branch's velocity on rank 0, which has latents and timestep."""
         # In one message to all: on GPUs each pair of ranks would need a communicator of its own.
         latents, timestep = (broadcast(tensor, self.ranks) for tensor in entering)
         found: list[Any] = [

@@ -152,7 +152,7 @@ class Bagel(DecoderModel):
             context.hidden_M = hidden_M
 
     def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
-        """The branches that guidance needs; those with equal contexts are one to the engine."""
+        """Return the branches that guidance needs; the engine merges those with equal contexts."""
         shapes, prompter = shapes_of(sources), self.prompter
         found, bucket = prompter.contexts(job, shapes, text.ids), prompter.bucket(job, shapes)
         grid, written = picture_grid(bucket.size), []
@@ -222,7 +222,7 @@ class Bagel(DecoderModel):
 
 
 def _levels(pixels: np.ndarray) -> Tensor:
-    """A picture as the networks see it, [C, H, W], -1 to 1."""
+    """Return a picture as the networks read it, [C, H, W], -1 to 1."""
     return (torch.from_numpy(pixels).permute(2, 0, 1).float() / 255 - 0.5) / 0.5
 
 

@@ -122,7 +122,7 @@ class BagelNetwork(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """One that tells the device and the dtype."""
+        """Return a weight with the network's device and dtype."""
         return cast(nn.Linear, self.language_model["lm_head"]).weight
 
     def new_buffer(self, capacity: int) -> Buffer:

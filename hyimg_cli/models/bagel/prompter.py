@@ -49,7 +49,7 @@ class QwenVocabulary(ControlTokenizer):
         self.control = {*astuple(self.markers), *self.special}
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, without the markers around it; an image's tokens have none."""
+        """Return the text of ids, without the markers around it; image tokens have no text."""
         return super().decode([id_ for id_ in self.inner(ids) if id_ >= 0])
 
     def inner(self, ids: Sequence[int]) -> list[int]:

@@ -101,7 +101,7 @@ class BlockLayout:
         return self._add("text", (self.markers.bos, *ids, self.markers.eos))
 
     def opening(self) -> "BlockLayout":
-        """The first token of a text that is still to be written."""
+        """Append the first token of a text that is not written yet."""
         return self._add("text", (self.markers.bos,))
 
     def source(self, shape: SourcePlace, number: int) -> "BlockLayout":
@@ -193,10 +193,10 @@ def segments(
 
 
 def fitted(size: Size, limits: SizeLimits, max_pixels: int) -> Size:
-    """The size that a picture is resized to; the longest side counts more than the shortest.
+    """Return the size to which a picture is resized; the longest side has priority.
 
-    Source: the published transform, whose roundings these are, half to even. A picture of too many
-    pixels is scaled by their ratio, not by its root.
+    Source: the published transform with its roundings, half to even. A picture of too many pixels
+    is scaled by their ratio, not by its root.
     """
     scale = min(limits.max_size / max(size.height, size.width), 1.0)
     scale = max(scale, limits.min_size / min(size.height, size.width))

@@ -56,12 +56,12 @@ class Config:
     def counts(
         self, name: str, default: tuple[int, ...] | None = None, length: int = 0, **bounds: int
     ) -> tuple[int, ...]:
-        """A list of such numbers, `length` of them, or one or more."""
+        """Return a list of such numbers, `length` of them, or at least one."""
         kind = conlist(_whole(name, **bounds), min_length=length or 1, max_length=length or None)
         return tuple(self._of_type(kind, name, default))
 
     def flags(self, name: str, default: tuple[bool, ...]) -> tuple[bool, ...]:
-        """A list of true and false."""
+        """Return a list of true and false."""
         return tuple(self._of_type(conlist(StrictBool, min_length=1), name, default))
 
     def numbers(self, name: str, default: tuple[float, ...] | None = None) -> tuple[float, ...]:
@@ -85,7 +85,7 @@ class Config:
         return Config(self._of_type(dict, name, default), self.where, f"{self.part}{name}.")
 
     def setting(self, name: str, key: str = "") -> Any:
-        """The value under `key`, by default `name`, which jobs may set: as that setting's."""
+        """Return the value of `key` (default `name`), checked as the setting `name` of jobs."""
         try:
             return SETTINGS[name].kind.read(self.values[key or name])
         except BadValue as error:
@@ -113,7 +113,7 @@ class Config:
         return cls(**read, **known)
 
     def fault(self, name: str, value: object, expected: str) -> CheckpointError:
-        """The error for a value."""
+        """Return the error for a value."""
         shown = repr(value)
         shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
         found = "is missing" if value is None else f"is {shown}"

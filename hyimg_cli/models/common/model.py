@@ -69,7 +69,7 @@ class DecoderModel(Protocol):
         return 1
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
-        """By kind, hits and misses of what the model keeps in memory, since its making."""
+        """Return hits and misses of each in-memory cache since the model was loaded."""
         return self.prompter.memo_counts()
 
     # --- source images as rows, latents as pixels
@@ -78,10 +78,10 @@ class DecoderModel(Protocol):
         """Rows of a source image, RGB uint8 [H, W, 3]."""
 
     def encode_stretched(self, pixels: np.ndarray, digest: str) -> Encoded:
-        """The same of an image that is resized to the model's size without cutting."""
+        """Encode a source image resized to the model's size without cutting."""
 
     def pack_source(self, encoded: Encoded) -> bytes:
-        """An encoded source image as bytes that any process can keep: every bit of its rows."""
+        """Return an encoded source image as bytes, every bit of its rows."""
         shape, notes = asdict(encoded.shape), encoded.notes
         return pack(encoded.digest, vars(encoded.rows), shape=shape, notes=notes)
 
@@ -136,7 +136,7 @@ class DecoderModel(Protocol):
     # --- the diffusion stage: branches on a shared prefix, and their velocities
 
     def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
-        """The picture to draw, once the text is there."""
+        """Return the picture to draw, after the text is complete."""
 
     # `layout` is what the family's own `canvas` or `opening` gave.
     def segments(
@@ -150,7 +150,7 @@ class DecoderModel(Protocol):
         return self.network.new_buffer(capacity)
 
     def new_branch_buffer(self, capacity: int, number: int) -> Buffer:
-        """An empty buffer in the memory of the one set that has the branch of that number."""
+        """Return an empty buffer in the branch set that has the branch of that number."""
         return self.new_buffer(capacity)
 
     def prefill(
@@ -170,14 +170,14 @@ class DecoderModel(Protocol):
         return self.network.branch(layout, buffer)
 
     def track(self, job: ImageJob, canvas: Canvas, branches: int) -> Track:
-        """The job's noise, its steps, and how so many branches' velocities become one."""
+        """Return the job's noise, its steps, and how its branches' velocities are combined."""
 
     def velocities(self, pictures: Sequence[LivePicture]) -> list[Tensor]:
-        """Every picture's branches, [G, C, Y, X] each, in one forward."""
+        """Return every picture's branch velocities, [G, C, Y, X] each, in one forward."""
 
 
 def buffer_of(context: Context) -> Buffer:
-    """The K/V of a context that has any."""
+    """Return the K/V of a context that has tokens."""
     assert context.buffer is not None, "an empty context has no text stage"
     return context.buffer
 

@@ -120,12 +120,12 @@ class HunyuanPrompts(CheckpointEncoder):
 
     @cached_property
     def system_message(self) -> str:
-        """The library's own, spaces and all: the template's 108 tokens count on it."""
+        """Return the library's message, spaces included: the template counts on 108 tokens."""
         signature = inspect.signature(HunyuanVideo15Pipeline._get_mllm_prompt_embeds)
         return str(signature.parameters["system_message"].default)
 
     def key(self, text: str) -> str:
-        """By the exact string: nothing of it is stripped."""
+        """Return the key of the exact string, unstripped."""
         glyph = [*self.identity("text_encoder_2", "tokenizer_2"), MAX_GLYPH_TOKENS]
         return self.digest_of(
             text=text,
@@ -189,7 +189,7 @@ class WanPrompts(CheckpointEncoder):
     max_tokens = WAN_MAX_TOKENS
 
     def key(self, text: str) -> str:
-        """By the cleaned string, which another ftfy, or none, would clean differently."""
+        """Return the key of the cleaned string, because another ftfy cleans differently."""
         return self.digest_of(
             text=prompt_clean(text),
             files=self.identity("text_encoder", "tokenizer"),

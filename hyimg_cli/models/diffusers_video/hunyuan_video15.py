@@ -132,10 +132,7 @@ class HunyuanVideo15(DiffusersVideo):
         return bool(self._guider(job).num_conditions > 1)
 
     def guide(self, job: VideoJob, schedule: JobScheduler) -> Guide:
-        """By the job's own guider.
-
-        One that is switched off at some steps has both branches evaluated there all the same.
-        """
+        """Return the job's own guider."""
         guider, timesteps = self._guider(job), schedule.timesteps
 
         def guide(index: int, velocities: Sequence[Tensor]) -> Tensor:

@@ -103,9 +103,9 @@ class SplitTokens:
         self._is_split = False
 
     def forget(self) -> None:
-        """The ranks are gone: others form another group."""
+        """Forget the ranks, which are gone; others form another group."""
         self._mesh = None
 
     def _plan(self, network: Any) -> dict[str, Any]:
-        """The library's, without an input that this checkpoint does not have: it warns of that."""
+        """Return the library's plan without inputs that this checkpoint lacks."""
         return {name: part for name, part in network._cp_plan.items() if name not in self._left_out}

@@ -325,7 +325,7 @@ def wan_forward(network: Config) -> ForwardWork:
 
 
 def _forward_work(cells: int, width: int, layers: int, weights: int, channels: int) -> ForwardWork:
-    """Of `layers` with so many weights each; `channels` of a cell come in and go out."""
+    """Return a forward of `layers` with these weights; `channels` per cell in and out."""
     return ForwardWork(
         cells_per_token=cells,
         per_token=_MAC * (layers * weights + cells * width * channels),

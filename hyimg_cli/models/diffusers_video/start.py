@@ -63,7 +63,7 @@ class StartEncoder(CheckpointEncoder):
         return tuple(views)
 
     def key(self, view: ImageConditioning) -> str:
-        """By the files' bytes, whatever they are called."""
+        """Return the key of the files' bytes, whatever their names."""
         if view.kind == TOKENS:
             how: dict[str, Any] = {"files": self.identity("image_encoder", self.processor)}
         else:

@@ -39,13 +39,13 @@ class Wan(DiffusersVideo):
         return WanVae(load_weights(self.layout.components["vae"], self.place.in_float32()))
 
     def finished(self, latents_BCFYX: Tensor, start: Mapping[str, Tensor]) -> Tensor:
-        """The 5B model keeps the picture itself for the first latent frame."""
+        """Put the picture itself in the first latent frame for the 5B model."""
         if LATENTS not in start or not self.layout.expands_timesteps:
             return latents_BCFYX
         return _from_first(start[LATENTS].to(latents_BCFYX), latents_BCFYX)
 
     def has_guidance(self, job: VideoJob) -> bool:
-        """The pipeline's rule: by the first scale alone."""
+        """Return the pipeline's rule: the first scale decides."""
         return job.guidance_scale > 1.0
 
     def guide(self, job: VideoJob, schedule: JobScheduler) -> Guide:
@@ -100,7 +100,7 @@ class Wan(DiffusersVideo):
         return velocity
 
     def network_of(self, schedule: JobScheduler) -> list[int]:
-        """From `boundary_ratio` on the second."""
+        """Return the network of a step: the second from `boundary_ratio` on."""
         ratio = self.layout.boundary_ratio
         if ratio is None or len(self.networks) == 1:
             return super().network_of(schedule)

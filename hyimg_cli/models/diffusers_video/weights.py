@@ -143,7 +143,7 @@ class LoadTarget:
         return str(self.dtype).removeprefix("torch.")
 
     def in_float32(self) -> "LoadTarget":
-        """The same place for a network that is wide whatever the others are."""
+        """Return the same place for a network that is always float32."""
         return replace(self, dtype=torch.float32)
 
     def bring(self, *networks: nn.Module) -> None:
@@ -196,7 +196,7 @@ def check_weights(component: Component) -> int:
 
 
 def check_all(layout: CheckpointLayout) -> int:
-    """The same of all its parts."""
+    """Check the weights of all parts; return their number of parameters."""
     return sum(check_weights(part) for part in layout.components.values() if part.has_weights)
 
 

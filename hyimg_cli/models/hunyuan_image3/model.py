@@ -116,7 +116,7 @@ class HunyuanImage3ForCausalMM(nn.Module):
         return hidden_TM[-1]
 
     def prefill_branches(self, prefills: Sequence[Prefill]) -> None:
-        """The same of several branches in one forward, which ranks of their own may share."""
+        """Prefill several branches in one forward, shared out over ranks if there are any."""
         lacking = [one for one in prefills if one[3].length < one[4]]
         if not lacking:
             return

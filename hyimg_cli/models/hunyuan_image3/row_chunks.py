@@ -117,7 +117,7 @@ def _moments_at_once(x_BCTYX: Tensor, groups: int) -> tuple[Tensor, Tensor]:
 
 
 def _moments_by_pieces(x_BCTYX: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """The same in two readings, with the memory of a piece."""
+    """Return the same in two passes, with the memory of a piece."""
     x_BGN = x_BCTYX.reshape(x_BCTYX.shape[0], groups, -1)
     # Sums of halves would overflow.
     mean_BG = x_BGN.mean(2, dtype=torch.promote_types(x_BCTYX.dtype, torch.float32))

@@ -57,7 +57,7 @@ class Transformer(nn.Module):
     def branches(
         self, x_TM: Tensor, rope_2TD: Tensor, query_blocks: Sequence[QueryBlock]
     ) -> Tensor:
-        """The same of guidance branches, a query block each, which may be dealt out over ranks."""
+        """Run guidance branches, a query block each, which may be shared out over ranks."""
         return self(x_TM, rope_2TD, query_blocks)
 
     def choose_kernels(self) -> None:

@@ -89,7 +89,7 @@ class TiledPicture(TiledVae):
         self.tiling = TileRule(cells, cells - cells // 4, pixels)
 
     def tile_frames(self, latent_frames: int) -> int:
-        """Always the one frame that a picture is."""
+        """Return 1, the frame of a picture."""
         return 1
 
     @torch.no_grad()

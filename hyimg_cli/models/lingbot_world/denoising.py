@@ -124,7 +124,7 @@ class ChunkDenoiser:
         return {}
 
     def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
-        """The next step makes the clean passes before it again."""
+        """Make the next step repeat the clean passes before it."""
         self._filled, self._begun = 0, -1
 
     def _clean(self, chunk: int, latents_BCFYX: Tensor) -> None:

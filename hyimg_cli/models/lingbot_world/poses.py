@@ -58,7 +58,7 @@ class CameraPath:
         return made
 
     def intrinsics_of(self, size: Size) -> tuple[float, float, float, float]:
-        """The same for a picture of `size`."""
+        """Return the intrinsics for a picture of `size`."""
         across, down = size.width / GIVEN.width, size.height / GIVEN.height
         fx, fy, cx, cy = self.intrinsics
         return fx * across, fy * down, cx * across, cy * down
