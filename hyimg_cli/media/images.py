@@ -261,9 +261,7 @@ def open_picture(path: Path, data: bytes | None = None) -> Iterator[ImageFile.Im
                 raise _too_large(path, sides)
             if max(image.size) > MAX_ASPECT * min(image.size):
                 hint = f"crop it: the long side can be at most {MAX_ASPECT} times the short one"
-                raise _fault(
-                    "too-narrow", f"the picture is too narrow ({sides} pixels)", path, hint
-                )
+                raise _fault("too-narrow", f"it is too narrow ({sides} pixels)", path, hint)
             yield image
 
 

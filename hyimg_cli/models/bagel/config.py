@@ -180,11 +180,7 @@ def read_architecture(folder: Path) -> BagelShape:
     autoencoder = vae.facts(AutoencoderShape)
     # The shape of a FLUX autoencoder; much larger numbers could not be built.
     if not (len(autoencoder.ch_mult) == 4 and max(autoencoder.widths) < MOST_WIDTH):
-        raise vae.fault(
-            "ch_mult",
-            autoencoder.ch_mult,
-            f"four numbers that give fewer than {MOST_WIDTH:,} channels",
-        )
+        raise vae.fault("ch_mult", autoencoder.ch_mult, f"four, and below {MOST_WIDTH:,} channels")
     transforms = config.table("image_transforms", {})
     return BagelShape(
         decoder=decoder,

@@ -81,9 +81,7 @@ def read_layout(folder: Path, components: Path | None = None) -> CheckpointLayou
         transformer = folder / _PUBLISHED
     elif index:
         if index.get("_class_name") != _PIPELINE:
-            raise _refused(
-                folder, f"the pipeline {index.get('_class_name')!r} in {INDEX} is not supported"
-            )
+            raise _refused(folder, f"pipeline {index.get('_class_name')!r} is not supported")
         transformer = component_of(folder, TRANSFORMER, index.get(TRANSFORMER), _CLASSES).folder
     elif (folder / _EXPERTS[0]).is_dir():
         raise _refused(folder, "the folder has the two experts of the base model")

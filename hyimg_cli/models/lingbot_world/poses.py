@@ -93,9 +93,7 @@ def camera_path(job: VideoJob) -> CameraPath:
         what = f"{poses_file}: pose {int(np.argmax(wrong))} is not a rotation and translation"
         raise _fault(what, "give camera-to-world matrices whose last row is 0, 0, 0, 1")
     if len(poses) < job.num_frames:
-        what = (
-            f"{poses_file} has too few poses ({len(poses)}, the video has {job.num_frames} frames)"
-        )
+        what = f"{poses_file} has too few poses ({len(poses)} for {job.num_frames} frames)"
         raise _fault(what, f"set num_frames to {len(poses)} or less, or give a pose for each frame")
     if given.ndim != 2 or given.shape[1] != 4 or not len(given):
         what = f"the shape of {intrinsics_file} is {list(given.shape)}; expected [N, 4]"

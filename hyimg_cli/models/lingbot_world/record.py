@@ -122,9 +122,7 @@ def check_job(job: VideoJob, card: VideoCard, positions: int) -> None:
         raise _fault(what, "scheduler", "remove the field")
     if not job.camera:
         what = "the line has no camera, which the model needs"
-        hint = (
-            f'set camera to a poses.npy or to keys, such as "none-{job.num_frames}" to stand still'
-        )
+        hint = f'set camera to a poses.npy or to keys ("none-{job.num_frames}" stands still)'
         raise _fault(what, "camera", hint)
     camera_path(job)
 

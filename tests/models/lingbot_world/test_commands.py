@@ -90,7 +90,7 @@ def test_a_line_is_checked_before_anything_is_loaded(
         "is [24, 3, 4]; expected [N, 4, 4]": {"camera": "flat"},
         "pose 0 is not finite": {"camera": "nan"},
         "pose 0 is not a rotation and translation": {"camera": "skewed/poses.npy"},
-        "has too few poses (5, the video has 21 frames)": {"camera": "short"},
+        "has too few poses (5 for 21 frames)": {"camera": "short"},
         "intrinsics.npy": {"camera": "bare"},
         "is invalid (0, 0, 0, 0)": {"camera": "sightless"},
         "25 frames do not fill chunks of 3 latent frames (12 * k + 9)": {
