@@ -206,7 +206,7 @@ def test_a_folder_that_is_called_like_a_home_is_one_behind_a_dot(
     [
         ({"lora": "gone.safetensors"}, {}, "--lora takes a path from the working folder"),
         ({}, {"HYIMG_LORA": "gone.safetensors"}, "HYIMG_LORA takes a path from"),
-        ({}, {}, "write paths relative to the manifest"),
+        ({}, {}, "paths in a manifest are relative to it"),
     ],
 )
 def test_a_lora_that_is_not_there_is_told_with_what_named_it(

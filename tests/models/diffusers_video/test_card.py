@@ -230,7 +230,7 @@ def test_a_hunyuan_vae_that_cannot_be_is_refused(
 def test_two_networks_without_a_boundary_are_refused(wan22_folder: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(wan22_folder, tmp_path / "two"))
     change(folder / "model_index.json", boundary_ratio=None)
-    assert "no boundary_ratio" in fault_of(lambda: video_card(folder, "x")).what
+    assert "not boundary_ratio" in fault_of(lambda: video_card(folder, "x")).what
 
 
 @pytest.mark.parametrize("name", ["transformer", "text_encoder"])
