@@ -1,6 +1,6 @@
-"""Names of places: paths of this machine, and addresses in an object store (`s3://bucket/run`).
+"""Paths of this machine, and addresses in an object store (`s3://bucket/run`).
 
-Below every room, since every error shows a place as its user named it.
+In the lowest layer, because every error shows a place as its user named it.
 """
 
 import re
@@ -13,26 +13,24 @@ FOREIGN_PATTERN = r"~/|[A-Za-z]:[\\/]"
 
 
 def scheme_of(name: str) -> str:
-    """The scheme of an address in small letters, `s3` of `s3://bucket/run`; empty for a path, as
-    `./s3:/run` is one.
-    """
+    """Return the scheme of an address in lower case; empty for a path, such as `./s3:/run`."""
     match = re.match(ADDRESS_PATTERN, name)
     return match[1].lower() if match else ""
 
 
 def address_of(place: Path | str) -> str:
-    """The address that a name, or the path made of it, stands for; empty for a path.
+    """Return the address that a name or its Path stands for; empty for a path.
 
-    `Path("s3://bucket/run")` has lost a slash, which is put back.
+    `Path("s3://bucket/run")` has lost a slash, which is restored.
     """
     match = re.match(ADDRESS_PATTERN + "/*", str(place))
     return f"{match[1].lower()}://{str(place)[match.end() :]}" if match else ""
 
 
 def joined(folder: Path, name: str) -> Path:
-    """A name as it leads from a folder; an address stands for itself.
+    """Return a name relative to a folder; an address stays as it is.
 
-    `./s3:/run` is a path, which the dot alone tells: such a one is made absolute.
+    Only the dot in `./s3:/run` marks it as a path, so it is made absolute.
     """
     if scheme_of(name):
         return Path(name)
@@ -42,5 +40,5 @@ def joined(folder: Path, name: str) -> Path:
 
 
 def shown_place(place: Path) -> str:
-    """A folder as its user named it."""
+    """Return a folder as its user named it."""
     return address_of(place) or str(place)

@@ -29,11 +29,10 @@ from hyimg_cli.addresses import shown_place
 
 
 class HyimgError(Exception):
-    """A fault: what was wrong (`what`), where and what to do (`where`, `hint`: may be empty; a path
-    is shown as its user named it).
+    """An error: what is wrong (`what`), the place (`where`), what to do (`hint`, may be empty).
 
-    `code` is a stable dotted name such as `manifest.duplicate-id`; `retryable` tells whether the
-    same call may succeed later without a change by the user.
+    `code` is a stable dotted name such as `manifest.duplicate-id`; `retryable`: the same call may
+    succeed later without a change by the user.
     """
 
     exit_code = 1
@@ -70,7 +69,7 @@ class UsageError(HyimgError):
 
 
 class ManifestError(UsageError):
-    """Faults in a manifest: one `HyimgError` each in `faults`, none hidden behind another."""
+    """All faults of a manifest, one `HyimgError` each in `faults`."""
 
     default_code = "manifest"
 
@@ -100,7 +99,7 @@ class MachineError(HyimgError):
 
 
 class CheckpointError(MachineError):
-    """A checkpoint is missing, incomplete, or does not match its own configuration."""
+    """A checkpoint is missing, incomplete, or does not match its configuration."""
 
     default_code = "checkpoint"
     default_hint = "correct the file, or download the checkpoint again"
@@ -113,9 +112,7 @@ class StorageError(MachineError):
 
 
 class JournalError(StorageError):
-    """Somebody else removed or changed `results.jsonl` while a run wrote it: the run stops there,
-    and resumes.
-    """
+    """Another program removed or changed `results.jsonl` during a run; the run is resumable."""
 
     default_code = "storage.journal"
 
@@ -145,9 +142,7 @@ class OutputError(JobError):
 
 
 class RankError(JobError):
-    """A process that worked on the job died, failed, or has not answered; the next job has new
-    ones.
-    """
+    """A process that worked on the job died, failed, or did not answer."""
 
     default_code = "rank"
 
@@ -176,9 +171,9 @@ class Interrupted(HyimgError):
 
 
 def require(*packages: str, extra: str = "") -> None:
-    """Pass where all of these are installed; `extra` brings them. Raises MachineError.
+    """Raise MachineError unless all of these packages are installed; `extra` brings them.
 
-    For packages that most commands do without, where one begins that does not.
+    For packages that most commands do not need.
     """
     if missing := [name for name in packages if find_spec(name) is None]:
         wanted = f"'hyimg-cli[{extra}]'" if extra else "hyimg-cli"
@@ -187,7 +182,7 @@ def require(*packages: str, extra: str = "") -> None:
 
 
 def installed_version(package: str) -> str | None:
-    """Return a package's version, None where it is not installed."""
+    """Return a package's version, or None if it is not installed."""
     # Most commands start without this import.
     from importlib.metadata import distributions
 

@@ -1,10 +1,8 @@
-"""Files that are read within bounds, files that stand whole or not at all and where they were meant
-to, and the disk's refusals in plain words.
+"""Read files within size limits, write files whole or not at all, and explain disk errors.
 
-Below every room that reads or writes files: rooms of one layer may not import each other. Whatever
-a user names, or has in a folder that they name, is opened by `opened` alone: a pipe, a device or a
-socket would let a run wait for ever. What is written or removed in such a folder passes
-`refuse_links`: a link in it may lead to files of others.
+In the layer below every room that reads or writes. Open whatever a user names with `opened` alone:
+a pipe, a device or a socket would hang the run. Pass every place to write or remove through
+`refuse_links`: a link in it may lead to other people's files.
 """
 
 import contextlib
@@ -52,10 +50,10 @@ _OWN_STREAM = re.compile(r"/dev/stdin|/(dev|proc/self)/fd/[0-9]+")
 
 
 class UnfitFile(OSError):
-    """A name that stands for no regular file, or for one of more bytes than are read of its kind.
+    """A path that is not a regular file, or is too large for its kind.
 
-    `strerror` says so in plain words; `errno` is EINVAL, EFBIG, or ELOOP where a link is in the way
-    of what is to be written.
+    `strerror` says so in plain words; `errno` is EINVAL, EFBIG, or ELOOP for a link in the place of
+    a file to write.
     """
 
     strerror: str
@@ -65,9 +63,7 @@ class UnfitFile(OSError):
 
 
 def json_of(text: str | bytes | bytearray, **how: Any) -> Any:
-    """The value of a JSON text; `how`: as `json.loads` takes it. Raises ValueError, and so for what
-    is nested so deeply that nobody could compare, copy or write it.
-    """
+    """Parse JSON; `how` goes to `json.loads`. Raises ValueError, also for very deep nesting."""
     try:
         value = json.loads(text, **how)
     except RecursionError:
@@ -80,12 +76,12 @@ def json_of(text: str | bytes | bytearray, **how: Any) -> Any:
 
 
 def refuse_constant(name: str) -> Any:
-    """For `parse_constant`: NaN and Infinity are read by Python alone. Raises ValueError."""
+    """Raise ValueError for NaN and Infinity, which only Python reads; for `parse_constant`."""
     raise ValueError(f"{name} is not a JSON number")
 
 
 def is_deeper(value: Any, levels: int) -> bool:
-    """True if lists and objects stand in one another on more than so many levels."""
+    """Return True if lists and objects are nested more than `levels` deep."""
     parts = (
         value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     )
@@ -93,23 +89,22 @@ def is_deeper(value: Any, levels: int) -> bool:
 
 
 def opened(path: Path, most: int | None = None, *, or_stream: bool = False) -> io.BufferedReader:
-    """A regular file, behind links too, open for reading; `most`: the bytes it may have.
+    """Open a regular file of at most `most` bytes for reading; links are followed.
 
-    Of an address: a copy of what is there. Never waits for another process, and touches no device.
-    `or_stream`: a pipe or a terminal as well, where `path` names one that this process was given:
-    `/dev/stdin`, `/dev/fd/N`. Raises OSError as `open` does, UnfitFile for what is no regular file
-    or too large.
+    Of an address, a copy is opened. Never waits for another process or touches a device.
+    `or_stream` allows a pipe or terminal that this process was given: `/dev/stdin`, `/dev/fd/N`.
+    Raises OSError as `open` does, UnfitFile if the path is not a regular file or is too large.
     """
     if address := address_of(path):
         if (copy := remote.copy_of(address, most)) is not None:
             return copy
-        raise UnfitFile(errno.EFBIG, f"it has more than {most:,} bytes", address)
+        raise UnfitFile(errno.EFBIG, f"the file is too large (limit {most:,} bytes)", address)
     is_stream = or_stream and _OWN_STREAM.fullmatch(str(path)) is not None
 
     def opener(_name: str, flags: int) -> int:
         if not is_stream:
             return descriptor_of(path, flags, most)
-        # Whoever wrote into the pipe may be gone already: then it is at its end.
+        # The writer of the pipe may be gone already: then it is at its end.
         descriptor = os.open(path, flags | os.O_NONBLOCK)
         os.set_blocking(descriptor, True)
         return descriptor
@@ -119,7 +114,7 @@ def opened(path: Path, most: int | None = None, *, or_stream: bool = False) -> i
 
 
 def bytes_of(path: Path, most: int, *, or_stream: bool = False) -> bytes:
-    """All of a regular file that has no more than `most` bytes, however it grows meanwhile.
+    """Read a regular file of at most `most` bytes, even if it grows meanwhile.
 
     `or_stream`, and what it raises: as `opened`.
     """
@@ -128,15 +123,15 @@ def bytes_of(path: Path, most: int, *, or_stream: bool = False) -> bytes:
 
 
 def text_of(path: Path, most: int, *, encoding: str = "utf-8", or_stream: bool = False) -> str:
-    """The same as text, its lines ending in a line feed alone. Raises UnicodeDecodeError too."""
+    """Read a file as text with line feeds only. Raises UnicodeDecodeError, too."""
     data = bytes_of(path, most, or_stream=or_stream)
     return io.TextIOWrapper(io.BytesIO(data), encoding=encoding).read()
 
 
 def bounded(stream: BinaryIO, most: int, name: str, *, expected: int = 0) -> bytes:
-    """The rest of a buffered stream, in one piece where it is as long as `expected`.
+    """Read the rest of a buffered stream, in one piece if it has `expected` bytes.
 
-    Raises UnfitFile where that is more than `most` bytes.
+    Raises UnfitFile above `most` bytes.
     """
     pieces, left = [], most + 1
     at_once = max(expected + 1, _PIECE_BYTES)
@@ -147,20 +142,18 @@ def bounded(stream: BinaryIO, most: int, name: str, *, expected: int = 0) -> byt
         # At a terminal, to ask again is to wait again.
         if len(pieces[-1]) < asked:
             return b"".join(pieces)
-    raise UnfitFile(errno.EFBIG, f"it has more than {most:,} bytes", name)
+    raise UnfitFile(errno.EFBIG, f"the file is too large (limit {most:,} bytes)", name)
 
 
 def descriptor_of(path: Path, flags: int, most: int | None = None) -> int:
-    """A descriptor of a regular file, opened with `flags`; to write, of no link. Raises as `opened`
-    does.
-    """
+    """Open a regular file with `flags`; for writing, not through a link. Raises as `opened`."""
     # It is looked at first, since opening alone rewinds a tape; what counts is what was opened.
     if os.path.exists(path) or not flags & os.O_CREAT:
         refuse_unfit(path, os.stat(path), most)
     if flags & (os.O_WRONLY | os.O_RDWR):
         flags |= os.O_NOFOLLOW
         if path.is_symlink():
-            what = "this is a link, so writing to it would change another file"
+            what = "the path is a link; writing to it would change another file"
             raise UnfitFile(errno.ELOOP, what, str(path))
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
     try:
@@ -172,33 +165,31 @@ def descriptor_of(path: Path, flags: int, most: int | None = None) -> int:
 
 
 def refuse_unfit(path: Path, status: os.stat_result, most: int | None = None) -> None:
-    """Passes the status of a regular file of at most `most` bytes. Raises as `opened` does."""
+    """Raise as `opened` unless the status is that of a regular file of at most `most` bytes."""
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "another kind of file")
         raise UnfitFile(errno.EINVAL, f"this is {kind}, not a regular file", str(path))
     if most is not None and status.st_size > most:
-        what = f"the file has {status.st_size:,} bytes; the limit is {most:,}"
+        what = f"the file is too large ({status.st_size:,} bytes, limit {most:,})"
         raise UnfitFile(errno.EFBIG, what, str(path))
 
 
 def refuse_links(place: Path, folder: Path) -> None:
-    """Pass a place in `folder` in which to write or remove; links that lead to the folder itself
-    are its user's. Raises UnfitFile where one in it leads out.
-    """
+    """Raise UnfitFile if a link leads from `folder` to a `place` outside it."""
     root = os.path.realpath(folder)
     if os.path.commonpath((root, os.path.realpath(place))) != root:
         raise UnfitFile(errno.ELOOP, "a link leads out of the folder", str(place))
 
 
 def nearest_existing(path: Path) -> Path:
-    """The path, or the nearest above it that is there: what it would be made in."""
+    """Return the path, or its nearest existing parent."""
     return next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
 
 
 def replace_file(path: Path, data: bytes | Iterable[bytes], **how: bool) -> None:
-    """Writes `data` to `path`, all of it or nothing; `how`: as `replacing` takes it."""
+    """Write `data` to `path`, all of it or nothing; `how` goes to `replacing`."""
     with replacing(path, **how) as temporary, open(temporary, "xb", buffering=0) as file:
         for piece in (data,) if isinstance(data, bytes) else data:
             write_all(file.fileno(), piece)
@@ -206,11 +197,11 @@ def replace_file(path: Path, data: bytes | Iterable[bytes], **how: bool) -> None
 
 @contextlib.contextmanager
 def replacing(path: Path, *, is_lasting: bool = True, syncs_folder: bool = True) -> Iterator[Path]:
-    """The name under which to write a file or a folder; after the block it stands at `path`, whole.
+    """Give a temporary name to write a file or folder to; afterwards it replaces `path`, whole.
 
-    A block that raises leaves nothing, and what stood at `path` stays. `is_lasting` off: a power
-    cut may leave nothing of it, and nobody waits for the disk. `syncs_folder` off: the name is made
-    to last by who calls, for many files at a time.
+    If the block raises, `path` keeps its old content. `is_lasting=False`: does not wait for the
+    disk, so a power cut may lose the file. `syncs_folder=False`: the caller syncs the folder, once
+    for many files.
     """
     # Of the thread: others of this process may write the same name at the same time.
     temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")
@@ -231,7 +222,7 @@ def replacing(path: Path, *, is_lasting: bool = True, syncs_folder: bool = True)
 
 
 def remove(path: Path) -> None:
-    """Removes a file, or a folder with all in it, where there is one."""
+    """Remove a file, or a folder with its contents, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -239,16 +230,14 @@ def remove(path: Path) -> None:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Writes all of `data`, however little the disk takes at a time."""
+    """Write all of `data`, in as many calls as the disk needs."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def sync(path: Path) -> None:
-    """Make a file's data, or the names in a folder, survive a power cut; some disks cannot sync a
-    folder, and need not.
-    """
+    """Make a file's data, or the names in a folder, survive a power cut, if the disk can."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -260,12 +249,12 @@ def sync(path: Path) -> None:
 
 
 def is_of_the_disk(number: int | None) -> bool:
-    """True if an errno tells of the disk; a library that writes has other errors too."""
+    """Return True if an errno is the disk's; libraries have others."""
     return number in (*_FULL, *_FORBIDDEN, *_REFUSED)
 
 
 def storage_error(error: OSError, folder: Path) -> StorageError | OutputFolderError:
-    """Explain an error of the disk for `folder`, in plain words."""
+    """Return the error for an OSError in `folder`, in plain words."""
     if address_of(folder):
         hint = "check the address, the credentials and the network, then run the command again"
         what = f"the store reported an error: {error.strerror or error}"

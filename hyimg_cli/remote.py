@@ -1,8 +1,6 @@
-"""Addresses (`s3://bucket/file`): what lies in an object store, by fsspec, which is asked for only
-where an address is named.
+"""Read files of an object store (`s3://bucket/file`) with fsspec, imported on first use.
 
-The only place that knows what a store's library raises: all of it leaves as OSError, so that a
-file of a store fails as one of a disk does.
+All errors of a store's library leave this module as OSError, like those of a disk.
 """
 
 import contextlib
@@ -42,7 +40,7 @@ _S3_PATIENCE = {
     "read_timeout": 60,
     "retries": {"max_attempts": 8, "mode": "standard"},
 }
-# Seconds in which a store is to answer its first question, and after which that is told.
+# Seconds for a store's first answer, and after which a warning says that it has not answered.
 _FIRST_ANSWER_S, _TOLD_S = 10, 2
 
 
@@ -63,22 +61,22 @@ def keep_copies_in(store: Keeps) -> None:
 
 
 def locate(address: str) -> tuple[Any, str]:
-    """The file system of an address, and its path there.
+    """Return the file system of an address, and the path in it.
 
-    Raises MachineError where a library is missing, UsageError for an address that nobody serves.
+    Raises MachineError if a library is missing, UsageError if the address is not usable.
     """
     try:
         parts = urlsplit(address)
     except ValueError as error:
-        what = f"this is not an address: {error}"
+        what = f"the address is malformed: {error}"
         raise UsageError(what, where=address, code="usage.address") from None
     if parts.password is not None:
         where = f"{parts.scheme}://…@{parts.hostname or ''}{parts.path}"
         what, hint = (
             "an address must not contain a password",
-            "take credentials from the environment",
+            "set credentials in the environment",
         )
-        raise UsageError(what, where=where, hint=f"{hint} or from a profile", code="usage.password")
+        raise UsageError(what, where=where, hint=f"{hint} or in a profile", code="usage.password")
     system = _system(parts.scheme)
     return system, system._strip_protocol(address)
 
@@ -96,7 +94,7 @@ def _system(scheme: str) -> Any:
     except ImportError as error:
         raise MachineError(
             f"{scheme}:// needs a library that is not installed: {error.name or error}",
-            hint=f"pip install {_PACKAGES.get(scheme, 'the library that is named')} brings it",
+            hint=f"install it: pip install {_PACKAGES.get(scheme, 'LIBRARY')}",
             code="machine.no-package",
         ) from None
     except (ValueError, TypeError, AttributeError, OSError):
@@ -110,7 +108,7 @@ def _system(scheme: str) -> Any:
 
 @cache
 def _answers(store: str) -> bool:
-    """True if a store answers within some seconds, whatever it says."""
+    """Return True if a store answers in time, whatever the answer."""
     system, path = locate(store)
     has_answered = threading.Event()
 
@@ -122,12 +120,12 @@ def _answers(store: str) -> bool:
     threading.Thread(target=ask, daemon=True).start()
     if has_answered.wait(_TOLD_S):
         return True
-    logger.warning("%s has not answered yet: it is asked for %g s", store, _FIRST_ANSWER_S)
+    logger.warning("%s has not answered yet; waiting up to %g s", store, _FIRST_ANSWER_S)
     return has_answered.wait(_FIRST_ANSWER_S - _TOLD_S)
 
 
 def copy_of(address: str, most: int | None = None) -> io.BufferedReader | None:
-    """A copy of a store's file, open for reading; None where it has more than `most` bytes.
+    """Return a copy of a store's file, open for reading; None above `most` bytes.
 
     Raises OSError.
     """
@@ -135,7 +133,7 @@ def copy_of(address: str, most: int | None = None) -> io.BufferedReader | None:
     with as_os_errors(address):
         facts = system.info(path)
         if facts.get("type") == "directory":
-            raise IsADirectoryError(errno.EISDIR, "this is a folder", address)
+            raise IsADirectoryError(errno.EISDIR, "the address is a folder", address)
         if most is not None and (facts.get("size") or 0) > most:
             return None
         # A file's content under a tag does not change: the copy that was kept under it will do.
@@ -156,13 +154,14 @@ def copy_of(address: str, most: int | None = None) -> io.BufferedReader | None:
 
 @contextlib.contextmanager
 def as_os_errors(address: str) -> Iterator[None]:
-    """What a store's library raises, as OSError with a number that tells of the disk; so is a store
-    that does not answer its first question, before another one is asked.
+    """Raise the errors of a store's library as OSError with an errno of the disk.
+
+    Also for a store that does not answer its first question in time.
     """
     try:
         scheme = scheme_of(address)
         if scheme in _PACKAGES and not _answers(f"{scheme}://{urlsplit(address).netloc}"):
-            raise OSError(errno.EIO, f"the store did not answer for {_FIRST_ANSWER_S} s")
+            raise OSError(errno.EIO, f"the store did not answer within {_FIRST_ANSWER_S} s")
         yield
     except tuple(_NUMBERS) as error:
         if error.errno is not None:
@@ -170,7 +169,7 @@ def as_os_errors(address: str) -> Iterator[None]:
         number = _NUMBERS[type(error)]
         raise OSError(number, os.strerror(number), address) from error
     except Exception as error:
-        # NOTE: botocore's errors are no OSError; another store's library has others still.
+        # NOTE: botocore's errors are not OSErrors, nor are those of some other libraries.
         is_ours = type(error).__module__.partition(".")[0] in ("hyimg_cli", "builtins")
         if is_ours and not isinstance(error, OSError):
             raise
@@ -178,7 +177,7 @@ def as_os_errors(address: str) -> Iterator[None]:
         words = getattr(error, "strerror", None) or str(error) or type(error).__name__
         if type(error).__name__ == "NoCredentialsError":
             words = (
-                "no credentials are set here: run aws configure, or set AWS_PROFILE, or "
+                "credentials are not set: run aws configure, or set AWS_PROFILE, or "
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
         raise OSError(number, " ".join(words.split()), address) from error

@@ -1,31 +1,42 @@
-"""The page of errors has a row for each code of the package, and none for another."""
+"""The pages of errors have a row for each code of the package, and the index names its page."""
 
 import re
 from pathlib import Path
 
 from error_codes import error_codes
 
-PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = {path.name: path.read_text() for path in DOCS.glob("errors-*.md")}
 
 
-def rows() -> list[tuple[list[str], str, str]]:
-    """The codes, cause and remedy of each row of the page's tables."""
-    cells = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+def rows(page: str) -> list[tuple[list[str], str, str]]:
+    """The codes, cause and remedy of each row of a page's tables."""
+    cells = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
     return [(re.findall(r"`([^`]+)`", codes), cause, remedy) for codes, cause, remedy in cells]
 
 
-def test_the_page_has_a_row_for_each_code_and_no_other() -> None:
+ROWS = [(name, *row) for name, page in PAGES.items() for row in rows(page)]
+
+
+def test_the_pages_have_a_row_for_each_code_and_no_other() -> None:
     certain, by_value = error_codes()
-    on_page = [code for codes, _, _ in rows() for code in codes]
-    assert len(on_page) == len(set(on_page))
-    assert not sorted(certain - set(on_page))
-    assert not [codes for codes in by_value if codes.isdisjoint(on_page)]
+    listed = [code for _, codes, _, _ in ROWS for code in codes]
+    assert len(listed) == len(set(listed))
+    assert not sorted(certain - set(listed))
+    assert not [codes for codes in by_value if codes.isdisjoint(listed)]
     beforehand = {code.replace("job.", "manifest.") for code in certain if code.startswith("job.")}
-    assert not sorted(set(on_page) - certain - beforehand - set().union(*by_value))
+    assert not sorted(set(listed) - certain - beforehand - set().union(*by_value))
+
+
+def test_the_index_names_the_page_of_each_code() -> None:
+    index = (DOCS / "errors.md").read_text()
+    cells = re.findall(r"^\| (`.+`) \| \[.*\]\(([\w-]+\.md)(?:#[\w-]+)?\) \|$", index, re.M)
+    indexed = {(root, page) for roots, page in cells for root in re.findall(r"`([^`]+)`", roots)}
+    assert indexed == {(code.split(".")[0], page) for page, codes, _, _ in ROWS for code in codes}
 
 
 def test_each_row_says_a_cause_and_what_to_do() -> None:
-    for codes, cause, remedy in rows():
+    for _, codes, cause, remedy in ROWS:
         assert codes
         assert len(cause.split()) > 2
         assert len(remedy.rstrip(" |")) > 2

@@ -107,9 +107,7 @@ class DiskStore:
         return made, False
 
     def has(self, kind: str, key: str) -> bool:
-        """Return True if an entry exists in full length; damage inside it shows only when it is
-        read.
-        """
+        """Return True if an entry has its full length; its checksum is tested on reading."""
         path = self._path(kind, key)
         if path is None:
             return False
@@ -120,8 +118,7 @@ class DiskStore:
             return False
 
     def write(self, kind: str, key: str, data: bytes) -> None:
-        """Keep `data`, then evict entries beyond the budget. Data larger than the budget is not
-        kept.
+        """Keep `data` if it fits the budget, and evict entries beyond the budget.
 
         After the first disk error nothing more is written; existing entries are still read.
         """
@@ -153,7 +150,7 @@ class DiskStore:
         return notes
 
     def entries(self) -> list[Entry]:
-        """Every entry, least recently used first. Raises StorageError."""
+        """Return every entry, least recently used first. Raises StorageError."""
         with _refusals():
             return self._entries()
 
@@ -187,7 +184,7 @@ class DiskStore:
         if promised is None or promised[0] != _checksum(kind, key, data):
             self.discard(kind, key)
             return None
-        # Another process may have evicted it meanwhile, or another user may own it.
+        # Another process may have evicted it, or another user may own it.
         with contextlib.suppress(OSError):
             refuse_links(path.parent, path.parent.parent)
             _touch(path)
@@ -226,7 +223,7 @@ class DiskStore:
                 (self._folder / kind / name).unlink(missing_ok=True)
 
     def _files(self) -> Iterator[tuple[str, str, os.stat_result]]:
-        """Kind, name and status of the regular files that stand where entries do."""
+        """Yield kind, name and status of the regular files in the folders of entries."""
         for kind in _list_folder(self._folder) if self._folder else []:
             if _KIND.fullmatch(kind.name) and kind.is_dir(follow_symlinks=False):
                 for file in _list_folder(Path(kind.path)):
@@ -237,23 +234,21 @@ class DiskStore:
     def _stop_taking(self, error: OSError) -> None:
         if self.takes_more:
             reason = error.strerror or type(error).__name__
-            self._notes.append(f"nothing more is added to the disk cache in this run: {reason}")
+            self._notes.append(f"the disk cache is read-only for the rest of this run: {reason}")
         self.takes_more = False
 
 
 def refuse_cache_file(folder: Path | None) -> None:
-    """Raise StorageError if the cache folder is a file, or below one. A missing folder is made
-    later.
-    """
+    """Raise StorageError if the cache folder, or a folder above it, is a file."""
     above = nearest_existing(folder) if folder else None
     if above is not None and not above.is_dir():
-        hint = "choose another folder with --cache-dir, or turn it off with --no-disk-cache"
-        what = "the disk cache's folder is a file"
+        hint = "choose another folder with --cache-dir, or turn the cache off with --no-disk-cache"
+        what = "the folder of the disk cache is a file"
         raise StorageError(what, where=above, hint=hint, code="storage.cache")
 
 
 def _read_header(file: io.BufferedReader) -> tuple[bytes, int] | None:
-    """The checksum and the length that an entry begins with; None where it is not so long."""
+    """Read the checksum and the length at the start of an entry; None if it is too short."""
     header = file.readline(_HEADER_BYTES)
     parts = _HEADER.fullmatch(header)
     if parts is None or os.fstat(file.fileno()).st_size != len(header) + int(parts[2]):

@@ -10,13 +10,13 @@ Value = TypeVar("Value")
 
 
 class Memo(Generic[Key, Value]):
-    """Values by key; the least recently used are evicted first. `hits` and `misses` count look-ups.
+    """Values by key, least recently used evicted first; `hits` and `misses` count look-ups.
 
     Threads may share a memo; two that miss at once each make a value, and one is kept.
     """
 
     def __init__(self, budget_bytes: int, size_of: Callable[[Value], int]) -> None:
-        """A value larger than the whole budget is returned and not kept."""
+        """Values larger than the whole budget are returned and not kept."""
         self._budget, self._size_of = budget_bytes, size_of
         self._values: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
         self._turn = threading.Lock()

@@ -27,8 +27,9 @@ class Track:
 
 
 class Drawing:
-    """One picture on its track: the latents after the steps that are `done`, and its step cache,
-    which starts over if the number of branches changes.
+    """The latents of one picture after its `done` steps, and its step cache.
+
+    The cache starts over if the number of branches changes.
     """
 
     def __init__(self, track: Track, rule: StepCache | None) -> None:
@@ -62,8 +63,7 @@ class Drawing:
 def denoise_step(drawings: Sequence[Drawing], velocities: Velocities) -> None:
     """Advance every drawing by its own next step.
 
-    `velocities` is called for the drawings whose step is full by their cache, and not at all if
-    there are none.
+    `velocities` is called only for the drawings whose cache asks for a full step.
     """
     full = [drawing for drawing in drawings if drawing.cache.steps[drawing.step.index]]
     found = dict(zip(full, velocities(full), strict=True)) if full else {}

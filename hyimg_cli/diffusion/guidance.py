@@ -20,15 +20,15 @@ class CFG:
 
 
 def guided(velocity_GCYX: Tensor, scales: Sequence[float]) -> Tensor:
-    """Velocity to follow, [C, Y, X]: branch 0, pushed away from each other branch by its scale.
+    """Return the velocity to follow, [C, Y, X]: branch 0 pushed away from the others.
 
     With one other branch this is v_c + (g - 1) (v_c - v_u), the usual v_u + g (v_c - v_u). One
-    dimensionless scale a branch after the first; sums in float32. Raises ValueError where the
-    counts differ. Source: classifier-free guidance, Ho & Salimans 2022.
+    dimensionless scale per branch after the first; sums in float32. Raises ValueError if the counts
+    differ. Source: classifier-free guidance, Ho & Salimans 2022.
     """
     if velocity_GCYX.shape[0] != 1 + len(scales):
         raise ValueError(
-            f"{velocity_GCYX.shape[0]} branches need one scale less, got {len(scales)}"
+            f"{velocity_GCYX.shape[0]} branches need one scale fewer, got {len(scales)}"
         )
     conditional, *others = velocity_GCYX.float().unbind()
     result = conditional

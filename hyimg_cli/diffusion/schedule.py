@@ -16,9 +16,9 @@ TIMESTEPS_PER_SIGMA = 1000.0
 
 @dataclass(frozen=True)
 class Step:
-    """One denoise step, all of it known on the host before the loop.
+    """One denoise step, known on the host before the loop.
 
-    `index` counts from 0; sigmas lie in 0..1, timesteps in 0..1000. Values are float32's.
+    `index` counts from 0; sigmas are 0 to 1, timesteps 0 to 1000, both as float32 values.
     """
 
     index: int

@@ -1,7 +1,7 @@
-"""Velocities of one drawing under a lossy step cache: kept at full steps, estimated at others.
+"""Velocities of one drawing under a lossy step cache: kept at full steps, else estimated.
 
-Nothing is read on the host: the index of a step decides whether it is full. The state belongs to
-one attempt at one job; models and batches hold none of it.
+The index of a step decides whether it is full, so nothing is read on the host. The state belongs to
+one attempt at one job.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,9 @@ _KEPT, _COUNTS = "velocities.", "velocities.counts"
 
 
 class VelocityCache:
-    """The latest velocities of one drawing with their backward differences, and its counts of
-    steps. Without a rule every step is full, and nothing is kept.
+    """The latest velocities of a drawing, backward differences, and step counts.
+
+    Without a rule every step is full, and nothing is kept.
     """
 
     def __init__(self, rule: StepCache | None, networks: Sequence[object]) -> None:
@@ -77,9 +78,7 @@ class VelocityCache:
         return {_COUNTS: counts} | {f"{_KEPT}{n}": one for n, one in enumerate(self._differences)}
 
     def restore(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """Restore what `state` returned, from a checkpoint that may hold more. Raises KeyError if
-        it is missing.
-        """
+        """Restore what `state` returned. Raises KeyError if it is missing."""
         if self.rule is None:
             return
         self.full, self.estimated, self._at = state[_COUNTS].tolist()

@@ -1,6 +1,4 @@
-"""Colour drift of a redraw outside the edit: gain, bias, contrast and saturation of the whole
-picture, and a field of low frequency.
-"""
+"""Colour drift of a redraw outside the edit: gain, bias, contrast, saturation, smooth field."""
 
 from dataclasses import dataclass
 
@@ -41,7 +39,7 @@ class Drift:
     def undone(self, levels: Plane, reference: Plane | None = None) -> Plane:
         """Return levels [3, Y, X] of the whole picture without the drift.
 
-        A clipped channel may stand for any value beyond the limit; there the result takes the
+        A clipped channel may have had any value beyond the limit; there the result takes the
         distance from `reference`.
         """
         return self.undone_in(levels, None, reference)
@@ -52,9 +50,7 @@ class Drift:
         box: tuple[float, float, float, float] | None,
         reference: Plane | None = None,
     ) -> Plane:
-        """Return a part without the drift; `box`: its left, top, right and bottom as fractions of
-        the whole.
-        """
+        """Return a part without the drift; `box`: its sides as fractions of the whole."""
         y, x = self.field.shape[1:]
         part = None if box is None else (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
         field = resized(self.field, (levels.shape[1], levels.shape[2]), part)
@@ -76,7 +72,7 @@ def unmoved(drift: Drift) -> Drift:
 def drift_of(reference: Plane, drawn: Plane, mask: Mask | None, scale: float) -> Drift:
     """Fit the drift between levels [3, Y, X] robustly to blurred pixels outside the mask.
 
-    Without a mask there is no field yet, because it would follow the edit.
+    Without a mask no field is fitted, because it would follow the edit.
     """
     small = [reduced(blurred(levels, 3 * scale), _STEP) for levels in (reference, drawn)]
     free = np.ones(small[0].shape[1:], np.float32)
@@ -105,9 +101,7 @@ def _terms(levels: Plane) -> Plane:
 
 
 def _fit(reference: np.ndarray, drawn: np.ndarray, terms: np.ndarray) -> tuple[np.ndarray, float]:
-    """What of the terms [6, N] makes a channel that of the reference, and a bias, by Tukey's
-    weights; drawn towards nothing.
-    """
+    """Fit terms [6, N] and a bias to a channel of the reference, by Tukey's weights, shrunk."""
     change, still = reference - drawn, _terms(_ALL_COLOURS)
     mixing, bias = np.zeros(len(terms)), float(np.median(change))
     for _ in range(_TURNS):
@@ -124,7 +118,7 @@ def _fit(reference: np.ndarray, drawn: np.ndarray, terms: np.ndarray) -> tuple[n
 
 
 def _near(left: Plane) -> Plane:
-    """Trust in what is left by drift: little where an edit was overseen."""
+    """Return weights for the remaining difference: low where an edit may have been missed."""
     size = np.abs(left).max(0)
     level = max(1.0, 1.4826 * float(np.median(size)))
     return np.asarray(np.square(np.clip(1 - np.square(size / (4 * level)), 0, None)), np.float32)

@@ -1,4 +1,4 @@
-"""Blend the edit into its source at the source's own size; outside the matte, bytes are copied."""
+"""Blend an edit into its source at the source's size; copy everything outside the matte."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -59,9 +59,7 @@ class Layers:
 
 
 def layers(reference: Plane, drawn: Plane, mask: Mask, edited: Mask, light: Plane) -> Layers:
-    """Make the layers from levels [3, Y, X] without motion and drift. `mask`: the part of `edited`
-    that is put back.
-    """
+    """Make the layers from levels [3, Y, X] without motion and drift; `mask`: part of `edited`."""
     gap = max(1.0, _GAP * scale_of(mask.shape))
     detail, around = _detail(reference, drawn), numbers(~closed(edited, gap))
     matte = np.maximum(_matte(reference, drawn, mask, edited), resized(light[3], mask.shape))
@@ -112,7 +110,7 @@ def composite(
             redraw += trust * (own + gain * (own + NEVER_DARK) - redraw)
         alpha = levels.astype(np.float32) / 255
         blended = np.clip(np.round(own + alpha * (redraw - own)), 0, 255).astype(np.uint8)
-        # Selected, not computed: what lies outside is copied.
+        # Selected, not computed: everything outside is copied.
         is_edit = (levels > 0)[..., None]
         kept = slice(own_rows[0] - rows[0], own_rows[1] - rows[0])
         place = slice(*own_rows), slice(*columns)
@@ -122,8 +120,9 @@ def composite(
 
 
 def _matte(reference: Plane, drawn: Plane, mask: Mask, edited: Mask) -> Plane:
-    """1 at the mask, and smoothly 0: at once where the redraw is what the source was, else it would
-    show its noise there; later where it differs, else a soft end would be cut.
+    """Return 1 at the mask, falling smoothly to 0.
+
+    At once where the redraw equals the source, to leave out its noise; later where it differs.
     """
     scale, away = scale_of(mask.shape), distance_to(mask)
     own, other = (blurred(opponent(levels), _SIGMA * scale) for levels in (reference, drawn))
@@ -144,7 +143,7 @@ def _fallen(away: Plane, ends: tuple[float, float], scale: float) -> Plane:
 
 
 def _detail(reference: Plane, drawn: Plane) -> Plane:
-    """Weight of the source's fine structure: whole where the redraw kept its own."""
+    """Return the weight of the source's fine structure: 1 where the redraw kept it."""
     window = max(1.0, _WINDOW * scale_of(reference.shape[1:]) / 2)
     fine = [plane - blurred(plane, 2 * window) for plane in (luma(reference), luma(drawn))]
     power = [blurred(np.square(one), window) for one in fine]

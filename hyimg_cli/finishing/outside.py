@@ -32,7 +32,7 @@ _RIM = 3.0
 _MOVED_AGAIN = 0.1
 # Correlation of what is left of a picture that did not move.
 _STILL_ALIKE = 0.9
-# Behind a larger edit there is no drift to be seen.
+# A larger edit leaves too little to see a drift.
 _MOST_AREA = 0.7
 # Where what the user gave is a limit, so much around it may still be blended: nothing.
 _LIMIT, _INSTEAD = "limit", "instead"
@@ -68,11 +68,11 @@ class Edit:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Return why the verdict may be wrong, so that somebody looks at the redraw."""
+        """Return why the verdict may be wrong and the redraw should be checked."""
         found, is_global = [], self.kind == "global"
         if not is_global and not self.measures.is_sure:
             found.append(
-                "outside the edit the redraw is unlike the source, as after a change of style: "
+                "the redraw differs from the source outside the edit, as after a change of style: "
                 "check the redraw"
             )
         # A zoom that nothing tells of looks like another structure, and like nothing else.
@@ -107,9 +107,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished edit: `pixels` [H, W, 3] at the source's size; `matte` [H, W], 0 where the source
-    was copied.
-    """
+    """A finished edit: `pixels` [H, W, 3] and `matte` [H, W], 0 where the source was copied."""
 
     pixels: Pixels
     matte: Bytes
@@ -146,7 +144,7 @@ def edit_of(
     if is_limited and reasons:
         # Drift of a picture that is another one altogether is none.
         drift, moved, light = unmoved(drift), motion.applied(m), np.zeros_like(light)
-        # With `instead` the user knows where, and nothing is to be told.
+        # With `instead` the user decides, so no reasons are given.
         reasons = reasons if mode == _LIMIT else ()
     kind: Kind = "local" if mask.any() else "none"
     difference = _distance(r, m, mask)
@@ -193,8 +191,9 @@ def put_back(
 
 
 def _motion_of(r: Plane, m: Plane) -> tuple[Motion, Motion | None, Mask]:
-    """The motion that is undone, the one that was found where it is too far for that, and roughly
-    what was edited. The edit itself may be what moved: so once more without it.
+    """Return the motion to undo, the found one if it is too large, and a rough mask.
+
+    Repeated without the mask, because the edit itself may be what moved.
     """
     shape = m.shape[1], m.shape[2]
     small, both = reduced(r, step_of(shape)), (_lightness(r), _lightness(m))
@@ -220,8 +219,9 @@ def _motion_of(r: Plane, m: Plane) -> tuple[Motion, Motion | None, Mask]:
 
 
 def _rough(small_r: Plane, m: Plane, motion: Motion, seen: list[BlurredView]) -> Mask:
-    """The edited region, found at half the size: drift and region in turns, each without what the
-    other one explains. What was shown is of that size, as are its views, `seen`.
+    """Return the edited region at half size, alternating between drift and region.
+
+    `seen`: views of the reference at that size.
     """
     shape = m.shape[1], m.shape[2]
     step, scale = step_of(shape), scale_of(shape)
@@ -236,7 +236,7 @@ def _rough(small_r: Plane, m: Plane, motion: Motion, seen: list[BlurredView]) ->
 
 
 def _moved_back(m: Plane, motion: Motion) -> tuple[Plane, Mask]:
-    """The redraw over what was shown, and where that has pixels of its own."""
+    """Return the redraw moved onto the reference, and a mask of its own pixels."""
     shape = m.shape[1], m.shape[2]
     rim = _RIM * scale_of(shape) if motion != Motion() else 0.0
     return motion.applied(m), motion.inside(shape, rim)
@@ -263,7 +263,7 @@ def _measures(
 
 
 def _lightness(levels: Plane) -> Plane:
-    """In levels, so that all three channels count."""
+    """Return the lightness in levels, from all three channels."""
     return np.asarray(opponent(levels)[0] / 0.392, np.float32)
 
 
@@ -273,7 +273,7 @@ def _wider(mask: Mask) -> Mask:
 
 
 def _apart(a: Motion, b: Motion, shape: tuple[int, ...]) -> float:
-    """How far two motions are from each other, in pixels, where it is furthest."""
+    """Return the largest distance between two motions, in pixels."""
     return max(
         abs((a.zoom[axis] - b.zoom[axis]) * at + a.shift[axis] - b.shift[axis])
         for axis in (0, 1)
@@ -291,7 +291,7 @@ def _distance(r: Plane, m: Plane, mask: Mask) -> tuple[float, float]:
 
 
 def _fitted(given: Bytes, placement: Placement) -> Mask:
-    """A region in the source's size as one in the drawn size."""
+    """Resize a region from the source's size to the drawn size."""
     y, x = (
         np.clip(
             ((np.arange(axis.drawn) + 0.5 + axis.offset) / axis.scale).astype(int),

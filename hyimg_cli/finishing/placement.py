@@ -54,8 +54,7 @@ class Placement:
 
     @classmethod
     def covered(cls, source: tuple[int, int], drawn: tuple[int, int]) -> "Placement":
-        """Return the placement of a source that was resized to cover the drawn size and cut around
-        its centre.
+        """Return the placement of a source resized to cover the drawn size and cut at its centre.
 
         Rounds as `media.images.fit_cover` does.
         """

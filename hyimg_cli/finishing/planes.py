@@ -1,8 +1,7 @@
-"""Pictures as planes, float32 arrays with colours [3, Y, X], and how to blur and resize them.
+"""Pictures as planes, float32 arrays with colours [3, Y, X]; blur and resize them.
 
 Differences are taken in opponent planes, linear in the levels and scaled so that a distance is
-about one of CIE 1976 in the middle tones. On dark pictures CIE 1976 itself hardly shows a
-difference.
+about one of CIE 1976 in the middle tones. On dark pictures CIE 1976 hardly shows a difference.
 """
 
 from functools import reduce
@@ -21,21 +20,19 @@ Mask = np.ndarray
 _AREA = 1024**2
 # Light is a gain of the levels and these: else black had none, and noise the most.
 NEVER_DARK = 16.0
-# Y'CbCr of BT.709, by rows, scaled as said above.
+# Y'CbCr of BT.709, by rows, scaled as described above.
 _OPPONENT = np.array(
     [[0.0833, 0.2804, 0.0283], [0.4267, -0.3876, -0.0391], [-0.1146, -0.3854, 0.5]], np.float32
 )
 
 
 def scale_of(shape: tuple[int, ...]) -> float:
-    """Return the factor for lengths that are given for a megapixel, for a picture of this height
-    and width.
-    """
+    """Return the factor for lengths given per megapixel, for a picture of this height and width."""
     return min(2.0, max(0.3, sqrt(shape[0] * shape[1] / _AREA)))
 
 
 def step_of(shape: tuple[int, ...]) -> int:
-    """Return the reduction for a picture of this height and width where half the size suffices."""
+    """Return the reduction for a picture of this height and width if half the size is enough."""
     return 2 if min(shape) >= 256 else 1
 
 
@@ -55,8 +52,9 @@ def length(colours: Plane) -> Plane:
 
 
 def range_within(plane: Plane, reach: int, spare: float = 0.0) -> tuple[Plane, Plane]:
-    """Return each channel's minimum and maximum within `reach` pixels, widened by the fraction
-    `spare` of their distance.
+    """Return each channel's minimum and maximum within `reach` pixels, widened by `spare`.
+
+    `spare`: a fraction of their distance.
     """
     low, high = (_most(plane, reach, how) for how in (np.minimum, np.maximum))
     more = spare * (high - low)
@@ -64,8 +62,9 @@ def range_within(plane: Plane, reach: int, spare: float = 0.0) -> tuple[Plane, P
 
 
 def _most(plane: Plane, reach: int, how: np.ufunc) -> Plane:
-    """By `how` of two the most of each square around, [..., Y, X]. For the few pixels of a square's
-    side that is done five times sooner by numpy than by a filter of scipy's.
+    """Return the extreme (`how`) of the square around each pixel, [..., Y, X].
+
+    For such small squares, numpy is five times faster than scipy's filters.
     """
     for axis in (-2, -1):
         margins = [(reach, reach) if at == axis else (0, 0) for at in range(-plane.ndim, 0)]
@@ -163,7 +162,7 @@ def closed(mask: Mask, by: float) -> Mask:
 
 
 def _around(mask: Mask, margin: float) -> tuple[slice, slice]:
-    """Where the mask is, and so much more: what is nearer than that is not farther off."""
+    """Return the rows and columns that a mask covers, widened by a margin."""
     rows, columns = (np.flatnonzero(mask.any(axis=axis)) for axis in (1, 0))
     if not rows.size:
         return slice(0), slice(0)

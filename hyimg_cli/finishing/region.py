@@ -1,8 +1,8 @@
 """Find where a redraw shows something else than its source.
 
 A difference is compared with the noise of this redraw, `noise² = floor² + (shift · gradient)²`; the
-larger part of the picture gives the floor. A value that the reference has within a pixel is no
-difference: this absorbs edges that moved by fractions of a pixel, without estimating a flow.
+larger part of the picture gives the floor. Values that the reference has within a pixel do not
+count, which absorbs edges that moved by fractions of a pixel without estimating a flow.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ _QUANTILE = 0.4
 _NEAR, _FAR = (1, 0.0), (2, 0.25)
 _LEAST_NOISE, _SHIFT = 0.7, 0.15
 _OPENING, _CLOSING = 1.0, 5.0
-# Below this a pixel is all there is of a stroke.
+# Below this a pixel is the whole width of a stroke.
 _COARSE = 0.5
 # An edit goes on for so much where the very same place differs.
 _GROWN = 3.0
@@ -62,9 +62,7 @@ _LIGHT_ALONE, _LIGHT_ALONE_Z = 3.0, 4.0
 
 @dataclass(frozen=True)
 class BlurredView:
-    """The reference at one scale: itself, its slope, and its minimum and maximum within one pixel
-    and within several.
-    """
+    """The reference at one scale: levels, slope, and extremes within 1 and more pixels."""
 
     sigma: float
     near: tuple[Plane, Plane]
@@ -75,11 +73,10 @@ class BlurredView:
 
 @dataclass(frozen=True)
 class Found:
-    """The mask of the edit [Y, X], its connected regions, and the redraw's noise at the second
-    scale.
+    """The mask of the edit [Y, X], its connected regions, and the noise at the second scale.
 
-    `light` [4, y, x] is a small picture of the whole: gains of the three channels by light or
-    shade, and how far they are all that was edited, 0 to 1.
+    `light` [4, y, x], at reduced size: gains of the three channels by light or shade, and how far
+    they explain the whole edit, 0 to 1.
     """
 
     mask: Mask
@@ -102,8 +99,9 @@ def views(reference: Plane) -> list[BlurredView]:
 
 
 def region(drawn: Plane, reference: Plane, seen: list[BlurredView], valid: Mask) -> Found:
-    """Find the edit in drawn levels without drift and motion; `seen`: the reference's views;
-    `valid`: pixels that were drawn.
+    """Find the edit in drawn levels without drift and motion.
+
+    `seen`: the reference's views; `valid`: pixels that were drawn.
     """
     shape = valid.shape
     scale = scale_of(shape)
@@ -132,7 +130,7 @@ def region(drawn: Plane, reference: Plane, seen: list[BlurredView], valid: Mask)
         floors.append(floor)
     kept = _components(weak, strong, sizes[2], scale)
     mask = kept & fine
-    # What was taken away is as large as what it left, which within a pixel is no difference.
+    # A removed object is as large as what it left, which within a pixel is no difference.
     mask |= within(mask, max(1.5, _GROWN * scale)) & direct
     lit, light = _lights(kept, drawn, reference, usual, valid, scale)
     # A light may hold many things of a style, which is to be seen as one.
@@ -143,7 +141,7 @@ def region(drawn: Plane, reference: Plane, seen: list[BlurredView], valid: Mask)
 
 
 def _usual(size: np.ndarray) -> float:
-    """A difference that most of the lower ones do not reach: half of a picture may be edited."""
+    """Return a typical difference by its lower part, because half of a picture may be edited."""
     some = size[:: max(1, size.size // 200_000)]
     return float(np.quantile(some, _QUANTILE)) if some.size else 0.0
 
@@ -170,9 +168,7 @@ def _components(weak: Mask, strong: Mask, coarse: Plane, scale: float) -> Mask:
 def _lights(
     kept: Mask, drawn: Plane, reference: Plane, noise: Plane, valid: Mask, scale: float
 ) -> tuple[Mask, Plane]:
-    """Regions that are light or shade, and those that are so faint that nothing of them is a strong
-    difference; and the light itself, out to its soft ends.
-    """
+    """Return regions of light or shade, faint ones of these, and the light with its soft ends."""
     step = step_of(kept.shape)
     near, whole = max(0.25, scale / step), numbers(reduced(numbers(valid), step) > 0.99)
     own, other = (blurred(reduced(levels, step), 2 * near) for levels in (reference, drawn))
@@ -198,9 +194,7 @@ def _lights(
 
 
 def _soft(core: Mask, over: Mask, size: Plane, left: Plane, power: Plane, near: float) -> Mask:
-    """Of the regions, and of what is light and large besides, those without a sharp border: that no
-    smooth gain explains.
-    """
+    """Return the regions without a sharp border, which no smooth gain explains."""
     labels, count = ndimage.label(over, np.ones((3, 3)))
     area = np.bincount(labels.ravel(), minlength=count + 1)
     top = np.concatenate([[0], ndimage.median(size, labels, np.arange(1, count + 1))])
@@ -218,7 +212,7 @@ def _soft(core: Mask, over: Mask, size: Plane, left: Plane, power: Plane, near: 
 
 
 def _solid(mask: Mask, scale: float) -> Mask:
-    """The mask without what is thin."""
+    """Remove thin parts of a mask."""
     return within(deeper(mask, _THIN * scale), _THIN * scale)
 
 
@@ -233,7 +227,7 @@ def _filled(mask: Mask) -> Mask:
 
 
 def _to_the_border(mask: Mask, valid: Mask) -> Mask:
-    """What was not drawn belongs to the edit where the next pixel that was drawn does."""
+    """Extend the edit over pixels that were not drawn next to edited ones."""
     if valid.all() or not valid.any():
         return mask
     _, (y, x) = ndimage.distance_transform_edt(~valid, return_indices=True)

@@ -59,9 +59,7 @@ class Motion:
         return np.stack([self._moved(plane) for plane in flat]).reshape(array.shape)
 
     def inside(self, shape: tuple[int, int], rim: float) -> Mask:
-        """Return the pixels of the reference that were drawn, at least `rim` pixels from the
-        border.
-        """
+        """Return the reference's pixels that were drawn, `rim` pixels or more from the border."""
         y, x = (
             (at >= rim) & (at <= side - rim)
             for at, side in ((self._at(axis, shape[axis]), shape[axis]) for axis in (0, 1))
@@ -92,7 +90,7 @@ def registered(shown: Plane, drawn: Plane, without: Mask | None = None) -> Motio
     the zoom if all structure is in one place.
     """
     if without is not None:
-        # Else the edit's own halo, in what is left of it behind the high-pass, would be followed.
+        # Otherwise the edit's own halo, which the high-pass leaves, would be followed.
         return _refined(_levels(shown, np.where(without, shown, drawn), without), shown.shape)[0]
     levels = _levels(shown, drawn, None)
     motion, left = _refined(levels, shown.shape)
@@ -101,7 +99,7 @@ def registered(shown: Plane, drawn: Plane, without: Mask | None = None) -> Motio
     # The flat part alone was believed: also try what the edges say, where it explains them.
     other, less = _refined(_levels(shown, drawn, np.zeros(shown.shape, bool)), shown.shape)
     motion = other if less < _EXPLAINED * left else motion
-    # A thing that is all there is was rather moved than drifted so far.
+    # A single object has moved rather than drifted so far.
     is_drift = not motion.is_too_far(shown.shape, _MOST_DRIFT)
     return motion if is_drift or motion.is_too_far(shown.shape) else Motion(is_sure=False)
 
@@ -136,8 +134,9 @@ def _about(centre: np.ndarray, zoom: np.ndarray, shift: np.ndarray) -> Motion:
 
 @dataclass(frozen=True)
 class _PyramidLevel:
-    """Both pictures at a part of their size, high-passed; what is `free` counts. A motion is two
-    zooms and two shifts in pixels of the whole size, vertical first.
+    """Both pictures at a reduced size, high-passed; only `free` pixels count.
+
+    A motion is two zooms and two shifts in pixels of the whole size, vertical first.
     """
 
     shown: Plane
@@ -156,15 +155,13 @@ class _PyramidLevel:
 
     @property
     def units(self) -> np.ndarray:
-        """What moves the middle by a pixel of this level, or the border by a part of one: where a
-        zoom and a shift would do, it is a shift.
-        """
+        """Return the units of the parameters, which move the middle or the border by a pixel."""
         return np.array([*(2 * _ZOOM / np.array(self.shown.shape)), self.by, self.by])
 
     def refined(self, motion: np.ndarray) -> tuple[np.ndarray, float, bool]:
-        """The motion from here, by Gauss and Newton with Tukey's weights, in the directions that
-        both pictures tell of; the difference that it leaves along the shown one's edges; and
-        whether the shift is told of.
+        """Return a refined motion, its difference along edges, and whether the shift is determined.
+
+        By Gauss and Newton with Tukey's weights, in the directions that both pictures show.
         """
         for _ in range(_STEPS):
             told = self._equations(motion)
@@ -183,7 +180,7 @@ class _PyramidLevel:
         return ways @ (ways.T @ (motion / self.units)) * self.units, told.left, is_sure
 
     def is_flat_but_for_edges(self) -> bool:
-        """True where edges differ far more than most of the picture does, both in place."""
+        """Return True if edges differ far more than the rest of the picture, all in place."""
         told = self._equations(np.zeros(4))
         return told.left > _EDGES * told.spread
 
@@ -213,8 +210,9 @@ class _PyramidLevel:
 
 @dataclass(frozen=True)
 class _Equations:
-    """The normal matrix [4, 4] in units, the same of slopes that both pictures have, the right
-    side; the noise of a pixel, and the difference along the shown one's edges and in the middle.
+    """The normal matrix [4, 4] in units, that of the shared slopes, the right side, and noise.
+
+    Also the difference along the reference's edges and in the middle.
     """
 
     normal: np.ndarray
@@ -226,12 +224,12 @@ class _Equations:
 
 
 def _errors(values: np.ndarray, noise: float) -> np.ndarray:
-    """To be expected of a motion, in pixels, along the normal matrix's own directions."""
+    """Return the expected errors of a motion, in pixels, along the matrix's eigenvectors."""
     return np.asarray(np.sqrt((noise + 0.5) * _ALIKE / np.maximum(values, 1e-6)))
 
 
 def _slopes(plane: Plane) -> Plane:
-    """By how much each pixel changes with a unit of each zoom and shift, [4, Y * X]."""
+    """Return each pixel's change per unit of each zoom and shift, [4, Y * X]."""
     # A pixel's difference alone: over longer ones fine texture has no slope.
     slopes = np.gradient(plane)
     zooms = [
@@ -246,7 +244,7 @@ def _high_passed(plane: Plane) -> Plane:
 
 
 def _far(motion: Motion, shape: tuple[int, ...]) -> np.ndarray:
-    """How far the corners move, in pixels."""
+    """Return how far the corners move, in pixels."""
     return np.asarray(
         [
             corner * (zoom - 1) * side + shift

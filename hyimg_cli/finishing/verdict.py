@@ -1,6 +1,4 @@
-"""Decide whether a redraw changed a part of the picture (local), nothing (none) or all of it
-(global).
-"""
+"""Decide whether a redraw changed a part of the picture (local), none or all (global)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,9 +21,10 @@ _STRIP, _SAMPLE = 256, 20_000
 
 @dataclass(frozen=True)
 class Measures:
-    """Measures of a redraw: mean difference removed with the drift, noise, fractions of the area
-    and of the rim in the mask, number of regions, similarity of the structure outside, and
-    remaining colourfulness. None if a measure cannot be taken.
+    """Measures of a redraw; None for one that cannot be taken.
+
+    Mean difference removed with the drift, noise, fractions of the area and of the rim in the mask,
+    number of regions, similarity of the structure outside, remaining colourfulness.
     """
 
     drift: float
@@ -39,9 +38,7 @@ class Measures:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Return why the whole picture counts as changed, each with its value; empty if it does
-        not.
-        """
+        """Return why the whole picture counts as changed, each with its value; may be empty."""
         return tuple(self._reasons())
 
     @property
@@ -79,9 +76,7 @@ class Change:
     _distances: float = 0.0
 
     def add(self, before: Pixels, after: Pixels, differs: Mask, of: int) -> None:
-        """Add the differing pixels [Y, X, 3], or [Y, X, 4] with alpha, out of this number of
-        pixels.
-        """
+        """Add differing pixels [Y, X, 3], or [Y, X, 4] with alpha, out of `of` pixels."""
         self.pixels += of
         for top in range(0, len(before), _STRIP):
             rows = slice(top, top + _STRIP)
@@ -94,9 +89,7 @@ class Change:
 
     @property
     def mean_de(self) -> float:
-        """Return the mean distance (CIE 1976) of all pixels, to four digits: 0 only if it is
-        exactly 0.
-        """
+        """Return the mean distance (CIE 1976) of all pixels to four digits; 0 only if exactly 0."""
         return float(f"{self._distances / max(1, self.pixels):.4g}")
 
 
@@ -138,7 +131,7 @@ def rim_of(mask: Mask) -> float:
 
 
 def _on_white(levels: np.ndarray) -> np.ndarray:
-    """Levels [N, 3] of such with alpha, or as they are."""
+    """Return levels [N, 3] on white; without alpha, as they are."""
     alpha = levels[:, 3:] / 255
     return levels[:, :3] * alpha + 255 * (1 - alpha) if alpha.size else levels
 

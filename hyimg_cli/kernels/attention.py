@@ -1,7 +1,7 @@
-"""Attention of one row's new tokens over its own keys: its own length, grouped heads, no mask.
+"""Attention of a row's new tokens over its own keys: own length, grouped heads, no mask.
 
-Both take the same call. Queries are the last tokens of the keys: causal means that each sees
-itself and what is before it, otherwise each sees everything.
+Queries are the last tokens of the keys: causal means that each sees itself and earlier tokens,
+otherwise each sees all.
 """
 
 # Legend: T new token, H query head, K kv head, D head width, S slot
@@ -22,8 +22,9 @@ def row_attention(device: torch.device) -> RowAttention:
 
 
 def warn_of_slow_kernel(device: torch.device, dtype: torch.dtype) -> None:
-    """Say on a Hopper that attention will not be cuDNN's kernel: by public figures the next one
-    takes some 2 ms a layer more at the released size. Nothing else would tell.
+    """Warn on a Hopper GPU if attention will not use cuDNN's kernel.
+
+    By published figures the next one takes about 2 ms more per layer at the released size.
     """
     if dtype != torch.bfloat16 or torch.cuda.get_device_capability(device)[0] != 9:
         return
@@ -35,7 +36,7 @@ def warn_of_slow_kernel(device: torch.device, dtype: torch.dtype) -> None:
     choice = torch._fused_sdp_choice(q_1HTD, k_1KSD, k_1KSD, enable_gqa=True)
     if choice != SDPBackend.CUDNN_ATTENTION.value:
         _LOG.warning(
-            "attention is not cuDNN's kernel here (cuDNN %s, torch %s): it works, but is slower",
+            "attention does not use cuDNN's kernel (cuDNN %s, torch %s): it works, but is slower",
             torch.backends.cudnn.version(), torch.__version__,
         )  # fmt: skip
 
@@ -51,12 +52,11 @@ def masked_attention(
 
 
 def fused_attention(q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_causal: bool) -> Tensor:
-    """The same without any mask in memory: causal rows are told by a bias that kernels know.
+    """Return the same without a mask in memory: causal rows have a bias that kernels know.
 
-    Which kernel is torch's choice: cuDNN's on a Hopper, where its version is sound (before 9.15.1
-    it read past lengths that are no multiple of 128), else flash. A bias goes to flash; so does a
-    single query: cuDNN makes a plan for each length that it has not seen, and every token of a
-    text that is written has a new one.
+    torch chooses the kernel: cuDNN's on a Hopper with a sound version (before 9.15.1 it read past
+    lengths that are not multiples of 128), else flash. A bias goes to flash. So does a single
+    query: cuDNN makes a plan for each new length, and every token of a text has a new one.
     """
     # It brings the compiler of torch along, which takes longer than a small model's loading.
     from torch.nn.attention.bias import causal_lower_right
@@ -68,7 +68,7 @@ def fused_attention(q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_caus
 
 
 def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
-    """Return [queries, keys], True where the last `queries` of `keys` tokens may look."""
+    """Return [queries, keys], True where the last `queries` of `keys` tokens may attend."""
     full = torch.ones(queries, keys, dtype=torch.bool, device=device)
     return full.tril(diagonal=keys - queries)
 

@@ -1,4 +1,4 @@
-"""One computation on one GPU, captured as a CUDA graph: what a capture needs, and what it leaves.
+"""Capture one computation on one GPU as a CUDA graph.
 
     warm       run once on the capture's own stream: kernels are compiled and loaded, workspaces
                and constants made, none of them inside a graph
@@ -24,13 +24,11 @@ Capture = Callable[[Callable[[], Tensor]], Replay]
 class GpuCapture:
     """Turns a computation on a GPU into its replay, which returns the same tensor each time.
 
-    Replays run on the caller's stream, one after another: they share memory. One that fails to be
-    captured raises whatever was wrong and leaves the caller's stream as it was; the memory that it
-    took stays with the pool.
+    Replays run on the caller's stream, one after another: they share memory. A failed capture
+    raises its error and leaves the caller's stream as it was; its memory stays with the pool.
 
-    Other threads may go on using the GPU during a capture, but beside the second run a wait of
-    theirs raises as well: what makes it an error is the process's. So whoever waits beside must be
-    ready to try again, as the encoding of source images ahead is.
+    Other threads may use the GPU during a capture, but a wait in one of them raises during the
+    second run, because that check is process-wide. Such threads must be ready to try again.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -67,9 +65,11 @@ class GpuCapture:
         return replay
 
     def _end(self) -> None:
-        """Up to torch 2.11 a broken capture is never over for the allocator: it frees no memory any
-        more, and fails when it is asked to (pytorch/pytorch#180395). Nor is it for random numbers
-        on the device, which nothing here draws: torch refuses to draw any.
+        """End a broken capture for the allocator and the random numbers of the device.
+
+        Up to torch 2.11 the allocator never ends one: it frees no memory and fails when asked to
+        (pytorch/pytorch#180395). torch then refuses to draw random numbers, which nothing here
+        does.
         """
         device = torch.cuda.current_device()
         end = getattr(torch._C, "_cuda_endAllocateToPool", None)
@@ -84,18 +84,19 @@ class GpuCapture:
 
 @cache
 def _own_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of all captures on a device: libraries keep a workspace for each stream for ever.
+    """Return the stream of all captures on a device; libraries keep a workspace per stream.
 
-    torch hands out the same few streams of a priority in turn, and another thread's work on this
-    very one would be captured. Nobody here asks for this priority.
+    torch hands out a few streams per priority in turn, and would capture another thread's work on
+    this one. Nothing else uses this priority.
     """
     return torch.cuda.Stream(device, priority=-1)
 
 
 @contextmanager
 def waits_are_errors() -> Iterator[None]:
-    """Inside, what makes the host wait for the device raises RuntimeError: a value that is read,
-    a copy from memory that is not pinned.
+    """Raise RuntimeError inside for a wait of the host for the device.
+
+    Such as reading a value, or copying from memory that is not pinned.
     """
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():

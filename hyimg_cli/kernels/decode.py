@@ -1,12 +1,12 @@
-"""Few rows on a GPU (AR decode): only the chosen experts' weights are read, once a row, in Triton.
+"""Experts of few rows on a GPU (AR decode), in Triton: only chosen weights are read.
 
     hidden [P, I]  program (pair, block of I): two dot products a row, then SwiGLU
     out [T, M]     program (token, block of M): the weighted sum over the token's choices
 
-A pair is a token with one of its choices. The time is that of reading the weights, so a weight is
-turned into a number where it is used. No atomics: the same bits every time, and a row's do not
-depend on its company. Block sizes are reckoned and not measured: enough bytes on their way to each
-multiprocessor of an H200 to keep its memory busy, and no register spilled (`tests/kernels`).
+A pair is a token with one of its choices. Reading the weights takes the time, so they are unpacked
+where they are used. No atomics: the same bits every time, whatever the other rows. Block sizes are
+estimated, not measured: enough bytes in flight per multiprocessor of an H200, and no register
+spilled (`tests/kernels`).
 """
 
 # Legend: T token, M model width, K chosen expert, I inner width, P pair (token, choice)
@@ -27,7 +27,7 @@ _MIXED = {_DENSE: (4, 1024), _FP8: (4, 1024), _NF4: (4, 256)}
 
 
 def decode_experts(tokens: RoutedTokens, stacks: Stacks) -> Tensor:
-    """Weighted sum of each token's chosen experts, [T, M]: see `experts.plain_experts`, its twin.
+    """Return the weighted sum of each token's chosen experts, [T, M]; see `plain_experts`.
 
     Every format of the weights; sums in float32.
     """
@@ -72,9 +72,9 @@ def _products(  # type: ignore[no-untyped-def]
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, FORM: tl.constexpr, BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Weights of one expert's rows times `x`, [ROWS, COLUMNS] in float32, to be summed along a row.
+    """Return one expert's rows times `x`, [ROWS, COLUMNS] in float32, to be summed along a row.
 
-    A scale of the whole row is left out. Of NF4 a column is a byte: two weights.
+    The scale of a whole row is left out. In NF4 a column is a byte: two weights.
     """
     if FORM == 2:
         byte = start // 2 + tl.arange(0, COLUMNS)

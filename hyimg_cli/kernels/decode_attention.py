@@ -1,4 +1,4 @@
-"""AR decode: one new token a row; each row's K/V stay in place, their length is on the device.
+"""Attention of AR decode: one new token a row, K/V in place, lengths on the device.
 
     put [R, K]           the new key and value go to slot `length` of their row
     partial [R, K, N]    one of N runs of a row's slots: softmax sums of one kv head's query heads
@@ -22,10 +22,10 @@ RUNS, BLOCK = 32, 64
 
 @dataclass(frozen=True)
 class Rows:
-    """One layer's K/V of each row, [K, S, D] with S of its own, and where to find them.
+    """One layer's K/V of each row, [K, S, D] with its own S, and their pointers.
 
     `keys_ptr`, `values_ptr` [R]: pointers. `heads` [R]: slots from one head to the next. `length`
-    [R]: tokens before the new one. All int64 on the device; the kernels read nothing else, the twin
+    [R]: tokens before the new one. All int64 on the device, and all that the kernels read; the twin
     reads `keys`, `values` and `length`.
     """
 
@@ -53,17 +53,16 @@ def decode_attention(device: torch.device) -> DecodeAttention:
 
 
 def plain_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> Tensor:
-    """Attention output [R, H, D] of one token a row, whose key and value are put behind the rest.
+    """Return attention [R, H, D] of one token a row, appending its key and value.
 
-    In float32. Reads no length on the host: all slots of a row are looked at, those behind it
-    hidden.
+    In float32. Reads no length on the host: all slots of a row are read, later ones masked.
     """
     seen = []
     for row, (keys_KSD, values_KSD) in enumerate(zip(rows.keys, rows.values, strict=True)):
         slot_1 = rows.length_R[row : row + 1]
         keys_KSD.index_copy_(1, slot_1, k_RKD[row][:, None].to(keys_KSD.dtype))
         values_KSD.index_copy_(1, slot_1, v_RKD[row][:, None].to(values_KSD.dtype))
-        # What lies in a hidden slot was never written and may be no number.
+        # A hidden slot was never written and may hold NaN.
         is_hidden_S = torch.arange(keys_KSD.shape[1], device=keys_KSD.device) > slot_1
         hidden_S1 = is_hidden_S[:, None]
         keys, values = (t.float().masked_fill(hidden_S1, 0) for t in (keys_KSD, values_KSD))

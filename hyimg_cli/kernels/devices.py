@@ -19,7 +19,7 @@ def gpus_among(devices: Iterable[torch.device]) -> set[torch.device]:
 def synchronize(devices: Iterable[torch.device]) -> None:
     """Wait for a model's GPUs, so a phase's clock stops when its work is done."""
     for gpu in gpus_among(devices):
-        # The work of this thread alone: what runs beside it has streams of its own.
+        # Only this thread's work: other threads have streams of their own.
         torch.cuda.current_stream(gpu).synchronize()
 
 

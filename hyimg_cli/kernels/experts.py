@@ -54,8 +54,9 @@ _TILE = 16
 
 @dataclass(frozen=True)
 class RoutedTokens:
-    """Rows, and the weights and numbers of each one's chosen experts; `onto`: what the weighted sum
-    of these is added to, once it is rounded.
+    """Rows with their chosen experts' weights and numbers.
+
+    `onto`: rows to which the rounded weighted sum is added.
     """
 
     x_TM: Tensor
@@ -70,9 +71,7 @@ Experts = Callable[[RoutedTokens], Tensor]
 
 @dataclass(frozen=True)
 class ByRows:
-    """One kernel for few rows, another for more; the count is the call's shape, known on the
-    host.
-    """
+    """One kernel for few rows and another for more, chosen by the shape of the call."""
 
     few: Experts
     many: Experts
@@ -83,9 +82,9 @@ class ByRows:
 
 
 def experts_of(stacks: Stacks) -> Experts:
-    """The compute of a layer's experts.
+    """Return the kernels of a layer's experts.
 
-    Raises MachineError where a package that the format needs is missing.
+    Raises MachineError if a package that the format needs is missing.
     """
     held, device = stacks[0], stacks[0].device
     form: Quantization = "none"
@@ -109,7 +108,7 @@ def experts_of(stacks: Stacks) -> Experts:
 
 
 def most_few_rows(capability: Capability, form: Quantization) -> int:
-    """Return the row count up to which each row reads its own experts on such a GPU; 0 for none."""
+    """Return the row count up to which each row reads its own experts on such a GPU; may be 0."""
     # Older GPUs have no instructions for e4m3, and Triton no way around it.
     if not has_triton() or (form == "fp8" and capability < (8, 9)):
         return 0
@@ -123,8 +122,9 @@ def takes_scaled(capability: Capability) -> bool:
 
 
 def rows_unread(capability: Capability, dtype: torch.dtype, form: Quantization) -> int:
-    """Up to how many rows of `dtype` no kernel for the experts on such a GPU has a size read on the
-    host, Triton provided: a CUDA graph can hold no more. 0: none; `ANY_ROWS`: there is no bound.
+    """Return the largest row count at which experts on such a GPU read no size on the host.
+
+    With Triton; a CUDA graph can hold no more. 0: none; `ANY_ROWS`: no limit.
     """
     if form == "fp8" and takes_scaled(capability):
         return ANY_ROWS
@@ -146,10 +146,10 @@ def require_bitsandbytes() -> None:
 def plain_experts(
     tokens: RoutedTokens, stacks: Stacks, enter: Callable[[Tensor], Tensor] = lambda rows: rows
 ) -> Tensor:
-    """Weighted sum of each token's chosen experts, [T, M]: each once, made dense, over
-    its own tokens. `enter` is applied to the rows that enter a product.
+    """Return the weighted sum of each token's chosen experts, [T, M]; one expert at a time.
 
-    Keeps a row's bits apart from its company. Reads the chosen experts' numbers on the host.
+    `enter` is applied to the rows that enter a product. Keeps a row's bits apart from other rows.
+    Reads the chosen experts' numbers on the host.
     """
     x_TM, index_TK = tokens.x_TM, tokens.index_TK
     chosen, flat_R = index_TK.shape[1], index_TK.flatten()
@@ -188,15 +188,11 @@ def routed_experts(
 
 
 def scaled_experts(tokens: RoutedTokens, stacks: Stacks, around: PlainOps = PLAIN) -> Tensor:
-    """The same with both factors of both products in e4m3, a scale a row.
-
-    Needs bfloat16 rows and a GPU that has FP8 grouped products (compute capability 9.x). Groups
-    begin at whole tiles of 16 rows, the layout that torch tests.
-    """
+    """Return the same with both factors of both products in e4m3, one scale per row."""
     gate_and_up, down = stacks
     to = around.align_block_size(tokens.index_TK, gate_and_up.shape[0], _TILE)
     values_TM, scale_T = around.to_fp8(tokens.x_TM)
-    # Bytes are gathered: indexing is not defined for every kind of 8-bit float.
+    # Bytes are gathered: not every kind of 8-bit float can be indexed.
     values_RM = values_TM.view(torch.uint8)[to.token_R].view(FP8)
     middle_R2I = _product((values_RM, scale_T[to.token_R]), gate_and_up, to.ends_E)
     del values_RM

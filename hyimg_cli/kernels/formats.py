@@ -95,9 +95,7 @@ class Fp8Rows(QuantizedStack):
     def put(
         self, expert: int, weight_OI: Tensor, columns: Tensor | None = None, first: int = 0
     ) -> None:
-        """Quantise a matrix, or its rows from `first` on; of `columns` alone, with the scales that
-        the whole rows have.
-        """
+        """Quantize a matrix, or its rows from `first` on, or `columns` at full rows' scales."""
         values_OI, scale_O = quantize_rows(weight_OI.to(self.device))
         if columns is not None:
             values_OI = values_OI.view(torch.uint8)[:, columns.to(self.device)].view(FP8)
@@ -127,9 +125,7 @@ class Nf4Blocks(QuantizedStack):
     def put(
         self, expert: int, weight_OI: Tensor, columns: Tensor | None = None, first: int = 0
     ) -> None:
-        """Quantise a matrix, or its rows from `first` on, where a block begins; of `columns` alone,
-        whose blocks are those of the whole rows.
-        """
+        """Quantize a matrix, or its rows from `first` (a block's start) on; of `columns` only."""
         if columns is not None:
             assert len(columns) % BLOCK == 0, "a rank has whole blocks of a row"
             weight_OI = weight_OI[:, columns]
@@ -180,9 +176,9 @@ def levels_on(device: torch.device) -> Tensor:
 
 
 def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """`rows` [..., I] in e4m3 and a float32 scale for each: its largest value becomes 448.
+    """Return `rows` [..., I] in e4m3 with a float32 scale each: the largest value becomes 448.
 
-    Off by at most a sixteenth of each value, or by 2**-10 of the scale where that is more.
+    Error: at most a sixteenth of each value, or 2**-10 of the scale.
     """
     largest = rows.abs().amax(dim=-1).float()
     scale = (largest / FP8_MAX).clamp_min(torch.finfo(torch.float32).tiny)
@@ -190,7 +186,7 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize_rows(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """The rows that `quantize_rows` was given, as far as e4m3 holds them; in float32, then cast."""
+    """Undo `quantize_rows` as far as e4m3 allows; in float32, then cast."""
     # Every e4m3 is one of `dtype` as well: the product alone is of float32, and takes their place.
     return values.to(dtype).mul_(scale[..., None])
 
@@ -226,7 +222,7 @@ def _nearest(share: Tensor) -> Tensor:
 
 
 def dequantize_nf4(packed: Tensor, absmax: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weights that `quantize_nf4` was given, flat, as far as sixteen levels hold them."""
+    """Undo `quantize_nf4` as far as sixteen levels allow; flat."""
     levels = levels_on(packed.device)
     index = torch.stack([packed >> 4, packed & 15], dim=-1).flatten()
     blocks = levels[index.int()].view(-1, BLOCK) * absmax[:, None]
@@ -252,10 +248,10 @@ def by_bitsandbytes(stack: Nf4Blocks, dtype: torch.dtype) -> Tensor:
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer whose matrix is held in fewer bits and unpacked for each product."""
+    """A linear layer whose matrix is quantized, and unpacked for each product."""
 
     def __init__(self, layer: nn.Linear, form: Format, device: torch.device) -> None:
-        """Room for the values of a `layer` that has none, to be filled by `held.put`."""
+        """Make room for the values of a `layer` without values, to be filled by `held.put`."""
         super().__init__()
         rows, width = layer.weight.shape
         self.held = empty_stack(form, 1, rows, width, device)

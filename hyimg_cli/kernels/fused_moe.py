@@ -1,5 +1,4 @@
-"""The part of `FusedOps` around the experts' products, in Triton: one program per row or token, and
-a row fits into one block.
+"""The part of `FusedOps` around the experts' products, in Triton; a row is one block.
 
 `align_block_size` sorts choices by expert by counting, in three launches:
 
@@ -35,7 +34,7 @@ class FusedMoeOps(PlainOps):
         before_EB = torch.empty(experts, blocks, dtype=torch.int32, device=device)
         total_E = torch.empty(experts, dtype=torch.int32, device=device)
         ends_E = torch.empty(experts, dtype=torch.int32, device=device)
-        # Rows between blocks hold token 0; where there are none, every row is written.
+        # Rows between blocks hold token 0; without such rows, every row is written.
         make = torch.empty if block_size == 1 else torch.zeros
         rows = sorted_rows(choices, experts, block_size)
         token_R = make(rows, dtype=torch.int64, device=device)
@@ -95,7 +94,7 @@ def _count(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["blocks"])  # type: ignore[untyped-decorator]
 def _place(count, total, blocks, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Counts of blocks become what stands before each, in place."""
+    """Replace the counts of blocks by the number of earlier choices, in place."""
     expert = tl.program_id(0)
     own = count + expert * blocks
     before = 0

@@ -1,4 +1,4 @@
-"""`PlainOps` in Triton: norms, rotation and the router, each one read and one write of its rows.
+"""`PlainOps` in Triton: norms, rotation and router, each one read and one write of rows.
 
     norm     program (token)             sum with what is added, statistics, weight
     heads    program (token, kv head)    its query heads and its key: turned, normed, put in place
@@ -108,7 +108,7 @@ def _norm(  # type: ignore[no-untyped-def]
         tl.store(total + row + column, own, mask=is_inside)
     wide = own.to(tl.float32)
     mean = tl.sum(wide * wide, axis=0) / width
-    # As the twin rounds: to the rows' dtype before the weight, and behind it.
+    # Rounds as the twin: to the rows' dtype before the weight, and after it.
     narrow = (wide * tl.rsqrt(mean + eps)).to(out.dtype.element_ty).to(tl.float32)
     scale = tl.load(weight + column, mask=is_inside, other=0.0).to(tl.float32)
     tl.store(out + row + column, (scale * narrow).to(out.dtype.element_ty), mask=is_inside)
@@ -119,9 +119,7 @@ def _heads(  # type: ignore[no-untyped-def]
     fused, cos, sin, query_weight, key_weight, q, k, eps,
     GROUP: tl.constexpr, HELD: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Query heads of one kv head, and behind them its key, as rows of one tile; by halves, since
-    one half of a head turns with the other.
-    """
+    """Load a kv head's query heads, then its key, as rows of one tile, in halves."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pair = token * tl.num_programs(1) + head
     row = tl.arange(0, HELD)
@@ -180,12 +178,12 @@ def _best(  # type: ignore[no-untyped-def]
     share = share / tl.sum(share, axis=1)[:, None]
     shares = tl.zeros((ROWS, SLOTS), tl.float32)
     places = tl.zeros((ROWS, SLOTS), tl.int32)
-    # What is no expert comes behind experts that have no share at all.
+    # Padding sorts after experts that have no share at all.
     share = tl.where(expert < EXPERTS, share, -1.0)
     for choice in tl.static_range(CHOSEN):
         largest = tl.max(share, axis=1)[:, None]
         place = tl.min(tl.where(share == largest, expert, HELD), axis=1)[:, None]
-        # Rows that are no numbers have no largest: what they choose must still be an expert.
+        # Rows of NaN have no maximum: their choice must still be an expert.
         place = tl.minimum(place, EXPERTS - 1)
         shares = tl.where(slot == choice, largest, shares)
         places = tl.where(slot == choice, place, places)

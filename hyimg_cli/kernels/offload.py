@@ -34,7 +34,7 @@ MOST_ROUTED_ROWS = 64
 
 
 class ExpertCache:
-    """Assignment of keys to `count` slots; the least recently used leaves first."""
+    """Assignment of keys to `count` slots; evicts the least recently used key."""
 
     def __init__(self, count: int) -> None:
         self._slots: OrderedDict[Hashable, int] = OrderedDict()
@@ -42,9 +42,7 @@ class ExpertCache:
         self.count = count
 
     def place(self, wanted: Sequence[Hashable]) -> tuple[list[int], list[int]]:
-        """A slot for each of `wanted`, which are distinct and no more than there are slots; and
-        which of them were not there, by their numbers in `wanted`.
-        """
+        """Return a slot for each distinct `wanted` key, and the indices of the missing ones."""
         assert len(wanted) <= self.count, "what is wanted together fits together"
         missing = [number for number, key in enumerate(wanted) if key not in self._slots]
         for key in wanted:  # none of them leaves for another
@@ -58,11 +56,11 @@ class ExpertCache:
         return [self._slots[key] for key in wanted], missing
 
     def slot_of(self, key: Hashable) -> int | None:
-        """The slot of `key` where it is there; that is no use of it."""
+        """Return the slot of `key`, or None; does not count as a use."""
         return self._slots.get(key)
 
     def free_slot(self, key: Hashable) -> int | None:
-        """A slot that nobody has had yet, now that of `key`; None where there is none left."""
+        """Assign an unused slot to `key` and return it; None if none is left."""
         if not self._free or key in self._slots:
             return None
         self._slots[key] = slot = self._free.pop()
@@ -83,8 +81,9 @@ class OffloadedExperts:
     """All layers' experts. `fetched`: matrices that came over the link so far."""
 
     def __init__(self, layers: Sequence[Stacks], device: torch.device, resident_bytes: int) -> None:
-        """`layers`: both stacks of each, in main memory, all of one shape. Beside the two buffers
-        as many experts stay on the device as `resident_bytes` hold.
+        """`layers`: both stacks of each, in main memory, all of one shape.
+
+        `resident_bytes`: device memory for experts, in addition to the two buffers.
         """
         self._layers, self._device = layers, device
         self.count = layers[0][0].shape[0]
@@ -148,8 +147,9 @@ class OffloadedExperts:
         return to_device([place_of.get(expert, 0) for expert in range(self.count)], self._device)
 
     def _partly(self, layer: int, chosen: Sequence[int]) -> Experts:
-        """The computation by a staging buffer that begins with the chosen experts of a layer: a
-        kernel that reads all that it is given reads no other.
+        """Return the computation over a staging buffer that begins with the chosen experts.
+
+        A kernel that reads all of its buffer then reads only these.
         """
         staging, count = self._staging[0], len(chosen)
         staging.layer = None
@@ -157,7 +157,7 @@ class OffloadedExperts:
         self._fill(staging, layer, chosen)
         self._fill_free_slots(staging, layer, chosen)
         if count not in self._by_count:
-            # The first experts of the buffer, where they lie.
+            # The first experts of the buffer, in place.
             first = _remake(staging.stacks, lambda part: part[:count])
             self._by_count[count] = experts_of(first)
         return self._by_count[count]
@@ -230,7 +230,7 @@ def _copy(source: Stacks, number: int, target: Stacks, place: int) -> None:
 
 
 def _pin(layers: Sequence[Stacks], device: torch.device) -> list[int]:
-    """Lock the stacks' memory: only from there a copy goes on beside the work. Where it begins."""
+    """Lock the stacks' memory, so that copies overlap with work; return the pointers."""
     runtime, pinned = torch.cuda.cudart(), list[int]()
     for part in (part for stacks in layers for part in _parts(stacks)):
         if part.is_pinned():
@@ -239,8 +239,8 @@ def _pin(layers: Sequence[Stacks], device: torch.device) -> list[int]:
             with suppress(RuntimeError):  # or the next kernel would raise what was refused here
                 torch.zeros(1, device=device)
             logger.warning(
-                "the experts' memory could not be locked (ulimit -l, or too little of it): their "
-                "copies to the GPU are slower and wait for the work before them"
+                "the memory of the experts cannot be locked (see ulimit -l): copies to the GPU are "
+                "slower"
             )
             break
         pinned.append(part.data_ptr())

@@ -1,5 +1,4 @@
-"""Row-by-row operations around a layer's matrix products: norms, rotation, SwiGLU, the router,
-and the permutation of tokens to their experts and back.
+"""Row-by-row operations around a layer's products: norms, rotation, SwiGLU, router, sorting.
 
 `PlainOps` is the twin in plain torch, which a CPU runs; `fused_ops.FusedOps` has the same calls in
 Triton, each one pass over memory. A row's bits never depend on the other rows.
@@ -24,8 +23,10 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Permutation:
-    """Tokens sorted by expert: `token` [R], which token stands in each sorted row; `row`
-    [T, K], the row of each choice; `ends` [E] int32, where each expert's rows end.
+    """Tokens sorted by expert.
+
+    `token` [R]: the token of each sorted row; `row` [T, K]: the row of each choice; `ends` [E]
+    int32: the end of each expert's rows.
     """
 
     token_R: Tensor
@@ -34,14 +35,12 @@ class Permutation:
 
 
 class PlainOps:
-    """The parts of a layer that are no matrix product (the router's own, small one, is here), in
-    plain torch.
-    """
+    """The parts of a layer other than its large products, in plain torch."""
 
     def norm(self, x_TM: Tensor, weight_M: Tensor, eps: float) -> Tensor:
-        """Root-mean-square norm: statistics in float32, cast to the dtype of `x`, then the weight.
+        """Return the RMS norm: statistics in float32, cast to x's dtype, then weighted.
 
-        (torch's own `rms_norm` rounds once, behind the weight: a quarter of all numbers differs.)
+        (torch's `rms_norm` rounds once, after the weight: a quarter of all numbers differs.)
         """
         wide = x_TM.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -107,9 +106,7 @@ class PlainOps:
     def gather_sum(
         self, rows_RM: Tensor, row_TK: Tensor, weight_TK: Tensor, onto_TM: Tensor | None
     ) -> Tensor:
-        """Weighted sum [T, M] of the rows that each token's choices were sorted to, added to `onto`
-        once it is rounded.
-        """
+        """Return `onto` plus the rounded weighted sum [T, M] of each token's sorted rows."""
         return add_onto(onto_TM, (rows_RM[row_TK] * weight_TK[..., None]).sum(dim=1))
 
     def to_fp8(self, rows: Tensor, *, is_swiglu: bool = False) -> tuple[Tensor, Tensor]:
@@ -138,7 +135,7 @@ def ops_of(device: torch.device) -> PlainOps:
 
 
 def rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Heads turned by their tokens' angles, in float32 at least; element i pairs with i + D/2."""
+    """Rotate heads by their tokens' angles, in float32 or wider; element i pairs with i + D/2."""
     x_THD = x_THD.to(torch.promote_types(x_THD.dtype, torch.float32))
     first, second = x_THD.chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
@@ -146,7 +143,7 @@ def rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
 
 
 def sorted_rows(choices: int, experts: int, block_size: int) -> int:
-    """Rows that all choices and what lies between groups take at most."""
+    """Return the largest number of rows that all choices and the padding take."""
     most = choices + experts * (block_size - 1)
     return -(-most // block_size) * block_size
 
@@ -157,8 +154,9 @@ def add_onto(onto_TM: Tensor | None, mixed_TM: Tensor) -> Tensor:
 
 
 def penalize(logits_V: Tensor, ids_N: Tensor, penalty: float) -> None:
-    """Divide the logits above 0 of the tokens `ids_N` by `penalty`, and multiply those below, in
-    place: each once, however often it stands there. 1 changes nothing.
+    """Divide the logits above 0 of tokens `ids_N` by `penalty`, multiply the others, in place.
+
+    Each token once, however often it occurs. 1 changes nothing.
     """
     held_N = logits_V.index_select(0, ids_N)
     # Equal ids write equal values, so their order does not matter.

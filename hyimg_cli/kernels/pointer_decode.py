@@ -1,6 +1,6 @@
-"""`decode_attention` in Triton, by pointers. Under TRITON_INTERPRET=1 the same code runs on a CPU.
+"""`decode_attention` in Triton, by pointers.
 
-The twin is `decode_attention.plain_decode`, which documents the call.
+`decode_attention.plain_decode` documents the call. TRITON_INTERPRET=1 runs it on a CPU.
 """
 
 # Legend: R row (a job that writes), H query head, K kv head, D head width, N run of slots
@@ -23,7 +23,7 @@ def pointer_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> T
     assert v_RKD.stride(2) == 1, "a value's numbers lie side by side"
     _put[(count, kv_heads)](
         k_RKD, v_RKD, rows.keys_ptr_R, rows.values_ptr_R, rows.heads_R, rows.length_R,
-        # Values may still lie among the rows of the fused projection.
+        # Values may still be in rows of the fused projection.
         v_RKD.stride(0), v_RKD.stride(1), KV_HEADS=kv_heads, WIDTH=width,
         enable_fp_fusion=True,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Find the row counts at which a matrix product's rows do not depend on each other, to the bit.
+"""Find row counts at which the rows of a matrix product do not depend on each other.
 
 CPU libraries take another kernel for one, two or three left-over rows, and so another order of
 additions. Products whose row count is a multiple of four came out equal to the bit for every count,
@@ -20,24 +20,25 @@ _MOST_ROWS = 96
 
 @lru_cache(maxsize=1)
 def invariant_multiple() -> int:
-    """The smallest row multiple at which this machine's float32 products are batch-invariant.
+    """Return the smallest row multiple at which this machine's float32 products are invariant.
 
-    Raises MachineError where none of the candidates is.
+    Raises MachineError if none of the candidates is.
     """
     for multiple in CANDIDATES:
         if all(_is_invariant(multiple, *widths) for widths in _WIDTHS):
             return multiple
     raise MachineError(
-        f"matrix products depend on their row count at every multiple up to {CANDIDATES[-1]}",
-        hint="run with --no-batch-invariant: a job's last bits may then depend on its batch",
+        f"the pixels of a job depend on its batch on this CPU (tried up to {CANDIDATES[-1]} rows)",
+        hint="run with --no-batch-invariant; the last bits of a job then depend on its batch",
         code="machine.not-invariant",
     )
 
 
 @lru_cache
 def group_multiple(device: torch.device) -> int:
-    """Rows that a group of a grouped product is filled up to, so that a row's bits do not depend
-    on how many others are in its group; on a GPU they may.
+    """Return the rows to pad a group to, so that bits do not depend on other rows.
+
+    On a GPU they may depend on them.
     """
     try:
         return invariant_multiple() if device.type == "cpu" else CANDIDATES[0]

@@ -1,5 +1,4 @@
-"""Move small values between the host and a device without either waiting for the other, bring parts
-of a network to a device for their turn, and select the current device.
+"""Move values between host and device without waiting, and parts of a network in turns.
 
 On a CPU both ends are one memory: the same calls are plain copies.
 """
@@ -26,19 +25,14 @@ def sent(host: Tensor, device: torch.device) -> Tensor:
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Inside, Triton's kernels start on `device`: they ask for the current one, not for a tensor's.
-
-    Nothing is done where there is no other.
-    """
+    """Make `device` current, where Triton's kernels start; does nothing if it is the only one."""
     if device.type != "cuda" or torch.cuda.device_count() < 2:
         return nullcontext()
     return torch.cuda.device(device)
 
 
 class Waiting:
-    """A part of a network, without buffers, that waits in main memory between its turns on a
-    device.
-    """
+    """A part of a network, without buffers, in main memory between its turns on a device."""
 
     def __init__(self, part: nn.Module, device: torch.device) -> None:
         self._home = [
@@ -50,7 +44,7 @@ class Waiting:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """The part is on the device; a second thread waits for its turn."""
+        """Bring the part to the device inside; a second thread waits for its turn."""
         with self._turn:
             try:
                 for module, name, weight in self._home:
@@ -63,9 +57,9 @@ class Waiting:
 
 
 class Readback:
-    """A tensor on its way to the host: started now, read later, when its device has long passed it.
+    """A tensor on its way to the host, copied now and read later.
 
-    The copy is ordered behind the work that fills `source`; nothing waits until `values`.
+    The copy is ordered after the work that fills `source`; nothing waits until `values`.
     """
 
     def __init__(self, source: Tensor) -> None:

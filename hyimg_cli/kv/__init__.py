@@ -1,3 +1,1 @@
-"""Keys and values: which prefixes are kept and shared (segments, tree), and where they are stored
-(buffer).
-"""
+"""Keys and values: which prefixes are shared (segments, tree), and their memory (buffer)."""

@@ -69,7 +69,7 @@ def _to_host(rows: Tensor) -> Tensor:
 
 
 def _sent(rows: Tensor, device: torch.device) -> Tensor:
-    # Never back to the host without waiting: what is copied there is read at once.
+    # To the host only with waiting: a copy there is read at once.
     return rows.to(device, copy=True, non_blocking=device.type == "cuda")
 
 
@@ -141,8 +141,7 @@ class Buffer:
         self.commit(stop)
 
     def lend(self, prefix: int) -> "Buffer":
-        """Return a buffer in this one's memory whose prefix is the first `prefix` tokens of this
-        one.
+        """Return a buffer in this one's memory, whose prefix is its first `prefix` tokens.
 
         Their scratch is shared. So a layer must be read right after it was written, before another
         buffer writes; each write first restores its buffer's rows after the shortest prefix of all.

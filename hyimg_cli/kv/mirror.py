@@ -1,5 +1,4 @@
-"""Mirror buffers and slices over ranks: each rank holds its own part, and each method that changes
-one is called on every rank.
+"""Mirror buffers and slices over ranks: each holds its part, and changes run on every rank.
 
     leader     MirroredBuffer, MirroredSlice: a call is sent to the others and made here
     follower   FollowerKV: its own parts, by the leader's numbers
@@ -33,8 +32,8 @@ Method = Literal["new", "take", "extend", "cut", "on_host", "on"]
 class Call(NamedTuple):
     """A method call on a part, as it is sent to the followers; pickled.
 
-    `result`: the number of what it makes. `parts`: the part, and one that is passed to it, each by
-    its number and its length on the leader. `freed`: parts that the leader released before.
+    `result`: the number of the part that it makes. `parts`: the part and its argument, each by
+    number and length on the leader. `freed`: parts that the leader released before.
     """
 
     method: Method
@@ -71,8 +70,7 @@ class Mirror:
         *numbers: int,
         home: int | None = None,
     ) -> tuple[Any, Handle]:
-        """Call a method on every rank of `home`, here as `own`; return its result and the
-        followers' number for it.
+        """Call a method on every rank of `home`, here as `own`; return its result and the handle.
 
         Raises RankError for lost parts, torch.OutOfMemoryError if a rank has no memory for it.
         """
@@ -100,7 +98,7 @@ class Mirror:
         if part.handle.generation != self.generation():
             raise RankError(
                 "keys and values of this job were lost with the ranks that held them",
-                hint="run the same command again with --retry-failed, or give --max-retries",
+                hint="run the same command again with --retry-failed, or add --max-retries",
                 code="rank.lost",
                 retryable=True,
             )

@@ -1,8 +1,8 @@
 """Segments: the stretches of a sequence that enter the KV cache as a unit. No torch.
 
-Their keys say what is in them, not where they stand: a position is the length of the path before a
-segment (and for image tokens the grids on top of it), so segments at the end of equal paths have
-equal positions.
+Keys name the content, not the position: a position is the length of the path before a segment (and
+for image tokens the grids on top of it), so segments at the end of equal paths have equal
+positions.
 """
 
 from array import array

@@ -1,4 +1,4 @@
-"""The prefix tree of segments: which K/V are kept, for how long, and who shares them. No torch.
+"""The prefix tree of segments: which K/V are kept, how long, and shared. No torch.
 
     tree      scope ── system prompt ──┬── source image ──┬── text of job 1
               (model,                  │                  └── text of job 2   ◀─ evictable: a leaf
@@ -37,9 +37,7 @@ P = TypeVar("P", bound=Payload)
 
 @dataclass(frozen=True)
 class Host(Generic[P]):
-    """Second storage for payloads that the device evicts. `spill` and `restore` keep `nbytes`
-    unchanged.
-    """
+    """Second storage for evicted payloads. `spill` and `restore` keep `nbytes` unchanged."""
 
     budget_bytes: int
     spill: Callable[[P], P]
@@ -68,9 +66,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Prefix(Generic[P]):
-    """The `length` tokens of a pinned match: its nodes' payloads in order. Valid until the pin
-    ends.
-    """
+    """The `length` tokens of a pinned match: its payloads in order, valid until the pin ends."""
 
     length: int
     payloads: tuple[P, ...]
@@ -180,7 +176,7 @@ class KVTree(Generic[P]):
         return node, missing
 
     def _child(self, node: _Root, segment: Segment) -> "_Node | None":
-        """The child whose tokens `segment` begins with, split off where need be."""
+        """Return the child whose tokens `segment` begins with, split off if necessary."""
         child = node.children.get(self._edge(segment))
         if child and isinstance(segment, TextSegment) and isinstance(child.segment, TextSegment):
             shared = child.segment.shared_with(segment)
@@ -189,14 +185,14 @@ class KVTree(Generic[P]):
         return child
 
     def _edge(self, segment: Segment) -> str | int:
-        """The key among siblings: the first token where texts split, or else the segment's own."""
+        """Return the key among siblings: the first token of a text, else the segment's own key."""
         can_split = self._splits_text and not segment.is_atomic
         return segment.ids[0] if can_split else segment.key
 
     def _grow(
         self, parent: _Root, segment: Segment, start: int, payload_of: Callable[[int, int], P]
     ) -> "_Node | None":
-        """A new child with its payload, or None where there is no room for it."""
+        """Return a new child with its payload, or None if it does not fit."""
         # A child that is there could not be restored: no room for this one either.
         if not self._device_level.budget_bytes or self._edge(segment) in parent.children:
             return None
@@ -209,9 +205,9 @@ class KVTree(Generic[P]):
         return child
 
     def _split(self, node: _Node, at: int) -> _Node:
-        """A new node with the first `at` tokens of `node`, above it.
+        """Return a new node with the first `at` tokens of `node`, above it.
 
-        `node` keeps the rest, its pins and its age, so a match that ends there is still true.
+        `node` keeps the rest, its pins and its age, so a match that ends in it stays valid.
         """
         assert isinstance(node.segment, TextSegment), "only text splits"
         level = self._level_of(node)
@@ -240,7 +236,7 @@ class KVTree(Generic[P]):
                 self._pinned.discard(node)
 
     def _reserve(self, level: "_Level[P]", nbytes: int) -> bool:
-        """True if `nbytes` fit now, after evictions; none are made where they cannot help."""
+        """Return True if `nbytes` fit after evictions; evict nothing if they cannot."""
         if level.held_bytes + nbytes <= level.budget_bytes:
             return True
         if level.bytes_on_paths(self._pinned) + nbytes > level.budget_bytes:
@@ -250,7 +246,7 @@ class KVTree(Generic[P]):
         return True
 
     def _evict(self, level: "_Level[P]") -> None:
-        """Give back the least recently used leaf: from the device to the host, from there away."""
+        """Evict the least recently used leaf: from device to host, or from the host."""
         node = level.oldest_leaf()
         payload = level.payloads[node]
         if level is self._device_level:
@@ -348,7 +344,7 @@ def _length(segments: Iterable[Segment]) -> int:
 
 
 def _behind(segments: Sequence[Segment], at: int) -> list[Segment]:
-    """The segments behind the first `at` tokens, which end inside a text at most."""
+    """Return the segments after the first `at` tokens, which may end inside a text only."""
     for number, segment in enumerate(segments):
         if at <= 0:
             return [*segments[number:]]

@@ -29,7 +29,7 @@ MAX_HEADER_BYTES = 100_000_000
 FULL_DIGEST_BELOW_BYTES = 1_000_000_000
 SAMPLE_BYTES = 1 << 20
 SHOWN = 5
-# What safetensors says of a file that was cut short, or has bytes behind its data.
+# What safetensors says of a file that was cut short, or has bytes after its data.
 _OF_A_CUT_FILE = ("header too small", "invalid header length", "not fully covered")
 _COPY_MISSING = "download the checkpoint again, or copy the missing files"
 _COPY_AGAIN = "the file was cut short or overwritten: download or copy it again"
@@ -69,7 +69,7 @@ def weight_files(folder: Path, stem: str = STEM) -> tuple[Path, ...]:
     """
     if not folder.is_dir():
         hint = "give the path of a folder with config.json and safetensors weights"
-        raise fault("missing", "there is no such checkpoint folder", folder, hint)
+        raise fault("missing", "checkpoint folder not found", folder, hint)
     single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
     if single.exists():
         return (single,)
@@ -112,19 +112,17 @@ def metadata_of(data: bytes) -> dict[str, str]:
 def check_tensors(
     found: Tensors, expected: Shapes, where: Path | str, part: str = "", *, any_dtype: bool = False
 ) -> None:
-    """Check that headers have exactly the `expected` tensors, in 16, 32 or 64-bit floats, which may
-    be mixed: each is cast as it is loaded.
+    """Check that headers have exactly the `expected` tensors, in 16, 32 or 64-bit floats.
 
     Raises one CheckpointError that names tensors that are missing, unexpected, of another shape, or
-    not floats: an 8-bit weight means nothing without the scales and the layout of the program that
-    made it.
+    not floats.
     """
     title = f"{part}: " if part else ""
     others = {name: info.dtype for name, info in found.items() if info.dtype not in FLOATS}
     if others and not any_dtype:
         kinds = ", ".join(sorted(set(others.values())))
-        hint = "use the checkpoint as it was released (--quantization fp8 or nf4 makes it smaller)"
-        hint += ", or one that transformers has saved with bitsandbytes (NF4, INT8)"
+        hint = "use the original checkpoint (--quantization fp8 or nf4 makes it smaller), or one "
+        hint += "saved by transformers with bitsandbytes (NF4, INT8)"
         what = f"{title}{len(others)} tensors are stored as {kinds}: {_some(others)}"
         raise fault("quantized", what, where, hint)
     shapes = [
@@ -134,10 +132,10 @@ def check_tensors(
     ]
     missing = [name for name in expected if name not in found]
     unexpected = [name for name in found if name not in expected]
-    faults = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
+    faults = {"missing": missing, "unexpected": unexpected, "with another shape": shapes}
     if parts := _listed(faults):
         what = f"{title}the weights do not match the configuration: {parts}"
-        hint = "config.json and the weights must come from the same checkpoint"
+        hint = "use config.json and weights of the same checkpoint"
         raise fault("mismatch", what, where, hint)
 
 
@@ -156,9 +154,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def promised_bytes(folder: Path, stem: str = STEM) -> int | None:
-    """Return the bytes of all weights by the index's own sum, even if shards are missing; None
-    without it.
-    """
+    """Return the bytes of all weights as the index counts them, or None without an index."""
     index = folder / f"{stem}.safetensors.index.json"
     metadata = read_json(index).get("metadata") if index.exists() else None
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
@@ -171,11 +167,10 @@ def weight_bytes(found: Tensors) -> int:
 
 
 def fingerprint(folder: Path, stem: str = STEM) -> str:
-    """Return a hex sha256 that changes with the checkpoint: its JSON files in full, and its
-    weights.
+    """Return a hex sha256 of the checkpoint: all its JSON files, and its weights.
 
-    Weights under 1 GB count in full. Larger ones count by size, header and first and last MiB of
-    each shard, which a retraining or a conversion changes.
+    Weights under 1 GB count in full, larger ones by size, header, and first and last MiB of each
+    shard.
     """
     files = weight_files(folder, stem)
     in_full = sum(file.stat().st_size for file in files) < FULL_DIGEST_BELOW_BYTES
@@ -194,9 +189,7 @@ def file_digest(path: Path) -> str:
 
 
 def refuse_special(folder: Path) -> None:
-    """Refuse special files in a folder in which a library opens files by name. Raises
-    CheckpointError.
-    """
+    """Raise CheckpointError for special files in a folder in which a library opens files."""
     for path in sorted(folder.rglob("*")):
         if path.suffix in _OPENED_SUFFIXES and path.exists() and not path.is_dir():
             most = None if path.suffix == ".safetensors" else MAX_SMALL_BYTES
@@ -222,7 +215,7 @@ def _weight_map(path: Path) -> dict[str, str]:
             table = json_of(text_of(path, TABLE_BYTES))["weight_map"]
             return _WEIGHT_MAP.validate_python(table)
     except (ValueError, KeyError, TypeError) as error:
-        what = "the index is not JSON whose weight_map names a file for each tensor"
+        what = "the index is not JSON with a weight_map from tensors to files"
         raise fault("index", what, path) from error
 
 
@@ -230,21 +223,22 @@ def _no_weights(folder: Path, stem: str) -> CheckpointError:
     """The error for a folder without a complete set of safetensors names."""
     names = sorted(path.name for path in folder.iterdir())
     if ggufs := [name for name in names if name.endswith(".gguf")]:
-        what = f"the weights are GGUF ({_some(ggufs)}), which is not read"
-        hint = "use the checkpoint as it was released; --quantization fp8 or nf4 makes it smaller"
+        what = f"the weights are GGUF ({_some(ggufs)}), which is not supported"
+        hint = "use the original checkpoint; --quantization fp8 or nf4 makes it smaller"
         return fault("quantized", what, folder, hint)
     if pickles := [name for name in names if name.endswith(PICKLE_SUFFIXES)]:
-        only = f"the weights exist only as pickle ({_some(pickles)})"
+        only = f"the weights are only available as pickle ({_some(pickles)})"
         hint = "convert them to safetensors, or use a copy of the checkpoint that has them"
         return fault("pickle", f"{only}, which can run code when opened", folder, hint)
-    what = f"neither {stem}.safetensors nor {stem}.safetensors.index.json is in the folder"
+    what = f"the folder has neither {stem}.safetensors nor {stem}.safetensors.index.json"
     hint = "download the checkpoint again, with its safetensors files"
     return fault("no-weights", what, folder, hint)
 
 
 def file_tensors(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of one safetensors file, by its header, which the library holds against its
-    size. Layout: u64 length, JSON header, data. Raises CheckpointError.
+    """Return the tensors of one safetensors file. Raises CheckpointError.
+
+    The header is checked by the library. Layout: u64 length, JSON header, data.
     """
     with readable(path), opened(path) as file:
         try:
@@ -276,14 +270,14 @@ def _sampled(path: Path) -> str:
 
 
 def _listed(faults: Mapping[str, Sequence[str]]) -> str:
-    """Names of each fault that there is; empty where there is none."""
+    """Join the names of each fault that has any; empty if none has."""
     return "; ".join(
         f"{len(names)} {what}: {_some(names)}" for what, names in faults.items() if names
     )
 
 
 def _some(names: Iterable[str]) -> str:
-    """The first few names and how many more there are."""
+    """Join the first few names and the number of the others."""
     every = list(names)
     more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
     return ", ".join(every[:SHOWN]) + more

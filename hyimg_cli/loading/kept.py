@@ -1,7 +1,7 @@
-"""Keep quantized expert matrices in the disk cache, so the next start reads half as much, or less.
+"""Keep quantized expert matrices in the disk cache, so the next start reads at most half.
 
-An entry is one matrix as it is held. Its name is a digest of everything that decides its bits, and
-of the state of its source file on disk; so it is found without reading that file.
+An entry is one matrix. Its key is a digest of everything that decides its bits and of the state of
+its source file, so it is found without reading that file.
 """
 
 import logging
@@ -25,20 +25,17 @@ _SAMPLE_BYTES = 4096
 
 
 class KeptWeights:
-    """The matrices of one network, `nbytes` bytes in all, held in `form`.
+    """The matrices of one network, `nbytes` bytes in all, in the format `form`.
 
     `share`: the part of a matrix that a rank reads and keeps; empty for all of it.
     """
 
     def __init__(self, cache: CacheConfig, form: str, nbytes: int) -> None:
-        """Less room than for all of them is as good as none: each start would drop what it wants
-        first. It is told, and nothing is kept.
-        """
+        """Keep nothing, with a warning, if the cache cannot hold all matrices."""
         budget = cache.budget_bytes
         if nbytes > budget:
             logger.warning(
-                "the quantised weights take %s and are not kept: the disk cache may hold %s; "
-                "--disk-cache-mb %d would do",
+                "quantized weights are not cached (%s, limit %s); give --disk-cache-mb %d",
                 bytes_text(nbytes), bytes_text(budget), nbytes // 900_000 + 1,
             )  # fmt: skip
         self._store = DiskStore(cache.folder if nbytes <= budget else None, budget)
@@ -70,7 +67,7 @@ class KeptWeights:
     def tell(self) -> None:
         """Log faults of the cache since it was first used."""
         for note in dict.fromkeys(self._store.take_notes()):
-            logger.warning("quantised weights: %s", note)
+            logger.warning("quantized weights: %s", note)
 
     def _key(self, stored: StoredTensor, share: str) -> str:
         status, info = os.fstat(stored.descriptor), stored.info
@@ -81,7 +78,7 @@ class KeptWeights:
             "form": self._form,
             "name": stored.name,
             "stored": [info.shape, info.dtype, info.start, info.bytes],
-            # Whoever writes to a file, or puts another in its place, changes one of these.
+            # Writing to the file, or replacing it, changes one of these.
             "file": [status.st_size, status.st_mtime_ns, status.st_ctime_ns],
             "samples": digest.of_bytes(b"".join(samples)),
             "share": share,

@@ -21,7 +21,7 @@ Sizes = dict[str, int]
 
 
 class _QuantState(BaseModel):
-    """What bitsandbytes says of a 4-bit matrix; nested: of its scales, packed themselves."""
+    """The state of a 4-bit matrix of bitsandbytes; nested: the state of its packed scales."""
 
     shape: Annotated[tuple[PositiveInt, ...], Field(min_length=2, max_length=2)]
     dtype: Literal["float16", "bfloat16", "float32"]
@@ -29,7 +29,7 @@ class _QuantState(BaseModel):
     nested_blocksize: PositiveInt | None = None
 
     def sizes(self, name: str) -> Sizes:
-        """The bytes of all that the matrix `name` is made of, but for this."""
+        """Return the bytes of each part of the matrix `name`, except this state."""
         numbers = math.prod(self.shape)
         scales = math.ceil(numbers / self.blocksize)
         sizes = {name: math.ceil(numbers / 2), f"{name}.quant_map": 16 * 4}
@@ -41,8 +41,7 @@ class _QuantState(BaseModel):
 
 
 def stored_index(folder: Path) -> dict[str, TensorInfo]:
-    """Return every tensor of the checkpoint from its headers; packed matrices as one, not as their
-    parts.
+    """Return every tensor of the checkpoint by its header; a packed matrix is one tensor.
 
     Raises CheckpointError, also for a packed matrix whose parts do not match.
     """
@@ -74,12 +73,12 @@ def stored_index(folder: Path) -> dict[str, TensorInfo]:
 def _shape_and_sizes(
     folder: Path, tensors: dict[str, TensorInfo], name: str
 ) -> tuple[tuple[int, ...], Sizes]:
-    """Of a matrix in 8 bits: its shape, and the bytes of all that it is made of."""
+    """Return the shape of an 8-bit matrix, and the bytes of its parts."""
     weight, order = tensors.get(name), tensors.get(f"{name}_format")
     if weight is None or weight.dtype != "I8" or len(weight.shape) != 2:
-        raise _fault(name, "it is no matrix of 8-bit integers")
+        raise _fault(name, "it is not a matrix of 8-bit integers")
     if order and any(_read(folder, order)):
-        raise _fault(name, "its 8 bits are ordered for one kind of GPU")
+        raise _fault(name, "its 8-bit values are ordered for one kind of GPU")
     sizes = {name: weight.bytes, f"{name.removesuffix('weight')}SCB": weight.shape[0] * 4}
     return weight.shape, sizes | ({f"{name}_format": order.bytes} if order else {})
 
@@ -92,5 +91,5 @@ def _read(folder: Path, info: TensorInfo) -> bytes:
 
 
 def _fault(name: str, what: str) -> CheckpointError:
-    hint = "use the checkpoint as it was released; --quantization nf4 makes it smaller"
+    hint = "use the original checkpoint; --quantization nf4 makes it smaller"
     return fault("quantized", f"{name} is packed by bitsandbytes, and {what}", hint=hint)

@@ -35,10 +35,7 @@ _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of an open file, as are all `files` of its checkpoint by name.
-
-    Nothing of it is read until it is requested.
-    """
+    """A tensor of an open checkpoint file, read on request. `files`: all files by name."""
 
     name: str
     info: TensorInfo
@@ -52,9 +49,7 @@ class StoredTensor:
         return _unpack(self.name, tensors) if self.info.parts else tensors[self.name]
 
     def rows(self, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-        """Yield runs of rows on `device`, each with the number of its first row, for use one by
-        one.
-        """
+        """Yield runs of rows on `device`, each with the number of its first row."""
         if self.info.parts:
             yield 0, self.whole().to(device)
             return
@@ -106,7 +101,7 @@ def read_all(
                 descriptors[file] = descriptor_of(path, os.O_RDONLY)
                 inside.callback(os.close, descriptors[file])
                 handles[file] = inside.enter_context(safe_open(path, framework="pt"))
-        # From all files in turn, of each in the order in which they lie there.
+        # From all files in turn, each in its own order.
         tensors = [
             StoredTensor(name, info, descriptors[info.file], handles)
             for name, info in sorted(stored.items(), key=lambda pair: pair[1].start)

@@ -1,8 +1,7 @@
-"""A source picture with everything that its result keeps: the exact pixel numbers, also under
-transparent ones, the colour profile and EXIF. And the result as a file.
+"""A source picture with all that its result keeps: exact pixels, colour profile and EXIF.
 
-Pictures that reading as 8 bits a channel would change are refused: 16-bit, CMYK, float, and several
-frames.
+Pixel numbers are kept under transparent ones, too. Pictures that do not fit into 8 bits per channel
+are refused: 16-bit, CMYK, float, and several frames.
 """
 
 import io
@@ -33,20 +32,22 @@ from hyimg_cli.spec.options import KeepOutside
 # Modes whose numbers are 8 bits a channel of RGB, or grey.
 _EXACT = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX"}
 _ORIENTATION, _EXIF, _GPS = ExifTags.Base.Orientation, ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo
-# Of the old pixels, or not to be read behind another head: sizes, offsets, the maker's own notes.
+# Of the old pixels, or unreadable after another header: sizes, offsets, maker's notes.
 _OLD = {
     _ORIENTATION, _EXIF, _GPS, ExifTags.IFD.Interop, ExifTags.IFD.IFD1, ExifTags.Base.MakerNote,
     *range(0x0100, 0x0104), 0x0106, 0x0111, 0x0115, 0x0116, 0x0117, 0x011C, 0x013D, 0x0142, 0x0143,
     0x0144, 0x0145, 0x014A, 0x0152, 0x0153, 0x0201, 0x0202, 0x02BC, 0x8649, 0x8773, 0xC4A5,
 }  # fmt: skip
-# Ink of a redraw on white that is no more than noise.
+# Ink of a redraw on white that is only noise.
 _CLEAR = 6
 
 
 @dataclass(frozen=True)
 class Carried:
-    """`own` [H, W] grey, [H, W, 3] or [H, W, 4]: the file's numbers, upright. `pixels`: as a model
-    sees them, on white. `exif`: without orientation, preview and place, unless that is kept.
+    """A source picture, upright.
+
+    `own` [H, W] grey, [H, W, 3] or [H, W, 4]: the file's numbers. `pixels`: the same on white, for
+    a model. `exif`: without orientation, preview and (by default) place.
     """
 
     pixels: Pixels
@@ -79,9 +80,7 @@ class Carried:
         return edited[..., :3] if edited[..., 3].min() == 255 else edited
 
     def encode(self, pixels: Pixels, encoding: Encoding, text: PictureText | None) -> bytes:
-        """Return a result's file, lossless, with the metadata `text`; without it, only the profile
-        is kept.
-        """
+        """Return a result's lossless file with metadata `text`; without it, only the profile."""
         # A profile of grey is none of colours.
         icc = self.icc if pixels.ndim == self.own.ndim or self.own.ndim != 2 else None
         exif = b"" if text is None else self.exif
@@ -111,8 +110,9 @@ def read_carried(path: Path, *, keep_gps: bool = False) -> Carried:
 
 
 def own_picture(path: Path) -> tuple[Picture, bool]:
-    """Return a picture upright in its own channels (grey, RGB or RGBA), and whether these 8 bits
-    are all of it. Raises SourceImageError.
+    """Return a picture upright in its own channels, and whether 8 bits hold all of it.
+
+    Raises SourceImageError.
     """
     with open_picture(path) as image:
         is_exact = _depth_fault(path, image) is None
@@ -120,17 +120,16 @@ def own_picture(path: Path) -> tuple[Picture, bool]:
 
 
 def depth_fault(path: Path) -> SourceImageError | None:
-    """Return why no result could be equal to a picture, by its header; None also if it is
-    unreadable.
-    """
+    """Return why no result could equal a picture, by its header; None if one could."""
     with suppress(SourceImageError), open_picture(path) as image:
         return _depth_fault(path, image)
     return None
 
 
 def region_of(outside: KeepOutside, size: Size) -> Pixels | None:
-    """Return the user's region for a source of this size [H, W], white where an edit may be; None
-    without one. Raises SourceImageError.
+    """Return the user's region [H, W], white where an edit may be, or None.
+
+    Raises SourceImageError.
     """
     check_region(outside, size)
     if outside.box is not None:
@@ -155,32 +154,30 @@ def region_of(outside: KeepOutside, size: Size) -> Pixels | None:
 
 
 def check_region(outside: KeepOutside, size: Size) -> None:
-    """Raise SourceImageError, `source.region` if a region exceeds a source of this size; a mask is
-    judged by its header.
-    """
+    """Raise SourceImageError (`source.region`) if a region exceeds a source of this size."""
     what = ""
     if outside.box is not None:
         hint = "give LEFT,TOP,RIGHT,BOTTOM in pixels of the source"
         if outside.box[2] > size.width or outside.box[3] > size.height:
-            what = f"the region {outside.region} extends beyond the source, which is {size}"
+            what = f"the region {outside.region} extends beyond the source ({size})"
     elif outside.mask and (own := size_of(outside.mask)) != size:
-        what = f"the mask is {own}, but its source is {size}"
+        what = f"the mask has another size than the source ({own}, expected {size})"
         hint = "give a mask of the source's size, upright, white where edits are allowed"
     if what:
         raise SourceImageError(what, where=outside.region, hint=hint, code="source.region")
 
 
 def _depth_fault(path: Path, image: ImageFile.ImageFile) -> SourceImageError | None:
-    """Why the picture's numbers are lost in 8-bit RGB; None where they are not."""
+    """Return the error if 8-bit RGB would lose the picture's numbers, else None."""
     frames, bits = getattr(image, "n_frames", 1), bits_of(image)
     if frames > 1:
-        why = f"it has {frames} frames"
+        why = f"the source has {frames} frames"
     elif bits > 8:
-        why = f"it has {bits} bits per channel"
+        why = f"the source has {bits} bits per channel"
     elif image.mode in _EXACT:
         return None
     else:
-        why = f"its pixels are {'floating-point numbers' if image.mode == 'F' else image.mode}"
+        why = f"the source has {'floating-point' if image.mode == 'F' else image.mode} pixels"
     what = f"{why}, so a result in 8-bit RGB cannot be equal to it"
     hint = "convert it to 8-bit RGB, or remove keep_outside"
     return SourceImageError(what, where=path, hint=hint, code="source.source-depth")

@@ -1,8 +1,8 @@
-"""Pictures as bytes of a PNG, a JPEG or a WebP, and where each keeps what it says about itself.
+"""Pictures as bytes of a PNG, JPEG or WebP, and where each keeps its metadata.
 
     PNG         text chunks: `parameters`, `hyimg` (the record), and the XMP packet
-    JPEG, WebP  EXIF UserComment: the parameters; the XMP packet: the record, too, but for one that
-                is too long for a segment of a JPEG: that is in its comments (COM)
+    JPEG, WebP  EXIF UserComment: the parameters; XMP packet: the record, or comments (COM)
+                of a JPEG if it is too long for one segment
 
 Pixels are uint8 arrays [H, W, 3], RGB. Equal pixels and texts give equal bytes with the same
 libraries.
@@ -116,7 +116,7 @@ def _exif(comment: str, carried: bytes = b"") -> bytes:
 
 
 def _comment(image: ImageFile.ImageFile) -> str:
-    """The EXIF UserComment; empty where there is none, or where it cannot be read."""
+    """Return the EXIF UserComment; empty if it is missing or unreadable."""
     with suppress(Exception):  # Pillow reads damaged EXIF with errors of any kind
         comment: bytes = image.getexif().get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment]
         if comment.startswith(_UNICODE):

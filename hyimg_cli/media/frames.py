@@ -24,9 +24,7 @@ VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v")
 
 
 def read_frames(path: Path) -> Iterator[NDArray[np.uint8]]:
-    """Yield every frame of the first video stream. Raises as `open_video` does, at the faulty
-    frame.
-    """
+    """Yield every frame of the first video stream. Raises as `open_video`."""
     with open_video(path) as container:
         for frame in container.decode(video=0):
             yield np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8)
@@ -46,9 +44,9 @@ def open_video(path: Path, **options: str) -> Iterator["InputContainer"]:
     try:
         with file, av.open(file, "r", options=_ALONE | options) as container:
             if not container.streams.video:
-                raise ValueError("it has no frames")
+                raise ValueError("no frames")
             yield container
-    # A file that lies about what it is ends in errors of many kinds.
+    # A file with a wrong type can end in many kinds of errors.
     except (av.error.FFmpegError, OSError, ValueError) as error:
         what = f"the video cannot be read: {error}"
         raise SourceImageError(what, where=path, code="source.not-a-video") from error

@@ -50,8 +50,8 @@ RAW_SUFFIXES = {
     ".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dng", ".erf", ".fff", ".iiq", ".kdc", ".mef", ".mrw",
     ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f",
 }  # fmt: skip
-RAW_HINT = "convert them first, for example: magick {0} {1}.jpg"
-# What phones write, which Pillow reads with a library beside it; some AVIF begins so, too.
+RAW_HINT = "convert raw files first, for example: magick {0} {1}.jpg"
+# What phones write and Pillow reads with an extra library; some AVIF begins so, too.
 _HEIF = re.compile(rb"....ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
 _MAGIC = re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|II\*\0|MM\0\*", re.DOTALL)
 # Modes that become RGB without a word of it, and what to call the others.
@@ -60,7 +60,7 @@ _MODE_NAMES = {"P": "palette", "PA": "palette", "LA": "grey with alpha"}
 # What reading a source changed of one that is clear in places.
 _ON_WHITE = "transparency composited on white"
 # NOTE: on damaged bytes Pillow's decoders raise nearly anything: SyntaxError, IndexError,
-# zlib.error, RuntimeError. Only calls into Pillow stand under this.
+# zlib.error, RuntimeError. Use this only around calls into Pillow.
 _DECODER_ERRORS = Exception
 
 
@@ -101,7 +101,7 @@ def probe_image(path: Path, *, decode: bool = True) -> tuple[Size, tuple[str, ..
 
 
 def size_of(path: str) -> Size:
-    """Return a picture's size by its header, read once until the file changes; at an address, once.
+    """Return a picture's size from its header; cached until the file changes.
 
     Raises SourceImageError.
     """
@@ -118,8 +118,7 @@ def _size_since(path: str, changed_ns: int, nbytes: int) -> Size:
 
 
 def read_image(path: Path, *, keeps_alpha: bool = False) -> SourceImage:
-    """Return the first frame of a picture, upright, 8-bit RGB on white; or RGBA if it is
-    transparent and `keeps_alpha`.
+    """Return the first frame of a picture, upright, 8-bit RGB on white; RGBA with `keeps_alpha`.
 
     Raises SourceImageError.
     """
@@ -210,23 +209,22 @@ def file_faults(path: Path) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         if path.is_symlink():
             raise _fault("missing", "the link's target does not exist", path) from error
-        hint = "paths in a manifest are relative to it"
+        hint = "write paths relative to the manifest"
         if "\\" in path.name:
             hint += ", with forward slashes"
         raise _fault("missing", "file not found", path, hint) from error
     except IsADirectoryError as error:
-        raise _fault("is-a-folder", "this is a folder", path, "name a picture in it") from error
+        raise _fault("is-a-folder", "the path is a folder", path, "name a picture in it") from error
     except UnfitFile as error:
         slug = "too-large" if error.errno == errno.EFBIG else "not-an-image"
         raise _fault(slug, error.strerror, path) from error
     except OSError as error:
-        raise _fault("unreadable", f"it cannot be read: {error.strerror}", path) from error
+        raise _fault("unreadable", f"the file cannot be read: {error.strerror}", path) from error
 
 
 @contextlib.contextmanager
 def open_picture(path: Path, data: bytes | None = None) -> Iterator[ImageFile.ImageFile]:
-    """Open a picture without decoding it, its size and kind checked; `data`: its file, if already
-    read.
+    """Open a picture without decoding it, after checking its size and kind; `data`: its bytes.
 
     Raises SourceImageError.
     """
@@ -256,14 +254,14 @@ def open_picture(path: Path, data: bytes | None = None) -> Iterator[ImageFile.Im
             if _MAGIC.match(start) or is_heif:
                 raise _truncated(path) from error
             hint = f"give one of {', '.join(FORMATS)}"
-            raise _fault("not-an-image", "this is not an image", path, hint) from error
+            raise _fault("not-an-image", "the file is not an image", path, hint) from error
         with image:
             sides = f"{image.width} x {image.height}"
             if image.width * image.height > MAX_SOURCE_PIXELS:
                 raise _too_large(path, sides)
             if max(image.size) > MAX_ASPECT * min(image.size):
-                hint = f"crop it: one side can be at most {MAX_ASPECT} times the other"
-                raise _fault("too-narrow", f"the picture is {sides} pixels", path, hint)
+                hint = f"crop it: the long side can be at most {MAX_ASPECT} times the short one"
+                raise _fault("too-narrow", f"it is too narrow ({sides} pixels)", path, hint)
             yield image
 
 
@@ -279,15 +277,16 @@ def _knows_heif() -> bool:
 
 
 def read_upright(path: Path, image: ImageFile.ImageFile) -> tuple[Picture, tuple[str, ...]]:
-    """Return the first frame, upright, in its own channels (8-bit grey, RGB, or RGBA if it is
-    transparent anywhere), and what that and RGB on white change. Raises SourceImageError.
+    """Return the first frame, upright, in 8-bit grey, RGB or RGBA, and notes on changes.
+
+    The notes include what RGB on white changes. Raises SourceImageError.
     """
     with _decoder_faults(path):
         # What will be changed, as far as it shows before decoding.
         count, bits = getattr(image, "n_frames", 1), bits_of(image)
         if image.format == "PNG":
-            # NOTE: its EXIF may stand behind its pixels. Asked for it, Pillow decodes; where that
-            # fails it passes the damaged picture the next time.
+            # NOTE: its EXIF may follow its pixels. When asked for it, Pillow decodes; if that
+            # fails, it accepts the damaged picture the next time.
             image.load()
         is_turned = _orientation(image) != _UPRIGHT
         image.load()
@@ -329,14 +328,14 @@ def bits_of(image: ImageFile.ImageFile) -> int:
 
 
 def _head(image: ImageFile.ImageFile) -> bytes:
-    """Enough for what a file says of its channels; whoever decodes it seeks its own place."""
+    """Return the start of the file, which names its channels; decoding seeks its own place."""
     assert image.fp is not None, "it was opened just now"
     image.fp.seek(0)
     return image.fp.read(1 << 16)
 
 
 def _orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8; upright where it cannot be read."""
+    """Return the EXIF orientation, 1 to 8; upright if it is unreadable."""
     try:
         value = image.getexif().get(ExifTags.Base.Orientation)
     except _DECODER_ERRORS:
@@ -345,7 +344,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def on_white(own: Pixels) -> Pixels:
-    """Return grey, RGB or RGBA as a model sees it: RGB, on white where it is transparent."""
+    """Return grey, RGB or RGBA as RGB on white."""
     if own.ndim == 2:
         return np.repeat(own[..., None], 3, axis=2)
     if own.shape[2] == 3:
@@ -356,7 +355,7 @@ def on_white(own: Pixels) -> Pixels:
 
 
 def _own_channels(image: Picture) -> Picture:
-    """As `read_upright` says; copied only where it must be."""
+    """Convert as `read_upright`; copy only if necessary."""
     if image.mode[0] in "IF":
         return _grey_of(image)
     if image.has_transparency_data:
@@ -398,5 +397,5 @@ def _truncated(path: Path) -> SourceImageError:
 
 
 def _too_large(path: Path, found: str) -> SourceImageError:
-    what = f"{found} pixels; the limit is {MAX_SOURCE_PIXELS:,}"
+    what = f"the picture is too large ({found} pixels, limit {MAX_SOURCE_PIXELS:,})"
     return _fault("too-large", what, path, "scale the picture down")

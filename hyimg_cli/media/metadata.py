@@ -1,9 +1,8 @@
-"""Metadata of a file: in a picture the A1111 `parameters` text, the whole job as JSON (the record)
-and its source type; in an MP4 that JSON as its comment. `formats` knows where each kind of picture
-keeps them, `recorded` reads them back.
+"""Metadata of a file: A1111 `parameters`, the job as JSON (the record), the source type.
 
-Base names only: a picture that is shared names no folder, user or host. Format 2 added to format 1
-how the file was made, and the digests of its source images.
+`formats` knows where each kind of picture keeps them; an MP4 has the record as its comment.
+`recorded` reads them back. Only base names: a shared picture names no folder, user or host. Format
+2 added how the file was made, and digests of source images.
 """
 
 import json
@@ -63,9 +62,7 @@ class PictureFacts:
 def picture_text(
     job: ImageJob, line: Mapping[str, Any], facts: PictureFacts, size: Size, pixel_sha256: str
 ) -> PictureText:
-    """Return the metadata of the job's picture of this size and these pixels. `line`: the job's
-    public one.
-    """
+    """Return the metadata of a job's picture. `line`: the job's public line."""
     record = {
         "format": FORMAT,
         "job": line,
@@ -118,9 +115,7 @@ def rewrite_metadata(
 def video_text(
     line: Mapping[str, Any], provenance: Provenance, source_sha256: Sequence[str] = ()
 ) -> str:
-    """Return the text for an MP4's `comment` and its sidecar file: the job as JSON, and its
-    provenance.
-    """
+    """Return the text for an MP4's comment and its sidecar: job and provenance as JSON."""
     sources = {"source_sha256": source_sha256} if source_sha256 else {}
     return _json({"format": FORMAT, "job": line, **asdict(provenance), **sources})
 

@@ -30,13 +30,11 @@ _MAGIC: tuple[tuple[re.Pattern[bytes], Kind], ...] = (
 # A record of the longest text is a tenth of it.
 MAX_SIDECAR_BYTES = 10_000_000
 _OURS = "give a .png, .jpg, .webp or .mp4 that hyimg wrote, or the .json next to an .mp4"
-_NO_RECORD = "it was written with --no-metadata, or written or saved again by another program"
+_NO_RECORD = "use a file that hyimg wrote without --no-metadata and that no program saved again"
 
 
 class Record(BaseModel, extra="allow", frozen=True):
-    """hyimg's metadata in a file; missing parts are empty. `version` of hyimg, `settings` and
-    `packages` as in `Provenance`.
-    """
+    """hyimg's metadata in a file; missing parts are empty. See `Provenance`."""
 
     format: int = Field(strict=True)
     job: dict[str, Any]
@@ -53,7 +51,7 @@ class Record(BaseModel, extra="allow", frozen=True):
     @field_validator("*", mode="wrap")
     @classmethod
     def _read_leniently(cls, value: Any, read: Any, info: ValidationInfo) -> Any:
-        """What is of another type counts as not recorded."""
+        """Treat a value of the wrong type as not recorded."""
         field = cls.model_fields[str(info.field_name)]
         try:
             return read(value)
@@ -113,7 +111,7 @@ def _kind(path: Path) -> Kind:
     for magic, kind in _MAGIC:
         if magic.match(start):
             return kind
-    raise _fault("not-ours", "this is not a PNG, JPEG, WebP, MP4 or sidecar", path, _OURS)
+    raise _fault("not-ours", "the file is not a PNG, JPEG, WebP, MP4 or sidecar", path, _OURS)
 
 
 def _video_texts(path: Path) -> tuple[str, str]:
@@ -131,24 +129,24 @@ def _read_sidecar(path: Path) -> Record:
     try:
         return _record(bytes_of(path, MAX_SIDECAR_BYTES), path, _OURS)
     except OSError as error:
-        raise _fault("damaged", f"this is not a sidecar: {error}", path) from None
+        raise _fault("damaged", f"the sidecar cannot be read: {error}", path) from None
 
 
 def _record(text: str | bytes, path: Path, hint: str = _NO_RECORD) -> Record:
-    """`hint`: what to do where the text is no record."""
+    """Parse a record; `hint`: what to do if the text is not one."""
     try:
         raw = json_of(text)
         version = raw.get("format") if isinstance(raw, dict) else None
         if type(version) is int and not 1 <= version <= FORMAT:
-            what = f"its record has format {version}; this version reads up to {FORMAT}"
+            what = f"the record has format {version}; this version reads formats up to {FORMAT}"
             raise _fault(
                 "newer", what, path, "use the version of hyimg that wrote it, or a newer one"
             )
         return Record.model_validate(raw)
     except ValidationError:
-        raise _fault("none", "this is not a job's record", path, hint) from None
+        raise _fault("none", "the file is not the record of a job", path, hint) from None
     except ValueError:
-        raise _fault("damaged", "its record is not JSON", path, hint) from None
+        raise _fault("damaged", "the record is not JSON", path, hint) from None
 
 
 def _fault(slug: str, what: str, path: Path, hint: str = "") -> UsageError:

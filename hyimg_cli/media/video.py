@@ -85,7 +85,7 @@ class VideoWriter:
             self._places = places.pop_all()
 
     def add(self, piece: Frames) -> None:
-        """Encode frames, and write each as a PNG file if there is a folder for them."""
+        """Encode frames, and write each as a PNG file if a folder is given."""
         with _disk_errors(self.path):
             for frame in piece:
                 if not self._count:
@@ -130,7 +130,7 @@ class VideoWriter:
 
     def _end_stream(self) -> None:
         if not self._count:
-            raise ValueError("a video needs a frame")
+            raise ValueError("a video needs at least one frame")
         self._container.mux(self._stream.encode(None))
         self._container.close()
 

@@ -1,5 +1,4 @@
-"""XMP: where viewers and platforms look for the origin of a picture or a video (IPTC), and where a
-JPEG or WebP keeps hyimg's record.
+"""XMP packets: the source type (IPTC) of a file, and the record in JPEG and WebP.
 
 Source: Adobe's XMP specification, parts 1 and 3 (ISO 16684); IPTC's NewsCodes, Digital Source Type.
 """
@@ -32,9 +31,7 @@ _BOX = uuid.UUID("be7acfcb-97a9-42e8-9c71-999491e3afac").bytes
 
 
 def packet(source_type: str, record: str = "") -> bytes:
-    """Return a packet with a file's source type and `record` (text that XML can hold); empty
-    without both.
-    """
+    """Return a packet with the source type and `record`; empty without both."""
     if not source_type:
         return b""
     said = f"<hyimg:record>{escape(record)}</hyimg:record>" if record else ""

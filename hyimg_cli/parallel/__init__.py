@@ -1,4 +1,4 @@
-"""One job spread over processes: tiles of a VAE, branches of guidance, layers of a transformer.
+"""One job over processes: VAE tiles, guidance branches, layers of a transformer.
 
     with RankPool(4) as pool:                                  # ranks.py; starts at first use
         pool.load("vae", VaeOf(folder))                        # every rank loads it from disk

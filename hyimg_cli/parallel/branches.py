@@ -1,12 +1,11 @@
-"""Run guidance branches on separate ranks: branch g of every denoise step runs on rank g. Or run
-each on all ranks at once, each with a part of the video's tokens.
+"""Run guidance branches on separate ranks, or each branch on all ranks with split tokens.
 
     once a job    each rank's branch inputs (text embeddings and masks), through the pipe
     every step    rank 0 ─▶ others: latents and timestep     others ─▶ rank 0: one velocity each
 
-The branches are separate forwards in one process too, so the velocities are equal to the bit. Rank
-0 combines them (CFG, the scheduler's step). With split tokens, rank 0 has whole velocities, and
-nothing is sent back.
+The branches are separate forwards in one process too, so the velocities are equal to the bit.
+Rank 0 combines them (CFG, the scheduler's step). With split tokens, rank 0 has whole velocities,
+and nothing is sent back.
 """
 
 # Legend: B batch, C channel, F latent frame, Y X latent rows and columns
@@ -26,13 +25,12 @@ Spec = tuple[tuple[int, ...], torch.dtype]
 
 
 class ParallelBranches:
-    """A job's branches spread over the first ranks of a pool, which hold the model as their part
-    TRANSFORMER: its `branch(inputs)` is one branch of one job, (step, latents, timestep) to its
-    velocity. Velocities of all branches have one shape and dtype.
+    """A job's branches, spread over the first ranks of a pool.
 
-    With fewer ranks than branches a rank takes several; with one, everything runs here.
-    `splits_tokens`: every branch runs on all of the ranks, and the model has a `context` that
-    splits its forwards.
+    The ranks hold the model as their part TRANSFORMER: its `branch(inputs)` is one branch of one
+    job, (step, latents, timestep) to velocity. All velocities have one shape and dtype. With fewer
+    ranks than branches a rank takes several. `splits_tokens`: every branch runs on all ranks, split
+    by the model's `context`.
     """
 
     def __init__(self, pool: RankPool, *, ranks: int, splits_tokens: bool = False) -> None:
@@ -56,10 +54,10 @@ class ParallelBranches:
         self._pool.run(begin_branches, *told, ranks=self.ranks)
 
     def velocity(self, step: int, latents_BCFYX: Tensor, timestep_B: Tensor) -> list[Tensor]:
-        """Every branch's velocity, in the order of `begin`, on rank 0's device.
+        """Return every branch's velocity, in the order of `begin`, on rank 0's device.
 
-        Nothing is read on the host, so rank 0 may run ahead of its GPU. Raises RankError where a
-        rank dies or fails, torch.OutOfMemoryError where one has too little memory.
+        Nothing is read on the host, so rank 0 may run ahead of its GPU. Raises RankError if a rank
+        dies or fails, torch.OutOfMemoryError if one has too little memory.
         """
         assert self._branches, "begin comes before velocity"
         entering = [latents_BCFYX.contiguous(), timestep_B.contiguous()]
@@ -81,7 +79,7 @@ class RankBranches:
 
     @torch.no_grad()
     def velocities(self, step: int, entering: Sequence[Tensor]) -> list[Tensor]:
-        """Every branch's velocity on rank 0, of which latents and timestep come."""
+        """Return every branch's velocity on rank 0, which has latents and timestep."""
         # In one message to all: on GPUs each pair of ranks would need a communicator of its own.
         latents, timestep = (broadcast(tensor, self.ranks) for tensor in entering)
         found: list[Any] = [
@@ -97,8 +95,10 @@ class RankBranches:
 
 
 def begin_branches(rank: Rank, inputs: Sequence[Any], ranks: int, splits_tokens: bool) -> None:
-    """Task: this rank's branches of a new job. They are made anew for each job, so the
-    hoisted constants in them are the job's own; whole while a branch's LoRA may change layers.
+    """Task: make this rank's branches for a new job.
+
+    Made for each job, so their hoisted constants belong to it; whole while a LoRA may change
+    layers.
     """
     model = rank.parts[TRANSFORMER]
     if splits_tokens:

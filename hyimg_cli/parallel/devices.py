@@ -16,7 +16,7 @@ def gpu_count() -> int:
 
 
 def refuse_missing_gpus(count: int, who: str, hint: str, *, code: str = "") -> None:
-    """Raise MachineError unless there is a GPU for each of `count` processes (`who`)."""
+    """Raise MachineError unless each of `count` processes (`who`) has a GPU."""
     found = gpu_count()
     if found < count:
         raise MachineError(
@@ -36,15 +36,15 @@ def device_of(choice: ModelChoice) -> str:
         return "cpu"
     if not has_gpu:
         raise MachineError(
-            f"device {choice.device} was asked for, and torch finds no GPU",
-            hint="use --device cpu, or install a torch build that knows this GPU",
+            f"torch finds no GPU for --device {choice.device}",
+            hint="use --device cpu, or install a torch build for this GPU",
             code="machine.no-gpu",
         )
     name = {"auto": "cuda:0", "cuda": "cuda:0"}.get(choice.device, choice.device)
     if name.startswith("cuda:") and int(name.removeprefix("cuda:")) >= gpu_count():
         raise MachineError(
-            f"device {name} was asked for, and torch finds {gpu_count()} GPUs, counted from 0",
-            hint=f"--device cuda:{gpu_count() - 1} is the last one",
+            f"--device {name} does not exist (torch finds {gpu_count()} GPUs, counted from 0)",
+            hint=f"use --device cuda:{gpu_count() - 1} or lower",
             code="machine.no-gpu",
         )
     return name
@@ -75,10 +75,10 @@ def restored_environment(*names: str) -> Iterator[None]:
 
 
 def set_determinism(is_deterministic: bool) -> None:
-    """Make torch in this process use only algorithms that give the same bits again on the same
-    machine and shapes, or stop doing so; an operation without one then raises.
+    """Make torch use only algorithms that give the same bits again, or stop doing so.
 
-    Call before the first product on a GPU: its library reads the size of its workspace once.
+    For the same machine and shapes; an operation without such an algorithm raises. Call before the
+    first product on a GPU: cuBLAS reads the size of its workspace once.
     """
     if is_deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -34,9 +34,10 @@ class ChildProcess:
     def __init__(
         self, module: str, environment: Mapping[str, str] | None = None, beat_s: float = BEAT_S
     ) -> None:
-        """It has this process's search path; `environment` adds to ours. It has no standard input
-        and output: its messages go through the line, its log to stderr. It tells that it goes on
-        every `beat_s`, from before it imports the module.
+        """Start `module` with this process's search path and no standard input or output.
+
+        `environment` adds to ours. Messages go through the line, the log to stderr. The child
+        reports every `beat_s` that it is alive, from before it imports the module.
         """
         self._line, theirs = socket.socketpair()
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
@@ -87,7 +88,7 @@ class ChildProcess:
             code = self.process.wait(_END_S)
         except subprocess.TimeoutExpired:
             return "it closed its pipe"
-        return f"killed by signal {-code}" if code < 0 else f"it ended with status {code}"
+        return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
 
     def _read(
         self, line: Connection, heard: Callable[[Any], None], ended: Callable[[], None]
@@ -117,8 +118,7 @@ def run_child() -> None:
 
 
 def tie_to(parent: int) -> None:
-    """Make the system end this process with its parent process `parent`, even if it is stopped and
-    reads no line.
+    """Make the system end this process with `parent`, even if it is stopped and reads no line.
 
     On Linux only; does nothing for 0.
     """
@@ -130,11 +130,10 @@ def tie_to(parent: int) -> None:
 
 
 class Parent:
-    """The line to the process that started this one; its end, in either direction, ends this,
-    whatever it imports or computes. Signals for stopping are the parent's to answer.
+    """The line to the parent process; if either end closes, this process ends.
 
-    `inbox`: what it said, packed, unless `heard` is set to something that is given it instead, in
-    a thread of its own. `beat` makes what is told now and then.
+    Signals for stopping go to the parent. `inbox`: its messages, packed, unless `heard` is set to a
+    callback, which runs in its own thread. `beat` makes the regular report.
     """
 
     def __init__(self, line: int, beat_s: float) -> None:

@@ -1,12 +1,12 @@
-"""Other processes that work with this one: started once, kept for the run, ended with it.
+"""Processes that work with this one: started once, kept for the run, ended with it.
 
     this process   rank 0   RankPool ── a pipe to each: tasks out, answers back; it ends with us ─┐
     main           ranks 1, 2, ..   a loop over tasks, and the parts it was told to load  ◀───────┘
                    all ranks        one torch.distributed group (gloo on CPU, nccl on GPUs): tensors
 
 A task is a function of a module, called on every rank with that rank first; rank 0's share runs
-here, in the caller's thread. What the function does with the group (send, all_reduce) is its own
-business: tiles, branches and tensor-parallel layers are all tasks.
+here, in the caller's thread. Tiles, branches and tensor-parallel layers are all tasks, and use the
+group (send, all_reduce) as they need.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ class Rank:
 
 
 Loader = Callable[[Rank], Any]
-# A function, and its arguments behind the rank.
+# A function, and its arguments after the rank.
 Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class RankPool:
-    """`size` ranks: this process and `size - 1` of its own. With one rank, no process and no group.
+    """`size` ranks: this process and `size - 1` others. With one rank, no process and no group.
 
     Members start at the first use. A fault in any rank ends the task with an error and ends the
-    members; the next task starts them again and loads their parts again. `branch_sets`: so many
-    equal sets of ranks have a whole picture model each. `timeout_s` is the longest wait for a rank
-    that neither answers nor dies; a death is noticed at once. A member that is stopped, and a task
-    that takes far longer than ever before, end by `limits`. Whoever left something with the
-    members besides their parts is told by `stopped` when they end; `generation` counts how often.
+    members; the next task starts new ones, which load their parts again. `branch_sets`: equal sets
+    of ranks, each with a whole picture model. `timeout_s`: longest wait for a rank that neither
+    answers nor dies; a death is noticed at once. `limits` end a stopped member, and a task that
+    takes far longer than before. `stopped` tells users of the pool when members end; `generation`
+    counts how often.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class RankPool:
     ) -> None:
         assert size >= 1, "a pool has at least this process"
         if device == "cuda":
-            refuse_missing_gpus(size, "ranks", "ask for fewer ranks, or use --device cpu")
+            refuse_missing_gpus(size, "ranks", "use fewer ranks, or --device cpu")
         self.size, self.branch_sets = size, branch_sets
         self.here = Rank(0, size, _device(device, 0), timeout_s)
         self._kind: DeviceKind = device
@@ -130,7 +130,7 @@ class RankPool:
             if isinstance(error, RankError):
                 raise MachineError(
                     f"the ranks did not start: {error.what}",
-                    hint="ask for fewer ranks; each needs memory for what it loads",
+                    hint="use fewer ranks; each needs memory for what it loads",
                     code="machine.ranks",
                 ) from error
             raise
@@ -142,7 +142,7 @@ class RankPool:
         """
         ended = [m.number for m in self._members if m.child.process.poll() is not None]
         if ended:
-            logger.warning("rank %d ended while it had nothing to do", ended[0])
+            logger.warning("rank %d ended while it was idle; restarting the ranks", ended[0])
             self.stop()
         self.start()
 
@@ -182,12 +182,12 @@ class RankPool:
         ranks: int | None = None,
         own: Callable[[], Any] | None = None,
     ) -> list[Any]:
-        """Call `work(rank, *args)` on ranks 0 to `ranks - 1`, all by default; each one's result.
+        """Call `work(rank, *args)` on ranks 0 to `ranks - 1` (default: all); return the results.
 
-        `own`: what rank 0 does instead, where its share differs. Arguments and answers are
-        picklable and small: tensors travel through the group. Raises RankError where a member died
-        or failed, torch.OutOfMemoryError where one had too little memory, and what rank 0 raised
-        itself; the members are ended then, for nobody knows what they wait for.
+        `own`: what rank 0 runs instead. Arguments and answers are picklable and small: tensors
+        travel through the group. Raises RankError if a member died or failed,
+        torch.OutOfMemoryError if one had too little memory, and what rank 0 itself raised; the
+        members are then ended.
         """
         count = self.size if ranks is None else ranks
         assert 1 <= count <= self.size, f"{count} ranks of {self.size}"
@@ -241,10 +241,10 @@ class RankPool:
         self.stop()
 
     def _join(self) -> None:
-        """Form the group, once every member has said that it is up."""
+        """Form the group, once every member has reported that it is up."""
         if dist.is_initialized():
             raise MachineError(
-                "this process belongs to another torch.distributed group already",
+                "this process already belongs to another torch.distributed group",
                 hint="start hyimg without torchrun: it starts its own ranks",
                 code="machine.ranks",
             )
@@ -265,8 +265,9 @@ class RankPool:
                 threading.Thread(target=self._abort_after, args=(member,), daemon=True).start()
 
     def _on_all(self, task: Task, ranks: int, own: Callable[[], Any]) -> list[Any]:
-        """Results of a task on ranks 0 to `ranks - 1`, of which 0 does `own` meanwhile; raises the
-        first fault among them.
+        """Return the results of a task on ranks 0 to `ranks - 1`; rank 0 runs `own` meanwhile.
+
+        Raises the first fault among them.
         """
         members = self._members[: ranks - 1]
         for member in members:
@@ -277,14 +278,15 @@ class RankPool:
         """On GPUs a dead peer goes unnoticed: end what rank 0 waits for when a process ends."""
         member.child.process.wait()
         if member in self._members and dist.is_initialized():
-            logger.warning("rank %d ended; its groups are aborted", member.number)
+            logger.warning("rank %d ended; aborting its groups", member.number)
             abort_groups()
 
 
 def main(parent: Parent) -> None:
-    """A rank beside rank 0: join the group, then answer each task of the line until it ends.
+    """Run a rank: join the group, then answer each task of the line until it ends.
 
-    Every way out is `os._exit`. Rank 0 finishes its step before it stops, and needs its ranks then.
+    Every exit is `os._exit`. Rank 0 finishes its step before it stops, and needs its ranks until
+    then.
     """
     parent.send("up")
     join: tuple[str, Rank, Numerics] = pickle.loads(parent.inbox.get())
@@ -324,8 +326,9 @@ def form_group(store: str, rank: Rank) -> None:
 
 
 def abort_groups() -> None:
-    """Abort this process's groups, those of a part of the ranks too: a sum that waits for a dead
-    rank is in one of them. All at once: one may wait on the GPU for what another has stuck there.
+    """Abort all groups of this process: a sum that waits for a dead rank is in one of them.
+
+    All at once, because one may wait on the GPU for another.
     """
     groups = list(distributed_c10d._world.pg_names)
     with ThreadPoolExecutor(1 + len(groups)) as pool:

@@ -35,9 +35,9 @@ class Sums:
         self._done += 1
         group = _group(self._ranks, dist.group.WORLD)
         if len(self._ranks) > 2 and partial_TM.device.type == "cpu":
-            # An `all_reduce` of more than two begins each part of the tensor at another rank, so
-            # that a row's bits would depend on how many rows there are: every value is summed in
-            # the order of the ranks, narrow dtypes in float32.
+            # An `all_reduce` of more than two ranks begins each part of the tensor at another rank,
+            # so a row's bits would depend on the number of rows. Here every value is summed in the
+            # order of the ranks, narrow dtypes in float32.
             parts = [torch.empty_like(partial_TM) for _ in self._ranks]
             dist.all_gather(parts, partial_TM, group=group)
             wide = torch.promote_types(partial_TM.dtype, torch.float32)
@@ -47,7 +47,7 @@ class Sums:
         return partial_TM
 
     def give_up(self, nothing_TM: Tensor) -> None:
-        """Take part in what is left of the forward, as if with these rows; its result is void."""
+        """Take part in the rest of the forward with these rows; the result is void."""
         while self._done < self._count:
             self.total(nothing_TM)
 

@@ -1,4 +1,4 @@
-"""Detect stopped and hanging processes: two watches for processes that work for this one; no torch.
+"""Detect stopped and hanging processes: two watches, without torch.
 
 A process reports every few seconds that it is alive: silence means it is stopped. It also reports
 its current step and for how long: a step far longer than any before means a kernel hangs.
@@ -14,9 +14,9 @@ BEAT_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How long a process may say nothing (`silence_s`; `start_s` until it is up),
-    or be at one step: `times` the longest of its kind, at least `step_s`, `first_s` for the first
-    of its kind.
+    """Limits of silence (`silence_s`; `start_s` until it is up) and of one step, in seconds.
+
+    A step may take `times` the longest of its kind, at least `step_s`; `first_s` for the first.
     """
 
     silence_s: float = 60.0
@@ -30,8 +30,9 @@ LIMITS = Limits()
 
 
 class AwakeClock:
-    """Seconds in which this process ran: while it is stopped, or its machine sleeps, the clock
-    stands. It is to be read at least every `most_s`.
+    """Seconds in which this process ran, without stops and sleep.
+
+    Read it at least every `most_s`.
     """
 
     def __init__(self, most_s: float = 2.0, now: Callable[[], float] = time.monotonic) -> None:
@@ -47,9 +48,7 @@ class AwakeClock:
 
 @dataclass(frozen=True)
 class Beat:
-    """A sign of life: the `kind` of its current step (empty if untimed), its duration, and the
-    longest one of that kind so far.
-    """
+    """A heartbeat: the current step's `kind` (empty: untimed), its duration, the longest one."""
 
     kind: str = ""
     for_s: float = 0.0
@@ -86,7 +85,7 @@ class StepWatch:
         self._longest_s: dict[str, float] = {}
 
     def overdue(self, beat: Beat) -> str:
-        """Return the step in which a process hangs by its own report; empty if it does not."""
+        """Return the step in which a process reports to hang; empty if it does not."""
         if not beat.kind:
             return ""
         seen = [beat.longest_s, self._longest_s.get(beat.kind)]

@@ -1,9 +1,9 @@
 """Messages between rank 0 and a member, and the member as rank 0 sees it.
 
-to a member     where the group meets, the Rank it is there, its Numerics; then tasks: a function
+to a member     where the group meets, its Rank, its Numerics; then tasks: a function
                 of a module and its arguments, to be called with the rank first
 from a member   that it is up, and that it has joined; then the result of each task, or
-                Failed and nothing more; in between, signs of life
+                Failed and nothing more; in between, heartbeats
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ class Numerics:
 
 @dataclass(frozen=True)
 class Failed:
-    """Why a member gave up: it says so, ends, and its silence ends the others' waiting.
+    """Why a member gave up. It then ends, which ends the others' waiting.
 
-    `error`: its own where it is one of ours, a checkpoint's fault, say. `at`: the machine's clock.
+    `error`: its own HyimgError, such as a checkpoint's fault, or a RankError. `at`: the machine's
+    clock.
     """
 
     error: HyimgError
@@ -80,7 +81,7 @@ def _failed_rank(rank: int, what: str, code: str = "") -> RankError:
     """The error of a member that failed, or ended, while it worked on a task."""
     return RankError(
         f"rank {rank} failed: {what}",
-        hint="run the same command again; the ranks start anew",
+        hint="run the same command again: new ranks are started",
         code=code,
         retryable=True,
     )
@@ -128,15 +129,15 @@ class Member:
         self.was_heard = self.is_up  # importing torch has a limit of its own, and beats come late
 
     def _die(self) -> None:
-        """The member is gone; what it had to say is said."""
+        """Record that the member is gone, after its last message."""
         why = self._why or self.child.death()
         self._answers.put(Failed(_failed_rank(self.number, why), 0.0))
 
 
 def watch(members: Sequence[Member], steps: Steps, limits: Limits, over: Event) -> None:
-    """Kill members that were stopped, and all of them where their task hangs, until it is `over`.
+    """Kill members that are stopped, and all of them if their task hangs, until it is `over`.
 
-    `steps` has the tasks; what waits for a member learns of its death as of any other.
+    `steps` has the tasks. Whatever waits for a member learns of its death as usual.
     """
     watched, pause_s = StepWatch(limits), min(1.0, limits.silence_s / 10)
     last: dict[Member, float] = {}  # nothing before the first word: to start has a limit of its own
@@ -152,8 +153,8 @@ def watch(members: Sequence[Member], steps: Steps, limits: Limits, over: Event) 
 def silence(timeout_s: float, who: str = "a rank") -> RankError:
     """Return the error of a rank that is alive but silent."""
     return RankError(
-        f"{who} has not answered for {timeout_s:.0f} s",
-        hint="look for a process that is stopped, or a machine that swaps",
+        f"{who} did not answer within {timeout_s:.0f} s",
+        hint="check for a stopped process or a machine that swaps",
         code="rank.timeout",
         retryable=True,
     )
@@ -161,8 +162,9 @@ def silence(timeout_s: float, who: str = "a rank") -> RankError:
 
 @contextmanager
 def loopback() -> Iterator[None]:
-    """Inside, every group is formed: gloo listens on this machine's own interface alone, whatever
-    its host name leads to. A GPU's group is not to end the whole process when it is aborted.
+    """Form groups inside: gloo then listens on the loopback interface only.
+
+    An aborted group of a GPU does not end the process.
     """
     wanted = {
         "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",

@@ -1,7 +1,7 @@
-"""Blend decoded tiles into one picture, equal to the bit to the library's own `tiled_decode`.
+"""Blend decoded tiles into one picture, to the bit as the library's own `tiled_decode`.
 
-The library fades row by row in Python, in place: a tile is blended with its neighbours after their
-own blending. Here each border is two products and a sum over the whole strip, rounded alike:
+The library fades row by row in Python; a tile is blended with its neighbours after their own
+blending. Here each border is two products and a sum over the whole strip, with the same rounding:
 products in float32 (or wider), each rounded to the tiles' dtype, then added in that dtype.
 """
 
@@ -19,10 +19,10 @@ TileOf = Callable[[Tile], Tensor]
 
 
 def merge(plan: TilePlan, tile_of: TileOf) -> Tensor:
-    """The picture [B, C, T, H, W] of a plan's decoded tiles [B, C, T, h, w], which are overwritten.
+    """Return the picture [B, C, T, H, W] of tiles [B, C, T, h, w], which are overwritten.
 
-    `tile_of` is asked for each tile once, in raster order, and no tile is held for longer than one
-    row of tiles: a caller that decodes on demand needs two rows of tiles and the picture. Source:
+    `tile_of` is called once per tile, in raster order, and at most one row of tiles is held: a
+    caller that decodes on demand needs memory for two rows of tiles and the picture. Source:
     `tiled_decode`, `blend_v`, `blend_h` of diffusers' AutoencoderKLHunyuanVideo15.
     """
     rule = plan.tiling
@@ -49,9 +49,9 @@ def merge(plan: TilePlan, tile_of: TileOf) -> Tensor:
 
 
 def blend_(before: Tensor, tile: Tensor, extent: int, dim: int) -> Tensor:
-    """Fade the first `extent` rows (dim -2) or columns (-1) of `tile` in from the last of `before`.
+    """Fade in the first `extent` rows (dim -2) or columns (-1) of `tile` from `before`.
 
-    In place. The extent is limited to what both have.
+    In place. The extent is limited to the smaller of both.
     """
     extent = min(before.shape[dim], tile.shape[dim], extent)
     if not extent:
@@ -72,9 +72,9 @@ def pixel_shape(plan: TilePlan, tile: Tile) -> tuple[int, int]:
 
 @lru_cache(maxsize=32)
 def _weights(extent: int, dim: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """The new tile's share, y / extent, and the old one's, 1 - y / extent; they sum to one.
+    """Return the weights of the new tile, y / extent, and the old one, 1 - y / extent.
 
-    Divided in float64 and then rounded, as a Python number is when it meets a tensor.
+    Divided in float64, then rounded, as torch does with a Python number.
     """
     shape = (extent, 1) if dim == -2 else (extent,)
     fade = torch.arange(extent, dtype=torch.float64) / extent
@@ -86,7 +86,7 @@ def _picture_shape(plan: TilePlan) -> tuple[int, int]:
 
 
 def _kept_part(picture: Tensor, plan: TilePlan, tile: Tile) -> Tensor:
-    """Where a tile's kept part lies in the picture."""
+    """Return the part of the picture that a tile fills."""
     rows = _span(plan.tiling, tile.top, picture.shape[-2])
     columns = _span(plan.tiling, tile.left, picture.shape[-1])
     return picture[..., rows, columns]

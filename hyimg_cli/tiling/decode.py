@@ -27,10 +27,10 @@ from hyimg_cli.tiling.tiles import Tile, TilePlan, assign_tiles, tile_plan
 
 
 class TiledVae(Protocol):
-    """An autoencoder as the ranks need it; every rank holds one with the same weights.
+    """The interface of an autoencoder that ranks decode with; all have the same weights.
 
-    `tiling`: where the library cuts, by the module's own numbers. `tile_channels`: those that
-    `decode_tile` returns, three, times a patch's pixels.
+    `tiling`: the tiles of the library. `tile_channels`: channels that `decode_tile` returns, three
+    times a patch's pixels.
     """
 
     tiling: TileRule
@@ -40,8 +40,7 @@ class TiledVae(Protocol):
         """Return the frames that `decode_tile` returns for this many latent frames."""
 
     def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
-        """Decode one tile with all its frames, [B, C, T, H, W], in the dtype and on the device of
-        the latents.
+        """Decode one tile with all frames, [B, C, T, H, W], in the latents' dtype and device.
 
         Not re-entrant if features are kept between frames.
         """
@@ -74,11 +73,10 @@ class PatchParallelDecoder:
         self.report: DecodeReport | None = None
 
     def decode(self, latents_BCFYX: Tensor, tiling: TileRule | None = None) -> Tensor:
-        """The picture [B, C, T, H, W] of latents on rank 0's device, in their dtype; `tiling`:
-        instead of the VAE's own.
+        """Return the picture [B, C, T, H, W] of latents on rank 0's device, in their dtype.
 
-        Raises RankError where a rank dies or fails, within seconds of it, torch.OutOfMemoryError
-        where any of them has too little memory.
+        `tiling` replaces the VAE's own. Raises RankError if a rank dies or fails,
+        torch.OutOfMemoryError if one has too little memory.
         """
         items = [self._decode(latents, tiling) for latents in latents_BCFYX.split(1)]
         return items[0] if len(items) == 1 else torch.cat(items)
@@ -88,7 +86,7 @@ class PatchParallelDecoder:
         vae: TiledVae = self._pool.here.parts[self._part]
         plan = tile_plan(tiling or vae.tiling, *latents_1CFYX.shape[-2:])
         shares = assign_tiles(plan, self._ranks)
-        # Ranks without tiles are not even told: they get no latents and wait for nothing.
+        # Ranks without tiles get no message and no latents, and wait for nothing.
         working = sum(bool(share) for share in shares)
         job = TiledJob(
             self._part, plan, tuple(shares), tuple(latents_1CFYX.shape), latents_1CFYX.dtype
@@ -105,7 +103,7 @@ class PatchParallelDecoder:
 
 @dataclass(frozen=True)
 class TiledJob:
-    """One item to decode, as every rank is told: which part, which tiles, whose, which latents."""
+    """One item to decode, as sent to every rank: part, tiles, their ranks, latents."""
 
     part: str
     plan: TilePlan

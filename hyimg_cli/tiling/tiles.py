@@ -63,8 +63,7 @@ class TilePlan:
 
 @dataclass(frozen=True)
 class DecodeShare:
-    """One rank's share of a tiled decode: tiles by index in the order it decodes them, their
-    latent cells, and the bytes that rank 0 receives from it."""
+    """A rank's share of a decode: its tiles in order, latent cells, bytes that rank 0 receives."""
 
     rank: int
     tiles: tuple[int, ...]
@@ -103,7 +102,7 @@ def halve_tiles(rule: TileRule) -> TileRule:
 
 
 def tile_plan(tiling: TileRule, rows: int, columns: int) -> TilePlan:
-    """Return the tiles of a latent grid; a single one if the grid is no larger than a tile.
+    """Return the tiles of a latent grid; one if the grid is no larger than a tile.
 
     Raises UsageError for a grid without cells.
     """
@@ -111,7 +110,7 @@ def tile_plan(tiling: TileRule, rows: int, columns: int) -> TilePlan:
         raise UsageError(
             f"a latent grid of {rows}x{columns} has no cells",
             where="VAE tiling",
-            hint="ask for a larger size",
+            hint="use a larger size",
             code="usage.vae-tiling",
         )
     if max(rows, columns) <= tiling.tile:
@@ -127,7 +126,7 @@ def tile_plan(tiling: TileRule, rows: int, columns: int) -> TilePlan:
 
 
 def assign_tiles(plan: TilePlan, ranks: int) -> list[tuple[Tile, ...]]:
-    """Return every rank's tiles in the order to decode them; every rank computes the same lists.
+    """Return every rank's tiles in the order to decode them; equal on all ranks.
 
     The largest tile goes to the least loaded rank, ties by tile index. Rank 0, which also merges,
     takes the smallest share that is not empty; ranks without tiles come last. Source: the LPT rule,

@@ -139,7 +139,7 @@ def test_a_disk_that_refuses_is_one_note_and_is_still_read(
         store.write(KIND, key("a"), b"bytes")
     store.write(KIND, key("b"), b"bytes")
     assert store.take_notes() == (
-        f"nothing more is added to the disk cache in this run: {os.strerror(number)}",
+        f"the disk cache is read-only for the rest of this run: {os.strerror(number)}",
     )
     assert store.read(KIND, key("old")) == b"bytes"
     assert [file.name for file in (tmp_path / KIND).iterdir()] == [key("old")]
@@ -247,7 +247,7 @@ def test_a_folder_that_can_be_none_is_refused_and_a_missing_one_is_not(tmp_path:
     file = tmp_path / "file"
     file.touch()
     for folder in (file, file / "deeper"):
-        with pytest.raises(StorageError, match="the disk cache's folder is a file") as raised:
+        with pytest.raises(StorageError, match="the folder of the disk cache is a file") as raised:
             refuse_cache_file(folder)
         assert (raised.value.code, raised.value.where) == ("storage.cache", str(file))
     refuse_cache_file(None)

@@ -179,7 +179,7 @@ def test_where_no_job_can_keep_its_source_the_cause_and_what_to_do_are_told(
             "extends beyond the source",
             "give LEFT,TOP,RIGHT,BOTTOM",
         ),
-        (("b.jpg",), "b.jpg: its pixels are CMYK", "convert it to 8-bit RGB"),
+        (("b.jpg",), "b.jpg: the source has CMYK pixels", "convert it to 8-bit RGB"),
         (
             ("a.png", "--region", "c.png"),
             "c.png: the region's mask is not found",

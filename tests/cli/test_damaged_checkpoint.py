@@ -54,7 +54,7 @@ DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
         _json("generation_config.json", repetition_penalty=0),
         "repetition_penalty is 0; expected greater than 0",
     ),
-    (_json("generation_config.json", min_p=0.1), "min_p is 0.1, which is not implemented"),
+    (_json("generation_config.json", min_p=0.1), "min_p = 0.1 is not supported"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
     (_bytes("tokenizer.json", lambda data: data[:500]), "tokenizer.json cannot be read"),
     (_bytes("tokenizer_config.json", lambda _: b"{"), "tokenizer_config.json cannot be read"),

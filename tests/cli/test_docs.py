@@ -30,7 +30,7 @@ REAL = re.compile(
     r"hyimg (bench|doctor|eval|info|replay|serve|think|check texts|generate texts)|--replicas"
 )
 # Their commands need a server, scores or a checkpoint; other tests run them.
-ELSEWHERE = {"candidates", "datasets", "editors", "errors", "measuring", "serve"}
+ELSEWHERE = {"candidates", "datasets", "editors", "measuring", "serve"}
 HUB = re.compile(r"--model [\w-]+/[\w.-]+")
 
 

@@ -269,9 +269,10 @@ def test_a_region_beyond_its_source_is_refused_before_any_line_runs(
     lines = [BARE | {"region": "0,0,128,129"}, BARE | {"custom_id": "b", "region": "small.png"}]
     ran = run_cli(command, write(home, *lines, BARE | {"custom_id": "c"}), *place)
     assert ran.code == 2
-    said = "the region 0,0,128,129 extends beyond the source, which is 128x128"
+    said = "the region 0,0,128,129 extends beyond the source (128x128)"
     assert f"error[manifest.region]: {said}\n  --> jobs.jsonl:1: region\n" in ran.err
-    assert "the mask is 50x50, but its source is 128x128\n  --> jobs.jsonl:2: region\n" in ran.err
+    said = "the mask has another size than the source (50x50, expected 128x128)"
+    assert f"{said}\n  --> jobs.jsonl:2: region\n" in ran.err
     assert not (home / "new").exists()
     ran = run_cli(command, write(home, BARE), *place, "--region", "0,0,200,9")
     assert (ran.code, "region 0,0,200,9 extends beyond the source" in ran.err) == (2, True)

@@ -284,7 +284,9 @@ def test_standard_input_without_end_is_refused(
 
     monkeypatch.setattr(manifests, "MANIFEST_BYTES", 1000)
     endless = io.TextIOWrapper(io.BytesIO(b" " * 2000))
-    with pytest.raises(UsageError, match="it has more than 1,000 bytes") as refused:
+    with pytest.raises(
+        UsageError, match="the file is too large \\(limit 1,000 bytes\\)"
+    ) as refused:
         manifests.read_manifest("-", endless)
     assert (refused.value.code, refused.value.where) == ("manifest.unreadable", "stdin")
 

@@ -83,7 +83,7 @@ def _files(folder: Path) -> set[str]:
         ((TP, "3"), "2 kv heads with 3 query heads each cannot be split over 3 ranks"),
         ((TP, "2", "--device", "balanced"), "cannot be used with 2 processes"),
         ((CFG, "2", "--device", "balanced"), f"one GPU each, counted from the first --> {CFG}"),
-        ((TP, "2", "--quantization", "nf4"), "nf4 has blocks of 64 weights"),
+        ((TP, "2", "--quantization", "nf4"), "nf4 needs rows that are multiples of 64 weights"),
         ((TP, "0"), "out of range"),
     ],
 )

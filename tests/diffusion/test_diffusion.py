@@ -58,7 +58,7 @@ def test_two_other_branches_push_independently() -> None:
 
 
 def test_counts_must_agree() -> None:
-    with pytest.raises(ValueError, match="one scale less"):
+    with pytest.raises(ValueError, match="one scale fewer"):
         guided(torch.zeros(2, 1, 1, 1), [])
 
 

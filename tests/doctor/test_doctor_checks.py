@@ -356,7 +356,7 @@ def test_ranks_that_cannot_share_the_model_are_told(subject: MakeSubject) -> Non
     alone = subject(device="cpu")
     one = replace(alone, parallel=ParallelConfig(tensor_ranks=3))
     (found,) = run_checks(one, [("memory", models.image_memory)])
-    assert (found.status, found.hint) == ("failed", "this model can be split over 2, 4, 6")
+    assert (found.status, found.hint) == ("failed", "use 2, 4, 6")
 
 
 def test_memory_against_a_video_model(

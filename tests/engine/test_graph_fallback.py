@@ -154,7 +154,7 @@ def test_steps_that_no_graph_can_hold_are_computed_and_told_once(
         pictures = ends(jobs, model)
     assert captures.rows == graphs.captured == [1, 2]
     (told,) = [record.message for record in caplog.records]
-    assert "decode steps of more than 2 rows have no CUDA graph" in told
+    assert "decode steps of more than 2 rows run without a CUDA graph" in told
     for picture, other in zip(pictures, ends(jobs, with_graphs(family, None)), strict=True):
         assert picture.text == other.text
         assert np.array_equal(picture.pixels, other.pixels)
@@ -170,7 +170,7 @@ def test_where_no_step_can_be_captured_nothing_is_tried(
         assert graphs.prepare(3) == 0
     assert captures.rows == []
     assert [r.message.split(" on this GPU")[0] for r in caplog.records] == [
-        "decode steps have no CUDA graph"
+        "decode steps run without a CUDA graph"
     ]
 
 

@@ -210,7 +210,7 @@ def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, jobs: list[Image
         (2, {"device": "balanced"}, "--device balanced cannot be used with 2 processes"),
         (2, {"device": "cuda:1"}, "counted from the first"),
         (2, {"decode_graphs": "on"}, "decode_graphs needs one process"),
-        (2, {"quantization": "nf4"}, "nf4 has blocks of 64 weights"),
+        (2, {"quantization": "nf4"}, "nf4 needs rows that are multiples of 64 weights"),
     ],
 )
 def test_what_cannot_be_split_is_refused_before_a_process_starts(

@@ -97,7 +97,7 @@ def test_how_a_picture_was_read_is_a_note_and_no_warning(
     assert first.warnings == ()
     assert first.notes == (
         "EXIF orientation applied",
-        "80x40 fitted to 64x64: tiny-image knows 64x64; left and right cut off, 50% of the width",
+        "80x40 fitted to 64x64: tiny-image makes 64x64; left and right cut off, 50% of the width",
     )
 
 

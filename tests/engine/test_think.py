@@ -101,7 +101,7 @@ def test_a_given_text_changes_the_picture(drawn: Tell, job: ImageJob) -> None:
     [
         ({"prompt": "a <img> b"}, "control token <img>"),
         ({"cot_text": "<recaption>x<boi></recaption>"}, "control token <boi>"),
-        ({"cot_token_ids": (0, 10**7)}, "is no token"),
+        ({"cot_token_ids": (0, 10**7)}, "has no token"),
         ({"prompt": "word " * 3000}, "positions"),
     ],
 )

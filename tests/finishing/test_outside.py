@@ -421,7 +421,7 @@ def test_a_redraw_whose_rest_is_unlike_the_source_is_not_sure() -> None:
         assert edit.kind != "global"
         line = edit.to_json() | {"gates": []}
         said = [
-            text for text in edit_warnings(line) if text.startswith("not sure: outside the edit")
+            text for text in edit_warnings(line) if text.startswith("not sure: the redraw differs")
         ]
         assert bool(said) is not is_sure
 

@@ -339,7 +339,7 @@ def test_frames_and_regions_are_looked_at_too(tmp_path: Path) -> None:
     mask = tmp_path / "mask.png"
     for pixels, why in (
         (np.zeros((101, 150)), "black"),
-        (np.ones((50, 50)), "its source is 150x101"),
+        (np.ones((50, 50)), "expected 150x101"),
     ):
         Image.fromarray(np.uint8(pixels * 255)).save(mask)
         one = job(source, KeepOutside(region=str(mask)))

@@ -74,4 +74,4 @@ def test_the_loss_of_the_quickest_kernel_is_told(
     monkeypatch.setattr(torch.backends.cuda, "can_use_cudnn_attention", lambda _: True)
     monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_, **__: int(chosen))
     warn_of_slow_kernel(torch.device("cpu"), dtype)
-    assert ("not cuDNN's kernel" in caplog.text) == told
+    assert ("does not use cuDNN's kernel" in caplog.text) == told

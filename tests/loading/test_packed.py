@@ -77,12 +77,15 @@ def _state(**changes: object) -> Callable[[Tensors], None]:
     [
         (lambda t: t.pop("plain.weight.absmax"), "plain.weight.absmax is missing"),
         (lambda t: t.pop("plain.weight"), "plain.weight .* is missing"),
-        (lambda t: t.pop("eight.weight"), "eight.weight .* no matrix of 8-bit integers"),
+        (lambda t: t.pop("eight.weight"), "eight.weight .* not a matrix of 8-bit integers"),
         (
             lambda t: t.update({"eight.SCB": torch.ones(3)}),
             "eight.SCB is 12 bytes, expected 128 bytes",
         ),
-        (lambda t: t.update({"eight.weight": torch.ones(32, 64)}), "no matrix of 8-bit integers"),
+        (
+            lambda t: t.update({"eight.weight": torch.ones(32, 64)}),
+            "not a matrix of 8-bit integers",
+        ),
         (
             lambda t: t.update({"eight.weight_format": torch.ones((), dtype=torch.uint8)}),
             "ordered for one kind of GPU",

@@ -157,7 +157,7 @@ def test_ranks_that_heads_cannot_be_split_over_are_refused() -> None:
     with pytest.raises(UsageError, match="3000"):
         refuse_uneven(replace(arch, moe_intermediate_size=(3000, 3072)), 16)
     refuse_uneven(arch, 16, "nf4")
-    with pytest.raises(UsageError, match="nf4 has blocks of 64 weights"):
+    with pytest.raises(UsageError, match="nf4 needs rows that are multiples of 64 weights"):
         refuse_uneven(arch, 32, "nf4")
 
 

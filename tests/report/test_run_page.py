@@ -228,7 +228,7 @@ def test_pictures_that_are_gone_leave_a_word_and_their_thumbnail(out: Path) -> N
     (found,) = records(out)
     assert found["outputs"][0]["gone"] == "file not found"
     assert (out / found["outputs"][0]["thumb"]).is_file()
-    assert found["sources"][0]["gone"] == "this is not an image"
+    assert found["sources"][0]["gone"] == "the file is not an image"
 
 
 def test_results_without_a_digest_have_a_thumbnail_each(out: Path) -> None:

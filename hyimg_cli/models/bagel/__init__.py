@@ -1,1 +1,1 @@
-"""BAGEL-7B-MoT: one decoder with two sets of weights, by kind of token, that writes and draws."""
+"""BAGEL-7B-MoT: one decoder that writes and draws, with two sets of weights."""

@@ -1,8 +1,8 @@
 """The checkpoint's JSON files and safetensors headers as typed facts; no torch.
 
-What the files say wrongly, or leave out, is read off the weights: the released `config.json` may
-say 32 for a position table of 64 x 64, `vit_config.json` says one layer more than there is. That
-queries and keys are normed and that the embeddings are not tied, no file says.
+Wrong or missing values are read off the weights: the released `config.json` may say 32 for a
+position table of 64 x 64, and `vit_config.json` one layer too many. No file says that queries and
+keys are normed and embeddings not tied.
 """
 
 import math
@@ -96,7 +96,7 @@ class DecoderShape:
 
 @dataclass(frozen=True, kw_only=True)
 class VisionShape(VitShape):
-    """The SigLIP tower; `positions` rows in its own table, `table_side` squared in the model's."""
+    """The SigLIP tower; `positions` rows in its table, `table_side` squared in the model's."""
 
     positions: int
     table_side: int
@@ -124,9 +124,7 @@ class AutoencoderShape:
 
 @dataclass(frozen=True)
 class BagelShape:
-    """Everything about the network's shape. `table_side`: rows of tokens that a picture may have,
-    and columns.
-    """
+    """The shape of the network. `table_side`: most rows, and columns, of tokens of a picture."""
 
     decoder: DecoderShape
     vision: VisionShape
@@ -180,7 +178,7 @@ def read_architecture(folder: Path) -> BagelShape:
     )
     vae = config.table("vae_config", {})
     autoencoder = vae.facts(AutoencoderShape)
-    # What a FLUX autoencoder is made of; whoever builds by other numbers does not come to an end.
+    # The shape of a FLUX autoencoder; much larger numbers could not be built.
     if not (len(autoencoder.ch_mult) == 4 and max(autoencoder.widths) < MOST_WIDTH):
         raise vae.fault("ch_mult", autoencoder.ch_mult, f"four, and below {MOST_WIDTH:,} channels")
     transforms = config.table("image_transforms", {})
@@ -206,15 +204,15 @@ def _side(found: Mapping[str, TensorInfo], name: str, otherwise: int) -> int:
         return otherwise
     rows = math.prod(found[name].shape[:1])
     if math.isqrt(rows) ** 2 != rows:
-        what = f"{name} has {rows} rows, which is no square"
+        what = f"{name} has {rows} rows; expected a square number"
         raise CheckpointError(what, code="checkpoint.mismatch")
     return math.isqrt(rows)
 
 
 def model_card(folder: Path, model: str, arch: BagelShape) -> ModelCard:
-    """The card of the checkpoint in `folder`, called `model` by the user.
+    """Return the card of the checkpoint in `folder`, called `model` by the user.
 
-    A `card.json` beside the weights may name it, and say that it is untrained.
+    A `card.json` in the folder may give its name, and say that it is untrained.
     """
     extra = Config.read(folder / "card.json", is_optional=True)
     # The demo's sizes, scaled to the longest side of the table of positions.
@@ -257,8 +255,9 @@ def model_card(folder: Path, model: str, arch: BagelShape) -> ModelCard:
 
 
 def _weights(folder: Path, decoder: DecoderShape) -> WeightCounts:
-    """Weights by how they are held: the VAE in float32, matrices of the decoder's layers in fewer
-    bits where asked. From the index where no file is here.
+    """Count weights by format: VAE in float32, decoder matrices in fewer bits on request.
+
+    From the index if the files are missing.
     """
     hidden, inner = decoder.hidden_size, decoder.intermediate_size
     heads, kv = (

@@ -1,11 +1,10 @@
-"""The decoder: every layer has two sets of weights, and a token's kind says which is its own.
+"""The decoder: every layer has two sets of weights, chosen by the kind of a token.
 
     und    texts, ViT tokens, all markers           plain names
     gen    latent tokens                            names with `_moe_gen`
 
-Attention is shared: each token sees keys and values of both kinds. Within a forward the rows of one
-kind stand together, so that each set is one matrix product; attention has them in their sequences'
-order.
+Attention is shared: each token attends to both kinds. Within a forward, rows are sorted by kind, so
+each set is one matrix product; attention has them in the order of their sequences.
 """
 
 # Legend: T new token in its sequence's order, R row (und, then gen), M model width, H query head,
@@ -38,8 +37,9 @@ class NewTokens(QueryBlock):
 
 @dataclass(frozen=True)
 class KindRows:
-    """Where the tokens of a forward stand: `und` rows first, `count` in all, zeros between them
-    that fill up each kind. `row_T`: of each token; None where rows and tokens are the same.
+    """The places of a forward's tokens: `und` rows first, `count` in all, padded with zeros.
+
+    `row_T`: the row of each token; None if rows and tokens are the same.
     """
 
     und: int
@@ -149,7 +149,7 @@ class PairedDecoder(InPairs):
     """Token rows in, their last states out; keys and values go to each query block's buffer.
 
     `rows_seen` counts every token row that ever entered. `row_multiple` above 1 fills up the rows
-    of each kind, so that a row's bits do not depend on its company.
+    of each kind, so that a row's bits do not depend on other rows.
     """
 
     def __init__(self, arch: DecoderShape) -> None:
@@ -162,7 +162,7 @@ class PairedDecoder(InPairs):
         self.rows_seen, self.row_multiple = 0, 1
 
     def forward(self, x_TM: Tensor, blocks: Sequence[NewTokens]) -> Tensor:
-        """States behind the final norm, [T, M]; the tokens of all blocks, one after another."""
+        """Return the states after the final norm, [T, M], of the tokens of all blocks in order."""
         self.rows_seen += len(x_TM)
         rows = self.rows(blocks, x_TM.device)
         x_RM = rows.from_tokens(x_TM)

@@ -1,4 +1,4 @@
-"""BAGEL as the engine sees it: networks and prompter behind one face."""
+"""BAGEL as the engine sees it: networks and prompter."""
 
 # Legend: C channel, Y X latent rows and columns, H W pixels, N token, P values of a token,
 # V vocabulary
@@ -38,7 +38,7 @@ from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import ImageJob, Size
 
 _RETOKENISED = (
-    "the written text's tokens are others when it is read again; those are prefilled, as published"
+    "the text has different tokens when it is read again; those are prefilled, as published"
 )
 
 
@@ -66,7 +66,7 @@ class PictureCodec:
 
     @torch.no_grad()
     def encode(self, levels_CHW: Tensor, noise_CYX: Tensor) -> Tensor:
-        """A draw of the posterior, [C, Y, X]. The log-variance is not clamped, as published."""
+        """Return a posterior draw, [C, Y, X]; the log-variance is not clamped, as published."""
         weight = self.vae.encoder.conv_in.weight
         moments = self.vae.encoder(levels_CHW[None].to(weight.device, weight.dtype))[0]
         mean_CYX, logvar_CYX = moments.chunk(2)
@@ -128,7 +128,7 @@ class Bagel(DecoderModel):
     encode_stretched = encode_source
 
     def posterior_noise(self, size: Size, digest: str) -> Tensor:
-        """Of a source image's latents, [C, Y, X], float32 on the CPU."""
+        """Return the noise of a source image's latents, [C, Y, X], float32 on the CPU."""
         generator = torch.Generator().manual_seed(seed_from(digest))
         shape = (self.prompter.arch.vae.z_channels, *self.card.latent_grid(size))
         return torch.randn(shape, generator=generator)
@@ -152,7 +152,7 @@ class Bagel(DecoderModel):
             context.hidden_M = hidden_M
 
     def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
-        """The branches that guidance needs; those with equal contexts are one to the engine."""
+        """Return the branches that guidance needs; the engine merges those with equal contexts."""
         shapes, prompter = shapes_of(sources), self.prompter
         found, bucket = prompter.contexts(job, shapes, text.ids), prompter.bucket(job, shapes)
         grid, written = picture_grid(bucket.size), []
@@ -199,7 +199,7 @@ class Bagel(DecoderModel):
         )
 
     def initial_latents(self, size: Size, seed: int) -> Tensor:
-        """Noise [C, Y, X], drawn token by token in float32 on the CPU, as published."""
+        """Return noise [C, Y, X], drawn token by token in float32 on the CPU, as published."""
         grid = picture_grid(size)
         generator = torch.Generator().manual_seed(seed)
         rows_NP = torch.randn(grid.cells, self.prompter.arch.patch_values, generator=generator)
@@ -222,7 +222,7 @@ class Bagel(DecoderModel):
 
 
 def _levels(pixels: np.ndarray) -> Tensor:
-    """A picture as the networks see it, [C, H, W], -1 to 1."""
+    """Return a picture as the networks read it, [C, H, W], -1 to 1."""
     return (torch.from_numpy(pixels).permute(2, 0, 1).float() / 255 - 0.5) / 0.5
 
 

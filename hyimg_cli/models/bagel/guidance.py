@@ -13,11 +13,11 @@ from hyimg_cli.spec.options import Renorm
 
 @dataclass(frozen=True)
 class Guidance:
-    """A job's guidance: its scales, and which branch is which.
+    """A job's guidance: its scales, and its branches.
 
-    `text`, `image`: numbers of the branches without the one and without the other; a branch that is
-    the full one stands for itself. `image` None: no step away from the images. `least`: how far a
-    velocity may be shortened at most, 0 to 1.
+    `text`, `image`: numbers of the branches without text and without images, which may be the full
+    branch's. `image` None: no step away from the images. `least`: the minimum length that a
+    velocity keeps, 0 to 1.
     """
 
     text_scale: float

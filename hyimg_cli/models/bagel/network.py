@@ -42,7 +42,7 @@ class ImageRows:
 
 @dataclass(frozen=True)
 class NoiseBranch:
-    """One guidance branch while denoising: its noise block behind its context."""
+    """One guidance branch while denoising: its noise block after its context."""
 
     block: NewTokens
     grid: Grid
@@ -66,8 +66,8 @@ class VisionEmbeddings(nn.Module):
     def __init__(self, arch: VisionShape) -> None:
         super().__init__()
         self.side = math.isqrt(arch.positions)
-        # A patch's values stand as (row, column, channel): the weights are a matrix's, and would be
-        # another picture's in a convolution's order.
+        # A patch's values are ordered (row, column, channel), as for a matrix; a convolution would
+        # expect another order.
         self.patch_embedding = nn.Linear(arch.patch_values, arch.hidden_size)
         self.position_embedding = nn.Embedding(arch.positions, arch.hidden_size)
 
@@ -122,7 +122,7 @@ class BagelNetwork(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """One that tells the device and the dtype."""
+        """Return a weight with the network's device and dtype."""
         return cast(nn.Linear, self.language_model["lm_head"]).weight
 
     def new_buffer(self, capacity: int) -> Buffer:
@@ -169,7 +169,7 @@ class BagelNetwork(nn.Module):
         return hidden_TM[-1]
 
     def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> list[Tensor]:
-        """Append text behind each context, all in one forward; each run's last state [M]."""
+        """Append text to each context in one forward; return each run's last state [M]."""
         blocks: list[NewTokens] = []
         spans = appended_spans((buffer_of(context), len(ids)) for context, ids in runs)
         for (context, ids), span in zip(runs, spans, strict=True):
@@ -192,7 +192,7 @@ class BagelNetwork(nn.Module):
         noise = layout.blocks[-1]
         assert noise.kind == "noise", "a branch has a picture to draw"
         assert buffer.length == noise.start, "the context is complete before denoising"
-        # Its markers see the noise: they are computed anew as well, and are no latents.
+        # Its markers attend to the noise, so they are computed again, too, but are not latents.
         is_gen = [False, *[True] * noise.grid.cells, False]
         positions = [noise.rope] * len(is_gen)
         span = QuerySpan(noise.start, noise.stop, is_causal=False)

@@ -43,13 +43,13 @@ class QwenVocabulary(ControlTokenizer):
     """Text to ids and back, and the markers' ids, looked up by name."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError where `tokenizer.json` is missing or broken."""
+        """Raise CheckpointError if `tokenizer.json` is missing or damaged."""
         super().__init__(read_tokenizer(folder))
         self.markers = Markers(*(self.id_of(name) for name in _MARKERS))
         self.control = {*astuple(self.markers), *self.special}
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, without the markers around it; an image's tokens have none."""
+        """Return the text of ids, without the markers around it; image tokens have no text."""
         return super().decode([id_ for id_ in self.inner(ids) if id_ >= 0])
 
     def inner(self, ids: Sequence[int]) -> list[int]:
@@ -63,7 +63,7 @@ class QwenVocabulary(ControlTokenizer):
 
 
 class BagelPrompter(ImageCheckpoint):
-    """Contexts for one checkpoint. Raises CheckpointError where its files are incomplete."""
+    """Contexts for one checkpoint. Raises CheckpointError if its files are incomplete."""
 
     segments = staticmethod(segments)
 
@@ -90,9 +90,9 @@ class BagelPrompter(ImageCheckpoint):
     def contexts(
         self, job: ImageJob, shapes: Sequence[SourcePlace], written: Sequence[int] | None = None
     ) -> Contexts:
-        """The contexts of a job's branches: its pictures, then its prompt, then the text that was
-        `written` for it or that it brings. Its tokens are those of the text read again, as
-        published.
+        """Return the contexts of a job's branches: pictures, prompt, then its text.
+
+        The text was `written` for the job, or is its own; it is read again as tokens, as published.
         """
         text, thinks = None, job.writes_text or job.has_given_text
         if written is not None or job.cot_token_ids is not None:
@@ -108,15 +108,13 @@ class BagelPrompter(ImageCheckpoint):
         )
 
     def opening(self, job: ImageJob, shapes: Sequence[SourcePlace]) -> BlockLayout | None:
-        """The prompt of the text stage, up to the text's first marker; None where a picture alone
-        is asked for: nothing is decoded then.
-        """
+        """Return the text stage's prompt, up to the text's first marker; None without a text."""
         if not job.writes_text:
             return None
         return self.contexts(job, shapes).full.opening()
 
     def branches(self, job: ImageJob, found: Contexts) -> list[BlockLayout]:
-        """The contexts that guidance needs, the full one first: without the text, without images.
+        """Return the contexts that guidance needs: full, without the text, without the images.
 
         A text scale of 1 or less switches all guidance off, an image scale of 1 or less its own.
         """
@@ -132,7 +130,7 @@ class BagelPrompter(ImageCheckpoint):
         return Bucket(NO_RATIO, asked.size if asked else otherwise)
 
     def text_budget(self, job: ImageJob, layout: BlockLayout) -> int:
-        """Number of tokens a text may have behind its first marker, which the limit counts, too."""
+        """Return the tokens that a text may have after its first marker, which the limit counts."""
         room = self.card.max_positions - layout.next_rope - 2
         if room < 1:
             self._refuse_too_long(layout)
@@ -189,7 +187,7 @@ class BagelPrompter(ImageCheckpoint):
         return [source_shape(size, self.arch) for size in sizes]
 
     def _refuse_unread(self, job: ImageJob) -> None:
-        """Passes a job of which this model reads every field."""
+        """Raise JobError if the job sets a field that this model does not support."""
         faults = {
             "bot_task": job.bot_task not in ("none", "think"),
             "drop_think": job.drop_think,
@@ -200,47 +198,49 @@ class BagelPrompter(ImageCheckpoint):
         for field, is_wrong in faults.items():
             if is_wrong:
                 raise JobError(
-                    f"BAGEL does not read {field} = {getattr(job, field)}",
+                    f"BAGEL does not support {field} = {getattr(job, field)}",
                     where=field,
-                    hint="bot_task is none or think here" if field == "bot_task" else "remove it",
+                    hint="set bot_task to none or think" if field == "bot_task" else "remove it",
                     code="job.unconsumed",
                 )
         idle = sorted(job.user_fields & {*GUIDANCE_FIELDS})
         if job.guidance_scale <= 1 and idle:
             raise JobError(
-                f"a guidance_scale of {job.guidance_scale:g} switches all guidance off",
+                f"{idle[0]} has no effect without guidance (guidance_scale {job.guidance_scale:g})",
                 where=idle[0],
-                hint="take the field out, or raise guidance_scale above 1",
+                hint="remove the field, or raise guidance_scale above 1",
                 code="job.unconsumed",
             )
         if job.num_inference_steps < 2:
             raise JobError(
-                "one noise level leaves nothing to evaluate: the last of them is only an end point",
+                "one step evaluates nothing: the last noise level is only an end point",
                 where="num_inference_steps",
-                hint="give 2 or more; N of them are N - 1 evaluations",
+                hint="give 2 or more; N steps evaluate the model N - 1 times",
                 code="job.too-few-steps",
             )
 
     def _refuse_too_long(self, layout: BlockLayout) -> None:
-        # Behind it: the noise.
+        # The noise takes the next position.
         if layout.next_rope >= self.card.max_positions:
             raise JobError(
-                f"its texts reach position {layout.next_rope} of {self.card.max_positions}",
+                f"the texts are too long: position {layout.next_rope} of {self.card.max_positions}",
                 where="prompt",
-                hint="shorten its texts",
+                hint="shorten the texts",
                 code="job.too-long",
             )
 
 
 def _shared(full: BlockLayout, other: BlockLayout) -> int:
-    """Leading tokens in common; a written text behind `full` changes nothing."""
+    """Count leading tokens in common; a written text after `full` does not matter."""
     pairs = zip(full.ids, other.ids, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(full.length, other.length))
 
 
 def _held(full: BlockLayout, length: int, others: Sequence[BlockLayout], noise: int) -> int:
-    """Rows of all branches. One whose context the full one begins with lies there: what is behind
-    the shortest of those is held twice, and put back before each of its turns.
+    """Count the rows of all branches.
+
+    A branch whose context starts the full one is stored in it; the part after the shortest such
+    context is held twice, and restored before each of its turns.
     """
     lent = [other.length for other in others if _shared(full, other) == other.length]
     apart = sum(other.length + noise for other in others if _shared(full, other) < other.length)

@@ -5,9 +5,9 @@
     vit     start patches end          full           one rope id
     noise   start latents end          full           one rope id; computed anew at every step
 
-Every block sees all blocks before it, and none behind. So an image takes thousands of places in a
-K/V buffer and one step of rope: the two are counted apart, and neither is derived from the other.
-Ids of image tokens are negative: sequences whose ids agree agree in their blocks and positions.
+Every block sees all earlier blocks and no later one. So an image takes thousands of places in a K/V
+buffer and one step of rope: the two are counted separately. Ids of image tokens are negative:
+sequences with equal ids have equal blocks and positions.
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,7 @@ UNREAD = Size(1, 1)
 
 @dataclass(frozen=True)
 class SourcePlace:
-    """A source image's place. `size`: as resized, which an edit of it has too; `vae_size` and
-    `vit_size`: as both encoders see that.
-    """
+    """A source image's place. `size`: as resized; `vae_size`, `vit_size`: for the encoders."""
 
     size: Size
     vae_size: Size
@@ -75,8 +73,9 @@ class Markers:
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """A sequence of blocks: ids of all tokens, image tokens by their placeholders. What is put
-    behind it gives a longer one.
+    """A sequence of blocks; appending returns a longer one.
+
+    Ids of all tokens; image tokens have placeholders.
     """
 
     markers: Markers
@@ -85,24 +84,24 @@ class BlockLayout:
 
     @property
     def length(self) -> int:
-        """Where the next token stands in a buffer."""
+        """Return the place of the next token in a buffer."""
         return len(self.ids)
 
     @property
     def next_rope(self) -> int:
-        """Where it stands in rope."""
+        """Return the place of the next token in rope."""
         return self.blocks[-1].next_rope if self.blocks else 0
 
     @cached_property
     def rope_shift(self) -> int:
-        """Length less rope behind the last block; text that follows keeps it."""
+        """Return length minus rope after the last block; text that follows keeps it."""
         return self.length - self.next_rope
 
     def text(self, ids: Sequence[int]) -> "BlockLayout":
         return self._add("text", (self.markers.bos, *ids, self.markers.eos))
 
     def opening(self) -> "BlockLayout":
-        """The first token of a text that is still to be written."""
+        """Append the first token of a text that is not written yet."""
         return self._add("text", (self.markers.bos,))
 
     def source(self, shape: SourcePlace, number: int) -> "BlockLayout":
@@ -124,10 +123,10 @@ class BlockLayout:
         return BlockLayout(self.markers, self.ids + ids, (*self.blocks, block))
 
     def spans(self, start: int, stop: int) -> tuple[QuerySpan, ...]:
-        """The mask of the tokens `[start, stop)`.
+        """Return the mask of the tokens `[start, stop)`.
 
-        The last token of a text stands alone: the same runs, and so the same bits, whether all
-        before it is computed here or was there already.
+        The last token of a text is a run of its own: the same runs, and so the same bits, whether
+        earlier tokens are computed here or were cached.
         """
         images = ((block.start, block.stop) for block in self.blocks if block.kind != "text")
         return query_spans(start, stop, images, (*(b.start for b in self.blocks), stop - 1))
@@ -147,11 +146,10 @@ Part: TypeAlias = SourcePlace | Sequence[int]
 
 @dataclass(frozen=True)
 class Contexts:
-    """Tokens of the request before the noise that each guidance branch sees.
+    """The tokens before the noise that each guidance branch sees.
 
-    `without_text` is a prefix of `full`: everything before the last text, but everything where an
-    image comes behind it. `without_images` has the texts alone, from rope 0, and no text that was
-    written.
+    `without_text` is a prefix of `full`: everything before the last text, unless an image follows
+    it. `without_images` has only the texts, from rope 0, and no written text.
     """
 
     full: BlockLayout
@@ -166,9 +164,9 @@ def contexts(
     system: Sequence[int] | None = None,
     written: Sequence[int] | None = None,
 ) -> Contexts:
-    """The contexts of a request: texts and images in order, behind a `system` text if there is one.
+    """Return the contexts of a request: texts and images in order, after any `system` text.
 
-    `written`: ids of the text that was thought before the picture.
+    `written`: ids of the text written before the picture.
     """
     full = BlockLayout(markers)
     if system is not None:
@@ -187,9 +185,7 @@ def contexts(
 def segments(
     layout: BlockLayout, ids: Sequence[int], digests: Sequence[str], stop: int
 ) -> list[Segment]:
-    """The tokens `ids[:stop]` as segments: a text each, and a source image by its digest, both of
-    its blocks in one.
-    """
+    """Return the tokens `ids[:stop]` as segments: texts, and source images by digest."""
     pairs = [(vae, vit) for vae, vit in pairwise(layout.blocks) if vae.kind == "vae"]
     images = {vae.start: (digests[vae.source], (vae.grid, vit.grid)) for vae, vit in pairs}
     cuts = (block.start for block in layout.blocks if block.kind != "vit")
@@ -197,10 +193,10 @@ def segments(
 
 
 def fitted(size: Size, limits: SizeLimits, max_pixels: int) -> Size:
-    """The size that a picture is resized to; the longest side counts more than the shortest.
+    """Return the size to which a picture is resized; the longest side has priority.
 
-    Source: the published transform, whose roundings these are, half to even. A picture of too many
-    pixels is scaled by their ratio, not by its root.
+    Source: the published transform with its roundings, half to even. A picture of too many pixels
+    is scaled by their ratio, not by its root.
     """
     scale = min(limits.max_size / max(size.height, size.width), 1.0)
     scale = max(scale, limits.min_size / min(size.height, size.width))

@@ -38,9 +38,10 @@ _MIDDLE = re.compile(r"(\w+)\.mid_block\.(\w+\.\d)\.(.+)\.(\w+)")
 def load(
     folder: Path, *, dtype: torch.dtype, device: torch.device, quantization: Quantization = "none"
 ) -> tuple[BagelNetwork, Any]:
-    """The network in `dtype` and the autoencoder, ready for inference. `quantization` holds the
-    matrices of the decoder's layers in fewer bits. Raises CheckpointError, and MachineError where a
-    package is missing.
+    """Return the network in `dtype` and the autoencoder, ready for inference.
+
+    `quantization` stores decoder matrices in fewer bits. Raises CheckpointError, or MachineError if
+    a package is missing.
     """
     network, vae = checked(folder)
     if quantization == "nf4" and device.type == "cuda":
@@ -58,10 +59,10 @@ def load(
 
 
 def checked(folder: Path) -> tuple[BagelNetwork, Any]:
-    """The network and the autoencoder of `folder` without values, whose files hold every tensor of
-    them and no other.
+    """Return network and autoencoder of `folder` without values, after checking the files.
 
-    Raises CheckpointError, for the VAE with its file in `where`.
+    Raises CheckpointError unless they have exactly the expected tensors; for the VAE with its file
+    in `where`.
     """
     network, vae = without_weights(read_architecture(folder))
     shapes = tensor_shapes(vae)
@@ -85,7 +86,7 @@ def _vae_names(vae: Any) -> dict[str, str]:
 
 
 def autoencoder(arch: AutoencoderShape) -> Any:
-    """The network without values of its own."""
+    """Return the autoencoder without values."""
     levels = len(arch.ch_mult)
     return AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * levels,
@@ -104,9 +105,7 @@ def autoencoder(arch: AutoencoderShape) -> Any:
 
 
 def stored_name(name: str, levels: int) -> str:
-    """The name in the checkpoint of diffusers' tensor `name`; it counts the decoder's levels from
-    the finest on.
-    """
+    """Return the stored name of diffusers' tensor `name`; levels count from the finest."""
     if match := _DOWN.fullmatch(name) or _UP.fullmatch(name):
         side, level, kind, block, rest = match.groups()
         is_down = side == "encoder"
@@ -121,5 +120,5 @@ def stored_name(name: str, levels: int) -> str:
 
 
 def stored_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A tensor's shape in the checkpoint, where the products of attention are convolutions."""
+    """Return a tensor's shape in the checkpoint, where attention products are convolutions."""
     return (*shape, 1, 1) if ".mid.attn_1." in name and len(shape) == 2 else shape

@@ -1,7 +1,7 @@
 """Write the K/V of new tokens to their buffers, and attend span by span.
 
-A query block is a run of new tokens of one sequence. Its mask is a list of spans, so no mask tensor
-is built where none is needed and no row is padded to another's length.
+A query block is a run of new tokens of one sequence. Its mask is a list of spans, so a mask tensor
+is built only if needed, and no row is padded to another's length.
 """
 
 # Legend: T new token (all blocks' rows, one after another), H query head, K kv head, D head width,
@@ -20,7 +20,7 @@ from hyimg_cli.models.common.spans import QuerySpan
 
 @dataclass(frozen=True)
 class QueryBlock:
-    """New tokens of one sequence: where they are written and what they see."""
+    """New tokens of one sequence: where they are written and what they attend to."""
 
     buffer: Buffer
     spans: Sequence[QuerySpan]
@@ -40,9 +40,7 @@ class QueryBlock:
 
 
 def appended_spans(runs: Iterable[tuple[Buffer, int]]) -> list[QuerySpan]:
-    """The place of so many tokens of text behind each buffer's prefix; runs of one buffer stand one
-    behind another.
-    """
+    """Return spans of text appended to each buffer's prefix, in the order of the runs."""
     stops: dict[int, int] = {}
     spans: list[QuerySpan] = []
     for buffer, count in runs:
@@ -67,8 +65,9 @@ def attend_blocks(
     k_TKD: Tensor,
     v_TKD: Tensor,
 ) -> Tensor:
-    """Attention output [T, H, D] of one layer, whose K/V go to the blocks' buffers. Rows behind
-    those of the blocks are padding.
+    """Write a layer's K/V to the blocks' buffers; return attention [T, H, D].
+
+    Rows after those of the blocks are padding.
     """
     seen_THD: Tensor | None = None
     at = 0
@@ -81,7 +80,7 @@ def attend_blocks(
             own_THD = by_row(q_THD[at:stop], keys_KSD, values_KSD, span.is_causal)
             if len(own_THD) == len(q_THD):
                 return own_THD
-            # What each span has seen goes to its place at once: nothing is joined behind them.
+            # Each span's output goes to its place at once, so nothing is joined afterwards.
             seen_THD = torch.empty_like(q_THD) if seen_THD is None else seen_THD
             seen_THD[at:stop] = own_THD
             at = stop

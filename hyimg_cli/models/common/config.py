@@ -1,7 +1,7 @@
 """Values of a checkpoint's JSON files, each checked as it is read; no torch.
 
-Who computes with what these return need not look again: a value of another kind, or out of its
-range, ends here with its file and its field.
+A value of the wrong kind or out of range raises here, with its file and field, so users of the
+values need not check them again.
 """
 
 import re
@@ -42,28 +42,26 @@ class Config:
 
     @classmethod
     def read(cls, path: Path, *, is_optional: bool = False) -> "Config":
-        """The object in a file; an empty one where the file is optional and not there."""
+        """Return the object in a file; an empty one if an optional file is missing."""
         return cls({} if is_optional and not path.exists() else read_json(path), path)
 
     def has(self, name: str) -> bool:
-        """True if there is a value that is not null."""
+        """Return True if the key has a value other than null."""
         return self.values.get(name) is not None
 
     def count(self, name: str, default: int | None = None, **bounds: int) -> int:
-        """A whole number within `bounds`, `least` and `most`; by default from 1 to what can be
-        built.
-        """
+        """Return a whole number from `least` (1) to `most` (what can be built)."""
         return int(self._of_type(_whole(name, **bounds), name, default))
 
     def counts(
         self, name: str, default: tuple[int, ...] | None = None, length: int = 0, **bounds: int
     ) -> tuple[int, ...]:
-        """A list of such numbers, `length` of them, or one or more."""
+        """Return a list of such numbers, `length` of them, or at least one."""
         kind = conlist(_whole(name, **bounds), min_length=length or 1, max_length=length or None)
         return tuple(self._of_type(kind, name, default))
 
     def flags(self, name: str, default: tuple[bool, ...]) -> tuple[bool, ...]:
-        """A list of true and false."""
+        """Return a list of true and false."""
         return tuple(self._of_type(conlist(StrictBool, min_length=1), name, default))
 
     def numbers(self, name: str, default: tuple[float, ...] | None = None) -> tuple[float, ...]:
@@ -83,11 +81,11 @@ class Config:
         return str(self._of_type(StrictStr, name, default))
 
     def table(self, name: str, default: Mapping[str, Any] | None = None) -> "Config":
-        """The object that stands under a key."""
+        """Return the object at a key."""
         return Config(self._of_type(dict, name, default), self.where, f"{self.part}{name}.")
 
     def setting(self, name: str, key: str = "") -> Any:
-        """The value under `key`, by default `name`, which jobs may set: as that setting's."""
+        """Return the value of `key` (default `name`), checked as the setting `name` of jobs."""
         try:
             return SETTINGS[name].kind.read(self.values[key or name])
         except BadValue as error:
@@ -115,7 +113,7 @@ class Config:
         return cls(**read, **known)
 
     def fault(self, name: str, value: object, expected: str) -> CheckpointError:
-        """The error for a value."""
+        """Return the error for a value."""
         shown = repr(value)
         shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
         found = "is missing" if value is None else f"is {shown}"
@@ -145,8 +143,9 @@ class VitShape:
 
 
 def refuse_unreleased(config: Config, released: Mapping[str, Any]) -> None:
-    """Passes a configuration whose keys, where it has them, say what was `released`: other values
-    exist in unreleased code alone, and would be computed wrongly. Raises CheckpointError.
+    """Raise CheckpointError for keys with a value other than the one `released`.
+
+    Other values exist in unreleased code only, and would be computed wrongly.
     """
     for key, only in released.items():
         value = config.values.get(key)

@@ -1,5 +1,4 @@
-"""Layers that several networks have, by their released names: tokens and a timestep as rows, and a
-ViT's.
+"""Layers of several networks, by their released names: token rows, timestep, and a ViT.
 
 The ViT has the bits of transformers' Siglip, whose import takes longer than loading a small model.
 """
@@ -24,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class VitEncoder(nn.Module):
-    """Pre-norm layers; a token sees all that the mask, where there is one, does not hide."""
+    """Pre-norm layers; a token sees all that an optional mask does not hide."""
 
     def __init__(self, arch: VitShape) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""A loaded checkpoint that writes text and draws with the same weights and one KV cache, in parts.
+"""A loaded checkpoint that writes text and draws with the same weights and one KV cache.
 
-A family offers these methods, and `pipelines/image/stages.py` tells one job's story with them. What
-all families do alike is done here.
+A family implements these methods, and `pipelines/image/stages.py` runs a job with them. What all
+families share is implemented here.
 """
 
 # Legend: C channel, Y X latent rows and columns, V vocabulary, M model width, G branch, R row
@@ -33,11 +33,10 @@ from hyimg_cli.spec.job import ImageJob
 
 
 class DecoderModel(Protocol):
-    """An AR + diffusion model with one sequence. Methods raise JobError for what a job asks
-    wrongly.
+    """An AR + diffusion model with one sequence; the base of each family's own.
 
-    A family's own one is made from it: what it leaves out is as here. It has its `network` and
-    `prompter`; `source_shape` and `source_rows` are what it knows a source image by.
+    Has `network` and `prompter`; `source_shape` and `source_rows` describe a source image. Methods
+    raise JobError for a faulty job.
     """
 
     source_shape: ClassVar[type]
@@ -47,7 +46,7 @@ class DecoderModel(Protocol):
     card: ModelCard
     # What decodes text by CUDA graphs, or computes it as they would; None where nothing.
     graphs: TextGraphs | None = None
-    # Branches may lie in one another's buffers; see `Buffer.lend`.
+    # Branches may share one another's buffers; see `Buffer.lend`.
     lends_prefixes: bool = False
 
     # Where each layer, and its part of a buffer, lives.
@@ -66,13 +65,11 @@ class DecoderModel(Protocol):
 
     @property
     def branch_sets(self) -> int:
-        """Sets of ranks that have all layers each, so that each guidance branch may have its
-        own.
-        """
+        """Return the number of rank sets with all layers, one per guidance branch."""
         return 1
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
-        """By kind, hits and misses of what the model keeps in memory, since its making."""
+        """Return hits and misses of each in-memory cache since the model was loaded."""
         return self.prompter.memo_counts()
 
     # --- source images as rows, latents as pixels
@@ -81,15 +78,15 @@ class DecoderModel(Protocol):
         """Rows of a source image, RGB uint8 [H, W, 3]."""
 
     def encode_stretched(self, pixels: np.ndarray, digest: str) -> Encoded:
-        """The same of an image that is resized to the model's size without cutting."""
+        """Encode a source image resized to the model's size without cutting."""
 
     def pack_source(self, encoded: Encoded) -> bytes:
-        """An encoded source image as bytes that any process can keep: every bit of its rows."""
+        """Return an encoded source image as bytes, every bit of its rows."""
         shape, notes = asdict(encoded.shape), encoded.notes
         return pack(encoded.digest, vars(encoded.rows), shape=shape, notes=notes)
 
     def unpack_source(self, data: bytes, digest: str) -> Encoded:
-        """Undo `pack_source`, where tokens enter. Raises ValueError for other bytes."""
+        """Undo `pack_source`. Raises ValueError for other bytes."""
         tensors, facts = unpack(data, digest)
         where = self.network.weight.device
         shape: Any = TypeAdapter(self.source_shape).validate_python(facts["shape"])
@@ -100,15 +97,13 @@ class DecoderModel(Protocol):
         """Pixels in [0, 1], float32 on the CPU, [H, W, 3]."""
 
     def round_trip(self, pixels: np.ndarray, digest: str) -> np.ndarray:
-        """A picture in one of the model's sizes, uint8 [H, W, 3], encoded and decoded again, where
-        the family can: what its codec alone loses is no edit then.
-        """
+        """Return a picture, uint8 [H, W, 3], encoded and decoded: what the codec alone loses."""
         return pixels
 
-    # --- the AR stage: a prompt, and the text behind it token by token
+    # --- the AR stage: a prompt, then the text token by token
 
     def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> TextPrompt | None:
-        """The prompt of the AR stage; None where it has nothing to write or to decide."""
+        """Return the prompt of the AR stage; None if it has nothing to write or decide."""
 
     def script(self, job: ImageJob) -> TextScript:
         """The rules of what the job's AR stage may write."""
@@ -119,16 +114,13 @@ class DecoderModel(Protocol):
 
     def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> None:
         """Append tokens to each context's buffer, in one forward; ids may be on the device [T].
-        Runs of one context stand one behind another.
 
-        `context.ids` is the caller's to keep: ids on the device are not known here.
+        Runs of one context follow each other. The caller updates `context.ids`.
         """
 
     @torch.no_grad()
     def text_logits(self, contexts: Sequence[Context]) -> Tensor:
-        """Logits behind each context's last token, float32 on the device, [R, V]; the caller's to
-        change.
-        """
+        """Return logits after each context's last token, float32 [R, V], free to be changed."""
         hidden = [context.hidden_M for context in contexts if context.hidden_M is not None]
         assert len(hidden) == len(contexts), "logits stand behind a token"
         return self.network.text_logits(torch.stack(hidden))
@@ -138,13 +130,13 @@ class DecoderModel(Protocol):
         return self.prompter.vocabulary.decode(ids)
 
     def ending(self, context: Context) -> tuple[int, ...]:
-        """Ids decided behind the prompt of a job that writes no text; waits for the device."""
+        """Return the ids decided after the prompt of a job without text; waits for the device."""
         return ()
 
     # --- the diffusion stage: branches on a shared prefix, and their velocities
 
     def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
-        """The picture to draw, once the text is there."""
+        """Return the picture to draw, after the text is complete."""
 
     # `layout` is what the family's own `canvas` or `opening` gave.
     def segments(
@@ -158,7 +150,7 @@ class DecoderModel(Protocol):
         return self.network.new_buffer(capacity)
 
     def new_branch_buffer(self, capacity: int, number: int) -> Buffer:
-        """An empty buffer in the memory of the one set that has the branch of that number."""
+        """Return an empty buffer in the branch set that has the branch of that number."""
         return self.new_buffer(capacity)
 
     def prefill(
@@ -178,14 +170,14 @@ class DecoderModel(Protocol):
         return self.network.branch(layout, buffer)
 
     def track(self, job: ImageJob, canvas: Canvas, branches: int) -> Track:
-        """The job's noise, its steps, and how so many branches' velocities become one."""
+        """Return the job's noise, its steps, and how its branches' velocities are combined."""
 
     def velocities(self, pictures: Sequence[LivePicture]) -> list[Tensor]:
-        """Every picture's branches, [G, C, Y, X] each, in one forward."""
+        """Return every picture's branch velocities, [G, C, Y, X] each, in one forward."""
 
 
 def buffer_of(context: Context) -> Buffer:
-    """The K/V of a context that has any."""
+    """Return the K/V of a context that has tokens."""
     assert context.buffer is not None, "an empty context has no text stage"
     return context.buffer
 

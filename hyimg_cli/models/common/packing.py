@@ -13,7 +13,7 @@ _KEY = "key"
 
 
 def pack(key: str, tensors: Mapping[str, Tensor], **facts: Any) -> bytes:
-    """safetensors: the tensors to the bit, the key and the facts, as JSON, in the header."""
+    """Return safetensors bytes with the tensors, and the key and facts as JSON in the header."""
     whole = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
     return save(whole, {_KEY: key, **{name: json.dumps(fact) for name, fact in facts.items()}})
 
@@ -25,7 +25,7 @@ def unpack(data: bytes, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         stored = header.pop(_KEY)
         facts = {name: json.loads(fact) for name, fact in header.items()}
     except Exception as error:  # safetensors raises a type of its own, the rest KeyError, ...
-        raise ValueError(f"these are no packed tensors: {error}") from error
+        raise ValueError(f"not packed tensors: {error}") from error
     if stored != key:
         raise ValueError("tensors packed under another key")
     return tensors, facts

@@ -1,6 +1,4 @@
-"""Image tokens as grids, and masks as runs of queries with one rule each: no mask tensor is built;
-no torch.
-"""
+"""Image tokens as grids, and masks as runs of queries with one rule each; no torch."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,9 +26,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class QuerySpan:
-    """Queries `[start, stop)`: they see every slot before `stop`, or, if causal, up to
-    themselves.
-    """
+    """Queries `[start, stop)` that see every slot before `stop` or, if causal, themselves."""
 
     start: int
     stop: int
@@ -40,11 +36,11 @@ class QuerySpan:
 def query_spans(
     start: int, stop: int, full_spans: Iterable[tuple[int, int]], cuts: Iterable[int] = ()
 ) -> tuple[QuerySpan, ...]:
-    """The mask of tokens `[start, stop)`: causal, but fully visible within each of `full_spans`.
+    """Return the mask of tokens `[start, stop)`: causal, but full within each of `full_spans`.
 
-    A full span must lie wholly inside or outside: its tokens depend on each other and are computed
+    A full span must be wholly inside or outside: its tokens depend on each other and are computed
     together. Causal runs also end at `cuts`, wherever a prefix may be shared: the same runs, and so
-    the same bits, whether what comes before a cut is computed here or was there already.
+    the same bits, whether earlier tokens are computed here or were cached.
     """
     borders = sorted({start, stop, *(cut for cut in cuts if start < cut < stop)})
     result: list[QuerySpan] = []
@@ -71,9 +67,10 @@ def cut_segments(
     images: Mapping[int, tuple[str, tuple[Grid, ...]]],
     stop: int,
 ) -> list[Segment]:
-    """The tokens `ids[:stop]` as segments that meet at `cuts`: texts, and source images by the
-    start of each, with its digest and its grids. An image that does not end before `stop` is left
-    out, with all behind it.
+    """Return the tokens `ids[:stop]` as segments that meet at `cuts`: texts and source images.
+
+    `images`: digest and grids by start. An image that does not end before `stop`, and all that
+    follows, is left out.
     """
     found: list[Segment] = []
     for start, end in pairwise(sorted({0, *cuts, len(ids)})):

@@ -14,7 +14,7 @@ _TOKEN_BYTES = 64_000_000
 
 
 class ControlTokenizer:
-    """A checkpoint's tokenizer. `control`: ids of the tokens that are no text."""
+    """A checkpoint's tokenizer. `control`: ids of the control tokens."""
 
     control: Collection[int]
 
@@ -53,7 +53,7 @@ class ControlTokenizer:
         return str(self._tokenizer.id_to_token(id_))
 
     def id_of(self, token: str, hint: str = "use the files of one checkpoint together") -> int:
-        """A token's id. Raises CheckpointError where the tokenizer has none."""
+        """Return a token's id. Raises CheckpointError if the tokenizer does not have it."""
         id_ = self._tokenizer.token_to_id(token)
         if id_ is None:
             raise CheckpointError(
@@ -67,28 +67,26 @@ class ControlTokenizer:
     def refuse_control(
         self, field: str, ids: Iterable[int], *, allowed: Collection[int] = ()
     ) -> None:
-        """Passes a text of a job without control tokens that are not `allowed`. Raises JobError."""
+        """Raise JobError if a job's text has control tokens that are not `allowed`."""
         found = {self.name(id_) for id_ in ids if id_ in self.control and id_ not in allowed}
         if found:
             raise JobError(
                 f"{field} contains the model's control token {min(found)}",
                 where=field,
-                hint="write it differently; control tokens would change the sequence's structure",
+                hint="remove it: control tokens would change the structure of the sequence",
                 code="job.control-token",
             )
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer in `folder/tokenizer.json`. Raises CheckpointError where it is missing or
-    broken.
-    """
+    """Read `folder/tokenizer.json`. Raises CheckpointError if it is missing or damaged."""
     try:
         return Tokenizer.from_buffer(bytes_of(folder / "tokenizer.json", TABLE_BYTES))
     except FileNotFoundError:
         raise CheckpointError(
             "tokenizer.json is missing",
             where=folder,
-            hint="download it again from where the checkpoint is from",
+            hint="download it from the source of the checkpoint",
             code="checkpoint.missing-file",
         ) from None
     except Exception as error:  # the library raises bare Exception
@@ -98,15 +96,15 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def refuse_unknown_ids(ids: Iterable[int], vocab_size: int) -> None:
-    """Passes ids of tokens that a model has. Raises JobError.
+    """Raise JobError for ids that the model does not have.
 
-    Any of them may be among `cot_token_ids`: a result line's own can hold whatever was sampled.
+    Any other id may be in `cot_token_ids`: a result line can hold whatever was sampled.
     """
     unknown = [id_ for id_ in ids if not 0 <= id_ < vocab_size]
     if unknown:
         raise JobError(
-            f"{unknown[0]} is no token of the model",
+            f"the model has no token {unknown[0]}",
             where="cot_token_ids",
-            hint=f"its tokens are 0 to {vocab_size - 1}",
+            hint=f"use tokens from 0 to {vocab_size - 1}",
             code="job.unknown-token",
         )

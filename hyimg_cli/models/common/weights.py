@@ -1,6 +1,4 @@
-"""A network without values, filled from safetensors files that hold every tensor of it and no
-other.
-"""
+"""Fill a network without values from safetensors files with exactly its tensors."""
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -28,8 +26,9 @@ def fill(
     dtype_of: Callable[[str], torch.dtype],
     device: torch.device,
 ) -> None:
-    """Every tensor of the files into the network, ready for inference; `names`: its own, by those
-    that are stored. Raises CheckpointError.
+    """Load every tensor of the files into the network, ready for inference.
+
+    Raises CheckpointError. `names`: the network's own names by stored ones.
     """
     missing = dict(names)
 
@@ -62,5 +61,5 @@ def set_weight(module: nn.Module, name: str, values: Tensor) -> None:
 def refuse_missing(names: Collection[str]) -> None:
     """Raises CheckpointError for tensors of a network that were left without values."""
     if names:
-        what = f"loading left missing keys: {', '.join(sorted(names)[:5])}"
+        what = f"weights are missing: {', '.join(sorted(names)[:5])}"
         raise CheckpointError(what, code="checkpoint.not-strict")

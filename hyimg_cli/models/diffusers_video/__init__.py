@@ -1,1 +1,1 @@
-"""HunyuanVideo-1.5 and Wan as diffusers lays them out, networks and schedulers diffusers' own."""
+"""HunyuanVideo-1.5 and Wan in diffusers' layout, with its networks and schedulers."""

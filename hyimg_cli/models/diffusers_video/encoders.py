@@ -1,10 +1,9 @@
-"""Encoders of a checkpoint that come when needed and go when told, their keys, and bytes to keep.
+"""Encoders of a checkpoint, loaded when needed and released on request, and their keys.
 
-Those of text are HunyuanVideo-1.5's two, Qwen2.5-VL for the prompt and ByT5 for what it quotes, and
-Wan's UMT5, always 512 rows for the transformer, only the valid ones kept.
-
-Cleaning and encoding are diffusers' own, called one string at a time under no_grad: with gradients
-another attention kernel is picked, and other bits come out.
+Text: HunyuanVideo-1.5's Qwen2.5-VL (prompt) and ByT5 (quoted text), and Wan's UMT5, 512 rows for
+the transformer of which only valid ones are kept. Cleaning and encoding are diffusers' own, called
+one string at a time under no_grad: with gradients another attention kernel is chosen, with other
+bits.
 """
 
 # Legend: N tokens of the main stream, M glyph tokens, W width
@@ -38,8 +37,9 @@ SKIPPED_LAYERS = 2
 
 
 class CheckpointEncoder:
-    """Encoders of a checkpoint and their tokenizers or processors, loaded one by one at their first
-    use: an `ConditionEncoder` once a family adds `key` and `encode`.
+    """Encoders of a checkpoint with tokenizers or processors, loaded at first use.
+
+    A family adds `key` and `encode`, which makes it a `ConditionEncoder`.
     """
 
     def __init__(self, layout: CheckpointLayout, place: LoadTarget) -> None:
@@ -79,7 +79,7 @@ class CheckpointEncoder:
             torch.cuda.empty_cache()
 
     def _let_go(self) -> bool:
-        """Hold no network any longer; False where there was none."""
+        """Release all networks; return False if none was held."""
         if self._networks:
             self.place.release()
             self._networks.clear()
@@ -107,7 +107,7 @@ def device_class(device: torch.device) -> str:
 
 
 def cut_note(count: int, limit: int, what: str) -> tuple[str, ...]:
-    """A note where a text is longer than its encoder reads."""
+    """Return a note if a text is longer than its encoder reads."""
     if count <= limit:
         return ()
     return (f"{what} is {count} tokens long and was cut: its encoder reads {limit}",)
@@ -120,12 +120,12 @@ class HunyuanPrompts(CheckpointEncoder):
 
     @cached_property
     def system_message(self) -> str:
-        """The library's own, spaces and all: the template's 108 tokens count on it."""
+        """Return the library's message, spaces included: the template counts on 108 tokens."""
         signature = inspect.signature(HunyuanVideo15Pipeline._get_mllm_prompt_embeds)
         return str(signature.parameters["system_message"].default)
 
     def key(self, text: str) -> str:
-        """By the exact string: nothing of it is stripped."""
+        """Return the key of the exact string, unstripped."""
         glyph = [*self.identity("text_encoder_2", "tokenizer_2"), MAX_GLYPH_TOKENS]
         return self.digest_of(
             text=text,
@@ -189,7 +189,7 @@ class WanPrompts(CheckpointEncoder):
     max_tokens = WAN_MAX_TOKENS
 
     def key(self, text: str) -> str:
-        """By the cleaned string, which another ftfy, or none, would clean differently."""
+        """Return the key of the cleaned string, because another ftfy cleans differently."""
         return self.digest_of(
             text=prompt_clean(text),
             files=self.identity("text_encoder", "tokenizer"),

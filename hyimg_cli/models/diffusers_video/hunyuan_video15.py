@@ -31,10 +31,10 @@ Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class MaskFreeAttention(HunyuanVideo15AttnProcessor2_0):
-    """Joint attention without a mask, where every token is valid.
+    """Joint attention without a mask, for valid tokens only.
 
     The library's processor expands the text's mask to [B, 1, S, S] in every block: 2.6 GB at 480p,
-    and no mask-free kernel can be picked.
+    and no mask-free kernel can be chosen.
     """
 
     def __call__(
@@ -132,10 +132,7 @@ class HunyuanVideo15(DiffusersVideo):
         return bool(self._guider(job).num_conditions > 1)
 
     def guide(self, job: VideoJob, schedule: JobScheduler) -> Guide:
-        """By the job's own guider.
-
-        One that is switched off at some steps has both branches evaluated there all the same.
-        """
+        """Return the job's own guider."""
         guider, timesteps = self._guider(job), schedule.timesteps
 
         def guide(index: int, velocities: Sequence[Tensor]) -> Tensor:
@@ -155,14 +152,13 @@ class HunyuanVideo15(DiffusersVideo):
         )
         tokens = inputs.start.get(TOKENS)
         forward = self.new_forward(network, inputs.embedding, like_1CFYX, tokens)
-        # Without a picture to continue from its latents and their mask are zeros for every step.
+        # Without a picture to continue from, its latents and mask are zeros for every step.
         channels = like_1CFYX.shape[1] + 1
         condition = like_1CFYX.new_zeros(1, channels, *like_1CFYX.shape[2:])
         if LATENTS in inputs.start:
             condition[:, :-1, :1] = inputs.start[LATENTS].to(condition)
             condition[:, -1, 0] = 1
-        # A distilled network's velocity is the mean on the way to the timestep behind the step: 0
-        # behind the last.
+        # A distilled network's velocity is the mean up to the next timestep: 0 after the last.
         following: Tensor | None = None
         if network.config.use_meanflow:
             timesteps = self.schedule(inputs.job).timesteps

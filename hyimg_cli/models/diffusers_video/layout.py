@@ -3,14 +3,13 @@
     model_index.json                   which pipeline, and each component's library and class
     transformer/ vae/                  config.json + diffusion_pytorch_model.safetensors
     text_encoder/ text_encoder_2/      config.json + model.safetensors
-    image_encoder/                     the same, where a video starts from a picture
+    image_encoder/                     the same, if a video starts from a picture
     tokenizer/ scheduler/ guider/      configuration only, as are image_processor/ and
                                        feature_extractor/
 
-Only components of the libraries named below are ever loaded: code that a checkpoint brings along
-(`auto_map`, a component of its own module) is never looked at. Some checkpoints name a pipeline
-that is known, and would load or even run: into an error in the middle of a job, or into films that
-are quietly wrong. They are refused by what their JSON files say.
+Only components of the libraries named below are loaded; code in a checkpoint (`auto_map`, a
+component of its own module) is never imported. Some checkpoints name a known pipeline, but would
+fail in the middle of a job or make wrong films: they are refused by what their JSON files say.
 """
 
 import math
@@ -80,8 +79,8 @@ _LIBRARIES = ("torch", "transformers", "diffusers", "tokenizers")
 # Networks that read the picture a video starts from: of an i2v pipeline alone, Wan 2.2's has none.
 _OF_PICTURES = frozenset({"image_encoder", "image_processor", "feature_extractor"})
 _OF_ANOTHER_LAYOUT = (
-    "releases in a layout of their own have an edition for diffusers beside them: "
-    "Wan-AI/Wan2.1-T2V-1.3B-Diffusers, hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"
+    "use the edition for diffusers, for example "
+    "Wan-AI/Wan2.1-T2V-1.3B-Diffusers or hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"
 )
 _OTHER_FILES = "download the checkpoint again with all its JSON files, or use another edition of it"
 # A tile is 256 pixels, and shares 64 with the next one; half a tile, half of them: all of these are
@@ -113,7 +112,7 @@ class Component:
         return self.name not in _WITHOUT_WEIGHTS
 
     def config(self) -> Config:
-        """Its configuration file. Raises CheckpointError where there is none."""
+        """Return the component's configuration. Raises CheckpointError if it is missing."""
         return Config.read(self.folder / _CONFIGS.get(self.name, "config.json"))
 
     def identity(self) -> str:
@@ -124,20 +123,18 @@ class Component:
         return digest.of_json([[file.name, checkpoint.file_digest(file)] for file in files])
 
     def tensors(self) -> dict[str, checkpoint.TensorInfo]:
-        """What the headers of its weight files say. Raises CheckpointError."""
+        """Return the headers of its weight files. Raises CheckpointError."""
         return checkpoint.tensor_index(self.folder, self.stem)
 
     def parameters(self) -> int | None:
-        """Number of its weights, by the files' headers; None where they are not all there yet."""
+        """Return the number of its weights by the files' headers; None if files are missing."""
         try:
             return sum(math.prod(tensor.shape) for tensor in self.tensors().values())
         except CheckpointError:
             return None
 
     def count_blocks(self) -> int:
-        """Number of its blocks, if all were as large as the largest and nothing were beside them; 0
-        where its weights are not here.
-        """
+        """Estimate its number of blocks by the largest one; 0 without weights."""
         sizes = Counter[str]()
         try:
             for name, tensor in self.tensors().items():
@@ -150,8 +147,9 @@ class Component:
         return (beside + sizes.total()) // max(1, largest + beside // 2)
 
     def stored_bytes(self) -> int | None:
-        """Bytes of its weights, by the index's own sum where it has one; None where they are not
-        there yet. Raises CheckpointError for weights that are there as pickles alone.
+        """Return the bytes of its weights, by the index's sum if it has one; None without them.
+
+        Raises CheckpointError if they are only available as pickles.
         """
         promised = checkpoint.promised_bytes(self.folder, self.stem)
         kinds = {".safetensors", *checkpoint.PICKLE_SUFFIXES}
@@ -176,7 +174,7 @@ class CheckpointLayout:
 
     @property
     def expands_timesteps(self) -> bool:
-        """True if every patch has a timestep of its own: Wan 2.2's 5B model."""
+        """True if every patch has its own timestep: Wan 2.2's 5B model."""
         return self.index.flag("expand_timesteps", False)
 
     @property
@@ -186,9 +184,7 @@ class CheckpointLayout:
         return self.index.number(name) if self.index.has(name) else None
 
     def fingerprint(self, first: str) -> str:
-        """Changes when any file that matters does; `first` stands for those beside card.json and
-        the components.
-        """
+        """Return a digest of every file that matters; `first`: other folders' fingerprints."""
         parts = sorted((name, part.identity()) for name, part in self.components.items())
         extra = self.folder / "card.json"
         card = checkpoint.file_digest(extra) if extra.exists() else None
@@ -200,14 +196,15 @@ class CheckpointLayout:
         return cache(lambda name: self.components[name].identity())
 
     def encoding_key(self, dtype: str, device: str, **parts: Any) -> str:
-        """A digest of `parts` and of what shapes everything that encoders make. `device`: the CPU,
-        or a GPU's name, which decides a kernel's rounding.
+        """Return a digest of `parts` and of what decides everything that encoders make.
+
+        `device`: "cpu" or a GPU's name, which decides a kernel's rounding.
         """
         facts = {"format": _ENCODING_FORMAT, "family": self.family, "dtype": dtype}
         return digest.of_json({**facts, "device": device, "libraries": _libraries(), **parts})
 
     def tensors(self) -> dict[str, dict[str, checkpoint.TensorInfo]]:
-        """What the headers of each component's weight files say."""
+        """Return the headers of each component's weight files."""
         return {n: part.tensors() for n, part in self.components.items() if part.has_weights}
 
 
@@ -224,13 +221,13 @@ def is_in_layout(folder: Path) -> bool:
 def read_layout(folder: Path) -> CheckpointLayout:
     """The checkpoint in `folder`. Raises CheckpointError for another pipeline or foreign code."""
     if not is_in_layout(folder):
-        what = f"there is no {INDEX}: this is not a checkpoint in diffusers' layout"
+        what = f"{INDEX} is missing, so this is not a checkpoint in diffusers' layout"
         raise checkpoint.fault("missing", what, folder, _OF_ANOTHER_LAYOUT)
     index = Config.read(folder / INDEX)
     pipeline = index.text("_class_name")
     if pipeline not in FAMILIES:
-        what = f"{INDEX} names the pipeline {pipeline!r}"
-        raise checkpoint.fault("family", what, folder, f"known are {', '.join(FAMILIES)}")
+        what = f"the pipeline {pipeline!r} in {INDEX} is not supported"
+        raise checkpoint.fault("family", what, folder, f"use one of {', '.join(FAMILIES)}")
     family = FAMILIES[pipeline]
     optional = _OPTIONAL
     if family == WAN or not pipeline.endswith(_START):
@@ -249,12 +246,12 @@ def component_of(folder: Path, name: str, entry: Any, classes: Set[str]) -> Comp
         case [str(library), str(class_name)] if library in _STEMS and class_name in classes:
             pass
         case _:
-            what, known = f"{INDEX} wants {name} to be {entry!r}", " or ".join(sorted(classes))
-            hint = f"known is {known}; code that a checkpoint brings along is never run"
+            what, known = f"the {name} in {INDEX} is {entry!r}", " or ".join(sorted(classes))
+            hint = f"use {known}; code in a checkpoint is never executed"
             raise checkpoint.fault("component", what, folder, hint)
     if not (folder / name).is_dir():
-        what = f"{INDEX} names a {name}, and the folder {name}/ is missing"
-        hint = "download the checkpoint again, with its folders, or copy the missing one"
+        what = f"the folder {name}/ is missing ({INDEX} names it)"
+        hint = "download the checkpoint again with all folders, or copy the missing one"
         raise checkpoint.fault("missing", what, folder, hint)
     return Component(folder / name, library, class_name)
 
@@ -265,7 +262,7 @@ def shift_name(scheduler: Component) -> str:
 
 
 def refuse_quantized(layout: CheckpointLayout) -> None:
-    """Passes components that are stored as their classes compute. Raises CheckpointError."""
+    """Raise CheckpointError for components that are stored quantized."""
     for component in layout.components.values():
         if not component.has_weights:
             continue
@@ -273,15 +270,13 @@ def refuse_quantized(layout: CheckpointLayout) -> None:
         method = component.config().table("quantization_config", {})
         if method.values:
             how = method.text("quant_method", "unnamed")
-            what = f"the {component.name} is stored quantized ({how})"
-            hint = "use the checkpoint as it was released"
+            what = f"the {component.name} is quantized ({how}), which is not supported"
+            hint = "use the original checkpoint"
             raise checkpoint.fault("quantized", what, component.folder, hint)
 
 
 def refuse_unsupported(layout: CheckpointLayout) -> None:
-    """Passes a checkpoint that can be run. Raises CheckpointError, which says why another cannot
-    be.
-    """
+    """Raise CheckpointError, with the reason, for a checkpoint that cannot be run."""
     refuse_quantized(layout)
     find_faults = _find_hunyuan_faults if layout.family == HUNYUAN_VIDEO15 else _find_wan_faults
     network, vae = layout.components["transformer"].config(), layout.components["vae"].config()
@@ -293,10 +288,10 @@ def _find_hunyuan_faults(layout: CheckpointLayout, network: Config, vae: Config)
     expected = "i2v" if layout.starts_from_pictures else "t2v"
     task = network.text("task_type", "t2v")
     if task != expected:
-        # Its pipeline would run it, and not look at the picture, without a word.
-        yield f"the transformer is for {task!r}, its pipeline for {expected!r}"
+        # Its pipeline would run it and silently ignore the picture.
+        yield f"the transformer is for {task!r}, but the pipeline is for {expected!r}"
     if network.flag("use_meanflow", False) and expected == "t2v":
-        # Its pipeline for text-to-video leaves the second timestep out, without a word.
+        # Its pipeline for text-to-video silently leaves out the second timestep.
         yield "the transformer is step-distilled (use_meanflow), which its t2v pipeline cannot run"
     # A VAE that could not be built, or would decode frames of another size.
     cell = vae.count("spatial_compression_ratio", 16)
@@ -306,7 +301,7 @@ def _find_hunyuan_faults(layout: CheckpointLayout, network: Config, vae: Config)
     if cell > 2 ** (levels - 1) or stride not in (1, 2, 4, 8, 16) or stride > cell:
         yield f"the VAE's {levels} levels cannot shrink {cell} pixels and {stride} frames to one"
     if (channels := vae.count("out_channels", 3)) != 3:
-        yield f"the VAE decodes {channels} channels, not red, green and blue"
+        yield f"the VAE decodes {channels} channels; expected 3"
 
 
 def _find_wan_faults(layout: CheckpointLayout, network: Config, vae: Config) -> Iterator[str]:
@@ -328,16 +323,16 @@ def _find_wan_faults(layout: CheckpointLayout, network: Config, vae: Config) -> 
         ("length of latents_std", len(vae.numbers("latents_std", (1.0,) * 16)), made),
     ):
         if found != expected:
-            yield f"{name} is {found}; by the other config.json values it would be {expected}"
+            yield f"{name} is {found}; expected {expected} by the other values of config.json"
     reads = network.has("image_dim") or network.has("added_kv_proj_dim")
     if reads and not {"image_encoder", "image_processor"} <= layout.components.keys():
-        yield "the transformer reads a picture's tokens, and nothing in the checkpoint makes them"
+        yield "the image encoder, which the transformer needs, is missing"
     has_boundary = layout.boundary_ratio is not None
     if has_boundary != ("transformer_2" in layout.components):
         is_there, is_not = ("boundary_ratio", "transformer_2")[:: 1 if has_boundary else -1]
-        yield f"model_index.json has a {is_there} and no {is_not}: which network takes which step?"
+        yield f"model_index.json has {is_there} but not {is_not}; expected both or neither"
 
 
 def _find_cell_fault(cell: int) -> Iterator[str]:
     if _SHARED_PIXELS % cell:
-        yield f"the VAE's latent cell of {cell} pixels does not divide tiles that share 64 or 32"
+        yield f"the VAE's latent cells of {cell} pixels do not fit into tiles (overlap 64 or 32)"

@@ -1,15 +1,15 @@
-"""LoRA files on a checkpoint's transformers, as layers beside the weights: these stay as they are,
-so that a job without a LoRA has the very bits of a run that never saw one.
+"""LoRA files as layers next to a checkpoint's weights, which stay unchanged.
 
     transformer.blocks.0.attn1.to_q.lora_A.weight             the library's names
     diffusion_model.blocks.0.self_attn.q.lora_down.weight     Wan's own, with alpha; converted there
     lora_unet_blocks_0_self_attn_q.lora_down.weight           musubi's, for Wan; converted there
     diffusion_model.double_blocks.0.img_attn_q...             HunyuanVideo's own; converted here
-    transformer_blocks.0.attn.to_q.lora_down.weight           of pictures, whatever the library's
-                                                              loader of their pipeline takes
+    transformer_blocks.0.attn.to_q.lora_down.weight           of pictures, as the library's loader
+                                                              of their pipeline reads it
 
-A pair that finds no layer of its shape is an error: the library would say nothing, or log it. Files
-that are here are held against the checkpoint's headers before a run, by the same code.
+So a job without a LoRA has the bits of a run without any. A pair that fits no layer is an error;
+the library would only log it. Local files are compared with the checkpoint's headers before a run,
+by the same code.
 """
 
 # Legend: R rank, I O values in and out of a layer
@@ -39,7 +39,7 @@ from hyimg_cli.spec.options import Lora
 PREFIX = "transformer."
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 _DIFFERENCES = (".diff", ".diff_b")
-_HINT = "use a file made for this very model"
+_HINT = "use a LoRA made for this model"
 # From HunyuanVideo's names of layers to the library's, one after the other.
 _HUNYUAN = (
     (r"^double_blocks\.", "transformer_blocks."),
@@ -63,9 +63,7 @@ _HUNYUAN = (
 
 
 def check_loras(job: Job, layout: CheckpointLayout) -> None:
-    """Passes LoRAs that fit the checkpoint by its headers, and those that are not here. Raises
-    JobError.
-    """
+    """Raise JobError for LoRAs that do not fit the checkpoint; missing files pass."""
     for lora in job.lora:
         path, part = Path(lora.file).expanduser(), _component(lora, layout)
         if not lora.file or not path.is_file() or part is None:
@@ -77,7 +75,7 @@ def check_loras(job: Job, layout: CheckpointLayout) -> None:
 
 @lru_cache(maxsize=64)
 def _misfit_of(path: Path, _changed: int, part: Component, family: str) -> str:
-    """Why a file fits no layer; empty where it does, or the weights are fetched later."""
+    """Return why a file fits no layer; empty if it does, or if weights come later."""
     if part.parameters() is None:
         return ""
     try:
@@ -108,9 +106,7 @@ class Adapters:
         self._now: tuple[Lora, ...] = ()
 
     def use(self, loras: tuple[Lora, ...]) -> None:
-        """Have these on the transformers, and no others. Raises CheckpointError for a file that
-        does not fit; there are none then.
-        """
+        """Apply these LoRAs and no others. Raises CheckpointError if one does not fit."""
         if loras == self._now:
             return
         self._bring_home()
@@ -144,7 +140,7 @@ class Adapters:
         network = self._networks[-1 if lora.on == "low" else 0]
         pairs, scales = _read_pairs(file, part, self._layout.family, network)
         with warnings.catch_warnings():
-            # That there is one already, as is meant.
+            # The warning that one exists already, which is intended.
             warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)
             network.load_lora_adapter(pairs, adapter_name=name, prefix="transformer", **scales)
         # Matrices as the file has them: peft gives them the dtype of their layer's weight, which in
@@ -162,9 +158,10 @@ class Adapters:
 def _read_pairs(
     file: Path, part: Component, family: str, network: Any = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A file's tensors by the library's names, each half of a pair that fits a layer of `part`, and
-    what it says of alpha, as the library takes it. `network`: with zeros for those of its layers
-    that a file for text-to-video does not know. Raises CheckpointError.
+    """Return a file's tensors by the library's names, and what it says of alpha.
+
+    Each half of a pair fits a layer of `part`. `network`: adds zeros for its layers that a file for
+    text-to-video lacks. Raises CheckpointError.
     """
     import diffusers  # slow: a pipeline's text encoder comes with it
 
@@ -176,11 +173,11 @@ def _read_pairs(
     try:
         metadata = None if said is None else json_of(said)
     except ValueError as error:
-        why = f"its adapter's metadata is no JSON ({error})"
+        why = f"its metadata is not JSON ({error})"
         raise _misfit(file, (), why) from None
     layers, alphas = part.tensors(), None
     if lost := [name for name in pairs if "dora_scale" in name]:
-        raise _misfit(file, lost, "the library leaves its scales (DoRA) out")
+        raise _misfit(file, lost, "DoRA scales are not supported")
     if not all(name.startswith(PREFIX) and not name.endswith(".alpha") for name in pairs):
         metadata = None
         if family == HUNYUAN_VIDEO15:
@@ -198,7 +195,7 @@ def _read_pairs(
     wrong = [name for name in pairs if not _is_fitting(name, pairs, layers)]
     if wrong or not pairs:
         why = f"{part.name} has no layer for {len(wrong)} of its {len(pairs)} entries"
-        raise _misfit(file, wrong, why if pairs else "the library knows none of its names")
+        raise _misfit(file, wrong, why if pairs else "none of its names belongs to a layer")
     return pairs, {"metadata": metadata, "network_alphas": alphas}
 
 
@@ -216,8 +213,9 @@ def _is_fitting(name: str, pairs: Mapping[str, Tensor], layers: Mapping[str, Ten
 
 
 def unapplied_tensors(file: Path) -> list[str]:
-    """Entries that the library converts to nothing, without a word: differences of whole tensors,
-    such as norms, which no pair stands beside. Those of zeros are not counted.
+    """Return entries that the library drops: differences of whole tensors, such as norms.
+
+    Differences of zeros are not counted.
     """
     found = []
     with readable(file), safetensors.safe_open(file, framework="pt") as opened:
@@ -254,7 +252,7 @@ def _from_hunyuan(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor
         down_RI, up_OR = parts["A.weight"], parts["B.weight"]
         if "alpha" in parts:
             up_OR = up_OR * (parts["alpha"].item() / down_RI.shape[0])
-        # Three layers of the refiner stand in one.
+        # Three layers of the refiner are one here.
         stem, is_three, _ = target.partition("to_qkv")
         names = [f"{stem}to_{each}" for each in "qkv"] if is_three else [target]
         for name, up in zip(names, up_OR.chunk(len(names)), strict=False):
@@ -266,7 +264,7 @@ def _from_hunyuan(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor
 
 
 def _misfit(file: Path, names: Sequence[str], why: str) -> CheckpointError:
-    first = f", the first {', '.join(sorted(names)[:3])}" if names else ""
+    first = f", such as {', '.join(sorted(names)[:3])}" if names else ""
     return CheckpointError(
         f"the LoRA {file.name} does not fit: {why}{first}",
         where=file,

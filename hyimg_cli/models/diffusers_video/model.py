@@ -1,5 +1,6 @@
-"""A loaded video checkpoint as the engine knows it, a family is a subclass of `DiffusersVideo`; and
-one job's denoising, whatever the family: scheduler steps around what its guidance branches give.
+"""A loaded video checkpoint for the engine, and one job's denoising.
+
+A family is a subclass of `DiffusersVideo`; denoising is scheduler steps around guidance branches.
 """
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, T H W pixels
@@ -100,7 +101,7 @@ class Denoiser(LatentDenoiser):
         return self.schedule.state() | self.velocities.state()
 
     def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
-        """Raises ValueError where `state` was taken behind another step."""
+        """Restore a state. Raises ValueError if it was taken after another step."""
         self.schedule.restore(index, state)
         self.velocities.restore(state, self.schedule.device)
 
@@ -164,11 +165,11 @@ class DiffusersVideo(SpreadModel):
         return (job.prompt, job.negative_prompt) if self.has_guidance(job) else (job.prompt,)
 
     def notes(self, job: VideoJob) -> tuple[str, ...]:
-        """Of its LoRAs, what the library does not apply."""
+        """Return which parts of its LoRAs the library does not apply."""
         found = ((one, unapplied_tensors(lora_file(one.file))) for one in job.lora if one.file)
         return tuple(
-            f"the LoRA {Path(one.file).name} also changes {len(names)} tensors that the library "
-            f"leaves as they are, the first {names[0]}"
+            f"the LoRA {Path(one.file).name} was applied without {len(names)} of its tensors, "
+            f"which diffusers does not support, such as {names[0]}"
             for one, names in found
             if names
         )

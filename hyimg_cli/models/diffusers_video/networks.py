@@ -1,12 +1,11 @@
-"""A checkpoint's transformers as its run wants them, each by the library's own means: quantized,
-its blocks taking turns on the device, with another kernel of attention, compiled; and, of Wan, each
-rank's part of the tokens of a forward.
+"""A checkpoint's transformers as the run's settings need them, by the library's own means.
 
     fp8   stored in 8 bits, each layer widened for its forward (layerwise casting)
     nf4   4 bits by bitsandbytes
 
-By Ulysses each rank holds a part of the tokens, and in attention all of them, of a part of the
-heads. Text is not split. Products of fewer rows round differently: equal within that.
+Also blocks in turns on the device, another attention kernel, compiling, and for Wan the split of
+tokens over ranks (Ulysses): each rank holds a part of the tokens, and in attention all tokens of a
+part of the heads. Text is not split. Products of fewer rows round differently.
 
     rank r   tokens r of N ▸ blocks [ ▸ all-to-all ▸ heads r of N ▸ all-to-all ▸ ] ▸ gathered: all
 """
@@ -60,7 +59,7 @@ def load_network(
     except (ImportError, RuntimeError, ValueError) as error:
         raise MachineError(
             f"attention backend {choice.attention_backend} cannot be used here: {error}",
-            hint="leave attention_backend out of the recipe, and DIFFUSERS_ATTN_BACKEND unset",
+            hint="remove attention_backend from the recipe, and unset DIFFUSERS_ATTN_BACKEND",
             code="machine.attention",
         ) from None
     if place.offload is not None:
@@ -74,16 +73,14 @@ class SplitTokens:
     """The transformers of one checkpoint on this rank, whole or with their part of the tokens."""
 
     def __init__(self, networks: Sequence[Any], device: torch.device, *, by_token: bool) -> None:
-        """`by_token`: each token has a timestep of its own (the 5B model of 2.2)."""
+        """`by_token`: each token has its own timestep (the 5B model of 2.2)."""
         self._networks, self._device = networks, device
         self._left_out = () if by_token else ("",)
         self._mesh: DeviceMesh | None = None
         self._is_split = False
 
     def split(self, ranks: int) -> None:
-        """From here on a forward is one of all ranks, which call this together, and hold layers
-        of the same names.
-        """
+        """Split forwards over all ranks, which call this together and have equal layers."""
         if self._mesh is None:
             with loopback():
                 self._mesh = init_device_mesh(self._device.type, (1, ranks), mesh_dim_names=_MESH)
@@ -106,9 +103,9 @@ class SplitTokens:
         self._is_split = False
 
     def forget(self) -> None:
-        """The ranks are gone: others form another group."""
+        """Forget the ranks, which are gone; others form another group."""
         self._mesh = None
 
     def _plan(self, network: Any) -> dict[str, Any]:
-        """The library's, without an input that this checkpoint does not have: it warns of that."""
+        """Return the library's plan without inputs that this checkpoint lacks."""
         return {name: part for name, part in network._cp_plan.items() if name not in self._left_out}

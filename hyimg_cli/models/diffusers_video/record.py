@@ -1,8 +1,7 @@
-"""HunyuanVideo-1.5 and Wan, in diffusers' layout, as a family: facts and defaults by a checkpoint's
-JSON files and safetensors headers; no torch.
+"""HunyuanVideo-1.5 and Wan in diffusers' layout as a family; no torch.
 
-What a checkpoint does not say itself is what its authors publish beside it: frames, frames a
-second, steps.
+Facts and defaults come from a checkpoint's JSON files and headers, or else from what its authors
+publish: frames, frames per second, steps.
 """
 
 import math
@@ -79,9 +78,10 @@ class DiffusersFolder:
             check_loras(job, self.layout)
 
     def load(self, choice: ModelChoice) -> "LatentVideoModel":
-        """Float32 on the CPU, bfloat16 on a GPU by default. Every file is checked; weights are read
-        when they are needed, the encoders' apart from the network's, so that both need not fit at
-        once. Raises CheckpointError, or MachineError.
+        """Load in float32 on the CPU, bfloat16 on a GPU by default.
+
+        Raises CheckpointError, MachineError. Every file is checked. Weights are read when needed,
+        the encoders' and the network's at different times.
         """
         require("diffusers", "av")
         from hyimg_cli.models.diffusers_video.hunyuan_video15 import HunyuanVideo15
@@ -95,11 +95,9 @@ class DiffusersFolder:
 
 
 def check_texts(job: VideoJob, folder: Path, card: VideoCard) -> None:
-    """Passes a job whose texts its checkpoint can read to their ends, by the tokenizer's file.
-    Raises JobError.
+    """Raise JobError for a text that is longer than the checkpoint's encoder reads.
 
-    A template adds a few tokens of its own, so what is refused here is surely too long; what is
-    only just too long is cut, and noted in its line.
+    A template adds a few tokens, so a text that is barely too long is cut, with a note in its line.
     """
     if not (folder / "tokenizer" / "tokenizer.json").exists():
         return  # it is kept in another form
@@ -108,9 +106,9 @@ def check_texts(job: VideoJob, folder: Path, card: VideoCard) -> None:
         count = len(tokenizer.encode(text, add_special_tokens=False).ids)
         if count > card.max_prompt_tokens:
             raise JobError(
-                f"the text is {count:,} tokens long; its encoder reads {card.max_prompt_tokens:,}",
+                f"the text is too long ({count:,} tokens, limit {card.max_prompt_tokens:,})",
                 where=name,
-                hint="shorten it: what stands behind would be lost",
+                hint="shorten it: the text encoder would not read the rest",
                 code="job.prompt-too-long",
             )
 
@@ -119,11 +117,11 @@ _read_tokenizer = lru_cache(maxsize=4)(read_tokenizer)
 
 
 def stored_facts(layout: CheckpointLayout, defaults: VideoDefaults) -> dict[str, Any]:
-    """Fields of a card that the checkpoint's own files say, whatever the family.
+    """Return the card's fields that the checkpoint's files state, for any family.
 
-    A `card.json` beside model_index.json may name the checkpoint, say that it is untrained, and
-    replace defaults by name: numbers, or a size as [height, width]. Weights that are not there yet
-    are missing from `component_bytes`.
+    A `card.json` next to model_index.json may give the name, say that it is untrained, and replace
+    defaults by name: numbers, or a size as [height, width]. Missing weights are not in
+    `component_bytes`.
     """
     own = Config.read(layout.folder / "card.json", is_optional=True)
     values = own.table("defaults", {})
@@ -143,7 +141,7 @@ def stored_facts(layout: CheckpointLayout, defaults: VideoDefaults) -> dict[str,
 
 
 def stored_networks(layout: CheckpointLayout) -> dict[str, Any]:
-    """Weights of each component, as fields of `Networks`."""
+    """Return the weights of each component as fields of `Networks`."""
     parts = [(name, part) for name, part in layout.components.items() if part.has_weights]
     stored = [(name, part.stored_bytes()) for name, part in parts]
     counts = [(name, part.parameters()) for name, part in parts]
@@ -158,9 +156,10 @@ def stored_networks(layout: CheckpointLayout) -> dict[str, Any]:
 
 
 def start_rule(target_size: int, cell: int) -> StartRule:
-    """Of a HunyuanVideo-1.5 checkpoint: all sizes with about target_size² pixels, along the
-    staircase under height x width = target_size², in cells. Source: generate_crop_size_list of the
-    release.
+    """Return HunyuanVideo-1.5's sizes: about target_size² pixels each.
+
+    Along the staircase under height x width = target_size², in cells. Source:
+    generate_crop_size_list of the release.
     """
     sizes, area = [], round((target_size / cell) ** 2)
     height, width = area, 1
@@ -240,8 +239,10 @@ def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
 
 
 def _wan_start(layout: CheckpointLayout) -> StartRule | None:
-    """The 5B model makes the picture its first frame; others have channels for it. Tokens of a
-    picture are read in a fixed number; the 2.2 pair reads none, and takes a last frame or not.
+    """Return how a Wan checkpoint takes a picture; None if it does not.
+
+    The 5B model makes the picture its first frame; others have channels for it. Picture tokens have
+    a fixed number; the 2.2 pair reads none, and takes a last frame or not.
     """
     if layout.expands_timesteps:
         return StartRule(1, 1, "stretch")
@@ -297,11 +298,10 @@ def wan_patch(network: Config) -> tuple[int, ...]:
 
 
 def hunyuan_forward(network: Config) -> ForwardWork:
-    """A forward of HunyuanVideo-1.5: blocks of joint attention, weights apart for video and text.
+    """Return a forward of HunyuanVideo-1.5: joint attention, weights by kind of token.
 
-    Here and for Wan: matrix products only, of the video's tokens only: a floor, which norms,
-    rotations and text come on top of (a prompt of 150 tokens is less than a hundredth of a film at
-    480p).
+    Here and for Wan: only matrix products of the video's tokens, a lower bound without norms,
+    rotations and text (a prompt of 150 tokens adds less than 1 % at 480p).
     """
     width = network.count("num_attention_heads", 16) * network.count("attention_head_dim", 128)
     layers = network.count("num_layers", _HUNYUAN_BLOCKS)
@@ -325,7 +325,7 @@ def wan_forward(network: Config) -> ForwardWork:
 
 
 def _forward_work(cells: int, width: int, layers: int, weights: int, channels: int) -> ForwardWork:
-    """Of `layers` with so many weights each; `channels` of a cell come in and go out."""
+    """Return a forward of `layers` with these weights; `channels` per cell in and out."""
     return ForwardWork(
         cells_per_token=cells,
         per_token=_MAC * (layers * weights + cells * width * channels),

@@ -1,6 +1,4 @@
-"""A job's own scheduler: diffusers' class, made anew, stepped without a host read, kept whole in a
-checkpoint.
-"""
+"""A job's scheduler: diffusers' class, stepped without reads on the host, resumable."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,9 +31,9 @@ class JobScheduler:
     def __init__(
         self, component: Component, job: VideoJob, device: torch.device, *, is_linear: bool
     ) -> None:
-        """`is_linear` passes HunyuanVideo-1.5's straight line of sigmas; else the class spaces
-        them by its own rule. A job's `euler` takes Euler's steps along that line, whatever the
-        checkpoint's class: what models are distilled to. The class alone would end them near 0.
+        """`is_linear` passes HunyuanVideo-1.5's straight line of sigmas; else the class decides.
+
+        `euler` takes Euler's steps along that line, to which models are distilled, with any class.
         """
         is_euler, steps = job.scheduler == "euler", job.num_inference_steps
         if is_euler:
@@ -55,9 +53,7 @@ class JobScheduler:
         self.move_to(device)
 
     def move_to(self, device: torch.device) -> None:
-        """All that a step reads goes to the device, once: UniPC would leave its sigmas on the CPU,
-        and each of its many `.to(device)` a step would wait for the GPU.
-        """
+        """Move all that a step reads to the device, once, so that no step waits for the GPU."""
         scheduler: Any = self.scheduler
         scheduler.sigmas = scheduler.sigmas.to(device)
         scheduler.timesteps = scheduler.timesteps.to(device)
@@ -65,7 +61,7 @@ class JobScheduler:
         self.device = device
 
     def advance(self, index: int, velocity: Tensor, latents: Tensor) -> Tensor:
-        """Latents behind step `index`."""
+        """Return the latents after step `index`."""
         with _UncheckedSolve():
             moved: tuple[Tensor] = self.scheduler.step(
                 velocity, self.timesteps[index], latents, return_dict=False
@@ -73,7 +69,7 @@ class JobScheduler:
         return moved[0]
 
     def state(self) -> dict[str, Tensor]:
-        """All that the steps so far left in the scheduler, as copies on the CPU."""
+        """Return all state of the scheduler, as copies on the CPU."""
         kept: dict[str, Tensor] = {}
         for name in _REMEMBERED:
             value: Any = getattr(self.scheduler, name, None)
@@ -87,9 +83,9 @@ class JobScheduler:
         return kept
 
     def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
-        """As `state` found it behind step `index - 1`. Raises ValueError for another step's."""
+        """Restore `state` from after step `index - 1`. Raises ValueError for another step's."""
         if "_step_index" not in state or int(state["_step_index"]) != index:
-            raise ValueError(f"this is not the scheduler's state at step {index}")
+            raise ValueError(f"not the state of the scheduler at step {index}")
         for name in _REMEMBERED:
             value = getattr(self.scheduler, name, None)
             if isinstance(value, list):

@@ -1,8 +1,7 @@
-"""The pictures that a video starts from, as a transformer reads them: tokens of an image encoder,
-and latents of the VAE's encoder.
+"""Pictures that a video starts from, as image encoder tokens and VAE latents.
 
-The steps are those of diffusers' image-to-video pipelines; what they come to depends on the
-picture, and not on the prompt, so it is kept by content like an embedded prompt.
+The steps are those of diffusers' image-to-video pipelines. Results depend on the picture, not on
+the prompt, so they are cached by content like an embedded prompt.
 """
 
 # Legend: B batch, C channel, F latent frame, Y X latent rows and columns, N tokens, W width
@@ -27,12 +26,11 @@ _LIBRARIES = ("pillow", "torchvision")
 
 
 class StartEncoder(CheckpointEncoder):
-    """The checkpoint's encoder of pictures: `tokens` [pictures, N, W], `latents` [C, F, Y, X] in
-    the denoiser's scale.
+    """The encoder of start pictures: `tokens` [pictures, N, W], `latents` [C, F, Y, X].
 
-    `reads_tokens`: of an image encoder with its `processor`. `sees_crop`: that encoder sees the
-    fitted picture, not the whole. `has_mask`: latents of all frames, grey behind the picture;
-    otherwise of the picture alone.
+    Latents are in the denoiser's scale. `reads_tokens`: has an image encoder with a `processor`.
+    `sees_crop`: that encoder sees the fitted picture, not the whole. `has_mask`: latents of all
+    frames, grey after the picture; else of the picture alone.
     """
 
     def __init__(
@@ -65,7 +63,7 @@ class StartEncoder(CheckpointEncoder):
         return tuple(views)
 
     def key(self, view: ImageConditioning) -> str:
-        """By the files' bytes, whatever they are called."""
+        """Return the key of the files' bytes, whatever their names."""
         if view.kind == TOKENS:
             how: dict[str, Any] = {"files": self.identity("image_encoder", self.processor)}
         else:
@@ -88,9 +86,7 @@ class StartEncoder(CheckpointEncoder):
         return PromptEmbedding(self.key(view), {view.kind: made.cpu()}, notes)
 
     def frame(self, pixels: Pixels, view: ImageConditioning) -> Tensor:
-        """A picture as a frame in -1..1, [1, C, 1, H, W], rounded as the library's own image import
-        does.
-        """
+        """Return a picture as a frame in -1..1, [1, C, 1, H, W], rounded as by the library."""
         values_HWC = torch.from_numpy(_fitted(pixels, view).astype("float32") / 255.0)
         return (2.0 * values_HWC - 1.0).permute(2, 0, 1)[None, :, None].contiguous()
 
@@ -127,16 +123,16 @@ def read_given(
     for path, expected in images:
         pictures.append(read_image(Path(path), keeps_alpha=keeps_alpha))
         if pictures[-1].digest != expected:
-            what, hint = "the picture changed while the run went on", "run again"
+            what, hint = "the picture changed during the run", "run the command again"
             raise SourceImageError(what, where=path, hint=hint, code="source.changed")
     return pictures, tuple(dict.fromkeys(note for one in pictures for note in one.notes))
 
 
 def add_frame_mask(latents_CFYX: Tensor, frames: int, stride: int, *, has_last: bool) -> Tensor:
-    """Channels beside the noise: which of a video's frames are given, 1 or 0 by the frame's place
-    within a latent one, then their latents.
+    """Return the channels added to the noise: mask of the given frames, then latents.
 
-    The first pixel frame is a latent frame of its own, and stands for all of its sub-frames.
+    The mask is 1 or 0 by a frame's place within a latent frame. The first pixel frame is a latent
+    frame and stands for all of its sub-frames.
     """
     given = torch.zeros(stride, (frames - 1) // stride + 1)
     given[:, 0] = 1

@@ -1,8 +1,7 @@
-"""The two autoencoders as `VideoVae`: their scale, where they cut, one tile, the last touch.
+"""The two autoencoders as `VideoVae`: their scale, tile sizes, and decoding of a tile.
 
-What is the same for both (cutting, ranks, merging) is in `tiling`; what a class does to a tile is
-here. `layout` refuses any other class: leaving out a layer that it has would give a wrong picture
-without an error.
+Cutting, ranks and merging are in `tiling`. `layout` refuses any other class: skipping one of its
+layers would give a wrong picture without an error.
 """
 
 # Legend: B batch, C channel, F latent frame, Y X latent rows and columns, T frame, H W pixels
@@ -20,9 +19,7 @@ from hyimg_cli.spec.card import TileRule
 
 
 class CausalVae(VideoVae):
-    """What both autoencoders have in common: the first latent frame gives one frame, every other
-    `stride`.
-    """
+    """Common parts: the first latent frame gives one frame, every other `stride`."""
 
     def __init__(self, module: Any, tiling: TileRule, stride: int) -> None:
         self.module, self.tiling, self._stride = module, tiling, stride
@@ -42,11 +39,10 @@ class CausalVae(VideoVae):
 
 
 class HunyuanVae(CausalVae):
-    """AutoencoderKLHunyuanVideo15: one factor, all frames of a tile decoded at once: its mid block
-    looks at all of them.
+    """AutoencoderKLHunyuanVideo15: one factor; decodes all frames of a tile at once.
 
-    That block's mask is made by `causal_mask`: the same values, without the library's loop of
-    one launch per row for every tile.
+    Its mid block sees all frames. Its mask is made by `causal_mask`: the same values without a
+    launch per row.
     """
 
     def __init__(self, module: Any) -> None:
@@ -75,8 +71,9 @@ class HunyuanVae(CausalVae):
 
 
 class WanVae(CausalVae):
-    """AutoencoderKLWan: mean and deviation by channel, frame by frame through a feature cache,
-    patches put together at the end.
+    """AutoencoderKLWan: mean and deviation per channel, frame by frame with a feature cache.
+
+    Patches are joined at the end.
     """
 
     def __init__(self, module: Any) -> None:
@@ -99,9 +96,7 @@ class WanVae(CausalVae):
         return (found - mean) * inverse
 
     def _scale(self) -> tuple[Tensor, Tensor]:
-        """By channel, in float32: the mean, and one over the deviation. This reciprocal is rounded
-        before it divides, as in WanPipeline.
-        """
+        """Return mean and 1 / deviation per channel, float32; rounded as in WanPipeline."""
         config = self.module.config
         values = torch.tensor([config.latents_mean, config.latents_std]).to(self.module.device)
         mean, deviation = values.view(2, 1, -1, 1, 1, 1)
@@ -109,12 +104,12 @@ class WanVae(CausalVae):
 
     @torch.no_grad()
     def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
-        """One tile decoded, [B, C, T, H, W]. Not re-entrant: the cache lies on the module."""
+        """Return one decoded tile, [B, C, T, H, W]. Not re-entrant: the module has the cache."""
         return torch.cat(list(self.stream(latents_BCFYX)), dim=2)
 
     @torch.no_grad()
     def stream(self, latents_BCFYX: Tensor) -> Iterator[Tensor]:
-        """The same in pieces as they come: the frames of one latent frame after the other."""
+        """Return one decoded tile, [B, C, T, H, W]. Not re-entrant: the module has the cache."""
         vae = self.module
         with _feature_cache(vae):
             for number in range(latents_BCFYX.shape[2]):
@@ -136,9 +131,7 @@ class WanVae(CausalVae):
 
 @contextmanager
 def _feature_cache(vae: Any) -> Iterator[None]:
-    """Wan's features between frames, gone again whatever happens: of a decode that ran out of
-    memory they would stay, over a hundred times its latents.
-    """
+    """Clear Wan's features between frames afterwards, even after out of memory."""
     vae.clear_cache()
     try:
         yield
@@ -149,9 +142,9 @@ def _feature_cache(vae: Any) -> Iterator[None]:
 def causal_mask(
     n_frame: int, n_hw: int, dtype: torch.dtype, device: torch.device, batch_size: int | None = None
 ) -> Tensor:
-    """0 where a position may look, its own and earlier frames; -inf elsewhere: [(B,) S, S].
+    """Return 0 for its own and earlier frames, -inf elsewhere: [(B,) S, S]. Read-only.
 
-    Source: `prepare_causal_attention_mask` beside AutoencoderKLHunyuanVideo15. Read-only.
+    Source: `prepare_causal_attention_mask` of AutoencoderKLHunyuanVideo15.
     """
     mask_SS = _causal_mask(n_frame, n_hw, dtype, device)
     return mask_SS if batch_size is None else mask_SS.expand(batch_size, -1, -1)

@@ -35,21 +35,21 @@ class Wan(DiffusersVideo):
 
     @cached_property
     def vae(self) -> WanVae:
-        """In float32 whatever the transformer's dtype, as the authors' own examples load it."""
+        """Return the VAE, in float32 with any transformer dtype, as in the authors' examples."""
         return WanVae(load_weights(self.layout.components["vae"], self.place.in_float32()))
 
     def finished(self, latents_BCFYX: Tensor, start: Mapping[str, Tensor]) -> Tensor:
-        """The 5B model keeps the picture itself for the first latent frame."""
+        """Put the picture itself in the first latent frame for the 5B model."""
         if LATENTS not in start or not self.layout.expands_timesteps:
             return latents_BCFYX
         return _from_first(start[LATENTS].to(latents_BCFYX), latents_BCFYX)
 
     def has_guidance(self, job: VideoJob) -> bool:
-        """The pipeline's rule: by the first scale alone."""
+        """Return the pipeline's rule: the first scale decides."""
         return job.guidance_scale > 1.0
 
     def guide(self, job: VideoJob, schedule: JobScheduler) -> Guide:
-        """u + g (c - u), in the transformer's dtype; with two networks each has its own scale."""
+        """Return u + g (c - u), in the transformer's dtype; each of two networks has its scale."""
         second = job.guidance_scale if job.guidance_scale_2 is None else job.guidance_scale_2
         scales = [(job.guidance_scale, second)[number] for number in self.network_of(schedule)]
 
@@ -65,7 +65,7 @@ class Wan(DiffusersVideo):
         """Which network takes a step is known on the host, beforehand."""
         at_step = self.network_of(self.schedule(inputs.job))
         dtype, by_patch = self.networks[0].dtype, self.layout.expands_timesteps
-        # The text's tokens and zeros behind them up to 512, all of which are attended to.
+        # The text's tokens and zeros up to 512, all of which are attended to.
         valid_NM = inputs.embedding.tensors[TEXT].to(self.device, dtype)
         text_1NM = fun.pad(valid_NM, (0, 0, 0, WAN_MAX_TOKENS - len(valid_NM)))[None]
         start = {name: part.to(self.device, dtype) for name, part in inputs.start.items()}
@@ -78,7 +78,7 @@ class Wan(DiffusersVideo):
             network = self.networks[at_step[step]]
             self.place.bring(network)
             if by_patch:
-                # The 5B model of 2.2 wants a timestep for every patch, of 2 x 2 cells.
+                # The 5B model of 2.2 needs a timestep for every patch, of 2 x 2 cells.
                 frames, height, width = latents_BCFYX.shape[2:]
                 in_frame = -(-height // 2) * -(-width // 2)
                 timestep_B = timestep_B.float()[:, None].repeat(1, frames * in_frame)
@@ -100,7 +100,7 @@ class Wan(DiffusersVideo):
         return velocity
 
     def network_of(self, schedule: JobScheduler) -> list[int]:
-        """From `boundary_ratio` on the second."""
+        """Return the network of a step: the second from `boundary_ratio` on."""
         ratio = self.layout.boundary_ratio
         if ratio is None or len(self.networks) == 1:
             return super().network_of(schedule)

@@ -1,9 +1,8 @@
-"""Components of a checkpoint as modules: every tensor, no other, safetensors only, no code of its
-own.
+"""Load a checkpoint's components: every tensor and no other, safetensors only.
 
 Names and shapes are checked from the files' headers before a byte of weight is read. The libraries
-then load by their own concrete classes, never by an Auto class, so nothing that a checkpoint names
-(`auto_map`) is looked at.
+then load with their own concrete classes, never an Auto class, so nothing that a checkpoint names
+(`auto_map`) is imported.
 """
 
 import importlib
@@ -33,10 +32,9 @@ from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
 from hyimg_cli.parallel.devices import device_of
 from hyimg_cli.settings.run import ModelChoice
 
-# Modules that may be built without looking how many tensors there are.
+# Modules that may be built without counting tensors.
 _FEW = 500
-# Keys of a configuration by which tensors are made so wide. A window of attention is no width: -1
-# stands for none.
+# Configuration keys that are widths of tensors. An attention window is not one: -1 means none.
 _WIDTHS = re.compile(r"(?<!attn_)(size|dim|dims|channels|heads|d_model|d_ff|d_kv)$")
 _ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
 _Three = Field(min_length=3, max_length=3)
@@ -61,15 +59,13 @@ _OF_PATCHES: dict[str, Any] = _OF_PICTURES | {
 
 
 class Offload:
-    """CPU offload: brings one network at a time to the device, at the borders of stages.
+    """CPU offload: one network at a time on the device, changed between stages.
 
-        main memory   text encoders, transformers, VAE: every weight, for as long as it is loaded
-        device        a copy of the weights of one network, or of those that work together; the next
-                      one's takes its place
+        main memory   text encoders, transformers, VAE: all weights, while they are loaded
+        device        a copy of the weights of one network, or of those that work together
 
-    In groups the blocks of transformers and text encoders come one at a time, by the library's
-    group offload, and the rest of each as a network of its own. Weights are only read: copies have
-    the same bits, so have the pixels.
+    In groups, blocks of transformers and text encoders come one at a time (the library's group
+    offload), the rest of each as one network. Weights are only read, so pixels are the same.
     """
 
     def __init__(self, device: torch.device, *, in_groups: bool = False) -> None:
@@ -83,7 +79,7 @@ class Offload:
         if not self._in_groups:
             return
         for block in _blocks(network):
-            # One by one: the library takes lists of blocks, and moves what is beside them when the
+            # One by one: the library takes lists of blocks, and moves the other parts when the
             # module is called as a whole, which not every forward of ours does.
             alone = nn.Module()
             alone.blocks = nn.ModuleList([block])
@@ -92,8 +88,9 @@ class Offload:
             )
 
     def bring(self, *networks: nn.Module) -> None:
-        """Have networks on the device; called before each of their forwards. Raises
-        torch.OutOfMemoryError where they do not fit, and leaves them in main memory then.
+        """Bring networks to the device before a forward.
+
+        Raises torch.OutOfMemoryError if they do not fit; they then stay in main memory.
         """
         if networks == self._networks:
             return
@@ -121,9 +118,7 @@ class Offload:
 
 
 def _blocks(network: nn.Module) -> list[nn.Module]:
-    """The blocks of a transformer or of a text encoder, by the libraries' own names; other networks
-    have none.
-    """
+    """Return the blocks of a transformer or text encoder; empty for other networks."""
     of_texts = "_no_split_modules" if isinstance(network, PreTrainedModel) else ""
     kinds = getattr(network, of_texts or "_repeated_blocks", None) or ()
     lists = (one for one in network.modules() if isinstance(one, nn.ModuleList))
@@ -148,7 +143,7 @@ class LoadTarget:
         return str(self.dtype).removeprefix("torch.")
 
     def in_float32(self) -> "LoadTarget":
-        """The same place for a network that is wide whatever the others are."""
+        """Return the same place for a network that is always float32."""
         return replace(self, dtype=torch.float32)
 
     def bring(self, *networks: nn.Module) -> None:
@@ -163,11 +158,11 @@ class LoadTarget:
 
 
 def load_target(choice: ModelChoice) -> LoadTarget:
-    """The device and dtype that were asked for. Raises MachineError where there is no such GPU."""
+    """Return the requested device and dtype. Raises MachineError if there is no such GPU."""
     if choice.device == "balanced":
         raise MachineError(
-            "device balanced spreads an image model's layers; a video model takes one GPU",
-            hint="use --device cuda:0; more GPUs serve a video by --vae-patch-parallel-size",
+            "a video model runs on one GPU, and --device balanced names several",
+            hint="use --device cuda:0; for more GPUs add --vae-patch-parallel-size",
             code="machine.device",
         )
     device = torch.device(device_of(choice))
@@ -177,9 +172,7 @@ def load_target(choice: ModelChoice) -> LoadTarget:
 
 
 def check_weights(component: Component) -> int:
-    """How many parameters a component's files hold. Raises CheckpointError where they are missing,
-    broken, pickled, or not exactly what its configuration describes.
-    """
+    """Return a component's parameter count. Raises CheckpointError for faulty files."""
     cls = component_class(component)
     # Without tensors that the library itself says its class leaves in the file.
     ignored = getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()
@@ -203,7 +196,7 @@ def check_weights(component: Component) -> int:
 
 
 def check_all(layout: CheckpointLayout) -> int:
-    """The same of all its parts."""
+    """Check the weights of all parts; return their number of parameters."""
     return sum(check_weights(part) for part in layout.components.values() if part.has_weights)
 
 
@@ -214,17 +207,14 @@ def _renamed(name: str, renamings: Iterable[Any]) -> str:
 
 
 def _refuse_many(own: Config, most_modules: int) -> None:
-    """Passes a configuration, with its parts, whose numbers of modules and widths can be built.
-
-    Raises CheckpointError: whoever builds by other numbers does not come to an end.
-    """
+    """Raise CheckpointError for numbers of modules or widths too large to be built."""
     for name, value in own.values.items():
         if isinstance(value, dict):
             _refuse_many(own.table(name), most_modules)
         most = most_modules if MODULES.search(name) else MOST_WIDTH if _WIDTHS.search(name) else 0
         for number in value if isinstance(value, list) else [value]:
             if most and isinstance(number, int | float) and not 0 <= number <= most:
-                raise own.fault(name, number, f"0 to {most:,}, as checkpoints here have")
+                raise own.fault(name, number, f"0 to {most:,}")
 
 
 def load_weights(
@@ -234,13 +224,12 @@ def load_weights(
     prepare: Callable[[Any], None] | None = None,
     **options: Any,
 ) -> Any:
-    """A component ready for inference: on its device, or in main memory where `place` brings it to
-    its device for its work. `prepare` is done before; `options` are the library's.
+    """Return a component ready for inference, on its device or offloaded by `place`.
 
-    `check_weights` has passed its files when the checkpoint was opened. What its class keeps in
-    float32 stays so. Raises CheckpointError, or torch.OutOfMemoryError.
+    `prepare` runs first; `options` go to the library. Tensors that its class keeps in float32 stay
+    so. Raises CheckpointError, or torch.OutOfMemoryError.
     """
-    # Whoever takes turns on the device leaves it to this one.
+    # Networks that take turns on the device leave it to this one.
     place.release()
     refuse_special(component.folder)
     cls: Any = component_class(component)
@@ -255,7 +244,7 @@ def load_weights(
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         if report.get(kind):
             names = ", ".join(str(name) for name in list(report[kind])[:5])
-            what = f"loading the {component.name} left {kind.replace('_', ' ')}: {names}"
+            what = f"the {component.name} has {kind.replace('_', ' ')}: {names}"
             raise fault("not-strict", what, component.folder)
     if prepare is not None:
         prepare(module)
@@ -282,7 +271,7 @@ def load_tokenizer(component: Component, encoder: Component | None) -> Any:
         rows = encoder.config().count("vocab_size", 1 << 24)
         last = max(tokenizer.get_vocab().values(), default=0)
         if last >= rows:
-            what = f"the tokenizer has a token {last}; {encoder.name} has {rows} rows"
+            what = f"the tokenizer has a token {last}, and the {encoder.name} only {rows} rows"
             hint = "use the files of one checkpoint together"
             raise fault("tokenizer", what, encoder.folder.parent, hint)
     return tokenizer
@@ -350,10 +339,7 @@ def empty_module(component: Component) -> Any:
 
 @contextmanager
 def _described(component: Component, name: str = "config") -> Iterator[None]:
-    """Raise CheckpointError where a library cannot make a component of its files.
-
-    The libraries build whatever numbers say, and fail in ways of their own.
-    """
+    """Raise CheckpointError if a library cannot make a component of its files."""
     try:
         yield
     except (HyimgError, MemoryError, torch.OutOfMemoryError):
@@ -365,9 +351,10 @@ def _described(component: Component, name: str = "config") -> Iterator[None]:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """False for what is said of every released checkpoint, at each load: that guiders, backends of
-    attention and parallelism are experimental, and that the VAE of Wan 2.2 5B has a setting
-    (`clip_output`) that the library does not read; and of texts that are cut, which the line tells.
+    """Return False for warnings that the libraries give for every released checkpoint.
+
+    That guiders, attention backends and parallelism are experimental, that a setting
+    (`clip_output`) of Wan 2.2 5B is not read; and that texts are cut, which the result line says.
     """
     return not any(text in record.getMessage() for text in _EXPECTED)
 

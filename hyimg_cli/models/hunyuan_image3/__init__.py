@@ -1,3 +1,1 @@
-"""HunyuanImage-3.0: one MoE network that writes a recaption and denoises the picture it
-describes.
-"""
+"""HunyuanImage-3.0: one MoE network that writes a recaption and denoises its picture."""

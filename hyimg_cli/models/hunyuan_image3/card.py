@@ -50,10 +50,10 @@ def read_generation(folder: Path) -> GenerationConfig:
 
 
 def model_card(folder: Path, model: str) -> ModelCard:
-    """The card of the checkpoint in `folder`, called `model` by the user.
+    """Return the card of the checkpoint in `folder`, called `model` by the user.
 
-    A `card.json` beside the weights may name the checkpoint, say that it is untrained, and restrict
-    the sizes to the ratio indices that it was trained on.
+    A `card.json` in the folder may give its name, say that it is untrained, and restrict the sizes
+    to the ratio indices of its training.
     """
     arch, generation = read_architecture(folder), read_generation(folder)
     extra, layers = Config.read(folder / "card.json", is_optional=True), arch.num_hidden_layers
@@ -84,7 +84,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
 
 
 def reading(folder: Path) -> Reading:
-    """Files in `folder` that are read where they are there, and what they do not say."""
+    """Return the files in `folder` that are read, and the defaults for what they omit."""
     config, generation = (
         read_json(folder / name) for name in ("config.json", "generation_config.json")
     )
@@ -122,12 +122,12 @@ def official_buckets(arch: Architecture) -> tuple[Bucket, ...]:
 
 
 def _allowed(arch: Architecture, extra: Config) -> tuple[Bucket, ...]:
-    """The sizes that were trained on; where the card has none, all that are whole cells."""
+    """Return the sizes of the training; if the card has none, all that are whole cells."""
     official, cell = official_buckets(arch), arch.vae_downsample_factor
     whole = {b.ratio_index for b in official if not (b.size.height % cell or b.size.width % cell)}
     wanted = extra.counts("ratio_indices", tuple(sorted(whole)), least=0, most=len(official) - 1)
     if not whole.issuperset(wanted) or not wanted:
-        raise extra.fault("ratio_indices", wanted, f"sizes in whole cells of {cell} pixels")
+        raise extra.fault("ratio_indices", wanted, f"sizes that are multiples of {cell} pixels")
     return tuple(bucket for bucket in official if bucket.ratio_index in wanted)
 
 
@@ -138,9 +138,7 @@ def _weight_bytes(folder: Path) -> int:
 
 
 def _weights(folder: Path, arch: Architecture) -> WeightCounts:
-    """Weights by kind: from the files' headers, else from the index and the configuration; all are
-    taken to be stored in 16 bits then.
-    """
+    """Count weights by kind, from the files' headers, or else as 16 bits from the index."""
     per_layer = [arch.num_experts * inner for inner in arch.moe_intermediate_size]
     experts = sum(3 * inner * arch.hidden_size for inner in per_layer)
     rows = sum(2 * inner for inner in per_layer)
@@ -191,12 +189,11 @@ def _vae_weights(vae: VaeArchitecture) -> tuple[int, int]:
 
 
 def _vae_bytes(vae: VaeArchitecture) -> int:
-    """Bytes of one pixel that the VAE holds whole, in float32.
+    """Return the bytes per pixel that the VAE holds, in float32.
 
-    A residual block has what enters and what its first convolution makes; what its second one makes
-    is added to what entered, chunk by chunk. So there are two tensors of the widest level, and a
-    third, of a neighbour's, where blocks change the width. Beside them: the picture as it is given,
-    and as it is made.
+    A residual block holds its input and the output of its first convolution; the second one's
+    output is added to the input chunk by chunk. So there are two tensors of the widest level, and a
+    third, of a neighbour's, if blocks change the width. Also the picture before and after.
     """
     widths, steps = vae.block_out_channels, int(math.log2(vae.ffactor_spatial))
     # Levels from the finest on that keep all frames.
@@ -211,10 +208,10 @@ def _vae_bytes(vae: VaeArchitecture) -> int:
 
 
 def _activations(arch: Architecture) -> dict[str, Working]:
-    """The widest of all layers, which is within its experts.
+    """Return the memory of the widest part of a layer, its experts.
 
-    A GPU holds the rows that enter the first product beside what comes out of it, and of the
-    residual stream eight copies around it; a CPU the inputs, middles and outputs of all choices.
+    A GPU holds input and output rows of the first product, and about eight copies of the residual
+    stream; a CPU inputs, middles and outputs of all choices.
     """
     width, experts = arch.hidden_size, arch.num_experts
     layers = list(zip(arch.moe_topk, arch.moe_intermediate_size, strict=True))

@@ -75,9 +75,9 @@ _OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 @dataclass(frozen=True)
 class VaeArchitecture:
-    """Widths and factors of the 3-D autoencoder; `scaling_factor` maps latents to unit variance.
+    """Widths and factors of the 3-D autoencoder; `scaling_factor` gives unit variance.
 
-    `sample_size`: side in pixels of a tile, where latents are decoded in tiles.
+    `sample_size`: side in pixels of a tile of tiled decoding.
     """
 
     block_out_channels: tuple[int, ...]
@@ -96,7 +96,7 @@ class VaeArchitecture:
 
 @dataclass(frozen=True, kw_only=True)
 class VisionArchitecture(VitShape):
-    """The Siglip2 tower, its patch limit, and the aligner behind it."""
+    """The Siglip2 tower, its patch limit, and the aligner after it."""
 
     num_channels: int
     num_patches: int
@@ -152,8 +152,9 @@ class GenerationConfig:
 
 
 def architecture(config: Mapping[str, Any], *, where: Path | str = "config.json") -> Architecture:
-    """The network that `config` describes. Raises CheckpointError for a key missing or
-    unreleased, or a value that no network has.
+    """Return the network that `config` describes.
+
+    Raises CheckpointError for a missing key, an unreleased value, or an impossible one.
     """
     own = Config(config, where)
     # Weights as they were released, or packed by bitsandbytes, whose parts are known. Others' mean
@@ -161,10 +162,10 @@ def architecture(config: Mapping[str, Any], *, where: Path | str = "config.json"
     method = own.table("quantization_config", {}).text("quant_method", "bitsandbytes")
     if method != "bitsandbytes":
         raise CheckpointError(
-            f"its weights are quantised by {method!r}, which is not read",
+            f"the weights are quantized with {method!r}, which is not supported",
             where=own.where,
-            hint="use the checkpoint as it was released, with --quantization fp8 or nf4, or one "
-            "that transformers has saved with bitsandbytes (NF4, INT8)",
+            hint="use the original checkpoint with --quantization fp8 or nf4, or one "
+            "saved by transformers with bitsandbytes (NF4, INT8)",
             code="checkpoint.quantized",
         )
     refuse_unreleased(own, _ONLY_RELEASED)
@@ -205,19 +206,19 @@ def architecture(config: Mapping[str, Any], *, where: Path | str = "config.json"
 def generation_config(
     config: Mapping[str, Any], *, where: Path | str = "generation_config.json"
 ) -> GenerationConfig:
-    """Sampling defaults; a key that the file omits takes the released Instruct value, but the
-    template is upstream's own, "pretrain".
+    """Return sampling defaults; missing keys take the released Instruct values.
 
-    Raises CheckpointError for a value of the wrong kind, and for what we would sample wrongly.
+    Except the template, which is upstream's "pretrain". Raises CheckpointError for a wrong value,
+    and for options that would be sampled wrongly.
     """
     # Any other option of transformers' generation has no effect where it is null, 0 or 1, or words.
     known = _GENERATION_DEFAULTS.keys() | _IDLE
     for key, value in config.items():
         if key not in known and value not in (None, 0, 1) and not isinstance(value, str):
             raise CheckpointError(
-                f"{key} is {value!r}, which is not implemented",
+                f"{key} = {value!r} is not supported",
                 where=where,
-                hint="take the key out: no released checkpoint has it",
+                hint="remove the key: no released checkpoint has it",
                 code="checkpoint.config",
             )
     off = {key: value for key, value in _OFF.items() if config.get(key, value) is None}

@@ -1,4 +1,4 @@
-"""HunyuanImage-3 as the engine sees it: the network and its prompter behind one face."""
+"""HunyuanImage-3 as the engine sees it: the network and its prompter."""
 
 # Legend: C channel, Y X latent rows and columns, V vocabulary
 import math
@@ -59,9 +59,10 @@ def load_family(
     is_batch_invariant: bool,
     pool: RankPool | None = None,
 ) -> "HunyuanImage3":
-    """Load the weights on the chosen device: float32 on the CPU, bfloat16 on a GPU by
-    default. With a `pool` each of its ranks loads its share of the layers, on its own device, and
-    its `branch_sets` deal out the guidance branches.
+    """Load the weights on the chosen device: float32 on CPU, bfloat16 on GPU by default.
+
+    With a `pool`, each rank loads its share of the layers on its device, and `branch_sets` share
+    out the guidance branches.
     """
     device = device_of(choice) if pool is None else pool.here.device.type
     device_map = None if device == "cpu" else device
@@ -85,7 +86,7 @@ def load_family(
     else:
         sets = pool.branch_sets
         network = load_ranked(share_of, pool, branch_sets=sets)
-        # In main memory all ranks lie together; on GPUs each has its own.
+        # Ranks on the CPU share main memory; on GPUs each has its own.
         together = pool.size if device == "cpu" else 1
         share = prompter.rank_bytes(pool.size // sets, name, form).kv_share
         kv_bytes = round(card.kv_bytes_per_token * share * together)
@@ -129,11 +130,11 @@ class HunyuanImage3(DecoderModel):
         decodes_in_half: bool = False,
         vae_waits: bool = False,
     ) -> None:
-        """`tiled`: latents become pixels tile by tile; `graphs`: text is decoded by them;
-        `decodes_in_half`: the VAE decodes under float16 autocast, as upstream does; `vae_waits`:
-        it is in main memory between its turns.
+        """`tiled`: decodes tile by tile; `graphs`: text is decoded by CUDA graphs.
 
-        `card`: the checkpoint's, with bytes as they are here, where other ranks have a part.
+        `decodes_in_half`: the VAE decodes under float16 autocast, as upstream; `vae_waits`: it is
+        in main memory between its turns. `card`: the checkpoint's, with the bytes of this rank's
+        part.
         """
         self.network, self.prompter, self.card = network, prompter, card or prompter.card
         self.graphs: DecodeGraphs | None = graphs
@@ -164,7 +165,7 @@ class HunyuanImage3(DecoderModel):
 
     @property
     def parameter_count(self) -> int:
-        """Of the whole network: here they may be in fewer bits, or a rank's share."""
+        """Count the whole network's parameters, whatever this rank holds."""
         return sum(math.prod(shape) for shape in expected_shapes(self.network.arch).values())
 
     def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
@@ -176,7 +177,7 @@ class HunyuanImage3(DecoderModel):
         return self._encoded(pixels, digest, fit_cover)
 
     def encode_stretched(self, pixels: np.ndarray, digest: str) -> Encoded:
-        """The VAE's view is the whole image, resized; the ViT's is as ever."""
+        """Encode the whole image, resized, for the VAE, and as usual for the ViT."""
         return self._encoded(pixels, digest, stretch)
 
     @torch.no_grad()
@@ -201,7 +202,7 @@ class HunyuanImage3(DecoderModel):
         if opening is None:
             return None
         room = self.prompter.text_budget(job, opening.stop) if job.writes_text else 0
-        # Behind the text: its closing tag and what opens the picture, up to the ratio token.
+        # After the text: its closing tag and what opens the picture, up to the ratio token.
         return TextPrompt(opening.ids, opening.stop + room + 8, opening.layout)
 
     def script(self, job: ImageJob) -> Script:
@@ -226,7 +227,7 @@ class HunyuanImage3(DecoderModel):
         return (ratios[int(logits_V[list(ratios)].argmax())],)
 
     def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
-        """In the size of the ratio token, which comes last behind a text, or of the job itself."""
+        """Return the canvas in the size of the text's last ratio token, or of the job."""
         if job.size.is_auto:
             index = self.prompter.vocabulary.ratios.index(text.ending[-1])
             known = self.card.buckets
@@ -239,7 +240,7 @@ class HunyuanImage3(DecoderModel):
         rows = (layout.ids, layout.unconditional_ids)[: self.prompter.branch_count(job)]
         warnings = []
         if stop > most:
-            what = f"the picture reaches position {stop}; {most} positions are known to the model"
+            what = f"the sequence is longer than in training ({stop} positions, limit {most})"
             warnings.append(what)
         branches = tuple(BranchSequence(ids, start, stop) for ids in rows)
         notes = (note,) if note else ()
@@ -282,7 +283,7 @@ class HunyuanImage3(DecoderModel):
         )
 
     def initial_latents(self, bucket: Bucket, seed: int) -> Tensor:
-        """Drawn in bfloat16, as upstream does: a float32 draw of the same seed is another picture.
+        """Draw noise in bfloat16, as upstream; float32 would give another picture.
 
         Always on the CPU, so that a seed means the same noise on every machine.
         """

@@ -1,17 +1,16 @@
-"""Decode steps as CUDA graphs: one graph for each number of rows, over memory that never moves.
+"""Decode steps as CUDA graphs: one graph per number of rows, over memory that never moves.
 
-    fill     ids, lengths and, where the rows are others than before, the pointers of their K/V
+    fill     ids, lengths and, if the rows differ from before, the pointers of their K/V
     replay   embed ▸ every layer, attention by pointers ▸ hidden rows
-    copy     the hidden rows out, before the next replay writes over them
+    copy     the hidden rows out, before the next replay overwrites them
 
-Rows that a step lacks are filled up: they write to a slot of their own and nobody reads them. What
-no graph serves, a run of several tokens, goes the plain way.
+Missing rows are filled up: they write to a slot of their own that is not read. Runs of several
+tokens are computed without graphs.
 
-Where a capture fails, that step and all that are wanted later are computed: the same kernels on the
-same memory, and so the same numbers, launched one by one. Nothing else tells the two apart; a test
-on a GPU holds replays against computed steps, to the bit.
-Steps of more rows than a graph can hold on a GPU (`kernels.experts.rows_unread`) are computed so
-from the start: no fault, and told once.
+If a capture fails, that step and all later new ones are computed: the same kernels on the same
+memory, so the same numbers, launched one by one. A test on a GPU compares replays with computed
+steps, to the bit. Steps of more rows than a graph can hold on a GPU (`kernels.experts.rows_unread`)
+are computed in this way from the start, with one warning.
 """
 
 # Legend: R row (a job that writes), M model width, L layer
@@ -46,7 +45,7 @@ _MOST_REASON = 200
 
 
 def bucket_of(rows: int) -> int | None:
-    """The rows of the smallest graph that takes so many; None where there is none."""
+    """Return the rows of the smallest graph for `rows`; None if none is large enough."""
     return next((bucket for bucket in BUCKETS if rows <= bucket), None)
 
 
@@ -77,9 +76,7 @@ class DecodeStep:
 
     @contextmanager
     def filled(self, runs: Sequence[Run]) -> Iterator[None]:
-        """Inside, the step is that of the next token of each buffer; nothing waits for the
-        device.
-        """
+        """Inside, the step is that of the next token of each buffer; nothing waits."""
         device, missing = self._ids_R.device, self.count - len(runs)
         # Rows without a job have one id: what they write to the spare buffer's one slot is the
         # same, and of no account.
@@ -100,7 +97,7 @@ class DecodeStep:
             self._buffers = []
 
     def _point(self) -> None:
-        """Write down where the buffers' K/V lie, unless they are those of the step before."""
+        """Write the pointers of the buffers' K/V, unless they are those of the last step."""
         buffers = self._buffers
         before = [pointed() for pointed in self._pointed_to]
         if len(before) == len(buffers) and all(map(operator.is_, before, buffers)):
@@ -115,7 +112,7 @@ class DecodeStep:
     def compute(self) -> Tensor:
         """The hidden rows [count, M] of what was filled in; new keys and values are written."""
         model = self._network.model
-        # Where a row's token stands only the device knows.
+        # Only the device knows the position of a row's token.
         rope_2RD = self._rope_2TD.index_select(1, self._length_R)
         step = StepRows(self._rows, self._attend)
         return model.through_layers(model.wte(self._ids_R), rope_2RD, step)
@@ -130,10 +127,10 @@ class DecodeStep:
 
 
 class DecodeGraphs:
-    """`feed` by graphs: the same call as `HunyuanImage3ForCausalMM.feed`, the same rows.
+    """`feed` by graphs: the same call and rows as `HunyuanImage3ForCausalMM.feed`.
 
-    `captured`: the numbers of rows that are replayed, in the order of their capture; `failure`: why
-    others are not that could have been, empty where nothing failed.
+    `captured`: row counts with a graph, in order of capture; `failure`: why other graphs failed, or
+    empty.
     """
 
     def __init__(
@@ -144,8 +141,9 @@ class DecodeGraphs:
         *,
         most_rows: int = ANY_ROWS,
     ) -> None:
-        """`capture` turns a step's computation into its replay; None: every step is computed, as
-        those of more than `most_rows` are in any case.
+        """`capture` returns a computation's replay; None: every step is computed.
+
+        Steps of more than `most_rows` rows are always computed.
         """
         self._network, self._attend, self._capture = network, attend, capture
         self._most_rows, self._has_warned = most_rows, False
@@ -158,7 +156,7 @@ class DecodeGraphs:
 
     @torch.no_grad()
     def __call__(self, runs: Sequence[Run]) -> Tensor:
-        """Append one token behind the prefix of each buffer; each one's hidden row, [R, M]."""
+        """Append one token to the prefix of each buffer; return the hidden rows, [R, M]."""
         bucket = bucket_of(len(runs))
         if bucket is None or any(len(ids) != 1 for ids, _ in runs):
             return self._network.feed(runs)
@@ -196,14 +194,13 @@ class DecodeGraphs:
         return self._steps[count]
 
     def _replay(self, step: DecodeStep) -> Replay:
-        """What computes the step: its graph's replay, where there can be one."""
+        """Return the computation of a step: a graph's replay if possible."""
         if step.count > self._most_rows and not self._has_warned:
             self._has_warned = True
             more = f" of more than {self._most_rows} rows" if self._most_rows else ""
             logger.warning(
-                "decode steps%s have no CUDA graph on this GPU: with these weights torch reads the "
-                "sizes of the experts' groups on the host. They have the same numbers, but are "
-                "slower",
+                "decode steps%s run without a CUDA graph on this GPU: with these weights torch "
+                "reads the sizes of the expert groups on the host; same results, but slower",
                 more,
             )
         if step.count > self._most_rows or self._capture is None:
@@ -224,13 +221,12 @@ class DecodeGraphs:
         self._capture = None
         self.failure = (
             f"no CUDA graph of a decode step of {step.count} row{'s' * (step.count > 1)} "
-            f"({reason}): such steps' kernels are launched one by one, with the same numbers, but "
-            "slower"
+            f"({reason}): kernels are launched one by one; same results, but slower"
         )
         logger.warning(self.failure)
         device = self._network.layer_devices[0]
         if device.type == "cuda" and torch.cuda.is_initialized():
-            # A GPU that was lost with it is no matter of graphs: the next step says so.
+            # A GPU that was lost with it is not the graphs' fault: the next step says so.
             with suppress(RuntimeError):
                 torch.cuda.synchronize(device)
                 torch.cuda.empty_cache()
@@ -238,16 +234,16 @@ class DecodeGraphs:
 
 
 def refuse_without_gpu(device_map: str | None) -> None:
-    """Passes one GPU's name, with Triton installed. Raises MachineError for any other place."""
+    """Raise MachineError unless the device is one GPU and Triton is installed."""
     what = hint = ""
     if not is_one_gpu(device_map):
-        what, hint = f"not on {device_map or 'the CPU'}", "set device to cuda:0"
+        what, hint = f"not on {device_map or 'the CPU'}", "use --device cuda:0"
     elif not has_triton():
-        what, hint = "with Triton, which is not installed", "pip install triton"
+        what, hint = "with Triton, which is not installed", "run pip install triton"
     if what:
         raise MachineError(
             f"decode_graphs works on one GPU, {what}",
-            hint=f"leave decode_graphs out, or {hint}",
+            hint=f"remove decode_graphs, or {hint}",
             code="machine.no-graphs",
         )
 
@@ -258,7 +254,7 @@ def is_one_gpu(device_map: str | None) -> bool:
 
 
 def decode_graphs(network: HunyuanImage3ForCausalMM, form: Quantization) -> DecodeGraphs:
-    """Graphs for a network that is on one GPU, its experts held in `form`."""
+    """Return graphs for a network on one GPU with experts in `form`."""
     device = network.layer_devices[0]
     assert set(network.layer_devices) == {device}, "a graph is one GPU's"
     capability = torch.cuda.get_device_capability(device)

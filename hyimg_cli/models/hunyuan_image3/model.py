@@ -3,8 +3,7 @@
     encode_source ▸ a source image's rows      prefill ▸ prefix K/V, last hidden row
     text_logits   ▸ the next token's logits    velocity ▸ one denoise step of all branches
 
-No mode switches: each is a method with its own inputs. Which tokens to feed is `sequence`'s
-business.
+Each is a method with its own inputs, not a mode. `sequence` decides which tokens to feed.
 """
 
 # Legend: B batch, C channel, Y X latent rows and columns, G branch, S token in a sequence, T new
@@ -49,9 +48,7 @@ Prefill = tuple[Layout, Sequence[int], Sequence[SourceRows], Buffer, int]
 
 @dataclass(frozen=True)
 class Branch:
-    """One guidance branch while denoising: its picture's place, and its live rows' positions and
-    mask.
-    """
+    """One guidance branch while denoising: its picture's place, live positions and mask."""
 
     target: TargetBlock
     live_rope_2TD: Tensor
@@ -59,9 +56,7 @@ class Branch:
 
 
 class HunyuanImage3ForCausalMM(nn.Module):
-    """All of HunyuanImage-3, base, Instruct and Instruct-Distil: one class, steered by its
-    config.
-    """
+    """HunyuanImage-3, base, Instruct and Instruct-Distil, by its config."""
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
@@ -110,10 +105,10 @@ class HunyuanImage3ForCausalMM(nn.Module):
         buffer: Buffer,
         stop: int,
     ) -> Tensor:
-        """Complete `buffer`'s prefix up to `stop` and return the last row's hidden state [M].
+        """Complete `buffer`'s prefix up to `stop`; return the last row's hidden state [M].
 
-        `ids` are the layout's conditional or unconditional ids. Rows `[buffer.length, stop)` enter
-        the transformer, which must be at least one.
+        `ids` are the layout's conditional or unconditional ids. Rows `[buffer.length, stop)`, at
+        least one, enter the transformer.
         """
         x_TM, rope_2TD, query_block = self._entering((layout, ids, sources, buffer, stop))
         hidden_TM = self.model(x_TM, rope_2TD, [query_block])
@@ -121,7 +116,7 @@ class HunyuanImage3ForCausalMM(nn.Module):
         return hidden_TM[-1]
 
     def prefill_branches(self, prefills: Sequence[Prefill]) -> None:
-        """The same of several branches in one forward, which ranks of their own may share."""
+        """Prefill several branches in one forward, shared out over ranks if there are any."""
         lacking = [one for one in prefills if one[3].length < one[4]]
         if not lacking:
             return
@@ -131,7 +126,7 @@ class HunyuanImage3ForCausalMM(nn.Module):
             buffer.commit(stop)
 
     def _entering(self, prefill: Prefill) -> tuple[Tensor, Tensor, QueryBlock]:
-        """What a prefill's rows are, where they stand, and what they see."""
+        """Return the rows of a prefill, their positions, and their query block."""
         layout, ids, sources, buffer, stop = prefill
         start = buffer.length
         x_TM = embed(self.model.wte, ids[start:stop])
@@ -140,16 +135,17 @@ class HunyuanImage3ForCausalMM(nn.Module):
                 x_TM[block.timestep - start] = rows.timestep_M.to(x_TM)
                 x_TM[block.vae.start - start : block.vae.stop - start] = rows.vae_SM.to(x_TM)
                 x_TM[block.vit.start - start : block.vit.stop - start] = rows.vit_SM.to(x_TM)
-        # The last token stands alone: its hidden row is wanted even where all before it is shared.
+        # The last token is a run of its own: its hidden row is needed even if all others are
+        # shared.
         spans = query_spans(start, stop, layout.full_spans, (*layout.cuts, stop - 1))
         return x_TM, self._rope(layout, start, stop), QueryBlock(buffer, spans)
 
     def feed(self, runs: Sequence[tuple[Sequence[int] | Tensor, Buffer]]) -> Tensor:
-        """Append text tokens behind the prefix of each buffer; each run's last hidden row, [R, M].
+        """Append text tokens to each buffer's prefix; return the last hidden rows, [R, M].
 
-        All runs enter the transformer together: this is a decode step of several rows. Runs of one
-        buffer stand one behind another, with the bits that they have a step each. Ids that are on
-        the device, int64 [T], stay there.
+        All runs enter the transformer together, as a decode step of several rows. Runs of one
+        buffer follow each other, with the bits of a step each. Ids on the device, int64 [T], stay
+        there.
         """
         spans = appended_spans((buffer, len(ids)) for ids, buffer in runs)
         blocks = [QueryBlock(buffer, [span]) for (_, buffer), span in zip(runs, spans, strict=True)]
@@ -176,10 +172,10 @@ class HunyuanImage3ForCausalMM(nn.Module):
         return Branch(target, self._rope(layout, start, stop), query_block)
 
     def velocity(self, pictures: Sequence[LivePicture]) -> list[Tensor]:
-        """Velocity of every picture's branches, [G, C, Y, X] each, float32, before guidance.
+        """Return every picture's branch velocities, [G, C, Y, X] each, float32, unguided.
 
         The pictures have one size. All their live rows enter the transformer together. The next
-        timestep and the guidance scale reach only a distilled model, as tokens.
+        timestep and the guidance scale are tokens of a distilled model only.
         """
         branches = [branch for live in pictures for branch in live.branches]
         owner = [number for number, live in enumerate(pictures) for _ in live.branches]
@@ -202,8 +198,10 @@ class HunyuanImage3ForCausalMM(nn.Module):
         return list(velocity_GCYX.split([len(live.branches) for live in pictures]))
 
     def make_batch_invariant(self, multiple: int) -> None:
-        """From now on a row's bits do not depend on its company: rows and pictures are padded to a
-        multiple, and convolutions around the transformer run as matrix products.
+        """Make a row's bits independent of other rows from now on.
+
+        Rows and pictures are padded to a multiple; convolutions around the transformer are
+        products.
         """
         self.model.row_multiple = multiple
         for module in (*self.patch_embed.modules(), *self.final_layer.modules()):
@@ -212,7 +210,7 @@ class HunyuanImage3ForCausalMM(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """One that tells the dtype, and the device where tokens enter."""
+        """Return a weight with the network's dtype and the device where tokens enter."""
         return self.model.wte.weight
 
     @property
@@ -225,8 +223,9 @@ class HunyuanImage3ForCausalMM(nn.Module):
         return [layer.self_attn.qkv_proj.weight.device for layer in self.model.layers]
 
     def new_buffer(self, capacity: int, home: int | None = None) -> Buffer:
-        """An empty buffer for one branch, each layer's part on that layer's device; `home`: the one
-        of the branch sets that has it.
+        """Return an empty buffer for a branch, by layer on the layer's device.
+
+        `home`: the branch set that holds it.
         """
         kind = self.buffer_kind if home is None else partial(self.buffer_kind, home=home)
         return kind(
@@ -239,8 +238,9 @@ class HunyuanImage3ForCausalMM(nn.Module):
         )
 
     def _live_rows(self, pictures: Sequence[LivePicture]) -> Tensor:
-        """The rows that change at every step, [P, T, M]: the tokens before the picture's own (one,
-        or three where distilled), then the picture's.
+        """Return the rows that change at every step, [P, T, M].
+
+        The tokens before the picture's own (one, or three if distilled), then the picture's.
         """
         target = pictures[0].branches[0].target
         timestep_P = self._scalars([live.step.timestep for live in pictures])
@@ -294,7 +294,7 @@ class RowConv2d(nn.Conv2d):
 
 
 class WideGroupNorm(nn.GroupNorm):
-    """A group norm that gives float32 in any dtype, as under upstream's bfloat16 autocast.
+    """A group norm with float32 output in any dtype, as under upstream's autocast.
 
     What follows, up to the next convolution, is then rounded to 16 bits once.
     """

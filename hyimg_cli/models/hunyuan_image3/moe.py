@@ -1,4 +1,4 @@
-"""The expert layer: a float32 router, the best k of many small MLPs, and one that always runs."""
+"""The expert layer: a float32 router, the best k of many small MLPs, and a shared one."""
 
 # Legend: T token, M model width, E expert, K chosen expert
 from collections.abc import Iterable
@@ -85,9 +85,7 @@ class Moe(nn.Module):
         self._keep(empty_stack(form, count, w.shape[0], w.shape[1], w.device) for w in weights)
 
     def make_room(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Put the experts' matrices side by side on `device` before they have values, to be copied
-        in; quantised ones by `put`.
-        """
+        """Allocate the experts' matrices on `device`; values come later, quantized by `put`."""
         if self.is_quantised:
             self._keep(held.on(device) for held in self.stacks if not isinstance(held, Tensor))
             return

@@ -1,6 +1,4 @@
-"""From a job to its token sequences, for running it and for counting what it will cost; no
-torch.
-"""
+"""From a job to its token sequences, to run it and to estimate its cost; no torch."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -68,7 +66,7 @@ class ArPrompt:
 
 
 class Prompter(ImageCheckpoint):
-    """Sequences for one checkpoint. Raises CheckpointError where its files are incomplete."""
+    """Sequences for one checkpoint. Raises CheckpointError if its files are incomplete."""
 
     segments = staticmethod(segments)
 
@@ -95,23 +93,22 @@ class Prompter(ImageCheckpoint):
         return {"prompt_tokens": self.vocabulary.memo_counts(), "layouts": self._layouts.counts()}
 
     def check(self, job: ImageJob) -> None:
-        """Passes a job that this checkpoint can take, as far as its text tells; no file is read.
+        """Raise JobError, with the field in `where`, for a job that the checkpoint cannot take.
 
-        Source images count as the smallest they can be. Raises JobError with the manifest's field
-        in `where`; each distinct prompt is encoded once.
+        Judged by its texts; no file is read, and source images count as the smallest possible.
         """
         tokens = self._count(job, [self._smallest] * len(job.images), assumed_think=0)
         if job.writes_text:
             self._refuse_too_long(job, tokens.ar_prefill + _FRAME_TOKENS + 1)
-            # The system prompt that the picture will have behind the text.
+            # The system prompt that the picture has after the text.
             closing = self.script(job).end
             is_rewritten = job.bot_task != "recaption" and closing == self.vocabulary.end_recaption
             self._picture_system(job, is_rewritten)
 
     def fit(self, height: int, width: int, *, is_ratio: bool = False) -> tuple[Bucket, str]:
-        """The bucket for a picture, and a note where training left the nearest one out, else "".
+        """Return the bucket for a picture, and a note if training left out the nearest one, or "".
 
-        `is_ratio`: the note says a ratio, no pixels.
+        `is_ratio`: the note names a ratio, not pixels.
         """
         bucket = self.card.nearest_bucket(height, width)
         nearest = replace(self.card, buckets=official_buckets(self.arch)).nearest_bucket(
@@ -121,7 +118,7 @@ class Prompter(ImageCheckpoint):
             return bucket, ""
         known = ", ".join(str(b.size) for b in self.card.buckets)
         asked = f"{width}{':' if is_ratio else 'x'}{height}"
-        return bucket, f"{asked} fitted to {bucket.size}: {self.card.name} knows {known}"
+        return bucket, f"{asked} fitted to {bucket.size}: {self.card.name} makes {known}"
 
     def source_shape(self, bucket: Bucket, vit_grid: Grid) -> SourceShape:
         """The place that a source image fitted to `bucket` takes in the sequence."""
@@ -129,10 +126,10 @@ class Prompter(ImageCheckpoint):
         return SourceShape(bucket.ratio_index, vae_grid, vit_grid, self.card.source_vit_tokens)
 
     def opening(self, job: ImageJob, shapes: Sequence[SourceShape]) -> ArPrompt | None:
-        """The prompt of the AR stage; None where it has nothing to write or to decide.
+        """Return the AR stage's prompt; None if it has nothing to write or to decide.
 
-        A job that writes text opens with its trigger tag; one that only needs a ratio is fed all
-        that comes before the ratio token.
+        A job that writes text opens with its trigger tag; one that only needs a ratio has all that
+        comes before the ratio token.
         """
         if not job.writes_text and not job.size.is_auto:
             return None
@@ -181,9 +178,9 @@ class Prompter(ImageCheckpoint):
         return tuple(self.vocabulary.ratios[bucket.ratio_index] for bucket in self.card.buckets)
 
     def text_budget(self, job: ImageJob, opening_length: int) -> int:
-        """Number of tokens the AR stage may write: the job's limit, within the model's positions.
+        """Return how many tokens the AR stage may write: the job's limit within the model's.
 
-        Room for a picture is left where there is any.
+        Leaves room for a picture if possible.
         """
         self._refuse_too_long(job, opening_length + _FRAME_TOKENS + 1)
         room = self.card.max_positions - opening_length - _FRAME_TOKENS
@@ -228,9 +225,7 @@ class Prompter(ImageCheckpoint):
     def _outline(
         self, job: ImageJob, shapes: Sequence[SourceShape]
     ) -> tuple[ArPrompt | None, Layout]:
-        """The job's sequences of both stages, with a stand-in for its prompt and without the text
-        that is to be written.
-        """
+        """Return both stages' sequences, with a placeholder prompt and no written text."""
         written = () if job.writes_text else None
 
         def build() -> tuple[ArPrompt | None, Layout]:
@@ -242,14 +237,12 @@ class Prompter(ImageCheckpoint):
         return self._layouts.get(key, build)
 
     def _shapes(self, source_sizes: Sequence[Size]) -> list[SourceShape]:
-        """Of pictures that are not read: the real patch grid only shapes positions, every count is
-        the same with any.
-        """
+        """Return shapes of unread pictures: the patch grid changes positions, not counts."""
         buckets = (self.card.nearest_bucket(size.height, size.width) for size in source_sizes)
         return [self.source_shape(bucket, Grid(1, 1)) for bucket in buckets]
 
     def _bucket(self, job: ImageJob) -> Bucket:
-        """Of the picture; any where its size is not decided yet."""
+        """Return the picture's bucket; any if its size is not decided yet."""
         return self.card.bucket_of(job.size) or self.card.nearest_bucket(1, 1)
 
     def refuse_uneven(self, ranks: int, quantization: Quantization) -> None:
@@ -296,8 +289,9 @@ class Prompter(ImageCheckpoint):
     def _text(
         self, job: ImageJob, written: Sequence[int] | None
     ) -> tuple[Sequence[int], list[Section]]:
-        """The text before the picture, `written` or the job's own: its ids, the reasoning included,
-        and the sections of it that the picture sees.
+        """Return the text before the picture: all its ids, and the sections that it sees.
+
+        `written` or the job's own; the ids include the reasoning.
         """
         words, drop_think = self.vocabulary, job.drop_think
         if written is None and job.cot_token_ids is not None:
@@ -314,7 +308,7 @@ class Prompter(ImageCheckpoint):
         return words.encode(job.cot_text), sections
 
     def _refuse_too_long(self, job: ImageJob, length: int) -> None:
-        """Passes a sequence within the model's positions. Raises JobError for its longest text."""
+        """Raise JobError, for the longest text, if a sequence exceeds the positions."""
         if length <= self.card.max_positions:
             return
         fields = ("prompt", "system_prompt", "cot_text")
@@ -322,8 +316,8 @@ class Prompter(ImageCheckpoint):
         lengths = {field: len(ids) for field, ids in texts.items()}
         lengths["cot_token_ids"] = len(job.cot_token_ids or ())
         raise JobError(
-            f"the sequence has {length} tokens, the model {self.card.max_positions} positions",
+            f"the sequence is too long ({length} tokens, limit {self.card.max_positions})",
             where=max(lengths, key=lambda field: lengths[field]),
-            hint="shorten its texts, or give fewer source images",
+            hint="shorten the texts, or give fewer source images",
             code="job.too-long",
         )

@@ -1,4 +1,4 @@
-"""A network whose layers are spread over ranks: rank 0 leads, the others compute what it asks.
+"""A network whose layers are spread over ranks: rank 0 leads, the others compute.
 
     rank 0   prompts, embeddings, rope, heads, ViT, VAE; its share of the layers and of K/V
     rank r   its share of the layers and of K/V: a change of a buffer, or a forward, at a time
@@ -7,17 +7,17 @@
     group    the rows that enter [T, M] and their angles, from rank 0; two sums a layer, among the
              ranks that share the layers
 
-Ranks may be several sets, each with all layers: CFG parallel. A text's context is in every set's
-memory and every set computes it: what a picture's branches begin with is wanted by all. Behind it
-each guidance branch has a set of its own (its buffer's home), which alone fills its K/V and runs
-its denoise steps, all sets at once; their first ranks give rank 0 what came out. A branch without
-another has no home: its K/V are everywhere, and such are dealt out in turn.
+Ranks may be several sets, each with all layers: CFG parallel. Every set computes a text's context,
+because every branch of a picture begins with it. After it each guidance branch has its own set (its
+buffer's home), which alone fills its K/V and runs its denoise steps, all sets at once; their first
+ranks send the results to rank 0. A branch without another has no home: its K/V are everywhere, and
+such branches are shared out in turn.
 
-Nothing above the network knows of ranks: its transformer is another one, and so are its buffers.
+Code above the network does not know of ranks: only its transformer and its buffers differ.
 
 A rank that runs out of memory in a forward takes part in its sums to the end, with zeros: so all
-ranks end it, none waits for another, and each has the buffers and slices that it had. What the
-forward wrote is void on every rank; it lies behind each buffer's length, where rows are written
+ranks end it, none waits for another, and buffers and slices stay as they were. The rows that the
+forward wrote are void on every rank; they are after each buffer's length, where rows are written
 before they are read. Rank 0 then raises torch.OutOfMemoryError, as one process would.
 """
 
@@ -48,10 +48,10 @@ Load = Callable[..., HunyuanImage3ForCausalMM]
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward as the ranks are told.
+    """One forward, as sent to the ranks.
 
     `blocks`: each query block by its buffer's number, with its spans. `homes`: the set of ranks
-    that computes each block; None: every set does. `freed`: as of a `Call`.
+    that computes each block; None: every set. `freed`: as in `Call`.
     """
 
     blocks: tuple[tuple[int, tuple[QuerySpan, ...]], ...]
@@ -66,7 +66,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class RankLayers:
-    """A rank's share of the layers. Of all `ranks`, `size` in a row are a set."""
+    """A rank's share of the layers; of all `ranks`, each `size` consecutive ones are a set."""
 
     layers: Transformer
     rank: int
@@ -76,9 +76,9 @@ class RankLayers:
     def compute(
         self, forward: Forward, x_TM: Tensor, rope_2TD: Tensor, buffers: Mapping[int, Any]
     ) -> str | None:
-        """Replace the rows that enter, which are rank 0's, by those behind the layers: on rank 0
-        all of them, on another its set's. Says why there was no memory for it; they are void then,
-        and all sums are made as ever.
+        """Replace the entering rows by those after the layers: all of them, or its set's.
+
+        Returns why memory was short, or None; rows are then void, and all sums are still made.
         """
         for entering in (x_TM, rope_2TD):
             broadcast(entering, self.ranks)
@@ -129,16 +129,14 @@ class LayersFollower(RankLayers):
 
 
 def change_part(rank: Rank, call: Call) -> str | None:
-    """Task of ranks 1, 2, ..: a buffer's or slice's method beside rank 0's. What to tell where
-    memory was short.
-    """
+    """Task of ranks 1, 2, ..: call a part's method; return why memory was short, or None."""
     follower: LayersFollower = rank.parts[PART]
     return _attempt(partial(follower.kv.make, call))[1]
 
 
 @torch.no_grad()
 def follow(rank: Rank, forward: Forward) -> str | None:
-    """Task of ranks 1, 2, ..: one forward beside rank 0's. What to tell where memory was short."""
+    """Task of ranks 1, 2, ..: run one forward; return why memory was short, or None."""
     follower: LayersFollower = rank.parts[PART]
     follower.kv.free(forward.freed)
     attention = follower.layers.layers[0].self_attn
@@ -182,8 +180,10 @@ class LedTransformer(Transformer):
         query_blocks: Sequence[QueryBlock],
         homes: Sequence[int | None],
     ) -> Tensor:
-        """The rows of all sets. Raises torch.OutOfMemoryError where any rank had no memory for it;
-        RankError where one dies or fails, or where a buffer was made before one did.
+        """Return the rows of all sets.
+
+        Raises torch.OutOfMemoryError if any rank had no memory, RankError if one dies or fails, or
+        if a buffer is older than such a death.
         """
         numbers = [self.mirror.require(block.buffer).number for block in query_blocks]
         forward = Forward(
@@ -206,8 +206,9 @@ def _on_all(
     told: Call | Forward,
     own: Callable[[], tuple[Any, str | None]],
 ) -> Any:
-    """What rank 0 makes by `own`, with the others at a task. Raises torch.OutOfMemoryError where
-    any of them had no memory for it.
+    """Return what rank 0 makes by `own`, while the others run a task.
+
+    Raises torch.OutOfMemoryError if any of them had no memory.
     """
     (made, why), *others = pool.run(task, told, ranks=ranks, own=own)
     short = [f"rank {n}: {told}" for n, told in enumerate([why, *others]) if told is not None]
@@ -221,7 +222,7 @@ def _change_on_all(pool: RankPool, ranks: int, call: Call, own: Callable[[], Any
 
 
 def _attempt(compute: Callable[[], Any]) -> tuple[Any, str | None]:
-    """What it returns, and why there was no memory for it."""
+    """Return the result, and why memory was short, or None."""
     try:
         return compute(), None
     except torch.OutOfMemoryError as error:
@@ -231,11 +232,11 @@ def _attempt(compute: Callable[[], Any]) -> tuple[Any, str | None]:
 def load_ranked(
     share_of: Load, pool: RankPool, ranks: int | None = None, *, branch_sets: int = 1
 ) -> HunyuanImage3ForCausalMM:
-    """The network over the first `ranks` of a pool, or all; each reads its own share meanwhile, by
-    `share_of`: `weights.load`, given all but the share and its device.
+    """Return the network over the first `ranks` of a pool, or all; each reads its share.
 
-    `branch_sets`: so many equal parts of the ranks, one behind another, have all layers each, and
-    deal out the guidance branches. Raises what loading raises on any rank.
+    `share_of`: `weights.load` with all arguments but share and device. `branch_sets`: equal parts
+    of the ranks, in order, which have all layers each and share out the guidance branches. Raises
+    what loading raises on any rank.
     """
     used = pool.size if ranks is None else ranks
     size = used // branch_sets

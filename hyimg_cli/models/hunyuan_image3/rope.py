@@ -1,7 +1,7 @@
-"""2-D rotary embedding: positions of a layout, their cosines and sines; `kernels` rotate by them.
+"""2-D rotary embedding: positions of a layout, their cosines and sines.
 
-Text at absolute index p stands at (p, p), which is ordinary 1-D RoPE; image tokens stand on a grid
-centred on the index range they occupy. Golden case 2.
+Text at index p is at (p, p), which is 1-D RoPE; image tokens are on a grid centred on the index
+range they occupy. Golden case 2. `kernels` rotate by these.
 """
 
 # Legend: 2 cosines, then sines; T token, D head width
@@ -16,8 +16,9 @@ from hyimg_cli.models.hunyuan_image3.sequence import ImageBlock
 
 
 class RopeTables:
-    """Angles by position, made once for each device: a table for text, and for each arrangement of
-    images. Rows are slices of it, so that a decode step computes no angle anew.
+    """Angles by position, computed once per device: a table for text and per image layout.
+
+    Rows are slices of it, so a decode step computes no angle.
     """
 
     def __init__(self, *, head_dim: int, theta: float, budget_bytes: int = 256_000_000) -> None:
@@ -63,10 +64,10 @@ def positions(length: int, blocks: Sequence[ImageBlock]) -> Tensor:
 
 
 def rope(yx_T2: Tensor, *, head_dim: int, theta: float) -> Tensor:
-    """Cosines and sines of the angles of positions [T, 2], float32 [2, T, D]: even frequencies turn
-    with y, odd ones with x.
+    """Return cosines and sines for positions [T, 2], float32 [2, T, D].
 
-    The head_dim/2 angles are repeated twice along the last axis, for half-split rotation.
+    Even frequencies rotate with y, odd ones with x. The head_dim/2 angles are repeated along the
+    last axis, for half-split rotation.
     """
     device = yx_T2.device
     even = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device)

@@ -1,16 +1,15 @@
-"""A tensor's rows taken chunk by chunk, so that what is made of all of it is never whole at once.
+"""Process a tensor's rows chunk by chunk, so that intermediates are never whole at once.
 
     ┌────────────────┐
     │ chunk n - 1    │   A row of a 3x3 convolution needs the rows above and below it. So a chunk is
-    │ ░░░░░░ halo ░░ │   computed together with its halo, whose results are dropped; beyond the
+    │ ░░░░░░ halo ░░ │   computed together with its halo, whose results are dropped; outside the
     │ chunk n        │   picture is the convolution's own padding. Every row has the value that it
     │ ░░░░░░ halo ░░ │   has in the whole, up to rounding.
     │ chunk n + 1    │
     └────────────────┘
 
-A group norm looks at all rows: its statistics are taken first, with no copy of the tensor. Where
-all rows are one chunk, torch's modules compute it in one piece; so they do where gradients may be
-wanted, for which every middle must be kept anyway.
+A group norm needs all rows: its statistics are taken first, without a copy of the tensor. If all
+rows are one chunk, or gradients are on, torch's modules compute it in one piece.
 """
 
 # Legend: B batch · C channels · G groups of them · T frames · Y X rows, columns · N all of a group
@@ -29,10 +28,10 @@ _PIECE = 1 << 16
 
 
 class RowChunks:
-    """The rows of a tensor, and what is computed of them a chunk at a time.
+    """The rows of a tensor, and computations over a chunk of them at a time.
 
-    `channels`: values at each position of a chunk that are held while it is computed; they give its
-    height. `halo`: rows above and below that it needs; chunks begin at multiples of it.
+    `channels`: values held at each position of a chunk, which decide its height. `halo`: extra rows
+    above and below; chunks begin at multiples of it.
     """
 
     def __init__(self, x_BCTYX: Tensor, channels: int, *, halo: int = 1) -> None:
@@ -42,8 +41,8 @@ class RowChunks:
         most = VAE_CHUNK_BYTES // row_bytes
         self._is_one = most >= self._rows or torch.is_grad_enabled()
         self._height = max(1, most // halo - 2) * halo
-        # About even ones, where there are three or more: torch convolves a chunk of few rows on a
-        # CPU by another, slower way, whose memory is 27 times as much.
+        # Even chunks, if there are three or more: torch convolves a chunk of few rows on a CPU in a
+        # slower way that takes 27 times the memory.
         if (count := math.ceil(self._rows / self._height)) >= 3:
             self._height = math.ceil(self._rows / count / halo) * halo
 
@@ -66,8 +65,9 @@ class RowChunks:
         )
 
     def joined(self, compute: Compute, onto_BCTYX: Tensor | None = None) -> Tensor:
-        """`compute` of all rows, by a whole factor more or fewer of them; or `onto` plus as many
-        rows, as `plus`, in the memory of `onto`.
+        """Return `compute` of all rows, or `onto` plus it, as `plus`, in the memory of `onto`.
+
+        The number of rows may change by a whole factor.
         """
         if self._is_one:
             made_BCTYX = compute(self._x_BCTYX)
@@ -101,7 +101,7 @@ class RowChunks:
 
 
 def plus(given: Tensor, more: Tensor) -> Tensor:
-    """The sum; in the memory of `given`, which nobody reads any more, unless gradients are on."""
+    """Return the sum, in the memory of `given`, which must not be read again, without gradients."""
     return given + more if torch.is_grad_enabled() else given.add_(more)
 
 
@@ -117,7 +117,7 @@ def _moments_at_once(x_BCTYX: Tensor, groups: int) -> tuple[Tensor, Tensor]:
 
 
 def _moments_by_pieces(x_BCTYX: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """The same in two readings, with the memory of a piece."""
+    """Return the same in two passes, with the memory of a piece."""
     x_BGN = x_BCTYX.reshape(x_BCTYX.shape[0], groups, -1)
     # Sums of halves would overflow.
     mean_BG = x_BGN.mean(2, dtype=torch.promote_types(x_BCTYX.dtype, torch.float32))

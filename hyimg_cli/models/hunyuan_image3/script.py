@@ -1,23 +1,22 @@
 """Rules of what the AR stage may write next, and when it is done; no torch.
 
-The official code does this with two logits processors in one decode; here it is one small state
-machine that either leaves the choice free or names the allowed ids. Golden case 13 holds a trace.
+The official code does this with two logits processors in one decode; here a small state machine
+either leaves the choice free or names the allowed ids. Golden case 13 holds a trace.
 
-A text also ends where `<answer>`, `<boi>`, `<img_size_*>` or a ratio token is sampled freely: what
-is written behind one of them belongs to a picture. Where the size is `auto`, the official loop ends
-at a ratio token, which is the size, and behind the base size's token, where only a ratio may
-follow. Ours differs from it in this:
-- it ends before any of the four; the official one writes on behind `<answer>` and `<boi>`, and with
-  a given size behind all of them, up to the closing tag or the limit;
-- the token and what follows are no part of the text; officially the text is all there is up to the
-  closing tag, or, without one, simply all;
+A text also ends if `<answer>`, `<boi>`, `<img_size_*>` or a ratio token is sampled: what follows
+one of them belongs to a picture. With size `auto`, the official loop ends at a ratio token, which
+is the size, or after the base size's token, when only a ratio may follow. Differences here:
+- the text ends before any of the four; the official one continues after `<answer>` and `<boi>`, and
+  with a given size after all of them, up to the closing tag or the limit;
+- the token and what follows are not part of the text; officially the text is everything up to the
+  closing tag, or, without one, everything;
 - the open tag is closed, as at the token limit; officially it stays open;
-- only a ratio token is the size by itself; behind the others the closed text is followed by all
-  that opens a picture, and by the best ratio there. So it is behind a ratio token whose size the
+- only a ratio token is the size by itself; after the others the closed text is followed by all that
+  opens a picture, and by the best ratio there. The same holds for a ratio token whose size the
   checkpoint's card leaves out.
-Other control tokens, `<|endoftext|>` among them, end a text in neither; but the base model's own
-code ends one at `</answer>` and `<|endoftext|>` as well, and asks for the ratio behind it in any
-case; so does ours. There `think` goes on behind `</think>`, freely, and ends behind the recaption.
+Other control tokens, `<|endoftext|>` among them, end a text in neither. The base model's own code
+also ends one at `</answer>` and `<|endoftext|>`, and always asks for the ratio after it, as here.
+There `think` continues freely after `</think>`, and ends after the recaption.
 """
 
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from hyimg_cli.spec.options import BotTask
 
 
 def trigger(bot_task: BotTask) -> str:
-    """The tag that opens the AR stage's writing; empty where nothing is written."""
+    """Return the tag that opens the AR stage's text; empty if none is written."""
     return {"think": "<think>", "think_recaption": "<think>", "recaption": "<recaption>"}.get(
         bot_task, ""
     )
@@ -63,7 +62,7 @@ class Script(TextScript):
 
     @property
     def ending(self) -> list[tuple[int, ...]]:
-        """Allowed ids of each token behind the text: what opens the picture, then its ratio."""
+        """Return the allowed ids of each token after the text: picture opening, then ratio."""
         if not self.needs_ratio:
             return []
         words = self.vocabulary
@@ -96,8 +95,9 @@ class Script(TextScript):
         return written[: len(written) - len(self.ending)]
 
     def forced_ending(self, written: list[int], before: int | None = None) -> list[int]:
-        """The open tag is closed; a recaption that has not begun is left out with its tag. Where a
-        ratio is needed, its opening follows, and the ratio: the sampled token if it is one.
+        """Close the open tag; drop a recaption that has not begun, with its tag.
+
+        If a ratio is needed, its opening follows, and the ratio: the sampled token if it is one.
         """
         words = self.vocabulary
         kept = list(written)

@@ -1,8 +1,8 @@
-"""The token sequence of one job: prompts for the AR stage, full layouts for the diffusion stage.
+"""The token sequence of a job: AR prompts, and full layouts for the diffusion stage.
 
-Both are built from the same sections, each encoded on its own, so that what the AR stage was fed is
-a literal prefix of what the diffusion stage sees. No torch. Source: the official tokenizer wrapper;
-golden case 13 holds 32 of its layouts.
+Both are built from the same sections, each encoded separately, so the AR stage's input is a literal
+prefix of the diffusion stage's. No torch. Source: the official tokenizer wrapper; golden case 13
+holds 32 of its layouts.
 """
 
 import re
@@ -22,9 +22,7 @@ _COT_PARTS = re.compile(r"<(think|recaption)>(.*?)</\1>", re.DOTALL)
 
 @dataclass(frozen=True)
 class ImageBlock:
-    """Image tokens `[start, stop)`; the first `grid.cells` carry 2-D positions, the rest are
-    padding.
-    """
+    """Image tokens `[start, stop)`: `grid.cells` with 2-D positions, then padding."""
 
     start: int
     stop: int
@@ -33,9 +31,7 @@ class ImageBlock:
 
 @dataclass(frozen=True)
 class SourceShape:
-    """The place that a source image takes: its bucket's ratio, VAE grid, ViT grid and
-    slots.
-    """
+    """The place of a source image: its bucket's ratio, VAE grid, ViT grid, slots."""
 
     ratio_index: int
     vae_grid: Grid
@@ -45,9 +41,7 @@ class SourceShape:
 
 @dataclass(frozen=True)
 class SourceBlock:
-    """Where a source image stands: its `<timestep>`, VAE tokens, ViT tokens (one separator
-    between).
-    """
+    """A source image's `<timestep>`, VAE tokens, ViT tokens (one separator between)."""
 
     timestep: int
     vae: ImageBlock
@@ -60,15 +54,13 @@ class SourceBlock:
 
     @property
     def stop(self) -> int:
-        """Behind its `<eoi>`."""
+        """Return the place after its `<eoi>`."""
         return self.vit.stop + 1
 
 
 @dataclass(frozen=True)
 class TargetBlock:
-    """Where the picture to draw stands. `live_start` is its `<timestep>`: from there on rows
-    change.
-    """
+    """The place of the picture to draw; rows change from `live_start`, its `<timestep>`."""
 
     ratio: int
     live_start: int
@@ -78,16 +70,12 @@ class TargetBlock:
 
     @property
     def special_count(self) -> int:
-        """Live rows before the image tokens: timestep, and guidance and timestep_r where
-        distilled.
-        """
+        """Count the live rows before the image tokens: one, or up to three if distilled."""
         return self.image.start - self.live_start
 
 
 class Section(NamedTuple):
-    """Ids that were encoded together. `is_replaceable`: the unconditional branch has `<cfg>`
-    here.
-    """
+    """Ids that were encoded together; `is_replaceable`: unconditional branch has `<cfg>`."""
 
     ids: tuple[int, ...]
     is_replaceable: bool = False
@@ -95,8 +83,9 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """A whole sequence: its sections, image blocks, and spans that see each other fully. `cfg`: the
-    id that the unconditional branch has for each token of a replaceable section.
+    """A whole sequence: sections, image blocks, and spans with full attention.
+
+    `cfg`: the unconditional branch's id for each token of a replaceable section.
     """
 
     sections: tuple[Section, ...]
@@ -132,18 +121,18 @@ class Layout:
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """Where segments meet: before and behind each source image, markers included."""
+        """Return where segments meet: before and after each source image, markers included."""
         return tuple(cut for source in self.sources for cut in (source.start, source.stop))
 
     @property
     def live_start(self) -> int:
-        """Where the rows begin that every denoise step computes anew."""
+        """Return the first row that every denoise step computes again."""
         assert self.target is not None, "only a picture's layout has live rows"
         return self.target.live_start
 
     @property
     def live_stop(self) -> int:
-        """Behind the last row that the picture depends on."""
+        """Return the place after the last row that the picture depends on."""
         assert self.target is not None, "only a picture's layout has live rows"
         return self.target.image.stop
 
@@ -167,9 +156,7 @@ def segments(
 
 @dataclass(frozen=True)
 class Target:
-    """The picture to draw: ratio token index, token grid, and whether the distilled tokens
-    appear.
-    """
+    """The picture to draw: ratio token index, token grid, whether distilled tokens appear."""
 
     ratio_index: int
     grid: Grid
@@ -194,10 +181,9 @@ _ROLES: dict[Template, _Roles] = {
 def sections_of_text(
     words: Vocabulary, text: str, template: Template, *, drop_think: bool = False
 ) -> list[Section]:
-    """Sections of a text that a job gives, split at its tags; text outside the tags is its own
-    section.
+    """Split a job's own text at its tags; text outside them is its own section.
 
-    Without any closed pair of tags the whole is one replaceable section, wrapped in answer tags by
+    Without a closed pair of tags the whole is one replaceable section, wrapped in answer tags by
     the instruct template.
     """
     outside, *pairs = _COT_PARTS.split(text)
@@ -214,7 +200,7 @@ def sections_of_text(
 def sections_of_ids(
     words: Vocabulary, ids: Sequence[int], *, drop_think: bool = False
 ) -> list[Section]:
-    """Sections of text that the AR stage wrote, by its own ids: tags kept, the rest replaceable."""
+    """Split a text of the AR stage by its ids: tags are kept, the rest replaceable."""
     kept, is_thinking = [], False
     for id_ in ids:
         is_thinking = is_thinking or (drop_think and id_ == words.think)
@@ -249,7 +235,7 @@ class LayoutBuilder:
     def prompt(
         self, user: str, system: str | None = None, sources: Sequence[SourceShape] = ()
     ) -> "LayoutBuilder":
-        """All that stands before any thinking. `system` empty or None: no system section at all."""
+        """Return all that comes before any thinking; no system section for an empty `system`."""
         self.fixed(self._words.bos)
         if system:
             self._text(system)
@@ -262,9 +248,10 @@ class LayoutBuilder:
         return self
 
     def opening(self, tag: str | None) -> Layout:
-        """The AR stage's prompt, ending in `tag`: "", "<think>" or "<recaption>"; or, for None,
-        where the next token is a ratio token. Role prefix and tag are encoded as one string, as
-        upstream does.
+        """Return the AR stage's prompt, ending in `tag`: "", "<think>" or "<recaption>".
+
+        For None it ends where the next token is a ratio token. Role prefix and tag are encoded as
+        one string, as upstream does.
         """
         if tag is None:
             tag = f"{self._roles.answer}<boi>{self._words.name(self._words.img_size)}"
@@ -272,9 +259,7 @@ class LayoutBuilder:
         return self.layout()
 
     def picture(self, cot: Sequence[Section], target: Target) -> Layout:
-        """The diffusion stage's whole sequence: prompt, written text, the picture's tokens, the
-        end.
-        """
+        """Return the diffusion stage's sequence: prompt, written text, picture tokens, end."""
         self._text(self._roles.assistant)
         for section in cot:
             self.section(section)
@@ -289,7 +274,7 @@ class LayoutBuilder:
         self._length += len(section.ids)
 
     def fixed(self, *ids: int) -> int:
-        """Add tokens that both branches have; returns where the first one stands."""
+        """Add tokens of both branches; return the place of the first."""
         self.section(Section(ids))
         return self._length - len(ids)
 

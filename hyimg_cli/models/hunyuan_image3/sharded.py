@@ -30,7 +30,7 @@ class Share:
     count: int
 
     def of_length(self, length: int) -> slice:
-        """This part of `length` things in a row; the first parts are longer where it is uneven."""
+        """Return this part of `length` items; the first parts are longer if it is uneven."""
         base, longer = divmod(length, self.count)
         start = self.number * base + min(self.number, longer)
         return slice(start, start + base + (self.number < longer))
@@ -38,9 +38,7 @@ class Share:
 
 @dataclass(frozen=True, eq=False)
 class WeightCut:
-    """Some rows (`dim` 0) or columns (1) of a matrix: a rank's own outputs, or the inputs of a
-    partial sum.
-    """
+    """Some rows (`dim` 0) or columns (1) of a matrix: outputs, or inputs of a partial sum."""
 
     dim: int
     index: Tensor
@@ -54,7 +52,7 @@ class Cuts:
     """The rows or columns of each tensor that a rank keeps, by the tensor's name."""
 
     def __init__(self, arch: Architecture, share: Share) -> None:
-        """Of an architecture that can be split so: see `refuse_uneven`."""
+        """For an architecture that passes `refuse_uneven`."""
         self._arch, self._share = arch, share
         group, width, kv_heads = arch.heads_per_kv_head, arch.head_dim, arch.num_key_value_heads
         # This rank's kv heads, and which query heads of each.
@@ -64,7 +62,7 @@ class Cuts:
             sharers = share.count // kv_heads
             kv_head, place = divmod(share.number, sharers)
             kept, queries = slice(kv_head, kv_head + 1), Share(place, sharers).of_length(group)
-        # Rows of the fused projection lie kv head by kv head: its query heads, then k, then v.
+        # Rows of the fused projection are ordered by kv head: its query heads, then k, then v.
         rows = torch.arange(kv_heads * (group + 2) * width).view(-1, group + 2, width)[kept]
         self._rows = WeightCut(0, torch.cat([rows[:, queries], rows[:, group:]], dim=1).flatten())
         columns_KQD = torch.arange(kv_heads * group * width).view(kv_heads, group, width)
@@ -72,7 +70,7 @@ class Cuts:
         self.heads_KQ = columns_KQD[kept, queries].shape[:2]
 
     def of(self, name: str) -> WeightCut | None:
-        """The cut of a tensor; None where it is whole on every rank that has it."""
+        """Return the cut of a tensor; None if it is whole on every rank that has it."""
         found = _MATRIX.fullmatch(name)
         if found is None:
             return None
@@ -92,7 +90,7 @@ class Cuts:
 
 
 def shard(network: HunyuanImage3ForCausalMM, cuts: Cuts) -> None:
-    """Cut every decoder layer in place; the rest of its weights, if there are any, is let go."""
+    """Cut every decoder layer in place; release the rest of its weights."""
     for number, layer in enumerate(network.model.layers):
         for name, module in layer.named_modules():
             cut = cuts.of(f"model.layers.{number}.{name}.weight")

@@ -48,9 +48,7 @@ def rank_bytes(
 
 
 def split_weights(arch: Architecture, ranks: int) -> int:
-    """Weights of the layers without their routed experts that a rank has, of those that are split:
-    attention's projections and the shared expert.
-    """
+    """Return a rank's number of split weights: attention and shared experts."""
     kv_heads, query_heads = heads_of_rank(arch, ranks)
     attention = 2 * (query_heads + kv_heads) * arch.head_dim * arch.hidden_size
     shared = 0
@@ -61,33 +59,31 @@ def split_weights(arch: Architecture, ranks: int) -> int:
 
 
 def refuse_uneven(arch: Architecture, ranks: int, quantization: str = "none") -> None:
-    """Passes rank counts over which heads and experts can be split. Raises UsageError."""
+    """Raise UsageError if heads and experts cannot be split over so many ranks."""
     if what := _uneven(arch, ranks):
         most = arch.num_key_value_heads * arch.heads_per_kv_head
         possible = [str(count) for count in range(2, most + 1) if not _uneven(arch, count)]
         raise UsageError(
             f"{what} cannot be split over {ranks} ranks",
             where=FLAG,
-            hint=f"this model can be split over {', '.join(possible)}"
-            if possible
-            else f"leave out {FLAG}",
+            hint=f"use {', '.join(possible)}" if possible else f"remove {FLAG}",
             code="usage.tensor-parallel",
         )
     blocks = {width // ranks for width in arch.moe_intermediate_size}
     if ranks > 1 and quantization == "nf4" and any(width % _NF4_BLOCK for width in blocks):
         raise UsageError(
-            f"nf4 has blocks of {_NF4_BLOCK} weights, and a rank of {ranks} would have rows of "
-            f"{', '.join(map(str, sorted(blocks)))}",
+            f"nf4 needs rows that are multiples of {_NF4_BLOCK} weights; each of {ranks} ranks "
+            f"would have {', '.join(map(str, sorted(blocks)))}",
             where=FLAG,
-            hint="take fewer ranks, or --quantization fp8",
+            hint="use fewer ranks, or --quantization fp8",
             code="usage.tensor-parallel",
         )
 
 
 def _uneven(arch: Architecture, ranks: int) -> str:
-    """What of a layer cannot be split over so many ranks; empty where all of it can.
+    """Return what of a layer cannot be split over so many ranks; empty if all can.
 
-    A rank has whole kv heads, or a query head at least of one that others have too.
+    A rank has whole kv heads, or at least one query head of a kv head that others share.
     """
     kv_heads, group = arch.num_key_value_heads, arch.heads_per_kv_head
     is_shared = ranks % kv_heads == 0 and ranks // kv_heads <= group

@@ -1,6 +1,4 @@
-"""The system prompts that ship with a checkpoint: read as data from `system_prompt.py`, never
-run.
-"""
+"""Read a checkpoint's system prompts as data from `system_prompt.py`, never executed."""
 
 import ast
 import hashlib
@@ -29,10 +27,10 @@ _INSTEAD = {
 
 
 def system_prompt(job: ImageJob, folder: Path) -> str | None:
-    """The text to put before the user's, stripped, or None.
+    """Return the text before the user's, stripped, or None.
 
-    A text of the job's own wins over a kind of prompt; "custom" without a text means none. Raises
-    JobError where the checkpoint does not carry the text.
+    A job's own text wins over a kind of prompt; "custom" without a text means none. Raises JobError
+    if the checkpoint lacks the text.
     """
     kind = job.use_system_prompt
     if job.system_prompt is not None:
@@ -44,25 +42,26 @@ def system_prompt(job: ImageJob, folder: Path) -> str | None:
 
 
 def shipped_text(folder: Path, name: str, *, field: str = "use_system_prompt") -> str:
-    """The text whose digest, stripped, belongs to `name`, as it stands among the file's literals.
+    """Return the text whose digest, stripped, belongs to `name`, from the file's literals.
 
-    Raises JobError where there is none: `field` of the job is what asked for it.
+    Raises JobError if it is missing; `field`: the job's field that needs it.
     """
     path = folder / "system_prompt.py"
     if not path.exists():
-        what = f'system prompt "{name}" needs system_prompt.py, which {folder.name} does not have'
+        what = f'system prompt "{name}" needs system_prompt.py, which is missing in {folder.name}'
         raise _unavailable(what, field, "copy it there from the model repository")
     for digest, text in _texts(path, path.stat().st_mtime_ns, field).items():
         if digest.startswith(DIGESTS[name]):
             return text
-    what = f'system_prompt.py of {folder.name} holds no text with the digest of "{name}"'
+    what = f'system_prompt.py of {folder.name} does not have the text "{name}" (by digest)'
     raise _unavailable(what, field, "use the file of the released repository")
 
 
 @lru_cache(maxsize=8)
 def _texts(path: Path, modified_ns: int, field: str) -> dict[str, str]:
-    """The file's string literals by sha256 of what is in them but the white space around it; read
-    again when `modified_ns` changes.
+    """Return the file's string literals by the sha256 of their stripped text.
+
+    `modified_ns` is part of the cache key.
     """
     try:
         tree = ast.parse(text_of(path, SETTINGS_BYTES))

@@ -33,7 +33,7 @@ class Transformer(nn.Module):
     """Token rows in, last residual stream out; keys and values go to each query block's buffer.
 
     `rows_seen` counts every token row that ever entered: the engine reports reuse from it.
-    `row_multiple` above 1 pads a call's rows, so that a row's bits do not depend on its company.
+    `row_multiple` above 1 pads a call's rows, so that a row's bits do not depend on other rows.
     """
 
     def __init__(self, arch: Architecture) -> None:
@@ -46,10 +46,10 @@ class Transformer(nn.Module):
         self.row_multiple = 1
 
     def forward(self, x_TM: Tensor, rope_2TD: Tensor, query_blocks: Sequence[QueryBlock]) -> Tensor:
-        """The raw residual stream [T, M] behind the last layer, without the final norm."""
+        """Return the residual stream [T, M] after the last layer, without the final norm."""
         rows = x_TM.shape[0]
         self.rows_seen += rows
-        # Rows of zeros behind the real ones are in no query block: only products see them.
+        # Rows of zeros after the real ones are in no query block: only products see them.
         if missing := padding(rows, self.row_multiple):
             x_TM, rope_2TD = (F.pad(each, (0, 0, 0, missing)) for each in (x_TM, rope_2TD))
         return self.through_layers(x_TM, rope_2TD, query_blocks)[:rows]
@@ -57,7 +57,7 @@ class Transformer(nn.Module):
     def branches(
         self, x_TM: Tensor, rope_2TD: Tensor, query_blocks: Sequence[QueryBlock]
     ) -> Tensor:
-        """The same of guidance branches, a query block each, which may be dealt out over ranks."""
+        """Run guidance branches, a query block each, which may be shared out over ranks."""
         return self(x_TM, rope_2TD, query_blocks)
 
     def choose_kernels(self) -> None:
@@ -74,9 +74,7 @@ class Transformer(nn.Module):
     def through_layers(
         self, x_TM: Tensor, rope_2TD: Tensor, new: Sequence[QueryBlock] | StepRows
     ) -> Tensor:
-        """The stream behind the last layer; nothing is counted: a graph that replays this does not
-        come by here.
-        """
+        """Return the stream after the last layer; counts nothing, so graphs can replay it."""
         more_TM: Tensor | None = None
         for layer in self.layers:
             x_TM, more_TM = layer(x_TM, more_TM, rope_2TD, new)
@@ -129,9 +127,7 @@ class Attention(nn.Module):
         return self.o_proj(seen_THD.flatten(1))
 
     def project(self, x_TM: Tensor, rope_2TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [T, H, D], keys and values [T, K, D] as the cache holds them: turned, then
-        normed.
-        """
+        """Return queries [T, H, D], keys and values [T, K, D] as cached: rotated, then normed."""
         fused = self.qkv_proj(x_TM).unflatten(-1, (self.kv_heads, self.group + 2, self.head_dim))
         cos_TD, sin_TD = rope_2TD.unbind()
         weights = self.query_layernorm.weight, self.key_layernorm.weight
@@ -141,7 +137,7 @@ class Attention(nn.Module):
 class DecoderLayer(nn.Module):
     """Pre-norm attention and experts, each added to the residual stream.
 
-    What the experts give is handed on beside the stream: the next layer adds it with its norm.
+    The experts' output is returned separately: the next layer adds it with its norm.
     """
 
     def __init__(self, arch: Architecture, layer: int) -> None:

@@ -1,9 +1,9 @@
-"""The picture VAE: pixels in [-1, 1] to scaled latents and back, under the official key names.
+"""The picture VAE: pixels in [-1, 1] to scaled latents and back, with official key names.
 
-It knows convolutions only. Fitting pictures to a size and drawing noise is the caller's. Without
-gradients its memory is bounded: two tensors of a level, in one of which the other is worked out by
-chunks of rows (`row_chunks`). For that, levels and blocks take the memory of what they are given:
-their callers read it no more.
+It knows convolutions only; callers fit pictures to a size and draw noise. Without gradients its
+memory is bounded: two tensors of a level, one computed into the other by chunks of rows
+(`row_chunks`). For that, levels and blocks reuse the memory of their inputs, which callers must not
+read again.
 
 Shapes: B batch · C channels · F latent frames · T frames · Y X rows, columns (pixels or latent
 cells) · H W pixels.
@@ -63,13 +63,12 @@ class Vae(nn.Module):
 
 
 class TiledPicture(TiledVae):
-    """The VAE decoding tile by tile, by the released code's own rule: one latent frame in, the last
-    of its frames out.
+    """The VAE decoding tile by tile, by the released rule; keeps the last frame.
 
     A tile is `sample_size` pixels and overlaps the next by a quarter: 24 latent cells every 18 for
-    the released checkpoints. Memory is that of two rows of tiles instead of the whole picture; the
-    mid block's attention sees a tile only, so pixels differ from an untiled decode. Off by default,
-    as in the released code. Source: `spatial_tiled_decode` of HunyuanImage-3's autoencoder.
+    the released checkpoints. Memory is that of two rows of tiles; the mid block's attention sees
+    one tile, so pixels differ from an untiled decode. Off by default, as in the released code.
+    Source: `spatial_tiled_decode` of HunyuanImage-3's autoencoder.
     """
 
     tile_channels = 3
@@ -83,20 +82,21 @@ class TiledPicture(TiledVae):
             raise UsageError(
                 f"a tile of {side} px is not a multiple of 4 latent cells of {pixels} px",
                 where="VAE tiling",
-                hint="leave out --vae-use-tiling",
+                hint="remove --vae-use-tiling",
                 code="usage.vae-tiling",
             )
         cells = side // pixels
         self.tiling = TileRule(cells, cells - cells // 4, pixels)
 
     def tile_frames(self, latent_frames: int) -> int:
-        """Always the one frame that a picture is."""
+        """Return 1, the frame of a picture."""
         return 1
 
     @torch.no_grad()
     def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
-        """One tile, [B, C, 1, H, W]: the last of its frames. Without gradients wherever it runs, a
-        rank included: with them the VAE takes other chunks, and more memory.
+        """Return one tile, [B, C, 1, H, W]: its last frame. Always without gradients.
+
+        With gradients, the VAE takes other chunks and more memory.
         """
         return self.vae.decoder(latents_BCFYX)
 
@@ -151,7 +151,7 @@ class Decoder(nn.Module):
 
 
 class Level(nn.Module):
-    """Blocks at one width, then the step to the next level where there is one."""
+    """Blocks at one width, then any step to the next level."""
 
     def __init__(
         self, width_in: int, width: int, blocks: int, step: Downsample | Upsample | None
@@ -183,7 +183,7 @@ class MidBlock(nn.Module):
 
 
 class ResnetBlock(nn.Module):
-    """Norm, swish, convolution, twice; a 1x1x1 shortcut only where the width changes."""
+    """Norm, swish, convolution, twice; a 1x1x1 shortcut only if the width changes."""
 
     def __init__(self, width_in: int, width: int) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class SpatialAttention(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Convolution and space-to-depth, beside a shortcut that averages channel groups."""
+    """Convolution and space-to-depth, plus a shortcut that averages channel groups."""
 
     def __init__(self, width_in: int, width: int, frames: int) -> None:
         super().__init__()
@@ -236,12 +236,12 @@ class Downsample(nn.Module):
 
     def _chunk(self, x_BCTYX: Tensor) -> Tensor:
         shortcut_BCTYX = _mean_of_groups(_space_to_depth(x_BCTYX, self.frames), self.width)
-        # In the convolution's memory: a mean lies channels first, whatever it is of.
+        # In the convolution's memory: a mean is always channels first.
         return plus(_space_to_depth(self.conv(x_BCTYX), self.frames), shortcut_BCTYX)
 
 
 class Upsample(nn.Module):
-    """Convolution and depth-to-space, beside a shortcut that repeats channels."""
+    """Convolution and depth-to-space, plus a shortcut that repeats channels."""
 
     def __init__(self, width_in: int, width: int, frames: int) -> None:
         super().__init__()
@@ -260,10 +260,10 @@ class Upsample(nn.Module):
 
 
 class FrameConv3d(nn.Conv3d):
-    """A zero-padded cubic convolution that takes the 2-D way where there is one frame.
+    """A zero-padded cubic convolution that runs as 2-D for a single frame.
 
-    The outer temporal taps then meet padding alone, so the centre tap is the whole answer: exact
-    in mathematics, and several times faster on a CPU.
+    The outer temporal taps then meet only padding, so the centre tap is exact in mathematics, and
+    several times faster on a CPU.
     """
 
     def __init__(self, width_in: int, width: int, kernel: int) -> None:
@@ -292,7 +292,7 @@ class FrameConv3d(nn.Conv3d):
 def _convolved(
     x_BCTYX: Tensor, norm: nn.GroupNorm, convolution: FrameConv3d, onto_BCTYX: Tensor | None = None
 ) -> Tensor:
-    """Norm, swish and convolution of `x`; added in place to `onto` where that is given."""
+    """Return norm, swish and convolution of `x`; added in place to any `onto`."""
     chunks = convolution.chunks(x_BCTYX)
     swished = chunks.swished(norm)
     return chunks.joined(lambda chunk_BCTYX: convolution(swished(chunk_BCTYX)), onto_BCTYX)

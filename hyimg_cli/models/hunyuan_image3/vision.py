@@ -40,14 +40,14 @@ class VisionInputs:
 class VisionTower(nn.Module):
     """A ViT whose position embeddings are resized to each image's grid of patches.
 
-    Parameter names equal the checkpoint's below `vision_model.`; its pooling head is held if the
-    checkpoint has one, and never asked.
+    Parameter names equal the checkpoint's below `vision_model.`; an unused pooling head is held if
+    the checkpoint has one.
     """
 
     def __init__(self, arch: VisionArchitecture) -> None:
         super().__init__()
         if arch.hidden_act not in ACTIVATIONS:
-            what = f"vit hidden_act {arch.hidden_act!r} is not released"
+            what = f"vit hidden_act {arch.hidden_act!r} is not supported"
             raise CheckpointError(what, code="checkpoint.config")
         self.embeddings = _Embeddings(arch)
         self.encoder = VitEncoder(arch)
@@ -58,7 +58,7 @@ class VisionTower(nn.Module):
     def forward(self, patches_BSP: Tensor, is_real_BS: Tensor, shapes_B2: Tensor) -> Tensor:
         """Features of every slot, [B, S, M]; slots that are not real are hidden as keys."""
         x_BSM = self.embeddings(patches_BSP, shapes_B2)
-        # Asked where it lies, on the host as a rule: no device is waited for.
+        # Evaluated where it is, usually on the host: no device is waited for.
         mask_B11S = None
         if not bool(is_real_BS.all()):
             mask_B11S = sent(is_real_BS[:, None, None].bool(), x_BSM.device)
@@ -79,7 +79,7 @@ class _Embeddings(nn.Module):
         return rows_BSM + torch.stack([self._positions(grid, slots) for grid in shapes_B2.tolist()])
 
     def _positions(self, grid: list[int], slots: int) -> Tensor:
-        """Position embeddings of one image, [S, M]; slots behind its grid have the first one's."""
+        """Return an image's position embeddings, [S, M]; padding has the first one's."""
         weight = self.position_embedding.weight
         side = int(weight.shape[0] ** 0.5)
         map_1MYX = weight.view(side, side, -1).permute(2, 0, 1)[None]
@@ -103,9 +103,7 @@ class _PoolingHead(nn.Module):
 
 
 def vision_inputs(pixels: np.ndarray, arch: VisionArchitecture) -> VisionInputs:
-    """Patches of an RGB uint8 image [H, W, 3], resized to the largest size the patch limit
-    allows.
-    """
+    """Return patches of an RGB uint8 image [H, W, 3], resized to the patch limit."""
     side = arch.patch_size
     grid = _grid(pixels.shape[0], pixels.shape[1], arch)
     size, mode = [grid.rows * side, grid.columns * side], _INTERPOLATIONS[arch.resample]
@@ -148,9 +146,7 @@ def _grid(height: int, width: int, arch: VisionArchitecture) -> Grid:
 
 
 def vision_features(tower: VisionTower, inputs: VisionInputs) -> Tensor:
-    """Features of every slot, padding included, [1, S, M]; padding is hidden from attention as
-    keys.
-    """
+    """Return features of every slot, [1, S, M]; padding is masked as keys."""
     weight = tower.embeddings.patch_embedding.weight
     patches_1SP = sent(inputs.patches_1SP, weight.device).to(weight.dtype)
     return tower(patches_1SP, inputs.is_real_1S, inputs.shapes_12)

@@ -9,7 +9,7 @@ from hyimg_cli.loading.checkpoint import read_json
 from hyimg_cli.models.common.tokenizer import ControlTokenizer, read_tokenizer
 
 _BASE_HINT = (
-    'it knows the base model\'s alone, whose config.json says "model_version": "HunyuanImage-3.0"'
+    'for a tokenizer of the base model, set "model_version": "HunyuanImage-3.0" in config.json'
 )
 RATIO_COUNT_BASE = 33
 RATIO_COUNT_INSTRUCT = 37
@@ -52,13 +52,14 @@ class Vocabulary(ControlTokenizer):
         self.control = own | self.special
         added = self.added.items()
         sizes = (id_ for id_, token in added if token.content.startswith("<img_size_"))
-        # What stands before a picture alone.
+        # Tokens that only start a picture.
         self.openers = frozenset((self.answer, self.boi, self.img_size, *sizes, *self.ratios))
 
     @classmethod
     def from_folder(cls, folder: Path, *, base_size: int, ratio_count: int) -> "Vocabulary":
-        """Read `folder/tokenizer.json`, and what `tokenizer_config.json` adds to it. Raises
-        CheckpointError where the one is missing, or either is broken.
+        """Read `tokenizer.json` and added tokens of `tokenizer_config.json` in `folder`.
+
+        Raises CheckpointError if the first is missing, or either is damaged.
         """
         tokenizer = read_tokenizer(folder)
         _add_tokens(tokenizer, folder)
@@ -66,8 +67,9 @@ class Vocabulary(ControlTokenizer):
 
 
 def _add_tokens(tokenizer: Tokenizer, folder: Path) -> None:
-    """Add the tokens that stand in `tokenizer_config.json` alone, in order of their ids, as
-    transformers does. Raises CheckpointError where one would get another id than it has there.
+    """Add tokens found only in `tokenizer_config.json`, in id order, as transformers does.
+
+    Raises CheckpointError if one would get another id.
     """
     path = folder / "tokenizer_config.json"
     table = read_json(path).get("added_tokens_decoder", {}) if path.exists() else {}
@@ -76,7 +78,7 @@ def _add_tokens(tokenizer: Tokenizer, folder: Path) -> None:
         listed = sorted((int(id_), AddedToken(**entry)) for id_, entry in table.items())
     except (TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"added_tokens_decoder is of the wrong kind: {error}",
+            f"added_tokens_decoder cannot be read: {error}",
             where=f"{folder.name}/tokenizer_config.json",
             code="checkpoint.tokenizer",
         ) from None
@@ -87,7 +89,7 @@ def _add_tokens(tokenizer: Tokenizer, folder: Path) -> None:
         found = tokenizer.token_to_id(token.content)
         if found != id_:
             raise CheckpointError(
-                f"token {token.content} is {id_} in tokenizer_config.json, and {found} behind "
+                f"token {token.content} is {id_} in tokenizer_config.json, but {found} after "
                 "tokenizer.json",
                 where=folder,
                 hint="use the files of one checkpoint together",

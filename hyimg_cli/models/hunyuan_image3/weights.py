@@ -1,9 +1,9 @@
-"""Loading a checkpoint in the official layout: every key, no other, safetensors only.
+"""Load a checkpoint in the official layout: every key and no other, safetensors only.
 
 Names and shapes are checked from the files' headers before a byte of weight is read. Then each
-tensor is put into a network without weights; of it no more is kept than the network has room for:
-an expert's matrix in fewer bits, or a rank's share of a layer. Nothing is ever held twice. Code
-that a checkpoint names (`auto_map`) is never looked at: the class is ours.
+tensor is copied into a network without weights, which has room only for what it keeps: an expert's
+matrix in fewer bits, or a rank's share of a layer. Nothing is held twice. Code that a checkpoint
+names (`auto_map`) is never executed: the class is ours.
 
     one process   the whole network, on the CPU, a GPU, or spread over all of them
     rank 0        its share of the layers, and all else: embeddings, heads, ViT, VAE
@@ -61,20 +61,19 @@ def load(
     share: Share = _WHOLE_LAYERS,
     first: int = 0,
 ) -> HunyuanImage3ForCausalMM:
-    """The network of `folder` in `dtype`, ready for inference. The router and the VAE stay float32.
+    """Return the network of `folder` in `dtype`, ready for inference.
 
-    `device_map`: None for the CPU, "cuda:0" for one GPU, "balanced" for all of them. `quantization`
-    holds the routed experts, 93 % of the weights, in fewer bits, which a `cache` keeps.
-    `offloads_experts`: they are in main memory, of which `offload_experts` fetches them, and so is
-    the VAE.
+    The router and the VAE stay float32. `device_map`: None for the CPU, "cuda:0" for one GPU,
+    "balanced" for all. `quantization` stores the routed experts, 93 % of the weights, in fewer
+    bits, which a `cache` keeps. `offloads_experts`: experts (see `offload_experts`) and VAE are in
+    main memory.
 
-    `share`: of the layers, this rank's; ranks above 0 have nothing else. `first`: the rank that has
-    the first share of these layers, the others come behind it. The whole checkpoint is checked in
-    any case.
+    `share`: this rank's share of the layers; ranks above 0 have nothing else. `first`: the rank
+    with the first share, followed by the others. The whole checkpoint is always checked.
 
-    Raises CheckpointError where files are missing, broken, pickled, of another shape, or quantised
-    already; MachineError where they do not fit on the GPUs, or a package is missing; UsageError
-    where layers cannot be split so.
+    Raises CheckpointError if files are missing, damaged, pickled, of another shape, or quantized;
+    MachineError if they do not fit on the GPUs, or a package is missing; UsageError if layers
+    cannot be split.
     """
     arch = checked(folder)
     if quantization == "nf4" and device_map not in (None, "cpu"):
@@ -140,8 +139,9 @@ def load(
 
 
 def offload_experts(network: HunyuanImage3ForCausalMM, resident_bytes: int) -> OffloadedExperts:
-    """Have the layers' experts fetched from main memory; on the device stay two layers of them, and
-    as many others as `resident_bytes` hold.
+    """Move the layers' experts to main memory, to be fetched from there.
+
+    The device keeps two layers of them, and as many others as `resident_bytes` hold.
     """
     layers = network.model.layers
     stacks = [layer.mlp.stacks for layer in layers]
@@ -170,9 +170,7 @@ def expected_shapes(arch: Architecture) -> Mapping[str, tuple[int, ...]]:
 def without_weights(
     arch: Architecture, quantization: Quantization = "none", cuts: Cuts | None = None
 ) -> HunyuanImage3ForCausalMM:
-    """The network on the meta device, its layers cut to a rank's share, its experts in the form
-    that they will be held in.
-    """
+    """Return the network on the meta device, cut to a share, experts in their format."""
     with torch.device("meta"), _NoValues():
         network = HunyuanImage3ForCausalMM(arch)
     if cuts is not None:
@@ -184,8 +182,10 @@ def without_weights(
 
 
 class _NoValues(TorchFunctionMode):
-    """Inside, new weights get no initial values: on the meta device these would have torch import
-    its compiler, which takes longer than a small model's loading.
+    """Inside, new weights get no initial values.
+
+    On the meta device these would make torch import its compiler, which takes longer than loading a
+    small model.
     """
 
     def __torch_function__(
@@ -223,9 +223,9 @@ def _quantise(
 def balanced(
     network: nn.Module, dtype: torch.dtype, shares: dict[int | str, int] | None = None
 ) -> Places:
-    """Which module goes to which GPU, in even parts of what is free, or by `shares` in bytes.
+    """Assign modules to GPUs in even parts of free memory, or by `shares` in bytes.
 
-    Raises MachineError where a layer would be outside the GPUs: it would be fetched anew each time.
+    Raises MachineError if a layer would be outside the GPUs, and fetched each time.
     """
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_balanced_memory
@@ -240,9 +240,9 @@ def balanced(
     outside = [name for name, place in places.items() if place in ("cpu", "disk")]
     if outside:
         raise MachineError(
-            f"the weights do not fit on the GPUs: {len(outside)} modules were left outside",
-            hint="--quantization fp8 halves the weights, nf4 once more; or use more GPUs or larger "
-            "ones; `hyimg plan` says how much the weights take",
+            f"the weights do not fit on the GPUs ({len(outside)} modules left over)",
+            hint="use --quantization fp8 (half the weights) or nf4 (a quarter), or more or larger "
+            "GPUs; hyimg plan shows the size of the weights",
             code="machine.gpu-memory",
         )
     return places
@@ -254,7 +254,7 @@ def stays_wide(name: str) -> bool:
 
 
 def place_of(name: str, places: Places) -> torch.device:
-    """The device of a tensor: that of the longest module path in `places` that it lies under."""
+    """Return a tensor's device: that of the longest module path in `places` above it."""
     while name and name not in places:
         name = name.rpartition(".")[0]
     place = places[name]

@@ -1,13 +1,12 @@
-"""Clips denoised chunk by chunk: four passes that move a chunk's latents, and one that leaves its
-clean K/V for those to come. The last chunk's clean pass is left out: nobody would read it.
+"""Clips denoised chunk by chunk: four passes move its latents, one leaves its clean K/V.
 
     step      0 1 2 3 | 4     | 5 6 7 8 | 9     | ...
     chunk     0       | 0     | 1       | 1     |
     pass      moves   | clean | moves   | clean |
 
-All that chance decides is drawn before the first step, by each clip's own generator, so a clip that
-goes on from kept latents needs nothing else than these: the clean passes of the chunks that they
-hold are made again.
+The last chunk needs no clean pass. All random numbers are drawn before the first step, by each
+clip's own generator, so a clip resumes from its latents: the clean passes of their chunks are
+repeated.
 """
 
 # Legend: B clips, C channel, F latent frames, Y X latent rows and columns, N text tokens, M width,
@@ -29,8 +28,9 @@ CLEAN = 0
 def drawn(
     seed: int, shape: tuple[int, int, int, int], chunk: int, levels: int
 ) -> tuple[Tensor, Tensor]:
-    """A clip's random numbers, on the CPU: `noise_CFYX` of all of it first, then, in the order of
-    use, `renoise_KLCFYX` of each chunk behind each level but the last.
+    """Draw a clip's random numbers on the CPU: `noise_CFYX` of the whole clip, `renoise_KLCFYX`.
+
+    In this order; the second is for each chunk after each level but the last, in the order of use.
     """
     generator = torch.Generator().manual_seed(seed)
     channels, frames, rows, columns = shape
@@ -43,8 +43,9 @@ def drawn(
 
 @dataclass(frozen=True)
 class ClipInputs:
-    """One clip's conditions: its random numbers as `drawn` gives them, `condition_CFYX` the mask's
-    channels and the picture's, `poses_F44` as `poses.CameraPath.at` gives them.
+    """One clip's conditions: random numbers (see `drawn`), mask and picture, and camera poses.
+
+    `poses_F44`: as `poses.CameraPath.at` returns them.
     """
 
     noise_CFYX: Tensor
@@ -56,9 +57,7 @@ class ClipInputs:
 
 
 class ChunkDenoiser:
-    """The `LatentDenoiser` of clips of one size, one or several together. Made for them; nothing of
-    it outlives them.
-    """
+    """The `LatentDenoiser` of one or several clips of one size, made for them."""
 
     def __init__(
         self,
@@ -92,7 +91,7 @@ class ChunkDenoiser:
         return self.chunks * (len(self._levels) + 1) - 1
 
     def is_stop(self, step: int) -> bool:
-        """True behind a chunk's clean pass."""
+        """Return True after a chunk's clean pass."""
         return step % (len(self._levels) + 1) == 0
 
     def initial_latents(self) -> Tensor:
@@ -125,7 +124,7 @@ class ChunkDenoiser:
         return {}
 
     def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
-        """The next step makes the clean passes before it again."""
+        """Make the next step repeat the clean passes before it."""
         self._filled, self._begun = 0, -1
 
     def _clean(self, chunk: int, latents_BCFYX: Tensor) -> None:

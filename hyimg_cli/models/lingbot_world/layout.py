@@ -1,11 +1,11 @@
-"""Which folders are LingBot-World fast, and where its parts lie; no torch.
+"""Which folders are LingBot-World fast, and where its parts are; no torch.
 
     published            lingbot_world_fast/ (safetensors), models_t5_umt5-xxl-enc-bf16.pth,
-                         Wan2.1_VAE.pth; beside them the two experts of the base model may lie
+                         Wan2.1_VAE.pth; perhaps also the two experts of the base model
     diffusers-converted  model_index.json, transformer/ vae/ text_encoder/ tokenizer/
 
-Pickles are never read: of the published layout the transformer alone is taken, and the text encoder
-and the VAE, which are those of every Wan 2.1, come from another folder in diffusers' layout.
+Pickles are never read: only the transformer of the published layout is used. Text encoder and VAE,
+which are those of every Wan 2.1, come from another folder in diffusers' layout.
 """
 
 from collections.abc import Iterator
@@ -36,8 +36,9 @@ _ORIGINAL = {"num_attention_heads": "num_heads", "in_channels": "in_dim", "out_c
 
 @dataclass(frozen=True)
 class NetworkShape:
-    """Numbers of the transformer, by the keys of its configuration. `num_frames_per_block`: latent
-    frames that are denoised together, a chunk.
+    """Numbers of the transformer, by configuration key.
+
+    `num_frames_per_block`: frames of a chunk.
     """
 
     num_attention_heads: int = 40
@@ -71,18 +72,19 @@ def is_lingbot_world(folder: Path) -> bool:
 
 
 def read_layout(folder: Path, components: Path | None = None) -> CheckpointLayout:
-    """The parts of the checkpoint in `folder`; those beside the transformer from `components` where
-    that is given. Raises CheckpointError for a checkpoint that is not run here, with the reason.
+    """Return the checkpoint's parts; those from `components`, if given, but the transformer.
+
+    Raises CheckpointError with the reason for a checkpoint that is not supported.
     """
     index = _json(folder / INDEX)
     if (folder / _PUBLISHED).is_dir():
         transformer = folder / _PUBLISHED
     elif index:
         if index.get("_class_name") != _PIPELINE:
-            raise _refused(folder, f"{INDEX} names the pipeline {index.get('_class_name')!r}")
+            raise _refused(folder, f"pipeline {index.get('_class_name')!r} is not supported")
         transformer = component_of(folder, TRANSFORMER, index.get(TRANSFORMER), _CLASSES).folder
     elif (folder / _EXPERTS[0]).is_dir():
-        raise _refused(folder, "these are the two experts of the base model")
+        raise _refused(folder, "the folder has the two experts of the base model")
     else:
         transformer = folder
     network = Component(transformer, "diffusers", "WanModelFast")
@@ -99,7 +101,7 @@ def read_layout(folder: Path, components: Path | None = None) -> CheckpointLayou
 
 
 def network_shape(layout: CheckpointLayout) -> NetworkShape:
-    """The transformer's numbers, and defaults of its class where the configuration has none."""
+    """Return the transformer's numbers, with the defaults of its class for missing ones."""
     own = layout.components[TRANSFORMER].config()
     original = {name: own.values[old] for name, old in _ORIGINAL.items() if own.has(old)}
     own, plain = replace(own, values={**own.values, **original}), NetworkShape()
@@ -115,34 +117,33 @@ def network_shape(layout: CheckpointLayout) -> NetworkShape:
 def _unsupported(config: Config) -> Iterator[str]:
     size = config.count("local_attn_size", -1, least=-1)
     if size != -1:
-        yield f"its attention sees a window of {size} latent frames: this is the v2 model"
+        yield f"the model is v2: its attention has a window of {size} latent frames"
     if (control := config.text("control_type", "cam")) != "cam":
-        yield f"it is controlled by {control!r}, keys beside the camera"
+        yield f"the model is controlled with {control!r}, not only a camera"
     if (kind := config.text("model_type", "i2v")) != "i2v":
-        yield f"its model_type is {kind!r}"
+        yield f"model_type is {kind!r}; expected 'i2v'"
     if (patch := wan_patch(config)) != (1, 2, 2):
-        yield f"its patches are {patch}"
+        yield f"the patches are {patch}; expected (1, 2, 2)"
     if not config.values.get("cross_attn_norm", True) or not config.values.get("qk_norm", True):
-        yield "its attention has no norms"
+        yield "the attention has no norms"
     if config.has("image_dim") or config.has("added_kv_proj_dim"):
-        yield "it reads tokens of a picture"
+        yield "the model reads image tokens"
     if config.has("quantization_config"):
-        yield "it is stored quantized"
+        yield "the weights are quantized"
 
 
 def _refused(folder: Path, what: str) -> CheckpointError:
     return CheckpointError(
         what,
         where=folder,
-        hint="of LingBot-World the first fast model with camera control is run. Not the base "
-        "models: they have two experts, 70 steps and see the whole clip. Not v2: other noise "
-        "levels, a window, and a licence for non-commercial use alone (CC BY-NC-SA 4.0)",
+        hint="use the first fast model with camera control; the base models (two experts, 70 "
+        "steps) and v2 (a window, licence CC BY-NC-SA 4.0) are not supported",
         code="checkpoint.family",
     )
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """A configuration; empty where there is none that can be read."""
+    """Return a configuration; empty if it is missing or unreadable."""
     try:
         return checkpoint.read_json(path)
     except CheckpointError:

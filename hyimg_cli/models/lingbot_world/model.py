@@ -32,8 +32,9 @@ from hyimg_cli.spec.job import VideoJob
 
 
 def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "LingBotWorld":
-    """The checkpoint, its files checked; weights are read when they are needed. Raises
-    CheckpointError, or MachineError for the device.
+    """Return the checkpoint, its files checked; weights are read when needed.
+
+    Raises CheckpointError, or MachineError for the device.
     """
     place = load_target(choice)
     shape, parts = network_shape(layout), layout.components
@@ -46,15 +47,13 @@ def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "Lin
     ):
         found = shape.in_channels if name == TRANSFORMER else parts[name].config().values.get(key)
         if found != expected:
-            what = f"the {name}'s {key} is {found}, the other parts want {expected}"
+            what = f"{key} of the {name} is {found}; the other parts need {expected}"
             raise CheckpointError(what, where=parts[name].folder, code="checkpoint.components")
     return LingBotWorld(card, layout, place, count, choice)
 
 
 class LingBotStart(StartEncoder):
-    """Wan's, but for how the first picture is stretched, as it is published: by cubic curves in
-    float32, past -1 and 1 where they swing out.
-    """
+    """Wan's encoder, except for stretching the picture by cubic curves in float32, as published."""
 
     def frame(self, pixels: Pixels, view: ImageConditioning) -> Tensor:
         if view.size is None or view.fit == "crop":
@@ -104,7 +103,7 @@ class LingBotWorld(ClipsModel):
     def denoiser_of(
         self, clips: Sequence[tuple[VideoJob, Mapping[Any, PromptEmbedding]]]
     ) -> ChunkDenoiser:
-        """Of clips of one size, length and schedule together. Raises JobError."""
+        """Return the denoiser of clips of one size, length and schedule. Raises JobError."""
         first = clips[0][0]
         check_shape(first, self.card, self.shape.rope_max_seq_len)
         self.bring_back_transformer()

@@ -36,9 +36,9 @@ IN_FLOAT32 = ("time_embedder", "time_proj", "scale_shift_table", "norm2")
 
 @dataclass
 class Clip:
-    """All that passes of one request, or of several together, share: the cache, and what is
-    constant for the request (`text`, `times` by number of the pass, `whole_rope`) or for the
-    present chunk (`camera`).
+    """What all passes of one or several requests share: the cache and constants.
+
+    Of the request: `text`, `times` by number of the pass, `whole_rope`; of the chunk: `camera`.
     """
 
     cache: Buffer
@@ -80,8 +80,10 @@ class LingBotNetwork(nn.Module):
     def clip(
         self, text_BNM: Tensor, timesteps: Sequence[int], *, chunks: int, rows: int, columns: int
     ) -> Clip:
-        """Room for clips of so many chunks, and what is constant in them. `text_BNM`: embeddings
-        padded to all of the text's positions; `timesteps` are those of a chunk's passes, in order.
+        """Make room for clips of `chunks` chunks, and compute what is constant in them.
+
+        `text_BNM`: embeddings padded to all text positions; `timesteps`: of a chunk's passes, in
+        order.
         """
         shape, batch = self.shape, len(text_BNM)
         _, patch_rows, patch_columns = shape.patch_size
@@ -135,8 +137,9 @@ class LingBotNetwork(nn.Module):
         return embedded + self.c2ws_hidden_states_layer2(inner)
 
     def forward(self, clip: Clip, chunk: int, number: int, latents_BCFYX: Tensor) -> Tensor:
-        """Velocity of a chunk at its pass `number`, [B, C, F, Y, X]; `latents_BCFYX`: noisy ones,
-        the mask's channels, the picture's. Reads no value back.
+        """Return the velocity of a chunk at pass `number`, [B, C, F, Y, X].
+
+        Reads nothing on the host. `latents_BCFYX`: noisy latents, mask channels, picture latents.
         """
         embedded_1M, modulation_16M = clip.times[number]
         patched: Tensor = self.patch_embedding(latents_BCFYX.to(self.dtype))
@@ -163,7 +166,7 @@ class LingBotNetwork(nn.Module):
         hidden_BSM = _gated(hidden_BSM, self.attention(clip, layer, chunk, normed), gate)
         seen_scale, seen_shift = clip.camera[layer]
         hidden_BSM = (1 + seen_scale) * hidden_BSM + seen_shift
-        # To all of the text's positions; zeros behind the text are no holes.
+        # Attends to all text positions; the zeros after the text are not masked.
         normed = block.norm2(hidden_BSM.float()).to(self.dtype)
         query_BHSD = self._heads(block.attn2.norm_q(block.attn2.to_q(normed)))
         mixed = fun.scaled_dot_product_attention(query_BHSD, *clip.text[layer])
@@ -213,9 +216,10 @@ def rotated(x_BHSD: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def plucker(poses_F44: Tensor, intrinsics: Intrinsics, size: Size) -> Tensor:
-    """A camera path as the network reads it: origin and unit direction of each pixel's ray, both as
-    seen from the frame before, folded onto the latent grid, [C, F, Y, X]. Channels are component,
-    pixel row, pixel column. No cross product.
+    """Return a camera path as the network reads it, folded onto the latent grid, [C, F, Y, X].
+
+    Origin and unit direction of each pixel's ray, as seen from the frame before; no cross product.
+    Channels are component, pixel row, pixel column.
     """
     fx, fy, cx, cy = intrinsics
     dtype, device = poses_F44.dtype, poses_F44.device

@@ -1,7 +1,7 @@
-"""Camera paths: pose files and key strings, checked and turned into one pose a latent frame.
+"""Camera paths: pose files and key strings, checked, as one pose per latent frame.
 
-Poses are camera-to-world in OpenCV's axes (x right, y down, z forward). No torch: what is wrong
-with a path is told before anything is loaded.
+Poses are camera-to-world in OpenCV's axes (x right, y down, z forward). No torch: faults are found
+before anything is loaded.
 """
 
 # Legend: N poses, F latent frames
@@ -27,7 +27,7 @@ _KEYS = "wasdijkl"
 _FILE_BYTES = 100_000_000
 _ROTATION_ERROR = 1e-2
 _KEYS_HINT = (
-    'write keys-frames, commas between: "w-10,iw-15,none-5"; keys are w a s d i j k l; or name a '
+    'write KEYS-FRAMES with commas, such as "w-10,iw-15,none-5" (keys w a s d i j k l), or name a '
     "poses.npy"
 )
 
@@ -58,30 +58,30 @@ class CameraPath:
         return made
 
     def intrinsics_of(self, size: Size) -> tuple[float, float, float, float]:
-        """The same for a picture of `size`."""
+        """Return the intrinsics for a picture of `size`."""
         across, down = size.width / GIVEN.width, size.height / GIVEN.height
         fx, fy, cx, cy = self.intrinsics
         return fx * across, fy * down, cx * across, cy * down
 
 
 def camera_path(job: VideoJob) -> CameraPath:
-    """The job's path, of its frames; keys that end before them leave the camera where it is.
+    """Return the job's path for its frames; after the last key the camera stays.
 
     Raises JobError, with `camera` in `where`.
     """
     if not job.camera_files:
         frames = sum(held for _, held in segments(job.camera))
         if frames > job.num_frames:
-            what = f"the keys are of {frames} frames, the video has {job.num_frames}"
-            raise _fault(what, "shorten the path, or ask for more frames")
+            what = f"the camera path is too long ({frames} frames, the video has {job.num_frames})"
+            raise _fault(what, "shorten the path, or raise num_frames")
         poses = key_poses(job.camera)
         still = np.repeat(poses[-1:], max(0, job.num_frames - len(poses)), axis=0)
         return CameraPath(np.concatenate([poses, still])[: job.num_frames], KEY_INTRINSICS)
     poses_file, intrinsics_file = job.camera_files
     poses, given = _read(poses_file), np.atleast_2d(_read(intrinsics_file))
     if poses.ndim != 3 or poses.shape[1:] != (4, 4) or not len(poses):
-        hint = "camera-to-world matrices, one a frame, in OpenCV's axes"
-        raise _fault(f"{poses_file} is {list(poses.shape)}, not [N, 4, 4]", hint)
+        hint = "give one camera-to-world matrix per frame, in OpenCV's axes"
+        raise _fault(f"the shape of {poses_file} is {list(poses.shape)}; expected [N, 4, 4]", hint)
     if not np.isfinite(poses).all():
         row = int(np.argmin(np.isfinite(poses).all(axis=(1, 2))))
         raise _fault(f"{poses_file}: pose {row} is not finite", "give finite numbers")
@@ -90,18 +90,18 @@ def camera_path(job: VideoJob) -> CameraPath:
     error = np.maximum(error, np.abs(poses[:, 3] - (0, 0, 0, 1)).max(axis=1))
     wrong = (error > _ROTATION_ERROR) | (np.linalg.det(turns) < 0)
     if wrong.any():
-        what = f"{poses_file}: pose {int(np.argmax(wrong))} is no rotation and translation"
+        what = f"{poses_file}: pose {int(np.argmax(wrong))} is not a rotation and translation"
         raise _fault(what, "give camera-to-world matrices whose last row is 0, 0, 0, 1")
     if len(poses) < job.num_frames:
-        what = f"{poses_file} has {len(poses)} poses, the video {job.num_frames} frames"
-        raise _fault(what, f"ask for {len(poses)} frames at most, or give a pose for each frame")
+        what = f"{poses_file} has too few poses ({len(poses)} for {job.num_frames} frames)"
+        raise _fault(what, f"set num_frames to {len(poses)} or less, or give a pose for each frame")
     if given.ndim != 2 or given.shape[1] != 4 or not len(given):
-        what = f"{intrinsics_file} is {list(given.shape)}, not [N, 4]"
-        raise _fault(what, "fx, fy, cx, cy a row")
+        what = f"the shape of {intrinsics_file} is {list(given.shape)}; expected [N, 4]"
+        raise _fault(what, "give fx, fy, cx, cy in each row")
     fx, fy, cx, cy = (float(value) for value in given[0])
     if not np.isfinite(given[0]).all() or min(fx, fy) <= 0:
-        what = f"{intrinsics_file} begins with {fx:g}, {fy:g}, {cx:g}, {cy:g}"
-        raise _fault(what, "fx, fy, cx, cy for 832x480, finite, the first two above 0")
+        what = f"the first row of {intrinsics_file} is invalid ({fx:g}, {fy:g}, {cx:g}, {cy:g})"
+        raise _fault(what, "give finite fx, fy, cx, cy for 832x480, with fx and fy above 0")
     return CameraPath(poses[: job.num_frames], (fx, fy, cx, cy))
 
 
@@ -137,20 +137,21 @@ def key_poses(text: str) -> Array:
 
 
 def segments(text: str) -> list[tuple[frozenset[str], int]]:
-    """Keys held down, and for how many frames. Raises JobError."""
+    """Parse keys held down and their numbers of frames. Raises JobError."""
     found = []
     for part in text.replace("，", ",").lower().split(","):
         keys, dash, frames = "".join(part.split()).partition("-")
         known = keys == "none" or set(keys) <= set(_KEYS)
         if not (dash and known and re.fullmatch(r"[0-9]{1,6}", frames, re.ASCII) and int(frames)):
-            raise _fault(f"{part.strip()!r} is no keys-frames", _KEYS_HINT)
+            raise _fault(f"{part.strip()!r} is not KEYS-FRAMES", _KEYS_HINT)
         found.append((frozenset() if keys == "none" else frozenset(keys), int(frames)))
     return found
 
 
 def interpolated(poses_N44: Array, frames: int) -> Array:
-    """Poses at `frames` even places from the first to the last, [F, 4, 4]: translations on straight
-    lines, rotations on the shortest way.
+    """Interpolate `frames` poses evenly from the first to the last, [F, 4, 4].
+
+    Translations on straight lines, rotations on the shortest path.
     """
     from scipy.spatial.transform import Rotation, Slerp  # takes 0.3 s
 
@@ -171,12 +172,12 @@ def _read(path: str) -> Array:
         data = bytes_of(Path(path), _FILE_BYTES)
         values = np.load(io.BytesIO(data), allow_pickle=False)
     except FileNotFoundError:
-        what, hint = f"there is no {path}", "beside poses.npy there must be intrinsics.npy"
+        what, hint = f"file not found: {path}", "give poses.npy and intrinsics.npy in one folder"
         raise _fault(what, f"{hint}; paths in a manifest are relative to it") from None
     except (OSError, ValueError, EOFError) as error:
         raise _fault(f"{path} cannot be read: {error}", "save it with numpy.save") from None
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
-        raise _fault(f"{path} holds no numbers", "save it with numpy.save")
+        raise _fault(f"{path} does not contain numbers", "save it with numpy.save")
     return values.astype(np.float64)
 
 

@@ -1,6 +1,4 @@
-"""LingBot-World fast as a family: its card, and the jobs that it can make, told before anything is
-loaded; no torch.
-"""
+"""LingBot-World fast as a family: its card, and checks of jobs before loading; no torch."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -39,7 +37,7 @@ _NO_TILES = TileRule(1 << 20, 1 << 20, _PIXELS_PER_CELL)
 
 
 class LingBotFolder:
-    """A checkpoint folder, its weights unread; `components`: where its other parts are."""
+    """A checkpoint folder, its weights unread; `components`: the folder of its other parts."""
 
     def __init__(self, folder: Path, model: str, components: Path | None = None) -> None:
         self.layout = read_layout(folder, components)
@@ -56,15 +54,14 @@ class LingBotFolder:
         return load(self._whole(), self.card, choice)
 
     def _whole(self) -> CheckpointLayout:
-        """The layout with all parts. Raises CheckpointError where only the transformer is there."""
+        """Return the layout with all parts, or raise CheckpointError."""
         if len(self.layout.components) == 1:
             raise CheckpointError(
-                "of this layout the transformer alone is read: text encoder and VAE are there as "
-                ".pth, pickles, which can run code when they are opened",
+                "the text encoder and the VAE of this folder are .pth pickles, which can run code, "
+                "so only its transformer is read",
                 where=self.layout.folder,
-                hint="name a folder of any Wan 2.1 checkpoint in diffusers' layout by "
-                "--video-components (Wan-AI/Wan2.1-T2V-1.3B-Diffusers has the same ones), or use a "
-                "-fast-diffusers conversion",
+                hint="name a Wan 2.1 checkpoint in diffusers' layout with --video-components, for "
+                "example Wan-AI/Wan2.1-T2V-1.3B-Diffusers, or use a -fast-diffusers conversion",
                 code="checkpoint.components",
             )
         return self.layout
@@ -110,43 +107,43 @@ def lingbot_card(layout: CheckpointLayout, model: str) -> VideoCard:
 
 
 def check_job(job: VideoJob, card: VideoCard, positions: int) -> None:
-    """Passes a job that can be made. Raises JobError with the manifest's field in `where`."""
+    """Raise JobError, with the field in `where`, for a job that the model cannot make."""
     check_shape(job, card, positions)
     if job.num_inference_steps != len(INDICES):
-        what = f"{job.num_inference_steps} steps; the model was distilled to {len(INDICES)}"
-        raise _fault(what, "num_inference_steps", "remove it")
+        what = f"the model runs {len(INDICES)} steps, not {job.num_inference_steps}"
+        raise _fault(what, "num_inference_steps", "remove the field")
     if job.guidance_scale != 1:
-        what = f"guidance_scale {job.guidance_scale:g}; the model was distilled without guidance"
-        raise _fault(what, "guidance_scale", "give 1, or leave it out")
+        what = f"the model runs without guidance, not at guidance_scale {job.guidance_scale:g}"
+        raise _fault(what, "guidance_scale", "give 1, or remove the field")
     if job.lora:
-        raise _fault("LoRAs are not read for this model", "lora", "remove the field")
+        raise _fault("the model does not support LoRA files", "lora", "remove the field")
     if job.scheduler is not None:
-        what = "the model has noise levels of its own"
+        what = "the model has its own scheduler"
         raise _fault(what, "scheduler", "remove the field")
     if not job.camera:
-        what = "the model follows a camera, and the line says none"
-        hint = f'"camera": a file of poses, or keys: "none-{job.num_frames}" stands still'
+        what = "the line has no camera, which the model needs"
+        hint = f'set camera to a poses.npy or to keys ("none-{job.num_frames}" stands still)'
         raise _fault(what, "camera", hint)
     camera_path(job)
 
 
 def check_shape(job: VideoJob, card: VideoCard, positions: int) -> None:
-    """Passes a size and a number of frames of whole patches and chunks. Raises JobError."""
+    """Raise JobError for a size or a number of frames that is not whole patches and chunks."""
     multiple, rule = card.size_multiple, card.chunks
     assert rule is not None, "the model works in chunks"
     if any(side < multiple or side % multiple for side in (job.size.height, job.size.width)):
-        raise _fault(f"{job.size} is not of multiples of {multiple} pixels", "size", "round it")
+        raise _fault(f"{job.size} is not a multiple of {multiple} pixels", "size", "round it")
     step = rule.frames * card.frame_stride
     least = step - card.frame_stride + 1
     if job.num_frames < least or (job.num_frames - least) % step:
         below = max(0, (job.num_frames - least) // step) * step + least
-        what = f"{job.num_frames} frames are not {step} * k + {least}, chunks of {rule.frames} "
-        near = f"the nearest are {below} and {below + step}"
-        raise _fault(f"{what}latent frames", "num_frames", near)
+        what = f"{job.num_frames} frames do not fill chunks of {rule.frames} latent frames "
+        near = f"use {below} or {below + step}"
+        raise _fault(f"{what}({step} * k + {least})", "num_frames", near)
     most = (positions - 1) * card.frame_stride + 1
     if job.num_frames > most:
-        what = f"{job.num_frames} frames; the model knows {most} places in time"
-        raise _fault(what, "num_frames", "ask for fewer")
+        what = f"the video has too many frames ({job.num_frames}, limit {most})"
+        raise _fault(what, "num_frames", f"use {most} or fewer")
 
 
 def _fault(what: str, field: str, hint: str) -> JobError:

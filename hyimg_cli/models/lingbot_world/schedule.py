@@ -1,8 +1,8 @@
 """The four noise levels that the model was distilled to, as the published code finds them.
 
-A timestep is truncated to a whole number, and each sigma is looked up again by it: a table of 1000
-levels has some timesteps twice. The estimate of the clean latents takes the first entry, the new
-noise the second where there are two. Neither is the entry at the level's own index.
+A timestep is truncated to a whole number, and each sigma is looked up by it: a table of 1000 levels
+has some timesteps twice. The estimate of the clean latents takes the first entry, the new noise the
+second if there are two. Neither is the entry at the level's own index.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ INDICES = (0, 179, 358, 679)
 
 @dataclass(frozen=True)
 class NoiseLevel:
-    """One noise level: what the model is told, the sigma of the estimate, and that of new noise."""
+    """One noise level: the timestep, the sigma of the estimate, and that of new noise."""
 
     timestep: int
     sigma: float

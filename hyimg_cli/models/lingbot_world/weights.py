@@ -42,9 +42,7 @@ def original_name(name: str) -> str:
 
 
 def check_network(part: Component, shape: NetworkShape) -> int:
-    """How many weights the files hold. Raises CheckpointError where they are not exactly those of
-    the configuration.
-    """
+    """Return the number of weights. Raises CheckpointError unless they match the configuration."""
     network, _ = _match_files(part, shape)
     return sum(tensor.numel() for tensor in network.state_dict().values())
 
@@ -64,8 +62,9 @@ def load_network(part: Component, shape: NetworkShape, place: LoadTarget) -> Lin
 
 
 def _match_files(part: Component, shape: NetworkShape) -> tuple[LingBotNetwork, dict[str, str]]:
-    """The network without memory for its weights, and its names by those in the files, which hold
-    these and no other.
+    """Return the network without memory for weights, and its names by those in the files.
+
+    Raises CheckpointError unless the files have exactly these.
     """
     with torch.device("meta"):
         network = LingBotNetwork(shape)

@@ -67,7 +67,7 @@ def _swap_shape(tensors: dict[str, torch.Tensor]) -> None:
     [
         ("ema", lambda t: t.pop("llm2vae.bias"), "1 missing: llm2vae.bias"),
         ("ema", lambda t: t.update(extra=torch.zeros(1)), "1 unexpected: extra"),
-        ("ema", _swap_shape, "of another shape"),
+        ("ema", _swap_shape, "with another shape"),
         ("ae", lambda t: t.pop("encoder.mid.attn_1.q.bias"), "encoder.mid.attn_1.q.bias"),
         ("ae", lambda t: t.update(extra=torch.zeros(1)), "1 unexpected: extra"),
     ],
@@ -101,7 +101,7 @@ def test_a_missing_tokenizer(folder: Path) -> None:
         ("llm_config.json", lambda c: c.update(hidden_act="gelu"), "hidden_act is 'gelu'"),
         ("llm_config.json", lambda c: c.pop("rope_theta"), "rope_theta is missing"),
         ("vit_config.json", lambda c: c.update(patch_size="x"), "patch_size is 'x'"),
-        ("llm_config.json", lambda c: c.update(hidden_size=32), "of another shape"),
+        ("llm_config.json", lambda c: c.update(hidden_size=32), "with another shape"),
         (
             "llm_config.json",
             lambda c: c.update(num_hidden_layers=10**9),
@@ -135,7 +135,7 @@ def test_configurations_within_one_file(folder: Path, bagel_folder: Path) -> Non
 def test_a_table_that_is_no_square(folder: Path) -> None:
     name = "latent_pos_embed.pos_embed"
     _store(folder / "ema.safetensors", lambda t: t.update({name: t[name][:60].clone()}))
-    with pytest.raises(CheckpointError, match="60 rows, which is no square"):
+    with pytest.raises(CheckpointError, match="60 rows; expected a square number"):
         checked(folder)
 
 

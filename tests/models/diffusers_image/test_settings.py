@@ -415,7 +415,7 @@ def test_a_lora_of_which_the_library_makes_nothing_is_refused(
     refused = run_cli("check", manifest, "--model", checkpoint("klein"), "--json")
     fault = refused.json_lines[0]["fault"]
     assert fault["code"] == "manifest.lora-no-match"
-    assert fault["message"].endswith("does not fit: the library knows none of its names")
+    assert fault["message"].endswith("does not fit: none of its names belongs to a layer")
 
 
 @pytest.mark.parametrize("wrong", ["elsewhere", "wide", "alone", "dora", "absent"])

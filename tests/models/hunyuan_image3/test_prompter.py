@@ -29,7 +29,7 @@ def prompter() -> Prompter:
 
 def test_a_ratio_is_told_as_one(prompter: Prompter) -> None:
     bucket, note = prompter.fit(9, 16, is_ratio=True)
-    assert note.startswith(f"16:9 fitted to {bucket.size}: tiny-image knows ")
+    assert note.startswith(f"16:9 fitted to {bucket.size}: tiny-image makes ")
     assert prompter.fit(720, 1280)[1].startswith(f"1280x720 fitted to {bucket.size}: ")
 
 
@@ -162,7 +162,7 @@ def test_a_shipped_system_prompt_is_read_and_a_broken_file_is_the_jobs_fault(
     script.write_text("unified = '''\nBe kind.\n'''\n")
     own = Prompter(folder, str(folder))
     own.check(a_job(use_system_prompt="en_unified"))
-    with pytest.raises(JobError, match="no text with the digest"):
+    with pytest.raises(JobError, match="does not have the text"):
         own.check(a_job(use_system_prompt="en_vanilla"))
     script.write_text("this is not Python, and it is longer")
     with pytest.raises(JobError, match="cannot be read"):

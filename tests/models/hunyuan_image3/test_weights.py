@@ -166,7 +166,7 @@ def test_unreleased_options_are_refused(
 @pytest.mark.parametrize("method", ["gptq", "quanto", "fp8", "torchao", "sdnq"])
 def test_a_format_that_is_not_read_is_named(small_config: dict[str, Any], method: str) -> None:
     packed = small_config | {"quantization_config": {"quant_method": method}}
-    with pytest.raises(CheckpointError, match=f"quantised by '{method}'") as caught:
+    with pytest.raises(CheckpointError, match=f"quantized with '{method}'") as caught:
         architecture(packed)
     assert "bitsandbytes" in caught.value.hint
     theirs = {"quant_method": "bitsandbytes", "load_in_4bit": True}

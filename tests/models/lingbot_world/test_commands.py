@@ -83,19 +83,22 @@ def test_a_line_is_checked_before_anything_is_loaded(
     shutil.copytree(tmp_path / "walk", tmp_path / "sightless")
     np.save(tmp_path / "sightless" / "intrinsics.npy", np.zeros((1, 4)))
     faults = {
-        "follows a camera, and the line says none": {},
-        "'w10' is no keys-frames": {"camera": "w10"},
-        "the keys are of 22 frames, the video has 21": {"camera": "w-20,s-2"},
-        "there is no": {"camera": "nowhere.npy"},
-        "is [24, 3, 4], not [N, 4, 4]": {"camera": "flat"},
+        "the line has no camera": {},
+        "'w10' is not KEYS-FRAMES": {"camera": "w10"},
+        "the camera path is too long (22 frames, the video has 21)": {"camera": "w-20,s-2"},
+        "file not found": {"camera": "nowhere.npy"},
+        "is [24, 3, 4]; expected [N, 4, 4]": {"camera": "flat"},
         "pose 0 is not finite": {"camera": "nan"},
-        "pose 0 is no rotation and translation": {"camera": "skewed/poses.npy"},
-        "has 5 poses, the video 21 frames": {"camera": "short"},
+        "pose 0 is not a rotation and translation": {"camera": "skewed/poses.npy"},
+        "has too few poses (5 for 21 frames)": {"camera": "short"},
         "intrinsics.npy": {"camera": "bare"},
-        "begins with 0, 0, 0, 0": {"camera": "sightless"},
-        "25 frames are not 12 * k + 9": {"num_frames": 25, "camera": "w-3"},
-        "8 steps; the model was distilled to 4": {"steps": 8, "camera": "w-3"},
-        "distilled without guidance": {"guidance_scale": 5, "camera": "w-3"},
+        "is invalid (0, 0, 0, 0)": {"camera": "sightless"},
+        "25 frames do not fill chunks of 3 latent frames (12 * k + 9)": {
+            "num_frames": 25,
+            "camera": "w-3",
+        },
+        "the model runs 4 steps, not 8": {"steps": 8, "camera": "w-3"},
+        "the model runs without guidance": {"guidance_scale": 5, "camera": "w-3"},
         "a start image as well as a prompt": {"task": "t2v", "images": None, "camera": "w-3"},
     }
     rows = [{k: v for k, v in row.items() if v is not None} for row in faults.values()]
