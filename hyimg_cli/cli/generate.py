@@ -19,7 +19,14 @@ NOT_AGAIN = ("--force", "--no-resume", "--retry-failed")
 
 
 def generate(ctx: typer.Context) -> None:
-    """Run the jobs, or with --dry-run plan them."""
+    """Run the jobs in a manifest, or edit pictures with a prompt. Run the same command again to
+    resume.
+
+    \b
+    hyimg generate quickstart
+    hyimg generate photos --prompt "make the background white"
+    hyimg generate jobs.jsonl --model ./checkpoint -o out
+    """
     render.log_to_stderr(ctx.params["verbose"])
     if ctx.params["dry_run"]:
         raise typer.Exit(show_plan(ctx.params))

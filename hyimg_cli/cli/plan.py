@@ -43,7 +43,9 @@ _STAGES = {"load": "start and load", "decode": "decode and write"}
 
 
 def plan(ctx: typer.Context) -> None:
-    """Show what generate would do, without loading a model or writing anything."""
+    """Show what generate would do, without loading a model or writing files. Exit code 3: a model
+    does not fit into memory_gb.
+    """
     render.log_to_stderr(ctx.params["verbose"])
     raise typer.Exit(show_plan(ctx.params))
 
