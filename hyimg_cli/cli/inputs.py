@@ -59,7 +59,7 @@ def _recorded_names(
         return None
     if not settings or "output_dir" not in given:  # no run: a shell completes, or texts are written
         return {}
-    return recorded_names(run_folder(o.output_folder(given, settings, manifest_name)))
+    return recorded_names(run_folder(o.output_folder(settings, manifest_name)))
 
 
 def recorded_names(run: RunFolder) -> dict[str, str]:

@@ -18,8 +18,8 @@ from hyimg_cli.spec.job import FORMATS, Encoding
 # In the name of a replay, and of its run: before that of the file.
 TITLE = "replay of "
 # Of what the model drew for an edit that was put back on its source.
-REDRAW_SUFFIXES = (EDIT_SUFFIXES["plain"], ".plain.png")
-_SUFFIXES = (*(Encoding(kind).suffix for kind in FORMATS), *REDRAW_SUFFIXES, ".mp4", ".json")
+REDRAW_SUFFIX = EDIT_SUFFIXES["plain"]
+_SUFFIXES = (*(Encoding(kind).suffix for kind in FORMATS), REDRAW_SUFFIX, ".mp4", ".json")
 
 
 def read_resolved(file: Path, custom_id: str) -> dict[str, Any]:
