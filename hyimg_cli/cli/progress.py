@@ -73,10 +73,8 @@ class Report:
                 note(f"no summary: {error}; see {self.place}/results.jsonl")
 
 
-def show_remark(remark: ManifestEvent, style: Style) -> None:
-    """A remark on standard error; without -q all of them, with it faults alone."""
-    if not isinstance(remark, Remark):
-        return
+def show_remark(remark: Remark, style: Style) -> None:
+    """Print a remark on standard error; with -q only faults."""
     if remark.kind == "note":
         remarks([remark.text], style)
     elif remark.kind == "fault" or not style.is_quiet:

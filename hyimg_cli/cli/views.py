@@ -201,8 +201,13 @@ class RichView(LiveView):
         for phase, (what, completed, total, count) in rows.items():
             if phase not in self._of_phase:
                 self._of_phase[phase] = self.bars.add_task(phase, total=None, count="")
-            facts = {"completed": completed, "total": total or None, "count": count}
-            self.bars.update(self._of_phase[phase], description=printable(what), **facts)
+            self.bars.update(
+                self._of_phase[phase],
+                description=printable(what),
+                completed=completed,
+                total=total or None,
+                count=count,
+            )
 
     def _print(self, text: str) -> None:
         self.bars.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
