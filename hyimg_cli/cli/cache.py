@@ -12,14 +12,15 @@ from hyimg_cli.cli.completion import among
 from hyimg_cli.cli.help import Command
 from hyimg_cli.errors import UsageError
 
-cache = typer.Typer(
-    help="Show or clear the disk cache.",
-    add_completion=False,
-    rich_markup_mode=None,
-)
+commands = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@cache.command("list", cls=Command)
+@commands.callback()
+def cache() -> None:
+    """Show or clear the disk cache."""
+
+
+@commands.command("list", cls=Command)
 @o.takes("cache_dir")
 def list_kinds(ctx: typer.Context, as_json: o.AsJson = False) -> None:
     """List entries and bytes by kind."""
@@ -29,7 +30,7 @@ def list_kinds(ctx: typer.Context, as_json: o.AsJson = False) -> None:
         _show({"kind": kind} | _counts(of_kind), as_json=as_json)
 
 
-@cache.command(cls=Command)
+@commands.command(cls=Command)
 @o.takes("cache_dir")
 def size(ctx: typer.Context, as_json: o.AsJson = False) -> None:
     """Show the cache folder, its number of entries and their size."""
@@ -37,7 +38,7 @@ def size(ctx: typer.Context, as_json: o.AsJson = False) -> None:
     _show({"folder": folder} | _counts(_store(ctx.params).entries()), as_json=as_json)
 
 
-@cache.command(cls=Command)
+@commands.command(cls=Command)
 @o.takes("cache_dir")
 def clear(
     ctx: typer.Context,

@@ -18,7 +18,9 @@ FAULTY_MANIFEST, FAULTY_FILES = 2, 1
 
 
 def check(ctx: typer.Context) -> None:
-    """Name every fault of the lines, then of the pictures that they name."""
+    """Check a manifest and report every error. Exit code 2: it would not run; 1: some source images
+    are unreadable.
+    """
     render.log_to_stderr(ctx.params["verbose"])
     style, request = render.style_of(ctx.params), request_of(ctx.params)
     config, settings = request.config, request.settings

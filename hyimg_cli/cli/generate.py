@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import typer
 
 from hyimg_cli.addresses import shown_place
-from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.cli.picks import show_best_of
 from hyimg_cli.cli.plan import show_plan
@@ -19,7 +18,14 @@ NOT_AGAIN = ("--force", "--no-resume", "--retry-failed")
 
 
 def generate(ctx: typer.Context) -> None:
-    """Run the jobs, or with --dry-run plan them."""
+    """Run the jobs in a manifest, or edit pictures with a prompt. Run the same command again to
+    resume.
+
+    \b
+    hyimg generate quickstart
+    hyimg generate photos --prompt "make the background white"
+    hyimg generate jobs.jsonl --model ./checkpoint -o out
+    """
     render.log_to_stderr(ctx.params["verbose"])
     if ctx.params["dry_run"]:
         raise typer.Exit(show_plan(ctx.params))
@@ -29,13 +35,10 @@ def generate(ctx: typer.Context) -> None:
     if request.config.candidates.is_on:
         again = shlex.join(["hyimg", *(word for word in ctx.obj or () if word not in NOT_AGAIN)])
         raise typer.Exit(show_best_of(request, style, again=again))
-    run = ManifestRun(request)
-    # A shard's folder may be one of its own, beside the one that is named.
-    unsharded, manifest_name = {**ctx.params, "shard": None}, run.request.manifest.name
-    whole = shown_place(o.output_folder(unsharded, run.request.settings, manifest_name))
-    again = _resume_command(ctx.obj or (), whole)
-    retry = _resume_command(ctx.obj or (), whole, "--retry-failed")
-    raise typer.Exit(show_run(run, style, again=again, retry=retry))
+    place = shown_place(request.config.output.folder)
+    again = _resume_command(ctx.obj or (), place)
+    retry = _resume_command(ctx.obj or (), place, "--retry-failed")
+    raise typer.Exit(show_run(ManifestRun(request), style, again=again, retry=retry))
 
 
 def _resume_command(arguments: Sequence[str], place: str, *more: str) -> str:

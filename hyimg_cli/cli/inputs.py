@@ -4,7 +4,6 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -35,7 +34,15 @@ def manifest_of(
     """
     if given["prompt"]:
         found, prompts = pictures_and_prompts(given)
-        recorded_by = partial(_recorded_names, given, settings or {})
+
+        def recorded_by(manifest_name: str) -> Mapping[str, str] | None:
+            """Return names of results in the run's folder; None if a template names the files."""
+            if settings and settings["name"].origin != "default":
+                return None
+            if not settings or "output_dir" not in given:  # a shell completes, or texts are written
+                return {}
+            return recorded_names(run_folder(o.output_folder(settings, manifest_name)))
+
         return manifest_of_prompts(found, prompts, given.get("task"), recorded_by)
     if given.get("task"):
         what = "--task is for pictures with --prompt; manifest lines have their own task"
@@ -49,17 +56,6 @@ def manifest_of(
         )
     _refuse_pictures(names)
     return packaged.read(names[0])
-
-
-def _recorded_names(
-    given: Mapping[str, Any], settings: Mapping[str, Setting], manifest_name: str
-) -> Mapping[str, str] | None:
-    """The names of results in the run's folder, by id; None where files are named by a template."""
-    if settings and settings["name"].origin != "default":
-        return None
-    if not settings or "output_dir" not in given:  # no run: a shell completes, or texts are written
-        return {}
-    return recorded_names(run_folder(o.output_folder(given, settings, manifest_name)))
 
 
 def recorded_names(run: RunFolder) -> dict[str, str]:

@@ -21,7 +21,6 @@ from hyimg_cli.cli.completion import among, ids, manifests
 from hyimg_cli.cli.help import show_all
 from hyimg_cli.cli.recipe import FOLDERS_OWN, read_recipe
 from hyimg_cli.cli.render import PROGRESS
-from hyimg_cli.cli.shard import folder_of, shard_named
 from hyimg_cli.errors import UsageError
 from hyimg_cli.remote import keep_copies_in
 from hyimg_cli.settings.config import Setting, build_run_config, settle
@@ -285,13 +284,10 @@ def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def output_folder(
-    given: Mapping[str, Any], settings: Mapping[str, Setting], manifest_name: str
-) -> Path:
-    """Where results go: as asked, else under `runs`; see `folder_of` for a shard."""
-    given_folder = settings["output_dir"].value
-    folder = joined(Path(), given_folder) if given_folder else Path("runs") / manifest_name
-    return folder_of(shard_named(given["shard"]), folder)
+def output_folder(settings: Mapping[str, Setting], manifest_name: str) -> Path:
+    """Return the folder for results: as asked, else one under `runs`."""
+    given = settings["output_dir"].value
+    return joined(Path(), given) if given else Path("runs") / manifest_name
 
 
 def cache_folder(settings: Mapping[str, Setting]) -> Path | None:

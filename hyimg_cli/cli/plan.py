@@ -43,7 +43,9 @@ _STAGES = {"load": "start and load", "decode": "decode and write"}
 
 
 def plan(ctx: typer.Context) -> None:
-    """Show what generate would do, without loading a model or writing anything."""
+    """Show what generate would do, without loading a model or writing files. Exit code 3: a model
+    does not fit into memory_gb.
+    """
     render.log_to_stderr(ctx.params["verbose"])
     raise typer.Exit(show_plan(ctx.params))
 
@@ -86,7 +88,13 @@ def show_plan(given: Mapping[str, Any]) -> int:
         if not eta.unknown:
             stages = eta.stages_s
             time = {"seconds": sum(stages.values()), "runs": eta.runs, "stages": stages}
-        facts = _as_json(order, costs) | _memory_as_json(memory, components)
+        facts = _as_json(order, costs)
+        held = {model: asdict(one) | {"total": one.total} for model, one in memory.items()}
+        # Where layers are split, by rank as well.
+        by_rank = {model: ranks for model, one in held.items() if (ranks := one.pop("ranks"))}
+        weights: dict[str, Any] = {model: one.weights for model, one in memory.items()}
+        facts |= {"weight_bytes": weights | components, "memory": held}
+        facts |= {"memory_by_rank": by_rank} if by_rank else {}
         facts |= {"replicas": replicas, "time": time, "too_large": too_large}
         if config.model.cpu_offload != "none":
             facts |= {"on_gpu_bytes": on_gpu}
@@ -143,17 +151,6 @@ def _networks(order: Plan, config: RunConfig) -> dict[str, Networks]:
         elif own := registry.model_card(group.model, choice.revision).networks:
             found[group.model] = own
     return found
-
-
-def _memory_as_json(
-    memory: Mapping[str, Footprint], components: Mapping[str, dict[str, int]]
-) -> dict[str, Any]:
-    """Bytes held in memory at once, by model, and where layers are split by rank as well."""
-    weights: dict[str, Any] = {model: one.weights for model, one in memory.items()}
-    held = {model: asdict(one) | {"total": one.total} for model, one in memory.items()}
-    by_rank = {model: ranks for model, one in held.items() if (ranks := one.pop("ranks"))}
-    facts = {"weight_bytes": weights | dict(components), "memory": held}
-    return facts | ({"memory_by_rank": by_rank} if by_rank else {})
 
 
 def _memory_lines(

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -18,62 +19,62 @@ from hyimg_cli.journal.journal import outcome_to_json
 from hyimg_cli.spec.events import JobEnded, JobStarted, Remark
 
 
+@dataclass
 class Report:
     """Shows a run's events in the style asked for, and closes with a summary.
 
-    `again` is the command line that goes on with the run, `retry` the one that tries its failed
-    jobs again.
+    `again` is the command line that resumes the run, `retry` the one that tries its failed jobs
+    again.
     """
 
-    def __init__(self, style: Style, *, place: str, again: str, retry: str) -> None:
-        self._style = style
-        self._place, self._again, self._retry = place, again, retry
-        self._view: View | None = None
-        self._has_begun = False
+    style: Style
+    place: str
+    again: str
+    retry: str
+    view: View | None = None
+    has_begun: bool = False
 
     def show(self, event: ManifestEvent) -> None:
         match event:
             case Remark():
-                show_remark(event, self._style)
+                show_remark(event, self.style)
             case RunPlanned():
-                self._view = view_of(self._style, event)
-                self._view.__enter__()
+                self.view = view_of(self.style, event)
+                self.view.__enter__()
             case RunEnded():
                 self._end(event)
             case _:
-                if self._view is not None:
-                    self._has_begun |= isinstance(event, JobStarted | JobEnded)
-                    self._view.show(event)
+                if self.view is not None:
+                    self.has_begun |= isinstance(event, JobStarted | JobEnded)
+                    self.view.show(event)
                 elif isinstance(event, JobEnded):  # it was never started
                     note(describe_outcome(event.outcome))
-                if self._style.as_json and isinstance(event, JobEnded):
+                if self.style.as_json and isinstance(event, JobEnded):
                     json_line(outcome_to_json(event.outcome))
 
     def _end(self, end: RunEnded) -> None:
         """Sum up; a run that an error ended before its first job has nothing to sum up."""
-        if self._view is not None:
-            self._view.__exit__()
+        if self.view is not None:
+            self.view.__exit__()
         is_stopped = isinstance(end.error, Interrupted | KeyboardInterrupt)
-        if end.error is not None and not is_stopped and not self._has_begun:
+        if end.error is not None and not is_stopped and not self.has_begun:
             return
         counts = end.summary
-        if not self._style.is_quiet:
-            note(summary(counts, self._place))
+        if not self.style.is_quiet:
+            note(summary(counts, self.place))
             if counts.failed:
-                note(f"to run the failed jobs again: {self._retry}")
+                note(f"to run the failed jobs again: {self.retry}")
             if counts.left:
-                note(f"to resume: {self._again}")
-        if self._style.as_json:
+                note(f"to resume: {self.again}")
+        if self.style.as_json:
             try:
-                json_line({"summary": counts.to_json(), "output_dir": self._place})
+                json_line({"summary": counts.to_json(), "output_dir": self.place})
             except (StorageError, BrokenPipeError) as error:  # the jobs have their lines
-                note(f"no summary: {error}; see {self._place}/results.jsonl")
+                note(f"no summary: {error}; see {self.place}/results.jsonl")
 
 
-def show_remark(remark: ManifestEvent, style: Style) -> None:
-    """A remark on standard error; without -q all of them, with it faults alone."""
-    if not isinstance(remark, Remark):
-        return
+def show_remark(remark: Remark, style: Style) -> None:
+    """Print a remark on standard error; with -q only faults."""
     if remark.kind == "note":
         remarks([remark.text], style)
     elif remark.kind == "fault" or not style.is_quiet:
@@ -114,7 +115,7 @@ def show_run(
     where a job failed, a line was none, or a result is beyond a gate.
     """
     place = shown_place(texts or run.request.config.output.folder)
-    report = Report(style, place=place, again=again, retry=retry)
+    report = Report(style, place, again, retry)
     with stoppable(run.request_stop):
         if texts:
             counts = run.write_texts(texts, report.show)

@@ -10,7 +10,7 @@ from typing import Any
 from hyimg_cli.errors import RecipeError
 from hyimg_cli.files import SETTINGS_BYTES, text_of
 from hyimg_cli.settings.kinds import FOLDER, RUN_FOLDER
-from hyimg_cli.settings.table import BY_NAME, REMOVED, TABLES
+from hyimg_cli.settings.table import BY_NAME, TABLES
 from hyimg_cli.settings.values import BadValue, nearest
 
 FOLDERS_OWN = Path("hyimg.toml")
@@ -52,9 +52,6 @@ def read_recipe(path: Path, *, is_named: bool = True) -> dict[str, Any]:
 
 
 def _unknown(name: str, known: Iterable[str], *, where: str) -> RecipeError:
-    if name in REMOVED:
-        what = f"{name} was removed in an earlier version"
-        return RecipeError(what, where=where, hint="remove it", code="recipe.removed")
     close = nearest(name, known)
     hint = f"did you mean {close}?" if close else f"allowed here: {', '.join(known)}"
     if meant := BY_NAME.get(name):

@@ -37,7 +37,7 @@ def report(
 ) -> None:
     """Write a run's report: report.html, or a single file to share.
 
-    The run may still be going on, be of an older version, or have lost files; the page shows that.
+    The run may still be in progress, or have lost files; the page shows that.
     """
     if output is not None and not single_file:
         raise UsageError("-o needs --single-file", hint="add --single-file, or remove -o")

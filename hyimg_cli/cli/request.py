@@ -17,6 +17,6 @@ def request_of(given: Mapping[str, Any], folder: Path | None = None) -> RunReque
     policy = {name: given[name] for name in ("resume", "retry_failed", "force") if name in given}
     settings = o.settings_of(given)
     manifest = inputs.manifest_of(given, settings)
-    folder = folder or o.output_folder(given, settings, manifest.name)
+    folder = folder or o.output_folder(settings, manifest.name)
     config = o.run_config(settings, folder)
     return RunRequest(manifest, config, settings, selection, ResumePolicy(**policy))

@@ -23,7 +23,7 @@ def schema(
         ),
     ],
 ) -> None:
-    """Print the JSON Schema of a manifest line or a recipe, for completion and checks in editors.
+    """Print the JSON Schema of a manifest line or a recipe. Editors use it to complete and check.
 
     hyimg schema recipe > hyimg-recipe.schema.json
     """

@@ -3,10 +3,8 @@
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 from hyimg_cli.errors import UsageError
-from hyimg_cli.journal.bucket import run_folder
 
 # Of a queue's tasks: the variable of this one's number, of how many there are, of the least number,
 # of the greatest, and of the step from one to the next. Ranks of one job (RANK, WORLD_SIZE) are no
@@ -49,17 +47,6 @@ def remark_unsplit(text: str | None, environment: Mapping[str, str] = os.environ
     if text is not None or not tasks:
         return []
     return [f"{tasks[0]} is set, and all jobs are meant: --shard auto takes this task's part"]
-
-
-def folder_of(shard: tuple[int, int] | None, folder: Path) -> Path:
-    """The folder of a shard's results, which all shards share; an earlier version gave each one its
-    own, `OUT-shard-2-of-8`: one that was begun is gone on with.
-    """
-    if shard is None:
-        return folder
-    named = folder if folder.name not in ("", "..") else folder.resolve()
-    begun = named.with_name(f"{named.name}-shard-{shard[0]}-of-{shard[1]}")
-    return begun if run_folder(begun).is_run else folder
 
 
 def _of_queue(text: str, given: int | None, environment: Mapping[str, str]) -> tuple[int, int]:

@@ -3,8 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from threading import Lock
 from typing import Self
 
@@ -36,7 +35,6 @@ from hyimg_cli.spec.printed import printable
 # Between looks at what changes without an event, and between plain lines that say how far it is.
 _TICK_S = 0.2
 _STATUS_S = 30.0
-_LOADING = "loading"
 
 
 class View:
@@ -63,8 +61,8 @@ class LiveView(View):
         self._lock = Lock()
         self._is_over = threading.Event()
         self._ticker = threading.Thread(target=self._keep_ticking, daemon=True)
-        self._loading: ModelLoading | None = None
-        self._read: WeightsRead | None = None
+        # The model on its way, and what was read of it.
+        self._loading: tuple[ModelLoading, WeightsRead] | None = None
 
     def __enter__(self) -> Self:
         self._ticker.start()
@@ -78,17 +76,16 @@ class LiveView(View):
         with self._lock:
             embeds = isinstance(event, Progress) and event.phase == "embed"
             if isinstance(event, ModelLoading):
-                self._read = WeightsRead(of_children=self._planned.replicas > 1)
-                self._loading = event
+                self._loading = event, WeightsRead(of_children=self._planned.replicas > 1)
             elif not (embeds or isinstance(event, PromptsReady)):
-                self._loading = self._read = None
+                self._loading = None
             self._show(event)
 
     def tick(self) -> None:
         """Bring up to date what changes without an event."""
         with self._lock:
-            if self._read is not None:
-                self._read.look()
+            if self._loading is not None:
+                self._loading[1].look()
             self._move()
 
     @property
@@ -98,11 +95,12 @@ class LiveView(View):
 
     @property
     def loading(self) -> str:
-        """Which model is on its way and how much of it was read; empty while none is."""
-        if self._loading is None or self._read is None:
+        """The model that is loading and how much of it was read; empty while none is."""
+        if self._loading is None:
             return ""
-        count = read_text(self._read.nbytes, self._loading.nbytes)
-        return f"loading {self._loading.model}" + (f": {count}" if count else "")
+        event, read = self._loading
+        count = read_text(read.nbytes, event.nbytes)
+        return f"loading {event.model}" + (f": {count}" if count else "")
 
     def _show(self, event: Event) -> None:
         raise NotImplementedError
@@ -139,34 +137,6 @@ class PlainView(LiveView):
             note(status(self._planned, doing))
 
 
-class Underway:
-    """The jobs between their start and their end, the one that moved last behind the others."""
-
-    def __init__(self) -> None:
-        self._jobs: dict[str, Progress] = {}
-
-    def add(self, event: Event) -> None:
-        if isinstance(event, JobStarted):
-            event = Progress(event.custom_id, "start")
-        if isinstance(event, JobEnded):
-            self._jobs.pop(event.outcome.custom_id, None)
-        elif isinstance(event, Progress) and event.custom_id:
-            self._jobs.pop(event.custom_id, None)
-            self._jobs[event.custom_id] = event
-
-    def lines(self) -> Iterator[Progress]:
-        """The progress of each phase that has jobs: of its job, or of several that moved last."""
-        for phase in sorted({at.phase for at in self._jobs.values()}):
-            at_work = [at for at in self._jobs.values() if at.phase == phase]
-            many = f"{len(at_work)} jobs"
-            yield at_work[0] if len(at_work) == 1 else replace(at_work[-1], custom_id=many)
-
-    @property
-    def drawn(self) -> float:
-        """Denoise steps done by the jobs at work, in pictures."""
-        return sum(at.done / at.total for at in self._jobs.values() if at.total)
-
-
 class RichView(LiveView):
     """A bar over all jobs with the rate and the time that is left, and a line for each phase that
     has jobs.
@@ -182,8 +152,9 @@ class RichView(LiveView):
         self.bars = Bars(
             *columns, console=Console(stderr=True, highlight=False, emoji=False), transient=True
         )
-        self._underway = Underway()
         self._all = self.bars.add_task("all jobs", total=self._total, count="")
+        # Jobs between their start and their end, the one that moved last behind the others.
+        self._at_work: dict[str, Progress] = {}
         self._of_phase: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
@@ -195,39 +166,48 @@ class RichView(LiveView):
         self.bars.stop()
 
     def _show(self, event: Event) -> None:
-        self._underway.add(event)
-        if isinstance(event, Readiness):
+        if isinstance(event, JobStarted):
+            event = Progress(event.custom_id, "start")
+        if isinstance(event, JobEnded):
+            self._at_work.pop(event.outcome.custom_id, None)
+            if not event.is_done or event.outcome.warnings:
+                self._print(describe_outcome(event.outcome))
+        elif isinstance(event, Progress) and event.custom_id:
+            self._at_work.pop(event.custom_id, None)
+            self._at_work[event.custom_id] = event
+        elif isinstance(event, Readiness):
             self._print(describe_readiness(event))
-        elif isinstance(event, JobEnded) and (not event.is_done or event.outcome.warnings):
-            self._print(describe_outcome(event.outcome))
         self._move()
 
     def _move(self) -> None:
-        """Brings every bar up to date; a phase without jobs has none."""
-        completed = self.ended + 0.9 * self._underway.drawn
+        """Update every bar; remove those of phases without jobs."""
+        jobs = self._at_work.values()
+        # In pictures, their denoise steps.
+        drawn = sum(at.done / at.total for at in jobs if at.total)
         count = status(self._planned, f"{self.ended}/{self._total}")
-        self.bars.update(self._all, completed=completed, count=count)
-        lines = {at.phase: at for at in self._underway.lines()}
-        for phase in self._of_phase.keys() - {*lines, *([_LOADING] if self._loading else [])}:
+        self.bars.update(self._all, completed=self.ended + 0.9 * drawn, count=count)
+        # By phase: text, done, total, count of its job, or of several the one that moved last.
+        rows: dict[str, tuple[str, int, int, str]] = {}
+        for phase in sorted({at.phase for at in jobs}):
+            *others, at = (at for at in jobs if at.phase == phase)
+            who = f"{len(others) + 1} jobs" if others else at.custom_id
+            rows[phase] = f"{phase}: {who}", at.done, at.total, progress_text(at)
+        if self._loading is not None:
+            event, read = self._loading
+            text = read_text(read.nbytes, event.nbytes)
+            rows["loading"] = f"loading {event.model}", read.nbytes, event.nbytes, text
+        for phase in self._of_phase.keys() - rows.keys():
             self.bars.remove_task(self._of_phase.pop(phase))
-        for at in lines.values():
-            what = f"{at.phase}: {at.custom_id}"
-            self._draw(at.phase, what, at.done, at.total, progress_text(at))
-        if self._loading is not None and self._read is not None:
-            read, nbytes = self._read.nbytes, self._loading.nbytes
-            what = f"loading {self._loading.model}"
-            self._draw(_LOADING, what, read, nbytes, read_text(read, nbytes))
-
-    def _draw(self, phase: str, what: str, completed: int, total: int, count: str) -> None:
-        if phase not in self._of_phase:
-            self._of_phase[phase] = self.bars.add_task(phase, total=None, count="")
-        self.bars.update(
-            self._of_phase[phase],
-            description=printable(what),
-            completed=completed,
-            total=total or None,
-            count=count,
-        )
+        for phase, (what, completed, total, count) in rows.items():
+            if phase not in self._of_phase:
+                self._of_phase[phase] = self.bars.add_task(phase, total=None, count="")
+            self.bars.update(
+                self._of_phase[phase],
+                description=printable(what),
+                completed=completed,
+                total=total or None,
+                count=count,
+            )
 
     def _print(self, text: str) -> None:
         self.bars.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from hyimg_cli.addresses import address_of
@@ -31,8 +32,11 @@ def output_folder(config: RunConfig) -> Check:
     found = f"{portable_path(folder)}: {bytes_text(free)} free"
     if not _is_writable(above):
         return Check("failed", f"{found}, but cannot be written", "choose another with -o")
-    needed = _pictures_bytes(config)
-    found += f"; {PICTURES} pictures take at most {bytes_text(needed)}" if needed else ""
+    needed = 0
+    with suppress(CheckpointError):  # its own check tells
+        card = registry.model_card(config.model.model, config.model.revision)
+        needed = PICTURES * card.base_size**2 * BYTES_PER_PIXEL
+        found += f"; {PICTURES} pictures take at most {bytes_text(needed)}"
     if needed >= free:
         return Check("warning", found, "free some space, or choose another folder with -o")
     return Check("ok", found)
@@ -55,15 +59,6 @@ def cache_folder(config: RunConfig) -> Check:
         hint = f"--disk-cache-mb {max(0, int((used + free) * 0.9 / 1e6))} keeps below what is free"
         return Check("warning", f"{found}: less space than its limit", hint)
     return Check("ok", found)
-
-
-def _pictures_bytes(config: RunConfig) -> int:
-    """Bytes of a night's pictures at most; 0 where the checkpoint does not tell their size."""
-    try:
-        card = registry.model_card(config.model.model, config.model.revision)
-    except CheckpointError:
-        return 0
-    return PICTURES * card.base_size**2 * BYTES_PER_PIXEL
 
 
 def free_bytes(path: Path) -> int:

@@ -2,12 +2,10 @@
 and whether the run ends. No torch is imported.
 """
 
-import json
 import logging
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from hyimg_cli.errors import ConsecutiveErrors, HyimgError, MachineError, ReplicaError
@@ -47,9 +45,7 @@ def failed_job(
     said = {
         "error": failure,
         "finishing_key": finishing_key(job, config.output),
-        "metadata": json.loads(job.metadata_json),
-        "extra": json.loads(job.extra_json),
-        **job.lineage.to_json(),
+        **job.copied(),
     }
     key = key_of(job, [*map(source_digest, job.images)], config)
     return Outcome(job.custom_id, "failed", key, attempt, **(said | facts))
@@ -71,11 +67,6 @@ def failed_line(custom_id: str, faults: Sequence[HyimgError]) -> Outcome:
     hint = "; ".join(dict.fromkeys(one.hint for one in faults if one.hint))
     failure = Failure(faults[0].code, message, hint, retryable=False)
     return Outcome(custom_id, "failed", key="", attempt=0, error=failure)
-
-
-def fail_after_all(outcome: Outcome, error: Exception) -> Outcome:
-    """The line of a job that was done, and whose files could not be put where they belong."""
-    return replace(outcome, status="failed", outputs=(), error=Failure.of(error))
 
 
 def replicas_died(deaths: Sequence[str]) -> ReplicaError:

@@ -7,14 +7,13 @@ import numpy as np
 from PIL import Image
 from pydantic import TypeAdapter
 
-from hyimg_cli.engine.failures import fail_after_all
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.job_pictures import LATENTS_ARE_KEPT, edit_warnings, finish
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import finishing_key
 from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.events import Outcome
+from hyimg_cli.spec.events import Failure, Outcome
 from hyimg_cli.spec.job import ImageJob
 
 _OUTCOME = TypeAdapter(Outcome)
@@ -47,7 +46,7 @@ def recomposite(
         except MachineError:
             raise
         except Exception as error:
-            outcome = fail_after_all(outcome, error)
+            outcome = replace(outcome, status="failed", error=Failure.of(error))
         else:
             warnings = (*said, *edit_warnings(edit))
             outcome = replace(outcome, status="done", outputs=(file,), warnings=warnings)

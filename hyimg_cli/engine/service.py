@@ -192,8 +192,7 @@ class Service:
                 freeze_libraries()
                 self.is_ready = True
                 self._begun.set()
-                tokens, every = config.batch.tokens_between_steps, config.batch.background_pass
-                self.pipeline.serve(self.queue, tokens=tokens, background_every=every)
+                self.pipeline.serve(self.queue)
         except BaseException as error:
             fault = error if isinstance(error, HyimgError) else machine_fault(error)
             if fault is None:
@@ -220,28 +219,21 @@ class Service:
         """Load the model; memory is shared out for as many as may be at work of the largest job of
         the usual size, and its shapes and those of the smallest are run once.
         """
-        with tempfile.TemporaryDirectory() as name:
-            jobs = self._stand_ins(Path(name))
-            for _ in self.pipeline.use(self.model, jobs, None):
-                pass
-            for _ in self.pipeline.prepare_to_serve(jobs):
-                pass
-
-    def _stand_ins(self, folder: Path) -> Sequence[Job]:
-        """Jobs as most will be: with the fewest source pictures and with the most."""
-        card = self.card
-        side = card.base_size
+        card, side = self.card, self.card.base_size
         names = [f"source-{number}.png" for number in range(card.most_images)]
-        for name in names:
-            Image.new("RGB", (side, side), "grey").save(folder / name)
+        # Jobs as most will be: with the fewest source pictures and with the most.
         lines = [
             {"custom_id": f"stand-in-{count}", "prompt": "a picture", "images": names[:count]}
             for count in sorted({card.fewest_images, card.most_images})
         ]
-        data = "\n".join(map(json.dumps, lines)).encode()
-        settings = settings_of(self.config)
-        jobs, _ = accept(manifest_of(data, "stand-ins", folder=folder), settings)
-        return jobs
+        with tempfile.TemporaryDirectory() as folder:
+            for name in names:
+                Image.new("RGB", (side, side), "grey").save(Path(folder, name))
+            data = "\n".join(map(json.dumps, lines)).encode()
+            manifest = manifest_of(data, "stand-ins", folder=Path(folder))
+            jobs, _ = accept(manifest, settings_of(self.config))
+            deque(self.pipeline.use(self.model, jobs, None), maxlen=0)
+            deque(self.pipeline.prepare_to_serve(jobs), maxlen=0)
 
     def _end_by(self, fault: HyimgError) -> None:
         """Have the engine end: nothing waits and nothing is worked on any more."""

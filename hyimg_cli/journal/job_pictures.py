@@ -133,8 +133,7 @@ def edit_warnings(edit: Mapping[str, Any] | None) -> Iterator[str]:
     elif edit["reasons"]:
         kept = "the source was not kept" if edit["kind"] == "global" else "only the region was used"
         yield f"the whole picture was edited ({', '.join(edit['reasons'])}): {kept}"
-    # Lines of former versions have no doubts.
-    yield from (f"not sure: {doubt}" for doubt in edit.get("doubts", ()))
+    yield from (f"not sure: {doubt}" for doubt in edit["doubts"])
     yield from (f"gate: {breach}" for breach in edit["gates"])
 
 

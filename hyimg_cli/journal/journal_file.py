@@ -139,7 +139,7 @@ def whole_lines(data: bytes) -> bytes:
 
 def _find_fault(line: bytes, entry: Mapping[str, Any]) -> str:
     """The first field of an outcome that is not of its kind; empty where all are. Any may be
-    missing: earlier versions had fewer.
+    missing: a picture has not all fields of a video.
     """
     from pydantic import ValidationError
 

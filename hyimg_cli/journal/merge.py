@@ -1,6 +1,6 @@
 """Join folders of runs into one: results and files are kept as they are, contradictions refused.
 
-Two clusters that share a manifest have a folder each; so had shards in earlier versions.
+Two clusters that share a manifest have a folder each.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -22,7 +22,6 @@ from hyimg_cli.settings.file_names import (
 from hyimg_cli.spec.job import BY_ID, ImageJob, Job
 
 # Files beside the result of an edit that keeps its source, by their keys in the line's `edit`.
-# Earlier versions wrote .plain.png and .shown.png: their folders are read as they are.
 EDIT_SUFFIXES = {"mask": ".mask.png", "plain": ".redraw.png", "shown": ".reference.png"}
 
 
@@ -98,7 +97,7 @@ def _beside(jobs: Sequence[Job]) -> Iterator[tuple[str, HyimgError]]:
         path_of(job).removesuffix(suffix_of(job)) + suffix: job
         for job in jobs
         if isinstance(job, ImageJob) and job.outside is not None
-        for suffix in (*EDIT_SUFFIXES.values(), ".plain.png", ".shown.png")
+        for suffix in EDIT_SUFFIXES.values()
     }
     paths = [*sides, *(path_of(job) for job in jobs)] if sides else []
     for later, earlier in clashes(paths):
@@ -106,9 +105,7 @@ def _beside(jobs: Sequence[Job]) -> Iterator[tuple[str, HyimgError]]:
             job, owner = jobs[later - len(sides)], sides[paths[earlier]]
             what = f'"{paths[later]}" is reserved for files of "{owner.custom_id}"'
             where = f"{job.source_line}: custom_id"
-            hint = (
-                "rename it: names there cannot end in .mask, .redraw, .reference, .plain or .shown"
-            )
+            hint = "rename it: names there cannot end in .mask, .redraw or .reference"
             yield job.source_line, fault("duplicate-name", what, where=where, hint=hint)
 
 

@@ -62,10 +62,10 @@ def make_plan(jobs: Sequence[Job], card_of: Callable[[str], ModelCard]) -> Plan:
     """
     card = cache(card_of)
     groups: list[Group | VideoGroup] = []
-    by_model = _alike(jobs, lambda job: (isinstance(job, VideoJob), job.model))
+    by_model = group_by(jobs, lambda job: (isinstance(job, VideoJob), job.model))
     for (_, model), of_model in by_model.items():
         pictures = [job for job in of_model if isinstance(job, ImageJob)]
-        by_size = _alike(pictures, lambda job: size_class_of(job, card(job.model)))
+        by_size = group_by(pictures, lambda job: size_class_of(job, card(job.model)))
         for size_class, members in by_size.items():
             in_order = sorted(members, key=lambda job: job.writes_text)
             by_source = side_by_side(in_order, lambda job: (job.writes_text, job.lora, job.images))
@@ -76,7 +76,7 @@ def make_plan(jobs: Sequence[Job], card_of: Callable[[str], ModelCard]) -> Plan:
         # A LoRA is read once for all that want it.
         films = [job for job in of_model if isinstance(job, VideoJob)]
         by_lora = side_by_side(films, lambda job: job.lora)
-        alike = _alike(by_lora, lambda job: (job.lora, job.size, job.num_frames))
+        alike = group_by(by_lora, lambda job: (job.lora, job.size, job.num_frames))
         for (_, size, frames), films in alike.items():
             by_prompt = side_by_side(films, lambda job: (job.prompt, job.negative_prompt))
             groups.append(VideoGroup(model, f"{size}, {frames} frames", by_prompt))
@@ -90,8 +90,8 @@ def side_by_side(ones: Iterable[One], key: Callable[[One], Hashable]) -> tuple[O
     return tuple(sorted(ones, key=lambda one: places.setdefault(hash(key(one)), len(places))))
 
 
-def _alike(ones: Iterable[One], key: Callable[[One], Key]) -> dict[Key, list[One]]:
-    """They by `key`, in the order in which each key first appears."""
+def group_by(ones: Iterable[One], key: Callable[[One], Key]) -> dict[Key, list[One]]:
+    """Return them by `key`, in the order in which each key first appears."""
     by_key: dict[Key, list[One]] = {}
     for one in ones:
         by_key.setdefault(key(one), []).append(one)
@@ -182,10 +182,7 @@ def _pieces(jobs: Sequence[Job], weights: Mapping[int, int], count: int) -> list
     one prompt; a group of more than a shard's
     part is cut in pieces of about one weight, jobs that write the same text together.
     """
-    groups: dict[Hashable, list[int]] = {}
-    for number in weights:
-        job = jobs[number]
-        groups.setdefault((job.model, job.images or job.prompt), []).append(number)
+    groups = group_by(weights, lambda n: (jobs[n].model, jobs[n].images or jobs[n].prompt))
     mean = sum(weights.values()) / count
     found: list[list[int]] = []
     for members in groups.values():

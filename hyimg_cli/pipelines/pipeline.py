@@ -75,10 +75,9 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
         """A group's jobs on their way; `started` is where their clocks begin."""
 
     @abstractmethod
-    def serve(self, queue: JobQueue, *, tokens: int = 4, background_every: int = 8) -> None:
+    def serve(self, queue: JobQueue) -> None:
         """Work on jobs as they come, until the queue is closed and nothing is at work; tickets are
-        told of what becomes of them. `tokens` are decoded between two denoise steps; while an
-        online job is at work others go on in one of `background_every` passes.
+        told of what becomes of them.
         """
 
     @abstractmethod

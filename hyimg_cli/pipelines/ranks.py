@@ -27,7 +27,6 @@ from hyimg_cli.errors import MachineError, RankError
 from hyimg_cli.models import registry
 from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.models.latent_video import (
-    LatentDecoder,
     LatentVideoModel,
     SpreadModel,
     VideoVae,
@@ -67,11 +66,6 @@ class ModelRanks(ABC):
         self.stop = finalize(self, end)
         _POOLS.add(pool)
         pool.launch()
-
-    @property
-    def member_pids(self) -> list[int]:
-        """Process ids of ranks 1, 2, ..; empty where none runs."""
-        return self._pool.member_pids
 
     def revive(self) -> None:
         """Ranks that an earlier job has lost, or that left for another pool's, start again, each
@@ -184,8 +178,20 @@ class VideoRanks(ModelRanks):
             if config.vae_ranks > 1 and self._tiles is None:
                 part = partial(load_vae, self._choice)
                 pool.load(VAE, part, ranks=config.vae_ranks, own=lambda: model.vae)
-                self._tiles = PatchParallelDecoder(pool, ranks=config.vae_ranks, part=VAE)
-                model.decoder = spread_decoder(self._tiles, alone=model.decoder)
+                self._tiles = tiles = PatchParallelDecoder(pool, ranks=config.vae_ranks, part=VAE)
+                alone = model.decoder
+
+                def decode(latents_BCFYX: Tensor, tiling: TileRule | None) -> Iterator[Tensor]:
+                    """Decode over the ranks where the library would cut tiles; otherwise alone,
+                    with the bits of one process and no report.
+                    """
+                    tiles.report = None
+                    if tiling and is_cut_by(tiling, latents_BCFYX):
+                        yield tiles.decode(latents_BCFYX, tiling)
+                    else:
+                        yield from alone(latents_BCFYX, tiling)
+
+                model.decoder = decode
             if config.step_ranks > 1 and with_branches and self._branches is None:
                 ranks, is_split = config.step_ranks, config.context_ranks > 1
                 branches = ParallelBranches(pool, ranks=ranks, splits_tokens=is_split)
@@ -224,21 +230,3 @@ class VideoRanks(ModelRanks):
             decode=None if tiles is None else tiles.report,
             context_ranks=ranks if is_split else 1,
         )
-
-
-def spread_decoder(tiles: PatchParallelDecoder, *, alone: LatentDecoder) -> LatentDecoder:
-    """The decode of several ranks: tiles where the library would cut, otherwise rank 0's own
-    decode `alone`, whose bits are then the one process's in any case; that one reports nothing.
-    """
-
-    def decode(latents_BCFYX: Tensor, tiling: TileRule | None) -> Iterator[Tensor]:
-        """Pixels in about -1..1, [B, 3, t, H, W]. Raises RankError where a rank dies or fails,
-        torch.OutOfMemoryError where one of them has too little memory.
-        """
-        tiles.report = None
-        if tiling and is_cut_by(tiling, latents_BCFYX):
-            yield tiles.decode(latents_BCFYX, tiling)
-        else:
-            yield from alone(latents_BCFYX, tiling)
-
-    return decode

@@ -1,15 +1,18 @@
 """A job on its way through a pipeline, its two ends, finished or lost, and its journal line."""
 
-import json
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
+from hyimg_cli.errors import OutputError
 from hyimg_cli.journal.job_pictures import finish, keep_redraw, write_picture
 from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.journal.keys import file_provenance
 from hyimg_cli.media.images import Pixels
 from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.settings.run import OutputConfig
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Outcome, OutputFile, StepCacheReport
 from hyimg_cli.spec.job import ImageJob, Job
 
@@ -82,9 +85,7 @@ def done_outcome(
         facts.key,
         facts.attempt,
         outputs=(output,) if output else (),
-        metadata=json.loads(work.job.metadata_json),
-        extra=json.loads(work.job.extra_json),
-        **work.job.lineage.to_json(),
+        **work.job.copied(),
         denoise_steps=work.denoise_steps,
         step_cache=work.step_cache,
         **line_facts(work, facts, *work.warnings, *warnings),
@@ -97,20 +98,30 @@ def write_drawn(
     folder: JobFolder,
     pixels: Pixels,
     reference: Pixels | None,
-    facts: PictureFacts | None,
-    config: OutputConfig,
+    config: RunConfig,
+    **said: Any,
 ) -> OutputFile:
     """Write a picture that was drawn, put back on its source where the job keeps that: then it is
-    compared with `reference`, what the model was shown.
+    compared with `reference`, what the model was shown. `said`: of the file's `PictureFacts`.
     """
-    job = done.job
+    job, facts = done.job, None
+    if config.output.metadata:
+        made_by = file_provenance(job, config)
+        facts = PictureFacts(provenance=made_by, source_sha256=done.source_digests, **said)
     if job.outside is None:
         return write_picture(folder, job, pixels, facts)
     # An edit on its source; its line tells of the redraw whatever becomes of that.
     assert reference is not None, "it is made where the source is read"
     done.edit = edit = keep_redraw(folder, job, pixels, reference, facts)
     source = done.source_digests[job.outside.kept_source - 1]
-    return finish(folder, job, pixels, reference, edit, config, source)
+    return finish(folder, job, pixels, reference, edit, config.output, source)
+
+
+def confirm_visible(pixels: Pixels) -> Pixels:
+    """Return a picture [H, W, C]; raise OutputError if it shows nothing."""
+    if not np.ptp(pixels, axis=(0, 1)).any():
+        raise OutputError("every pixel is the same", code="output-image.constant")
+    return pixels
 
 
 def line_facts(work: Request[Job], facts: Facts, *warnings: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.run import InKey, JobKind, RunConfig
-from hyimg_cli.settings.table import PARTS, REMOVED, SETTINGS, Declaration
+from hyimg_cli.settings.table import PARTS, SETTINGS, Declaration
 from hyimg_cli.settings.values import BadValue
 from hyimg_cli.spec.job import SizeRequest
 from hyimg_cli.spec.options import CHECKPOINT
@@ -181,16 +181,15 @@ def in_key(
 
 def read_key(words: Mapping[str, str], kind: JobKind) -> tuple[dict[str, Any], list[str]]:
     """Back from that part of the key: the settings by name, their defaults where it has no word;
-    and the settings and values in it that this version no longer has.
+    and the values in it that this version does not have.
     """
-    values: dict[str, Any] = {}
-    removed = [name for name, part in REMOVED.items() if part in words and kind == "pictures"]
+    values, unknown = dict[str, Any](), list[str]()
     for row, name, word_of in _key_parts(kind):
         word = words.get(name, row.default)
         values[row.name] = next((v for v, own in word_of.items() if own == word), row.default)
         if word not in (*word_of.values(), row.default):
-            removed.append(f"{row.name} {word}")
-    return values, removed
+            unknown.append(f"{row.name} {word}")
+    return values, unknown
 
 
 def _key_parts(kind: JobKind) -> Iterator[tuple[Declaration, str, Mapping[Any, str]]]:

@@ -95,11 +95,3 @@ TABLES: dict[str, dict[str, Declaration]] = {
 }
 SETTINGS = {name: row for rows in TABLES.values() for name, row in rows.items()}
 BY_NAME = {name: row for row in SETTINGS.values() for name in (row.name, *row.aliases)}
-# Settings of earlier versions, and their names in a picture's resume key, where they were in it.
-REMOVED = {
-    "vae_channels_last": "vae_layout",
-    "batched_decode": "decode_attention",
-    "kv_by_slot": "kv_layout",
-    "sdpa_backend": "attention",
-    "pass_graphs": None,
-}

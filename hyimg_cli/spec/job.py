@@ -1,5 +1,6 @@
 """One picture or one video to make, fully resolved: nothing is left to a default further down."""
 
+import json
 from collections.abc import Hashable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
@@ -113,6 +114,11 @@ class _Line(o.JobOptions):
     source_line: str = ""
     user_fields: frozenset[str] = frozenset()
     lineage: Lineage = ALONE
+
+    def copied(self) -> dict[str, Any]:
+        """Return the fields of a result line that are the job's own, whatever its end."""
+        own = {"metadata": json.loads(self.metadata_json), "extra": json.loads(self.extra_json)}
+        return own | self.lineage.to_json()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

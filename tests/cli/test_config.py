@@ -56,11 +56,6 @@ def test_each_command_of_a_run_reads_it(
     manifest = write_manifest({"prompt": "x"})
     assert "recipe.unknown" in run_cli(command, manifest).err
     assert run_cli(command, manifest, "--no-config").code == 0
-    for name, value in (("kv_by_slot", "true"), ("sdpa_backend", '"cudnn"')):
-        config(f"[model]\n{name} = {value}\n")
-        removed = run_cli(command, manifest)
-        assert removed.code == 2
-        assert f"error[recipe.removed]: {name} was removed in an earlier version" in removed.err
 
 
 @pytest.mark.parametrize("command", ["bench", "eval", "replay", "doctor", "cache"])

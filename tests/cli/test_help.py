@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hyimg_cli.cli.app import command_line
-from hyimg_cli.cli.commands import COMMANDS, EXAMPLES, OF_A_RUN, LazyCommand
+from hyimg_cli.cli.commands import COMMANDS, OF_A_RUN, LazyCommand
 from hyimg_cli.cli.help import LongCommand
 from hyimg_cli.settings.table import SETTINGS
 
@@ -68,16 +68,16 @@ def test_the_command_alone_shows_a_first_day(run_cli: Callable[..., Any]) -> Non
     ran = run_cli()
     calls = [line for line in ran.out.splitlines() if line.startswith("  hyimg ")]
     assert len(calls) == 4
-    assert {line.split()[1] for line in calls} <= COMMANDS.keys()
+    assert {line.split()[1] for line in calls} <= set(COMMANDS)
     assert max(map(len, ran.out.splitlines())) <= 84
     assert "hyimg --help" in ran.out
 
 
 def test_generate_has_three_examples_that_parse(run_cli: Callable[..., Any]) -> None:
-    examples = EXAMPLES["generate"].strip().splitlines()
+    page = run_cli("generate", "--help").out.splitlines()
+    examples = [line.strip() for line in page if line.startswith("  hyimg generate ")]
     assert len(examples) == 3
     for example in examples:
-        assert f"  {example}\n" in run_cli("generate", "--help").out
         words = shlex.split(example)
         LazyCommand("generate").make_context(words[1], words[2:])
 
@@ -134,4 +134,4 @@ def test_the_list_says_what_each_commands_own_help_begins_with() -> None:
     for words, command in ALL:
         if len(words) == 1:
             text = " ".join((command.help or "").split())
-            assert text.startswith(COMMANDS[words[0]].rstrip(".")), words
+            assert text.startswith(LazyCommand(words[0]).get_short_help_str().rstrip(".")), words

@@ -484,7 +484,7 @@ def test_what_goes_with_keep_outside_is_told_where_it_is_left_out(home: Path, ru
     assert f"note: {names} apply to edits with a region only; no job is one" in wide
 
 
-def test_a_replay_answers_to_the_redraw_with_its_own(made: Path) -> None:
+def test_a_replay_answers_to_the_redraw_with_its_own(made: Path, run_cli: Run) -> None:
     line, run = line_of(made), made / "run"
     redraw, result = run / line["edit"]["plain"], run / line["outputs"][0]["path"]
     assert redraw.name == "blue.redraw.png"
@@ -494,34 +494,8 @@ def test_a_replay_answers_to_the_redraw_with_its_own(made: Path) -> None:
         assert verdict(read_described(file), file, answer, digest).equal
     _, other = answer_to(result, run, line)
     assert not verdict(read_described(redraw), redraw, result, other).equal
-
-
-def with_former_names(folder: Path) -> None:
-    """A run's folder as earlier versions wrote it."""
-    journal = folder / "results.jsonl"
-    text = journal.read_text()
-    for new, old in (("redraw", "plain"), ("reference", "shown")):
-        (folder / f"outputs/blue.{new}.png").rename(folder / f"outputs/blue.{old}.png")
-        text = text.replace(f"blue.{new}.png", f"blue.{old}.png")
-    journal.write_text(text)
-
-
-def test_a_folder_with_former_names_goes_on_as_it_is(home: Path, run_cli: Run) -> None:
-    run = home / "run"
-    with_former_names(run)
-    half = write(home, JOB | {"region": [0, 0, 64, 128]})
-    ran = run_cli("generate", half, "-o", run, *FLAGS)
-    assert ran.code == 0, ran.err
-    assert "1 edit finished again from the saved redraws" in ran.err
-    line = line_of(home)
-    redraw = run / line["edit"]["plain"]
-    assert redraw.name == "blue.plain.png"
-    assert answer_to(redraw, run, line)[0] == redraw
     itself = run_cli("replay", redraw, "-o", run, "--device", "cpu")
     assert (itself.code, "replace the file itself" in itself.err) == (2, True)
-    assert run_cli("merge", run, "-o", home / "all").code == 0
-    names = {path.name for path in (home / "all" / "outputs").iterdir()}
-    assert names == {"blue.png", "blue.mask.png", "blue.plain.png", "blue.shown.png"}
 
 
 def test_a_replay_beyond_its_gate_is_compared_all_the_same(tmp_path: Path, run_cli: Run) -> None:
@@ -558,7 +532,7 @@ def test_a_replay_of_alpha_or_grey_is_equal_to_it(
     assert not verdict(described, file, tmp_path / "made.png", pixel_digest(pixels)).equal
 
 
-@pytest.mark.parametrize("end", ["mask", "redraw", "reference", "plain", "shown"])
+@pytest.mark.parametrize("end", ["mask", "redraw", "reference"])
 def test_two_jobs_of_which_one_is_called_like_a_file_beside_the_other(
     home: Path, run_cli: Run, end: str
 ) -> None:

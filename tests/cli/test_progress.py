@@ -13,8 +13,7 @@ import pytest
 
 from hyimg_cli.cli import views
 from hyimg_cli.cli.render import Style
-from hyimg_cli.cli.sentences import describe_outcome, progress_text, read_text
-from hyimg_cli.cli.views import Underway
+from hyimg_cli.cli.sentences import describe_outcome, read_text
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.eta import Eta
 from hyimg_cli.engine.run import RunPlanned
@@ -107,24 +106,25 @@ def counts(view: views.RichView) -> list[str]:
 
 
 def test_a_phase_is_told_once_with_its_jobs() -> None:
-    underway = Underway()
+    view = views.RichView(planned(3))
     for name in ("a", "b", "c"):
-        underway.add(JobStarted(name))
-        underway.add(Progress(name, "think"))
-    underway.add(Progress("a", "think", 7))
-    underway.add(Progress("c", "denoise", 0, 20))
-    underway.add(Progress("c", "denoise", 12, 20))
-    told = [(at.phase, at.custom_id, progress_text(at)) for at in underway.lines()]
-    assert told == [("denoise", "c", "step 12/20"), ("think", "2 jobs", "7 tokens")]
-    assert underway.drawn == 0.6
+        show(view, JobStarted(name))
+        show(view, Progress(name, "think"))
+    show(view, Progress("a", "think", 7))
+    show(view, Progress("c", "denoise", 12, 20))
+    assert sorted(zip(bars(view)[1:], counts(view)[1:], strict=True)) == [
+        ("denoise: c", "step 12/20"),
+        ("think: 2 jobs", "7 tokens"),
+    ]
+    assert view.bars.tasks[0].completed == pytest.approx(0.9 * 0.6)
 
 
 def test_a_job_that_ends_without_a_start_or_starts_again_leaves_nothing() -> None:
-    underway = Underway()
-    underway.add(end_of("lost", is_failed=True))
+    view = views.RichView(planned(2))
+    show(view, end_of("lost", is_failed=True))
     for event in life_of("a", is_failed=False)[:-1] + life_of("a", is_failed=False):
-        underway.add(event)
-    assert list(underway.lines()) == []
+        show(view, event)
+    assert bars(view) == ["all jobs"]
 
 
 @pytest.mark.parametrize("view", [view(planned(2)) for view in (views.PlainView, views.RichView)])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from hyimg_cli.cli.shard import folder_of, shard_named
+from hyimg_cli.cli.shard import shard_named
 from hyimg_cli.errors import OutputFolderError, UsageError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.spec import digest
@@ -79,21 +79,6 @@ def test_a_task_of_a_queue_is_told_that_it_has_a_part(
 def test_what_names_no_shard_is_refused(text: str, environment: dict[str, str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         shard_named(text, environment)
-
-
-def test_a_shard_has_the_folder_that_is_named_unless_its_own_was_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun = tmp_path / "a.b-shard-2-of-8"
-    assert folder_of((2, 8), tmp_path / "a.b") == tmp_path / "a.b"
-    begun.mkdir()
-    (begun / "results.jsonl").touch()
-    assert folder_of((2, 8), tmp_path / "a.b") == begun
-    assert folder_of((3, 8), tmp_path / "a.b") == tmp_path / "a.b"
-    assert folder_of(None, tmp_path / "a.b") == tmp_path / "a.b"
-    (tmp_path / "a.b").mkdir()
-    monkeypatch.chdir(tmp_path / "a.b")
-    assert folder_of((2, 8), Path()) == begun
 
 
 def a_photo(folder: Path, name: str) -> str:
@@ -210,19 +195,16 @@ def test_only_shards_of_one_count_write_at_once(
         assert not begun.exists()
 
 
-def test_a_folder_of_one_shard_alone_is_gone_on_with_and_joined(
+def test_folders_of_two_clusters_are_joined(
     run_cli: Run, write_manifest: Write, read_lines: ReadLines, fake_session: Any, tmp_path: Path
 ) -> None:
-    """As an earlier version made them."""
     entries = edits(tmp_path)
-    manifest, out = write_manifest(*entries), tmp_path / "out"
-    first, second = (tmp_path / f"out-shard-{n}-of-2" for n in (1, 2))
+    manifest = write_manifest(*entries)
+    first, second = (tmp_path / f"cluster-{n}" for n in (1, 2))
     for n, folder in enumerate((first, second), 1):
         run_cli("generate", manifest, "--shard", f"{n}/2", "--limit", "3", "-o", folder)
         (folder / f"results-{n}-of-2.jsonl").rename(folder / "results.jsonl")
-    fake_session.ran.clear()
-    ran = run_cli("generate", manifest, "--shard", "1/2", "-o", out, "--json")
-    assert (ran.code, len(fake_session.ran), out.exists()) == (0, 1, False)
+    assert run_cli("generate", manifest, "--shard", "1/2", "-o", first).code == 0
 
     merged = run_cli("merge", first, "-o", tmp_path / "all")
     assert merged.code == 1
@@ -230,7 +212,7 @@ def test_a_folder_of_one_shard_alone_is_gone_on_with_and_joined(
     assert "4 done, 0 failed, 4 missing" in merged.err
     assert len(read_lines(tmp_path / "all/missing.jsonl")) == 4
 
-    run_cli("generate", manifest, "--shard", "2/2", "-o", out)
+    run_cli("generate", manifest, "--shard", "2/2", "-o", second)
     merged = run_cli("merge", first, second, "-o", tmp_path / "all", "--json")
     assert (merged.code, merged.json_lines[0]["merged"]["done"]) == (0, 8)
     lines = read_lines(tmp_path / "all/results.jsonl")

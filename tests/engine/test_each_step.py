@@ -24,7 +24,7 @@ from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages
 from hyimg_cli.pipelines.queue import Dropped, JobQueue, Ticket
 from hyimg_cli.pipelines.request import Lost
-from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
+from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobStarted, Progress
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.step_cache import StepCache
@@ -63,12 +63,12 @@ class Server:
         self.queue = Coming()
 
         def of_scope(scope: str) -> ImageStages:
-            return replace(stages, scope=scope, prefixes=stages.prefixes.of_scope(scope))
+            return replace(stages, scope=scope, prefixes=stages.prefixes.within(scope))
 
         def clock(since: float) -> PhaseClock:
             return PhaseClock(since, lambda: None, self.shares)
 
-        self.admission = Driven(self.queue, stages, of_scope, clock, tokens=4, background_every=8)
+        self.admission = Driven(self.queue, stages, of_scope, clock, BatchConfig())
         self.batch = ContinuousBatch(self.admission, together, read_lag=read_lag)
 
     def put(

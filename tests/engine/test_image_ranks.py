@@ -171,7 +171,7 @@ def _kill_at(event: Any, pid: int) -> None:
 def _pids(session: Session) -> list[int]:
     ranks = session._images._ranks
     assert ranks is not None
-    return ranks.member_pids
+    return ranks._pool.member_pids
 
 
 def _same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:

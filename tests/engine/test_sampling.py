@@ -15,8 +15,7 @@ from transformers import (
 )
 
 from hyimg_cli.pipelines.image import sampling
-from hyimg_cli.pipelines.image.sampling import Draw, Draws, choose
-from hyimg_cli.spec.options import TextSampling
+from hyimg_cli.pipelines.image.sampling import Draw, choose, uniform_numbers
 
 WORDS = 64
 GRID = torch.linspace(0, 1 - 2**-24, 400).tolist()
@@ -102,10 +101,6 @@ def test_equal_logits_are_drawn_alike() -> None:
 
 
 def test_draws_come_from_the_seed_and_their_number_alone() -> None:
-    def uniforms(seed: int, count: int) -> list[float]:
-        draws = Draws(TextSampling(1.0, 0, 1.0, 8), seed, count)
-        return [draws.at(number).uniform for number in range(count)]
-
-    assert uniforms(1, 40)[:7] == uniforms(1, 7)
-    assert uniforms(1, 7) != uniforms(2, 7)
-    assert all(0 <= uniform < 1 for uniform in uniforms(1, 40))
+    assert uniform_numbers(1, 40)[:7] == uniform_numbers(1, 7)
+    assert uniform_numbers(1, 7) != uniform_numbers(2, 7)
+    assert all(0 <= uniform < 1 for uniform in uniform_numbers(1, 40))

@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +43,6 @@ class FakePipeline(Pipeline[Any, Any, Any]):
     # A job that is slow ends when this is set.
     gate = threading.Event()
     prepared: tuple[Any, ...] = ()
-    how: Mapping[str, int] = {}
     load_fault: Exception | None = None
 
     def use(self, model: str, jobs: Any, folder: Any) -> Iterator[Any]:
@@ -58,8 +57,7 @@ class FakePipeline(Pipeline[Any, Any, Any]):
     def work(self, jobs: Any, folder: Any, started: float) -> Iterator[Any]:
         raise AssertionError("a service does not work on groups")
 
-    def serve(self, queue: JobQueue, **how: int) -> None:
-        type(self).how = how
+    def serve(self, queue: JobQueue) -> None:
         steps: dict[Ticket, int] = {}
         while True:
             for ticket in queue.take(4 - len(steps), wait=not steps):
@@ -304,8 +302,8 @@ def test_what_loading_raises_start_raises(
 def test_the_model_is_made_ready_for_a_full_batch_of_the_usual_jobs(
     started: Callable[..., Service],
 ) -> None:
-    started(batch=BatchConfig(max_size=3, tokens_between_steps=2, background_pass=5))
-    assert FakePipeline.how == {"tokens": 2, "background_every": 5}
+    service = started(batch=BatchConfig(max_size=3, tokens_between_steps=2))
+    assert service.pipeline._config.batch.tokens_between_steps == 2
     counts = [len(job.images) for job in FakePipeline.prepared]
     assert counts == [0, 3] * 6, "three think and three draw at most"
     assert {str(job.size) for job in FakePipeline.prepared} == {"auto"}

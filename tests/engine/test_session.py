@@ -1,6 +1,5 @@
 """Sessions on real weights: order, failures, kills and phases leave a job's pixels alone."""
 
-import json
 import math
 import os
 import signal
@@ -252,7 +251,7 @@ def test_a_killed_run_resumes_to_the_same_pixels(
 ) -> None:
     """SIGKILL in the middle, then the same command: nothing done twice, nothing different."""
     lines = [
-        {"custom_id": f"job-{n}", "prompt": "a red circle", "bot_task": "none", "steps": 12}
+        {"custom_id": f"job-{n}", "prompt": "a red circle", "bot_task": "none", "steps": 4}
         for n in range(6)
     ]
     manifest = write_manifest(*lines)
@@ -265,9 +264,9 @@ def test_a_killed_run_resumes_to_the_same_pixels(
     assert ran.returncode == -signal.SIGKILL, ran.stderr
     done = set(RunFolder(killed).results())
     assert 2 <= len(done) < 6
-    command = [sys.executable, "-m", "hyimg_cli", *command, "--json"]
-    resumed = subprocess.run(command, check=True, capture_output=True)
-    again = {json.loads(line).get("custom_id") for line in resumed.stdout.splitlines()} - {None}
+    resumed = run_cli(*command, "--json")
+    assert resumed.code == 0, resumed.err
+    again = {line.get("custom_id") for line in resumed.json_lines} - {None}
     assert again == {line["custom_id"] for line in lines} - done
     expected = RunFolder(tmp_path / "undisturbed").results()
     found = RunFolder(killed).results()

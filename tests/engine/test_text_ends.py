@@ -16,7 +16,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from hyimg_cli.models.hunyuan_image3.script import Script
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 from hyimg_cli.models.protocols import Context
-from hyimg_cli.pipelines.image.sampling import Draws, choose
+from hyimg_cli.pipelines.image.sampling import Draw, choose, uniform_numbers
 from hyimg_cli.pipelines.image.think import DecodeLoop, DecodeRequest
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.options import TextSampling
@@ -89,7 +89,7 @@ def official(job: ImageJob, template: str, penalty: float) -> tuple[list[int], l
     tokens = [WORDS.recaption if job.bot_task == "recaption" else WORDS.think]
     free: list[int] = []
     forced: list[int] = []
-    draws = Draws(job.text, job.ar_seed, LIMIT)
+    uniform, text = uniform_numbers(job.ar_seed, LIMIT), job.text
     while len(tokens) <= LIMIT:
         last = tokens[-1]
         forced = forced or transitions.pop(last, [])  # each fires once
@@ -98,7 +98,7 @@ def official(job: ImageJob, template: str, penalty: float) -> tuple[list[int], l
         elif needs_ratio and last == WORDS.img_size:
             token = _best_ratio(tokens, WORDS.ratios, penalty)
         else:
-            draw = draws.at(len(free))
+            draw = Draw(text.temperature, text.top_k, text.top_p, uniform[len(free)])
             token = int(choose(_processed_V(tokens, penalty)[None], [draw]))
             free.append(len(tokens))
         tokens.append(token)

@@ -74,7 +74,7 @@ def pids(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
     def seen(self: VideoRanks, **what: bool) -> None:
         inner(self, **what)
-        found.append(self.member_pids)
+        found.append(self._pool.member_pids)
 
     monkeypatch.setattr(VideoRanks, "load", seen)
     return found
@@ -115,7 +115,7 @@ def test_a_killed_rank_fails_its_job_and_no_other(
     session.request_stop(signal.SIGINT)
     with pytest.raises(Interrupted):
         list(events_of(session, jobs))
-    last = ranks.member_pids
+    last = ranks._pool.member_pids
     assert is_alive(last[0])
     del session, ranks, event
     gc.collect()
@@ -230,13 +230,13 @@ def test_models_with_ranks_take_turns_and_replace_what_ended(
     idle.child.process.kill()
     idle.child.process.wait()
     first.revive()
-    before = first.member_pids
+    before = first._pool.member_pids
     assert before != [idle.child.process.pid]
     assert is_alive(before[0])
     second.load()
-    assert not first.member_pids
+    assert not first._pool.member_pids
     assert gone_within(before, 60)
-    last = second.member_pids
+    last = second._pool.member_pids
     assert is_alive(last[0])
     second.stop()
     assert gone_within(last, 60)

@@ -76,7 +76,7 @@ def restore_job(described: Described, wishes: Wishes) -> Restored:
         if name != "model" and name in job:
             job[name] = search.find_files(name)
     settings, removed = _settings(record, wishes.device)
-    search.notes.extend(f"made with {name}, which hyimg no longer has" for name in removed)
+    search.notes.extend(f"made with {name}, which this version does not have" for name in removed)
     return Restored(_manifest(job, title), custom_id, settings, tuple(search.notes))
 
 

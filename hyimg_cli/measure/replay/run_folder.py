@@ -17,9 +17,9 @@ from hyimg_cli.spec.job import FORMATS, Encoding
 
 # Before the file's name in the title of a replay's manifest.
 TITLE = "replay of "
-# Endings of what the model drew for an edit that was put back on its source.
-REDRAW_SUFFIXES = (EDIT_SUFFIXES["plain"], ".plain.png")
-_SUFFIXES = (*(Encoding(kind).suffix for kind in FORMATS), *REDRAW_SUFFIXES, ".mp4", ".json")
+# Ending of what the model drew for an edit that was put back on its source.
+REDRAW_SUFFIX = EDIT_SUFFIXES["plain"]
+_SUFFIXES = (*(Encoding(kind).suffix for kind in FORMATS), REDRAW_SUFFIX, ".mp4", ".json")
 
 
 def read_resolved(file: Path, custom_id: str) -> dict[str, Any]:

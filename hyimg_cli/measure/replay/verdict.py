@@ -8,7 +8,7 @@ from typing import Any
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.measure.distances import measured
 from hyimg_cli.measure.pairs import Pair
-from hyimg_cli.measure.replay.run_folder import REDRAW_SUFFIXES, frames_digest
+from hyimg_cli.measure.replay.run_folder import REDRAW_SUFFIX, frames_digest
 from hyimg_cli.media.carried import own_picture
 from hyimg_cli.media.frames import read_frames
 from hyimg_cli.media.images import pixel_digest, read_image
@@ -50,7 +50,7 @@ def answer_to(original: Path, folder: Path, line: Mapping[str, Any]) -> tuple[Pa
     """Return the file of a replay's `line` to compare with the original, and its pixel digest: the
     redraw for a redraw, else the result.
     """
-    if original.name.endswith(REDRAW_SUFFIXES) and line.get("edit"):
+    if original.name.endswith(REDRAW_SUFFIX) and line.get("edit"):
         redraw = folder / line["edit"]["plain"]
         return redraw, pixel_digest(read_image(redraw).pixels)
     output = line["outputs"][0]

@@ -19,6 +19,7 @@ from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages
 from hyimg_cli.pipelines.image.think import DecodeRequest, repeated_texts
 from hyimg_cli.pipelines.out_of_memory import MemoryPolicy
 from hyimg_cli.pipelines.queue import Dropped, JobQueue, Ticket
+from hyimg_cli.settings.run import BatchConfig
 from hyimg_cli.spec.job import ImageJob
 
 Item = TypeVar("Item")
@@ -199,16 +200,14 @@ class Served(Admission[Ticket]):
         stages: ImageStages,
         of_scope: Callable[[str], ImageStages],
         new_clock: Callable[[float], PhaseClock],
-        *,
-        tokens: int,
-        background_every: int,
+        config: BatchConfig,
     ) -> None:
-        """`new_clock`: one that begins at a time. `tokens`: decode steps between two denoise steps;
-        `background_every`: of so many passes batches move in one while an online job is at work.
+        """`new_clock`: one that begins at a time. `config` says how many decode steps come between
+        two denoise steps, and how seldom batches move while an online job is at work.
         """
         super().__init__(stages)
         self._queue, self._of_scope, self._new_clock = queue, of_scope, new_clock
-        self._tokens, self._background_every = tokens, background_every
+        self._config = config
         # Taken from the queue and not begun, by `is_online`.
         self._waiting: dict[bool, deque[Ticket]] = {True: deque(), False: deque()}
         self._passes = 0
@@ -266,7 +265,7 @@ class Served(Admission[Ticket]):
         return work
 
     def tokens(self, at: AtWork) -> int:
-        return self._tokens if at.drawing else 1
+        return self._config.tokens_between_steps if at.drawing else 1
 
     def writing(self, at: AtWork) -> list[ImageRequest]:
         """Online ones while there is a place for one more to draw: until then rows gather, from
@@ -294,7 +293,7 @@ class Served(Admission[Ticket]):
 
     def _batch_moves(self, at: AtWork) -> bool:
         """True if jobs of batches begin, write, step and are decoded in this pass."""
-        return self._passes % self._background_every == 0 or not any(map(_is_online, at))
+        return self._passes % self._config.background_pass == 0 or not any(map(_is_online, at))
 
     def _can_batch_begin(self, at: AtWork) -> bool:
         """As `WholeBatches.take`, of the batches' jobs alone."""

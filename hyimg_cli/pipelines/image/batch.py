@@ -12,13 +12,14 @@ order, is `out_of_memory`'s to say. Of jobs that would write the same text one t
 others wait for it, each in turn where it fails.
 """
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from hyimg_cli.diffusion.denoise import Drawing, denoise_step
+from hyimg_cli.manifest.planner import group_by
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models.protocols import LivePicture
 from hyimg_cli.pipelines.image.admission import Admission, AtWork
@@ -27,7 +28,6 @@ from hyimg_cli.pipelines.image.think import DecodeLoop, DecodeRequest, Read
 from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy, Remedy
 from hyimg_cli.pipelines.queue import Dropped
 from hyimg_cli.pipelines.request import Lost
-from hyimg_cli.spec.card import Bucket
 from hyimg_cli.spec.events import JobStarted, Progress
 from hyimg_cli.spec.job import ImageJob
 
@@ -208,15 +208,14 @@ class ContinuousBatch:
 
     def _denoise(self) -> Events:
         """A step of every picture that goes on in this pass; those of one size take it together."""
-        at, alike = self._at, defaultdict[Bucket, list[ImageRequest]](list)
+        at = self._at
         stepping = self._admission.stepping(at)
-        for work in [work for work in at.drawing if not work.drawing.is_done]:
-            if work in stepping:
-                work.clock.enter("denoise_rest" if work.drawing.done else "denoise_first")
-                alike[work.canvas.bucket].append(work)
-            else:
-                work.clock.enter("queue")
-        for batch in alike.values():
+        left = [work for work in at.drawing if not work.drawing.is_done]
+        for work in left:
+            phase = "denoise_rest" if work.drawing.done else "denoise_first"
+            work.clock.enter(phase if work in stepping else "queue")
+        now_stepping = (work for work in left if work in stepping)
+        for batch in group_by(now_stepping, lambda work: work.canvas.bucket).values():
             while batch:
                 size = at.most.drawing
                 now, batch = batch[:size], batch[size:]

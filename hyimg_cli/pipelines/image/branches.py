@@ -37,12 +37,8 @@ class Prefixes:
     def __init__(self, tree: KVTree[Slice], scope: str) -> None:
         self._tree, self._scope = tree, scope
 
-    def of_branch(self, number: int) -> "Prefixes":
-        """Those of one guidance branch, whose K/V lie where no other branch finds them."""
-        return Prefixes(self._tree, f"{self._scope}, branch {number}")
-
-    def of_scope(self, scope: str) -> "Prefixes":
-        """Those of one scope, whose K/V lie where no other scope finds them."""
+    def within(self, scope: object) -> "Prefixes":
+        """Return those of one guidance branch, or of one caller's scope: no other finds them."""
         return Prefixes(self._tree, f"{self._scope} of {scope!r}")
 
     def held(self, segments: Sequence[Segment]) -> int:
@@ -128,7 +124,7 @@ class BranchBuilder:
         self.clock.enter("kv_handoff")
         started = []
         for number, own in enumerate(sequences):
-            prefixes = self.prefixes and self.prefixes.of_branch(number)
+            prefixes = self.prefixes and self.prefixes.within(number)
             buffer = self.model.new_branch_buffer(own.live_stop, number)
             started.append(self._started(own, prefixes, buffer))
         self.clock.enter("prefill")

@@ -13,11 +13,10 @@ from typing import Protocol
 
 from hyimg_cli.journal.job_pictures import edit_warnings
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs, file_provenance
+from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs
 from hyimg_cli.kernels.devices import peak_memory_mb, synchronize
 from hyimg_cli.manifest.planner import size_class_of
 from hyimg_cli.media.images import SourceImage, read_image
-from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.memory.available import available_memory, batch_sizes
 from hyimg_cli.memory.fit import memory_guard, spare_bytes
 from hyimg_cli.memory.footprint import Together, prefetches_sources, prompt_tokens
@@ -79,16 +78,6 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         before = registry.sequences(model, self._config.model.revision).memo_counts()
         cache = self._config.cache if self._config.cache.keeps_weights else None
         choice = replace(self._config.model, model=model, weights_cache=cache)
-        self._model = loaded = self._read(choice, jobs)
-        self._counted = loaded.memo_counts() | before
-        load_s = time.perf_counter() - started
-        held = self._config.model.quantization
-        experts = "" if held == "none" else f", experts in {held}"
-        yield self._loaded(
-            load_s, self._config.parallel.picture_ranks, f"{loaded.dtype_name}{experts}"
-        )
-
-    def _read(self, choice: ModelChoice, jobs: Sequence[ImageJob]) -> DecoderModel:
         load: LoadModel = self._load or registry.load
         if self._config.parallel.picture_ranks > 1:
             self._ranks = ranks = ImageRanks(choice, self._config.parallel, lost=self.tree.clear)
@@ -102,7 +91,13 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             loaded = load(choice, is_batch_invariant=self._config.batch.is_invariant)
         confirm_dtype(choice, loaded.dtype_name)
         confirm_graphs(choice, self._config.parallel.picture_ranks, loaded.graphs is not None)
-        return loaded
+        self._model, self._counted = loaded, loaded.memo_counts() | before
+        load_s = time.perf_counter() - started
+        held = self._config.model.quantization
+        experts = "" if held == "none" else f", experts in {held}"
+        yield self._loaded(
+            load_s, self._config.parallel.picture_ranks, f"{loaded.dtype_name}{experts}"
+        )
 
     def work(
         self, jobs: Sequence[ImageJob], folder: JobFolder | None, started: float
@@ -141,16 +136,16 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             finally:
                 self._limit(run.memory.most)
 
-    def serve(self, queue: JobQueue, *, tokens: int = 4, background_every: int = 8) -> None:
+    def serve(self, queue: JobQueue) -> None:
         model = self._resident()
         waits, shares = partial(synchronize, model.layer_devices), Shares()
-        stages, sources = self._stages(lambda path: (read_image(Path(path)), 0.0)), self._sources
+        stages, sources = self._stages(_read_now), self._sources
 
         def of_scope(scope: str) -> ImageStages:
             return replace(
                 stages,
                 scope=scope,
-                prefixes=stages.prefixes.of_scope(scope),
+                prefixes=stages.prefixes.within(scope),
                 encode=partial(sources.encode, scope=scope),
                 round_trip=partial(sources.round_trip, scope=scope),
             )
@@ -160,28 +155,27 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             stages,
             of_scope,
             lambda since: PhaseClock(since, waits, shares),
-            tokens=tokens,
-            background_every=background_every,
+            self._config.batch,
         )
         for work, event in ContinuousBatch(admission, self._together).events():
             assert work.ticket is not None, "a server knows its requests by their tickets"
             work.ticket.tell(event)
 
     def write(self, done: ImageRequest, folder: JobFolder) -> OutputFile | None:
-        job, pixels, facts = done.job, done.pixels, None
-        if pixels is None:
+        if done.pixels is None:
             done.release_context()  # a job that ends with its text
             return None
-        if self._config.output.metadata:
-            facts = PictureFacts(
-                model_name=self._resident().card.name,
-                provenance=file_provenance(job, self._config),
-                source_sha256=done.source_digests,
-                cot_text=done.text.text,
-                cot_token_ids=done.text.ids,
-                ratio_index=done.canvas.bucket.token_index,
-            )
-        return write_drawn(done, folder, pixels, done.reference, facts, self._config.output)
+        return write_drawn(
+            done,
+            folder,
+            done.pixels,
+            done.reference,
+            self._config,
+            model_name=self._resident().card.name,
+            cot_text=done.text.text,
+            cot_token_ids=done.text.ids,
+            ratio_index=done.canvas.bucket.token_index,
+        )
 
     def outcome(self, done: ImageRequest, output: OutputFile | None, facts: Facts) -> Outcome:
         text, job, reuse = done.text, done.job, done.reuse
@@ -248,7 +242,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             logger.warning("memory is too small for more: %d think and %d draw together", *most)
 
     def _prewarm(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Prewarmed:
-        stages = self._stages(_unread)
+        stages = self._stages(_read_now)
         # First: what is left of memory is the stand-ins' and the jobs'.
         graphs = stages.model.graphs
         rows = min(self._together.thinking, sum(job.writes_text for job in jobs))
@@ -280,5 +274,5 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         )
 
 
-def _unread(path: str) -> tuple[SourceImage, float]:
-    raise AssertionError(f"prewarming reads no file, not even {path}")
+def _read_now(path: str) -> tuple[SourceImage, float]:
+    return read_image(Path(path)), 0.0

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.kernels.transfer import to_device
-from hyimg_cli.spec.options import TextSampling
 
 # A vocabulary of such sums is within 64 bits, and so small a part is none of a float32 sum.
 _WHOLE = 2**40
@@ -37,18 +36,11 @@ class Draw:
         return self.temperature == 0 or self.allowed is not None
 
 
-class Draws:
-    """One job's draws, in order."""
-
-    def __init__(self, sampling: TextSampling, seed: int, count: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self._uniform: list[float] = torch.rand(count, generator=generator).tolist()
-        self._sampling = sampling
-
-    def at(self, number: int) -> Draw:
-        """The draw behind `number` others."""
-        plain = self._sampling
-        return Draw(plain.temperature, plain.top_k, plain.top_p, self._uniform[number])
+def uniform_numbers(seed: int, count: int) -> list[float]:
+    """Return one job's uniform numbers, in the order of its draws."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers: list[float] = torch.rand(count, generator=generator).tolist()
+    return numbers
 
 
 def choose(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:

@@ -28,7 +28,7 @@ from hyimg_cli.models.protocols import Canvas, Context, Encoded, GeneratedText
 from hyimg_cli.pipelines.image.branches import BranchBuilder, Prefixes, reuse_of
 from hyimg_cli.pipelines.image.think import CachedText, DecodeRequest, Texts
 from hyimg_cli.pipelines.queue import Ticket
-from hyimg_cli.pipelines.request import Request
+from hyimg_cli.pipelines.request import Request, confirm_visible
 from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.events import ReuseReport
@@ -213,7 +213,8 @@ class ImageStages:
         work.clock.enter("decode_latents")
         if not torch.isfinite(work.latents_CYX).all():
             raise OutputError("the latents are not finite", code="output-image.not-finite")
-        pixels = _pixels(self.model.decode_latents(work.latents_CYX))
+        levels = self.model.decode_latents(work.latents_CYX)  # in [0, 1]
+        pixels = confirm_visible((levels * 255).round().to(torch.uint8).numpy())
         if work.job.infer_align_image_size and work.job.outside is None:
             pixels = aligned(pixels, work.canvas.bucket, work.source_sizes, self.model.card)
         work.pixels = pixels
@@ -300,14 +301,6 @@ def encoded_by(model: DecoderModel, image: SourceImage) -> Encoded:
     """Rows of an image, fitted as it asks."""
     encode = model.encode_stretched if image.is_stretched else model.encode_source
     return encode(image.pixels, image.digest)
-
-
-def _pixels(levels: Tensor) -> Pixels:
-    """Values in [0, 1] as uint8. Raises OutputError for a picture that shows nothing."""
-    pixels: Pixels = (levels * 255).round().to(torch.uint8).numpy()
-    if pixels.min() == pixels.max():
-        raise OutputError("every pixel is the same", code="output-image.constant")
-    return pixels
 
 
 def aligned(pixels: Pixels, bucket: Bucket, sources: Sequence[Size], card: ModelCard) -> Pixels:

@@ -29,7 +29,7 @@ from hyimg_cli.kernels.transfer import Readback, to_device
 from hyimg_cli.manifest.planner import TextIdentity
 from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.models.protocols import Context, GeneratedText
-from hyimg_cli.pipelines.image.sampling import Draw, Draws, choose
+from hyimg_cli.pipelines.image.sampling import Draw, choose, uniform_numbers
 from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.spec.job import ImageJob
 
@@ -69,7 +69,8 @@ class DecodeRequest:
         self._unwritten = len(context.ids) - len(self._written)
         budget = model.text_budget(job, context)
         self._limit = len(self._written) + budget
-        self._draws, self._drawn = Draws(job.text, job.ar_seed, budget), 0
+        self._text, self._drawn = job.text, 0
+        self._uniform = uniform_numbers(job.ar_seed, budget)
         self._penalty = model.card.defaults.repetition_penalty
         self._cut = ""
         self._allowed: tuple[int, ...] | None = None
@@ -107,7 +108,8 @@ class DecodeRequest:
     def draw(self) -> Draw:
         """How the next token is to be chosen."""
         if self._is_free:
-            return self._draws.at(self._drawn)
+            text, uniform = self._text, self._uniform[self._drawn]
+            return Draw(text.temperature, text.top_k, text.top_p, uniform)
         return Draw(0.0, 0, 1.0, allowed=self._allowed)
 
     def penalize(self, logits_V: Tensor) -> None:

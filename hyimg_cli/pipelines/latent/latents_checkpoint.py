@@ -122,6 +122,5 @@ class LatentsCheckpoint:
         tensors = safetensors.torch.load(payload)
         latents = tensors.pop(_LATENTS)
         state = {name.removeprefix(_STATE): value for name, value in tensors.items()}
-        # Earlier versions kept nothing behind the last step, and wrote neither count nor texts.
-        texts = (tuple(json_of(facts.get(name, "[]"))) for name in ("warnings", "notes"))
-        return Kept(int(facts["step"]), int(facts.get("steps", 0)), latents, state, *texts)
+        texts = (tuple(json_of(facts[name])) for name in ("warnings", "notes"))
+        return Kept(int(facts["step"]), int(facts["steps"]), latents, state, *texts)

@@ -5,21 +5,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hyimg_cli.cache.disk import SOURCE_IMAGES
-from hyimg_cli.errors import OutputError
 from hyimg_cli.journal.job_pictures import edit_warnings
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.keys import file_provenance
 from hyimg_cli.media.images import Pixels, on_white, read_image
-from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.latent.pipeline import LatentPipeline
 from hyimg_cli.pipelines.latent.stages import Events, LatentRequest, LatentStages
 from hyimg_cli.pipelines.prefix_tree import new_prefix_tree
-from hyimg_cli.pipelines.request import Facts, done_outcome, write_drawn
+from hyimg_cli.pipelines.request import Facts, confirm_visible, done_outcome, write_drawn
 from hyimg_cli.pipelines.round_trips import RoundTrips
 from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.events import BranchTokens, Outcome, OutputFile, Progress, ReuseReport
@@ -60,7 +55,7 @@ class EditStages(LatentStages["LatentImageModel", EditRequest]):
         assert work.latents is not None, "it is denoised"
         yield Progress(job.custom_id, "decode_latents")
         work.clock.enter("decode_latents")
-        work.pixels = checked(self.model.decode_latents(job, work.latents))
+        work.pixels = confirm_visible(self.model.decode_latents(job, work.latents))
         if job.outside is not None or job.encoding.format == "jpeg":
             work.pixels = on_white(work.pixels)  # neither has an alpha of its own
         if job.outside is not None:
@@ -104,14 +99,8 @@ class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
 
     def write(self, done: EditRequest, folder: JobFolder) -> OutputFile | None:
         assert done.pixels is not None, "it is decoded"
-        facts = None
-        if self._config.output.metadata:
-            facts = PictureFacts(
-                model_name=self._resident().card.name,
-                provenance=file_provenance(done.job, self._config),
-                source_sha256=done.source_digests,
-            )
-        return write_drawn(done, folder, done.pixels, done.reference, facts, self._config.output)
+        name, drawn = self._resident().card.name, (done.pixels, done.reference)
+        return write_drawn(done, folder, *drawn, self._config, model_name=name)
 
     def outcome(self, done: EditRequest, output: OutputFile | None, facts: Facts) -> Outcome:
         reuse = None
@@ -127,10 +116,3 @@ class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
             kv_reuse=reuse,
             batch={"denoise": done.together},
         )
-
-
-def checked(pixels: Pixels) -> Pixels:
-    """`pixels`; raises OutputError where they show nothing."""
-    if not np.ptp(pixels, axis=(0, 1)).any():
-        raise OutputError("every pixel of the picture is the same", code="output-image.constant")
-    return pixels

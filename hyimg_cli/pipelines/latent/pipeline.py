@@ -97,7 +97,7 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
                 yield JobStarted(job.custom_id)
             yield from stages.make(works)
 
-    def serve(self, queue: JobQueue, *, tokens: int = 4, background_every: int = 8) -> None:
+    def serve(self, queue: JobQueue) -> None:
         """One at a time: there are no tokens, and nothing goes on beside another."""
         while not queue.is_closed:
             for ticket in queue.take(1, wait=True):

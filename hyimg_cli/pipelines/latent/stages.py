@@ -116,10 +116,11 @@ class LatentStages(Generic[Model, Done]):
         none is read on the host unless it is kept.
         """
         for work in works:
-            yield Progress(work.job.custom_id, "denoise", 0, self.count_steps(work))
             work.clock.enter("denoise_first")
         model, is_alone, work = self.model, len(works) == 1, works[0]
         denoiser, kept = self.new_denoiser(works), None
+        for one in works:
+            yield Progress(one.job.custom_id, "denoise", 0, denoiser.steps)
         if is_alone and work.checkpoint is not None:
             kept = work.checkpoint.found()
         if kept is None:
@@ -154,10 +155,6 @@ class LatentStages(Generic[Model, Done]):
         """Of jobs that are denoised together: one, unless a kind of model takes more."""
         (work,) = works
         return self.model.denoiser(work.job, work.embeddings)
-
-    def count_steps(self, work: Done) -> int:
-        """Denoise steps of the whole job."""
-        return int(work.job.num_inference_steps)
 
     def decode(self, work: Done) -> Events[Done]:
         """Decode the last latents: then the job is done, and yielded."""

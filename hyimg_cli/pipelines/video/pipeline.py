@@ -1,6 +1,5 @@
 """Videos at work, and their files."""
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -11,6 +10,7 @@ from hyimg_cli.cache.disk import START_PICTURES
 from hyimg_cli.files import remove, replace_file, storage_error
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import file_provenance
+from hyimg_cli.manifest.planner import group_by
 from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media.metadata import video_text
 from hyimg_cli.media.xmp import EDITED, MADE, mp4_box
@@ -52,9 +52,7 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
     def _parts(self, jobs: Sequence[VideoJob]) -> list[list[VideoJob]]:
         """Clips of one size, length and schedule are denoised together."""
         most = self._config.batch.clips if isinstance(self._resident(), ClipsModel) else 1
-        alike: dict[float, list[VideoJob]] = defaultdict(list)
-        for job in jobs:
-            alike[job.flow_shift].append(job)
+        alike = group_by(jobs, lambda job: job.flow_shift)
         return [same[n : n + most] for same in alike.values() for n in range(0, len(same), most)]
 
     def _new_request(

@@ -8,7 +8,7 @@ A video is encoded while it is decoded; no more than two pieces of its frames ar
 """
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -22,6 +22,7 @@ import torch
 
 from hyimg_cli.errors import OutputError
 from hyimg_cli.journal.keys import source_digest
+from hyimg_cli.manifest.planner import group_by
 from hyimg_cli.models.latent import LatentDenoiser
 from hyimg_cli.models.latent_video import ClipsModel, LatentVideoModel
 from hyimg_cli.pipelines.clock import PhaseClock
@@ -34,7 +35,6 @@ from hyimg_cli.settings.run import DecodeTiles
 from hyimg_cli.spec.card import TileRule
 from hyimg_cli.spec.events import ParallelReport, Progress
 from hyimg_cli.spec.job import Size, VideoJob
-from hyimg_cli.spec.work import video_work
 
 if TYPE_CHECKING:
     from hyimg_cli.media.video import VideoWriter
@@ -72,9 +72,6 @@ class VideoStages(LatentStages[LatentVideoModel, VideoRequest]):
         assert isinstance(self.model, ClipsModel), "it was asked how many clips it takes together"
         return self.model.denoiser_of([(one.job, one.embeddings) for one in works])
 
-    def count_steps(self, work: VideoRequest) -> int:
-        return video_work(work.job, self.model.card).steps
-
     def decode(
         self, work: VideoRequest, tiles: DecodeTiles | None = None, tiling: TileRule | None = None
     ) -> Events:
@@ -109,9 +106,7 @@ class VideoStages(LatentStages[LatentVideoModel, VideoRequest]):
         """
         if not starts_slowly(self.model.device):
             return 0
-        alike: dict[VideoShape, list[VideoJob]] = defaultdict(list)
-        for job in jobs:
-            alike[job.model, job.size, job.num_frames, job.branch_count].append(job)
+        alike = group_by(jobs, lambda job: (job.model, job.size, job.num_frames, job.branch_count))
         ran = 0
         for shape, same in alike.items():
             if len(same) < _FEWEST or shape in warmed:

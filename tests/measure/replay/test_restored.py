@@ -229,12 +229,10 @@ def test_recorded_settings_are_set_again(described: Describe) -> None:
     }
 
 
-def test_a_setting_that_is_gone_is_named(described: Describe) -> None:
-    recorded = {"device": "cpu", "kv_layout": "slots", "attention": "cudnn"}
+def test_a_value_that_is_not_known_is_named(described: Describe) -> None:
+    recorded = {"device": "cpu", "experts": "ternary"}
     again = restore_job(described(settings=recorded), Wishes())
-    assert again.notes == tuple(
-        f"made with {name}, which hyimg no longer has" for name in ("kv_by_slot", "sdpa_backend")
-    )
+    assert again.notes == ("made with quantization ternary, which this version does not have",)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from hyimg_cli.models.diffusers_image import longcat
 from hyimg_cli.models.diffusers_image.record import EditorFolder
 from hyimg_cli.models.diffusers_image.table import KINDS
 from hyimg_cli.pipelines.latent.latents_checkpoint import LatentsCheckpoint
-from hyimg_cli.pipelines.latent.pictures import checked
+from hyimg_cli.pipelines.request import confirm_visible
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_what_a_model_does_not_take_is_refused_by_name(
 
 def test_a_picture_of_one_colour_is_no_picture() -> None:
     with pytest.raises(OutputError, match="the same"):
-        checked(np.zeros((4, 4, 3), np.uint8))
+        confirm_visible(np.zeros((4, 4, 3), np.uint8))
 
 
 @pytest.mark.parametrize(
