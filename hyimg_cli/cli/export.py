@@ -86,9 +86,9 @@ def export(
         raise UsageError("no folder to write to is given", hint="name it with -o")
     # Imported here: a page of help needs none of it.
     from hyimg_cli.export.export import ExportRequest, export_runs
-    from hyimg_cli.export.rows import RowOptions, Splits
+    from hyimg_cli.export.rows import RowOptions
 
-    options = RowOptions(Splits(split), rejected, source_licence, sources == "by-hash")
+    options = RowOptions(split, rejected, source_licence, sources == "by-hash")
     request = ExportRequest(
         folders, output, form, options, shards, tuple(allow_licence or ()), force
     )

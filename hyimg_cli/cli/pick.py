@@ -10,7 +10,7 @@ import typer
 
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
-from hyimg_cli.cli.picks import RunOrTexts, pool_of, refresh_pages, show_best_of, show_picks
+from hyimg_cli.cli.picks import RunOrTexts, refresh_pages, show_best_of, show_picks
 from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import UsageError
 from hyimg_cli.files import replace_file
@@ -77,15 +77,16 @@ def pick(
     Gates come first, then the mean rank over the scorers. Nothing is scored or drawn, unless
     --rounds asks for more candidates. Exit code 1: a line has no accepted candidate.
     """
+    from hyimg_cli.scoring.candidates import all_in, read_pool
     from hyimg_cli.scoring.pick import pick as picked_of
     from hyimg_cli.scoring.pick import rule_of
 
     style = render.style_of(ctx.params)
     settings = o.settings_of(ctx.params)
     config = o.run_config(settings, run)
-    pool, finals = pool_of(run)
+    pool, finals = read_pool(run)
     if given := [*_chosen(choose or ()), *(_saved(choices) if choices else ())]:
-        known = {one.custom_id: of for of, some in pool.items() for one in some}
+        known = {one.custom_id: one.of for one in all_in(pool)}
         for one in given:
             for name in one["picked"] or ():
                 if known.get(name) != one["candidate_of"]:
@@ -104,7 +105,7 @@ def pick(
     refresh_pages(run)
     if output is not None:
         names = {name for one in picks for name in one["picked"]}
-        lines = [one.line for some in pool.values() for one in some if one.custom_id in names]
+        lines = [one.line for one in all_in(pool) if one.custom_id in names]
         replace_file(output, b"".join(map(json_line, lines)))
     raise typer.Exit(show_picks(picks, style))
 

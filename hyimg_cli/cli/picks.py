@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,9 +16,6 @@ from hyimg_cli.journal.picks import DRAFTS
 from hyimg_cli.spec.printed import printable
 from hyimg_cli.spec.units import counted
 
-if TYPE_CHECKING:
-    from hyimg_cli.scoring.candidates import Candidate, Groups
-
 RunOrTexts = Annotated[
     Path,
     typer.Argument(
@@ -28,16 +25,6 @@ RunOrTexts = Annotated[
     ),
 ]
 _MOST_SHOWN = 20
-
-
-def pool_of(place: Path) -> "tuple[Groups, dict[str, Candidate] | None]":
-    """The candidates of a run; and where they are drafts, the pictures in full by id."""
-    from hyimg_cli.scoring.best_of import read_finals
-    from hyimg_cli.scoring.candidates import read_candidates
-
-    if (place / DRAFTS).is_dir():
-        return read_candidates(place / DRAFTS), read_finals(place)
-    return read_candidates(place), None
 
 
 def show_picks(picks: Sequence[Mapping[str, Any]], style: Style) -> int:

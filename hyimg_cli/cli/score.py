@@ -7,7 +7,7 @@ import typer
 
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
-from hyimg_cli.cli.picks import RunOrTexts, pool_of
+from hyimg_cli.cli.picks import RunOrTexts
 from hyimg_cli.cli.progress import stoppable
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.picks import ScoresFile
@@ -28,14 +28,14 @@ def score(
     Scores go to scores.jsonl in the run's folder. What has a score is not asked again; a command
     that was stopped goes on where it was. hyimg pick chooses by them.
     """
-    from hyimg_cli.scoring.candidates import score_candidates
+    from hyimg_cli.scoring.candidates import all_in, read_pool, score_candidates
     from hyimg_cli.scoring.scorers import scorers_of
 
     config = o.run_config(o.settings_of(ctx.params), Path()).candidates
     if not (scorers := scorers_of(config)):
         raise UsageError("no scorer is named", hint="--score outside, for example")
-    pool, finals = pool_of(run)
-    every = [one for some in pool.values() for one in some] + [*(finals or {}).values()]
+    pool, finals = read_pool(run)
+    every = [*all_in(pool), *(finals or {}).values()]
     tell = render.note if not quiet else _say_nothing
     with stoppable(lambda _: False), ScoresFile(run) as file:
         asked = score_candidates(every, scorers, file, config, tell, retry_failed=retry_failed)

@@ -1,4 +1,4 @@
-"""Runs made into a dataset: candidates, licences, rows, shards, in this order."""
+"""Runs made into a dataset: pictures, licences, rows, shards, in this order."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ from pathlib import Path
 
 from hyimg_cli import __version__
 from hyimg_cli.errors import UsageError, require
-from hyimg_cli.export.candidates import find_candidates
 from hyimg_cli.export.card import write_card
 from hyimg_cli.export.columns import PREFERENCE, as_utf8
 from hyimg_cli.export.dataset import Info, plan_shards, write_dataset
+from hyimg_cli.export.finished import find_finished
 from hyimg_cli.export.licences import licences_of, refuse_forbidden
 from hyimg_cli.export.rows import RowOptions, count_reasons, plan_rows
 
@@ -30,14 +30,14 @@ class ExportRequest:
 
 
 def export_runs(request: ExportRequest) -> tuple[Info, dict[str, str]]:
-    """Write a dataset: what its dataset.json holds, and candidates whose files are gone or changed,
+    """Write a dataset: what its dataset.json holds, and pictures whose files are gone or changed,
     with the reason. Raises UsageError where a licence does not permit it, or nothing has a row.
     """
     require("yaml", *(["pyarrow"] if request.form == "parquet" else []), extra="export")
-    found, options = find_candidates(request.runs), request.options
-    licences = licences_of(found.candidates)
+    found, options = find_finished(request.runs), request.options
+    licences = licences_of(found.finished)
     needed = refuse_forbidden(licences, request.allowed_licences)
-    planned = plan_rows(found.candidates, licences, options)
+    planned = plan_rows(found.finished, licences, options)
     if not planned.rows:
         why = [*planned.damaged.values(), *count_reasons(planned.rejected), *found.left_out]
         raise UsageError(
@@ -54,7 +54,7 @@ def export_runs(request: ExportRequest) -> tuple[Info, dict[str, str]]:
     facts: Info = {
         "hyimg": __version__,
         "format": request.form,
-        "split": "/".join(map(str, options.splits.shares)),
+        "split": options.split,
         "sources": "by-hash" if options.sources_by_hash else "files",
         "rules": found.rules,
         "scorers": found.scorers,

@@ -23,7 +23,13 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.files import replace_file
 from hyimg_cli.journal.picks import ScoresFile
 from hyimg_cli.scoring.best_of import draft_of
-from hyimg_cli.scoring.candidates import Candidate, Groups, read_candidates, score_candidates
+from hyimg_cli.scoring.candidates import (
+    Candidate,
+    Groups,
+    all_in,
+    read_candidates,
+    score_candidates,
+)
 from hyimg_cli.scoring.scorers import Scorer, scorers_of
 from hyimg_cli.spec.job import Job
 
@@ -59,7 +65,7 @@ def compare_drafts(
         own = replace(request, config=replace(request.config, output=output), change=change)
         ManifestRun(own).run(lambda _: None)
     pools = {steps: read_candidates(place) for steps, place in places.items()}
-    every = [one for pool in pools.values() for some in pool.values() for one in some]
+    every = [one for pool in pools.values() for one in all_in(pool)]
     with ScoresFile(folder) as file:
         score_candidates(every, scorers, file, config, tell)
     found: dict[str, Any] = {}
@@ -86,10 +92,10 @@ def _tasks(
     pools: Mapping[int, Groups], scorer: Scorer, scores: Mapping[str, Mapping[str, Any]]
 ) -> list[Task]:
     """Lines whose candidates all have a value in full; a draft without one is never chosen."""
-    sign = 1 if scorer.declaration.higher_is_better else -1
+    sign = 1 if scorer.declared["higher_is_better"] else -1
 
     def value(one: Candidate | None) -> float:
-        line = scores.get(one.key(scorer.identity, scorer.declaration.needs), {}) if one else {}
+        line = scores.get(one.key(scorer.identity, scorer.declared["needs"]), {}) if one else {}
         return -np.inf if line.get("value") is None else sign * float(line["value"])
 
     tasks = []
