@@ -51,7 +51,7 @@ def pick(
         list[str] | None,
         o.option(
             "--choose",
-            "Your own choice, which is kept: LINE=CANDIDATE, LINE=none, or LINE=rule.",
+            "Choose a candidate yourself: LINE=CANDIDATE, LINE=none, or LINE=rule to undo.",
             is_basic=True,
             metavar="<id=id>",
         ),
@@ -60,13 +60,13 @@ def pick(
         Path | None,
         o.option(
             "--choices",
-            "Choices from a file that the page saved.",
+            "Read choices from a file that the page saved.",
             parser=o.folder,
             metavar="<path>",
         ),
     ] = None,
     output: Annotated[
-        Path | None, o.output("--output", "Manifest of the picked texts to write.")
+        Path | None, o.output("--output", "Write the picked lines as a manifest.")
     ] = None,
     progress: o.Progress = "auto",
     as_json: o.AsJson = False,
@@ -96,8 +96,8 @@ def pick(
     if config.candidates.rounds > 1:
         raise typer.Exit(_draw_more(ctx, config, pool, finals is not None))
     if config.candidates.score:
-        hint = "hyimg score RUN --score … scores; with --rounds, this command does as well"
-        raise UsageError("nothing is scored here", where="--score", hint=hint)
+        hint = "run hyimg score RUN --score … first, or add --rounds"
+        raise UsageError("without --rounds, hyimg pick does not score", where="--score", hint=hint)
     file = ScoresFile(run)
     rule = rule_of(config.candidates, file.declared)
     picks = picked_of(pool, finals, file.scores, rule, read_choices(run))
@@ -114,8 +114,8 @@ def _draw_more(ctx: typer.Context, config: RunConfig, pool: "Groups", are_drafts
     """Draw further rounds of a run's candidates, as the command that drew the first would."""
     run = config.output.folder
     if not (run / CANDIDATES).is_file():
-        what = "the run does not say how its candidates are drawn"
-        hint = "give --rounds to hyimg generate, with the command that drew them"
+        what = "the run does not record how its candidates were drawn"
+        hint = "add --rounds to the hyimg generate command that drew them"
         raise UsageError(what, where=run, hint=hint, code="usage.rounds")
     drafts = (one.result.get("denoise_steps") for some in pool.values() for one in some)
     steps = max(filter(None, drafts), default=None) if are_drafts else None

@@ -47,7 +47,7 @@ def show_picks(picks: Sequence[Mapping[str, Any]], style: Style) -> int:
         for name, means in _audits(picks).items():
             render.note(f"audit by {name}, which never chooses: {means}")
     if any(one["missing"] for one in picks) and not style.is_quiet:
-        render.note("the hyimg generate command of this run draws in full what is not yet")
+        render.note("run the hyimg generate command of this run again to draw them in full")
     for one in picks if style.as_json else ():
         render.json_line(one)
     return 1 if poor else 0

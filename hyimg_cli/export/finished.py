@@ -36,7 +36,6 @@ class Finished:
     run: RunFolder
     line: Entry
     result: Entry
-    model_sha256: str
     revision: str | None
     is_accepted: bool = True
     reasons: tuple[str, ...] = ()
@@ -95,7 +94,6 @@ def _finished_in(run: RunFolder, found: Found) -> Iterator[Finished]:
     verdicts = verdicts_of(run.folder)
     jobs = dict(resolved_jobs(run.place))
     lines = dict(zip(jobs, lines_moved(jobs.values(), run.place, Path()), strict=True))
-    models = object_in(info, "models")
     revision = object_in(object_in(info, "flags"), "revision").get("value")
     for pick in picks.values():
         rule = object_in(pick, "rule")
@@ -107,9 +105,7 @@ def _finished_in(run: RunFolder, found: Found) -> Iterator[Finished]:
         if why := _why_left_out(result, line):
             found.left_out[why] += 1
             continue
-        model = str(jobs[name].get("model", ""))
-        sha256 = result.get("model_sha256") or models.get(model) or models.get(Path(model).name)
-        one = Finished(name, run, line, result, str(sha256 or ""), revision)
+        one = Finished(name, run, line, result, revision)
         yield _judged(one, verdicts.get(name)) if picks else one
 
 

@@ -66,16 +66,24 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class RowOptions:
-    """What rows hold: shares of the splits, such as `98/2` or `90/5/5`; whether rejected pictures
-    become preference pairs; the licence of sources whose lines name none; and whether sources are
-    left out. Raises UsageError for other shares.
+class ExportRequest:
+    """What one export was asked to do; `shards`: of each split, None for shards of about 64 MB.
+
+    Of its rows: `split`, shares such as `98/2` or `90/5/5`; whether rejected pictures become
+    preference pairs; the licence of sources whose lines name none; whether sources are left out.
+    Raises UsageError for other shares.
     """
 
+    runs: Sequence[Path]
+    folder: Path
+    form: str
     split: str = "100"
     has_pairs: bool = False
     source_licence: str | None = None
     sources_by_hash: bool = False
+    shards: int | None = None
+    allowed_licences: tuple[str, ...] = ()
+    force: bool = False
 
     def __post_init__(self) -> None:
         parts = self.split.split("/")
@@ -93,7 +101,7 @@ class RowOptions:
 
 
 def plan_rows(
-    finished: Iterable[Finished], licences: Mapping[str, str], options: RowOptions
+    finished: Iterable[Finished], licences: Mapping[str, str], request: ExportRequest
 ) -> Planned:
     """The rows of pictures, in their order; every file is read once for its digest.
 
@@ -104,7 +112,7 @@ def plan_rows(
     groups: dict[Any, tuple[list[Row], list[Row]]] = {}
     for one in finished:
         try:
-            columns = _columns_of(one, picture, licences, options)
+            columns = _columns_of(one, picture, licences, request)
         except SourceImageError as error:
             planned.damaged[one.id] = f"{error.where}: {error.what}"
             continue
@@ -114,7 +122,7 @@ def plan_rows(
         if columns["source"] and not columns["licences"]["sources"]:
             unlicensed.append(one.id)
         sources, pixels = columns["source_sha256"], columns["pixel_sha256"]
-        splits = [*map(options.split_of, sources or [digest.of_json(columns["instruction"])])]
+        splits = [*map(request.split_of, sources or [digest.of_json(columns["instruction"])])]
         if columns["accepted"]:
             if len({*splits}) > 1:
                 columns |= {"accepted": False, "reasons": [OTHER_SPLIT]}
@@ -138,13 +146,13 @@ def plan_rows(
             '"metadata": {"licence": "CC-BY-4.0"}; --sources by-hash leaves the sources out',
             code="export.source-licence",
         )
-    if options.has_pairs:
+    if request.has_pairs:
         planned.rows += [pair for both in groups.values() for pair in _pairs(*both)]
     return planned
 
 
 def _columns_of(
-    one: Finished, picture: Any, licences: Mapping[str, str], options: RowOptions
+    one: Finished, picture: Any, licences: Mapping[str, str], request: ExportRequest
 ) -> Columns:
     """The columns of a picture. Raises OSError or SourceImageError where one of its files is gone,
     changed, or not a picture.
@@ -158,7 +166,7 @@ def _columns_of(
         "id": one.id,
         "candidate_of": result.get("candidate_of"),
         "task": line["task"],
-        "source": [] if options.sources_by_hash else sources,
+        "source": [] if request.sources_by_hash else sources,
         "instruction": line["prompt"],
         "result": picture(one.run.fetch(output["path"]), output["sha256"]),
         "mask": picture(one.run.fetch(mask["path"]), mask["sha256"]) if mask else None,
@@ -169,13 +177,13 @@ def _columns_of(
         "rank": one.rank,
         "source_sha256": [source.sha256 for source in sources],
         "pixel_sha256": output["pixel_sha256"],
-        "model_sha256": one.model_sha256,
+        "model_sha256": result.get("model_sha256", ""),
         "seed": output["seed"],
         "steps": result.get("denoise_steps"),
         "model": record["job"]["model"],
         "licences": {
             "model": AND.join(licences[public_part(part)] for part in parts_of(line)),
-            "sources": source_licence(result, options.source_licence) if images else None,
+            "sources": source_licence(result, request.source_licence) if images else None,
         },
         "record": json.dumps(record, ensure_ascii=False, sort_keys=True),
     }

@@ -64,19 +64,19 @@ class BestOf:
         self.scorers = scorers_of(config.candidates)
         self._rule = rule_of(config.candidates, {one.name: one.recorded for one in self.scorers})
         self._out, self._steps = config.output.folder, config.candidates.draft_steps
-        # What has no value is asked again once, and not at each step of the way.
+        # Candidates without a value are asked again once, not at each step.
         self._asks_again = request.policy.retry_failed
-        # Of each line, the rounds of draws until now.
+        # Further rounds of draws, by line.
         self._rounds: Counter[str] = Counter()
         why = ""
         if not self.scorers:
-            why = "nothing would choose among the drafts: --score names what does"
+            why = "drafts need a scorer to choose by: add --score"
         elif address_of(self._out):
-            why = "candidates are scored in a folder on this machine, and -o is an address"
+            why = "candidates are scored in a folder on this machine, but -o is an address"
         elif request.selection.shard or not request.policy.resume:
-            why = "candidates are picked among all of a line: no --shard, and no --no-resume"
+            why = "all candidates of a line are compared: leave out --shard and --no-resume"
         elif not self._steps and (self._out / DRAFTS).is_dir():
-            why = f"{self._out} holds drafts: give their --draft-steps, or another folder"
+            why = f"{self._out} holds drafts: add the same --draft-steps, or choose another -o"
         if why:
             raise UsageError(why, code="usage.candidates")
 
@@ -132,21 +132,15 @@ class BestOf:
 
     def _candidates(self, jobs: Sequence[Job]) -> list[Job]:
         """Every candidate of these rounds, as a draft where drafts were asked for."""
-        steps = self._steps
         for job in jobs:
             if not isinstance(job, ImageJob):
-                what, hint = "scorers are shown pictures, and this is a video", "leave videos out"
+                what, hint = "this is a video, and scorers score pictures", "leave videos out"
                 raise UsageError(what, where=job.source_line, hint=hint, code="usage.videos")
-            if steps and steps >= job.num_inference_steps:
-                what = (
-                    f"a draft of {steps} steps of a job of {job.num_inference_steps} saves nothing"
-                )
-                hint = "give fewer --draft-steps, or leave them out"
-                raise UsageError(what, where=job.source_line, hint=hint, code="usage.draft-steps")
+        every = [*add_rounds(jobs, self._rounds)]
+        made = [draft_of(job, self._steps) for job in every] if self._steps else every
         if not self._rounds:
             write_candidates(self._out, lines_beside(jobs, self._out))
-        every = add_rounds(jobs, self._rounds)
-        return [draft_of(job, steps) for job in every] if steps else [*every]
+        return made
 
     def _finals(self, chosen: set[str], jobs: Sequence[Job]) -> list[Job]:
         """The chosen candidates in full, and those that were drawn before."""
@@ -194,7 +188,11 @@ def drafts_of(request: RunRequest) -> RunRequest:
 
 
 def draft_of(job: Job, steps: int) -> Job:
-    """A job in few steps, all of them full ones."""
+    """A job in fewer steps, without a step cache. Raises UsageError where they are not fewer."""
+    if steps >= job.num_inference_steps:
+        what = f"a draft of {steps} steps of a job of {job.num_inference_steps} saves nothing"
+        hint = "give fewer --draft-steps, or leave them out"
+        raise UsageError(what, where=job.source_line, hint=hint, code="usage.draft-steps")
     lineage = replace(job.lineage, draft_of=job.custom_id)
     return replace(job, num_inference_steps=steps, step_cache=None, lineage=lineage)
 
@@ -244,10 +242,10 @@ def _next_candidate(of: str, own: Sequence[Job], number: int, custom_id: str) ->
     def follow(seeds: Sequence[int]) -> int:
         if len(seeds) > 1 and len(set(seeds)) == 1:
             return seeds[0]  # what the candidates do not differ in
-        if list(seeds) == [count_up(seeds[0], by) for by in range(len(seeds))]:
-            by_id = seeds[0] == seed_from(ids[0])
-            return seed_from(custom_id) if by_id else count_up(seeds[0], number)
-        return seed_from(custom_id)
+        is_by_id = seeds[0] == seed_from(ids[0])
+        if is_by_id or list(seeds) != [count_up(seeds[0], by) for by in range(len(seeds))]:
+            return seed_from(custom_id)
+        return count_up(seeds[0], number)
 
     first = own[0]
     lineage = Lineage(of, number, round=1 + number // len(own))

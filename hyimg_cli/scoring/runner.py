@@ -57,7 +57,8 @@ def _tell(told: BinaryIO, answer: Any) -> None:
 def _module(name: str) -> Any:
     if not name.endswith(".py"):
         return importlib.import_module(name)
-    spec: Any = importlib.util.spec_from_file_location(os.path.basename(name)[:-3], name)
+    # Not by the file's name: hpsv3.py may import the package hpsv3.
+    spec: Any = importlib.util.spec_from_file_location("hyimg_scorer", name)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

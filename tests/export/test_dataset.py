@@ -15,7 +15,7 @@ from export.runs import LICENSED, candidates, lone_jobs
 from hyimg_cli import files
 from hyimg_cli.export import dataset
 from hyimg_cli.export.formats import FORMATS, read_rows, write_rows
-from hyimg_cli.export.rows import RowOptions
+from hyimg_cli.export.rows import ExportRequest
 
 pytest.importorskip("pyarrow", reason="the extra [export] is not installed")
 
@@ -275,7 +275,7 @@ def test_shards_grow_to_their_bytes(
 
 @pytest.mark.parametrize("shares", ["98/2", "80/10/10"])
 def test_splits_have_their_shares(shares: str) -> None:
-    options = RowOptions(shares)
+    options = ExportRequest((), Path("data"), "parquet", shares)
     drawn = [options.split_of(hashlib.sha256(str(n).encode()).hexdigest()) for n in range(5000)]
     names = dict.fromkeys(drawn)
     for name, share in zip(
