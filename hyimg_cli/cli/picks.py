@@ -12,7 +12,7 @@ from hyimg_cli.cli import render
 from hyimg_cli.cli.progress import Report, stoppable
 from hyimg_cli.cli.render import Style
 from hyimg_cli.engine.runner import RunRequest
-from hyimg_cli.journal.picks import DRAFTS
+from hyimg_cli.journal.picks import DRAFTS, kind_of
 from hyimg_cli.spec.printed import printable
 from hyimg_cli.spec.units import counted
 
@@ -39,8 +39,10 @@ def show_picks(picks: Sequence[Mapping[str, Any]], style: Style) -> int:
         render.note(f"{one['candidate_of']}: {picked} picked{by}{waits}{_values(one)}")
     if len(picks) > _MOST_SHOWN and not style.is_quiet:
         render.note(f"{len(picks) - _MOST_SHOWN} more in picks.jsonl")
-    reasons = Counter(_kind(entry["reasons"][0]) for one in picks for entry in one["rejected"])
-    rejected = ", ".join(f"{reason}: {count}" for reason, count in reasons.most_common(5))
+    reasons = Counter(kind_of(entry["reasons"][0]) for one in picks for entry in one["rejected"])
+    rejected = ", ".join(
+        f"{printable(reason)}: {count}" for reason, count in reasons.most_common(5)
+    )
     said = f"{counted(len(picks), 'line')}, {len(picks) - len(poor)} with an accepted candidate"
     if not style.is_quiet:
         render.note(f"{said}; rejected: {rejected or 'none'}")
@@ -83,14 +85,6 @@ def _values(line: Mapping[str, Any]) -> str:
     values = (first or {}).get("final_values") or (first or {}).get("values") or {}
     found = ", ".join(f"{name} {value:g}" for name, value in values.items() if "." not in name)
     return f" ({found})" if found else ""
-
-
-def _kind(reason: str) -> str:
-    """A reason without its numbers and names, to be counted."""
-    reason = reason.removeprefix("final: ")
-    if reason.startswith(("none: ", "global: ", "duplicate ", "failed: ", "not scored: ")):
-        return reason.partition(":")[0].partition(" of ")[0]
-    return printable(reason.partition(" ")[0])
 
 
 def _audits(picks: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Finished pictures as the rows of a dataset: splits, duplicates, preference pairs, digests."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from hyimg_cli.export.columns import (
 from hyimg_cli.export.finished import Entry, Finished
 from hyimg_cli.export.licences import parts_of, public_part, source_licence
 from hyimg_cli.journal.journal import files_of_edit, outputs_of
+from hyimg_cli.journal.picks import kind_of
 from hyimg_cli.manifest.resolved import public_fields
 from hyimg_cli.media.images import size_of
 from hyimg_cli.models.licences import AND
@@ -31,8 +31,6 @@ _NAMES = {1: ("train",), 2: ("train", "test"), 3: ("train", "validation", "test"
 OTHER_SPLIT = "source in the other split"
 # Rejected for these reasons, a picture is not known to be worse than the accepted one.
 _NO_JUDGEMENT = ("not ", "duplicate of ", "failed", OTHER_SPLIT)
-# Ends the kind of a reason: `judge.follows 5 < 7`, `duplicate of cat-3`, `global: structure …`.
-_KIND = re.compile(r":| of | -?[0-9]")
 # Fields of a result line that a row's record keeps.
 _KEPT = ("key", "warnings", "notes", "edit", "step_cache", "think_truncated", "cot_from")
 
@@ -220,4 +218,4 @@ def _picture(path: Path, sha256: str) -> Picture:
 
 def count_reasons(rejected: Iterable[Entry]) -> Counter[str]:
     """How many were rejected for each kind of reason, without the values and names in it."""
-    return Counter(_KIND.split(reason)[0] for one in rejected for reason in one["reasons"])
+    return Counter(kind_of(reason) for one in rejected for reason in one["reasons"])

@@ -10,6 +10,7 @@
 Of a file of texts `texts.jsonl` the first three are called `texts.scores.jsonl` and so on.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from hyimg_cli.journal.journal_file import JournalFile, lines_in
 SCORES, PICKS, CHOICES = "scores.jsonl", "picks.jsonl", "choices.jsonl"
 DRAFTS, CANDIDATES = "drafts", "candidates.jsonl"
 Line = Mapping[str, Any]
+# Ends the kind of a reason: `judge.follows 5 < 7`, `duplicate of cat-3`, `global: structure …`.
+_KIND = re.compile(r":| of | -?[0-9]")
 
 
 def beside(place: Path, name: str) -> Path:
@@ -108,6 +111,11 @@ def verdicts_of(place: Path) -> dict[str, Verdict]:
             what, hint = f'{PICKS} is damaged at "{of}"', "run hyimg pick to write it again"
             raise OutputFolderError(what, where=place, hint=hint, code="output.damaged") from None
     return found
+
+
+def kind_of(reason: str) -> str:
+    """A reason without its numbers and names, to be counted."""
+    return _KIND.split(reason.removeprefix("final: "))[0]
 
 
 def write_picks(place: Path, picks: Iterable[Line]) -> None:
