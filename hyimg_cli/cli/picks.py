@@ -28,7 +28,7 @@ _MOST_SHOWN = 20
 
 
 def show_picks(picks: Sequence[Mapping[str, Any]], style: Style) -> int:
-    """Say what was picked, and what rejected why; the exit code: 1 where a line has no accepted
+    """Report the picks and the reasons for rejections; the exit code: 1 where a line has no accepted
     candidate.
     """
     poor = [one for one in picks if not set(one["picked"]) - set(one["missing"])]

@@ -99,7 +99,7 @@ def row_digest(config: str, split: str, columns: Mapping[str, Any]) -> str:
 
 
 def without_nulls(value: Any) -> Any:
-    """A value without what is null or empty in it; pictures become their sha256."""
+    """A value without nulls and empty values; pictures become their sha256."""
     if isinstance(value, Mapping):
         kept = {name: without_nulls(one) for name, one in value.items()}
         return {name: one for name, one in kept.items() if one not in (None, [], {}, "")}

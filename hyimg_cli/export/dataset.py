@@ -85,7 +85,7 @@ def write_dataset(
     *,
     force: bool = False,
 ) -> Info:
-    """Write what is missing of a dataset; the contents of its dataset.json.
+    """Write the missing files of a dataset, and return the contents of its dataset.json.
 
     `facts`: what dataset.json says besides the hash, counts and files, its `format` among it;
     `card_of` makes the card of all that. Raises OutputFolderError where the folder holds anything

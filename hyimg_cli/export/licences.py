@@ -1,7 +1,7 @@
 """The licence gate: whether other models may be trained on what these checkpoints made.
 
 Only licences known to permit it pass; `--allow-licence` lets others through, and is recorded. This
-is no legal advice.
+is not legal advice.
 """
 
 import shlex

@@ -31,12 +31,12 @@ _KIND = re.compile(r":| of | -?[0-9]")
 
 
 def beside(place: Path, name: str) -> Path:
-    """The path of such a file: in a run's folder, or beside a file of texts."""
+    """The path of such a file: in a run's folder, or next to a file of texts."""
     return place / name if place.is_dir() else place.with_name(f"{place.stem}.{name}")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file, none where there is no file; what a kill cut off is passed over.
+    """The lines of a file, none if it does not exist; a last line that a kill cut off is skipped.
 
     Raises OutputFolderError for any other line that is not a JSON object.
     """

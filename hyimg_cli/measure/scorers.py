@@ -1,4 +1,4 @@
-"""Scorers without weights, run as anybody's are: in a process of their own, by `scoring`."""
+"""Scorers without weights. They run as all others do: in a process of their own, by `scoring`."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ _SAYS_LITTLE = frozenset(
 
 def outside(cases: Cases, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """How far a result is from its source outside the edit, as `measure.outside` finds it: the mean
-    distance (CIE76). No value where there is no edit, or all of the picture was edited: nothing is
+    distance (CIE76). No value where no edit is found, or all of the picture was edited: nothing is
     outside then.
     """
     for case in cases:

@@ -24,7 +24,7 @@ Scores = Mapping[str, Mapping[str, Any]]
 @dataclass(frozen=True)
 class Rule:
     """How a line's candidates are picked. `least`, `most`: gates by scorer or SCORER.PART;
-    `declared`: the scorers that there are, by name; `audit` never chooses, the `choosing` do.
+    `declared`: the known scorers, by name; `audit` never chooses, the `choosing` do.
     """
 
     least: Mapping[str, float]
@@ -49,7 +49,7 @@ class Rule:
 def rule_of(config: CandidatesConfig, declared: Mapping[str, Mapping[str, Any]]) -> Rule:
     """The rule of a run's settings over scorers by name: each has `identity` and `declared`.
 
-    Raises UsageError for a gate or an audit by a scorer that there is not.
+    Raises UsageError for a gate or an audit by an unknown scorer.
     """
     least, most = (_gates(one, declared) for one in (config.least, config.most))
     if config.audit is not None and config.audit not in declared:
