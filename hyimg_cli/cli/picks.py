@@ -28,8 +28,8 @@ _MOST_SHOWN = 20
 
 
 def show_picks(picks: Sequence[Mapping[str, Any]], style: Style) -> int:
-    """Report the picks and the reasons for rejections; the exit code: 1 where a line has no accepted
-    candidate.
+    """Report the picks and the reasons for rejections. Return the exit code: 1 if a line has no
+    accepted candidate.
     """
     poor = [one for one in picks if not set(one["picked"]) - set(one["missing"])]
     for one in [] if style.is_quiet else picks[:_MOST_SHOWN]:
